@@ -1,0 +1,397 @@
+"""The ``X-Hapi-*`` headers: parsing, writing, and the feature ETag.
+
+An *annotation* is the set of ``X-Hapi-*`` headers on a GET or HEAD of a data
+object.  Parsing is strict: an unknown header or value is refused with the
+value and what is allowed, since a misspelt annotation that is ignored would
+be answered with raw bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from hapi_protocol.errors import AnnotationError
+
+PREFIX = "X-Hapi-"
+HEADER_MODEL = "X-Hapi-Model"
+HEADER_CUT = "X-Hapi-Cut"
+HEADER_ENCODING = "X-Hapi-Encoding"
+HEADER_TRANSFORM = "X-Hapi-Transform"
+HEADER_NUMERICS = "X-Hapi-Numerics"
+HEADER_SAMPLES = "X-Hapi-Samples"
+HEADER_RANGE = "X-Hapi-Range"
+HEADER_IF_SOURCE_ETAG = "X-Hapi-If-Source-Etag"
+HEADER_CACHE = "X-Hapi-Cache"
+HEADER_INDEX = "X-Hapi-Index"
+REQUEST_HEADERS = (
+    HEADER_MODEL,
+    HEADER_CUT,
+    HEADER_ENCODING,
+    HEADER_TRANSFORM,
+    HEADER_NUMERICS,
+    HEADER_SAMPLES,
+    HEADER_RANGE,
+    HEADER_IF_SOURCE_ETAG,
+    HEADER_CACHE,
+    HEADER_INDEX,
+)
+
+HEADER_SOURCE_ETAG = "X-Hapi-Source-Etag"
+RESPONSE_HEADERS = (HEADER_SOURCE_ETAG, HEADER_CACHE)
+
+CONTENT_TYPE_STREAM = "application/vnd.apache.arrow.stream"
+"""IANA media type of an Arrow IPC stream."""
+
+ENCODINGS = ("float32", "float16")
+TRANSFORMS = ("eval",)
+NUMERICS = ("exact",)
+RESERVED_NUMERICS = ("fast",)
+CACHE_MODES = ("off",)
+
+MAX_CUT = 1_000_000
+MAX_INDEX = 2**31 - 1
+"""Sample indices travel as int32."""
+
+_DIGITS = re.compile(r"[0-9]{1,18}")
+
+
+@dataclass(frozen=True)
+class ModelPath:
+    """Where a model package lies: decoded account, container and object."""
+
+    account: str
+    container: str
+    object: str
+
+    @property
+    def path(self) -> str:
+        """``/v1/account/container/object``, not quoted (a WSGI path)."""
+        return f"/v1/{self.account}/{self.container}/{self.object}"
+
+    def quoted(self) -> str:
+        """The header's value, URL-encoded UTF-8."""
+        place = f"{quote(self.account, safe='')}/{quote(self.container)}"
+        return f"/{place}/{quote(self.object)}"
+
+
+@dataclass(frozen=True)
+class SampleRange:
+    """Samples ``first`` to ``last``, zero-based, inclusive.
+
+    ``last`` is None for all samples from ``first`` on.
+    """
+
+    first: int
+    last: int | None = None
+
+    def __contains__(self, index: object) -> bool:
+        return (
+            isinstance(index, int)
+            and index >= self.first
+            and (self.last is None or index <= self.last)
+        )
+
+    def __str__(self) -> str:
+        return f"{self.first}-{'' if self.last is None else self.last}"
+
+
+@dataclass(frozen=True)
+class ByteRange:
+    """Bytes ``first`` to ``last`` of an object, inclusive (RFC 9110)."""
+
+    first: int
+    last: int
+
+    @property
+    def length_bytes(self) -> int:
+        return self.last - self.first + 1
+
+    def __str__(self) -> str:
+        return f"bytes={self.first}-{self.last}"
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """What a caller asks of the storage tier.
+
+    ``model`` is None, and ``cut`` 0, exactly when ``index`` is true: the
+    answer is then the object's index rows, without features.
+    """
+
+    model: ModelPath | None
+    cut: int
+    encoding: str = "float32"
+    transform: str = "eval"
+    numerics: str = "exact"
+    samples: SampleRange | None = None
+    byte_range: ByteRange | None = None
+    if_source_etag: str | None = None
+    cache: str = "off"
+    index: bool = False
+
+    def to_headers(self) -> dict[str, str]:
+        """The request headers; values that are defaults are left out."""
+        values = {
+            HEADER_MODEL: self.model.quoted() if self.model else None,
+            HEADER_CUT: str(self.cut) if self.model else None,
+            HEADER_ENCODING: _unless_default(self.encoding, "float32"),
+            HEADER_TRANSFORM: _unless_default(self.transform, "eval"),
+            HEADER_NUMERICS: _unless_default(self.numerics, "exact"),
+            HEADER_SAMPLES: str(self.samples) if self.samples else None,
+            HEADER_RANGE: str(self.byte_range) if self.byte_range else None,
+            HEADER_IF_SOURCE_ETAG: self.if_source_etag,
+            HEADER_CACHE: _unless_default(self.cache, "off"),
+            HEADER_INDEX: "true" if self.index else None,
+        }
+        return {name: v for name, v in values.items() if v is not None}
+
+
+def _unless_default(value: str, default: str) -> str | None:
+    return None if value == default else value
+
+
+def is_annotated(names: Iterable[str]) -> bool:
+    """Whether any header name of a request begins with ``X-Hapi-``."""
+    return any(name.lower().startswith("x-hapi-") for name in names)
+
+
+def parse_annotation(headers: Mapping[str, str], account: str) -> Annotation:
+    """The annotation that a request's headers make.
+
+    Args:
+        headers: all headers of the request; names in any case.
+        account: account of the request's path, for a model given as
+            ``<container>/<object>``.
+
+    Raises:
+        AnnotationError: naming the header, its value and what is allowed.
+    """
+    given = _own_headers(headers)
+    if _parse_flag(given, HEADER_INDEX):
+        return _parse_index_request(given)
+    model = _parse_model(given, account)
+    byte_range = _parse_range(given)
+    if_source_etag = _parse_etag(given)
+    if byte_range and if_source_etag is None:
+        raise AnnotationError(
+            "bad_range",
+            f"{HEADER_RANGE} needs {HEADER_IF_SOURCE_ETAG}: byte offsets "
+            "are those of one version of the object",
+        )
+    return Annotation(
+        model=model,
+        cut=_parse_cut(given),
+        encoding=_choice(
+            given, HEADER_ENCODING, ENCODINGS, "unknown_encoding"
+        ),
+        transform=_choice(
+            given, HEADER_TRANSFORM, TRANSFORMS, "unknown_transform"
+        ),
+        numerics=_choice(
+            given,
+            HEADER_NUMERICS,
+            NUMERICS + RESERVED_NUMERICS,
+            "unknown_numerics",
+        ),
+        samples=_parse_samples(given, needed=byte_range is not None),
+        byte_range=byte_range,
+        if_source_etag=if_source_etag,
+        cache=_choice(given, HEADER_CACHE, CACHE_MODES, "bad_cache"),
+    )
+
+
+def feature_etag(
+    *,
+    source_etag: str,
+    model_digest: str,
+    cut: int,
+    transform: str,
+    encoding: str,
+    samples: SampleRange | None,
+    numerics_tag: str,
+) -> str:
+    """The weak ETag of a feature stream (RFC 9110, 8.8.3).
+
+    Weak, because streams with equal rows may differ in their batches and
+    timings.
+    """
+    parts = (
+        source_etag,
+        model_digest,
+        str(cut),
+        transform,
+        encoding,
+        str(samples or ""),
+        numerics_tag,
+    )
+    # Length prefixes keep two different tuples from joining to one string.
+    text = "".join(f"{len(part)}:{part}" for part in parts)
+    return f'W/"{hashlib.sha256(text.encode()).hexdigest()}"'
+
+
+def _own_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    canonical = {name.lower(): name for name in REQUEST_HEADERS}
+    given = {}
+    for name, value in headers.items():
+        if not name.lower().startswith("x-hapi-"):
+            continue
+        if name.lower() not in canonical:
+            raise AnnotationError(
+                "bad_annotation",
+                f"unknown header {name!r}; allowed are "
+                f"{', '.join(REQUEST_HEADERS)}",
+                details={"allowed": list(REQUEST_HEADERS)},
+            )
+        given[canonical[name.lower()]] = value.strip()
+    return given
+
+
+def _parse_flag(given: Mapping[str, str], header: str) -> bool:
+    value = given.get(header, "false").lower()
+    if value not in ("true", "false"):
+        raise _bad("bad_annotation", header, value, ("true", "false"))
+    return value == "true"
+
+
+def _parse_index_request(given: Mapping[str, str]) -> Annotation:
+    allowed = {HEADER_INDEX, HEADER_IF_SOURCE_ETAG}
+    for header in given:
+        if header not in allowed:
+            raise AnnotationError(
+                "bad_annotation",
+                f"{header} has no meaning beside {HEADER_INDEX}: true",
+            )
+    return Annotation(
+        model=None, cut=0, if_source_etag=_parse_etag(given), index=True
+    )
+
+
+def _parse_model(given: Mapping[str, str], account: str) -> ModelPath:
+    value = given.get(HEADER_MODEL, "")
+    form = "'/<account>/<container>/<object>' or '<container>/<object>'"
+    if not value:
+        raise AnnotationError(
+            "bad_model", f"{HEADER_MODEL} is missing; give {form}"
+        )
+    try:
+        decoded = unquote(value, errors="strict")
+    except UnicodeDecodeError:
+        decoded = ""
+    if decoded.startswith("/"):
+        parts = decoded[1:].split("/", 2)
+    else:
+        parts = [account, *decoded.split("/", 1)]
+    if (
+        len(parts) != 3
+        or not all(parts)
+        or "\x00" in decoded
+        or any(part in (".", "..") for part in parts[:2])
+    ):
+        raise AnnotationError(
+            "bad_model",
+            f"{HEADER_MODEL} is {value!r}; it must be {form}, URL-encoded "
+            "UTF-8",
+        )
+    return ModelPath(*parts)
+
+
+def _parse_cut(given: Mapping[str, str]) -> int:
+    value = given.get(HEADER_CUT)
+    if value is None:
+        raise AnnotationError(
+            "bad_cut", f"{HEADER_CUT} is missing; give an integer from 1 on"
+        )
+    cut = int(value) if _DIGITS.fullmatch(value) else 0
+    if not 1 <= cut <= MAX_CUT:
+        raise AnnotationError(
+            "bad_cut",
+            f"{HEADER_CUT} is {value!r}; it must be an integer from 1 on "
+            "(cut 0 is a plain GET)",
+        )
+    return cut
+
+
+def _parse_samples(
+    given: Mapping[str, str], *, needed: bool
+) -> SampleRange | None:
+    value = given.get(HEADER_SAMPLES)
+    if value is None:
+        if needed:
+            raise AnnotationError(
+                "bad_samples",
+                f"{HEADER_RANGE} needs {HEADER_SAMPLES}: the samples whose "
+                "members lie in that range",
+            )
+        return None
+    first, dash, last = value.partition("-")
+    if dash and _DIGITS.fullmatch(first) and _is_last(first, last):
+        samples = SampleRange(int(first), int(last) if last else None)
+        if max(samples.first, samples.last or 0) <= MAX_INDEX:
+            return samples
+    raise AnnotationError(
+        "bad_samples",
+        f"{HEADER_SAMPLES} is {value!r}; it must be 'a-b' or 'a-', "
+        f"zero-based, inclusive, a <= b <= {MAX_INDEX}",
+    )
+
+
+def _is_last(first: str, last: str) -> bool:
+    if not last:
+        return True
+    return bool(_DIGITS.fullmatch(last)) and int(last) >= int(first)
+
+
+def _parse_range(given: Mapping[str, str]) -> ByteRange | None:
+    value = given.get(HEADER_RANGE)
+    if value is None:
+        return None
+    unit, _, span = value.partition("=")
+    first, dash, last = span.partition("-")
+    if (
+        unit.strip().lower() == "bytes"
+        and dash
+        and _DIGITS.fullmatch(first)
+        and _DIGITS.fullmatch(last)
+        and int(first) <= int(last)
+    ):
+        return ByteRange(int(first), int(last))
+    raise AnnotationError(
+        "bad_range",
+        f"{HEADER_RANGE} is {value!r}; it must be 'bytes=s-e' with s <= e",
+    )
+
+
+def _parse_etag(given: Mapping[str, str]) -> str | None:
+    value = given.get(HEADER_IF_SOURCE_ETAG)
+    if value is None:
+        return None
+    etag = value.strip('"')
+    if not etag or len(etag) > 256 or '"' in etag:
+        raise AnnotationError(
+            "bad_annotation",
+            f"{HEADER_IF_SOURCE_ETAG} is {value!r}; it must be one ETag",
+        )
+    return etag
+
+
+def _choice(
+    given: Mapping[str, str], header: str, allowed: tuple[str, ...], code: str
+) -> str:
+    value = given.get(header, allowed[0])
+    if value not in allowed:
+        raise _bad(code, header, value, allowed)
+    return value
+
+
+def _bad(
+    code: str, header: str, value: str, allowed: tuple[str, ...]
+) -> AnnotationError:
+    return AnnotationError(
+        code,
+        f"{header} is {value!r}; allowed: {', '.join(allowed)}",
+        details={"value": value, "allowed": list(allowed)},
+    )

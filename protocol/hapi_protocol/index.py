@@ -1,0 +1,225 @@
+"""The index of a data set: what every sample is and where it lies.
+
+One Arrow table, written by ``hapi upload`` and ``hapi index`` as one Swift
+object beside the shards.  It gives a client the data set's length and order,
+random access and labels without reading a shard, and the *spans*: consecutive
+samples of one shard, the unit of work, planning, retry and caching.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from hapi_protocol.errors import DataIndexError
+from hapi_protocol.headers import ByteRange, SampleRange
+
+INDEX_NAME = "hapi-index.arrow"
+"""Base name of the index object, after the data set's prefix."""
+
+INDEX_VERSION = 1
+MAX_SPAN_SAMPLES = 64
+MAX_SPAN_BYTES = 16 * 1024 * 1024
+
+_SCHEMA = pa.schema(
+    [
+        pa.field("shard", pa.dictionary(pa.int32(), pa.utf8())),
+        pa.field("source_etag", pa.dictionary(pa.int32(), pa.utf8())),
+        pa.field("sample", pa.int32()),
+        pa.field("key", pa.utf8()),
+        pa.field("offset", pa.int64()),
+        pa.field("length", pa.int64()),
+        pa.field("label", pa.int64()),
+    ]
+)
+_METADATA = b"hapi.index"
+
+
+@dataclass(frozen=True)
+class IndexRow:
+    """One sample: its position, key, bytes in the tar, and label."""
+
+    sample: int
+    key: str
+    offset: int
+    length: int
+    label: int | None
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """The samples of one shard, in its order.
+
+    Attributes:
+        name: object name inside the container.
+        etag: of the object the rows describe, without quotes.
+    """
+
+    name: str
+    etag: str
+    rows: tuple[IndexRow, ...]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive samples of one shard."""
+
+    shard: str
+    etag: str
+    rows: tuple[IndexRow, ...]
+
+    @property
+    def samples(self) -> SampleRange:
+        return SampleRange(self.rows[0].sample, self.rows[-1].sample)
+
+    @property
+    def byte_range(self) -> ByteRange:
+        last = self.rows[-1]
+        return ByteRange(self.rows[0].offset, last.offset + last.length - 1)
+
+
+@dataclass(frozen=True)
+class DataIndex:
+    """All shards of a data set, in order.
+
+    Attributes:
+        shards: in name order.
+        class_names: name of each integer label, if the writer knew them.
+    """
+
+    shards: tuple[ShardIndex, ...]
+    class_names: tuple[str, ...] = field(default=())
+
+    def __len__(self) -> int:
+        return sum(len(shard.rows) for shard in self.shards)
+
+    @property
+    def etags(self) -> Mapping[str, str]:
+        """ETag of each shard, by name."""
+        return {shard.name: shard.etag for shard in self.shards}
+
+    def spans(
+        self,
+        max_samples: int = MAX_SPAN_SAMPLES,
+        max_bytes: int = MAX_SPAN_BYTES,
+    ) -> list[Span]:
+        """The fixed partition of the data set into spans.
+
+        A span ends where the next sample would pass ``max_samples`` or
+        ``max_bytes``, or where members of no sample lie between; a
+        sample larger than ``max_bytes`` is a span of its own.
+        """
+        return [
+            Span(shard.name, shard.etag, tuple(rows))
+            for shard in self.shards
+            for rows in _runs(shard.rows, max_samples, max_bytes)
+        ]
+
+    def to_bytes(self) -> bytes:
+        """The Arrow IPC stream that is stored."""
+        facts = {
+            "version": INDEX_VERSION,
+            "class_names": list(self.class_names),
+        }
+        schema = _SCHEMA.with_metadata({_METADATA: json.dumps(facts).encode()})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, schema) as writer:
+            for shard in self.shards:
+                writer.write_batch(_shard_batch(shard, schema))
+        return bytes(sink.getvalue())
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, name: str = INDEX_NAME) -> DataIndex:
+        """
+        Raises:
+            DataIndexError: naming the index object and what is wrong.
+        """
+        try:
+            with pa.ipc.open_stream(data) as reader:
+                facts = json.loads((reader.schema.metadata or {})[_METADATA])
+                if facts["version"] != INDEX_VERSION:
+                    raise _bad_index(name, f"version {facts['version']!r}")
+                if reader.schema.names != _SCHEMA.names:
+                    raise _bad_index(name, f"columns {reader.schema.names}")
+                rows = (row for batch in reader for row in batch.to_pylist())
+                shards = tuple(_group(rows, name))
+        except (pa.ArrowException, KeyError, ValueError, OSError) as error:
+            raise _bad_index(name, str(error)) from error
+        return cls(shards, tuple(facts.get("class_names", ())))
+
+    def replace(self, new: Iterable[ShardIndex]) -> DataIndex:
+        """This index with shards added, or put in the place of others."""
+        shards = {shard.name: shard for shard in self.shards}
+        shards.update((shard.name, shard) for shard in new)
+        return DataIndex(
+            tuple(shards[name] for name in sorted(shards)), self.class_names
+        )
+
+
+def _bad_index(name: str, why: str) -> DataIndexError:
+    return DataIndexError(
+        "bad_index",
+        f"{name} is not an index of version {INDEX_VERSION}: {why}; write "
+        "it anew with 'hapi index'",
+        object_name=name,
+    )
+
+
+def _runs(
+    rows: Sequence[IndexRow], max_samples: int, max_bytes: int
+) -> Iterator[list[IndexRow]]:
+    run: list[IndexRow] = []
+    for row in rows:
+        if run and (
+            len(run) >= max_samples
+            or row.offset + row.length - run[0].offset > max_bytes
+        ):
+            yield run
+            run = []
+        run.append(row)
+    if run:
+        yield run
+
+
+def _shard_batch(shard: ShardIndex, schema: pa.Schema) -> pa.RecordBatch:
+    count = len(shard.rows)
+    zeros = pa.array([0] * count, pa.int32())
+    columns = [
+        pa.DictionaryArray.from_arrays(zeros, pa.array([shard.name])),
+        pa.DictionaryArray.from_arrays(zeros, pa.array([shard.etag])),
+        pa.array([row.sample for row in shard.rows], pa.int32()),
+        pa.array([row.key for row in shard.rows], pa.utf8()),
+        pa.array([row.offset for row in shard.rows], pa.int64()),
+        pa.array([row.length for row in shard.rows], pa.int64()),
+        pa.array([row.label for row in shard.rows], pa.int64()),
+    ]
+    return pa.record_batch(columns, schema=schema)
+
+
+def _group(
+    rows: Iterable[Mapping[str, object]], name: str
+) -> Iterator[ShardIndex]:
+    shards: dict[tuple[str, str], list[IndexRow]] = {}
+    for row in rows:
+        fields = dict(row)
+        place = (str(fields.pop("shard")), str(fields.pop("source_etag")))
+        shards.setdefault(place, []).append(IndexRow(**fields))  # type: ignore[arg-type]
+    names = [shard for shard, _ in shards]
+    if len(set(names)) != len(names):
+        raise _bad_index(name, "a shard stands in it with two ETags")
+    for (shard, etag), found in shards.items():
+        _check_rows(shard, found, name)
+        yield ShardIndex(shard, etag, tuple(found))
+
+
+def _check_rows(shard: str, rows: Sequence[IndexRow], name: str) -> None:
+    end = 0
+    for position, row in enumerate(rows):
+        if row.sample != position or row.offset < end or row.length <= 0:
+            raise _bad_index(
+                name, f"shard {shard}: sample {row.sample} is out of place"
+            )
+        end = row.offset + row.length

@@ -1,0 +1,281 @@
+"""What the filter and its worker say to each other (JSON over HTTP/1.1).
+
+Both ends run on one host and come from one release, yet a message is read
+strictly: the worker holds the memory of many tenants and trusts no field.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from hapi_protocol.errors import AnnotationError
+from hapi_protocol.headers import SampleRange
+
+API_VERSION = 1
+HEADER_IDENTITY = "X-Hapi-Identity"
+"""JSON of a :class:`ModelIdentity`, on PUT and GET of ``/models``."""
+
+KIND_FEATURES = "features"
+KIND_INDEX = "index"
+KINDS = (KIND_FEATURES, KIND_INDEX)
+UNAUTHENTICATED_ACCOUNT = ".unauthenticated"
+"""Charged account of callers without a project; no Swift account can have
+this name, since an account's name carries its reseller prefix."""
+
+MAX_MESSAGE_BYTES = 64 * 1024
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """Which version of which object a caller has shown to be allowed to GET.
+
+    The worker maps it to the digest of bytes that this very host hashed;
+    the name alone identifies nothing.
+    """
+
+    account: str
+    container: str
+    object: str
+    etag: str
+    length_bytes: int
+
+    @property
+    def path(self) -> str:
+        return f"/{self.account}/{self.container}/{self.object}"
+
+    def to_fields(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def to_json(self) -> str:
+        """One line of ASCII, fit for a header."""
+        return json.dumps(self.to_fields())
+
+    @classmethod
+    def from_fields(cls, fields: Any) -> ModelIdentity:
+        given = _Fields(fields, "model identity")
+        return cls(
+            account=given.text("account"),
+            container=given.text("container"),
+            object=given.text("object"),
+            etag=given.text("etag"),
+            length_bytes=given.count("length_bytes"),
+        )
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> ModelIdentity:
+        """
+        Raises:
+            AnnotationError: ``bad_request``, naming the field.
+        """
+        return _parse(text, cls.from_fields)
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """Body of ``POST /jobs``: one annotated GET, both rights checked.
+
+    Attributes:
+        kind: ``features``, or ``index`` for rows without features.
+        charged_account: who pays; never the owner by default.
+        model: None exactly for ``index``.
+        cut: 1..n; 0 exactly for ``index``.
+        samples: which samples are wanted; None for all.
+        ranged: the body holds only the members of ``samples``, so that
+            its first sample has the index ``samples.first``.
+        source_name: ``/account/container/object``, for messages and as
+            the key of a single image.
+        source_length_bytes: bytes that the job's body will have.
+    """
+
+    kind: str
+    charged_account: str
+    model: ModelIdentity | None
+    cut: int
+    encoding: str
+    transform: str
+    numerics: str
+    samples: SampleRange | None
+    ranged: bool
+    source_name: str
+    source_etag: str
+    source_length_bytes: int
+    trans_id: str
+
+    def to_body(self) -> bytes:
+        fields = dict(vars(self))
+        fields["model"] = self.model.to_fields() if self.model else None
+        if self.samples:
+            fields["samples"] = [self.samples.first, self.samples.last]
+        fields["version"] = API_VERSION
+        return json.dumps(fields).encode()
+
+    @classmethod
+    def from_body(cls, body: bytes) -> JobRequest:
+        """
+        Raises:
+            AnnotationError: ``bad_request``, naming the field.
+        """
+        return _parse(body, cls._from_fields)
+
+    @classmethod
+    def _from_fields(cls, fields: Any) -> JobRequest:
+        given = _Fields(fields, "job request")
+        given.version()
+        kind = given.choice("kind", KINDS)
+        job = cls(
+            kind=kind,
+            charged_account=given.text("charged_account"),
+            model=given.optional("model", ModelIdentity.from_fields),
+            cut=given.count("cut"),
+            encoding=given.text("encoding"),
+            transform=given.text("transform"),
+            numerics=given.text("numerics"),
+            samples=given.optional("samples", _parse_samples),
+            ranged=given.flag("ranged"),
+            source_name=given.text("source_name"),
+            source_etag=given.text("source_etag"),
+            source_length_bytes=given.count("source_length_bytes"),
+            trans_id=given.text("trans_id", empty=True),
+        )
+        with_model = kind == KIND_FEATURES
+        if (job.model is not None) != with_model or (
+            (job.cut > 0) != with_model
+        ):
+            raise _bad_field("job request", "model", job.model)
+        if job.ranged and job.samples is None:
+            raise _bad_field("job request", "samples", None)
+        return job
+
+
+@dataclass(frozen=True)
+class JobGrant:
+    """Answer to ``POST /jobs``: send the source's bytes to this job.
+
+    Attributes:
+        grant_bytes: source bytes the worker has set room aside for; it
+            takes the rest as room comes free.
+        model_digest: sha256 of the package, None for ``index`` jobs.
+        numerics_tag: numerics class, versions and device kind, part of
+            the feature ETag.
+    """
+
+    job_id: str
+    grant_bytes: int
+    model_digest: str | None
+    numerics_tag: str
+
+    def to_body(self) -> bytes:
+        return json.dumps({**vars(self), "version": API_VERSION}).encode()
+
+    @classmethod
+    def from_body(cls, body: bytes) -> JobGrant:
+        """
+        Raises:
+            AnnotationError: ``bad_request``, naming the field.
+        """
+        return _parse(body, cls._from_fields)
+
+    @classmethod
+    def _from_fields(cls, fields: Any) -> JobGrant:
+        given = _Fields(fields, "job grant")
+        given.version()
+        return cls(
+            job_id=given.text("job_id"),
+            grant_bytes=given.count("grant_bytes"),
+            model_digest=given.optional("model_digest", _parse_text),
+            numerics_tag=given.text("numerics_tag"),
+        )
+
+
+def _parse(body: str | bytes, build: Callable[[Any], _T]) -> _T:
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise AnnotationError(
+            "bad_request",
+            f"a message of {len(body)} bytes; at most {MAX_MESSAGE_BYTES}",
+        )
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise AnnotationError(
+            "bad_request", f"a message that is not JSON: {error}"
+        ) from error
+    return build(fields)
+
+
+def _parse_text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise _bad_field("message", "text", value)
+    return value
+
+
+def _parse_samples(value: Any) -> SampleRange:
+    if isinstance(value, list) and len(value) == 2:
+        first, last = value
+        if _is_count(first) and (
+            last is None or (_is_count(last) and last >= first)
+        ):
+            return SampleRange(first, last)
+    raise _bad_field("job request", "samples", value)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _bad_field(what: str, name: str, value: Any) -> AnnotationError:
+    return AnnotationError(
+        "bad_request", f"{what}: field {name!r} is {value!r}"
+    )
+
+
+class _Fields:
+    """The fields of one message, read by type."""
+
+    def __init__(self, fields: Any, what: str) -> None:
+        if not isinstance(fields, Mapping):
+            raise _bad_field(what, "(whole message)", fields)
+        self._fields = fields
+        self._what = what
+
+    def text(self, name: str, *, empty: bool = False) -> str:
+        value = self._fields.get(name)
+        if not isinstance(value, str) or not (value or empty):
+            raise _bad_field(self._what, name, value)
+        return value
+
+    def count(self, name: str) -> int:
+        value: Any = self._fields.get(name)
+        if not _is_count(value):
+            raise _bad_field(self._what, name, value)
+        return int(value)
+
+    def flag(self, name: str) -> bool:
+        value = self._fields.get(name)
+        if not isinstance(value, bool):
+            raise _bad_field(self._what, name, value)
+        return value
+
+    def choice(self, name: str, allowed: tuple[str, ...]) -> str:
+        value = self.text(name)
+        if value not in allowed:
+            raise _bad_field(self._what, name, value)
+        return value
+
+    def optional(self, name: str, build: Callable[[Any], _T]) -> _T | None:
+        value = self._fields.get(name)
+        return None if value is None else build(value)
+
+    def version(self) -> None:
+        value = self._fields.get("version")
+        if value != API_VERSION:
+            raise AnnotationError(
+                "bad_request",
+                f"{self._what} of version {value!r}; this side speaks "
+                f"version {API_VERSION}: run filter and worker of one "
+                "release",
+            )

@@ -1,0 +1,327 @@
+"""WebDataset tar shards, read as a stream, one way on all tiers.
+
+A *sample* is a run of consecutive regular members that share a key; the key
+is the member's path up to the first dot of its base name (the WebDataset
+convention), the rest is the extension.  Directories are passed over; links,
+devices and sparse members are refused.  Long names (GNU ``L``, POSIX ``x``)
+are read by the standard library from a bounded number of bytes, so a header
+cannot make any tier allocate what it claims.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hapi_protocol.errors import UnsupportedError
+
+BLOCK_BYTES = tarfile.BLOCKSIZE
+IMAGE_EXTENSIONS = ("jpg", "jpeg", "png")
+LABEL_EXTENSION = "cls"
+META_EXTENSION = "json"
+
+SNIFF_BYTES = 512
+"""As many leading bytes :func:`sniff` wants to see."""
+
+_EXTENDED_TYPES = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+_REGULAR_TYPES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
+_ZERO_BLOCK = bytes(BLOCK_BYTES)
+
+
+class Readable(Protocol):
+    """Anything with a file's ``read``; short reads are allowed."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds that are checked before anything is allocated."""
+
+    max_member_bytes: int = 64 * 1024 * 1024
+    max_extended_header_bytes: int = 64 * 1024
+    max_key_bytes: int = 1024
+    max_text_bytes: int = 64 * 1024
+    """Of a ``.json`` or ``.cls`` member."""
+    max_members_per_sample: int = 32
+    max_skipped_members: int = 10_000
+    """Members without data (directories) in a row."""
+
+
+DEFAULT_LIMITS = Limits()
+
+
+@dataclass
+class Sample:
+    """One sample of a shard.
+
+    Attributes:
+        index: zero-based position in the shard.
+        key: the members' common path without extension.
+        offset: byte of the shard at which its first tar header begins.
+        length: bytes up to the end of its last member's padding.
+        members: extension to content.
+    """
+
+    index: int
+    key: str
+    offset: int
+    length: int = 0
+    members: dict[str, bytes] = field(default_factory=dict)
+
+    def image(self) -> bytes | None:
+        """The first member with an image's extension."""
+        for extension, data in self.members.items():
+            if extension.rpartition(".")[2].lower() in IMAGE_EXTENSIONS:
+                return data
+        return None
+
+    def label_and_meta(self) -> tuple[int | None, str | None]:
+        """The integer of ``.cls`` if it is one, and the text beside it.
+
+        The meta text is the ``.json`` member; without one, a ``.cls``
+        that is no integer gives ``{"cls": "<text>"}``, so that a client
+        can turn class names into integers.
+        """
+        text = _text(self.members.get(LABEL_EXTENSION))
+        meta = _text(self.members.get(META_EXTENSION))
+        if text is None:
+            return None, meta
+        try:
+            label = int(text)
+        except ValueError:
+            return None, meta or json.dumps({"cls": text.strip()})
+        if not -(2**63) <= label < 2**63:
+            return None, meta
+        return label, meta
+
+
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else data.decode("utf-8", "replace")
+
+
+def sniff(start: bytes) -> str | None:
+    """``tar``, ``jpeg`` or ``png`` by magic bytes, else None.
+
+    Args:
+        start: the object's first :data:`SNIFF_BYTES` bytes, or all.
+    """
+    if start.startswith(b"\xff\xd8\xff"):
+        return "jpeg"
+    if start.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "png"
+    if len(start) < BLOCK_BYTES:
+        return None
+    if start[:BLOCK_BYTES] == _ZERO_BLOCK:
+        return "tar"
+    try:
+        tarfile.TarInfo.frombuf(
+            start[:BLOCK_BYTES], tarfile.ENCODING, "surrogateescape"
+        )
+    except tarfile.HeaderError:
+        return None
+    return "tar"
+
+
+def iter_samples(
+    stream: Readable,
+    *,
+    name: str,
+    limits: Limits = DEFAULT_LIMITS,
+    first_index: int = 0,
+    first_offset: int = 0,
+) -> Iterator[Sample]:
+    """The samples of a tar stream, in its order.
+
+    The stream need not end with tar's two zero blocks: a byte range of
+    whole members is read the same way.
+
+    Args:
+        stream: the shard's bytes, or those of a range of whole members.
+        name: the shard's name, for errors.
+        limits: bounds checked before allocation.
+        first_index: index of the first sample in the stream.
+        first_offset: offset in the shard of the stream's first byte.
+
+    Raises:
+        UnsupportedError: ``damaged_shard`` for what is not a whole tar
+            member, ``limit_exceeded`` beyond ``limits``; both name the
+            shard and the byte.
+    """
+    reader = _MemberReader(stream, name, limits, first_offset)
+    sample: Sample | None = None
+    for key, extension, start, data in reader.members():
+        if sample is None or key != sample.key:
+            if sample is not None:
+                yield sample
+            index = first_index if sample is None else sample.index + 1
+            sample = Sample(index=index, key=key, offset=start)
+        if extension in sample.members:
+            raise reader.damaged(
+                start, f"member {key}.{extension} stands twice"
+            )
+        if len(sample.members) >= limits.max_members_per_sample:
+            raise reader.over(
+                start,
+                f"sample {key!r} has more than "
+                f"{limits.max_members_per_sample} members",
+            )
+        sample.members[extension] = data
+        sample.length = reader.position - sample.offset
+    if sample is not None:
+        yield sample
+
+
+class _MemberReader:
+    """Reads tar members one by one and knows where it is."""
+
+    def __init__(
+        self, stream: Readable, name: str, limits: Limits, offset: int
+    ) -> None:
+        self._stream = stream
+        self._name = name
+        self._limits = limits
+        self.position = offset
+
+    def members(self) -> Iterator[tuple[str, str, int, bytes]]:
+        """Yields key, extension, offset of the first header, content."""
+        skipped = 0
+        while (found := self._next_header()) is not None:
+            start, info = found
+            if info.isdir():
+                skipped += 1
+                if skipped > self._limits.max_skipped_members:
+                    raise self.over(start, "too many empty members")
+                continue
+            skipped = 0
+            key, extension = self._name_parts(start, info)
+            data = self._content(start, info, extension)
+            yield key, extension, start, data
+
+    def _next_header(self) -> tuple[int, tarfile.TarInfo] | None:
+        start = self.position
+        extended = b""
+        while True:
+            block = self._read(BLOCK_BYTES, at_end_is_fine=not extended)
+            if not block or (block == _ZERO_BLOCK and not extended):
+                return None
+            info = self._parse_header(start, block)
+            if info.type not in _EXTENDED_TYPES:
+                break
+            extended += block + self._extended(start, info, len(extended))
+        if extended:
+            info = self._resolve(start, extended + block)
+        if not (info.isdir() or info.type in _REGULAR_TYPES):
+            raise self.damaged(start, f"{info.name!r} is not a regular member")
+        if info.issparse():
+            raise self.damaged(start, f"{info.name!r} is sparse")
+        return start, info
+
+    def _parse_header(self, start: int, block: bytes) -> tarfile.TarInfo:
+        try:
+            return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+        except tarfile.HeaderError as error:
+            raise self.damaged(start, f"no tar header: {error}") from error
+
+    def _extended(
+        self, start: int, info: tarfile.TarInfo, so_far: int
+    ) -> bytes:
+        limit = self._limits.max_extended_header_bytes
+        if info.size < 0 or so_far + info.size > limit:
+            raise self.over(
+                start,
+                f"an extended header of {info.size} bytes; at most {limit}",
+            )
+        return self._read(_padded(info.size))
+
+    def _resolve(self, start: int, headers: bytes) -> tarfile.TarInfo:
+        try:
+            with tarfile.open(
+                fileobj=io.BytesIO(headers),
+                mode="r:",
+                encoding="utf-8",
+                errors="surrogateescape",
+            ) as archive:
+                info = archive.next()
+        except (tarfile.TarError, ValueError, OverflowError) as error:
+            raise self.damaged(
+                start, f"a broken extended header: {error}"
+            ) from error
+        if info is None:
+            raise self.damaged(start, "a broken extended header")
+        return info
+
+    def _name_parts(
+        self, start: int, info: tarfile.TarInfo
+    ) -> tuple[str, str]:
+        folder, slash, base = info.name.rpartition("/")
+        stem, _, extension = base.partition(".")
+        key = folder + slash + stem
+        raw = key.encode("utf-8", "surrogateescape")
+        if len(raw) > self._limits.max_key_bytes:
+            raise self.over(
+                start,
+                f"a key of {len(raw)} bytes; at most "
+                f"{self._limits.max_key_bytes}",
+            )
+        return raw.decode("utf-8", "replace"), extension
+
+    def _content(
+        self, start: int, info: tarfile.TarInfo, extension: str
+    ) -> bytes:
+        is_text = extension in (LABEL_EXTENSION, META_EXTENSION)
+        limit = (
+            self._limits.max_text_bytes
+            if is_text
+            else self._limits.max_member_bytes
+        )
+        if not 0 <= info.size <= limit:
+            raise self.over(
+                start,
+                f"member {info.name!r} has {info.size} bytes; at most {limit}",
+            )
+        return self._read(_padded(info.size))[: info.size]
+
+    def _read(self, size: int, *, at_end_is_fine: bool = False) -> bytes:
+        pieces = []
+        missing = size
+        while missing:
+            piece = self._stream.read(missing)
+            if not piece:
+                break
+            pieces.append(piece)
+            missing -= len(piece)
+        if missing and not (at_end_is_fine and missing == size):
+            raise self.damaged(
+                self.position, f"the shard ends {missing} bytes too early"
+            )
+        self.position += size - missing
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def damaged(self, offset: int, what: str) -> UnsupportedError:
+        return self._error("damaged_shard", offset, what)
+
+    def over(self, offset: int, what: str) -> UnsupportedError:
+        return self._error("limit_exceeded", offset, what)
+
+    def _error(self, code: str, offset: int, what: str) -> UnsupportedError:
+        return UnsupportedError(
+            code,
+            f"shard {self._name}, byte {offset}: {what}",
+            object_name=self._name,
+            details={"offset": offset},
+        )
+
+
+def _padded(size: int) -> int:
+    return -(-size // BLOCK_BYTES) * BLOCK_BYTES

@@ -1,0 +1,187 @@
+"""Tar shards: WebDataset grouping, limits, damage."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+
+import pytest
+from hapi_protocol.errors import UnsupportedError
+from hapi_protocol.shards import Limits, Sample, iter_samples, sniff
+
+
+def tar_of(
+    *members: tuple[str, bytes], format: int = tarfile.USTAR_FORMAT
+) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=format) as archive:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return stream.getvalue()
+
+
+def samples_of(data: bytes, **options) -> list[Sample]:
+    return list(iter_samples(io.BytesIO(data), name="s.tar", **options))
+
+
+THREE = tar_of(
+    ("a/x.jpg", b"one"),
+    ("a/x.cls", b"7\n"),
+    ("b/x.jpg", b"two"),
+    ("c.seg.png", b"three"),
+    ("c.json", b'{"k": 1}'),
+)
+
+
+def test_members_with_one_key_make_one_sample():
+    samples = samples_of(THREE)
+    assert [sample.key for sample in samples] == ["a/x", "b/x", "c"]
+    assert [sample.index for sample in samples] == [0, 1, 2]
+    assert samples[0].members == {"jpg": b"one", "cls": b"7\n"}
+    assert samples[0].label_and_meta() == (7, None)
+    assert samples[1].label_and_meta() == (None, None)
+    assert samples[2].image() == b"three"
+    assert samples[2].label_and_meta() == (None, '{"k": 1}')
+
+
+def test_range_of_whole_members_gives_the_same_samples():
+    whole = samples_of(THREE)
+    first, last = whole[1], whole[2]
+    piece = THREE[first.offset : last.offset + last.length]
+    ranged = samples_of(
+        piece, first_index=first.index, first_offset=first.offset
+    )
+    assert ranged == whole[1:]
+
+
+class OneByteReader:
+    """A stream that gives as little as it may."""
+
+    def __init__(self, data: bytes) -> None:
+        self._stream = io.BytesIO(data)
+
+    def read(self, size: int) -> bytes:
+        return self._stream.read(min(size, 1))
+
+
+def test_short_reads_change_nothing():
+    stream = OneByteReader(THREE)
+    assert list(iter_samples(stream, name="s")) == samples_of(THREE)
+
+
+@pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_long_and_unicode_names_are_read_in_both_formats(format):
+    name = "ü" * 90 + "/" + "n" * 150
+    data = tar_of((f"{name}.jpg", b"x"), ("z.jpg", b"y"), format=format)
+    samples = samples_of(data)
+    assert [sample.key for sample in samples] == [name, "z"]
+    assert samples[0].offset == 0
+    assert samples[1].offset == samples[0].length
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"12", (12, None)),
+        (b" -3 ", (-3, None)),
+        (b"frog", (None, '{"cls": "frog"}')),
+        (b"9" * 40, (None, None)),
+        (b"\xff", (None, '{"cls": "\\ufffd"}')),
+    ],
+)
+def test_label_is_an_integer_or_a_name_in_meta(text, expected):
+    (sample,) = samples_of(tar_of(("a.cls", text)))
+    assert sample.label_and_meta() == expected
+
+
+def test_empty_archives_have_no_samples():
+    assert samples_of(tar_of()) == []
+    assert samples_of(b"") == []
+
+
+def _link(kind: bytes) -> bytes:
+    info = tarfile.TarInfo("a.jpg")
+    info.type = kind
+    info.linkname = "/etc/passwd"
+    return info.tobuf(tarfile.USTAR_FORMAT)
+
+
+def _header(size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    info = tarfile.TarInfo("a.jpg")
+    info.type = kind
+    info.size = size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def _pax(records: bytes) -> bytes:
+    head = tarfile.TarInfo("pax")
+    head.type = tarfile.XHDTYPE
+    head.size = len(records)
+    padding = bytes(-len(records) % 512)
+    return head.tobuf(tarfile.USTAR_FORMAT) + records + padding
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (THREE[:1000], "damaged_shard"),
+        (THREE[:100], "damaged_shard"),
+        (b"x" * 600, "damaged_shard"),
+        (_link(tarfile.SYMTYPE), "damaged_shard"),
+        (_link(tarfile.LNKTYPE), "damaged_shard"),
+        (_link(tarfile.FIFOTYPE), "damaged_shard"),
+        (_header(0, tarfile.GNUTYPE_SPARSE), "damaged_shard"),
+        (_header(10**12), "limit_exceeded"),
+        (_header(10**11, tarfile.XHDTYPE), "limit_exceeded"),
+        (_header(10**11, tarfile.GNUTYPE_LONGNAME), "limit_exceeded"),
+        (_pax(b"21 size=999999999999\n") + _header(0), "limit_exceeded"),
+        (tar_of(("a.json", b" " * 70_000)), "limit_exceeded"),
+        (tar_of((f"{'k' * 90}/{'n' * 80}.jpg", b"")), "limit_exceeded"),
+        (tar_of(("a.jpg", b"1"), ("a.jpg", b"2")), "damaged_shard"),
+        (
+            tar_of(*((f"a.{i}", b"") for i in range(40))),
+            "limit_exceeded",
+        ),
+    ],
+)
+def test_damage_and_excess_are_refused_by_name(data, code):
+    with pytest.raises(UnsupportedError, match=r"s\.tar, byte") as caught:
+        samples_of(data, limits=Limits(max_key_bytes=150))
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize("records", [b"garbage", b"12 size=abc\n", b"\0"])
+def test_garbage_in_an_extended_header_is_ignored_or_refused(records):
+    # Which of the two depends on the release of the standard library.
+    try:
+        samples = samples_of(_pax(records) + _header(0))
+    except UnsupportedError as error:
+        assert error.code == "damaged_shard"
+    else:
+        assert [sample.members for sample in samples] == [{"jpg": b""}]
+
+
+def test_endless_directories_are_refused():
+    info = tarfile.TarInfo("d")
+    info.type = tarfile.DIRTYPE
+    data = info.tobuf() * 20
+    with pytest.raises(UnsupportedError, match="empty members"):
+        samples_of(data, limits=Limits(max_skipped_members=10))
+
+
+@pytest.mark.parametrize(
+    ("start", "kind"),
+    [
+        (b"\xff\xd8\xff\xe0", "jpeg"),
+        (b"\x89PNG\r\n\x1a\n", "png"),
+        (THREE[:512], "tar"),
+        (tar_of()[:512], "tar"),
+        (b"hello", None),
+        (b"x" * 512, None),
+        (b"", None),
+    ],
+)
+def test_kind_is_told_by_magic_bytes(start, kind):
+    assert sniff(start) == kind
