@@ -1,0 +1,330 @@
+"""Proof that a program treats its samples one by one.
+
+Samples of several requests run in one batch, so an operator that lets one
+sample influence another would hand one caller's features to another. Each
+tensor of a program therefore carries the place of its batch: dimension
+``dim`` enumerates (outer, sample, inner) in row-major order. ``outer`` and
+``inner`` differ from 1 where a model merges the batch with another
+dimension, as attention does with its heads. Each rule below says where the
+batch is after an operator, or raises :class:`MixesSamplesError`. A tensor
+without a batch is a constant: the same for any input.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+
+class MixesSamplesError(Exception):
+    """The operator would let samples influence one another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Dimension ``dim`` holds ``outer * B * inner`` entries."""
+
+    dim: int
+    outer: int = 1
+    inner: int = 1
+
+    @property
+    def coefficient(self) -> int:
+        return self.outer * self.inner
+
+    def moved_to(self, dim: int) -> Batch:
+        return Batch(dim, self.outer, self.inner)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What is known of a tensor before anything runs.
+
+    ``shape`` has the coefficient of ``B`` in the batch's dimension;
+    ``data`` is true where the tensor depends on the samples' values.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    batch: Batch | None
+    data: bool
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def num_elements(self) -> int:
+        """Elements per sample, or of a constant in total."""
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes per sample, or of a constant in total."""
+        return self.num_elements * self.dtype.itemsize
+
+
+Bound: TypeAlias = Mapping[str, Any]
+"""Arguments by name; tensors as :class:`Value`, sizes as (B, constant)."""
+Rule: TypeAlias = Callable[[Bound], Batch | None]
+
+
+def _values(bound: Bound) -> Iterator[Value]:
+    for argument in bound.values():
+        if isinstance(argument, Value):
+            yield argument
+        elif isinstance(argument, tuple):
+            yield from (item for item in argument if isinstance(item, Value))
+
+
+def _only_first(bound: Bound) -> Value:
+    """The first tensor; the others must be constants."""
+    first, *others = _values(bound)
+    if any(other.batch for other in others):
+        raise MixesSamplesError("its weights depend on the batch")
+    return first
+
+
+def _kept(value: Value, dims: Any) -> Batch | None:
+    """The batch of a value whose dimensions ``dims`` are acted on."""
+    dims = (dims,) if isinstance(dims, int) else dims
+    if value.batch is None:
+        return None
+    if any(dim % value.ndim == value.batch.dim for dim in dims):
+        raise MixesSamplesError(f"it acts on the batch, dimension {dims}")
+    return value.batch
+
+
+def elementwise(bound: Bound) -> Batch | None:
+    """Entry by entry, after broadcasting."""
+    values = list(_values(bound))
+    return broadcast(values, max(value.ndim for value in values))
+
+
+def broadcast(values: list[Value], ndim: int) -> Batch | None:
+    """The batch of tensors aligned at their last dimension."""
+    found = {
+        value.batch.moved_to(value.batch.dim + ndim - value.ndim)
+        for value in values
+        if value.batch
+    }
+    if len(found) > 1:
+        raise MixesSamplesError("its tensors have their batches apart")
+    for batch in found:
+        for value in values:
+            dim = batch.dim - (ndim - value.ndim)
+            if value.batch is None and dim >= 0 and value.shape[dim] != 1:
+                raise MixesSamplesError("a constant spans the batch")
+    return found.pop() if found else None
+
+
+def along(bound: Bound) -> Batch | None:
+    """Acts along ``dim`` or ``dims``; the shape keeps its order."""
+    value = _only_first(bound)
+    dims = bound["dim"] if "dim" in bound else bound["dims"]
+    return _kept(value, dims)
+
+
+def roll(bound: Bound) -> Batch | None:
+    """Needs explicit dims: without them, the flattened tensor is rolled."""
+    if not bound["dims"] and bound["self"].batch:
+        raise MixesSamplesError("it acts on all dimensions at once")
+    return along(bound)
+
+
+def pad(bound: Bound) -> Batch | None:
+    """``pad`` has pairs from the last dimension backwards."""
+    value = bound["self"]
+    return _kept(value, tuple(range(-(len(bound["pad"]) // 2), 0)))
+
+
+def cat(bound: Bound) -> Batch | None:
+    """All tensors must have the batch at one place, or none a batch."""
+    batches = {_kept(value, bound["dim"]) for value in bound["tensors"]}
+    if len(batches) > 1:
+        raise MixesSamplesError("its tensors have their batches apart")
+    return batches.pop()
+
+
+def stack(bound: Bound) -> Batch | None:
+    """A new dimension at ``dim``."""
+    batches = {value.batch for value in bound["tensors"]}
+    if len(batches) > 1:
+        raise MixesSamplesError("its tensors have their batches apart")
+    return _inserted(bound["tensors"][0], bound["dim"])
+
+
+def reduce(bound: Bound) -> Batch | None:
+    """Reduces ``dim``; none given means all."""
+    value, dims = bound["self"], bound["dim"]
+    dims = dims or tuple(range(value.ndim))
+    batch = _kept(value, dims)
+    if batch is None or bound["keepdim"]:
+        return batch
+    removed = {dim % value.ndim for dim in dims}
+    return batch.moved_to(batch.dim - sum(dim < batch.dim for dim in removed))
+
+
+def _leading(value: Value) -> Batch | None:
+    if value.batch and value.batch.dim != 0:
+        raise MixesSamplesError("the batch is not its first dimension")
+    return value.batch
+
+
+def image(bound: Bound) -> Batch | None:
+    """``[batch, channels, height, width]``; other ranks mean others."""
+    value = _only_first(bound)
+    if value.batch and value.ndim != 4:
+        raise MixesSamplesError("its input has no dimension for the batch")
+    return _leading(value)
+
+
+def conv(bound: Bound) -> Batch | None:
+    """As :func:`image`, with the rank of the weights."""
+    value = _only_first(bound)
+    if value.ndim != bound["weight"].ndim:
+        raise MixesSamplesError("its input has no dimension for the batch")
+    return _leading(value)
+
+
+def channelwise(bound: Bound) -> Batch | None:
+    """``[batch, channels, ...]`` with per-channel constants."""
+    value = _only_first(bound)
+    if value.batch and value.ndim < 2:
+        raise MixesSamplesError("its input has no dimension for the batch")
+    return _leading(value)
+
+
+def layer_norm(bound: Bound) -> Batch | None:
+    """Normalises the last dimensions."""
+    value = _only_first(bound)
+    return _kept(value, tuple(range(-len(bound["normalized_shape"]), 0)))
+
+
+def linear(bound: Bound) -> Batch | None:
+    """Contracts the last dimension."""
+    value = _only_first(bound)
+    return _kept(value, -1)
+
+
+def matmul(bound: Bound) -> Batch | None:
+    """Batches of the leading dimensions, or of the rows of the left."""
+    left, right = _values(bound)
+    if min(left.ndim, right.ndim) < 2:
+        raise MixesSamplesError("it takes matrices, not vectors")
+    _kept(left, -1)
+    _kept(right, (-2, -1))
+    ndim = max(left.ndim, right.ndim)
+    if left.batch and left.batch.dim == left.ndim - 2:
+        if right.batch:
+            raise MixesSamplesError("its tensors have their batches apart")
+        return left.batch.moved_to(ndim - 2)
+    return broadcast([left, right], ndim)
+
+
+def attention(bound: Bound) -> Batch | None:
+    """Queries, keys, values ``[..., length, features]`` and a mask."""
+    values = list(_values(bound))
+    if min(value.ndim for value in values) < 2:
+        raise MixesSamplesError("it takes matrices, not vectors")
+    for value in values:
+        _kept(value, (-2, -1))
+    return broadcast(values, max(value.ndim for value in values))
+
+
+def reshape(bound: Bound) -> Batch | None:
+    """Regroups dimensions in row-major order."""
+    value, sizes = bound["self"], bound["shape"]
+    growing = [i for i, size in enumerate(sizes) if size[0]]
+    if value.batch is None:
+        if growing:
+            raise MixesSamplesError("a constant cannot grow with the batch")
+        return None
+    if len(growing) != 1 or sizes[growing[0]][1]:
+        raise MixesSamplesError("not one size is a multiple of the batch")
+    batch, dim = value.batch, growing[0]
+    before = math.prod(value.shape[: batch.dim]) * batch.outer
+    skipped = math.prod(constant for _, constant in sizes[:dim])
+    coefficient = sizes[dim][0]
+    if skipped <= 0 or before % skipped:
+        raise MixesSamplesError("it moves entries from sample to sample")
+    outer = before // skipped
+    if outer == 0 or coefficient % outer:
+        raise MixesSamplesError("it moves entries from sample to sample")
+    return Batch(dim, outer, coefficient // outer)
+
+
+def expand(bound: Bound) -> Batch | None:
+    """Repeats; a constant may be repeated once per sample."""
+    value: Value = bound["self"]
+    sizes = bound["size"]
+    added = len(sizes) - value.ndim
+    growing = [i for i, size in enumerate(sizes) if size[0]]
+    if value.batch:
+        dim = value.batch.dim + added
+        if sizes[dim] != (value.batch.coefficient, 0) or len(growing) > 1:
+            raise MixesSamplesError("it repeats the batch")
+        return value.batch.moved_to(dim)
+    if not growing:
+        return None
+    if len(growing) > 1 or sizes[growing[0]] != (1, 0):
+        raise MixesSamplesError("it repeats a constant more than per sample")
+    return Batch(growing[0])
+
+
+def permute(bound: Bound) -> Batch | None:
+    """Reorders dimensions."""
+    value: Value = bound["self"]
+    if value.batch is None:
+        return None
+    order = [dim % value.ndim for dim in bound["dims"]]
+    if sorted(order) != list(range(value.ndim)):
+        raise MixesSamplesError("its dims are not a permutation")
+    return value.batch.moved_to(order.index(value.batch.dim))
+
+
+def transpose(bound: Bound) -> Batch | None:
+    """Exchanges two dimensions."""
+    value = bound["self"]
+    if value.batch is None:
+        return None
+    order = list(range(value.ndim))
+    first, second = bound["dim0"] % value.ndim, bound["dim1"] % value.ndim
+    order[first], order[second] = second, first
+    return permute({"self": value, "dims": order})
+
+
+def unsqueeze(bound: Bound) -> Batch | None:
+    """A new dimension of size 1 at ``dim``."""
+    return _inserted(bound["self"], bound["dim"])
+
+
+def _inserted(value: Value, dim: int) -> Batch | None:
+    if value.batch is None:
+        return None
+    dim %= value.ndim + 1
+    return value.batch.moved_to(value.batch.dim + (dim <= value.batch.dim))
+
+
+def squeeze(bound: Bound) -> Batch | None:
+    """Removes those of ``dim`` that have size 1."""
+    value = bound["self"]
+    batch = _kept(value, bound["dim"])
+    if batch is None:
+        return None
+    dims = {dim % value.ndim for dim in bound["dim"]}
+    removed = sum(d < batch.dim and value.shape[d] == 1 for d in dims)
+    return batch.moved_to(batch.dim - removed)
+
+
+def select(bound: Bound) -> Batch | None:
+    """Removes ``dim``."""
+    value = bound["self"]
+    batch = _kept(value, bound["dim"])
+    if batch is None:
+        return None
+    return batch.moved_to(batch.dim - (bound["dim"] % value.ndim < batch.dim))

@@ -1,0 +1,212 @@
+"""Where a frozen region can be cut, and the two sides of each cut.
+
+A cut is a position at which exactly one tensor that depends on the samples
+is live, with the batch as its first dimension and float32 entries. What
+else is live there does not depend on the samples and is recomputed from the
+batch size. Cut 0 is the input and is not in the list; the last cut is the
+whole region.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from hapi_protocol.errors import UnsupportedError
+from torch import fx
+
+from hapi_splitter.batchwise import Batch, Value
+from hapi_splitter.lowering import lower
+from hapi_splitter.ops import operators
+from hapi_splitter.program import INPUT, Program
+from hapi_splitter.shapes import bind, flops_of
+from hapi_splitter.transforms import ImageTransform
+
+CUT_NAME = re.compile(r"[A-Za-z0-9_.]{1,200}")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One position.
+
+    Args:
+        index: 1 for the first cut, ``num_cuts`` for the whole region.
+        node: id of the live tensor.
+        op: ATen operator that yields it.
+        name: where it is in the user's model, for people.
+        shape: of one sample.
+        dtype: always ``float32``.
+        bytes_per_sample: of the live tensor, unencoded.
+        flops: floating point operations per sample up to here.
+    """
+
+    index: int
+    node: int
+    op: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes_per_sample: int
+    flops: int
+
+
+def find_cuts(
+    program: Program, values: Sequence[Value], names: Sequence[str]
+) -> tuple[Cut, ...]:
+    """All cuts of a program, first to last.
+
+    Args:
+        program: a checked program.
+        values: of :func:`hapi_splitter.shapes.infer`.
+        names: one for each call.
+    """
+    cuts: list[Cut] = []
+    flops = _cumulative_flops(program, values)
+    for node in _sole_tensors(program, values):
+        value = values[node]
+        if not cuttable(value):
+            continue
+        cuts.append(
+            Cut(
+                index=len(cuts) + 1,
+                node=node,
+                op=program.call(node).op,
+                name=names[node - program.first_call],
+                shape=value.shape[1:],
+                dtype="float32",
+                bytes_per_sample=value.num_bytes,
+                flops=flops[node - program.first_call],
+            )
+        )
+    return tuple(cuts)
+
+
+def cuttable(value: Value) -> bool:
+    """Whether a tensor is a batch of float32 samples."""
+    return value.batch == Batch(0) and value.dtype == torch.float32
+
+
+def _sole_tensors(program: Program, values: Sequence[Value]) -> list[int]:
+    """Ids after whose call they are the only live data tensor."""
+    last_read = {program.output: program.output + 1}
+    for node, call in enumerate(program.calls, program.first_call):
+        for read in call.refs():
+            last_read[read] = max(last_read.get(read, 0), node)
+    sole: list[int] = []
+    live = {INPUT}
+    for node in range(program.first_call, program.output + 1):
+        if values[node].data:
+            live.add(node)
+        live = {tensor for tensor in live if last_read.get(tensor, 0) > node}
+        if live == {node}:
+            sole.append(node)
+    return sole
+
+
+def _cumulative_flops(program: Program, values: Sequence[Value]) -> list[int]:
+    """Floating point operations per sample up to each call."""
+    known = dict(enumerate(values))
+    counts = []
+    for node, call in enumerate(program.calls, program.first_call):
+        bound = bind(operators()[call.op], call.args, known)
+        counts.append(flops_of(call.op, bound, values[node]))
+    return list(itertools.accumulate(counts))
+
+
+class FrozenGraph:
+    """The frozen region of a model, cuttable at every cut.
+
+    All modules it hands out share its weights; none has trainable
+    parameters, none changes its input.
+
+    Args:
+        program: checked, with its last call as the output.
+        weights: by id, 1 to ``program.num_weights``.
+        values: of :func:`hapi_splitter.shapes.infer`.
+        names: one for each call, for :attr:`Cut.name`.
+        transform: from a decoded image to a sample, if the region has one.
+        digest: sha256 of the package, hexadecimal.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        weights: Mapping[int, torch.Tensor],
+        values: Sequence[Value],
+        names: Sequence[str],
+        transform: ImageTransform | None,
+        digest: str,
+    ) -> None:
+        self.program = program
+        self.weights = dict(weights)
+        self.values = tuple(values)
+        self.names = tuple(names)
+        self.transform = transform
+        self.digest = digest
+        self.cuts = find_cuts(program, values, names)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return self.values[INPUT].shape[1:]
+
+    @property
+    def num_cuts(self) -> int:
+        return len(self.cuts)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of all weights, which every cut shares."""
+        return sum(weight.nbytes for weight in self.weights.values())
+
+    def prefix(self, cut: int) -> fx.GraphModule:
+        """The storage side: ``[B, *input_shape]`` to ``[B, *cut.shape]``.
+
+        The result may be a view; with cut 0 it is the input itself.
+
+        Raises:
+            UnsupportedError: ``cut_out_of_range``.
+        """
+        return self._range(INPUT, self.node_at(cut))
+
+    def suffix(self, cut: int) -> fx.GraphModule:
+        """The compute side: ``[B, *cut.shape]`` to the last cut's shape.
+
+        Raises:
+            UnsupportedError: ``cut_out_of_range``.
+        """
+        return self._range(self.node_at(cut), self.program.output)
+
+    def to(self, device: torch.device | str) -> FrozenGraph:
+        """The same region with its weights on ``device``."""
+        moved = {
+            node: weight.to(device) for node, weight in self.weights.items()
+        }
+        return FrozenGraph(
+            self.program,
+            moved,
+            self.values,
+            self.names,
+            self.transform,
+            self.digest,
+        )
+
+    def node_at(self, cut: int) -> int:
+        """Id of the tensor that is live at a cut.
+
+        Raises:
+            UnsupportedError: ``cut_out_of_range``.
+        """
+        if not 0 <= cut <= self.num_cuts:
+            raise UnsupportedError(
+                "cut_out_of_range",
+                f"cut {cut} is not one of 0 to {self.num_cuts}",
+                details={"num_cuts": self.num_cuts},
+            )
+        return self.cuts[cut - 1].node if cut else INPUT
+
+    def _range(self, start: int, stop: int) -> fx.GraphModule:
+        return lower(self.program, self.values, self.weights, start, stop)

@@ -1,0 +1,44 @@
+"""The numerics class ``exact``: same features on every host of a kind."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torchvision
+
+_PROTOCOL = 1
+
+
+def enforce_exact() -> None:
+    """Sets this process to the class ``exact``; call before using a GPU.
+
+    Full float32 products (no TF32), deterministic kernels, no autotuning.
+    """
+    # cuBLAS is deterministic only with a fixed workspace, read at its start.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(True)
+
+
+def numerics_tag(device: str) -> str:
+    """Names all that features depend on beside model and data.
+
+    Part of every feature ETag: class, protocol, minor versions of torch
+    and torchvision, device kind.
+
+    Args:
+        device: such as ``cpu`` or ``cuda:1``.
+    """
+    kind = torch.device(device).type
+    return (
+        f"exact;protocol={_PROTOCOL};torch={_minor(torch.__version__)};"
+        f"torchvision={_minor(torchvision.__version__)};device={kind}"
+    )
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])

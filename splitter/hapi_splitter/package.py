@@ -1,0 +1,291 @@
+"""Model packages: writing, and loading from strangers.
+
+A package is a zip of exactly three stored members (see
+:mod:`hapi_splitter.container`):
+
+``hapi.json``
+    format version, sample shape, input transform, table of cuts, versions
+    of the producer.
+``graph.json``
+    the program: a flat list of ATen calls (:mod:`hapi_splitter.program`).
+``weights.safetensors``
+    the weights, named by their ids.
+
+The same program and weights give the same bytes; a package is named by
+their sha256. Loading evaluates nothing: it reads numbers, checks every call
+against the table of operators and recomputes all shapes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from hapi_protocol.errors import PackageError
+
+from hapi_splitter import container
+from hapi_splitter.cuts import CUT_NAME, Cut, FrozenGraph
+from hapi_splitter.program import program_from_json
+from hapi_splitter.shapes import ShapeLimits, infer
+from hapi_splitter.strict_json import parse_json
+from hapi_splitter.transforms import ImageTransform
+from hapi_splitter.weights import read_weights, write_weights
+
+FORMAT = 1
+_ALIGNMENT = 64
+_HAPI_FIELDS = {"format", "sample", "transform", "names", "cuts", "producer"}
+_MAX_SAMPLE_DIMS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class PackageLimits:
+    """What a package may ask for.
+
+    Args:
+        package_bytes: length of the file.
+        json_bytes: length of each JSON member.
+        nodes: calls of the program.
+        parameters: entries of all weights together.
+        shapes: of intermediate tensors and of the work per sample.
+    """
+
+    package_bytes: int = 2 << 30
+    json_bytes: int = 8 << 20
+    nodes: int = 100_000
+    parameters: int = 1 << 30
+    shapes: ShapeLimits = field(default_factory=ShapeLimits)
+
+
+@dataclass(frozen=True, slots=True)
+class PackageInfo:
+    """A package that has been written.
+
+    Args:
+        digest: sha256 of its bytes, hexadecimal.
+        length_bytes: of the file.
+        path: where it is.
+    """
+
+    digest: str
+    length_bytes: int
+    path: Path
+
+
+def write_package(frozen: FrozenGraph, path: Path | str) -> PackageInfo:
+    """Writes a frozen region; ``frozen.digest`` is its name from then on.
+
+    Raises:
+        PackageError: when it passes 4 GiB.
+        OSError: as opening and writing the file do.
+    """
+    path = Path(path)
+    digest, length = hashlib.sha256(), 0
+    with path.open("wb") as file:
+        for piece in package_pieces(frozen):
+            file.write(piece)
+            digest.update(piece)
+            length += len(piece)
+    return PackageInfo(digest.hexdigest(), length, path)
+
+
+def package_bytes(frozen: FrozenGraph) -> bytes:
+    """What :func:`write_package` would write."""
+    return b"".join(package_pieces(frozen))
+
+
+def digest_of(frozen: FrozenGraph) -> str:
+    """The sha256 that :func:`write_package` would give the package."""
+    digest = hashlib.sha256()
+    for piece in package_pieces(frozen):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def package_pieces(frozen: FrozenGraph) -> Iterator[bytes]:
+    """The bytes of a package, in pieces."""
+    hapi = _dump(
+        {
+            "format": FORMAT,
+            "sample": list(frozen.input_shape),
+            "transform": frozen.transform and frozen.transform.to_json(),
+            "names": list(frozen.names),
+            "cuts": [_cut_row(cut) for cut in frozen.cuts],
+            "producer": {
+                name: metadata.version(name)
+                for name in ("torch", "torchvision")
+            },
+        }
+    )
+    graph = _dump(frozen.program.to_json())
+    lengths = {"hapi.json": len(hapi), "graph.json": len(graph)}
+    offset = container.data_offset(lengths, "weights.safetensors")
+    # White space up to an aligned start: weights are used where they lie.
+    graph += b" " * (-offset % _ALIGNMENT)
+    return container.pack(
+        {
+            "hapi.json": hapi,
+            "graph.json": graph,
+            "weights.safetensors": write_weights(frozen.weights),
+        }
+    )
+
+
+def _cut_row(cut: Cut) -> dict[str, Any]:
+    return {"call": cut.node, "shape": list(cut.shape), "dtype": cut.dtype}
+
+
+def _dump(document: Any) -> bytes:
+    return json.dumps(
+        document, allow_nan=False, separators=(",", ":"), sort_keys=True
+    ).encode()
+
+
+def load_package(
+    data: bytes | bytearray | memoryview | Path,
+    *,
+    limits: PackageLimits | None = None,
+    digest: str | None = None,
+) -> FrozenGraph:
+    """Reads a package.
+
+    Args:
+        data: its bytes, or its file. Files and writable buffers are used
+            in place and must not change afterwards; of read-only buffers
+            the weights are copied.
+        limits: what it may ask for.
+        digest: the sha256 it must have, hexadecimal.
+
+    Raises:
+        PackageError: naming what is wrong; nothing of it has run then.
+        OSError: as opening the file does.
+    """
+    limits = limits or PackageLimits()
+    view = _map(data) if isinstance(data, Path) else memoryview(data)
+    view = view.cast("B")
+    if len(view) > limits.package_bytes:
+        raise _error(
+            f"the package has {len(view)} bytes, more than the limit of "
+            f"{limits.package_bytes}"
+        )
+    found = hashlib.sha256(view).hexdigest()
+    if digest is not None and digest != found:
+        raise _error(f"the package has the digest {found}, not {digest:.80}")
+    members = container.unpack(view)
+    return _read(members, limits, found)
+
+
+def _map(path: Path) -> memoryview:
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            raise _error(f"{path} is empty")
+        # A private mapping: torch warns about memory it cannot write.
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+
+
+def _read(
+    members: dict[str, memoryview], limits: PackageLimits, digest: str
+) -> FrozenGraph:
+    documents = {
+        name: _parse(members[name], name, limits)
+        for name in ("hapi.json", "graph.json")
+    }
+    hapi = documents["hapi.json"]
+    if not isinstance(hapi, dict) or hapi.get("format") != FORMAT:
+        raise _error(f"hapi.json: its format is not {FORMAT}")
+    if set(hapi) != _HAPI_FIELDS:
+        raise _error(f"hapi.json must have {sorted(_HAPI_FIELDS)}")
+    sample = _read_sample(hapi["sample"])
+    transform = _read_transform(hapi["transform"], sample)
+    program = program_from_json(documents["graph.json"], limits.nodes)
+    names = _read_names(hapi["names"], len(program.calls))
+    weights_data = members["weights.safetensors"]
+    if weights_data.readonly:
+        weights_data = memoryview(bytearray(weights_data))
+    weights = read_weights(weights_data, program.num_weights)
+    parameters = sum(weight.numel() for weight in weights.values())
+    if parameters > limits.parameters:
+        raise _error(
+            f"{parameters} parameters, more than the limit of "
+            f"{limits.parameters}"
+        )
+    values = infer(program, weights, sample, limits.shapes)
+    frozen = FrozenGraph(program, weights, values, names, transform, digest)
+    _check_cuts(hapi["cuts"], frozen.cuts)
+    return frozen
+
+
+def _parse(data: memoryview, name: str, limits: PackageLimits) -> Any:
+    if len(data) > limits.json_bytes:
+        raise _error(
+            f"{name} has {len(data)} bytes, more than the limit of "
+            f"{limits.json_bytes} (about {limits.nodes} nodes fit)"
+        )
+    return parse_json(bytes(data), name, limits.json_bytes)
+
+
+def _read_sample(shape: Any) -> tuple[int, ...]:
+    fine = (
+        isinstance(shape, list)
+        and 0 < len(shape) <= _MAX_SAMPLE_DIMS
+        and all(type(size) is int and 0 < size <= 1 << 20 for size in shape)
+    )
+    if not fine:
+        raise _error(f"hapi.json: no sample has the shape {shape!r:.80}")
+    return tuple(shape)
+
+
+def _read_transform(
+    document: Any, sample: tuple[int, ...]
+) -> ImageTransform | None:
+    if document is None:
+        return None
+    try:
+        transform = ImageTransform.from_json(document)
+    except ValueError as error:
+        raise _error(f"hapi.json, transform: {error}") from None
+    if transform.output_shape != sample:
+        raise _error(
+            f"hapi.json: the transform yields {transform.output_shape}, the "
+            f"model takes {sample}"
+        )
+    return transform
+
+
+def _read_names(names: Any, count: int) -> Sequence[str]:
+    fine = (
+        isinstance(names, list)
+        and len(names) == count
+        and all(isinstance(n, str) and CUT_NAME.fullmatch(n) for n in names)
+    )
+    if not fine:
+        raise _error(
+            f"hapi.json: 'names' must be {count} names of letters, digits, "
+            "dots and underscores"
+        )
+    return list(names)
+
+
+def _check_cuts(stated: Any, found: Sequence[Cut]) -> None:
+    expected = [_cut_row(cut) for cut in found]
+    if not isinstance(stated, list) or len(stated) != len(expected):
+        raise _error(
+            f"hapi.json states other cuts than the {len(expected)} there are"
+        )
+    for index, (row, true_row) in enumerate(
+        zip(stated, expected, strict=True), 1
+    ):
+        if row != true_row:
+            raise _error(
+                f"hapi.json states {row!r:.120} for cut {index}, which is "
+                f"{true_row}"
+            )
+
+
+def _error(message: str) -> PackageError:
+    return PackageError("bad_package", message)

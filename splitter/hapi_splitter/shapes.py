@@ -1,0 +1,276 @@
+"""Shapes, batch places and costs of a program's tensors, recomputed.
+
+A package records shapes, but those are its author's word. Here a checked
+program is run twice on torch's ``meta`` device, which has shapes and no
+memory, with two batch sizes: what grows must be what the rules of
+:mod:`hapi_splitter.batchwise` call the batch, and nothing else may change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import torch
+from hapi_protocol.errors import PackageError
+
+from hapi_splitter.batchwise import Batch, Bound, MixesSamplesError, Value
+from hapi_splitter.ops import Operator, operators
+from hapi_splitter.program import INPUT, Affine, Argument, Program, Ref
+
+_BATCHES = (2, 3)
+_Shapes: TypeAlias = dict[int, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeLimits:
+    """Bounds on what a program may ask for.
+
+    Args:
+        sample_bytes: largest tensor, in bytes per sample (of a constant:
+            in total).
+        sample_flops: floating point operations per sample, whole region.
+    """
+
+    sample_bytes: int = 1 << 30
+    sample_flops: int = 10**13
+
+
+def infer(
+    program: Program,
+    weights: Mapping[int, torch.Tensor],
+    input_shape: Sequence[int],
+    limits: ShapeLimits | None = None,
+) -> tuple[Value, ...]:
+    """What is known of every tensor of a program, by its id.
+
+    Args:
+        program: with operators and argument types already checked.
+        weights: by id; only shapes and dtypes are read.
+        input_shape: of one sample, float32.
+        limits: none means no limits.
+
+    Raises:
+        PackageError: naming the call that fails, mixes samples or passes
+            a limit.
+    """
+    values = {INPUT: _input_value(tuple(input_shape))}
+    runs: list[_Shapes] = []
+    for batch in _BATCHES:
+        shape = (batch, *input_shape)
+        runs.append({INPUT: torch.empty(shape, device="meta")})
+    for node, weight in weights.items():
+        values[node] = Value(tuple(weight.shape), weight.dtype, None, False)
+        for run in runs:
+            run[node] = torch.empty_like(weight, device="meta")
+    flops = 0
+    for node, call in enumerate(program.calls, program.first_call):
+        operator = operators()[call.op]
+        where = f"call {node}, {call.op}"
+        for batch, run in zip(_BATCHES, runs, strict=True):
+            run[node] = _run_meta(operator, call.args, run, batch, where)
+        bound = bind(operator, call.args, values)
+        values[node] = _value(operator, bound, [r[node] for r in runs], where)
+        flops += flops_of(operator.name, bound, values[node])
+        _check_limits(values[node], flops, limits, where)
+    return tuple(values[node] for node in range(len(values)))
+
+
+def _input_value(shape: tuple[int, ...]) -> Value:
+    return Value((1, *shape), torch.float32, Batch(0), True)
+
+
+def _run_meta(
+    operator: Operator,
+    args: tuple[Argument, ...],
+    run: _Shapes,
+    batch: int,
+    where: str,
+) -> torch.Tensor:
+    def concrete(argument: Argument) -> Any:
+        if isinstance(argument, Ref):
+            return run[argument.node]
+        if isinstance(argument, Affine):
+            return argument.at(batch)
+        if isinstance(argument, tuple):
+            return [concrete(item) for item in argument]
+        return argument
+
+    positional, by_name = arrange(operator, [concrete(a) for a in args])
+    try:
+        with torch.no_grad():
+            result = operator.overload()(*positional, **by_name)
+    except (
+        RuntimeError,  # also NotImplementedError
+        ArithmeticError,
+        IndexError,
+        TypeError,
+        ValueError,
+    ) as error:
+        reason = str(error).partition("\n")[0][:200]
+        raise PackageError(
+            "bad_package", f"{where}: cannot run: {reason}"
+        ) from None
+    return first_tensor(result)
+
+
+def first_tensor(result: Any) -> torch.Tensor:
+    """The one result of an operator; of batch norm's three, the first."""
+    tensor = result[0] if isinstance(result, tuple) else result
+    assert isinstance(tensor, torch.Tensor)
+    return tensor
+
+
+def arrange(
+    operator: Operator, args: Sequence[Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments in table order as positional and named ones."""
+    positional: list[Any] = []
+    by_name: dict[str, Any] = {}
+    for parameter, value in zip(operator.parameters, args, strict=True):
+        if parameter.kind == "tanh":
+            value = "tanh" if value else "none"
+        if parameter.by_name:
+            by_name[parameter.name] = value
+        else:
+            positional.append(value)
+    return positional, by_name
+
+
+def bind(
+    operator: Operator,
+    args: tuple[Argument, ...],
+    values: Mapping[int, Value],
+) -> Bound:
+    """Arguments by name, as the batch rules read them."""
+
+    def known(argument: Argument, kind: str) -> Any:
+        if isinstance(argument, Ref):
+            return values[argument.node]
+        if isinstance(argument, Affine):
+            return argument.batch, argument.constant
+        if isinstance(argument, tuple):
+            return tuple(known(item, kind) for item in argument)
+        return (0, argument) if kind == "size" else argument
+
+    return {
+        parameter.name: known(argument, parameter.kind)
+        for parameter, argument in zip(operator.parameters, args, strict=True)
+    }
+
+
+def _value(
+    operator: Operator,
+    bound: Bound,
+    results: Sequence[torch.Tensor],
+    where: str,
+) -> Value:
+    try:
+        batch = operator.rule(bound)
+    except MixesSamplesError as error:
+        raise PackageError(
+            "bad_package", f"{where}: would mix samples: {error}"
+        ) from None
+    shape = list(results[0].shape)
+    if batch is not None:
+        shape[batch.dim] = batch.coefficient
+    for size, result in zip(_BATCHES, results, strict=True):
+        expected = list(shape)
+        if batch is not None:
+            expected[batch.dim] *= size
+        if expected != list(result.shape):
+            raise PackageError(
+                "bad_package",
+                f"{where}: its shape {list(result.shape)} for a batch of "
+                f"{size} is not the expected {expected}",
+            )
+    data = any(value.data for value in _tensors(bound))
+    return Value(tuple(shape), results[0].dtype, batch, data)
+
+
+def _tensors(bound: Bound) -> list[Value]:
+    found: list[Value] = []
+    for argument in bound.values():
+        items = argument if isinstance(argument, tuple) else (argument,)
+        found.extend(item for item in items if isinstance(item, Value))
+    return found
+
+
+def _check_limits(
+    value: Value, flops: int, limits: ShapeLimits | None, where: str
+) -> None:
+    if limits is None:
+        return
+    if value.num_bytes > limits.sample_bytes:
+        raise PackageError(
+            "bad_package",
+            f"{where}: a tensor of {value.num_bytes} bytes per sample is "
+            f"over the limit of {limits.sample_bytes}",
+        )
+    if flops > limits.sample_flops:
+        raise PackageError(
+            "bad_package",
+            f"{where}: more than {limits.sample_flops} floating point "
+            "operations per sample, the limit",
+        )
+
+
+def flops_of(op: str, bound: Bound, result: Value) -> int:
+    """Floating point operations of one call per sample.
+
+    Products count two per multiply-add; all else one per entry read or
+    written, whichever is more, and pooling one per entry of its window.
+    """
+    count = _FLOPS.get(op)
+    if count is not None:
+        return count(bound, result)
+    read = max((value.num_elements for value in _tensors(bound)), default=0)
+    return max(read, result.num_elements)
+
+
+def _conv_flops(bound: Bound, result: Value) -> int:
+    window = math.prod(bound["weight"].shape[1:])
+    return int(2 * result.num_elements * window)
+
+
+def _transposed_conv_flops(bound: Bound, result: Value) -> int:
+    window = math.prod(bound["weight"].shape[1:])
+    return int(2 * bound["input"].num_elements * window)
+
+
+def _linear_flops(bound: Bound, result: Value) -> int:
+    return int(2 * result.num_elements * bound["weight"].shape[-1])
+
+
+def _matmul_flops(bound: Bound, result: Value) -> int:
+    return int(2 * result.num_elements * bound["self"].shape[-1])
+
+
+def _attention_flops(bound: Bound, result: Value) -> int:
+    keys = bound["key"].shape[-2]
+    query = bound["query"].num_elements
+    return int(2 * keys * (query + result.num_elements))
+
+
+def _pool_flops(bound: Bound, result: Value) -> int:
+    kernel = bound["kernel_size"]
+    height, width = kernel[0], kernel[-1]
+    return int(result.num_elements * height * width)
+
+
+_FLOPS: Mapping[str, Callable[[Bound, Value], int]] = MappingProxyType(
+    {
+        "aten.conv1d.default": _conv_flops,
+        "aten.conv2d.default": _conv_flops,
+        "aten.conv_transpose2d.input": _transposed_conv_flops,
+        "aten.linear.default": _linear_flops,
+        "aten.matmul.default": _matmul_flops,
+        "aten.bmm.default": _matmul_flops,
+        "aten.scaled_dot_product_attention.default": _attention_flops,
+        "aten.max_pool2d.default": _pool_flops,
+        "aten.avg_pool2d.default": _pool_flops,
+    }
+)

@@ -1,0 +1,258 @@
+"""Decoding of images and the input transform of a model.
+
+The transform is run by torchvision's own preset class, so it equals
+``weights.transforms()`` to the bit. Decoding is torchvision's CPU decoder,
+the same on both tiers; an image's size is read from its header and checked
+before anything is allocated for its pixels.
+
+torchvision is imported where it is used: it takes seconds, and a process
+that only validates packages needs none of it.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+
+DEFAULT_MAX_PIXELS = 1 << 26
+"""Largest image that is decoded, 67 million pixels."""
+
+MAX_RESIZED_PIXELS = 1 << 26
+"""Largest result of a resize: it grows with an image's aspect ratio."""
+
+MAX_SIDE = 4096
+"""Largest ``resize_size`` and ``crop_size``."""
+
+_INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic")
+_MAGIC: Mapping[str, bytes] = MappingProxyType(
+    {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n"}
+)
+
+
+class SampleError(Exception):
+    """A sample that cannot be used, however often it is tried.
+
+    Its text depends on the sample's bytes alone.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTransform:
+    """torchvision's classification preset as plain values.
+
+    Args:
+        resize_size: pixels of the shorter side after the resize.
+        crop_size: pixels of both sides of the central crop.
+        mean: of each channel, subtracted from values in 0 to 1.
+        std: of each channel, divided by.
+        interpolation: ``nearest``, ``nearest-exact``, ``bilinear`` or
+            ``bicubic``.
+        antialias: of the resize.
+
+    Raises:
+        ValueError: naming the field, its value and what is allowed.
+    """
+
+    resize_size: int
+    crop_size: int
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    interpolation: str = "bilinear"
+    antialias: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("resize_size", "crop_size"):
+            side = getattr(self, name)
+            if type(side) is not int or not 1 <= side <= MAX_SIDE:
+                raise ValueError(
+                    f"{name} must be 1 to {MAX_SIDE} pixels, not {side!r}"
+                )
+        for name in ("mean", "std"):
+            _check_channels(name, getattr(self, name))
+        if not all(self.std):
+            raise ValueError(f"std must not be zero, it is {self.std}")
+        if self.interpolation not in _INTERPOLATIONS:
+            raise ValueError(
+                f"interpolation must be one of {', '.join(_INTERPOLATIONS)}, "
+                f"not {self.interpolation!r:.80}"
+            )
+        if not isinstance(self.antialias, bool):
+            raise ValueError(
+                f"antialias must be true or false, not {self.antialias!r}"
+            )
+
+    @classmethod
+    def from_preset(cls, preset: Any) -> ImageTransform:
+        """Of ``weights.transforms()`` (or that function itself).
+
+        Raises:
+            TypeError: for anything but a classification preset.
+        """
+        from torchvision.transforms._presets import ImageClassification
+
+        if not isinstance(preset, ImageClassification) and callable(preset):
+            preset = preset()
+        if not isinstance(preset, ImageClassification):
+            raise TypeError(
+                "the transform must be torchvision's ImageClassification "
+                f"preset, not a {type(preset).__name__}"
+            )
+        return cls(
+            resize_size=_only(preset.resize_size, "resize_size"),
+            crop_size=_only(preset.crop_size, "crop_size"),
+            mean=tuple(preset.mean),
+            std=tuple(preset.std),
+            interpolation=preset.interpolation.value,
+            antialias=bool(preset.antialias),
+        )
+
+    @property
+    def output_shape(self) -> tuple[int, int, int]:
+        """``(3, crop_size, crop_size)``."""
+        return (3, self.crop_size, self.crop_size)
+
+    def to_json(self) -> dict[str, Any]:
+        fields = asdict(self)
+        return fields | {"mean": list(self.mean), "std": list(self.std)}
+
+    @classmethod
+    def from_json(cls, document: Any) -> ImageTransform:
+        """Reads what :meth:`to_json` wrote, from anybody.
+
+        Raises:
+            ValueError: naming the field that is wrong, missing or unknown.
+        """
+        if not isinstance(document, dict):
+            raise ValueError(f"a transform is an object, not {document!r:.80}")
+        expected = set(cls.__dataclass_fields__)
+        if set(document) != expected:
+            raise ValueError(
+                f"a transform has the fields {sorted(expected)}, not "
+                f"{sorted(map(str, document))!r:.200}"
+            )
+        channels = {name: document[name] for name in ("mean", "std")}
+        for name, value in channels.items():
+            if not isinstance(value, list):
+                raise ValueError(f"{name} must be a list, not {value!r:.80}")
+            channels[name] = tuple(value)
+        return cls(**document | channels)
+
+    def preset(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The torchvision module that does the work."""
+        from torchvision.transforms import InterpolationMode
+        from torchvision.transforms._presets import ImageClassification
+
+        preset: Callable[[torch.Tensor], torch.Tensor]
+        preset = ImageClassification(
+            crop_size=self.crop_size,
+            resize_size=self.resize_size,
+            mean=self.mean,
+            std=self.std,
+            interpolation=InterpolationMode(self.interpolation),
+            antialias=self.antialias,
+        )
+        return preset
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        """From uint8 ``[3, H, W]`` to float32 ``[3, crop, crop]``.
+
+        Raises:
+            SampleError: for an image so elongated that its resized form
+                is over :data:`MAX_RESIZED_PIXELS`.
+        """
+        height, width = image.shape[-2:]
+        shorter, longer = sorted((height, width))
+        resized = self.resize_size**2 * longer // max(shorter, 1)
+        if resized > MAX_RESIZED_PIXELS:
+            raise SampleError(
+                f"an image of {width}x{height} pixels would be resized to "
+                f"{resized} pixels, more than {MAX_RESIZED_PIXELS}"
+            )
+        return self.preset()(image)
+
+
+def _only(sizes: Sequence[int], name: str) -> int:
+    if len(sizes) != 1:
+        raise TypeError(f"{name} must be one number, not {list(sizes)}")
+    return sizes[0]
+
+
+def _check_channels(name: str, values: Any) -> None:
+    fine = (
+        isinstance(values, tuple)
+        and len(values) == 3
+        and all(type(v) in (int, float) for v in values)
+        and all(abs(v) < 1e6 and math.isfinite(v) for v in values)
+    )
+    if not fine:
+        raise ValueError(
+            f"{name} must be three finite numbers, not {values!r:.80}"
+        )
+
+
+def decode_image(
+    data: bytes, *, max_pixels: int = DEFAULT_MAX_PIXELS
+) -> torch.Tensor:
+    """An image file's pixels, uint8 ``[3, H, W]``, RGB.
+
+    JPEG and PNG, told apart by their first bytes. Grey, palette and CMYK
+    images become RGB, alpha is dropped, 16-bit PNGs keep their upper eight
+    bits. EXIF orientation is ignored, as torchvision's default does.
+
+    Raises:
+        SampleError: undecodable, truncated, of another format or larger
+            than ``max_pixels``.
+    """
+    kind = _kind(data)
+    width, height = _size(data, kind)
+    if width * height > max_pixels:
+        raise SampleError(
+            f"an image of {width}x{height} pixels is over the limit of "
+            f"{max_pixels} pixels"
+        )
+    image = _decode(data, kind)
+    if tuple(image.shape) != (3, height, width):
+        raise SampleError(f"damaged {kind}: its header states another size")
+    return image
+
+
+def _kind(data: bytes) -> str:
+    for kind, magic in _MAGIC.items():
+        if bytes(data[: len(magic)]) == magic:
+            return kind
+    raise SampleError("neither a JPEG nor a PNG image")
+
+
+def _size(data: bytes, kind: str) -> tuple[int, int]:
+    # The plugin classes read headers only, and unlike Image.open they
+    # neither try other formats nor warn about large images.
+    parser = JpegImageFile if kind == "JPEG" else PngImageFile
+    try:
+        with parser(io.BytesIO(data)) as header:
+            width, height = header.size
+    except Exception as error:  # Pillow raises whatever a field made fail
+        raise SampleError(f"damaged {kind}: unreadable header") from error
+    return int(width), int(height)
+
+
+def _decode(data: bytes, kind: str) -> torch.Tensor:
+    from torchvision.io import ImageReadMode, decode_jpeg, decode_png
+
+    decode = decode_jpeg if kind == "JPEG" else decode_png
+    buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    try:
+        image: torch.Tensor = decode(buffer, mode=ImageReadMode.RGB)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0][:120]
+        raise SampleError(f"damaged {kind}: {reason}") from error
+    if image.dtype == torch.uint16:
+        image = (image.to(torch.int32) >> 8).to(torch.uint8)
+    return image
