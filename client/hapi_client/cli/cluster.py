@@ -1,0 +1,173 @@
+"""``hapi cluster``: a real Swift on this machine, in one directory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(
+    help="Run a Swift cluster on this machine, without root.",
+    no_args_is_help=True,
+)
+
+Directory = Annotated[
+    Path, typer.Argument(help="Directory of the cluster.", metavar="DIR")
+]
+
+
+@app.command()
+def start(
+    directory: Directory,
+    processes: Annotated[
+        bool, typer.Option(help="Separate server processes, not one.")
+    ] = False,
+    worker: Annotated[
+        bool, typer.Option(help="Run hapi-worker beside the servers.")
+    ] = True,
+    hapi: Annotated[
+        bool, typer.Option(help="Put the hapi filter into the proxy.")
+    ] = True,
+    host: Annotated[
+        str, typer.Option(help="Address the proxy listens on.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None, typer.Option(help="The proxy's port (else a free one).")
+    ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(help="single, replicated or ec; fixed at first start."),
+    ] = None,
+    encryption: Annotated[
+        bool, typer.Option(help="Encrypt the data at rest.")
+    ] = False,
+    worker_option: Annotated[
+        list[str] | None,
+        typer.Option(help="KEY=VALUE for hapi-worker.conf; repeatable."),
+    ] = None,
+    filter_option: Annotated[
+        list[str] | None,
+        typer.Option(help="KEY=VALUE for [filter:hapi]; repeatable."),
+    ] = None,
+) -> None:
+    """Start the cluster in DIR and return when all of it answers.
+
+    DIR is made if it does not exist. A stopped cluster serves its old data.
+    """
+    from hapi_cluster import Cluster
+
+    with _clear_errors():
+        cluster = Cluster.start(
+            directory,
+            processes=processes,
+            worker=worker,
+            hapi_filter=hapi,
+            host=host,
+            port=port,
+            layout=layout,
+            encryption=encryption,
+            worker_options=_pairs(worker_option or []),
+            filter_options=_pairs(filter_option or []),
+        )
+        for warning in cluster.status()["warnings"]:
+            typer.echo(f"Warning: {warning}", err=True)
+        typer.echo(f"Running: {cluster.proxy_url}")
+        quoted = shlex.quote(str(directory))
+        typer.echo(f'Use it:  eval "$(hapi cluster env {quoted})"')
+
+
+@app.command()
+def stop(directory: Directory) -> None:
+    """Stop the cluster in DIR; its data stays."""
+    from hapi_cluster import Cluster
+
+    with _clear_errors():
+        stopped = Cluster(directory).stop()
+        typer.echo("Stopped." if stopped else "It was not running.")
+
+
+@app.command()
+def status(
+    directory: Directory,
+    json_path: Annotated[
+        Path | None,
+        typer.Option("--json", help="Write the state as JSON; - is stdout."),
+    ] = None,
+) -> None:
+    """Show the cluster in DIR; exit status 1 unless it is running."""
+    from hapi_cluster import Cluster
+
+    with _clear_errors():
+        state = Cluster(directory).status()
+        if json_path is None:
+            _print_status(state)
+        elif str(json_path) == "-":
+            typer.echo(json.dumps(state, indent=2))
+        else:
+            json_path.write_text(json.dumps(state, indent=2) + "\n")
+    if state["status"] != "running":
+        raise typer.Exit(1)
+
+
+@app.command()
+def env(directory: Directory) -> None:
+    """Print export lines for the swift and hapi commands (for eval)."""
+    from hapi_cluster import Cluster
+
+    with _clear_errors():
+        values = Cluster.attach(directory).environment
+        words = [f"{k}={shlex.quote(v)}" for k, v in values.items()]
+        typer.echo("export " + " ".join(words))
+
+
+@contextlib.contextmanager
+def _clear_errors() -> Iterator[None]:
+    """Print a cluster's error and its remedy, and exit with 1."""
+    from hapi_cluster import ClusterError
+
+    try:
+        yield
+    except ClusterError as error:
+        typer.echo(f"Error: {error.message}\n{error.remedy}", err=True)
+        raise typer.Exit(1) from error
+    except OSError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+def _pairs(words: list[str]) -> dict[str, str]:
+    pairs = [word.partition("=") for word in words]
+    for key, equals, _ in pairs:
+        if not equals:
+            raise typer.BadParameter(f"{key!r} is not KEY=VALUE.")
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _print_status(state: dict[str, Any]) -> None:
+    table = Table(show_header=False, box=None)
+    rows = {
+        "directory": state["directory"],
+        "status": state["status"],
+        "url": state.get("proxy_url"),
+        "auth": state.get("auth_url"),
+        "layout": state.get("layout"),
+        "worker socket": state.get("worker_socket"),
+        "supervisor": state.get("supervisor_pid"),
+    }
+    for name, child in state.get("children", {}).items():
+        pid = child["pid"] or "not running"
+        rows[name] = f"{pid}, {child['restarts']} restarts, {child['log']}"
+    for name, value in rows.items():
+        if value is not None:
+            table.add_row(name, str(value))
+    Console(file=sys.stdout, soft_wrap=True).print(table)
+    for warning in state.get("warnings", []):
+        typer.echo(f"Warning: {warning}", err=True)

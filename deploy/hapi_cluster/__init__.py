@@ -1,0 +1,13 @@
+"""A real Swift on one machine, in one directory, without root.
+
+``Cluster.start(directory)`` runs the proxy, account, container and object
+servers of the pip package, with the hapi filter and hapi-worker beside
+them. Nothing is read from or written to /etc. Linux only (pidfds, prctl).
+"""
+
+from hapi_cluster.cluster import Cluster
+from hapi_cluster.configs import USERS
+from hapi_cluster.errors import ClusterError
+from hapi_cluster.settings import LAYOUTS, ClusterSettings
+
+__all__ = ["LAYOUTS", "USERS", "Cluster", "ClusterError", "ClusterSettings"]

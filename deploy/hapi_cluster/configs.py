@@ -1,0 +1,232 @@
+"""The configuration files of a cluster, as text.
+
+Pure: settings, ports and secrets in, ``{file name: text}`` out. Every start
+writes them anew; lasting choices are made through the settings.
+"""
+
+from __future__ import annotations
+
+import configparser
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hapi_cluster.settings import LAYOUTS, ClusterSettings
+
+Sections = Mapping[str, Mapping[str, str]]
+
+BACKENDS = ("account", "container", "object")
+BACKEND_HOST = "127.0.0.1"
+RINGS_NAME = "rings.json"
+USERS: Mapping[str, tuple[str, str]] = {
+    "test:tester": ("testing", ".admin"),
+    "test2:tester2": ("testing2", ".admin"),
+    "test:tester3": ("testing3", ""),
+    "admin:admin": ("admin", ".admin .reseller_admin"),
+}
+"""The users of every cluster: name -> (key, groups).
+
+The same as in Swift's own functional tests, and as well known: a cluster
+is for one machine and its user, not for a network.
+"""
+
+_HEADER = "# Written by hapi_cluster at every start: changes here are lost.\n"
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """What one cluster keeps to itself and keeps for good."""
+
+    hash_suffix: str
+    fernet_key: str
+    encryption_root: str
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """All that the files are made from."""
+
+    settings: ClusterSettings
+    layout: str
+    secrets: Secrets
+    ports: Mapping[str, int]
+    user: str
+    etc: Path
+    devices: Path
+    worker_socket: Path
+
+
+def render_all(deployment: Deployment) -> dict[str, str]:
+    """Every configuration file by its name."""
+    files = {
+        "swift.conf": _swift(deployment),
+        "proxy-server.conf": _proxy(deployment),
+        "hapi-worker.conf": _worker(deployment),
+    }
+    for server in BACKENDS:
+        files[f"{server}-server.conf"] = _backend(deployment, server)
+    texts = {name: _text(sections) for name, sections in files.items()}
+    rings = {"layout": deployment.layout, "ports": dict(deployment.ports)}
+    return {**texts, RINGS_NAME: json.dumps(rings) + "\n"}
+
+
+def _text(sections: Sections) -> str:
+    parser = configparser.RawConfigParser(
+        delimiters=("=",), default_section=""
+    )
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read_dict(sections)
+    buffer = io.StringIO(newline="\n")
+    buffer.write(_HEADER)
+    parser.write(buffer)
+    return buffer.getvalue()
+
+
+def _swift(deployment: Deployment) -> Sections:
+    policy = LAYOUTS[deployment.layout].policy
+    return {
+        "swift-hash": {
+            "swift_hash_path_suffix": deployment.secrets.hash_suffix
+        },
+        "storage-policy:0": {**policy, "default": "yes"},
+    }
+
+
+def _defaults(
+    deployment: Deployment, server: str, host: str
+) -> Mapping[str, str]:
+    return {
+        "bind_ip": host,
+        "bind_port": str(deployment.ports[server]),
+        "bind_timeout": "3",
+        "workers": "0",
+        "user": deployment.user,
+        "swift_dir": str(deployment.etc),
+        "log_name": f"{server}-server",
+        "log_custom_handlers": "hapi_cluster.logs.to_stderr",
+    }
+
+
+def _backend(deployment: Deployment, server: str) -> Sections:
+    # The timeouts are generous because no updater runs here: an object
+    # whose container update timed out would stay out of the listing.
+    return {
+        "DEFAULT": {
+            **_defaults(deployment, server, BACKEND_HOST),
+            "devices": str(deployment.devices),
+            "mount_check": "false",
+            "fallocate_reserve": "0",
+            "conn_timeout": "5",
+            "node_timeout": "30",
+            "container_update_timeout": "30",
+        },
+        "pipeline:main": {"pipeline": f"healthcheck {server}-server"},
+        f"app:{server}-server": {"use": f"egg:swift#{server}"},
+        "filter:healthcheck": {"use": "egg:swift#healthcheck"},
+    }
+
+
+def pipeline(settings: ClusterSettings) -> list[str]:
+    """The proxy's pipeline: the hapi filter right of auth, left of copy."""
+    before = (
+        "catch_errors gatekeeper healthcheck proxy-logging cache"
+        " listing_formats container_sync bulk tempurl s3api tempauth"
+    )
+    after = (
+        "copy container-quotas account-quotas slo dlo versioned_writes symlink"
+    )
+    return [
+        *before.split(),
+        *(["hapi"] if settings.hapi_filter else []),
+        *after.split(),
+        *(["keymaster", "encryption"] if settings.encryption else []),
+        "proxy-logging",
+        "proxy-server",
+    ]
+
+
+def _proxy(deployment: Deployment) -> Sections:
+    settings = deployment.settings
+    names = pipeline(settings)
+    sections = {
+        "DEFAULT": _defaults(deployment, "proxy", settings.host),
+        "pipeline:main": {"pipeline": " ".join(names)},
+        "app:proxy-server": {
+            "use": "egg:swift#proxy",
+            "account_autocreate": "true",
+            "allow_account_management": "true",
+            # One busy machine must not put its only disk on the list of
+            # bad ones for a minute.
+            "conn_timeout": "5",
+            "node_timeout": "60",
+            "recoverable_node_timeout": "60",
+            "error_suppression_interval": "1",
+        },
+    }
+    special = _special_filters(deployment)
+    for name in names[:-1]:
+        default = {"use": f"egg:swift#{name.replace('-', '_')}"}
+        sections[f"filter:{name}"] = special.get(name, default)
+    return sections
+
+
+def _special_filters(
+    deployment: Deployment,
+) -> dict[str, dict[str, str]]:
+    settings, secrets = deployment.settings, deployment.secrets
+    return {
+        "proxy-logging": {
+            "use": "egg:swift#proxy_logging",
+            # Its logger takes no custom handler. Its lines reach stderr all
+            # the same; the copy for syslog goes to the discard port.
+            "access_log_udp_host": BACKEND_HOST,
+            "access_log_udp_port": "9",
+        },
+        "cache": _cache(deployment),
+        "tempauth": {
+            "use": "egg:swift#tempauth",
+            "fernet_key_cluster": secrets.fernet_key,
+            "active_fernet_key_id": "cluster",
+            **{
+                f"user_{name.replace(':', '_')}": " ".join(value).strip()
+                for name, value in USERS.items()
+            },
+        },
+        "hapi": {
+            "use": "egg:swift-hapi#hapi",
+            "worker_socket": str(deployment.worker_socket),
+            **settings.filter_options,
+        },
+        "versioned_writes": {
+            "use": "egg:swift#versioned_writes",
+            "allow_versioned_writes": "true",
+            "allow_object_versioning": "true",
+        },
+        "keymaster": {
+            "use": "egg:swift#keymaster",
+            "encryption_root_secret": secrets.encryption_root,
+        },
+    }
+
+
+def _cache(deployment: Deployment) -> dict[str, str]:
+    if "memcached" not in deployment.ports:
+        return {
+            "paste.filter_factory": "hapi_cluster.memory_cache:filter_factory"
+        }
+    port = deployment.ports["memcached"]
+    return {
+        "use": "egg:swift#memcache",
+        "memcache_servers": f"{BACKEND_HOST}:{port}",
+    }
+
+
+def _worker(deployment: Deployment) -> Sections:
+    return {
+        "hapi-worker": {
+            "socket": str(deployment.worker_socket),
+            **deployment.settings.worker_options,
+        }
+    }

@@ -1,0 +1,228 @@
+"""From settings to the processes that make up a cluster."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pwd
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hapi_cluster.child import ChildSpec
+from hapi_cluster.configs import (
+    BACKEND_HOST,
+    BACKENDS,
+    Deployment,
+    Secrets,
+    render_all,
+)
+from hapi_cluster.errors import SettingsError, SocketPathError
+from hapi_cluster.paths import ClusterPaths
+from hapi_cluster.ports import PortReservation
+from hapi_cluster.probes import answers, connects
+from hapi_cluster.settings import LAYOUTS, ClusterSettings
+from hapi_cluster.state import write_private
+
+# sizeof(sockaddr_un.sun_path), with the closing zero byte.
+MAX_SOCKET_PATH_BYTES = 107
+TEMPORARY_PREFIX = "hapi-run-"
+MEMCACHED_MEGABYTES = 64
+
+
+@dataclass(frozen=True)
+class Socket:
+    """The worker's socket; ``made`` if its folder is a temporary one."""
+
+    path: Path
+    made: bool
+
+
+def reserve_ports(
+    settings: ClusterSettings, last: Mapping[str, int]
+) -> dict[str, PortReservation]:
+    """The proxy's and the backends' ports, last start's if still free."""
+    held = {}
+    if settings.port is None:
+        proxy = PortReservation.prefer(settings.host, last.get("proxy", 0))
+    else:
+        proxy = PortReservation.take(settings.host, settings.port)
+    held["proxy"] = proxy
+    for server in BACKENDS:
+        held[server] = PortReservation.prefer(
+            BACKEND_HOST, last.get(server, 0)
+        )
+    return held
+
+
+def choose_layout(settings: ClusterSettings, last: str | None) -> str:
+    """The layout of the directory; SettingsError if another is asked."""
+    if last is None:
+        return settings.layout or "single"
+    if settings.layout not in (None, last):
+        raise SettingsError(
+            f"this cluster's layout is {last!r}, not {settings.layout!r}.",
+            "Leave the layout out, or start in a new directory.",
+        )
+    return last
+
+
+def choose_socket(run: Path) -> Socket:
+    """The socket in ``run``, or in a new private folder if too long."""
+    path = run / "worker.sock"
+    if _fits(path):
+        return Socket(path, made=False)
+    folder = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX))
+    path = folder / "worker.sock"
+    if _fits(path):
+        return Socket(path, made=True)
+    folder.rmdir()
+    raise SocketPathError(
+        f"{path} is too long for a unix socket"
+        f" ({MAX_SOCKET_PATH_BYTES} bytes).",
+        "Choose a directory with a shorter path, or set TMPDIR to one.",
+    )
+
+
+def _fits(path: Path) -> bool:
+    name = os.fsencode(admin_socket(path))
+    return len(name) <= MAX_SOCKET_PATH_BYTES
+
+
+def load_secrets(path: Path) -> Secrets:
+    """The cluster's secrets, made on its first start."""
+    if path.exists():
+        return Secrets(**json.loads(path.read_text()))
+    fresh = Secrets(
+        hash_suffix=secrets.token_hex(16),
+        fernet_key=base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
+        encryption_root=base64.b64encode(secrets.token_bytes(32)).decode(),
+    )
+    write_private(path, json.dumps(vars(fresh), indent=2) + "\n")
+    return fresh
+
+
+def write_files(
+    paths: ClusterPaths,
+    settings: ClusterSettings,
+    layout: str,
+    ports: Mapping[str, int],
+    worker_socket: Path,
+) -> None:
+    """Folders and configuration files."""
+    deployment = Deployment(
+        settings=settings,
+        layout=layout,
+        secrets=load_secrets(paths.secrets),
+        ports=ports,
+        user=_user_name(),
+        etc=paths.etc,
+        devices=paths.devices,
+        worker_socket=worker_socket,
+    )
+    for number in range(LAYOUTS[layout].devices):
+        folder = paths.devices / f"d{number + 1}"
+        folder.mkdir(parents=True, exist_ok=True)
+    for name, text in render_all(deployment).items():
+        write_private(paths.etc / name, text)
+
+
+def _user_name() -> str:
+    # Swift's servers look the name up to drop privileges to it.
+    uid = os.geteuid()
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError as error:
+        raise SettingsError(
+            f"user id {uid} has no name on this machine, and Swift needs it.",
+            "Add it to /etc/passwd, or run as a user that has a name.",
+        ) from error
+
+
+def child_specs(
+    paths: ClusterPaths,
+    settings: ClusterSettings,
+    ports: Mapping[str, int],
+    worker_socket: Path,
+) -> list[ChildSpec]:
+    """The processes to run, in the order of their start."""
+    specs = [_memcached(paths, ports)] if "memcached" in ports else []
+    if settings.processes:
+        specs += [
+            _servers(paths, server, (server,), settings, ports)
+            for server in (*BACKENDS, "proxy")
+        ]
+    else:
+        together = (*BACKENDS, "proxy")
+        specs.append(_servers(paths, "swift", together, settings, ports))
+    if settings.worker:
+        specs.append(_worker(paths, settings, worker_socket))
+    return specs
+
+
+def _servers(
+    paths: ClusterPaths,
+    name: str,
+    servers: tuple[str, ...],
+    settings: ClusterSettings,
+    ports: Mapping[str, int],
+) -> ChildSpec:
+    addresses = [
+        (reachable(settings.host if s == "proxy" else BACKEND_HOST), ports[s])
+        for s in servers
+    ]
+    module = "hapi_cluster.servers"
+    return ChildSpec(
+        name,
+        (sys.executable, "-m", module, str(paths.etc), *servers),
+        paths.log(name),
+        lambda: all(answers(a, "/healthcheck") for a in addresses),
+    )
+
+
+def reachable(host: str) -> str:
+    """An address that leads to a server listening on ``host``."""
+    every = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
+    return every.get(host, host)
+
+
+def _memcached(paths: ClusterPaths, ports: Mapping[str, int]) -> ChildSpec:
+    port = ports["memcached"]
+    program = shutil.which("memcached")
+    assert program is not None
+    as_root = ("-u", "root") if os.geteuid() == 0 else ()
+    options = ("-U", "0", "-m", str(MEMCACHED_MEGABYTES))
+    return ChildSpec(
+        "memcached",
+        (program, "-l", BACKEND_HOST, "-p", str(port), *options, *as_root),
+        paths.log("memcached"),
+        lambda: connects((BACKEND_HOST, port)),
+    )
+
+
+def _worker(
+    paths: ClusterPaths, settings: ClusterSettings, worker_socket: Path
+) -> ChildSpec:
+    command = settings.worker_command or (
+        sys.executable,
+        "-m",
+        "hapi_worker.main",
+    )
+    admin = admin_socket(worker_socket)
+    return ChildSpec(
+        "worker",
+        (*command, "--config", str(paths.worker_config)),
+        paths.log("worker"),
+        lambda: answers(admin, "/healthz"),
+        (worker_socket, admin),
+    )
+
+
+def admin_socket(worker_socket: Path) -> Path:
+    """Where the worker answers health questions even when it is busy."""
+    return Path(f"{worker_socket}.admin")

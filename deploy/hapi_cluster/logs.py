@@ -1,0 +1,47 @@
+"""Swift's log lines to the process's own log file instead of syslog."""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+TAIL_BYTES = 4096
+
+
+def to_stderr(
+    conf: Mapping[str, str],
+    name: str,
+    log_to_console: bool,
+    log_route: str,
+    fmt: str,
+    logger: logging.Logger,
+    adapted_logger: Any,
+) -> None:
+    """Swift's ``log_custom_handlers`` hook: one handler, with times.
+
+    Swift always adds a syslog handler, which without ``/dev/log`` sends
+    each line to UDP port 514, and its console format has no time.
+    """
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        if isinstance(handler, logging.handlers.SysLogHandler):
+            handler.close()
+    handler = logging.StreamHandler(sys.__stderr__)
+    handler.setFormatter(logging.Formatter(f"%(asctime)s {fmt}"))
+    logger.addHandler(handler)
+
+
+def tail(path: Path, num_lines: int = 15) -> str:
+    """The last lines of a log, indented; empty if there is none."""
+    try:
+        with path.open("rb") as log:
+            log.seek(0, 2)
+            log.seek(max(0, log.tell() - TAIL_BYTES))
+            text = log.read().decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
+    return "\n".join(f"    {line}" for line in text.splitlines()[-num_lines:])

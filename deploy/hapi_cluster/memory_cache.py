@@ -1,0 +1,118 @@
+"""A cache for a proxy that is one process: the ``cache`` filter.
+
+Has the methods of ``swift.common.memcached.MemcacheRing`` that Swift's
+middleware calls, and its habits: values pass through JSON (tuples come back
+as lists), a count that is not there starts at the increment, nothing falls
+below zero. Only for one process: separate proxies would not see one
+another's invalidations, and need a memcached.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+DEFAULT_MAX_ENTRIES = 50_000
+# memcached reads larger numbers as a date.
+RELATIVE_LIMIT_SECONDS = 30 * 24 * 3600
+
+WSGIApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+
+class MemoryCache:
+    """The least recently used entries go when ``max_entries`` is reached."""
+
+    def __init__(
+        self,
+        max_entries: int = DEFAULT_MAX_ENTRIES,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._entries: OrderedDict[str, tuple[str, float]] = OrderedDict()
+        self._max_entries = max_entries
+        self._clock = clock
+
+    def set(
+        self,
+        key: str,
+        value: Any,
+        serialize: bool = True,
+        time: float = 0,
+        min_compress_len: int = 0,
+        raise_on_error: bool = False,
+    ) -> None:
+        if isinstance(value, bytes):
+            value = value.decode("utf-8")
+        self._entries[key] = (json.dumps(value), self._expiry(time))
+        self._entries.move_to_end(key)
+        while len(self._entries) > self._max_entries:
+            self._entries.popitem(last=False)
+
+    def get(self, key: str, raise_on_error: bool = False) -> Any:
+        text, expiry = self._entries.get(key, ("null", 0.0))
+        if expiry <= self._clock():
+            self._entries.pop(key, None)
+            return None
+        self._entries.move_to_end(key)
+        return json.loads(text)
+
+    def incr(self, key: str, delta: int = 1, time: float = 0) -> int:
+        present = self.get(key)
+        if present is None:
+            count = max(0, int(delta))
+            self.set(key, count, time=time)
+            return count
+        count = max(0, int(present) + int(delta))
+        self._entries[key] = (json.dumps(count), self._entries[key][1])
+        return count
+
+    def decr(self, key: str, delta: int = 1, time: float = 0) -> int:
+        return self.incr(key, -delta, time)
+
+    def delete(self, key: str, server_key: str | None = None) -> None:
+        self._entries.pop(key, None)
+
+    def set_multi(
+        self,
+        mapping: Mapping[str, Any],
+        server_key: str,
+        serialize: bool = True,
+        time: float = 0,
+        min_compress_len: int = 0,
+    ) -> None:
+        for key, value in mapping.items():
+            self.set(key, value, serialize, time)
+
+    def get_multi(self, keys: Iterable[str], server_key: str) -> list[Any]:
+        return [self.get(key) for key in keys]
+
+    def _expiry(self, seconds: float) -> float:
+        if seconds <= 0:
+            return float("inf")
+        if seconds > RELATIVE_LIMIT_SECONDS:
+            return float(seconds)
+        return self._clock() + seconds
+
+
+class MemoryCacheMiddleware:
+    """Puts the cache where Swift looks for it, ``swift.cache``."""
+
+    def __init__(self, app: WSGIApp, cache: MemoryCache) -> None:
+        self.app = app
+        self.cache = cache
+
+    def __call__(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
+        environ["swift.cache"] = self.cache
+        return self.app(environ, start_response)
+
+
+def filter_factory(
+    global_conf: Mapping[str, str], **local_conf: str
+) -> Callable[[WSGIApp], MemoryCacheMiddleware]:
+    """The paste factory; each loaded pipeline has its own cache."""
+    cache = MemoryCache()
+    return lambda app: MemoryCacheMiddleware(app, cache)

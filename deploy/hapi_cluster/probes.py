@@ -1,0 +1,65 @@
+"""Small HTTP questions to the servers of a cluster."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+PROBE_SECONDS = 2.0
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+def ask(
+    address: tuple[str, int] | Path,
+    method: str,
+    path: str,
+    headers: Mapping[str, str] | None = None,
+    timeout_seconds: float = PROBE_SECONDS,
+) -> tuple[int, Mapping[str, str]]:
+    """One request to a TCP address or a unix socket: status and headers.
+
+    Raises OSError or http.client.HTTPException when there is no answer.
+    """
+    connection: http.client.HTTPConnection
+    if isinstance(address, Path):
+        connection = _UnixConnection(address, timeout_seconds)
+    else:
+        connection = http.client.HTTPConnection(
+            *address, timeout=timeout_seconds
+        )
+    try:
+        connection.request(method, path, headers=dict(headers or {}))
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status, {k.lower(): v for k, v in answer.getheaders()}
+    finally:
+        connection.close()
+
+
+def answers(address: tuple[str, int] | Path, path: str) -> bool:
+    """Whether a GET gets 200."""
+    try:
+        return ask(address, "GET", path)[0] == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def connects(address: tuple[str, int]) -> bool:
+    """Whether something accepts connections there (a memcached)."""
+    try:
+        with socket.create_connection(address, PROBE_SECONDS):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,120 @@
+"""What the caller of ``start`` may choose."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hapi_cluster.errors import SettingsError
+
+DEFAULT_START_SECONDS = 90.0
+DEFAULT_STOP_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Rings and the one storage policy of a cluster."""
+
+    replicas: int
+    devices: int
+    policy: Mapping[str, str]
+
+
+LAYOUTS: Mapping[str, Layout] = {
+    "single": Layout(1, 1, {"name": "single"}),
+    "replicated": Layout(3, 4, {"name": "replicated"}),
+    "ec": Layout(
+        3,
+        6,
+        {
+            "name": "ec42",
+            "policy_type": "erasure_coding",
+            "ec_type": "liberasurecode_rs_vand",
+            "ec_num_data_fragments": "4",
+            "ec_num_parity_fragments": "2",
+        },
+    ),
+}
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """How one start of a cluster is made.
+
+    The layout is fixed when the directory is first started; all else may
+    differ from start to start.
+    """
+
+    processes: bool = False
+    """Separate server processes instead of all four apps in one."""
+    worker: bool = True
+    """Start and watch hapi-worker."""
+    hapi_filter: bool = True
+    """Put the hapi filter into the proxy's pipeline."""
+    host: str = "127.0.0.1"
+    """Address the proxy listens on (the other servers: loopback)."""
+    port: int | None = None
+    """The proxy's port; None: the last start's if free, else a free one."""
+    layout: str | None = None
+    """A name in LAYOUTS; None: as before, ``single`` when new."""
+    encryption: bool = False
+    """Encrypt object data at rest (keymaster and encryption filters)."""
+    worker_options: Mapping[str, str] = field(default_factory=dict)
+    """More keys of ``[hapi-worker]`` in the worker's configuration."""
+    filter_options: Mapping[str, str] = field(default_factory=dict)
+    """More keys of ``[filter:hapi]`` in the proxy's configuration."""
+    worker_command: tuple[str, ...] | None = None
+    """Instead of ``python -m hapi_worker.main``; ``--config FILE`` follows."""
+    parent_pid: int | None = None
+    """Stop when this process ends."""
+    start_seconds: float = DEFAULT_START_SECONDS
+    """Deadline for all servers to answer."""
+    stop_seconds: float = DEFAULT_STOP_SECONDS
+    """Time between SIGTERM and SIGKILL when stopping."""
+
+    def __post_init__(self) -> None:
+        if self.layout is not None and self.layout not in LAYOUTS:
+            raise SettingsError(
+                f"unknown layout {self.layout!r}.",
+                f"Choose one of {', '.join(sorted(LAYOUTS))}.",
+            )
+        if self.port is not None and not 1 <= self.port <= 65535:
+            raise SettingsError(
+                f"port {self.port} is out of range.",
+                "Choose 1024 to 65535, or leave it out for a free one.",
+            )
+        for name in ("start_seconds", "stop_seconds"):
+            if getattr(self, name) <= 0:
+                raise SettingsError(
+                    f"{name} is {getattr(self, name)}.",
+                    "Choose a number of seconds above 0.",
+                )
+        self._check_options("worker_options", self.worker_options)
+        self._check_options("filter_options", self.filter_options)
+
+    @staticmethod
+    def _check_options(name: str, options: Mapping[str, str]) -> None:
+        for key, value in options.items():
+            if not key or any(c in key for c in "=:[]#;\r\n \t"):
+                raise SettingsError(
+                    f"{name} has the key {key!r}.",
+                    "A key is one word, as in an INI file.",
+                )
+            if not isinstance(value, str) or set(value) & set("\r\n"):
+                raise SettingsError(
+                    f"{name}[{key!r}] is {value!r}.",
+                    "A value is a string on one line.",
+                )
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ClusterSettings:
+        values: dict[str, Any] = json.loads(text)
+        if values["worker_command"] is not None:
+            values["worker_command"] = tuple(values["worker_command"])
+        return cls(**values)

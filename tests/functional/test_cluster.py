@@ -1,0 +1,644 @@
+"""The embedded cluster: a life from start to stop, and what may go wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hapi_cluster import USERS, Cluster, ClusterError
+from hapi_cluster.errors import (
+    AlreadyRunningError,
+    DirectoryError,
+    NotAClusterError,
+    NotRunningError,
+    PortBusyError,
+    SettingsError,
+    SocketPathError,
+    StartError,
+    SwiftMissingError,
+    XattrError,
+)
+from hapi_cluster.identity import ProcessIdentity
+
+pytest.importorskip("swift", reason="needs swift-hapi[cluster]")
+
+FAKE_WORKER = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
+BARE: dict[str, Any] = {"worker": False, "hapi_filter": False}
+WATCHED: dict[str, Any] = {"hapi_filter": False, "worker_command": FAKE_WORKER}
+DEADLINE_SECONDS = 20.0
+
+
+@pytest.fixture
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A new directory, in memory if possible; nothing runs in it after."""
+    shm = Path("/dev/shm")
+    parent = shm if os.access(shm, os.W_OK) else tmp_path_factory.mktemp("d")
+    path = parent / f"hapi-test-{os.getpid()}-{time.monotonic_ns()}"
+    yield path
+    if (path / "cluster.json").exists():
+        Cluster(path).stop()
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def bare() -> Iterator[Cluster]:
+    """One process of plain Swift, for tests that do not stop it."""
+    with Cluster.temporary(**BARE) as running:
+        yield running
+
+
+def start(directory: Path, **settings: Any) -> Cluster:
+    return Cluster.start(
+        directory, die_with_parent=True, **{**BARE, **settings}
+    )
+
+
+def request(
+    cluster: Cluster,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    user: str = "test:tester",
+) -> tuple[int, bytes]:
+    """A request in the account of the user; status and body."""
+    key = USERS[user][0]
+    auth = urllib.request.Request(
+        cluster.auth_url, headers={"X-Auth-User": user, "X-Auth-Key": key}
+    )
+    with urllib.request.urlopen(auth, timeout=DEADLINE_SECONDS) as answer:
+        url = answer.headers["X-Storage-Url"] + path
+        token = answer.headers["X-Auth-Token"]
+    asked = urllib.request.Request(
+        url, body, {"X-Auth-Token": token}, method=method
+    )
+    try:
+        with urllib.request.urlopen(asked, timeout=DEADLINE_SECONDS) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def eventually(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"not in time: {what}"
+        time.sleep(0.02)
+
+
+def family(pid: int) -> list[ProcessIdentity]:
+    """A process and all its descendants."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            fields = entry.read_text().rpartition(")")[2].split()
+            parents[int(entry.parent.name)] = int(fields[1])
+    found = [pid]
+    for ancestor in found:
+        found += [p for p, parent in parents.items() if parent == ancestor]
+    identities = [ProcessIdentity.of(p) for p in found]
+    return [identity for identity in identities if identity is not None]
+
+
+def supervisor(cluster: Cluster) -> int:
+    pid = cluster.supervisor_pid
+    assert pid is not None
+    return pid
+
+
+def listens(cluster: Cluster) -> list[int]:
+    """The cluster's ports that still accept connections."""
+    state = json.loads((cluster.directory / "cluster.json").read_text())
+    found = []
+    for port in state["ports"].values():
+        with contextlib.suppress(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            found.append(port)
+    return found
+
+
+def hapi_cluster_command(*words: str | Path) -> list[str]:
+    code = "from hapi_client.cli.cluster import app; app()"
+    return [sys.executable, "-c", code, *map(str, words)]
+
+
+def cli(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        hapi_cluster_command(*words),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+# -- a life -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_data_is_served_again_after_stop_and_start(
+    directory: Path, processes: bool
+) -> None:
+    data = os.urandom(200_000)
+    with start(directory, processes=processes) as cluster:
+        url = cluster.proxy_url
+        assert request(cluster, "PUT", "/c")[0] == 201
+        assert request(cluster, "PUT", "/c/o", data)[0] == 201
+        names = set(cluster.status()["children"]) - {"memcached"}
+    assert names == (
+        {"account", "container", "object", "proxy"} if processes else {"swift"}
+    )
+    with start(directory) as cluster:
+        assert cluster.proxy_url == url
+        assert request(cluster, "GET", "/c/o") == (200, data)
+        assert request(cluster, "GET", "/c") == (200, b"o\n")
+
+
+def test_backends_get_new_ports_when_theirs_were_taken(
+    directory: Path,
+) -> None:
+    with start(directory) as cluster:
+        request(cluster, "PUT", "/c")
+        request(cluster, "PUT", "/c/o", b"data")
+        port = cluster.status()["ports"]["object"]
+    with socket.create_server(("127.0.0.1", port)), start(directory) as again:
+        assert again.status()["ports"]["object"] != port
+        assert request(again, "GET", "/c/o") == (200, b"data")
+
+
+@pytest.mark.parametrize("layout", ["replicated", "ec"])
+def test_objects_come_back_whole_in_other_layouts(
+    directory: Path, layout: str
+) -> None:
+    data = os.urandom(300_000)
+    with start(directory, layout=layout) as cluster:
+        assert request(cluster, "PUT", "/c")[0] == 201
+        assert request(cluster, "PUT", "/c/o", data)[0] == 201
+        assert request(cluster, "GET", "/c/o") == (200, data)
+    devices = [
+        d for d in (directory / "srv").iterdir() if any(d.rglob("*.d*"))
+    ]
+    assert len(devices) >= 3
+    with pytest.raises(SettingsError, match=f"layout is '{layout}'"):
+        start(directory, layout="single")
+
+
+def test_encryption_keeps_plaintext_off_the_disk(directory: Path) -> None:
+    data = b"a very well known text" * 100
+    with start(directory, encryption=True) as cluster:
+        request(cluster, "PUT", "/c")
+        assert request(cluster, "PUT", "/c/o", data)[0] == 201
+        assert request(cluster, "GET", "/c/o") == (200, data)
+    (stored,) = directory.glob("srv/*/objects/**/*.data")
+    assert stored.stat().st_size == len(data)
+    assert b"well known" not in stored.read_bytes()
+
+
+def test_users_have_the_rights_of_swifts_functional_tests(
+    bare: Cluster,
+) -> None:
+    for user in ("test:tester", "test2:tester2", "admin:admin"):
+        # 204 and not 200: the account exists before its first use.
+        assert request(bare, "HEAD", "", user=user)[0] == 204, user
+    assert request(bare, "PUT", "/c", user="test:tester3")[0] == 403
+
+
+def test_nothing_is_left_after_stop(directory: Path) -> None:
+    options = {"lone_child": "yes"}
+    cluster = start(directory, **WATCHED, worker=True, worker_options=options)
+    processes = family(supervisor(cluster))
+    worker_socket = cluster.worker_socket
+    assert worker_socket is not None
+    assert worker_socket.exists()
+    # supervisor, swift, worker and the child that the worker abandons
+    assert len(processes) >= 4
+    assert cluster.stop()
+    assert [p for p in processes if p.alive()] == []
+    assert listens(cluster) == []
+    assert list((directory / "run").iterdir()) == []
+    assert cluster.stop() is False
+
+
+def test_nothing_in_etc_is_written(directory: Path) -> None:
+    def snapshot() -> dict[str, int]:
+        return {
+            str(path): path.lstat().st_mtime_ns
+            for path in Path("/etc").rglob("*")
+        }
+
+    before = snapshot()
+    with start(directory) as cluster:
+        # The policies come from the directory's swift.conf.
+        with urllib.request.urlopen(f"{cluster.proxy_url}/info") as answer:
+            swift = json.load(answer)["swift"]
+        assert [p["name"] for p in swift["policies"]] == ["single"]
+    assert snapshot() == before
+
+
+def test_secrets_are_readable_by_their_owner_only(bare: Cluster) -> None:
+    for name in ("secrets.json", "proxy-server.conf", "swift.conf"):
+        mode = (bare.directory / "etc" / name).stat().st_mode
+        assert mode & 0o777 == 0o600, name
+    assert (bare.directory / "srv").stat().st_mode & 0o077 == 0
+
+
+def test_sigterm_to_the_supervisor_stops_all(directory: Path) -> None:
+    cluster = start(directory, **WATCHED, worker=True)
+    processes = family(supervisor(cluster))
+    os.kill(supervisor(cluster), signal.SIGTERM)
+    eventually(lambda: not any(p.alive() for p in processes), "all ended")
+    assert cluster.status()["status"] == "stopped"
+    assert listens(cluster) == []
+
+
+def test_a_killed_supervisor_leaves_nothing_and_can_be_replaced(
+    directory: Path,
+) -> None:
+    cluster = start(directory, **WATCHED, worker=True)
+    request(cluster, "PUT", "/c")
+    request(cluster, "PUT", "/c/o", b"data")
+    processes = family(supervisor(cluster))
+    os.kill(supervisor(cluster), signal.SIGKILL)
+    eventually(lambda: not any(p.alive() for p in processes), "all ended")
+    assert cluster.status()["status"] == "died"
+    # The stale pid file and the stale socket are no obstacle.
+    assert (directory / "supervisor.pid").exists()
+    with start(directory, **WATCHED, worker=True) as again:
+        assert request(again, "GET", "/c/o") == (200, b"data")
+
+
+def test_the_cluster_ends_with_its_parent_however_that_ends(
+    directory: Path,
+) -> None:
+    code = (
+        "import os, signal, sys, threading\n"
+        "from hapi_cluster import Cluster\n"
+        "def start():\n"
+        "    cluster = Cluster.start(sys.argv[1], worker=False,\n"
+        "        hapi_filter=False, die_with_parent=True)\n"
+        "    print(cluster.supervisor_pid, flush=True)\n"
+        # From a thread that ends at once: only the process counts.
+        "thread = threading.Thread(target=start)\n"
+        "thread.start(); thread.join(); sys.stdin.readline()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        processes = family(pid)
+        time.sleep(0.3)
+        assert all(p.alive() for p in processes)
+        parent.stdin.write("\n")
+        parent.stdin.close()
+        assert parent.wait(DEADLINE_SECONDS) == -signal.SIGKILL
+    eventually(lambda: not any(p.alive() for p in processes), "all ended")
+
+
+def test_a_temporary_cluster_removes_its_directory() -> None:
+    with Cluster.temporary(**BARE) as cluster:
+        directory = cluster.directory
+        assert directory.is_dir()
+    assert not directory.exists()
+
+
+# -- watching ---------------------------------------------------------------
+
+
+def test_a_killed_worker_is_started_again(directory: Path) -> None:
+    with start(directory, **WATCHED, worker=True) as cluster:
+        old = cluster.worker_pid
+        assert old is not None
+        os.kill(old, signal.SIGKILL)
+        new = cluster.wait_for_worker(old, DEADLINE_SECONDS)
+        assert new != old
+        assert cluster.worker_pid == new
+        child = cluster.status()["children"]["worker"]
+        assert child["restarts"] == 1
+        assert child["pid"] == new
+
+
+def test_restart_worker_gives_another_process_on_the_same_socket(
+    directory: Path,
+) -> None:
+    with start(directory, **WATCHED, worker=True) as cluster:
+        old, path = cluster.worker_pid, cluster.worker_socket
+        cluster.restart_worker(DEADLINE_SECONDS)
+        assert cluster.worker_pid not in (None, old)
+        assert cluster.worker_socket == path
+
+
+def test_a_killed_swift_is_started_again_on_its_port(directory: Path) -> None:
+    with start(directory) as cluster:
+        request(cluster, "PUT", "/c")
+        url = cluster.proxy_url
+        os.kill(cluster.status()["children"]["swift"]["pid"], signal.SIGKILL)
+
+        def serves() -> bool:
+            with contextlib.suppress(OSError):
+                return request(cluster, "GET", "/c")[0] == 204
+            return False
+
+        eventually(serves, "served again")
+        assert cluster.proxy_url == url
+
+
+def test_the_real_worker_and_the_filter_come_with_it(cluster: Cluster) -> None:
+    with urllib.request.urlopen(f"{cluster.proxy_url}/info") as answer:
+        assert "hapi" in json.load(answer)
+    old = cluster.worker_pid
+    assert old is not None
+    os.kill(old, signal.SIGKILL)
+    assert cluster.wait_for_worker(old) != old
+
+
+# -- what may go wrong ------------------------------------------------------
+
+
+def test_a_second_start_is_refused_and_does_no_harm(bare: Cluster) -> None:
+    directory = bare.directory
+    with pytest.raises(AlreadyRunningError, match="hapi cluster stop"):
+        start(directory)
+    # Also when the pid file was lost: the lock decides.
+    (directory / "supervisor.pid").rename(directory / "lost.pid")
+    with pytest.raises(AlreadyRunningError):
+        start(directory)
+    (directory / "lost.pid").rename(directory / "supervisor.pid")
+    assert request(bare, "PUT", "/second")[0] == 201
+
+
+def test_a_pid_that_another_process_got_is_not_mistaken(
+    directory: Path,
+) -> None:
+    directory.mkdir()
+    (directory / "supervisor.lock").touch()
+    own = ProcessIdentity.of(os.getpid())
+    assert own is not None
+    old = ProcessIdentity(own.pid, own.start_ticks - 1, own.boot_id)
+    (directory / "supervisor.pid").write_text(f"{old}\n")
+    assert Cluster(directory).running is False
+    assert Cluster(directory).stop() is False
+    with start(directory) as cluster:
+        assert cluster.supervisor_pid not in (None, os.getpid())
+
+
+def test_a_busy_port_is_named(directory: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortBusyError, match=str(port)):
+            start(directory, port=port)
+    with start(directory, port=port) as cluster:
+        assert cluster.proxy_url == f"http://127.0.0.1:{port}"
+
+
+def test_a_port_shared_by_reuseport_counts_as_busy(directory: Path) -> None:
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(PortBusyError, match=str(port)):
+            start(directory, port=port)
+
+
+def test_a_foreign_directory_is_left_alone(directory: Path) -> None:
+    directory.mkdir()
+    (directory / "thesis.txt").write_text("dear")
+    with pytest.raises(NotAClusterError, match=r"thesis\.txt"):
+        start(directory)
+    with pytest.raises(NotAClusterError):
+        Cluster(directory).stop()
+    assert os.listdir(directory) == ["thesis.txt"]
+
+
+def test_a_directory_that_cannot_be_made_is_named(directory: Path) -> None:
+    with pytest.raises(DirectoryError, match="/proc/hapi"):
+        start(Path("/proc/hapi"))
+    directory.mkdir()
+    (directory / "file").touch()
+    with pytest.raises(DirectoryError, match="file"):
+        start(directory / "file")
+
+
+def test_missing_xattrs_are_explained(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS or ramfs; the next test has a real ramfs where it may."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr(os, "setxattr", refuse)
+    with pytest.raises(XattrError, match="XFS"):
+        start(directory)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("ramfs", "extended attributes"), ("tmpfs -o ro", "cannot use")],
+)
+def test_unfit_file_systems_are_refused(
+    directory: Path, kind: str, said: str
+) -> None:
+    """In a mount namespace of its own, which vanishes with the process."""
+    directory.mkdir()
+    mount = f"mount -t {kind} none {directory}"
+    unshare = ["unshare", "--mount", "sh", "-c"]
+    if shutil.which("unshare") is None or (
+        subprocess.run([*unshare, mount], capture_output=True).returncode
+    ):
+        pytest.skip("may not mount in a namespace of its own")
+    command = hapi_cluster_command("start", directory, "--no-worker")
+    done = subprocess.run(
+        [*unshare, f'{mount} && exec "$@"', "sh", *command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "Choose a directory" in done.stderr
+
+
+def test_small_xattrs_are_a_warning(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hapi_cluster.checks import check_xattrs
+
+    directory.mkdir()
+    setxattr = os.setxattr
+
+    def like_ext4(path: str, name: str, value: bytes) -> None:
+        if len(value) > 4000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        setxattr(path, name, value)
+
+    assert check_xattrs(directory) == [] or "/dev/shm" not in str(directory)
+    monkeypatch.setattr(os, "setxattr", like_ext4)
+    (warning,) = check_xattrs(directory)
+    assert "ext4" in warning
+
+
+def test_a_long_path_puts_the_socket_elsewhere(directory: Path) -> None:
+    deep = directory / ("d" * 100)
+    with start(deep, **WATCHED, worker=True) as cluster:
+        path = cluster.worker_socket
+        assert path is not None
+        assert directory not in path.parents
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert not path.parent.exists()
+
+
+def test_no_short_path_at_all_is_an_error(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = directory / ("d" * 100)
+    (directory / ("t" * 100)).mkdir(parents=True)
+    monkeypatch.setenv("TMPDIR", str(directory / ("t" * 100)))
+    with pytest.raises(SocketPathError, match="TMPDIR"):
+        start(deep, **WATCHED, worker=True)
+    assert list((directory / ("t" * 100)).iterdir()) == []
+
+
+def test_a_worker_that_cannot_start_shows_its_log(directory: Path) -> None:
+    options = {"fail": "on purpose"}
+    with pytest.raises(StartError, match="refused: fail = on purpose") as info:
+        start(directory, **WATCHED, worker=True, worker_options=options)
+    assert "worker.log" in info.value.message
+    assert Cluster(directory).status()["status"] == "stopped"
+    assert listens(Cluster(directory)) == []
+    with start(directory):
+        pass
+
+
+def test_a_worker_that_never_answers_meets_the_deadline(
+    directory: Path,
+) -> None:
+    silent = (sys.executable, "-c", "import time; time.sleep(600)")
+    settings = {**WATCHED, "worker_command": silent, "start_seconds": 3.0}
+    begin = time.monotonic()
+    with pytest.raises(StartError, match="worker gave no answer for 3 s"):
+        start(directory, **settings, worker=True)
+    assert time.monotonic() - begin < DEADLINE_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"layout": "raid"}, "raid"),
+        ({"port": 70000}, "70000"),
+        ({"start_seconds": 0}, "start_seconds"),
+        ({"worker_options": {"a b": "1"}}, "a b"),
+        ({"filter_options": {"a": "1\n[x]"}}, "filter_options"),
+    ],
+)
+def test_a_bad_setting_is_named(
+    directory: Path, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(SettingsError, match=said):
+        start(directory, **settings)
+    assert not directory.exists()
+
+
+def test_missing_swift_names_the_extra(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SwiftMissingError, match=r"swift-hapi\[cluster\]"):
+        start(directory)
+
+
+def test_attach_needs_a_running_cluster(
+    directory: Path, bare: Cluster
+) -> None:
+    with pytest.raises(NotRunningError, match="hapi cluster start"):
+        Cluster.attach(directory)
+    other = Cluster.attach(bare.directory)
+    assert other.auth_url == bare.auth_url
+    assert other.worker_socket is None
+    with pytest.raises(ClusterError, match="no worker"):
+        other.restart_worker()
+
+
+# -- the command ------------------------------------------------------------
+
+
+def test_the_commands_work_together_with_the_swift_client(
+    directory: Path, tmp_path: Path
+) -> None:
+    begun = cli("start", directory, "--no-worker", "--no-hapi")
+    assert begun.returncode == 0, begun.stderr
+    again = cli("start", directory, "--no-worker", "--no-hapi")
+    assert again.returncode == 1
+    assert "running already" in again.stderr
+
+    (tmp_path / "o").write_bytes(b"data")
+    exports = cli("env", directory).stdout
+    swift = Path(sys.executable).with_name("swift")
+    script = f'eval "$1"; {swift} upload c o && {swift} download c o -o -'
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", exports],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "o\ndata", done.stderr
+
+    shown = cli("status", directory, "--json", tmp_path / "status.json")
+    assert shown.returncode == 0
+    state = json.loads((tmp_path / "status.json").read_text())
+    assert state["status"] == "running"
+    assert state["auth_url"] in exports
+
+    assert cli("stop", directory).stdout == "Stopped.\n"
+    assert cli("stop", directory).stdout == "It was not running.\n"
+    stopped = cli("status", directory)
+    assert stopped.returncode == 1
+    assert "stopped" in stopped.stdout
+
+
+def test_commands_on_a_directory_that_never_was(directory: Path) -> None:
+    shown = cli("status", directory)
+    assert (shown.returncode, "absent" in shown.stdout) == (1, True)
+    exports = cli("env", directory)
+    # Nothing that eval would run.
+    assert (exports.returncode, exports.stdout) == (1, "")
+    assert "hapi cluster start" in exports.stderr
+    ended = cli("stop", directory)
+    assert ended.returncode == 1
+    assert "holds no cluster" in ended.stderr
+    assert not directory.exists()
+
+
+def test_an_interrupted_start_leaves_nothing(directory: Path) -> None:
+    command = hapi_cluster_command("start", directory, "--no-worker")
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as starting:
+        eventually((directory / "cluster.json").exists, "begun")
+        processes = family(supervisor(Cluster(directory)))
+        starting.send_signal(signal.SIGINT)
+        assert starting.wait(DEADLINE_SECONDS) != 0
+    assert [p for p in processes if p.alive()] == []
+    assert Cluster(directory).status()["status"] == "stopped"
