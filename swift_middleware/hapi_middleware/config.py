@@ -1,0 +1,145 @@
+"""Options of the filter: parsed once, at start, into typed values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Any
+
+DEFAULT_WORKER_SOCKET = "/run/hapi/worker.sock"
+GIB = 1024**3
+
+_MAX_SOCKET_PATH_BYTES = 107
+_PASTE_KEYS = ("use", "name", "here", "__file__", "__name__")
+_LOG_PREFIXES = ("log_", "access_log_", "statsd_")
+
+
+@dataclass(frozen=True)
+class FilterConfig:
+    """What ``[filter:hapi]`` says; see ``deploy/proxy-server.conf-sample``."""
+
+    worker_socket: str = DEFAULT_WORKER_SOCKET
+    """Path of the worker's unix socket on this host."""
+
+    worker_connect_timeout: float = 1.0
+    """Seconds for the worker to accept a connection."""
+
+    worker_timeout: float = 120.0
+    """Seconds that any one step of the worker may take: to grant a job, to
+    begin its answer, to go on with it."""
+
+    max_object_bytes: int = 5 * GIB
+    """Longest object, or ``X-Hapi-Range`` of one, sent to the worker."""
+
+    max_package_bytes: int = 4 * GIB
+    """Longest model package sent to the worker."""
+
+    reseller_prefix: str = "AUTH_"
+    """First reseller prefix of the auth middleware: with it the charged
+    account has the name that it has in URLs."""
+
+    allow_unauthenticated_compute: bool = False
+    """Whether callers without a project (anonymous, TempURL) may compute."""
+
+    @classmethod
+    def from_conf(
+        cls, global_conf: Mapping[str, str], local_conf: Mapping[str, str]
+    ) -> FilterConfig:
+        """Parse what paste hands to a filter factory.
+
+        Args:
+            global_conf: the [DEFAULT] section and ``set`` values; only our
+                own options are looked at.
+            local_conf: the filter's section; every key must be known.
+
+        Raises:
+            ValueError: naming the key, the value and what is allowed.
+        """
+        _refuse_unknown(local_conf)
+        given = {**global_conf, **local_conf}
+        return cls(
+            **{
+                name: _parse(name, given[name])
+                for name in OPTIONS
+                if name in given
+            }
+        )
+
+
+def _refuse_unknown(local_conf: Mapping[str, str]) -> None:
+    for key, value in local_conf.items():
+        if key in OPTIONS or key in _PASTE_KEYS:
+            continue
+        if not key.startswith(_LOG_PREFIXES):
+            raise ValueError(
+                f"[filter:hapi] has the unknown option {key} = {value}; "
+                f"allowed are {', '.join(sorted(OPTIONS))}"
+            )
+
+
+def _parse(name: str, value: str) -> Any:
+    try:
+        return OPTIONS[name](str(value).strip())
+    except ValueError as error:
+        raise ValueError(
+            f"[filter:hapi] {name} = {value}: it must be {error}"
+        ) from None
+
+
+def _socket_path(value: str) -> str:
+    length = len(value.encode())
+    if not value.startswith("/") or length > _MAX_SOCKET_PATH_BYTES:
+        raise ValueError(
+            f"an absolute path of at most {_MAX_SOCKET_PATH_BYTES} bytes"
+        )
+    return value
+
+
+def _seconds(value: str) -> float:
+    expected = "a number of seconds above 0"
+    try:
+        seconds = float(value)
+    except ValueError:
+        raise ValueError(expected) from None
+    if not 0 < seconds < float("inf"):
+        raise ValueError(expected)
+    return seconds
+
+
+def _bytes(value: str) -> int:
+    if not (value.isascii() and value.isdigit() and int(value) > 0):
+        raise ValueError("a number of bytes above 0")
+    return int(value)
+
+
+def _prefix(value: str) -> str:
+    if "/" in value or "," in value:
+        raise ValueError("one reseller prefix, as AUTH_, or empty")
+    return value
+
+
+def _flag(value: str) -> bool:
+    # config_true_value() of Swift takes a misspelt "ture" for false.
+    words = {"true": True, "yes": True, "on": True, "1": True}
+    words |= {"false": False, "no": False, "off": False, "0": False}
+    if value.lower() not in words:
+        raise ValueError(f"one of {', '.join(words)}")
+    return words[value.lower()]
+
+
+OPTIONS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
+    {
+        "worker_socket": _socket_path,
+        "worker_connect_timeout": _seconds,
+        "worker_timeout": _seconds,
+        "max_object_bytes": _bytes,
+        "max_package_bytes": _bytes,
+        "reseller_prefix": _prefix,
+        "allow_unauthenticated_compute": _flag,
+    }
+)
+"""Parser of each option, by name."""
+
+if set(OPTIONS) != {field.name for field in fields(FilterConfig)}:
+    raise AssertionError("OPTIONS and FilterConfig disagree")

@@ -1,0 +1,338 @@
+"""The paste filter: annotated GETs of objects are answered with features.
+
+Place it right of the auth middleware and left of ``copy``: there requests
+carry ``swift.authorize``, a COPY does not yet look like a GET, and what lies
+to the right assembles and decrypts objects for us.
+
+Requests without ``X-Hapi-*`` headers pass untouched.  The headers never pass:
+whatever is to the right sees requests as if they had never been there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from hapi_protocol.errors import (
+    ConflictError,
+    HapiError,
+    InternalError,
+    TooSlowError,
+    UnavailableError,
+    UnsupportedError,
+)
+from hapi_protocol.headers import ENCODINGS, NUMERICS, TRANSFORMS
+from hapi_protocol.messages import (
+    API_VERSION,
+    KIND_FEATURES,
+    KIND_INDEX,
+    JobGrant,
+    JobRequest,
+    ModelIdentity,
+)
+from swift.common.registry import register_swift_info
+from swift.common.request_helpers import append_log_info
+from swift.common.swob import Response
+from swift.common.utils import get_logger
+
+from hapi_middleware.concurrency import Timeout
+from hapi_middleware.config import FilterConfig
+from hapi_middleware.objects import (
+    ObjectHead,
+    Package,
+    Source,
+    SwiftAnswerError,
+    job_length,
+    source_changed,
+)
+from hapi_middleware.requests import (
+    Env,
+    FeatureRequest,
+    is_annotated,
+    is_obeyed,
+    parse_request,
+    take_annotation,
+)
+from hapi_middleware.responses import (
+    error_response,
+    headers_only,
+    is_match,
+    stream_etag,
+    stream_headers,
+)
+from hapi_middleware.rights import charged_account
+from hapi_middleware.worker_client import FeatureStream, WorkerClient
+
+MAX_UPLOADS = 2
+"""Uploads of a package for one request; more means the worker drops it."""
+
+StartResponse = Callable[..., Any]
+
+
+class HapiMiddleware:
+    """WSGI filter; holds configuration, never state of a request.
+
+    Args:
+        app: the rest of the pipeline.
+        config: options of the filter.
+        logger: Swift's logger, with statsd.
+    """
+
+    def __init__(self, app: Any, config: FilterConfig, logger: Any) -> None:
+        self.app = app
+        self.config = config
+        self.logger = logger
+        self.worker = WorkerClient(
+            config.worker_socket,
+            config.worker_connect_timeout,
+            config.worker_timeout,
+        )
+
+    def __call__(
+        self, env: Env, start_response: StartResponse
+    ) -> Iterable[bytes]:
+        if not is_annotated(env):
+            return self.app(env, start_response)  # type: ignore[no-any-return]
+        headers = take_annotation(env)
+        if not headers or not is_obeyed(env):
+            return self.app(env, start_response)  # type: ignore[no-any-return]
+        self.logger.increment("hapi.requests")
+        answer = self._answer(env, headers)
+        return answer(env, start_response)  # type: ignore[no-any-return]
+
+    def _answer(self, env: Env, headers: Mapping[str, str]) -> Any:
+        try:
+            request = parse_request(env, headers)
+            return FeatureCall(self, env, request).answer()
+        except SwiftAnswerError as error:
+            return error.response
+        except HapiError as error:
+            return self._refuse(env, error)
+        except Timeout as error:
+            self.logger.exception("hapi: a sub-request ran out of time")
+            return self._refuse(
+                env, TooSlowError("too_slow", f"Swift was too slow: {error}")
+            )
+        except Exception:
+            self.logger.exception("hapi: unexpected failure")
+            return self._refuse(
+                env,
+                InternalError(
+                    "internal", "the filter failed; its log says where"
+                ),
+            )
+
+    def _refuse(self, env: Env, error: HapiError) -> Response:
+        error.trans_id = error.trans_id or env.get("swift.trans_id")
+        self.logger.increment(f"hapi.errors.{error.code}")
+        if error.status >= 500:
+            self.logger.warning("hapi: %s", error)
+        return error_response(error, env.get("swift.source") == "S3")
+
+
+class FeatureCall:
+    """One obeyed request, from rights to answer."""
+
+    def __init__(
+        self, middleware: HapiMiddleware, env: Env, request: FeatureRequest
+    ) -> None:
+        self._config = middleware.config
+        self._logger = middleware.logger
+        self._worker = middleware.worker
+        self._env = env
+        self._request = request
+        self._annotation = request.annotation
+        self._source = Source(middleware.app, env, request.name)
+        self._package = (
+            Package(
+                middleware.app,
+                env,
+                request.annotation.model,
+                middleware.config.max_package_bytes,
+            )
+            if request.annotation.model
+            else None
+        )
+
+    def answer(self) -> Any:
+        """A WSGI application: features, their headers, or 304.
+
+        Raises:
+            SwiftAnswerError: Swift refuses the client's plain request.
+            HapiError: everything else that can go wrong.
+        """
+        # Rights come first: only who may read both objects learns anything
+        # about them from the checks that follow.
+        head = self._source.head()
+        model = self._package.identify() if self._package else None
+        account = charged_account(
+            self._env,
+            self._config.reseller_prefix,
+            self._config.allow_unauthenticated_compute,
+        )
+        self._log(account)
+        job = self._job(head, model, account)
+        etag = self._known_etag(job)
+        if etag and is_match(self._request.if_none_match, etag):
+            return headers_only("304 Not Modified", self._headers(head, etag))
+        if self._request.method == "HEAD":
+            return headers_only("200 OK", self._headers(head, etag))
+        return self._features(head, job)
+
+    def _job(
+        self, head: ObjectHead, model: ModelIdentity | None, account: str
+    ) -> JobRequest:
+        annotation = self._annotation
+        name = self._request.name
+        wanted = annotation.if_source_etag
+        if wanted is not None and wanted != head.etag:
+            raise source_changed(name, wanted, head.etag)
+        length = job_length(
+            name, head, annotation.byte_range, self._config.max_object_bytes
+        )
+        return JobRequest(
+            kind=KIND_INDEX if annotation.index else KIND_FEATURES,
+            charged_account=account,
+            model=model,
+            cut=annotation.cut,
+            encoding=annotation.encoding,
+            transform=annotation.transform,
+            numerics=annotation.numerics,
+            samples=annotation.samples,
+            ranged=annotation.byte_range is not None,
+            source_name=name,
+            source_etag=head.etag,
+            source_length_bytes=length,
+            trans_id=self._request.trans_id,
+        )
+
+    def _known_etag(self, job: JobRequest) -> str | None:
+        """The answer's ETag as far as it is known without computing."""
+        request = self._request
+        if self._annotation.index:
+            return stream_etag(self._annotation, job.source_etag, "", "")
+        if not job.model or not (
+            request.method == "HEAD" or request.if_none_match
+        ):
+            return None
+        info = self._worker.find_model(job.model, job.trans_id)
+        if info is None:
+            return None
+        if job.cut > info.num_cuts:
+            raise UnsupportedError(
+                "cut_out_of_range",
+                f"cut {job.cut} of a model with {info.num_cuts} cuts",
+                object_name=job.model.path,
+                details={"cut": job.cut, "allowed": [1, info.num_cuts]},
+            )
+        return stream_etag(
+            self._annotation, job.source_etag, info.digest, info.numerics_tag
+        )
+
+    def _features(self, head: ObjectHead, job: JobRequest) -> Any:
+        grant = self._grant(job)
+        etag = stream_etag(
+            self._annotation,
+            head.etag,
+            grant.model_digest or "",
+            grant.numerics_tag,
+        )
+        headers = self._headers(head, etag)
+        if is_match(self._request.if_none_match, etag):
+            # The model was not on this host before.  The grant lapses.
+            return headers_only("304 Not Modified", headers)
+        body = self._source.open(head, self._annotation.byte_range)
+        stream = self._worker.open_stream(
+            grant, body, job.trans_id, self._broken
+        )
+        return self._stream_response(stream, headers)
+
+    def _stream_response(
+        self, stream: FeatureStream, headers: Mapping[str, str]
+    ) -> Response:
+        # Each batch is worth sending at once.
+        self._env["eventlet.minimum_write_chunk_size"] = 0
+        return Response(status=200, headers=dict(headers), app_iter=stream)
+
+    def _grant(self, job: JobRequest) -> JobGrant:
+        for _ in range(MAX_UPLOADS + 1):
+            try:
+                return self._worker.create_job(job)
+            except ConflictError as error:
+                if error.code != "model_needed":
+                    raise
+            job = replace(job, model=self._upload(job))
+        raise UnavailableError(
+            "service_unavailable",
+            "the worker does not keep the model; try again later",
+            retry_after=5,
+        )
+
+    def _upload(self, job: JobRequest) -> ModelIdentity:
+        """Hand the package to the worker; return who it now is."""
+        if self._package is None or job.model is None:
+            raise InternalError("internal", "a model for an index")
+        identity = job.model
+        for _ in range(MAX_UPLOADS):
+            body = self._package.open(identity)
+            if body is None:
+                identity = self._package.identify()
+                continue
+            self._logger.increment("hapi.model_uploads")
+            try:
+                self._worker.put_model(identity, body, job.trans_id)
+            finally:
+                body.close()
+            return identity
+        raise ConflictError(
+            "model_changed",
+            f"the model {identity.path} changes while it is read; store "
+            "each version under a name of its own",
+            object_name=identity.path,
+        )
+
+    def _headers(self, head: ObjectHead, etag: str | None) -> dict[str, str]:
+        return stream_headers(head.etag, etag)
+
+    def _log(self, account: str) -> None:
+        annotation = self._annotation
+        model = annotation.model.quoted() if annotation.model else "-"
+        append_log_info(
+            self._env,
+            f"hapi:model={model};cut={annotation.cut};"
+            f"samples={annotation.samples or '-'};account={account}",
+        )
+
+    def _broken(self, error: HapiError) -> None:
+        self._logger.increment("hapi.broken_streams")
+        self._logger.warning(
+            "hapi: the answer on %s breaks off: %s", self._request.name, error
+        )
+
+
+def filter_factory(
+    global_conf: Mapping[str, str], **local_conf: str
+) -> Callable[[Any], HapiMiddleware]:
+    """Paste's entry point (``use = egg:swift-hapi#hapi``).
+
+    Raises:
+        ValueError: for an unknown option or a bad value.
+    """
+    config = FilterConfig.from_conf(global_conf, local_conf)
+    logger = get_logger({**global_conf, **local_conf}, log_route="hapi")
+    register_swift_info(
+        "hapi",
+        version=API_VERSION,
+        encodings=list(ENCODINGS),
+        transforms=list(TRANSFORMS),
+        numerics=list(NUMERICS),
+        max_object_bytes=config.max_object_bytes,
+        max_package_bytes=config.max_package_bytes,
+        index=True,
+    )
+
+    def factory(app: Any) -> HapiMiddleware:
+        return HapiMiddleware(app, config, logger)
+
+    return factory

@@ -1,0 +1,94 @@
+"""Answers to the client: features, not modified, errors."""
+
+from __future__ import annotations
+
+import http.client
+import math
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from hapi_protocol.errors import HapiError
+from hapi_protocol.headers import (
+    CONTENT_TYPE_STREAM,
+    HEADER_CACHE,
+    HEADER_SOURCE_ETAG,
+    REQUEST_HEADERS,
+    Annotation,
+    feature_etag,
+)
+from swift.common.swob import Response
+
+INDEX_NUMERICS = "index"
+
+_S3_STATUS: Mapping[int, int] = MappingProxyType(
+    {413: 400, 422: 400, 504: 503}
+)
+"""s3api makes an InternalError of these, which S3 clients then repeat."""
+
+
+def stream_etag(
+    annotation: Annotation, source_etag: str, digest: str, numerics_tag: str
+) -> str:
+    """The ETag of the answer; rows of an index depend on no model."""
+    return feature_etag(
+        source_etag=source_etag,
+        model_digest="" if annotation.index else digest,
+        cut=annotation.cut,
+        transform=annotation.transform,
+        encoding=annotation.encoding,
+        samples=annotation.samples,
+        numerics_tag=INDEX_NUMERICS if annotation.index else numerics_tag,
+    )
+
+
+def stream_headers(source_etag: str, etag: str | None) -> dict[str, str]:
+    """Headers of a feature stream: none of the source's but its ETag."""
+    headers = {
+        "Content-Type": CONTENT_TYPE_STREAM,
+        "Cache-Control": "private, no-store",
+        "Vary": ", ".join(REQUEST_HEADERS),
+        HEADER_SOURCE_ETAG: source_etag,
+        HEADER_CACHE: "off",
+    }
+    return headers | ({"ETag": etag} if etag else {})
+
+
+def is_match(if_none_match: str, etag: str) -> bool:
+    """Weak comparison (RFC 9110, 13.1.2) of a list of ETags with one."""
+    if if_none_match.strip() == "*":
+        return True
+    opaque = etag.removeprefix("W/")
+    listed = (tag.strip() for tag in if_none_match.split(","))
+    return any(tag.removeprefix("W/") == opaque for tag in listed)
+
+
+def headers_only(status: str, headers: Mapping[str, str]) -> Any:
+    """An answer without body and without a Content-Length.
+
+    The length of a stream is unknown; swob would say 0.
+    """
+
+    def application(
+        env: Mapping[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
+        start_response(status, list(headers.items()))
+        return iter((b"",))
+
+    return application
+
+
+def error_response(error: HapiError, is_s3: bool) -> Response:
+    """The JSON answer that carries an error."""
+    status = error.status
+    if is_s3:
+        status = _S3_STATUS.get(status, status)
+    headers = {"Content-Type": "application/json; charset=UTF-8"}
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(math.ceil(error.retry_after))
+    return Response(
+        # swob has no words for some (429).
+        status=f"{status} {http.client.responses.get(status, 'Error')}",
+        headers=headers,
+        body=error.to_body(),
+    )

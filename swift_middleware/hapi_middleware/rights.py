@@ -1,0 +1,165 @@
+"""Who asks, who pays, and by whose right an object is read.
+
+Three rules, each with a test:
+
+* A sub-request for the *source* goes to the client's own path and inherits
+  all that the client's request has been granted.
+* A sub-request for the *model* goes to another path.  It inherits the
+  caller's identity, so that Swift judges it as the caller's own GET; but an
+  overriding middleware (TempURL, formpost, s3_acl) has put a
+  ``swift.authorize`` into the request that knows one path only, or nods to
+  everything.  Then the model is read as an anonymous caller would.
+* The account that is *charged* is the caller's project, from what the auth
+  middleware has found out, never from a header and never the owner's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hapi_protocol.errors import HapiError, make_error
+from hapi_protocol.messages import UNAUTHENTICATED_ACCOUNT
+from swift.common.middleware.acl import parse_acl, referrer_allowed
+from swift.common.swob import HTTPUnauthorized, Request
+from swift.common.wsgi import make_subrequest
+
+SWIFT_SOURCE = "HP"
+"""``swift.source`` of all sub-requests of this filter."""
+
+_OVERRIDE = "swift.authorize_override"
+_CARRIED = {
+    "HTTP_X_NEWEST": "X-Newest",
+    "HTTP_X_OPEN_EXPIRED": "X-Open-Expired",
+}
+
+
+def source_request(
+    env: Mapping[str, Any],
+    method: str,
+    headers: Mapping[str, str] | None = None,
+) -> Request:
+    """The client's own request again, at exactly its path and query."""
+    carried = {name: env[key] for key, name in _CARRIED.items() if key in env}
+    # Without a path, make_subrequest() keeps the path and the query.
+    return make_subrequest(
+        env,
+        method=method,
+        headers={**carried, **(headers or {})},
+        swift_source=SWIFT_SOURCE,
+    )
+
+
+def model_request(env: Mapping[str, Any], method: str, path: str) -> Request:
+    """A request for the model at ``path``, by the caller's own right.
+
+    Args:
+        path: ``/v1/account/container/object``, quoted.
+    """
+    request = make_subrequest(
+        env, method=method, path=path, swift_source=SWIFT_SOURCE
+    )
+    # make_subrequest() repeats the client's query where there is none.
+    request.environ["QUERY_STRING"] = ""
+    if env.get(_OVERRIDE):
+        request.environ.pop(_OVERRIDE)
+        request.environ.pop("REMOTE_USER", None)
+        request.environ["swift.authorize"] = authorize_anonymous
+    return request
+
+
+def authorize_anonymous(request: Request) -> Any:
+    """``swift.authorize`` of one without identity: the container's read ACL.
+
+    Returns:
+        None where a referrer rule of the ACL (``.r:*``) admits the GET or
+        HEAD of an object, else Swift's 401.
+    """
+    try:
+        _version, _account, _container, name = request.split_path(4, 4, True)
+    except ValueError:
+        name = None
+    referrers, _groups = parse_acl(getattr(request, "acl", None))
+    is_read = bool(name) and request.method in ("GET", "HEAD")
+    if is_read and referrer_allowed(request.referer, referrers):
+        return None
+    return HTTPUnauthorized(request=request)
+
+
+def charged_account(
+    env: Mapping[str, Any], reseller_prefix: str, allow_unauthenticated: bool
+) -> str:
+    """The name under which the caller's computing is accounted.
+
+    Raises:
+        RightsError: ``compute_not_allowed``, for a caller without project.
+    """
+    project = _project(env)
+    if project:
+        return f"{reseller_prefix}{project}"
+    if allow_unauthenticated:
+        return UNAUTHENTICATED_ACCOUNT
+    raise make_error(
+        "compute_not_allowed",
+        "only callers with a project may compute here; authenticate with a "
+        "token (anonymous requests and temporary URLs have none)",
+    )
+
+
+def _project(env: Mapping[str, Any]) -> str | None:
+    if env.get(_OVERRIDE):
+        return None
+    user = env.get("REMOTE_USER")
+    identity = env.get("keystone.identity")
+    if identity and user == identity.get("tenant"):
+        return _keystone_project(identity)
+    if isinstance(user, str):
+        return _tempauth_project(user)
+    return None
+
+
+def _keystone_project(identity: Mapping[str, Any]) -> str | None:
+    # keystoneauth sets this key for confirmed tokens only; the headers of
+    # authtoken are as good as the client's word where authtoken is absent.
+    project_id, _name = identity["tenant"]
+    return project_id or None
+
+
+def _tempauth_project(groups: str) -> str | None:
+    # tempauth: "<account>,<account>:<user>[,group...]"; only a user that is
+    # admin of its account has the account's storage name among the groups.
+    account, _, rest = groups.partition(",")
+    user = rest.partition(",")[0]
+    if not account or account.startswith("."):
+        return None
+    return account if user.startswith(f"{account}:") else None
+
+
+def refusal(status: int, what: str, name: str) -> HapiError:
+    """The error for an object that Swift does not let the caller read.
+
+    Args:
+        status: Swift's answer to the caller's own HEAD, 400 or more.
+        what: ``model``, for the message.
+        name: ``/account/container/object``.
+    """
+    facts = {"object_name": name, "details": {"object_role": what}}
+    codes = {401: "unauthorized", 403: "forbidden", 404: "not_found"}
+    if status in codes:
+        return make_error(
+            codes[status],
+            f"the {what} {name}: Swift answers {status} to your own GET of it",
+            **facts,
+        )
+    if status >= 500 or status in (408, 429, 498):
+        return make_error(
+            "service_unavailable",
+            f"the {what} {name} cannot be read now: Swift answers {status}",
+            retry_after=1,
+            **facts,
+        )
+    return make_error(
+        "bad_model",
+        f"the {what} {name}: Swift answers {status} to your own GET of it",
+        **facts,
+    )

@@ -1,0 +1,149 @@
+"""A small Swift for unit tests of the filter: what lies right of it.
+
+Upstream's FakeSwift is not in Swift's wheel.  This one authorises as the
+proxy does (container read ACL, then ``swift.authorize``), answers conditional
+and range requests, and remembers every answer it gave, so that a test can
+assert that none was left open.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from swift.common.swob import (
+    HTTPNoContent,
+    HTTPNotFound,
+    HTTPOk,
+    Request,
+    Response,
+    wsgi_to_str,
+)
+
+CHUNK_BYTES = 64 * 1024
+
+
+class TrackedBody:
+    """Chunks of an answer; knows whether it was read to its end, closed."""
+
+    def __init__(self, body: bytes | Iterator[bytes], what: str) -> None:
+        self.what = what
+        self.is_read = body == b""
+        self.is_closed = False
+        self._chunks = _chunks(body) if isinstance(body, bytes) else body
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._chunks
+        self.is_read = True
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@dataclass
+class FakeObject:
+    """One object: its bytes, or a function that makes their iterator."""
+
+    body: bytes
+    etag: str
+    headers: dict[str, str]
+    stream: Callable[[], Iterator[bytes]] | None = None
+    on_request: Callable[[Request], Response | None] | None = None
+
+
+@dataclass
+class FakeSwift:
+    """A WSGI application; paths are ``/account/container[/object]``."""
+
+    objects: dict[str, FakeObject] = field(default_factory=dict)
+    read_acls: dict[str, str] = field(default_factory=dict)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    bodies: list[TrackedBody] = field(default_factory=list)
+    may_be_unread: bool = False
+    """Set by tests in which an answer is given up, rightly."""
+
+    def put(
+        self, path: str, body: bytes, etag: str | None = None, **headers: str
+    ) -> FakeObject:
+        """Store an object; its container lets nobody but its owner read."""
+        etag = etag or hashlib.md5(body).hexdigest()
+        named = {k.replace("_", "-"): v for k, v in headers.items()}
+        self.objects[path] = FakeObject(body, etag, named)
+        self.read_acls.setdefault(path.rpartition("/")[0], "")
+        return self.objects[path]
+
+    def __call__(self, env: dict[str, Any], start_response: Any) -> Any:
+        request = Request(env)
+        self.calls.append(dict(env))
+        response = self._answer(request)
+        self._track(request, response)
+        return response(env, start_response)
+
+    def requests(self) -> list[tuple[str, str, str | None]]:
+        """Method, path and ``swift.source`` of each object request."""
+        return [
+            (e["REQUEST_METHOD"], e["PATH_INFO"], e.get("swift.source"))
+            for e in self.calls
+            if e["PATH_INFO"].count("/") >= 4
+        ]
+
+    def assert_nothing_is_open(self) -> None:
+        """Every answer was closed, and read to its end before that."""
+        for body in self.bodies:
+            assert body.is_closed, f"never closed: {body.what}"
+            assert body.is_read or self.may_be_unread, f"not read: {body.what}"
+
+    def _answer(self, request: Request) -> Response:
+        path = wsgi_to_str(request.path_info).removeprefix("/v1")
+        account, container, name = ([*path.split("/", 3), None, None])[1:4]
+        if name is None:
+            # What get_account_info() and get_container_info() ask for.
+            acl = self.read_acls.get(f"/{account}/{container}")
+            headers = {"X-Container-Read": acl} if acl else {}
+            return HTTPNoContent(request=request, headers=headers)
+        request.acl = self.read_acls.get(f"/{account}/{container}")
+        if "swift.authorize" in request.environ:
+            refusal = request.environ["swift.authorize"](request)
+            if refusal:
+                return refusal
+        if path not in self.objects:
+            return HTTPNotFound(request=request)
+        return self._object(request, self.objects[path])
+
+    def _object(self, request: Request, found: FakeObject) -> Response:
+        if found.on_request:
+            special = found.on_request(request)
+            if special is not None:
+                return special
+        if request.method not in ("GET", "HEAD"):
+            return HTTPNoContent(request=request)
+        response = HTTPOk(
+            request=request,
+            headers={"Content-Type": "application/x-tar", **found.headers},
+            conditional_response=True,
+        )
+        response.etag = found.etag
+        if found.stream and request.method == "GET":
+            response.app_iter = found.stream()
+        else:
+            response.body = found.body
+        response.content_length = len(found.body)
+        response.fix_conditional_response()
+        return response
+
+    def _track(self, request: Request, response: Response) -> None:
+        if response.response_iter is None:
+            response.fix_conditional_response()
+        chunks = response.response_iter
+        body = b"".join(chunks) if isinstance(chunks, list) else chunks
+        what = f"{response.status} to {request.method} {request.path}"
+        tracked = TrackedBody(body, what)
+        self.bodies.append(tracked)
+        response.response_iter = tracked
+
+
+def _chunks(body: bytes) -> Iterator[bytes]:
+    for start in range(0, len(body), CHUNK_BYTES):
+        yield body[start : start + CHUNK_BYTES]

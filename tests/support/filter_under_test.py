@@ -1,0 +1,149 @@
+"""The filter between Swift's real auth middleware and the fake Swift."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from fake_swift import FakeSwift
+from hapi_middleware.filter import filter_factory
+from stub_worker import StubWorker
+from swift.common.middleware import tempauth, tempurl
+from swift.common.swob import Request
+from swift.common.utils import close_if_possible
+
+ACCOUNT = "AUTH_test"
+OTHER = "AUTH_test2"
+SOURCE = f"/{ACCOUNT}/data/shard 0.tar"
+MODEL = f"/{ACCOUNT}/models/net.hapi"
+SHARD = bytes(range(97, 123)) * 10_000
+PACKAGE = b"PK" + b"weights " * 1000
+FERNET_KEY = "2t3z8rRUDRuKm2H-0xXpNe6FC_D-YFF1jPbUCMkdFTg="
+USERS = {
+    "user_test_tester": "testing .admin",
+    "user_test_tester3": "testing3",
+    "user_test2_tester2": "testing2 .admin",
+}
+TEMPURL_KEY = "secret"
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        import json
+
+        return json.loads(self.body)
+
+
+class FilterUnderTest:
+    """``tempurl tempauth hapi`` in front of a :class:`FakeSwift`."""
+
+    def __init__(
+        self, swift: FakeSwift, worker: StubWorker, **options: str
+    ) -> None:
+        self.swift = swift
+        self.worker = worker
+        conf = {"worker_socket": worker.socket_path, **options}
+        self.filter = filter_factory({}, **conf)(swift)
+        auth_conf = {
+            "fernet_key_one": FERNET_KEY,
+            "active_fernet_key_id": "one",
+            **USERS,
+        }
+        auth = tempauth.filter_factory(auth_conf)(self.filter)
+        self.pipeline = tempurl.filter_factory({})(auth)
+
+    def token(self, user: str) -> str:
+        key = f"user_{user.replace(':', '_')}"
+        request = Request.blank(
+            "/auth/v1.0",
+            headers={
+                "X-Auth-User": user,
+                "X-Auth-Key": USERS[key].split()[0],
+            },
+        )
+        response = request.get_response(self.pipeline)
+        return str(response.headers["X-Auth-Token"])
+
+    def send(
+        self,
+        method: str = "GET",
+        path: str = SOURCE,
+        headers: dict[str, str] | None = None,
+        *,
+        user: str | None = "test:tester",
+        query: str = "",
+        env: dict[str, Any] | None = None,
+        app: Any = None,
+    ) -> Answer:
+        """One request of ``user`` (None: anonymous), read and closed."""
+        request = self.request(
+            method, path, headers, user=user, query=query, env=env
+        )
+        status, fields, chunks = request.call_application(app or self.pipeline)
+        try:
+            body = b"".join(chunks)
+        finally:
+            close_if_possible(chunks)
+        return Answer(int(status.split()[0]), dict(fields), body)
+
+    def request(
+        self,
+        method: str = "GET",
+        path: str = SOURCE,
+        headers: dict[str, str] | None = None,
+        *,
+        user: str | None = "test:tester",
+        query: str = "",
+        env: dict[str, Any] | None = None,
+    ) -> Request:
+        given = dict(headers or {})
+        if user:
+            given["X-Auth-Token"] = self.token(user)
+        return Request.blank(
+            f"/v1{quote(path)}{query}",
+            environ={
+                "REQUEST_METHOD": method,
+                "swift.trans_id": "tx1",
+                **(env or {}),
+            },
+            headers=given,
+        )
+
+
+def annotation(**changes: str | None) -> dict[str, str]:
+    """The headers of a good annotation, with some changed or left out."""
+    headers = {"X-Hapi-Model": MODEL, "X-Hapi-Cut": "3"}
+    for name, value in changes.items():
+        header = f"X-Hapi-{name.replace('_', '-').title()}"
+        headers.pop(header, None)
+        if value is not None:
+            headers[header] = value
+    return headers
+
+
+def stocked_swift() -> FakeSwift:
+    """A shard and a package of the account ``AUTH_test``."""
+    swift = FakeSwift()
+    swift.put(SOURCE, SHARD, X_Object_Meta_Colour="blue")
+    swift.put(MODEL, PACKAGE)
+    return swift
+
+
+@contextmanager
+def filter_and_worker(
+    directory: Path, **options: str
+) -> Iterator[FilterUnderTest]:
+    """A stocked Swift, a running worker, and the filter between."""
+    worker = StubWorker(str(directory / "worker.sock"))
+    with worker.running():
+        yield FilterUnderTest(stocked_swift(), worker, **options)

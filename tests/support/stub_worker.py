@@ -1,0 +1,205 @@
+"""A worker without models: it speaks the exchange, and does as it is told.
+
+It runs on a real unix socket in a real thread, so that the filter's sockets,
+deadlines and cancellations are the ones of production.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+from hapi_protocol.errors import HapiError, make_error
+from hapi_protocol.messages import (
+    HEADER_IDENTITY,
+    JobGrant,
+    JobRequest,
+    ModelIdentity,
+)
+
+NUMERICS_TAG = "exact;stub"
+
+
+@dataclass
+class StubWorker:
+    """What the worker has been asked, and how it shall behave.
+
+    Attributes:
+        answer: makes the features of a job from the source's chunks; an
+            exception of HapiError before the first chunk is an error answer,
+            any exception after it breaks the connection.
+        refuse_job: raised by ``POST /jobs`` instead of a grant.
+        is_forgetful: says ``model_needed`` whatever it has.
+        is_chunked: whether the end of an answer differs from a break.
+    """
+
+    socket_path: str
+    answer: Callable[[Iterator[bytes]], Iterator[bytes]] = lambda source: (
+        chunk.upper() for chunk in source
+    )
+    refuse_job: HapiError | None = None
+    refuse_model: HapiError | None = None
+    is_forgetful: bool = False
+    is_chunked: bool = True
+    delay_seconds: float = 0.0
+    num_cuts: int = 9
+    digests: dict[ModelIdentity, str] = field(default_factory=dict)
+    jobs: list[JobRequest] = field(default_factory=list)
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    trans_ids: list[str | None] = field(default_factory=list)
+    sources: list[bytes] = field(default_factory=list)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[StubWorker]:
+        server = _Server(self.socket_path, _handler(self))
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield self
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join(5)
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away is part of these tests."""
+
+
+def _handler(worker: StubWorker) -> type[BaseHTTPRequestHandler]:
+    return type("_BoundHandler", (_Handler,), {"worker": worker})
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    worker: StubWorker
+
+    def address_string(self) -> str:
+        return "unix"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """No noise."""
+
+    def do_POST(self) -> None:
+        self._serve(self._stream if self.path != "/jobs" else self._job)
+
+    def do_PUT(self) -> None:
+        self._serve(self._put_model)
+
+    def do_GET(self) -> None:
+        self._serve(self._get_model)
+
+    def _serve(self, action: Callable[[], None]) -> None:
+        self.worker.calls.append((self.command, self.path))
+        self.worker.trans_ids.append(self.headers.get("X-Trans-Id"))
+        time.sleep(self.worker.delay_seconds)
+        try:
+            action()
+        except HapiError as error:
+            headers = {}
+            if error.retry_after is not None:
+                headers["Retry-After"] = str(int(error.retry_after))
+            self._reply(error.status, error.to_body(), headers)
+
+    def _reply(
+        self, status: int, body: bytes, headers: dict[str, str] | None = None
+    ) -> None:
+        self.send_response(status)
+        self.send_header("Connection", "close")
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+        self.close_connection = True
+
+    def _job(self) -> None:
+        worker = self.worker
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        job = JobRequest.from_body(body)
+        worker.jobs.append(job)
+        if worker.refuse_job:
+            raise worker.refuse_job
+        digest = worker.digests.get(job.model) if job.model else None
+        if job.model and (worker.is_forgetful or not digest):
+            raise make_error("model_needed", "send the package")
+        grant = JobGrant(f"j{len(worker.jobs)}", 1 << 20, digest, NUMERICS_TAG)
+        self._reply(201, grant.to_body())
+
+    def _put_model(self) -> None:
+        if self.worker.refuse_model:
+            raise self.worker.refuse_model
+        length = int(self.headers["Content-Length"])
+        body = self.rfile.read(length)
+        if len(body) == length:
+            identity = ModelIdentity.from_json(self.headers[HEADER_IDENTITY])
+            digest = hashlib.sha256(body).hexdigest()
+            self.worker.digests[identity] = digest
+            self._reply(201, json.dumps({"digest": digest}).encode())
+
+    def _get_model(self) -> None:
+        identity = ModelIdentity.from_json(self.headers[HEADER_IDENTITY])
+        digest = self.worker.digests.get(identity)
+        if digest is None:
+            raise make_error("not_found", "no such model here")
+        facts = {
+            "digest": digest,
+            "num_cuts": self.worker.num_cuts,
+            "numerics_tag": NUMERICS_TAG,
+        }
+        self._reply(200, json.dumps(facts).encode())
+
+    def _stream(self) -> None:
+        answer = self.worker.answer(self._source())
+        try:
+            self._send_stream(answer)
+        except HapiError:
+            raise
+        except Exception:
+            # A failure after the status: no last chunk, just the end.
+            self.close_connection = True
+        finally:
+            self.worker.ended.set()
+
+    def _send_stream(self, answer: Iterator[bytes]) -> None:
+        first = next(answer)
+        self.send_response(200)
+        if self.worker.is_chunked:
+            self.send_header("Transfer-Encoding", "chunked")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        for chunk in itertools.chain([first], answer):
+            self._send_chunk(chunk)
+        self._send_chunk(b"")
+
+    def _send_chunk(self, chunk: bytes) -> None:
+        framed = b"%x\r\n%b\r\n" % (len(chunk), chunk)
+        self.wfile.write(framed if self.worker.is_chunked else chunk)
+
+    def _source(self) -> Iterator[bytes]:
+        received = bytearray()
+        while size := int(self.rfile.readline(), 16):
+            chunk = self.rfile.read(size)
+            if len(chunk) < size:
+                raise ConnectionError("the source is cut off")
+            self.rfile.read(2)
+            received += chunk
+            yield chunk
+        self.rfile.readline()
+        self.worker.sources.append(bytes(received))

@@ -1,0 +1,104 @@
+"""Options of the filter: read, documented, and strict."""
+
+from __future__ import annotations
+
+import configparser
+import re
+from pathlib import Path
+
+import pytest
+from hapi_middleware.config import OPTIONS, FilterConfig
+from hapi_middleware.filter import filter_factory
+
+SAMPLE = Path(__file__).parents[2] / "deploy" / "proxy-server.conf-sample"
+
+
+def _documented() -> dict[str, str]:
+    """Options of the sample's filter section, commented or not."""
+    section = SAMPLE.read_text().partition("[filter:hapi]")[2]
+    return dict(re.findall(r"^#? ?([a-z_]+) = (.*)$", section, re.MULTILINE))
+
+
+def test_every_option_is_documented_and_every_documented_one_is_read() -> None:
+    documented = set(_documented()) - {"use"}
+
+    assert {name for name in documented if name in OPTIONS} == set(OPTIONS)
+    assert not {
+        name for name in documented - set(OPTIONS) if "log_" not in name
+    }
+
+
+def test_documented_values_are_the_defaults() -> None:
+    values = {k: v for k, v in _documented().items() if k in OPTIONS}
+
+    assert FilterConfig.from_conf({}, values) == FilterConfig()
+
+
+def test_sample_is_a_configuration_with_our_entry_point() -> None:
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read_string(SAMPLE.read_text())
+
+    assert parser["filter:hapi"]["use"] == "egg:swift-hapi#hapi"
+
+
+def test_pipeline_of_the_sample_puts_us_right_of_auth_left_of_copy() -> None:
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read_string(SAMPLE.read_text())
+    pipeline = parser["pipeline:main"]["pipeline"].split()
+
+    place = pipeline.index("hapi")
+    assert pipeline.index("tempauth") < place
+    for name in ("copy", "slo", "dlo", "versioned_writes", "symlink"):
+        assert place < pipeline.index(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("worker_socket", "relative.sock"),
+        ("worker_socket", "/" + "x" * 107),
+        ("worker_connect_timeout", "0"),
+        ("worker_connect_timeout", "soon"),
+        ("worker_timeout", "inf"),
+        ("worker_timeout", "nan"),
+        ("max_object_bytes", "-1"),
+        ("max_object_bytes", "5G"),
+        ("max_package_bytes", "0"),
+        ("reseller_prefix", "AUTH_, SERVICE_"),
+        ("allow_unauthenticated_compute", "ture"),
+    ],
+)
+def test_bad_value_fails_at_start_and_is_named(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match="it must be") as caught:
+        filter_factory({}, **{name: value})
+
+    assert name in str(caught.value)
+    assert value in str(caught.value)
+
+
+def test_unknown_option_fails_at_start_with_the_allowed_ones() -> None:
+    with pytest.raises(ValueError, match="worker_sock = /x") as caught:
+        filter_factory({}, worker_sock="/x")
+
+    for name in OPTIONS:
+        assert name in str(caught.value)
+
+
+def test_keys_of_paste_and_logging_are_not_ours_to_judge() -> None:
+    options = {"log_level": "DEBUG", "name": "hapi", "log_name": "hapi"}
+
+    assert filter_factory({"user": "swift", "workers": "8"}, **options)
+
+
+def test_options_may_come_by_set() -> None:
+    config = FilterConfig.from_conf({"worker_timeout": "7"}, {})
+
+    assert config.worker_timeout == 7.0
+
+
+def test_own_section_wins_over_defaults() -> None:
+    config = FilterConfig.from_conf(
+        {"worker_timeout": "7"}, {"worker_timeout": "8"}
+    )
+
+    assert config.worker_timeout == 8.0

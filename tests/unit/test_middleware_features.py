@@ -1,0 +1,320 @@
+"""Annotated GETs and HEADs that go well, and what passes untouched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from filter_under_test import (
+    MODEL,
+    PACKAGE,
+    SHARD,
+    SOURCE,
+    FilterUnderTest,
+    annotation,
+    filter_and_worker,
+)
+from hapi_protocol.headers import (
+    CONTENT_TYPE_STREAM,
+    REQUEST_HEADERS,
+    SampleRange,
+    feature_etag,
+)
+from stub_worker import NUMERICS_TAG
+from swift.common.registry import get_swift_info
+from swift.common.swob import Request
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[FilterUnderTest]:
+    with filter_and_worker(tmp_path) as world:
+        yield world
+        world.swift.assert_nothing_is_open()
+
+
+def _etag(world: FilterUnderTest) -> str:
+    (digest,) = world.worker.digests.values()
+    return feature_etag(
+        source_etag=world.swift.objects[SOURCE].etag,
+        model_digest=digest,
+        cut=3,
+        transform="eval",
+        encoding="float32",
+        samples=None,
+        numerics_tag=NUMERICS_TAG,
+    )
+
+
+def test_features_stream_through_the_worker(world: FilterUnderTest) -> None:
+    answer = world.send(headers=annotation())
+
+    assert answer.status == 200
+    assert answer.body == SHARD.upper()
+    assert world.worker.sources == [SHARD]
+
+
+def test_the_job_names_caller_model_and_source(
+    world: FilterUnderTest,
+) -> None:
+    world.send(headers=annotation(samples="2-5", encoding="float16"))
+
+    job = world.worker.jobs[-1]
+    assert job.charged_account == "AUTH_test"
+    assert job.model is not None
+    assert job.model.path == MODEL
+    assert job.model.length_bytes == len(PACKAGE)
+    assert job.model.etag == world.swift.objects[MODEL].etag
+    assert (job.kind, job.cut, job.encoding) == ("features", 3, "float16")
+    assert job.samples == SampleRange(2, 5)
+    assert not job.ranged
+    assert job.source_name == SOURCE
+    assert job.source_length_bytes == len(SHARD)
+    assert job.trans_id == "tx1"
+    assert set(world.worker.trans_ids) == {"tx1"}
+
+
+def test_answer_has_nothing_of_the_source_but_its_etag(
+    world: FilterUnderTest,
+) -> None:
+    answer = world.send(headers=annotation())
+
+    assert answer.headers == {
+        "Content-Type": CONTENT_TYPE_STREAM,
+        "Cache-Control": "private, no-store",
+        "Vary": ", ".join(REQUEST_HEADERS),
+        "X-Hapi-Source-Etag": world.swift.objects[SOURCE].etag,
+        "X-Hapi-Cache": "off",
+        "Etag": _etag(world),
+    }
+
+
+def test_model_is_uploaded_once(world: FilterUnderTest) -> None:
+    for _ in range(3):
+        assert world.send(headers=annotation()).status == 200
+
+    gets = [r for r in world.swift.requests() if r[1] == f"/v1{MODEL}"]
+    assert [method for method, _, _ in gets].count("GET") == 1
+    assert world.worker.calls.count(("PUT", "/models")) == 1
+
+
+def test_subrequests_are_marked_and_carry_no_annotation(
+    world: FilterUnderTest,
+) -> None:
+    world.send(headers=annotation())
+
+    assert {source for _, _, source in world.swift.requests()} == {"HP"}
+    for env in world.swift.calls:
+        assert not [key for key in env if key.startswith("HTTP_X_HAPI")]
+
+
+def test_query_reaches_the_source_and_not_the_model(
+    world: FilterUnderTest,
+) -> None:
+    world.send(headers=annotation(), query="?version-id=7")
+
+    queries = {
+        env["PATH_INFO"]: env["QUERY_STRING"] for env in world.swift.calls
+    }
+    assert queries[f"/v1{SOURCE}"] == "version-id=7"
+    assert queries[f"/v1{MODEL}"] == ""
+
+
+@pytest.mark.parametrize("header", ["X-Newest", "X-Open-Expired"])
+def test_headers_that_choose_the_version_reach_the_source_only(
+    world: FilterUnderTest, header: str
+) -> None:
+    world.send(headers={**annotation(), header: "true"})
+
+    key = f"HTTP_{header.upper().replace('-', '_')}"
+    for env in world.swift.calls:
+        assert (key in env) == (env["PATH_INFO"] == f"/v1{SOURCE}")
+
+
+def test_range_reads_only_the_members_asked_for(
+    world: FilterUnderTest,
+) -> None:
+    etag = world.swift.objects[SOURCE].etag
+    answer = world.send(
+        headers=annotation(
+            samples="7-8", range="bytes=26-77", if_source_etag=etag
+        )
+    )
+
+    assert answer.status == 200
+    assert world.worker.sources == [SHARD[26:78]]
+    job = world.worker.jobs[-1]
+    assert job.ranged
+    assert job.source_length_bytes == 52
+    gets = [e for e in world.swift.calls if "HTTP_RANGE" in e]
+    assert [e["HTTP_IF_MATCH"] for e in gets] == [f'"{etag}"']
+
+
+def test_index_request_needs_no_model(world: FilterUnderTest) -> None:
+    answer = world.send(headers={"X-Hapi-Index": "true"})
+
+    assert answer.status == 200
+    job = world.worker.jobs[-1]
+    assert (job.kind, job.model, job.cut) == ("index", None, 0)
+    assert not [r for r in world.swift.requests() if r[1] == f"/v1{MODEL}"]
+
+
+def test_head_gives_headers_and_computes_nothing(
+    world: FilterUnderTest,
+) -> None:
+    unknown = world.send("HEAD", headers=annotation())
+    world.send(headers=annotation())
+    jobs = len(world.worker.jobs)
+    known = world.send("HEAD", headers=annotation())
+
+    assert (unknown.status, known.status) == (200, 200)
+    assert "Etag" not in unknown.headers
+    assert "ETag" not in unknown.headers
+    assert known.headers["ETag"] == _etag(world)
+    assert known.headers["Content-Type"] == CONTENT_TYPE_STREAM
+    assert "Content-Length" not in known.headers
+    assert known.body == b""
+    assert len(world.worker.jobs) == jobs
+
+
+@pytest.mark.parametrize("form", ["{}", '"other", {}', "*"])
+def test_if_none_match_is_answered_304_without_computing(
+    world: FilterUnderTest, form: str
+) -> None:
+    etag = world.send(headers=annotation()).headers["Etag"]
+    jobs = len(world.worker.jobs)
+
+    headers = {**annotation(), "If-None-Match": form.format(etag)}
+    answer = world.send(headers=headers)
+
+    assert (answer.status, answer.body) == (304, b"")
+    assert answer.headers["ETag"] == etag
+    assert len(world.worker.jobs) == jobs
+
+
+def test_if_none_match_holds_though_the_worker_has_forgotten(
+    world: FilterUnderTest,
+) -> None:
+    etag = world.send(headers=annotation()).headers["Etag"]
+    world.worker.digests.clear()
+    world.worker.sources.clear()
+
+    headers = {**annotation(), "If-None-Match": etag}
+
+    assert world.send(headers=headers).status == 304
+    assert world.worker.sources == []
+
+
+def test_if_none_match_of_another_version_is_computed(
+    world: FilterUnderTest,
+) -> None:
+    headers = {**annotation(), "If-None-Match": 'W/"0"'}
+
+    assert world.send(headers=headers).status == 200
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "POST", "DELETE"])
+def test_plain_requests_are_passed_as_they_are(
+    world: FilterUnderTest, method: str
+) -> None:
+    request = world.request(method)
+    direct = world.request(method)
+    passed: dict[str, object] = {}
+
+    def app(env: dict[str, object], start_response: object) -> list[bytes]:
+        passed.update(env)
+        return [b"whatever"]
+
+    world.filter.app = app
+    result = world.filter(request.environ, None)
+
+    assert result == [b"whatever"]
+    assert set(passed) == set(direct.environ)
+
+
+@pytest.mark.parametrize(
+    "method", ["PUT", "POST", "COPY", "DELETE", "OPTIONS"]
+)
+def test_other_verbs_lose_their_annotation(
+    world: FilterUnderTest, method: str
+) -> None:
+    headers = {**annotation(), "X-Copy-From": "data/shard 0.tar"}
+    answer = world.send(method, headers=headers, app=world.filter, user=None)
+
+    assert answer.status == 204
+    assert world.swift.requests() == [(method, f"/v1{SOURCE}", None)]
+    assert "HTTP_X_COPY_FROM" in world.swift.calls[0]
+    assert not [k for k in world.swift.calls[0] if "HAPI" in k]
+    assert world.worker.calls == []
+
+
+@pytest.mark.parametrize("source", ["EA", "SLO", "HP", "BD"])
+def test_subrequests_of_others_are_not_obeyed(
+    world: FilterUnderTest, source: str
+) -> None:
+    answer = world.send(
+        headers=annotation(),
+        app=world.filter,
+        user=None,
+        env={"swift.source": source},
+    )
+
+    assert (answer.status, answer.body) == (200, SHARD)
+    assert not [k for k in world.swift.calls[0] if "HAPI" in k]
+
+
+def test_s3_requests_are_obeyed(world: FilterUnderTest) -> None:
+    answer = world.send(headers=annotation(), env={"swift.source": "S3"})
+
+    assert answer.body == SHARD.upper()
+
+
+def test_paths_that_are_no_storage_are_passed(
+    world: FilterUnderTest,
+) -> None:
+    seen = []
+    world.filter.app = lambda env, start: seen.append(env) or [b"{}"]
+    request = Request.blank("/info", headers=annotation())
+
+    assert world.filter(request.environ, None) == [b"{}"]
+    assert not [k for k in seen[0] if "HAPI" in k]
+
+
+def test_info_says_what_can_be_had(world: FilterUnderTest) -> None:
+    info = get_swift_info()["hapi"]
+
+    assert info["version"] == 1
+    assert info["encodings"] == ["float32", "float16"]
+    assert info["transforms"] == ["eval"]
+    assert info["numerics"] == ["exact"]
+    assert info["max_object_bytes"] == 5 * 1024**3
+    assert info["index"] is True
+
+
+def test_log_line_tells_model_cut_samples_and_account(
+    world: FilterUnderTest,
+) -> None:
+    request = world.request(headers=annotation(samples="0-3"))
+    response = request.get_response(world.pipeline)
+    assert response.body
+
+    assert request.environ["swift.log_info"] == [
+        f"hapi:model={MODEL};cut=3;samples=0-3;account=AUTH_test"
+    ]
+
+
+def test_names_beyond_ascii_are_carried(world: FilterUnderTest) -> None:
+    source, model = "/AUTH_test/daté/ö ?.tar", "/AUTH_test/modèles/n€t;x"
+    world.swift.put(source, SHARD)
+    world.swift.put(model, PACKAGE)
+
+    headers = annotation(
+        model="/AUTH_test/mod%C3%A8les/n%E2%82%ACt%3Bx",
+    )
+    answer = world.send(path=source, headers=headers)
+
+    assert answer.status == 200
+    job = world.worker.jobs[-1]
+    assert job.source_name == source
+    assert job.model is not None
+    assert job.model.path == model

@@ -1,0 +1,581 @@
+"""Who may compute what, judged by Swift's own auth middleware."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filter_under_test import (
+    ACCOUNT,
+    MODEL,
+    OTHER,
+    PACKAGE,
+    SHARD,
+    SOURCE,
+    TEMPURL_KEY,
+    Answer,
+    FilterUnderTest,
+    annotation,
+    filter_and_worker,
+)
+from hapi_middleware.rights import authorize_anonymous, charged_account
+from hapi_protocol.errors import RightsError
+from hapi_protocol.messages import ModelIdentity
+from swift.common.middleware import tempurl
+from swift.common.swob import HTTPNoContent, Request, Response
+
+DATA = f"/{ACCOUNT}/data"
+MODELS = f"/{ACCOUNT}/models"
+TESTER3 = "test:tester3"
+TESTER2 = "test2:tester2"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[FilterUnderTest]:
+    with filter_and_worker(tmp_path) as world:
+        yield world
+        world.swift.assert_nothing_is_open()
+
+
+@pytest.fixture
+def open_world(tmp_path: Path) -> Iterator[FilterUnderTest]:
+    options = {"allow_unauthenticated_compute": "yes"}
+    with filter_and_worker(tmp_path, **options) as world:
+        yield world
+        world.swift.assert_nothing_is_open()
+
+
+def _same(answer: Answer, plain: Answer) -> bool:
+    return (answer.status, answer.body) == (plain.status, plain.body)
+
+
+# --- the source -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize(
+    ("user", "path", "status"),
+    [
+        (None, SOURCE, 401),
+        (TESTER3, SOURCE, 403),
+        (TESTER2, SOURCE, 403),
+        ("test:tester", f"{DATA}/no-such", 404),
+        (TESTER2, f"{DATA}/no-such", 403),
+    ],
+)
+def test_unreadable_source_is_answered_as_swift_does(
+    world: FilterUnderTest,
+    method: str,
+    user: str | None,
+    path: str,
+    status: int,
+) -> None:
+    plain = world.send(method, path, user=user)
+    answer = world.send(method, path, annotation(), user=user)
+
+    assert plain.status == status
+    assert _same(answer, plain)
+    assert answer.headers == plain.headers
+    assert world.worker.calls == []
+
+
+def test_reader_by_acl_may_compute(world: FilterUnderTest) -> None:
+    world.swift.read_acls.update({DATA: TESTER3, MODELS: TESTER3})
+
+    assert world.send(headers=annotation(), user=TESTER3).status == 200
+
+
+def test_reader_of_another_account_pays_itself(
+    world: FilterUnderTest,
+) -> None:
+    world.swift.read_acls.update({DATA: TESTER2, MODELS: TESTER2})
+    headers = annotation(model=MODEL)
+
+    assert world.send(headers=headers, user=TESTER2).status == 200
+    assert world.worker.jobs[-1].charged_account == OTHER
+
+
+# --- the model ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_unreadable_model_is_refused_and_named(
+    world: FilterUnderTest, method: str
+) -> None:
+    world.swift.read_acls[DATA] = TESTER3
+    plain = world.send(path=MODEL, user=TESTER3)
+    answer = world.send(method, headers=annotation(), user=TESTER3)
+
+    assert answer.status == plain.status == 403
+    if method == "GET":
+        assert answer.json["code"] == "forbidden"
+        assert answer.json["object"] == MODEL
+        assert answer.json["object_role"] == "model"
+        assert answer.json["trans_id"] == "tx1"
+    assert world.worker.calls == []
+
+
+def test_model_of_another_account_needs_its_acl(
+    world: FilterUnderTest,
+) -> None:
+    model = f"/{OTHER}/models/net.hapi"
+    world.swift.put(model, PACKAGE)
+    headers = annotation(model=model)
+
+    assert world.send(headers=headers).status == 403
+    world.swift.read_acls[f"/{OTHER}/models"] = "test:tester"
+    assert world.send(headers=headers).status == 200
+
+
+def test_missing_model_is_told_only_to_those_who_may_know(
+    world: FilterUnderTest,
+) -> None:
+    world.swift.read_acls[DATA] = TESTER3
+    headers = annotation(model="/AUTH_test/models/none")
+
+    owner = world.send(headers=headers)
+    stranger = world.send(headers=headers, user=TESTER3)
+
+    assert (owner.status, owner.json["code"]) == (404, "not_found")
+    assert (stranger.status, stranger.json["code"]) == (403, "forbidden")
+
+
+def test_anonymous_without_right_on_the_model_gets_401(
+    open_world: FilterUnderTest,
+) -> None:
+    open_world.swift.read_acls[DATA] = ".r:*"
+    answer = open_world.send(headers=annotation(), user=None)
+
+    assert (answer.status, answer.json["code"]) == (401, "unauthorized")
+    assert "Www-Authenticate" in answer.headers
+
+
+def test_source_right_is_judged_before_the_model(
+    world: FilterUnderTest,
+) -> None:
+    headers = annotation(model="/AUTH_test/models/none")
+    answer = world.send(path=f"{DATA}/none", headers=headers)
+
+    assert answer.status == 404
+    assert answer.headers["Content-Type"].startswith("text/html")
+    assert [r[1] for r in world.swift.requests()] == [f"/v1{DATA}/none"] * 2
+
+
+def test_failing_swift_is_no_verdict_on_the_model(
+    world: FilterUnderTest,
+) -> None:
+    world.swift.objects[MODEL].on_request = lambda request: Response(
+        status=503, request=request
+    )
+    answer = world.send(headers=annotation())
+
+    assert (answer.status, answer.json["code"]) == (503, "service_unavailable")
+    assert answer.headers["Retry-After"] == "1"
+
+
+def test_odd_refusal_of_the_model_is_a_bad_model(
+    world: FilterUnderTest,
+) -> None:
+    world.swift.objects[MODEL].on_request = lambda request: Response(
+        status=412, request=request
+    )
+    answer = world.send(headers=annotation())
+
+    assert (answer.status, answer.json["code"]) == (400, "bad_model")
+
+
+# --- identity: bytes, not names -------------------------------------------
+
+
+def test_resident_model_needs_the_right_all_the_same(
+    world: FilterUnderTest,
+) -> None:
+    world.send(headers=annotation())
+    calls = len(world.worker.calls)
+    world.swift.read_acls[DATA] = TESTER3
+
+    assert world.send(headers=annotation(), user=TESTER3).status == 403
+    assert len(world.worker.calls) == calls
+
+
+@pytest.mark.parametrize("body", [b"", b"P" * 21])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_empty_object_named_as_a_resident_model_is_refused_here(
+    world: FilterUnderTest, body: bytes, method: str
+) -> None:
+    world.send(headers=annotation())
+    (digest,) = world.worker.digests.values()
+    calls = len(world.worker.calls)
+    name = f"/{OTHER}/models/{digest}"
+    world.swift.put(name, body)
+    world.swift.read_acls[DATA] = TESTER2
+
+    answer = world.send(method, headers=annotation(model=name), user=TESTER2)
+
+    assert answer.status == 422
+    if method == "GET":
+        assert answer.json["code"] == "bad_package"
+    assert len(world.worker.calls) == calls
+
+
+@pytest.mark.parametrize(
+    "header", ["X_Static_Large_Object", "X_Object_Manifest"]
+)
+def test_manifest_as_a_package_is_refused(
+    world: FilterUnderTest, header: str
+) -> None:
+    world.swift.put(MODEL, PACKAGE, **{header: "True"})
+    answer = world.send(headers=annotation())
+
+    assert (answer.status, answer.json["code"]) == (422, "package_is_manifest")
+    assert world.worker.calls == []
+
+
+def test_model_changed_between_head_and_get_is_identified_anew(
+    world: FilterUnderTest,
+) -> None:
+    second = PACKAGE + b"!"
+
+    world.swift.may_be_unread = True
+    swapped = []
+
+    def swap(request: Request) -> Response | None:
+        if request.method == "GET" and not swapped:
+            swapped.append(True)
+            world.swift.put(MODEL, second)
+            fresh = world.swift.objects[MODEL]
+            return Response(
+                request=request,
+                body=fresh.body,
+                headers={"Etag": fresh.etag},
+            )
+        return None
+
+    world.swift.objects[MODEL].on_request = swap
+    answer = world.send(headers=annotation())
+
+    assert answer.status == 200
+    (identity,) = world.worker.digests
+    assert identity.length_bytes == len(second)
+    assert world.worker.jobs[-1].model == identity
+    assert world.worker.jobs[-1].model != world.worker.jobs[0].model
+
+
+def test_model_that_keeps_changing_is_refused(world: FilterUnderTest) -> None:
+    def always_another(request: Request) -> Response | None:
+        if request.method == "GET":
+            other = PACKAGE + b"?"
+            headers = {"Etag": "0123"}
+            return Response(request=request, body=other, headers=headers)
+        return None
+
+    world.swift.may_be_unread = True
+    world.swift.objects[MODEL].on_request = always_another
+    answer = world.send(headers=annotation())
+
+    assert (answer.status, answer.json["code"]) == (409, "model_changed")
+    assert ("PUT", "/models") not in world.worker.calls
+
+
+def test_package_right_lost_before_its_get_is_a_refusal(
+    world: FilterUnderTest,
+) -> None:
+    world.swift.objects[MODEL].on_request = lambda request: (
+        Response(status=403, request=request)
+        if request.method == "GET"
+        else None
+    )
+    answer = world.send(headers=annotation())
+
+    assert (answer.status, answer.json["code"]) == (403, "forbidden")
+
+
+# --- who pays -------------------------------------------------------------
+
+
+def test_admin_and_member_of_an_account_are_one_payer(
+    world: FilterUnderTest,
+) -> None:
+    world.swift.read_acls.update({DATA: TESTER3, MODELS: TESTER3})
+    world.send(headers=annotation())
+    world.send(headers=annotation(), user=TESTER3)
+
+    accounts = {job.charged_account for job in world.worker.jobs}
+    assert accounts == {ACCOUNT}
+
+
+def test_anonymous_compute_is_refused_by_default(
+    world: FilterUnderTest,
+) -> None:
+    world.swift.read_acls.update({DATA: ".r:*", MODELS: ".r:*"})
+    answer = world.send(headers=annotation(), user=None)
+
+    assert (answer.status, answer.json["code"]) == (403, "compute_not_allowed")
+    assert world.worker.calls == []
+
+
+def test_anonymous_compute_is_charged_to_a_class_of_its_own(
+    open_world: FilterUnderTest,
+) -> None:
+    open_world.swift.read_acls.update({DATA: ".r:*", MODELS: ".r:*"})
+
+    assert open_world.send(headers=annotation(), user=None).status == 200
+    assert open_world.worker.jobs[-1].charged_account == ".unauthenticated"
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {},
+        {"HTTP_X_PROJECT_ID": "rich", "HTTP_X_IDENTITY_STATUS": "Confirmed"},
+        {"HTTP_X_TENANT_ID": "rich", "HTTP_X_USER_ID": "u"},
+        {"REMOTE_USER": ".wsgi.tempurl"},
+        {"REMOTE_USER": ".wsgi.tempurl,.wsgi.tempurl:x"},
+        {"REMOTE_USER": "rich"},
+        {"REMOTE_USER": "a,rich:user,AUTH_rich"},
+        {"REMOTE_USER": ("rich", "Rich")},
+        {"REMOTE_USER": None, "keystone.identity": {"tenant": (None, None)}},
+        {"keystone.identity": {"tenant": ("rich", "Rich")}},
+        {
+            "REMOTE_USER": (None, None),
+            "keystone.identity": {"tenant": (None, None)},
+        },
+        {
+            "REMOTE_USER": "rich,rich:user,AUTH_rich",
+            "swift.authorize_override": True,
+        },
+        {
+            "REMOTE_USER": ("rich", "Rich"),
+            "keystone.identity": {"tenant": ("rich", "Rich")},
+            "swift.authorize_override": True,
+        },
+    ],
+)
+def test_no_project_is_found_where_none_is_proved(
+    env: dict[str, Any],
+) -> None:
+    with pytest.raises(RightsError) as caught:
+        charged_account(env, "AUTH_", False)
+
+    assert caught.value.code == "compute_not_allowed"
+    assert charged_account(env, "AUTH_", True) == ".unauthenticated"
+
+
+@pytest.mark.parametrize(
+    ("env", "account"),
+    [
+        ({"REMOTE_USER": "rich,rich:user,AUTH_rich"}, "AUTH_rich"),
+        ({"REMOTE_USER": "rich,rich:user"}, "AUTH_rich"),
+        ({"REMOTE_USER": "rich,rich:user,.reseller_admin"}, "AUTH_rich"),
+        (
+            {
+                "REMOTE_USER": ("5ad7", "Rich"),
+                "keystone.identity": {"tenant": ("5ad7", "Rich")},
+            },
+            "AUTH_5ad7",
+        ),
+        (
+            {
+                "REMOTE_USER": "rich,rich:user",
+                "keystone.identity": {"tenant": ("5ad7", "Rich")},
+            },
+            "AUTH_rich",
+        ),
+    ],
+)
+def test_project_is_what_the_auth_middleware_found(
+    env: dict[str, Any], account: str
+) -> None:
+    assert charged_account(env, "AUTH_", False) == account
+
+
+def test_prefix_of_the_charged_account_is_the_operators() -> None:
+    env = {"REMOTE_USER": "rich,rich:user"}
+
+    assert charged_account(env, "KEY_", False) == "KEY_rich"
+
+
+# --- temporary URLs and other overrides -----------------------------------
+
+
+def _signed(world: FilterUnderTest, path: str, method: str = "GET") -> str:
+    """Make ``path`` readable by TempURL; return the query string."""
+    expires = int(time.time()) + 600
+    text = f"{method}\n{expires}\n/v1{path}"
+    signature = hmac.new(TEMPURL_KEY.encode(), text.encode(), "sha256")
+    _give_tempurl_key(world)
+    return f"?temp_url_sig={signature.hexdigest()}&temp_url_expires={expires}"
+
+
+def _give_tempurl_key(world: FilterUnderTest) -> None:
+    answer = world.swift._answer
+
+    def with_key(request: Request) -> Response:
+        if request.path_info == f"/v1/{ACCOUNT}":
+            key = {"X-Account-Meta-Temp-Url-Key": TEMPURL_KEY}
+            return HTTPNoContent(request=request, headers=key)
+        return answer(request)
+
+    world.swift._answer = with_key  # type: ignore[method-assign]
+
+
+def _tempurl(world: FilterUnderTest, **changes: str | None) -> Answer:
+    query = _signed(world, SOURCE)
+    headers = annotation(**changes)
+    return world.send(headers=headers, user=None, query=query)
+
+
+def test_tempurl_itself_works_and_is_refused_compute(
+    world: FilterUnderTest,
+) -> None:
+    world.swift.read_acls[MODELS] = ".r:*"
+    query = _signed(world, SOURCE)
+
+    assert world.send(user=None, query=query).body == SHARD
+    answer = world.send(headers=annotation(), user=None, query=query)
+    assert (answer.status, answer.json["code"]) == (403, "compute_not_allowed")
+    assert world.worker.calls == []
+
+
+def test_tempurl_with_a_public_model_computes_unauthenticated(
+    open_world: FilterUnderTest,
+) -> None:
+    open_world.swift.read_acls[MODELS] = ".r:*"
+
+    assert _tempurl(open_world).body == SHARD.upper()
+    assert open_world.worker.jobs[-1].charged_account == ".unauthenticated"
+
+
+@pytest.mark.parametrize(
+    "acl",
+    ["", "test:tester", ".rlistings", ".r:example.com", ".r:*,.r:-unknown"],
+)
+def test_tempurl_does_not_open_private_models(
+    open_world: FilterUnderTest, acl: str
+) -> None:
+    # TempURL's own authorize would admit any object of the account.
+    open_world.swift.read_acls[MODELS] = acl
+
+    answer = _tempurl(open_world)
+
+    assert (answer.status, answer.json["code"]) == (401, "unauthorized")
+    assert open_world.worker.calls == []
+
+
+def test_tempurl_does_not_open_the_signed_container_either(
+    open_world: FilterUnderTest,
+) -> None:
+    open_world.swift.put(f"{DATA}/net.hapi", PACKAGE)
+
+    assert _tempurl(open_world, model=f"{DATA}/net.hapi").status == 401
+
+
+def test_tempurl_does_not_tell_whether_a_private_model_exists(
+    open_world: FilterUnderTest,
+) -> None:
+    existing = _tempurl(open_world)
+    missing = _tempurl(open_world, model=f"{MODELS}/none")
+
+    assert existing.status == missing.status == 401
+
+
+def test_override_with_consent_to_all_opens_nothing(
+    open_world: FilterUnderTest,
+) -> None:
+    # What s3_acl puts into a request.
+    env = {
+        "swift.source": "S3",
+        "swift.authorize": lambda request: None,
+        "swift.authorize_override": True,
+        "swift_owner": True,
+        "REMOTE_USER": "test,test:tester,AUTH_test",
+    }
+    answer = open_world.send(
+        headers=annotation(), user=None, env=env, app=open_world.filter
+    )
+    assert (answer.status, answer.json["code"]) == (401, "unauthorized")
+
+    open_world.swift.read_acls[MODELS] = ".r:*"
+    answer = open_world.send(
+        headers=annotation(), user=None, env=env, app=open_world.filter
+    )
+    assert answer.status == 200
+    assert open_world.worker.jobs[-1].charged_account == ".unauthenticated"
+
+
+def test_acl_probe_of_s3api_is_left_alone(world: FilterUnderTest) -> None:
+    env = {
+        "swift.source": "S3",
+        "swift.authorize": lambda request: None,
+        "swift.authorize_override": True,
+    }
+    answer = world.send(
+        "HEAD", headers=annotation(), user=None, env=env, app=world.filter
+    )
+
+    # Its ACL is in headers that an annotated HEAD does not have.
+    assert answer.headers["X-Object-Meta-Colour"] == "blue"
+
+
+def test_override_reads_the_source_at_its_own_path_only(
+    open_world: FilterUnderTest,
+) -> None:
+    open_world.swift.read_acls[MODELS] = ".r:*"
+    _tempurl(open_world)
+
+    for env in open_world.swift.calls:
+        if env.get("swift.source") != "HP":
+            continue
+        inherited = env.get("swift.authorize_override", False)
+        assert inherited == (env["PATH_INFO"] == f"/v1{SOURCE}")
+        assert ("REMOTE_USER" in env) == inherited
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "admitted"),
+    [
+        ("GET", "/v1/a/c/o", True),
+        ("HEAD", "/v1/a/c/o", True),
+        ("PUT", "/v1/a/c/o", False),
+        ("DELETE", "/v1/a/c/o", False),
+        ("GET", "/v1/a/c", False),
+        ("GET", "/v1/a", False),
+    ],
+)
+def test_anonymous_reader_of_a_public_container_reads_objects_only(
+    method: str, path: str, admitted: bool
+) -> None:
+    request = Request.blank(path, environ={"REQUEST_METHOD": method})
+    request.acl = ".r:*,.rlistings"
+    refusal = authorize_anonymous(request)
+
+    assert (refusal is None) == admitted
+    assert admitted or refusal.status_int == 401
+
+
+def test_pipeline_of_these_tests_has_the_real_tempurl(
+    world: FilterUnderTest,
+) -> None:
+    assert isinstance(world.pipeline, tempurl.TempURL)
+    unsigned = world.send(
+        user=None, query="?temp_url_sig=0&temp_url_expires=9"
+    )
+    assert unsigned.status == 401
+
+
+def test_identity_is_path_etag_and_length(world: FilterUnderTest) -> None:
+    world.send(headers=annotation())
+
+    assert list(world.worker.digests) == [
+        ModelIdentity(
+            account=ACCOUNT,
+            container="models",
+            object="net.hapi",
+            etag=world.swift.objects[MODEL].etag,
+            length_bytes=len(PACKAGE),
+        )
+    ]

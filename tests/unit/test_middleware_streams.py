@@ -1,0 +1,527 @@
+"""Streams that break, stall or are given up: who notices, what is freed."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import eventlet
+import eventlet.wsgi
+import pytest
+from filter_under_test import (
+    MODEL,
+    SHARD,
+    SOURCE,
+    FilterUnderTest,
+    annotation,
+    filter_and_worker,
+)
+from hapi_middleware.concurrency import connect_unix
+from hapi_protocol.errors import HapiError, UnavailableError, make_error
+from swift.common.middleware import catch_errors, gatekeeper, proxy_logging
+from swift.common.swob import Request, Response
+
+BIG = bytes(1 << 20) * 24
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[FilterUnderTest]:
+    options = {"worker_connect_timeout": "0.3", "worker_timeout": "1.0"}
+    with filter_and_worker(tmp_path, **options) as world:
+        world.swift.may_be_unread = True
+        world.send(headers=annotation())
+        yield world
+        world.swift.assert_nothing_is_open()
+
+
+def _open_fds() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+# --- before the answer has begun ------------------------------------------
+
+
+def test_worker_that_is_not_there_is_503_and_named(
+    world: FilterUnderTest, tmp_path: Path
+) -> None:
+    os.unlink(world.worker.socket_path)
+    answer = world.send(headers=annotation())
+
+    assert (answer.status, answer.json["code"]) == (503, "worker_unavailable")
+    assert int(answer.headers["Retry-After"]) >= 1
+    assert answer.json["trans_id"] == "tx1"
+    assert world.send().body == SHARD
+
+
+def test_worker_that_nobody_serves_is_503(world: FilterUnderTest) -> None:
+    # A socket file that a dead worker has left behind.
+    path = world.worker.socket_path
+    os.unlink(path)
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(path)
+    left.close()
+
+    answer = world.send(headers=annotation())
+    assert (answer.status, answer.json["code"]) == (503, "worker_unavailable")
+
+
+def test_full_backlog_is_503_after_the_connect_timeout(
+    world: FilterUnderTest,
+) -> None:
+    path = world.worker.socket_path
+    os.unlink(path)
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(path)
+        deaf.listen(0)
+        waiting = [connect_unix(path, 1.0)]
+        before = time.monotonic()
+        answer = world.send(headers=annotation())
+        waited = time.monotonic() - before
+        for each in waiting:
+            each.close()
+
+    assert (answer.status, answer.json["code"]) == (503, "worker_unavailable")
+    assert 0.25 < waited < 1.0
+
+
+def test_worker_that_does_not_answer_is_504(world: FilterUnderTest) -> None:
+    world.worker.delay_seconds = 2.0
+    answer = world.send(headers=annotation())
+
+    assert (answer.status, answer.json["code"]) == (504, "too_slow")
+
+
+def _then(error: Exception) -> Any:
+    def answer(source: Iterator[bytes]) -> Iterator[bytes]:
+        next(source)
+        raise error
+        yield b""
+
+    return answer
+
+
+def test_error_of_the_worker_before_its_stream_is_passed_on(
+    world: FilterUnderTest,
+) -> None:
+    world.worker.answer = _then(make_error("damaged_shard", "no tar"))
+    answer = world.send(headers=annotation())
+
+    assert (answer.status, answer.json["code"]) == (422, "damaged_shard")
+
+
+def test_early_error_wins_though_the_source_is_not_yet_sent(
+    world: FilterUnderTest,
+) -> None:
+    world.swift.put(SOURCE, BIG)
+    world.worker.answer = _then(make_error("unsupported_object", "no tar"))
+    answer = world.send(headers=annotation())
+
+    assert (answer.status, answer.json["code"]) == (422, "unsupported_object")
+
+
+def test_worker_that_dies_before_its_status_is_503(
+    world: FilterUnderTest,
+) -> None:
+    world.worker.answer = _then(RuntimeError("killed"))
+    answer = world.send(headers=annotation())
+
+    assert (answer.status, answer.json["code"]) == (503, "worker_unavailable")
+
+
+def test_grant_that_has_lapsed_is_503(world: FilterUnderTest) -> None:
+    world.worker.answer = _then(make_error("not_found", "no such job"))
+    answer = world.send(headers=annotation())
+
+    assert (answer.status, answer.json["code"]) == (503, "worker_unavailable")
+
+
+def test_worker_that_never_begins_its_answer_is_504(
+    world: FilterUnderTest,
+) -> None:
+    release = threading.Event()
+
+    def answer(source: Iterator[bytes]) -> Iterator[bytes]:
+        release.wait(5)
+        yield b""
+
+    world.worker.answer = answer
+    refused = world.send(headers=annotation())
+    release.set()
+
+    assert (refused.status, refused.json["code"]) == (504, "too_slow")
+
+
+def _breaks_after(good: bytes) -> Any:
+    def stream() -> Iterator[bytes]:
+        yield good
+        raise OSError("disk failed")
+
+    return stream
+
+
+@pytest.mark.parametrize("cut_short", [True, False])
+def test_source_that_breaks_before_the_stream_is_503(
+    world: FilterUnderTest, cut_short: bool
+) -> None:
+    found = world.swift.objects[SOURCE]
+    found.stream = (
+        (lambda: iter([b"abc"])) if cut_short else _breaks_after(b"abc")
+    )
+    world.worker.answer = lambda source: iter([b"".join(source)])
+    before = time.monotonic()
+    answer = world.send(headers=annotation())
+
+    # The worker is told at once; it does not wait for what never comes.
+    assert time.monotonic() - before < 0.8
+
+    assert (answer.status, answer.json["code"]) == (503, "service_unavailable")
+    assert SOURCE in answer.json["message"]
+
+
+@pytest.mark.parametrize(
+    ("is_chunked", "features"), [(False, b"features"), (True, b"")]
+)
+def test_answer_whose_end_cannot_be_told_from_a_break_is_refused(
+    world: FilterUnderTest, is_chunked: bool, features: bytes
+) -> None:
+    world.worker.is_chunked = is_chunked
+    world.worker.answer = lambda source: iter([features])
+    answer = world.send(headers=annotation())
+
+    assert (answer.status, answer.json["code"]) == (500, "internal")
+
+
+def test_package_that_breaks_is_503_and_not_taken_over(
+    world: FilterUnderTest,
+) -> None:
+    world.worker.digests.clear()
+    world.swift.objects[MODEL].stream = _breaks_after(b"PK")
+    answer = world.send(headers=annotation())
+
+    assert (answer.status, answer.json["code"]) == (503, "service_unavailable")
+    assert world.worker.digests == {}
+
+
+# --- after it has begun ---------------------------------------------------
+
+
+@contextmanager
+def _served(world: FilterUnderTest) -> Iterator[tuple[str, int]]:
+    """The whole left of a proxy's pipeline, on eventlet's WSGI server."""
+    app = proxy_logging.ProxyLoggingMiddleware(world.pipeline, {})
+    app = catch_errors.CatchErrorMiddleware(
+        gatekeeper.GatekeeperMiddleware(app, {}), {}
+    )
+    ready, stop = threading.Event(), threading.Event()
+    address: list[tuple[str, int]] = []
+
+    def serve() -> None:
+        listener = eventlet.listen(("127.0.0.1", 0))
+        address.append(listener.getsockname())
+        with open(os.devnull, "w") as log:
+            server = eventlet.spawn(
+                eventlet.wsgi.server, listener, app, log=log
+            )
+            ready.set()
+            while not stop.is_set():
+                eventlet.sleep(0.01)
+            server.kill()
+        listener.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        assert ready.wait(5)
+        yield address[0]
+    finally:
+        stop.set()
+        thread.join(5)
+
+
+def _get(
+    world: FilterUnderTest, address: tuple[str, int]
+) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection(*address, timeout=10)
+    headers = {**annotation(), "X-Auth-Token": world.token("test:tester")}
+    connection.request(
+        "GET", f"/v1{SOURCE.replace(' ', '%20')}", None, headers
+    )
+    return connection.getresponse()
+
+
+def test_clean_stream_ends_cleanly_for_the_client(
+    world: FilterUnderTest,
+) -> None:
+    with _served(world) as address:
+        response = _get(world, address)
+
+        assert response.status == 200
+        assert response.getheader("Transfer-Encoding") == "chunked"
+        assert response.getheader("Content-Length") is None
+        assert response.getheader("X-Trans-Id")
+        assert response.read() == SHARD.upper()
+
+
+def test_batches_reach_the_client_as_they_come(
+    world: FilterUnderTest,
+) -> None:
+    release = threading.Event()
+
+    def answer(source: Iterator[bytes]) -> Iterator[bytes]:
+        yield b"first"
+        release.wait(5)
+        yield b"second"
+
+    world.worker.answer = answer
+    with _served(world) as address:
+        response = _get(world, address)
+        assert response.read1(100) == b"first"
+        release.set()
+        assert response.read() == b"second"
+
+
+def test_stream_that_breaks_in_the_worker_breaks_for_the_client(
+    world: FilterUnderTest,
+) -> None:
+    def answer(source: Iterator[bytes]) -> Iterator[bytes]:
+        yield next(source)
+        raise RuntimeError("out of memory")
+
+    world.worker.answer = answer
+    with _served(world) as address:
+        response = _get(world, address)
+
+        assert response.status == 200
+        with pytest.raises(http.client.IncompleteRead):
+            response.read()
+
+
+def test_source_that_breaks_later_breaks_for_the_client(
+    world: FilterUnderTest,
+) -> None:
+    # Even where the worker makes a clean end of what it got.
+    def answer(source: Iterator[bytes]) -> Iterator[bytes]:
+        try:
+            yield from source
+        except (ConnectionError, ValueError):
+            yield b"all there was"
+
+    world.worker.answer = answer
+    found = world.swift.objects[SOURCE]
+    found.stream = _breaks_after(SHARD[:1000])
+    with _served(world) as address:
+        response = _get(world, address)
+        with pytest.raises(http.client.IncompleteRead):
+            response.read()
+
+
+def test_worker_that_stops_midway_breaks_the_stream_in_time(
+    world: FilterUnderTest,
+) -> None:
+    release = threading.Event()
+
+    def answer(source: Iterator[bytes]) -> Iterator[bytes]:
+        yield next(source)
+        release.wait(5)
+
+    world.worker.answer = answer
+    with _served(world) as address:
+        response = _get(world, address)
+        before = time.monotonic()
+        with pytest.raises(http.client.IncompleteRead):
+            response.read()
+        release.set()
+
+    assert 0.8 < time.monotonic() - before < 3
+
+
+def test_client_that_goes_away_frees_everything(
+    world: FilterUnderTest,
+) -> None:
+    world.swift.put(SOURCE, BIG)
+    with _served(world) as address:
+        response = _get(world, address)
+        world.worker.ended.clear()
+        assert response.read1(10)
+        response.close()
+
+        assert world.worker.ended.wait(5), "the worker still streams"
+        _wait_until(lambda: all(b.is_closed for b in world.swift.bodies))
+
+
+def _wait_until(condition: Any) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline, "never came true"
+        time.sleep(0.01)
+
+
+def test_stalled_client_holds_up_the_source_not_the_memory(
+    world: FilterUnderTest,
+) -> None:
+    sent = []
+
+    def stream() -> Iterator[bytes]:
+        for start in range(0, len(BIG), 1 << 16):
+            sent.append(start)
+            yield BIG[start : start + (1 << 16)]
+
+    world.swift.put(SOURCE, BIG).stream = stream
+    with _served(world) as address:
+        response = _get(world, address)
+        time.sleep(0.5)
+
+        # Socket buffers hold a few MB; of 24 MB most is still to come.
+        assert len(sent) << 16 < len(BIG) // 2
+        response.close()
+
+
+def test_worker_that_needs_only_the_beginning_ends_the_source(
+    world: FilterUnderTest,
+) -> None:
+    world.swift.put(SOURCE, BIG)
+    world.worker.answer = lambda source: iter([next(source)[:5]])
+
+    assert world.send(headers=annotation()).body == BIG[:5]
+    assert not world.swift.bodies[-1].is_read
+
+
+def test_response_closed_unread_frees_everything(
+    world: FilterUnderTest,
+) -> None:
+    request = world.request(headers=annotation())
+    response = request.get_response(world.pipeline)
+    assert response.status_int == 200
+    response.app_iter.close()
+    response.app_iter.close()
+
+    assert list(response.app_iter) == []
+
+
+def test_response_closed_midway_ends_the_thread_that_reads_the_source(
+    world: FilterUnderTest,
+) -> None:
+    ended = []
+
+    def stream() -> Iterator[bytes]:
+        try:
+            yield SHARD[:1000]
+            eventlet.sleep(60)
+        finally:
+            ended.append(True)
+
+    world.swift.objects[SOURCE].stream = stream
+    response = world.request(headers=annotation()).get_response(world.pipeline)
+    assert next(iter(response.app_iter))
+    assert not ended
+    response.app_iter.close()
+
+    assert ended
+
+
+def test_broken_stream_raises_what_happened(world: FilterUnderTest) -> None:
+    def answer(source: Iterator[bytes]) -> Iterator[bytes]:
+        yield b"one"
+        raise RuntimeError("out of memory")
+
+    world.worker.answer = answer
+    response = world.request(headers=annotation()).get_response(world.pipeline)
+    features = iter(response.app_iter)
+
+    assert next(features) == b"one"
+    with pytest.raises(UnavailableError) as caught:
+        next(features)
+    assert caught.value.code == "worker_unavailable"
+    response.app_iter.close()
+
+
+def test_thousands_of_requests_leave_no_descriptor(
+    world: FilterUnderTest,
+) -> None:
+    def broken(source: Iterator[bytes]) -> Iterator[bytes]:
+        yield b"one"
+        raise RuntimeError("out of memory")
+
+    good = world.worker.answer
+    tokens = {"X-Auth-Token": world.token("test:tester")}
+    for index in range(1020):
+        world.worker.answer = broken if index % 3 == 1 else good
+        request = Request.blank(
+            f"/v1{SOURCE.replace(' ', '%20')}",
+            headers={**annotation(), **tokens},
+        )
+        response = request.get_response(world.pipeline)
+        if index % 3 == 0:
+            response.app_iter.close()
+            continue
+        try:
+            assert response.body
+        except HapiError:
+            assert index % 3 == 1
+        if index == 20:
+            before = _open_fds()
+    # The stub's threads close their ends in their own time.
+    _wait_until(lambda: _open_fds() <= before + 3)
+    world.swift.calls.clear()
+
+
+# --- of the process -------------------------------------------------------
+
+
+def test_filter_imports_nothing_heavy_and_builds_nothing() -> None:
+    code = (
+        "import sys, threading, os\n"
+        "from hapi_middleware.filter import filter_factory\n"
+        "filter_factory({})(None)\n"
+        "fds = len(os.listdir('/proc/self/fd'))\n"
+        "for _ in range(9): filter_factory({})(None)\n"
+        "heavy = {'torch', 'pyarrow', 'numpy'}\n"
+        "bad = heavy & set(sys.modules)\n"
+        "assert not bad, bad\n"
+        "assert threading.active_count() == 1\n"
+        "print(len(os.listdir('/proc/self/fd')) - fds)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+    assert done.returncode == 0, done.stderr
+    # The first one opened Swift's log; the others hold nothing.
+    assert int(done.stdout) == 0
+
+
+def test_one_waiting_request_does_not_hold_up_another(
+    world: FilterUnderTest,
+) -> None:
+    release = threading.Event()
+
+    def answer(source: Iterator[bytes]) -> Iterator[bytes]:
+        release.wait(5)
+        yield b"late"
+
+    world.worker.answer = answer
+    late: list[Response] = []
+    waiting = eventlet.spawn(
+        lambda: late.append(world.send(headers=annotation()))
+    )
+    eventlet.sleep(0.1)
+    before = time.monotonic()
+    assert world.send().body == SHARD
+    assert time.monotonic() - before < 0.5
+    assert late == []
+    release.set()
+    waiting.wait()
+    assert late[0].body == b"late"
