@@ -1,0 +1,299 @@
+"""The worker's HTTP interface, a WSGI application.
+
+``POST /jobs``, ``POST /jobs/<id>``, ``PUT /models``, ``GET /models``,
+``GET /healthz``, ``GET /metrics``.  Every refusal is an error of
+:mod:`hapi_protocol.errors` as JSON; every answer repeats ``X-Trans-Id``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from webob import Request, Response
+
+from hapi_protocol.errors import (
+    AnnotationError,
+    HapiError,
+    InternalError,
+    MethodError,
+    RightsError,
+    TooLargeError,
+)
+from hapi_protocol.headers import CONTENT_TYPE_STREAM
+from hapi_protocol.messages import (
+    HEADER_IDENTITY,
+    MAX_MESSAGE_BYTES,
+    JobRequest,
+    ModelIdentity,
+)
+from hapi_worker.body import Connection
+from hapi_worker.metrics import CONTENT_TYPE as METRICS_CONTENT_TYPE
+from hapi_worker.residency import KnownModel
+from hapi_worker.uploads import busy
+from hapi_worker.version import package_version
+from hapi_worker.worker import MAX_UPLOADS, Worker
+
+ENVIRON_CONNECTION = "hapi_worker.connection"
+"""WSGI key under which the server hands over a :class:`Connection`."""
+ENVIRON_PEER_UID = "X_REMOTE_UID"
+
+READ_BYTES = 1024 * 1024
+LASTING_STATUSES = (409, 413, 422)
+"""Refusals of an upload that every other upload of the bytes would meet."""
+
+logger = logging.getLogger(__name__)
+
+StartResponse = Callable[..., Any]
+
+
+class WorkerApp:
+    """The application of the main socket.
+
+    Args:
+        worker: does the work.
+        admin_only: answer health and metrics, and nothing else.
+    """
+
+    def __init__(self, worker: Worker, *, admin_only: bool = False) -> None:
+        self._worker = worker
+        self._admin_only = admin_only
+        self._uploads = threading.BoundedSemaphore(MAX_UPLOADS)
+        self._allowed_uids = {0, os.getuid(), *worker.config.allowed_users}
+
+    def __call__(
+        self, environ: dict[str, Any], start_response: StartResponse
+    ) -> Iterable[bytes]:
+        request = Request(environ)
+        trans_id = request.headers.get("X-Trans-Id", "")
+        try:
+            self._check_peer(environ)
+            response = self._answer(request)
+        except HapiError as error:
+            response = _error_response(error, trans_id)
+        except Exception:
+            logger.exception(
+                "a defect: %s %s (%s)", request.method, request.path, trans_id
+            )
+            response = _error_response(
+                InternalError("internal", "the worker failed; see its log"),
+                trans_id,
+            )
+        if trans_id:
+            response.headers["X-Trans-Id"] = trans_id
+        body: Iterable[bytes] = response(environ, start_response)
+        return body
+
+    def _check_peer(self, environ: dict[str, Any]) -> None:
+        uid = environ.get(ENVIRON_PEER_UID)
+        if uid is None or int(uid) not in self._allowed_uids:
+            raise RightsError(
+                "forbidden",
+                f"user id {uid} may not use this worker: add it to the "
+                "option allowed_users",
+            )
+
+    def _answer(self, request: Any) -> Any:
+        path = request.path
+        if path == "/healthz":
+            return self._route(request, GET=self._health)
+        if path == "/metrics":
+            return self._route(request, GET=self._metrics)
+        if not self._admin_only:
+            if path == "/jobs":
+                return self._route(request, POST=self._grant)
+            if path == "/models":
+                return self._route(request, GET=self._known, PUT=self._put)
+            if path.startswith("/jobs/"):
+                return self._route(request, POST=self._stream)
+        raise RightsError("not_found", f"there is no {path[:100]!r} here")
+
+    def _route(self, request: Any, **methods: Callable[[Any], Any]) -> Any:
+        method = methods.get(request.method)
+        if method is None:
+            raise MethodError(
+                "method_not_allowed",
+                f"{request.method} {request.path[:100]}: allowed are "
+                f"{', '.join(sorted(methods))}",
+            )
+        return method(request)
+
+    def _health(self, request: Any) -> Any:
+        worker = self._worker
+        models, used = worker.residency.resident()
+        draining = worker.admission.draining
+        return _json_response(
+            200,
+            {
+                "status": "draining" if draining else "ok",
+                "version": package_version(),
+                "device": str(worker.device),
+                "numerics_tag": worker.numerics_tag,
+                "pid": os.getpid(),
+                "resident_models": models,
+                "resident_bytes": used,
+                "memory_limit_bytes": worker.residency.limit_bytes,
+                "jobs_running": worker.admission.num_running(),
+                "max_streams": worker.config.max_streams,
+            },
+        )
+
+    def _metrics(self, request: Any) -> Any:
+        return Response(
+            body=self._worker.metrics.render(),
+            headerlist=[("Content-Type", METRICS_CONTENT_TYPE)],
+        )
+
+    def _grant(self, request: Any) -> Any:
+        body = _read_body(request, MAX_MESSAGE_BYTES)
+        try:
+            grant = self._worker.grant(JobRequest.from_body(bytes(body)))
+        except HapiError as error:
+            self._worker.metrics.refusals.labels(error.code).inc()
+            raise
+        return _json_body(201, grant.to_body())
+
+    def _stream(self, request: Any) -> Any:
+        connection = request.environ.get(ENVIRON_CONNECTION)
+        if not isinstance(connection, Connection):
+            raise AnnotationError(
+                "bad_request", "the body of a job must be chunked"
+            )
+        job_id = request.path.removeprefix("/jobs/")
+        stream = self._worker.stream(job_id, connection)
+        return Response(
+            app_iter=stream,
+            headerlist=[
+                ("Content-Type", CONTENT_TYPE_STREAM),
+                ("Connection", "close"),
+            ],
+        )
+
+    def _known(self, request: Any) -> Any:
+        identity = _identity(request)
+        known = self._worker.residency.known(identity)
+        if known is None:
+            raise RightsError(
+                "not_found",
+                f"the model {identity.path} is not known here",
+                object_name=identity.path,
+            )
+        return _json_response(
+            200,
+            {
+                "digest": known.digest,
+                "num_cuts": known.num_cuts,
+                "numerics_tag": self._worker.numerics_tag,
+            },
+        )
+
+    def _put(self, request: Any) -> Any:
+        uploads = self._worker.metrics.uploads
+        try:
+            known = self._upload(request, _identity(request))
+        except HapiError as error:
+            uploads.labels("refused", error.code).inc()
+            raise
+        uploads.labels("done", "").inc()
+        return _json_response(
+            201, {"digest": known.digest, "num_cuts": known.num_cuts}
+        )
+
+    def _upload(self, request: Any, identity: ModelIdentity) -> KnownModel:
+        residency = self._worker.residency
+        lasting: HapiError | None = None
+        try:
+            self._check_upload(request, identity)
+            residency.uploads.begin(identity)
+            with self._upload_place():
+                limit = self._worker.config.max_package_bytes
+                package = _read_body(request, limit)
+                return residency.put(identity, package)
+        except HapiError as error:
+            lasting = error if error.status in LASTING_STATUSES else None
+            raise
+        finally:
+            residency.uploads.end(identity, lasting)
+
+    @contextmanager
+    def _upload_place(self) -> Iterator[None]:
+        if not self._uploads.acquire(blocking=False):
+            raise busy(
+                "queue_full",
+                f"{MAX_UPLOADS} models are being uploaded already",
+            )
+        try:
+            yield
+        finally:
+            self._uploads.release()
+
+    def _check_upload(self, request: Any, identity: ModelIdentity) -> None:
+        limit = self._worker.config.max_package_bytes
+        if identity.length_bytes > limit:
+            raise TooLargeError(
+                "package_too_large",
+                f"the package {identity.path} has {identity.length_bytes} "
+                f"bytes; at most {limit}",
+                object_name=identity.path,
+            )
+        self._worker.residency.check_length(identity)
+        if request.content_length != identity.length_bytes:
+            raise AnnotationError(
+                "bad_request",
+                f"Content-Length is {request.content_length}, and "
+                f"{HEADER_IDENTITY} says {identity.length_bytes}",
+            )
+
+
+def _identity(request: Any) -> ModelIdentity:
+    return ModelIdentity.from_json(request.headers.get(HEADER_IDENTITY, ""))
+
+
+def _read_body(request: Any, limit: int) -> bytearray:
+    length = request.content_length
+    if length is None or length > limit:
+        raise AnnotationError(
+            "bad_request",
+            f"Content-Length is {length}; it must be at most {limit}",
+        )
+    body = bytearray()
+    stream = request.environ["wsgi.input"]
+    while len(body) < length:
+        try:
+            piece = stream.read(min(READ_BYTES, length - len(body)))
+        except OSError as error:
+            raise AnnotationError(
+                "bad_request", f"the body could not be read: {error}"
+            ) from error
+        if not piece:
+            raise AnnotationError(
+                "bad_request",
+                f"the body ends after {len(body)} of {length} bytes",
+            )
+        body += piece
+    return body
+
+
+def _json_response(status: int, fields: dict[str, Any]) -> Any:
+    return _json_body(status, json.dumps(fields).encode() + b"\n")
+
+
+def _json_body(status: int, body: bytes) -> Any:
+    return Response(
+        status=status,
+        body=body,
+        headerlist=[("Content-Type", "application/json")],
+    )
+
+
+def _error_response(error: HapiError, trans_id: str) -> Any:
+    error.trans_id = error.trans_id or trans_id or None
+    response = _json_body(error.status, error.to_body())
+    if error.retry_after is not None:
+        response.headers["Retry-After"] = str(max(1, round(error.retry_after)))
+    return response

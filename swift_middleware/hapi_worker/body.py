@@ -1,0 +1,184 @@
+"""The body of a job: HTTP/1.1 chunks, read strictly and with deadlines.
+
+cheroot's own reader takes a cut-off last chunk for a clean end, holds a whole
+chunk of any size in memory and cannot say how long it waited.  This one reads
+from the same buffered connection, ends only at a complete last chunk, and is
+woken by :meth:`Connection.stop_reading`.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from typing import Any
+
+from hapi_protocol.errors import (
+    AnnotationError,
+    HapiError,
+    TooLargeError,
+    TooSlowError,
+)
+
+MAX_CHUNK_HEADER_BYTES = 128
+MAX_READ_BYTES = 256 * 1024
+
+
+class SenderGoneError(Exception):
+    """The sender closed the connection before the end of the body."""
+
+
+class Connection:
+    """A request's socket, for the two things WSGI has no words for.
+
+    Args:
+        sock: of the connection.
+        reader: the connection's buffered reader (a ``peek`` or ``read1``
+            makes at most one system call).
+    """
+
+    def __init__(self, sock: socket.socket, reader: Any) -> None:
+        self._socket = sock
+        self.reader = reader
+
+    def wait_readable(self, seconds: float) -> bool:
+        """Whether a read will return at once; waits up to ``seconds``."""
+        if self.reader.has_data():
+            return True
+        return bool(_poll(self._socket, select.POLLIN, seconds))
+
+    def is_gone(self) -> bool:
+        """Whether the other end is closed in both directions."""
+        return bool(
+            _poll(self._socket, 0, 0) & (select.POLLHUP | select.POLLERR)
+        )
+
+    def stop_reading(self) -> None:
+        """Wakes a thread that reads, and stops the sender."""
+        try:
+            self._socket.shutdown(socket.SHUT_RD)
+        except OSError:  # the connection is closed already
+            return
+
+
+def _poll(sock: socket.socket, events: int, seconds: float) -> int:
+    if sock.fileno() < 0:
+        return select.POLLHUP
+    poller = select.poll()
+    poller.register(sock, events)
+    found = poller.poll(seconds * 1000)
+    return found[0][1] if found else 0
+
+
+class ChunkedBody:
+    """A readable file over a chunked body.
+
+    Args:
+        connection: where the chunks arrive.
+        length_bytes: the body must have exactly as many.
+        idle_seconds: longest silence of the sender.
+
+    Attributes:
+        bytes_read: of the body.
+        waited_seconds: spent waiting for the sender.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        length_bytes: int,
+        idle_seconds: float,
+    ) -> None:
+        self._connection = connection
+        self._length_bytes = length_bytes
+        self._idle_seconds = idle_seconds
+        self._left_in_chunk = 0
+        self._ended = False
+        self.bytes_read = 0
+        self.waited_seconds = 0.0
+
+    def read(self, size: int, /) -> bytes:
+        """1 to ``size`` bytes, or ``b""`` at the end of the body.
+
+        Raises:
+            SenderGoneError: the body was cut off.
+            HapiError: it is too long, too short, too slow, not chunked.
+        """
+        if not self._left_in_chunk:
+            self._start_chunk()
+        if self._ended or size == 0:
+            return b""
+        wanted = min(size, self._left_in_chunk, MAX_READ_BYTES)
+        data = self._receive(wanted)
+        self.bytes_read += len(data)
+        self._left_in_chunk -= len(data)
+        if not self._left_in_chunk and self._line() != b"":
+            raise _bad("a chunk longer than its header says")
+        return data
+
+    def drain(self) -> None:
+        """Reads and drops what is left.
+
+        Raises: as :meth:`read`.
+        """
+        while self.read(MAX_READ_BYTES):
+            pass
+
+    def _start_chunk(self) -> None:
+        if self._ended:
+            return
+        header = self._line().partition(b";")[0].strip()
+        digits = header.decode("latin-1")
+        if not digits or digits.strip("0123456789abcdefABCDEF"):
+            raise _bad(f"chunk header {header!r}")
+        self._left_in_chunk = int(digits, 16)
+        total = self.bytes_read + self._left_in_chunk
+        if total > self._length_bytes:
+            raise TooLargeError(
+                "object_too_large",
+                f"the body has {total} bytes or more, and "
+                f"{self._length_bytes} were announced",
+            )
+        if not self._left_in_chunk:
+            self._end()
+
+    def _end(self) -> None:
+        while self._line() != b"":  # trailers
+            pass
+        self._ended = True
+        if self.bytes_read != self._length_bytes:
+            raise _bad(
+                f"the body has {self.bytes_read} bytes, and "
+                f"{self._length_bytes} were announced"
+            )
+
+    def _line(self) -> bytes:
+        line = bytearray()
+        while not line.endswith(b"\r\n"):
+            line += self._receive(1)
+            if len(line) > MAX_CHUNK_HEADER_BYTES:
+                raise _bad(f"chunk header {bytes(line[:32])!r}…")
+        return bytes(line[:-2])
+
+    def _receive(self, size: int) -> bytes:
+        if not self._connection.reader.has_data():
+            started = time.monotonic()
+            ready = self._connection.wait_readable(self._idle_seconds)
+            self.waited_seconds += time.monotonic() - started
+            if not ready:
+                raise TooSlowError(
+                    "too_slow",
+                    f"nothing was sent for {self._idle_seconds:g} s",
+                )
+        try:
+            data: bytes = self._connection.reader.read1(size)
+        except OSError as error:
+            raise SenderGoneError(str(error)) from error
+        if not data:
+            raise SenderGoneError("the body was cut off")
+        return data
+
+
+def _bad(what: str) -> HapiError:
+    return AnnotationError("bad_request", f"the job's body: {what}")

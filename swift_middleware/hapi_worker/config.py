@@ -1,0 +1,208 @@
+"""The worker's options: an INI file, read once into frozen, typed values.
+
+An unknown option or a bad value is a ``ValueError`` that names the option,
+the value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+import pwd
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+SECTION = "hapi-worker"
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+_SIZE = re.compile(r"(\d{1,15})\s*(B|KiB|MiB|GiB|TiB)?")
+_UNITS = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
+_MAX_SOCKET_PATH_BYTES = 107 - len(".admin")
+
+
+def parse_bytes(text: str) -> int:
+    """``"64 MiB"`` → 67108864; a bare number counts bytes.
+
+    Raises:
+        ValueError: naming what is allowed.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or int(match[1]) == 0:
+        raise ValueError("a positive size such as 8GiB, 64MiB or 4096")
+    return int(match[1]) << _UNITS[match[2] or "B"]
+
+
+def _memory(text: str) -> int | None:
+    try:
+        return None if text == "auto" else parse_bytes(text)
+    except ValueError as error:
+        raise ValueError(f"auto, or {error}") from None
+
+
+def _count(smallest: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"\d{1,9}", text) or int(text) < smallest:
+            raise ValueError(f"a whole number from {smallest} on")
+        return int(text)
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    if not re.fullmatch(r"\d{1,9}(\.\d+)?", text) or float(text) == 0:
+        raise ValueError("a positive number of seconds")
+    return float(text)
+
+
+def _mode(text: str) -> int:
+    if not re.fullmatch(r"0?[0-7]{3}", text):
+        raise ValueError("three octal digits such as 0660")
+    return int(text, 8)
+
+
+def _socket_path(text: str) -> str:
+    if not os.path.isabs(text):
+        raise ValueError("an absolute path")
+    if len(os.fsencode(text)) > _MAX_SOCKET_PATH_BYTES:
+        raise ValueError(
+            f"a path of at most {_MAX_SOCKET_PATH_BYTES} bytes (a limit of "
+            "unix sockets)"
+        )
+    return text
+
+
+def _users(text: str) -> frozenset[int]:
+    return frozenset(_uid(name.strip()) for name in text.split(",") if name)
+
+
+def _uid(name: str) -> int:
+    if name.isdecimal():
+        return int(name)
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        raise ValueError(
+            f"names or ids of users of this host, separated by commas; "
+            f"there is no user {name!r}"
+        ) from None
+
+
+def _device(text: str) -> str:
+    if not _DEVICE.fullmatch(text):
+        raise ValueError("auto, cpu, cuda, or cuda:<number>")
+    return text
+
+
+def _log_level(text: str) -> str:
+    if text.upper() not in LOG_LEVELS:
+        raise ValueError(", ".join(LOG_LEVELS))
+    return text.upper()
+
+
+def _option(default: str, parse: Callable[[str], Any]) -> Any:
+    return field(
+        default=parse(default), metadata={"text": default, "parse": parse}
+    )
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """Everything an operator can set; ``deploy/hapi-worker.conf-sample``
+    says the same with room for explanation."""
+
+    socket: str = _option("/run/hapi/worker.sock", _socket_path)
+    """Unix socket for the filter; ``<socket>.admin`` answers health and
+    metrics."""
+    socket_mode: int = _option("0660", _mode)
+    allowed_users: frozenset[int] = _option("", _users)
+    """Who may connect beside root and the worker's own user."""
+    device: str = _option("auto", _device)
+    memory_limit: int | None = _option("auto", _memory)
+    """Bytes for resident models and the forward pass on the device; None
+    for a share of what the device has."""
+    max_streams: int = _option("16", _count(1))
+    """Jobs at a time, granted or running."""
+    max_streams_per_account: int = _option("8", _count(1))
+    max_batch: int = _option("32", _count(1))
+    """Samples in a micro-batch."""
+    decode_threads: int = _option("0", _count(0))
+    """0 for one per allowed core."""
+    torch_threads: int = _option("0", _count(0))
+    """Threads of one forward pass on the CPU; 0 for one per allowed core."""
+    buffer_bytes: int = _option("64MiB", parse_bytes)
+    """Per job: samples read and not yet in a batch."""
+    max_object_bytes: int = _option("16GiB", parse_bytes)
+    max_package_bytes: int = _option("2GiB", parse_bytes)
+    max_sample_bytes: int = _option("64MiB", parse_bytes)
+    """Of one image file."""
+    max_pixels: int = _option("67108864", _count(1))
+    """Of one image, checked before it is decoded."""
+    max_samples: int = _option("1000000", _count(1))
+    """In one object."""
+    max_identities: int = _option("4096", _count(1))
+    """Model objects whose digest is remembered."""
+    grant_seconds: float = _option("10", _seconds)
+    """After which an unused grant lapses."""
+    model_wait_seconds: float = _option("60", _seconds)
+    """How long a job waits for another one's upload of the same model."""
+    idle_seconds: float = _option("75", _seconds)
+    """Longest silence of a sender."""
+    stall_seconds: float = _option("120", _seconds)
+    """Longest time a reader may take nothing."""
+    batch_seconds: float = _option("300", _seconds)
+    """Longest time without a step forward inside the worker."""
+    drain_seconds: float = _option("30", _seconds)
+    """On SIGTERM: how long running jobs may take to end."""
+    log_level: str = _option("INFO", _log_level)
+
+
+def load_config(path: str) -> WorkerConfig:
+    """Reads section ``[hapi-worker]`` of an INI file.
+
+    Raises:
+        ValueError: for what cannot be read, unknown options, bad values.
+    """
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        with open(path, encoding="utf-8") as file:
+            parser.read_file(file)
+    except (OSError, UnicodeDecodeError, configparser.Error) as error:
+        raise ValueError(f"cannot read {path}: {error}") from error
+    unknown = [name for name in parser.sections() if name != SECTION]
+    if unknown or not parser.has_section(SECTION):
+        raise ValueError(
+            f"{path}: sections {parser.sections()}; there must be "
+            f"[{SECTION}] and no other"
+        )
+    return parse_config(dict(parser.items(SECTION)))
+
+
+def parse_config(texts: dict[str, str]) -> WorkerConfig:
+    """Option names and texts → typed configuration.
+
+    Raises:
+        ValueError: naming option, value and what is allowed.
+    """
+    options = {option.name: option for option in fields(WorkerConfig)}
+    values = {}
+    for name, text in texts.items():
+        if name not in options:
+            raise ValueError(
+                f"unknown option {name!r} in [{SECTION}]; known: "
+                + ", ".join(sorted(options))
+            )
+        try:
+            values[name] = options[name].metadata["parse"](text.strip())
+        except ValueError as error:
+            raise ValueError(
+                f"option {name!r} is {text!r}; allowed: {error}"
+            ) from None
+    return WorkerConfig(**values)
+
+
+def option_defaults() -> dict[str, str]:
+    """Each option's default as it would stand in the file."""
+    return {o.name: o.metadata["text"] for o in fields(WorkerConfig)}

@@ -1,0 +1,142 @@
+"""Which samples a job's body holds, and which of them are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hapi_protocol.errors import UnsupportedError
+from hapi_protocol.messages import JobRequest
+from hapi_protocol.shards import (
+    SNIFF_BYTES,
+    Limits,
+    Readable,
+    Sample,
+    iter_samples,
+    sniff,
+)
+from hapi_worker.body import ChunkedBody
+
+
+def read_samples(
+    body: ChunkedBody,
+    request: JobRequest,
+    *,
+    limits: Limits,
+    max_samples: int,
+) -> Iterator[Sample]:
+    """The wanted samples, in shard order, as they arrive.
+
+    The object is a tar or one JPEG or PNG image, told by its first bytes.
+    Reading stops behind the last wanted sample; without one it goes to the
+    end of the body, which must have its announced length.
+
+    Raises:
+        UnsupportedError: ``unsupported_object``, ``empty_shard``,
+            ``damaged_shard``, ``limit_exceeded``, ``samples_out_of_range``.
+    """
+    num_seen = 0
+    num_wanted = 0
+    for sample in _all_samples(body, request, limits):
+        num_seen += 1
+        if num_seen > max_samples:
+            raise _unsupported(
+                request,
+                "limit_exceeded",
+                f"it has more than {max_samples} samples",
+            )
+        if request.samples is None or sample.index in request.samples:
+            num_wanted += 1
+            yield sample
+            if request.samples and sample.index == request.samples.last:
+                return
+    body.drain()
+    if not num_seen:
+        raise _unsupported(request, "empty_shard", "it has no sample")
+    if not num_wanted:
+        raise _unsupported(
+            request,
+            "samples_out_of_range",
+            f"samples {request.samples} were asked for, and it has {num_seen}",
+        )
+
+
+def _all_samples(
+    body: ChunkedBody, request: JobRequest, limits: Limits
+) -> Iterator[Sample]:
+    start = _read_up_to(body, SNIFF_BYTES)
+    kind = sniff(start)
+    if kind == "tar":
+        ranged = request.ranged and request.samples is not None
+        yield from iter_samples(
+            _Rejoined(start, body),
+            name=request.source_name,
+            limits=limits,
+            first_index=request.samples.first
+            if ranged and request.samples
+            else 0,
+        )
+    elif kind is not None:
+        yield _single_image(kind, start, body, request, limits)
+    else:
+        raise _unsupported(
+            request,
+            "unsupported_object",
+            "it is neither a tar of samples nor a JPEG or PNG image",
+        )
+
+
+def _single_image(
+    kind: str,
+    start: bytes,
+    body: ChunkedBody,
+    request: JobRequest,
+    limits: Limits,
+) -> Sample:
+    limit = limits.max_member_bytes
+    data = start + _read_up_to(body, limit + 1 - len(start))
+    if len(data) > limit:
+        raise _unsupported(
+            request,
+            "limit_exceeded",
+            f"the image has more than {limit} bytes",
+        )
+    base = request.source_name.rpartition("/")[2]
+    return Sample(
+        index=0,
+        key=base.partition(".")[0] or base,
+        offset=0,
+        length=len(data),
+        members={kind: data},
+    )
+
+
+def _read_up_to(stream: Readable, size: int) -> bytes:
+    pieces = []
+    while size > 0 and (piece := stream.read(size)):
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)
+
+
+class _Rejoined:
+    """A stream with the bytes that were read to look at put back."""
+
+    def __init__(self, start: bytes, rest: Readable) -> None:
+        self._start = start
+        self._rest = rest
+
+    def read(self, size: int, /) -> bytes:
+        if not self._start:
+            return self._rest.read(size)
+        piece, self._start = self._start[:size], self._start[size:]
+        return piece
+
+
+def _unsupported(
+    request: JobRequest, code: str, what: str
+) -> UnsupportedError:
+    return UnsupportedError(
+        code,
+        f"object {request.source_name}: {what}",
+        object_name=request.source_name,
+    )

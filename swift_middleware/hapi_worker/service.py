@@ -1,0 +1,67 @@
+"""A worker and its two sockets."""
+
+from __future__ import annotations
+
+from hapi_worker.app import WorkerApp
+from hapi_worker.config import WorkerConfig
+from hapi_worker.server import SocketInUseError, UnixServer
+from hapi_worker.worker import Worker
+
+ADMIN_SUFFIX = ".admin"
+ADMIN_THREADS = 2
+
+
+class Service:
+    """A worker and its two sockets.
+
+    Args:
+        config: of the worker; ``socket`` names both sockets.
+    """
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self.worker = Worker(config)
+        timeout = config.stall_seconds
+        self._servers = [
+            UnixServer(
+                config.socket,
+                config.socket_mode,
+                WorkerApp(self.worker),
+                num_threads=self.worker.num_server_threads,
+                timeout_seconds=timeout,
+            ),
+            UnixServer(
+                config.socket + ADMIN_SUFFIX,
+                config.socket_mode,
+                WorkerApp(self.worker, admin_only=True),
+                num_threads=ADMIN_THREADS,
+                timeout_seconds=timeout,
+            ),
+        ]
+        self._begun: list[UnixServer] = []
+
+    def begin(self) -> None:
+        """Listens on both sockets.
+
+        Raises:
+            SocketInUseError, OSError: one cannot be had; none is then.
+        """
+        try:
+            for server in self._servers:
+                server.begin()
+                self._begun.append(server)
+        except (SocketInUseError, OSError):
+            self.end()
+            raise
+
+    def drain(self) -> bool:
+        """Refuses new jobs; whether all running ones ended in time."""
+        return self.worker.admission.drain(self._config.drain_seconds)
+
+    def end(self) -> None:
+        """Closes the sockets, breaks what still runs, ends all threads."""
+        self.worker.residency.close()
+        for server in self._begun:
+            server.end()
+        self._begun.clear()
+        self.worker.close()

@@ -1,0 +1,162 @@
+"""The answer to a job: Arrow messages cut into pieces for the socket."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from collections.abc import Callable, Generator, Iterator
+
+from hapi_protocol.errors import HapiError
+from hapi_protocol.features import FeatureStreamWriter
+from hapi_protocol.messages import JobRequest
+from hapi_worker.body import ChunkedBody, SenderGoneError
+from hapi_worker.metrics import Metrics
+from hapi_worker.pipeline import Batch, Pipeline
+
+PIECE_BYTES = 128 * 1024
+"""The server copies what is left of a piece after each partial write."""
+
+logger = logging.getLogger(__name__)
+
+
+class BrokenStreamError(ConnectionAbortedError):
+    """Makes the server close the connection without a last chunk."""
+
+
+class JobStream:
+    """A WSGI body: the job's feature stream, or its index stream.
+
+    A failure is logged and counted, and breaks the connection: a reader
+    must never take half a stream for a whole one.
+
+    Args:
+        ended: called once, whatever happened, when all stages stand still.
+    """
+
+    def __init__(
+        self,
+        request: JobRequest,
+        pipeline: Pipeline,
+        body: ChunkedBody,
+        schema: object,
+        metrics: Metrics,
+        ended: Callable[[], None],
+    ) -> None:
+        self._request = request
+        self._pipeline = pipeline
+        self._body = body
+        self._metrics = metrics
+        self._ended = ended
+        self._pieces: list[bytes] = []
+        self._saturated = 0
+        self._outcome = ("gone", "")
+        self._closed = False
+        self._writer = FeatureStreamWriter(_Appender(self._pieces), schema)
+        self._output = self._run()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        return next(self._output)
+
+    def close(self) -> None:
+        """Called by the server when it has sent all, or cannot go on."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._output.close()
+            self._pipeline.cancel()
+            self._report()
+        finally:
+            self._ended()
+
+    def _report(self) -> None:
+        outcome, reason = self._outcome
+        kind = self._request.kind
+        self._metrics.jobs.labels(kind, outcome, reason).inc()
+        self._metrics.received_bytes.inc(self._body.bytes_read)
+        logger.info(
+            "job %s of %s: %s%s, %d rows, %d errors, %d bytes in (%s)",
+            kind,
+            self._request.source_name,
+            outcome,
+            f" ({reason})" if reason else "",
+            self._writer.num_rows,
+            self._writer.num_errors,
+            self._body.bytes_read,
+            self._request.trans_id,
+        )
+
+    def _run(self) -> Generator[bytes, None, None]:
+        try:
+            yield from self._all_pieces()
+        except HapiError as error:
+            self._outcome = ("failed", error.code)
+            logger.warning("%s (%s)", error, self._request.trans_id)
+            raise _broken() from error
+        except SenderGoneError as error:
+            raise _broken() from error
+        self._outcome = ("done", "")
+
+    def _all_pieces(self) -> Iterator[bytes]:
+        blocked = 0.0
+        for batch in self._pipeline.batches():
+            batch.timings["send_blocked"] = blocked
+            self._write(batch)
+            started = time.monotonic()
+            yield from self._take_pieces()
+            blocked = time.monotonic() - started
+        self._writer.close(
+            source_etag=self._request.source_etag,
+            source_bytes=self._body.bytes_read,
+            saturated=self._saturated,
+        )
+        yield from self._take_pieces()
+
+    def _write(self, batch: Batch) -> None:
+        started = time.monotonic()
+        if batch.computed is not None:
+            self._saturated += batch.computed.saturated
+            self._metrics.saturated.inc(batch.computed.saturated)
+        spent = batch.timings.pop("encode", 0.0)
+        self._writer.write(
+            batch.rows,
+            batch.features,
+            {
+                **batch.timings,
+                "encode": spent + time.monotonic() - started,
+            },
+        )
+        self._count(batch)
+
+    def _count(self, batch: Batch) -> None:
+        metrics = self._metrics
+        metrics.samples.inc(len(batch.rows))
+        metrics.sample_errors.inc(sum(r.error is not None for r in batch.rows))
+        if batch.computed is not None:
+            metrics.batch_samples.observe(len(batch.computed.features))
+        for stage, seconds in batch.timings.items():
+            metrics.stage_seconds.labels(stage).inc(seconds)
+
+    def _take_pieces(self) -> Iterator[bytes]:
+        whole = b"".join(self._pieces)
+        self._pieces.clear()
+        for start in range(0, len(whole), PIECE_BYTES):
+            piece = whole[start : start + PIECE_BYTES]
+            yield piece
+            self._metrics.sent_bytes.inc(len(piece))
+
+
+class _Appender:
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces = pieces
+
+    def write(self, data: bytes) -> None:
+        self._pieces.append(data)
+
+
+def _broken() -> BrokenStreamError:
+    return BrokenStreamError(errno.ECONNABORTED, "the stream was broken off")

@@ -1,0 +1,159 @@
+"""One upload of a model at a time, however many jobs ask for it."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hapi_protocol.errors import (
+    ConflictError,
+    HapiError,
+    UnavailableError,
+    make_error,
+)
+from hapi_protocol.messages import ModelIdentity
+
+GRACE_SECONDS = 10.0
+"""An asker that was told to upload must begin within this time."""
+RETRY_SECONDS = 5.0
+_DIGEST = re.compile(r"(?<![0-9a-fA-F])[0-9a-fA-F]{64}(?![0-9a-fA-F])")
+
+
+@dataclass
+class _Upload:
+    """An upload that was asked for (until ``expires``) or has begun."""
+
+    expires: float
+    begun: bool = False
+    error: HapiError | None = None
+
+
+class Uploads:
+    """Who uploads which model, and who waits for it.
+
+    Args:
+        changed: condition that guards the models; :meth:`wait` is called
+            with it held.
+        wait_seconds: how long a job waits for another one's upload.
+        max_waiting: how many jobs may wait so.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        changed: threading.Condition,
+        *,
+        wait_seconds: float,
+        max_waiting: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._changed = changed
+        self._wait_seconds = wait_seconds
+        self._max_waiting = max_waiting
+        self._clock = clock
+        self._uploads: dict[ModelIdentity, _Upload] = {}
+        self._num_waiting = 0
+
+    def wait(self, identity: ModelIdentity, deadline: float) -> None:
+        """Returns when something has changed.
+
+        Raises:
+            ConflictError: ``model_needed``: the caller is the one to upload.
+            UnavailableError: none came by ``deadline``, or too many wait.
+            HapiError: the one that refused the upload it waited for.
+        """
+        now = self._clock()
+        self._forget_unused(now)
+        upload = self._uploads.get(identity)
+        if upload is None:
+            self._uploads[identity] = _Upload(now + GRACE_SECONDS)
+            raise ConflictError(
+                "model_needed",
+                f"the model {identity.path} is not in memory here: send it "
+                "with PUT /models, then repeat the request",
+                object_name=identity.path,
+            )
+        if self._num_waiting >= self._max_waiting:
+            raise busy(
+                "queue_full",
+                f"{self._num_waiting} jobs wait for models already",
+            )
+        if now >= deadline:
+            raise busy(
+                "worker_unavailable",
+                f"the upload of the model {identity.path} took longer than "
+                f"{self._wait_seconds:g} s",
+            )
+        until = deadline if upload.begun else min(deadline, upload.expires)
+        self._num_waiting += 1
+        try:
+            self._changed.wait(until - now)
+        finally:
+            self._num_waiting -= 1
+        if upload.error is not None:
+            raise _copy(upload.error)
+
+    def begin(self, identity: ModelIdentity) -> None:
+        """The package's bytes are about to arrive."""
+        with self._changed:
+            self._uploads.setdefault(identity, _Upload(0.0)).begun = True
+
+    def end(
+        self, identity: ModelIdentity, error: HapiError | None = None
+    ) -> None:
+        """Wakes those who wait.
+
+        Args:
+            error: what makes every upload of these bytes fail; None when
+                it succeeded, or may succeed when another one tries.
+        """
+        with self._changed:
+            upload = self._uploads.pop(identity, None)
+            if upload is not None:
+                upload.error = error
+            self._changed.notify_all()
+
+    def _forget_unused(self, now: float) -> None:
+        unused = [
+            identity
+            for identity, upload in self._uploads.items()
+            if not upload.begun and upload.expires <= now
+        ]
+        for identity in unused:
+            del self._uploads[identity]
+
+
+def check_name(identity: ModelIdentity, digest: str) -> None:
+    """A package named after a sha256 must have it.
+
+    Raises:
+        ConflictError: ``digest_mismatch``.
+    """
+    named = _DIGEST.findall(identity.object)
+    if named and digest not in [name.lower() for name in named]:
+        raise ConflictError(
+            "digest_mismatch",
+            f"the package {identity.path} has the sha256 {digest}, which is "
+            "not the one in its name: upload it again",
+            object_name=identity.path,
+            details={"digest": digest},
+        )
+
+
+def busy(code: str, message: str, **details: int) -> UnavailableError:
+    """503 with ``Retry-After``."""
+    return UnavailableError(
+        code, message, retry_after=RETRY_SECONDS, details=details
+    )
+
+
+def _copy(error: HapiError) -> HapiError:
+    # One exception object must not be raised in several threads.
+    return make_error(
+        error.code,
+        error.message,
+        object_name=error.object_name,
+        details=error.details,
+    )

@@ -1,0 +1,307 @@
+"""A worker on real unix sockets in this process, and its filter's part."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from hapi_protocol.features import FeatureStreamReader, read_features
+from hapi_protocol.messages import (
+    HEADER_IDENTITY,
+    JobGrant,
+    JobRequest,
+    ModelIdentity,
+)
+from hapi_splitter.package import package_pieces
+from hapi_splitter.trace import SplitModel, split
+from hapi_splitter.transforms import ImageTransform
+from hapi_worker.config import WorkerConfig
+from hapi_worker.service import Service
+from torch import nn
+
+TIMEOUT_SECONDS = 20.0
+TRANS_ID = "tx-worker-test"
+
+
+class Residual(nn.Module):
+    """Two convolutions beside an identity."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x + self.body(x))
+
+
+class SmallResNet(nn.Module):
+    """A residual network of the usual shape, for images of 64 pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 7, stride=4, padding=3)
+        self.layer1 = Residual(8)
+        self.down = nn.Conv2d(8, 16, 3, stride=2, padding=1)
+        self.layer2 = Residual(16)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer2(self.down(self.layer1(self.stem(x))))
+        result: torch.Tensor = self.fc(torch.flatten(self.pool(x), 1))
+        return result
+
+
+def small_transform() -> ImageTransform:
+    return ImageTransform(resize_size=72, crop_size=64)
+
+
+@lru_cache(maxsize=4)
+def small_split(seed: int = 0) -> SplitModel:
+    torch.manual_seed(seed)
+    return split(SmallResNet(), "layer2", transform=small_transform())
+
+
+@lru_cache(maxsize=4)
+def small_package(seed: int = 0) -> bytes:
+    return b"".join(package_pieces(small_split(seed).frozen))
+
+
+def identity_of(
+    package: bytes, name: str = "m.hapi", etag: str = "etag"
+) -> ModelIdentity:
+    return ModelIdentity("AUTH_a", "models", name, etag, len(package))
+
+
+def job_for(
+    source: bytes, package: bytes | None = None, **changes: Any
+) -> JobRequest:
+    """A job over ``source``: an index job without a package."""
+    job = JobRequest(
+        kind="index" if package is None else "features",
+        charged_account="AUTH_a",
+        model=None if package is None else identity_of(package),
+        cut=0 if package is None else 1,
+        encoding="float32",
+        transform="eval",
+        numerics="exact",
+        samples=None,
+        ranged=False,
+        source_name="/AUTH_a/data/shard-000.tar",
+        source_etag="source-etag",
+        source_length_bytes=len(source),
+        trans_id=TRANS_ID,
+    )
+    return replace(job, **changes)
+
+
+def pieces(data: bytes, size: int = 65536) -> Iterator[bytes]:
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+class UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=TIMEOUT_SECONDS)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = json.loads(self.body)
+        return fields
+
+    @property
+    def code(self) -> str:
+        return str(self.fields["code"])
+
+
+class Streaming:
+    """A job's stream under way; the body is sent by a thread."""
+
+    def __init__(self, path: str, job_id: str, body: Iterable[bytes]) -> None:
+        self.connection = UnixConnection(path)
+        self.connection.connect()
+        self.socket = self.connection.sock
+        self._body = body
+        self.sent_all = False
+        self._answer: http.client.HTTPResponse | None = None
+        self.connection.putrequest("POST", f"/jobs/{job_id}")
+        self.connection.putheader("Transfer-Encoding", "chunked")
+        self.connection.putheader("Connection", "close")
+        self.connection.putheader("X-Trans-Id", TRANS_ID)
+        self.connection.endheaders()
+        self._sender = threading.Thread(target=self._send)
+        self._sender.start()
+
+    def answer(self) -> http.client.HTTPResponse:
+        # Kept: the response owns the socket and closes it when collected.
+        self._answer = self.connection.getresponse()
+        return self._answer
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.connection.close()
+        if self._answer is not None:
+            self._answer.close()
+        self._sender.join(TIMEOUT_SECONDS)
+        assert not self._sender.is_alive()
+
+    def _send(self) -> None:
+        # The worker may have all it wants before the body's end.
+        with contextlib.suppress(OSError):
+            for piece in self._body:
+                self.socket.sendall(b"%x\r\n%s\r\n" % (len(piece), piece))
+            self.socket.sendall(b"0\r\n\r\n")
+            self.sent_all = True
+
+
+class WorkerUnderTest:
+    """A :class:`Service`, spoken to as the filter does."""
+
+    def __init__(self, service: Service, config: WorkerConfig) -> None:
+        self.service = service
+        self.config = config
+        self.worker = service.worker
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+        *,
+        admin: bool = False,
+    ) -> Answer:
+        suffix = ".admin" if admin else ""
+        connection = UnixConnection(self.config.socket + suffix)
+        try:
+            connection.request(method, path, body, headers or {})
+            answer = connection.getresponse()
+            return Answer(answer.status, dict(answer.headers), answer.read())
+        finally:
+            connection.close()
+
+    def ask(self, job: JobRequest) -> Answer:
+        """``POST /jobs``."""
+        return self.request(
+            "POST", "/jobs", job.to_body(), {"X-Trans-Id": job.trans_id}
+        )
+
+    def put(
+        self, package: bytes, identity: ModelIdentity | None = None
+    ) -> Answer:
+        """``PUT /models``."""
+        identity = identity or identity_of(package)
+        return self.request(
+            "PUT", "/models", package, {HEADER_IDENTITY: identity.to_json()}
+        )
+
+    def grant(self, job: JobRequest, package: bytes | None = None) -> JobGrant:
+        """A grant, after the upload of the package if it is needed."""
+        answer = self.ask(job)
+        if answer.status == 409 and package is not None:
+            assert self.put(package, job.model).status == 201
+            answer = self.ask(job)
+        assert answer.status == 201, answer.body
+        return JobGrant.from_body(answer.body)
+
+    @contextlib.contextmanager
+    def streaming(
+        self, job: JobRequest, package: bytes | None, body: Iterable[bytes]
+    ) -> Iterator[Streaming]:
+        grant = self.grant(job, package)
+        stream = Streaming(self.config.socket, grant.job_id, body)
+        try:
+            yield stream
+        finally:
+            stream.close()
+
+    def run(
+        self,
+        job: JobRequest,
+        package: bytes | None,
+        source: bytes,
+    ) -> FeatureStreamReader:
+        """A whole job; the reader has been read to its end."""
+        with self.streaming(job, package, pieces(source)) as stream:
+            answer = stream.answer()
+            assert answer.status == 200, answer.read()
+            reader = read_features(answer)
+            reader.batches = list(reader)  # type: ignore[attr-defined]
+            answer.read()  # raises when the last chunk is missing
+            return reader
+
+    def refusal(
+        self, job: JobRequest, package: bytes | None, source: bytes
+    ) -> Answer:
+        """The answer to a job that is refused before its stream begins."""
+        with self.streaming(job, package, pieces(source)) as stream:
+            answer = stream.answer()
+            return Answer(answer.status, dict(answer.headers), answer.read())
+
+    def idle(self, seconds: float = 5.0) -> bool:
+        """Whether all jobs end, and their threads, within ``seconds``."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if not self.worker.admission.num_running() and not job_threads():
+                return True
+            time.sleep(0.02)
+        return False
+
+
+def job_threads() -> list[str]:
+    return [
+        thread.name
+        for thread in threading.enumerate()
+        if thread.name == "job-reader"
+    ]
+
+
+@contextlib.contextmanager
+def running_worker(
+    folder: Path, **options: Any
+) -> Iterator[WorkerUnderTest]:
+    """A worker with its sockets in ``folder``, stopped afterwards."""
+    values: dict[str, Any] = {
+        "socket": str(folder / "worker.sock"),
+        "device": "cpu",
+        "memory_limit": 1 << 30,
+        "decode_threads": 2,
+        "torch_threads": 1,
+        **options,
+    }
+    config = WorkerConfig(**values)
+    service = Service(config)
+    service.begin()
+    try:
+        yield WorkerUnderTest(service, config)
+    finally:
+        service.end()

@@ -1,0 +1,130 @@
+"""The worker's options, and that the sample file tells the truth."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hapi_worker.config import (
+    SECTION,
+    WorkerConfig,
+    load_config,
+    option_defaults,
+    parse_config,
+)
+from hapi_worker.main import main
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+SAMPLE = DEPLOY / "hapi-worker.conf-sample"
+
+
+def sample_options() -> dict[str, str]:
+    """Options of the sample file, the comment signs of defaults removed."""
+    text = re.sub(
+        r"^# ?(\w+ =.*)$", r"\1", SAMPLE.read_text(), flags=re.MULTILINE
+    )
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    parser.read_string(text)
+    return dict(parser.items(SECTION))
+
+
+def test_sample_file_has_each_option_with_its_default() -> None:
+    assert sample_options() == option_defaults()
+
+
+def test_sample_file_is_a_valid_configuration() -> None:
+    assert load_config(str(SAMPLE)) == WorkerConfig()
+
+
+def test_values_are_typed() -> None:
+    config = parse_config(
+        {
+            "socket_mode": "0600",
+            "memory_limit": "3 GiB",
+            "allowed_users": f"root, {os.getuid()}",
+            "device": "cuda:1",
+            "drain_seconds": "2.5",
+            "log_level": "debug",
+        }
+    )
+    assert config.socket_mode == 0o600
+    assert config.memory_limit == 3 << 30
+    assert config.allowed_users == {0, os.getuid()}
+    assert config.device == "cuda:1"
+    assert config.drain_seconds == 2.5
+    assert config.log_level == "DEBUG"
+    assert WorkerConfig().memory_limit is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("socket", "worker.sock", "absolute"),
+        ("socket", "/" + "x" * 101, "at most 101 bytes"),
+        ("socket_mode", "rw", "octal"),
+        ("allowed_users", "no-such-user", "no-such-user"),
+        ("device", "tpu", "cuda"),
+        ("memory_limit", "lots", "auto"),
+        ("memory_limit", "0", "auto"),
+        ("max_streams", "0", "from 1"),
+        ("max_streams", "2.5", "from 1"),
+        ("decode_threads", "-1", "from 0"),
+        ("buffer_bytes", "64 parsecs", "64MiB"),
+        ("idle_seconds", "0", "positive"),
+        ("idle_seconds", "nan", "positive"),
+        ("log_level", "LOUD", "WARNING"),
+    ],
+)
+def test_bad_value_is_refused_with_name_value_and_what_is_allowed(
+    name: str, value: str, allowed: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(allowed)) as caught:
+        parse_config({name: value})
+    assert repr(name) in str(caught.value)
+    assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[hapi-worker]\nmax_stream = 3\n",
+        "[worker]\nmax_streams = 3\n",
+        "[hapi-worker]\n[other]\n",
+        "max_streams = 3\n",
+        "[hapi-worker]\nmax_streams = 3\nmax_streams = 4\n",
+        "",
+    ],
+)
+def test_file_with_unknown_names_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "worker.conf"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"unknown option|section|cannot"):
+        load_config(str(path))
+
+
+def test_check_reports_a_bad_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "worker.conf"
+    path.write_text("[hapi-worker]\ndevice = abacus\n")
+    assert main(["--config", str(path), "--check"]) == 2
+    assert "'abacus'" in capsys.readouterr().err
+    assert main(["--config", str(SAMPLE), "--check"]) == 0
+
+
+def test_service_unit_is_confined_and_never_required() -> None:
+    unit = (DEPLOY / "hapi-worker.service").read_text()
+    for line in (
+        "Type=notify",
+        "NoNewPrivileges=yes",
+        "PrivateNetwork=yes",
+        "ProtectSystem=strict",
+        "Restart=on-failure",
+        "Group=swift",
+    ):
+        assert f"\n{line}\n" in unit
+    assert "\nMemoryMax=" in unit
+    assert "RequiredBy=" not in unit

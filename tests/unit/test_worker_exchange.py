@@ -1,0 +1,437 @@
+"""The exchange with the filter, over a real unix socket."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hapi_protocol.features import FeatureStreamReader, Row, read_features
+from hapi_protocol.headers import SampleRange
+from hapi_protocol.messages import HEADER_IDENTITY, JobGrant
+from hapi_protocol.shards import iter_samples
+from hapi_splitter.numerics import numerics_tag
+from hapi_splitter.transforms import decode_image
+from photos import jpegs, shard, tar_of, with_corrupt_member
+from worker_under_test import (
+    TRANS_ID,
+    WorkerUnderTest,
+    identity_of,
+    job_for,
+    pieces,
+    running_worker,
+    small_package,
+    small_split,
+)
+
+NUM_SAMPLES = 40
+LAST_CUT = len(small_split().frozen.cuts)
+
+
+@pytest.fixture(scope="module")
+def package() -> bytes:
+    return small_package()
+
+
+@pytest.fixture(scope="module")
+def tar() -> bytes:
+    return shard(NUM_SAMPLES, size=90)
+
+
+@pytest.fixture(scope="module")
+def worker(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[WorkerUnderTest]:
+    with running_worker(tmp_path_factory.mktemp("worker")) as worker:
+        yield worker
+
+
+@pytest.fixture
+def own_worker(tmp_path: Path) -> Iterator[WorkerUnderTest]:
+    """One with counters and models of this test only."""
+    with running_worker(tmp_path) as worker:
+        yield worker
+
+
+def rows_of(reader: FeatureStreamReader) -> list[Row]:
+    return [row for batch in reader.batches for row in batch.rows]  # type: ignore[attr-defined]
+
+
+def features_of(reader: FeatureStreamReader) -> np.ndarray[Any, Any]:
+    return np.concatenate(
+        [b.features for b in reader.batches]  # type: ignore[attr-defined]
+    )
+
+
+def computed_here(tar: bytes, cut: int) -> torch.Tensor:
+    """The features of a shard's readable samples, one batch, eagerly."""
+    import io
+
+    frozen = small_split().frozen
+    assert frozen.transform is not None
+    images = []
+    for sample in iter_samples(io.BytesIO(tar), name="here"):
+        image = sample.image()
+        assert image is not None
+        images.append(frozen.transform(decode_image(image)))
+    with torch.inference_mode():
+        result: torch.Tensor = frozen.prefix(cut)(torch.stack(images))
+    return result
+
+
+def assert_same(actual: np.ndarray[Any, Any], wanted: torch.Tensor) -> None:
+    torch.testing.assert_close(
+        torch.from_numpy(actual),
+        wanted,
+        rtol=1e-4,
+        atol=1e-5 * float(wanted.abs().max()),
+    )
+
+
+def test_grant_names_the_model_by_the_digest_of_its_bytes(
+    own_worker: WorkerUnderTest, package: bytes, tar: bytes
+) -> None:
+    job = job_for(tar, package)
+    needed = own_worker.ask(job)
+    assert (needed.status, needed.code) == (409, "model_needed")
+    digest = hashlib.sha256(package).hexdigest()
+    put = own_worker.put(package)
+    assert put.status == 201
+    assert put.fields["digest"] == digest
+    answer = own_worker.ask(job)
+    assert answer.status == 201
+    grant = JobGrant.from_body(answer.body)
+    assert grant.model_digest == digest
+    assert grant.numerics_tag == numerics_tag("cpu")
+    assert grant.grant_bytes == own_worker.config.buffer_bytes
+
+
+def test_known_model_is_told_without_asking_for_an_upload(
+    own_worker: WorkerUnderTest, package: bytes
+) -> None:
+    headers = {HEADER_IDENTITY: identity_of(package).to_json()}
+    assert own_worker.request("GET", "/models", None, headers).status == 404
+    own_worker.put(package)
+    answer = own_worker.request("GET", "/models", None, headers)
+    assert answer.fields == {
+        "digest": hashlib.sha256(package).hexdigest(),
+        "num_cuts": LAST_CUT,
+        "numerics_tag": numerics_tag("cpu"),
+    }
+
+
+@pytest.mark.parametrize("cut", sorted({1, LAST_CUT // 2, LAST_CUT}))
+def test_features_equal_those_computed_here(
+    worker: WorkerUnderTest, package: bytes, tar: bytes, cut: int
+) -> None:
+    reader = worker.run(job_for(tar, package, cut=cut), package, tar)
+    assert_same(features_of(reader), computed_here(tar, cut))
+    rows = rows_of(reader)
+    assert [row.index for row in rows] == list(range(NUM_SAMPLES))
+    assert [row.key for row in rows][:2] == ["s0-0000", "s0-0001"]
+    assert [row.label for row in rows] == [n % 4 for n in range(NUM_SAMPLES)]
+    assert reader.summary is not None
+    assert dataclasses.asdict(reader.summary) == {
+        "rows": NUM_SAMPLES,
+        "errors": 0,
+        "source_etag": "source-etag",
+        "source_bytes": len(tar),
+        "saturated": 0,
+    }
+
+
+def test_half_precision_travels_as_such(
+    worker: WorkerUnderTest, package: bytes, tar: bytes
+) -> None:
+    job = job_for(tar, package, cut=2, encoding="float16")
+    features = features_of(worker.run(job, package, tar))
+    assert features.dtype == np.float16
+    wanted = computed_here(tar, 2)
+    torch.testing.assert_close(
+        torch.from_numpy(features).float(), wanted, rtol=2e-3, atol=1e-3
+    )
+
+
+def test_batches_tell_the_seconds_of_their_stages(
+    worker: WorkerUnderTest, package: bytes, tar: bytes
+) -> None:
+    reader = worker.run(job_for(tar, package), package, tar)
+    for batch in reader.batches:  # type: ignore[attr-defined]
+        assert set(batch.timings) == {
+            "queue",
+            "read",
+            "decode",
+            "forward",
+            "encode",
+            "send_blocked",
+        }
+        assert all(0 <= value < 20 for value in batch.timings.values())
+        assert batch.timings["decode"] > 0
+
+
+def test_damaged_image_is_one_error_row_in_its_place(
+    worker: WorkerUnderTest, package: bytes, tar: bytes
+) -> None:
+    damaged = with_corrupt_member(tar, "s0-0007")
+    readers = [
+        worker.run(job_for(damaged, package), package, damaged)
+        for _ in range(2)
+    ]
+    for reader in readers:
+        rows = rows_of(reader)
+        assert [row.index for row in rows] == list(range(NUM_SAMPLES))
+        [bad] = [row for row in rows if row.error]
+        assert (bad.index, bad.key, bad.label) == (7, "s0-0007", 3)
+        assert "'s0-0007'" in (bad.error or "")
+        wanted = computed_here(tar, 1)
+        keep = [n for n in range(NUM_SAMPLES) if n != 7]
+        assert_same(features_of(reader), wanted[keep])
+        assert reader.summary is not None
+        assert reader.summary.errors == 1
+    assert rows_of(readers[0]) == rows_of(readers[1])
+
+
+def test_sample_without_an_image_and_only_errors(
+    worker: WorkerUnderTest, package: bytes
+) -> None:
+    tar = tar_of([("a.cls", b"1"), ("b.txt", b"x"), ("b.json", b'{"n": 1}')])
+    reader = worker.run(job_for(tar, package), package, tar)
+    rows = rows_of(reader)
+    assert [row.key for row in rows] == ["a", "b"]
+    assert all("no image member" in (row.error or "") for row in rows)
+    assert (rows[0].label, rows[1].meta) == (1, '{"n": 1}')
+
+
+def test_wanted_samples_only(
+    worker: WorkerUnderTest, package: bytes, tar: bytes
+) -> None:
+    before = worker.worker.metrics.value("hapi_worker_samples_total")
+    job = job_for(tar, package, samples=SampleRange(5, 9))
+    reader = worker.run(job, package, tar)
+    assert [row.index for row in rows_of(reader)] == [5, 6, 7, 8, 9]
+    assert_same(features_of(reader), computed_here(tar, 1)[5:10])
+    after = worker.worker.metrics.value("hapi_worker_samples_total")
+    assert after - before == 5
+    job = job_for(tar, package, samples=SampleRange(38))
+    reader = worker.run(job, package, tar)
+    assert [row.index for row in rows_of(reader)] == [38, 39]
+
+
+def test_ranged_body_holds_just_the_wanted_samples(
+    worker: WorkerUnderTest, package: bytes, tar: bytes
+) -> None:
+    import io
+
+    samples = list(iter_samples(io.BytesIO(tar), name="here"))[10:13]
+    end = samples[-1].offset + samples[-1].length
+    span = tar[samples[0].offset : end]
+    job = job_for(span, package, samples=SampleRange(10, 12), ranged=True)
+    reader = worker.run(job, package, span)
+    assert [row.index for row in rows_of(reader)] == [10, 11, 12]
+    assert [row.key for row in rows_of(reader)][0] == "s0-0010"
+    assert_same(features_of(reader), computed_here(tar, 1)[10:13])
+
+
+def test_single_image_is_a_shard_of_one(
+    worker: WorkerUnderTest, package: bytes
+) -> None:
+    [(image, _)] = jpegs(1, size=100)
+    name = "/AUTH_a/data/photos/cat.v2.jpg"
+    job = job_for(image, package, source_name=name)
+    [row] = rows_of(worker.run(job, package, image))
+    assert (row.index, row.key, row.label, row.error) == (0, "cat", None, None)
+    broken = image[:40]
+    job = job_for(broken, package, source_name=name)
+    [row] = rows_of(worker.run(job, package, broken))
+    assert "'cat'" in (row.error or "")
+
+
+def test_index_job_gives_rows_without_features(
+    worker: WorkerUnderTest, tar: bytes
+) -> None:
+    import io
+
+    reader = worker.run(job_for(tar), None, tar)
+    wanted = list(iter_samples(io.BytesIO(tar), name="here"))
+    assert [
+        (row.index, row.key, row.offset, row.length) for row in rows_of(reader)
+    ] == [(s.index, s.key, s.offset, s.length) for s in wanted]
+    assert [row.label for row in rows_of(reader)][:5] == [0, 1, 2, 3, 0]
+
+
+@pytest.mark.parametrize(
+    ("source", "changes", "code"),
+    [
+        (b"GIF89a" + bytes(600), {}, "unsupported_object"),
+        (b"", {}, "unsupported_object"),
+        (b"{}", {}, "unsupported_object"),
+        (tar_of([]), {}, "empty_shard"),
+        (shard(3, size=80), {"samples": SampleRange(3)}, "samples_out_of_range"),
+        (shard(3, size=80)[:700], {}, "damaged_shard"),
+    ],
+)
+def test_object_that_cannot_be_read_is_refused_by_name(
+    worker: WorkerUnderTest,
+    package: bytes,
+    source: bytes,
+    changes: dict[str, Any],
+    code: str,
+) -> None:
+    job = job_for(source, package, **changes)
+    answer = worker.refusal(job, package, source)
+    assert (answer.status, answer.code) == (422, code)
+    assert "shard-000.tar" in answer.fields["message"]
+    assert answer.fields["trans_id"] == TRANS_ID
+    assert worker.idle()
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "code"),
+    [
+        ({"cut": LAST_CUT + 1}, 422, "cut_out_of_range"),
+        ({"encoding": "uint8"}, 400, "unknown_encoding"),
+        ({"transform": "train"}, 400, "unknown_transform"),
+        ({"numerics": "fast"}, 422, "unsupported_numerics"),
+        ({"source_length_bytes": 1 << 50}, 413, "object_too_large"),
+        ({"cut": 0}, 400, "bad_request"),
+        ({"charged_account": ""}, 400, "bad_request"),
+    ],
+)
+def test_request_that_cannot_be_met_is_refused_at_once(
+    worker: WorkerUnderTest,
+    package: bytes,
+    tar: bytes,
+    changes: dict[str, Any],
+    status: int,
+    code: str,
+) -> None:
+    worker.put(package)
+    answer = worker.ask(job_for(tar, package, **changes))
+    assert (answer.status, answer.code) == (status, code)
+    assert answer.headers["X-Trans-Id"] == TRANS_ID
+    if code == "cut_out_of_range":
+        assert answer.fields["allowed"] == [1, LAST_CUT]
+
+
+def test_unknown_resources_and_methods(worker: WorkerUnderTest) -> None:
+    assert worker.request("GET", "/nothing").status == 404
+    assert worker.request("DELETE", "/jobs").status == 405
+    assert worker.request("POST", "/jobs/unknown").code == "bad_request"
+    assert worker.request("POST", "/jobs", b"{").code == "bad_request"
+    assert worker.request("PUT", "/models", b"x").code == "bad_request"
+    assert worker.request("POST", "/jobs", b" " * 70000).status == 400
+
+
+def test_answer_begins_while_the_body_still_arrives(
+    worker: WorkerUnderTest, package: bytes, tar: bytes
+) -> None:
+    go_on = threading.Event()
+    half = len(tar) // 2
+
+    def slowly() -> Iterator[bytes]:
+        yield from pieces(tar[:half])
+        assert go_on.wait(20)
+        yield from pieces(tar[half:])
+
+    job = job_for(tar, package)
+    with worker.streaming(job, package, slowly()) as stream:
+        answer = stream.answer()
+        assert answer.status == 200
+        batches = iter(read_features(answer))
+        first = next(batches)
+        assert not stream.sent_all
+        assert first.rows[0].index == 0
+        go_on.set()
+        rows = len(first.rows) + sum(len(batch.rows) for batch in batches)
+    assert rows == NUM_SAMPLES
+
+
+def test_slow_reader_stops_the_sender(tmp_path: Path, package: bytes) -> None:
+    tar = shard(600, size=64)
+    sent = 0
+
+    def counted() -> Iterator[bytes]:
+        nonlocal sent
+        for piece in pieces(tar, 4096):
+            sent += len(piece)
+            yield piece
+
+    with (
+        running_worker(tmp_path, buffer_bytes=200_000) as worker,
+        worker.streaming(
+            job_for(tar, package, cut=1), package, counted()
+        ) as stream,
+    ):
+        answer = stream.answer()
+        time.sleep(1.0)
+        stopped_at = sent
+        time.sleep(0.3)
+        assert sent == stopped_at < len(tar) / 2
+        reader = read_features(answer)
+        assert sum(len(batch.rows) for batch in reader) == 600
+
+
+def test_two_accounts_share_the_worker(
+    worker: WorkerUnderTest, package: bytes, tar: bytes
+) -> None:
+    readers: dict[str, FeatureStreamReader] = {}
+
+    def run(account: str) -> None:
+        job = job_for(tar, package, charged_account=account)
+        readers[account] = worker.run(job, package, tar)
+
+    threads = [
+        threading.Thread(target=run, args=(account,))
+        for account in ("AUTH_a", "AUTH_b")
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    wanted = computed_here(tar, 1)
+    for account in ("AUTH_a", "AUTH_b"):
+        assert_same(features_of(readers[account]), wanted)
+
+
+def test_health_and_metrics_answer_on_both_sockets(
+    own_worker: WorkerUnderTest, package: bytes, tar: bytes
+) -> None:
+    own_worker.run(job_for(tar, package), package, tar)
+    assert own_worker.idle()
+    for admin in (False, True):
+        health = own_worker.request("GET", "/healthz", admin=admin)
+        assert health.status == 200
+        assert health.fields["status"] == "ok"
+        assert health.fields["resident_models"] == 1
+        text = own_worker.request("GET", "/metrics", admin=admin).body.decode()
+        assert (
+            'hapi_worker_jobs_total{kind="features",outcome="done",reason=""}'
+            " 1.0" in text
+        )
+        assert f"hapi_worker_samples_total {NUM_SAMPLES}.0" in text
+        assert "hapi_worker_resident_models 1.0" in text
+        assert f"hapi_worker_received_bytes_total {float(len(tar))}" in text
+    assert own_worker.request("POST", "/jobs", b"{}", admin=True).status == 404
+
+
+def test_metrics_table_names_each_metric(own_worker: WorkerUnderTest) -> None:
+    from hapi_worker import metrics
+
+    assert metrics.__doc__ is not None
+    table = {
+        line.split()[0]
+        for line in metrics.__doc__.splitlines()
+        if line.startswith("hapi_worker_")
+    }
+    text = own_worker.request("GET", "/metrics").body.decode()
+    exposed = {
+        line.split()[2] for line in text.splitlines() if "# TYPE" in line
+    }
+    assert {name for name in exposed if not name.endswith("_created")} == table

@@ -1,0 +1,501 @@
+"""What breaks, breaks alone, visibly, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hapi_protocol.errors import TruncatedStreamError
+from hapi_protocol.features import read_features
+from hapi_protocol.messages import HEADER_IDENTITY, JobGrant, JobRequest
+from hapi_worker.app import WorkerApp
+from hapi_worker.forward import Computed
+from photos import shard
+from webob import Request
+from worker_under_test import (
+    Streaming,
+    UnixConnection,
+    WorkerUnderTest,
+    identity_of,
+    job_for,
+    job_threads,
+    pieces,
+    running_worker,
+    small_package,
+)
+
+BROKEN = (http.client.IncompleteRead, ConnectionResetError)
+
+
+@pytest.fixture(scope="module")
+def package() -> bytes:
+    return small_package()
+
+
+@pytest.fixture(scope="module")
+def tar() -> bytes:
+    return shard(200, size=80)
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[WorkerUnderTest]:
+    with running_worker(
+        tmp_path,
+        idle_seconds=1.0,
+        stall_seconds=1.0,
+        model_wait_seconds=3.0,
+        buffer_bytes=1 << 20,
+        max_streams=4,
+        max_streams_per_account=3,
+    ) as worker:
+        yield worker
+
+
+def cut_off(data: bytes, event: threading.Event) -> Iterator[bytes]:
+    """Pieces of ``data``, then silence until ``event``."""
+    yield from pieces(data)
+    event.wait(20)
+
+
+def read_broken(answer: http.client.HTTPResponse) -> bytes:
+    """All bytes of an answer that must not end cleanly."""
+    received = b""
+    with pytest.raises(BROKEN):
+        while piece := answer.read1(65536):
+            received += piece
+        # A missing last chunk is an empty read for read1 in some versions.
+        raise http.client.IncompleteRead(received) if (
+            answer.chunk_left is not None
+        ) else AssertionError("the answer ended cleanly")
+    with pytest.raises(TruncatedStreamError):
+        list(read_features(received))
+    return received
+
+
+def jobs_ended(worker: WorkerUnderTest, outcome: str, reason: str) -> float:
+    return worker.worker.metrics.value(
+        "hapi_worker_jobs_total",
+        kind="features",
+        outcome=outcome,
+        reason=reason,
+    )
+
+
+def test_body_cut_off_in_the_middle_breaks_the_answer(
+    worker: WorkerUnderTest, package: bytes, tar: bytes
+) -> None:
+    never = threading.Event()
+    job = job_for(tar, package)
+    body = cut_off(tar[: len(tar) // 2], never)
+    with worker.streaming(job, package, body) as stream:
+        answer = stream.answer()
+        assert answer.status == 200
+        stream.socket.shutdown(socket.SHUT_WR)
+        never.set()
+        read_broken(answer)
+    assert worker.idle()
+    assert jobs_ended(worker, "gone", "") == 1
+
+
+def test_body_shorter_than_announced_breaks_the_answer(
+    worker: WorkerUnderTest, package: bytes, tar: bytes
+) -> None:
+    # Cut at a member's boundary: the tar alone looks whole.
+    half = tar[: len(tar) // 2 // 512 * 512]
+    job = job_for(tar, package)
+    with worker.streaming(job, package, pieces(half)) as stream:
+        answer = stream.answer()
+        assert answer.status == 200
+        read_broken(answer)
+    assert worker.idle()
+    assert jobs_ended(worker, "done", "") == 0
+
+
+def test_damage_behind_the_first_samples_breaks_the_answer(
+    worker: WorkerUnderTest, package: bytes, tar: bytes
+) -> None:
+    middle = len(tar) // 2 // 512 * 512
+    damaged = tar[:middle] + b"\xff" * (len(tar) - middle)
+    with worker.streaming(
+        job_for(damaged, package), package, pieces(damaged)
+    ) as stream:
+        answer = stream.answer()
+        assert answer.status == 200
+        read_broken(answer)
+    assert worker.idle()
+    assert jobs_ended(worker, "failed", "damaged_shard") == 1
+
+
+def test_silent_sender_is_told_before_the_stream_and_cut_off_after(
+    worker: WorkerUnderTest, package: bytes, tar: bytes
+) -> None:
+    done = threading.Event()
+    with worker.streaming(
+        job_for(tar, package), package, cut_off(tar[:600], done)
+    ) as stream:
+        answer = stream.answer()
+        assert answer.status == 504
+        assert b'"too_slow"' in answer.read()
+        done.set()
+    done.clear()
+    with worker.streaming(
+        job_for(tar, package), package, cut_off(tar[:60000], done)
+    ) as stream:
+        answer = stream.answer()
+        assert answer.status == 200
+        read_broken(answer)
+        done.set()
+    assert worker.idle()
+
+
+def test_reader_that_takes_nothing_is_cut_off(
+    worker: WorkerUnderTest, package: bytes
+) -> None:
+    tar = shard(600, size=64)
+    grant = worker.grant(job_for(tar, package), package)
+    stream = Streaming(worker.config.socket, grant.job_id, pieces(tar))
+    deadline = time.monotonic() + 15
+    while not worker.idle(0.1):
+        assert time.monotonic() < deadline
+    assert jobs_ended(worker, "gone", "") == 1
+    stream.close()
+
+
+def test_reader_that_closes_cancels_the_job(
+    worker: WorkerUnderTest,
+    package: bytes,
+    tar: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker.put(package)
+    num_batches = slow_down(monkeypatch, 0.1)
+    done = threading.Event()
+    with worker.streaming(
+        job_for(tar, package), package, cut_off(tar[:-1024], done)
+    ) as stream:
+        assert stream.answer().status == 200
+        before = len(num_batches)
+        stream.socket.shutdown(socket.SHUT_RDWR)
+        stream.socket.close()
+        done.set()
+        assert worker.idle()
+    # One batch may be on the device, and one behind it be dropped there.
+    assert len(num_batches) <= before + 2
+
+
+def slow_down(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[int]:
+    """Makes each forward pass take longer; the sizes of those begun."""
+    import hapi_worker.worker as module
+
+    run = module.run_prefix
+    sizes: list[int] = []
+
+    def slowly(prefix: Any, images: torch.Tensor, **where: Any) -> Computed:
+        sizes.append(len(images))
+        time.sleep(seconds)
+        return run(prefix, images, **where)
+
+    monkeypatch.setattr(module, "run_prefix", slowly)
+    return sizes
+
+
+def test_broken_jobs_leave_no_thread_and_no_descriptor(
+    worker: WorkerUnderTest, package: bytes, tar: bytes
+) -> None:
+    worker.run(job_for(tar, package), package, tar)
+    assert worker.idle()
+    threads = threading.active_count()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for number in range(12):
+        grant = worker.grant(job_for(tar, package))
+        stream = Streaming(
+            worker.config.socket, grant.job_id, pieces(tar[:-5000])
+        )
+        if number % 2:
+            stream.answer()
+        stream.close()
+        assert worker.idle()
+    assert worker.idle()
+    assert not job_threads()
+    time.sleep(0.1)
+    assert threading.active_count() <= threads
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+    assert len(worker.worker.device_pool) == 0
+    worker.run(job_for(tar, package), package, tar)
+
+
+def test_failure_of_the_device_breaks_that_job_only(
+    worker: WorkerUnderTest,
+    package: bytes,
+    tar: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import hapi_worker.worker as module
+
+    worker.put(package)
+    with monkeypatch.context() as patch:
+
+        def fail(*args: Any, **where: Any) -> Computed:
+            raise RuntimeError("device-side assert")
+
+        patch.setattr(module, "run_prefix", fail)
+        with worker.streaming(
+            job_for(tar, package), package, pieces(tar)
+        ) as stream:
+            answer = stream.answer()
+            assert answer.status == 200
+            read_broken(answer)
+    assert worker.idle()
+    assert jobs_ended(worker, "failed", "internal") == 1
+    worker.run(job_for(tar, package), package, tar)
+
+
+def test_streams_are_bounded_and_health_still_answers(
+    worker: WorkerUnderTest, package: bytes, tar: bytes
+) -> None:
+    done = threading.Event()
+    worker.put(package)
+    with contextlib.ExitStack() as stack:
+        for account in ("AUTH_a", "AUTH_a", "AUTH_a", "AUTH_b"):
+            job = job_for(tar, package, charged_account=account)
+            stack.enter_context(
+                worker.streaming(job, None, cut_off(tar[:50000], done))
+            ).answer()
+        full = worker.ask(job_for(tar, package, charged_account="AUTH_c"))
+        assert (full.status, full.code) == (503, "queue_full")
+        assert int(full.headers["Retry-After"]) >= 1
+        health = worker.request("GET", "/healthz", admin=True)
+        assert health.fields["jobs_running"] == 4
+        done.set()
+    assert worker.idle()
+    assert worker.ask(job_for(tar, package)).status == 201
+
+
+def test_account_over_its_share_is_told_so(
+    worker: WorkerUnderTest, package: bytes, tar: bytes
+) -> None:
+    worker.put(package)
+    answers = [worker.ask(job_for(tar, package)) for _ in range(4)]
+    assert [answer.status for answer in answers] == [201, 201, 201, 429]
+    assert answers[3].code == "share_exceeded"
+    assert "Retry-After" in answers[3].headers
+
+
+def test_grant_that_lapsed_or_ran_cannot_be_used(
+    tmp_path: Path, package: bytes, tar: bytes
+) -> None:
+    with running_worker(tmp_path, grant_seconds=0.2) as worker:
+        grant = worker.grant(job_for(tar), None)
+        time.sleep(0.3)
+        stream = Streaming(worker.config.socket, grant.job_id, pieces(tar))
+        answer = stream.answer()
+        assert answer.status == 404
+        assert b'"not_found"' in answer.read()
+        stream.close()
+
+
+# --- packages ---
+
+
+def counters(worker: WorkerUnderTest) -> str:
+    text = worker.request("GET", "/metrics").body.decode()
+    return "\n".join(
+        line for line in text.splitlines() if "_created" not in line
+    )
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [b"", b"PK\x03\x04junk", b"\x80\x04\x95pickle", b"\0" * 4096],
+)
+def test_hostile_package_leaves_no_trace(
+    worker: WorkerUnderTest, hostile: bytes
+) -> None:
+    before = counters(worker)
+    answer = worker.put(hostile)
+    assert (answer.status, answer.code) == (422, "bad_package")
+    refused = (
+        'hapi_worker_uploads_total{outcome="refused",reason="bad_package"} 1.0'
+    )
+    after = counters(worker)
+    assert refused in after
+    assert after.replace(refused + "\n", "") == before
+    assert worker.worker.residency.resident() == (0, 0)
+    assert worker.ask(job_for(b"x", hostile)).code == "model_needed"
+
+
+def test_package_with_one_bit_flipped_is_another_or_none(
+    worker: WorkerUnderTest, package: bytes
+) -> None:
+    flipped = bytearray(package)
+    flipped[60] ^= 1
+    assert worker.put(bytes(flipped)).status == 422
+
+
+def test_package_over_a_limit_is_refused_unread(
+    tmp_path: Path, package: bytes
+) -> None:
+    with running_worker(tmp_path, max_package_bytes=1000) as worker:
+        answer = worker.put(package)
+        assert (answer.status, answer.code) == (413, "package_too_large")
+    with running_worker(tmp_path, memory_limit=20_000) as worker:
+        answer = worker.put(package)
+        assert (answer.status, answer.code) == (422, "does_not_fit")
+        assert answer.fields["needed_bytes"] > 20_000
+        assert answer.fields["available_bytes"] == 20_000
+
+
+def test_length_must_be_the_one_of_the_identity(
+    worker: WorkerUnderTest, package: bytes
+) -> None:
+    answer = worker.put(package, identity_of(package + b"x"))
+    assert (answer.status, answer.code) == (400, "bad_request")
+
+
+def test_name_with_another_digest_is_refused(
+    worker: WorkerUnderTest, package: bytes
+) -> None:
+    answer = worker.put(package, identity_of(package, "0" * 64 + ".hapi"))
+    assert (answer.status, answer.code) == (409, "digest_mismatch")
+    assert worker.worker.residency.resident() == (0, 0)
+
+
+def test_upload_that_breaks_off_leaves_the_next_asker_to_upload(
+    worker: WorkerUnderTest, package: bytes, tar: bytes
+) -> None:
+    job = job_for(tar, package)
+    assert worker.ask(job).code == "model_needed"
+    connection = UnixConnection(worker.config.socket)
+    connection.putrequest("PUT", "/models")
+    connection.putheader(HEADER_IDENTITY, identity_of(package).to_json())
+    connection.putheader("Content-Length", str(len(package)))
+    connection.endheaders()
+    connection.send(package[: len(package) // 2])
+    waiting = Asker(worker, job)
+    time.sleep(0.2)
+    assert waiting.is_alive()
+    connection.close()
+    waiting.join(5)
+    assert waiting.code == "model_needed"
+
+
+class Asker(threading.Thread):
+    """One ``POST /jobs`` in a thread, with the upload if it is needed."""
+
+    def __init__(
+        self,
+        worker: WorkerUnderTest,
+        job: JobRequest,
+        package: bytes | None = None,
+    ) -> None:
+        super().__init__()
+        self._worker = worker
+        self._job = job
+        self._package = package
+        self.code = ""
+        self.digest: str | None = None
+        self.start()
+
+    def run(self) -> None:
+        answer = self._worker.ask(self._job)
+        if answer.status == 201:
+            self.digest = JobGrant.from_body(answer.body).model_digest
+            return
+        self.code = answer.code
+        if self.code == "model_needed" and self._package is not None:
+            time.sleep(0.2)
+            self._worker.put(self._package, self._job.model)
+
+
+def test_one_of_several_askers_uploads_and_the_others_are_granted(
+    worker: WorkerUnderTest, package: bytes, tar: bytes
+) -> None:
+    askers = [
+        Asker(
+            worker,
+            job_for(tar, package, charged_account=f"AUTH_{number}"),
+            package,
+        )
+        for number in range(4)
+    ]
+    for asker in askers:
+        asker.join(10)
+    assert sorted(asker.code for asker in askers) == ["", "", "", "model_needed"]
+    assert len({asker.digest for asker in askers if not asker.code}) == 1
+
+
+def test_askers_that_waited_for_a_bad_package_get_its_error(
+    worker: WorkerUnderTest, tar: bytes
+) -> None:
+    junk = b"PK not at all"
+    askers = [Asker(worker, job_for(tar, junk), junk) for _ in range(3)]
+    for asker in askers:
+        asker.join(10)
+    codes = sorted(asker.code for asker in askers)
+    assert codes == ["bad_package", "bad_package", "model_needed"]
+
+
+def test_other_jobs_go_on_while_a_model_loads(
+    worker: WorkerUnderTest,
+    package: bytes,
+    tar: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker.put(package)
+    loading = threading.Event()
+    go_on = threading.Event()
+    load = worker.worker.residency._load
+
+    def slowly(data: bytearray) -> Any:
+        loading.set()
+        assert go_on.wait(20)
+        return load(data)
+
+    monkeypatch.setattr(worker.worker.residency, "_load", slowly)
+    other = small_package(1)
+    uploader = threading.Thread(
+        target=worker.put, args=(other, identity_of(other, "other.hapi"))
+    )
+    uploader.start()
+    assert loading.wait(5)
+    worker.run(job_for(tar, package), package, tar)
+    go_on.set()
+    uploader.join(10)
+    assert worker.worker.residency.resident()[0] == 2
+
+
+# --- peers ---
+
+
+@pytest.mark.parametrize(
+    ("uid", "status"),
+    [(None, 403), ("54321", 403), ("12345", 200), ("0", 200)],
+)
+def test_only_allowed_users_are_answered(
+    tmp_path: Path, uid: str | None, status: int
+) -> None:
+    with running_worker(
+        tmp_path, allowed_users=frozenset({12345})
+    ) as worker:
+        request = Request.blank("/healthz")
+        if uid is not None:
+            request.environ["X_REMOTE_UID"] = uid
+        response = request.get_response(WorkerApp(worker.worker))
+        assert response.status_int == status
+
+
+def test_sockets_have_the_permissions_of_the_option(tmp_path: Path) -> None:
+    with running_worker(tmp_path, socket_mode=0o640) as worker:
+        for suffix in ("", ".admin"):
+            mode = os.stat(worker.config.socket + suffix).st_mode
+            assert mode & 0o777 == 0o640
+    assert not list(tmp_path.iterdir())

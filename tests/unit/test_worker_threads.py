@@ -1,0 +1,224 @@
+"""The pools, one forward pass, and a body that is read strictly."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from cheroot.makefile import StreamReader
+from hapi_protocol.errors import (
+    DoesNotFitError,
+    HapiError,
+    TooLargeError,
+    TooSlowError,
+)
+from hapi_worker.body import ChunkedBody, Connection, SenderGoneError
+from hapi_worker.executor import FairPool, choose_device
+from hapi_worker.forward import run_prefix
+
+
+@pytest.fixture
+def pool() -> Iterator[FairPool]:
+    pool = FairPool("test", 1, torch_threads=1)
+    yield pool
+    pool.close()
+
+
+def test_pool_serves_accounts_in_turn(pool: FairPool) -> None:
+    gate = threading.Event()
+    order: list[str] = []
+    done = threading.Event()
+    pool.submit("first", gate.wait)
+    for _ in range(8):
+        pool.submit("a", lambda: (time.sleep(0.06), order.append("a"))[1])
+    pool.submit("b", lambda: order.append("b"))
+    pool.submit("b", done.set)
+    gate.set()
+    assert done.wait(5)
+    assert order.index("b") <= 2
+
+
+def test_pool_survives_work_that_raises(
+    pool: FairPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    done = threading.Event()
+    pool.submit("a", lambda: 1 // 0)
+    pool.submit("a", done.set)
+    assert done.wait(5)
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_pool_threads_have_their_own_number_of_torch_threads() -> None:
+    before = torch.get_num_threads()
+    pools = [FairPool(f"t{n}", 1, torch_threads=n) for n in (1, 3)]
+    found = []
+    for pool in pools:
+        done = threading.Event()
+        pool.submit("a", lambda: found.append(torch.get_num_threads()))
+        pool.submit("a", done.set)
+        assert done.wait(5)
+        pool.close()
+    assert found == [1, 3]
+    assert torch.get_num_threads() == before
+
+
+def test_closed_pool_takes_no_work_and_has_no_threads() -> None:
+    pool = FairPool("closing", 2)
+    pool.close()
+    with pytest.raises(RuntimeError):
+        pool.submit("a", lambda: None)
+    assert not [t for t in threading.enumerate() if "closing" in t.name]
+
+
+def test_unknown_device_is_refused() -> None:
+    assert choose_device("cpu") == torch.device("cpu")
+    with pytest.raises(ValueError, match="cuda:99"):
+        choose_device("cuda:99")
+
+
+def prefix_with_room_for(batch: int) -> tuple[list[int], object]:
+    sizes: list[int] = []
+
+    def prefix(images: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(images))
+        if len(images) > batch:
+            raise torch.OutOfMemoryError("no room")
+        return images * 2
+
+    return sizes, prefix
+
+
+def test_batch_is_halved_until_it_fits() -> None:
+    images = torch.arange(7.0).reshape(7, 1)
+    sizes, prefix = prefix_with_room_for(2)
+    computed = run_prefix(
+        prefix,  # type: ignore[arg-type]
+        images,
+        device=torch.device("cpu"),
+        encoding="float32",
+    )
+    assert computed.features.tolist() == (images * 2).tolist()
+    assert sizes[0] == 7
+    assert max(size for size in sizes if size <= 2) == 2
+
+
+def test_one_sample_that_does_not_fit_is_an_error() -> None:
+    _, prefix = prefix_with_room_for(0)
+    with pytest.raises(DoesNotFitError, match="no room"):
+        run_prefix(
+            prefix,  # type: ignore[arg-type]
+            torch.zeros(2, 1),
+            device=torch.device("cpu"),
+            encoding="float32",
+        )
+
+
+class Wire:
+    """Both ends of a connection; ``body`` reads what ``send`` writes."""
+
+    def __init__(self, length_bytes: int, idle_seconds: float) -> None:
+        self.ours, self.theirs = socket.socketpair()
+        self.connection = Connection(
+            self.ours, StreamReader(self.ours, "rb", 64 * 1024)
+        )
+        self.body = ChunkedBody(
+            self.connection,
+            length_bytes=length_bytes,
+            idle_seconds=idle_seconds,
+        )
+
+    def send(self, data: bytes) -> None:
+        self.theirs.sendall(data)
+
+    def read_all(self) -> bytes:
+        pieces = []
+        while piece := self.body.read(1000):
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def close(self) -> None:
+        self.ours.close()
+        self.theirs.close()
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    wire = Wire(10, 0.3)
+    yield wire
+    wire.close()
+
+
+def test_body_is_the_chunks_joined(wire: Wire) -> None:
+    wire.send(b"4;x=y\r\nabcd\r\n006\r\nefghij\r\n0\r\nTrailer: x\r\n\r\n")
+    assert wire.read_all() == b"abcdefghij"
+    assert wire.body.read(10) == b""
+    assert wire.body.bytes_read == 10
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"a",
+        b"a\r\n",
+        b"a\r\nabcd",
+        b"a\r\nabcdefghij",
+        b"a\r\nabcdefghij\r\n",
+        b"a\r\nabcdefghij\r\n0",
+        b"a\r\nabcdefghij\r\n0\r\n",
+    ],
+)
+def test_body_that_is_cut_off_never_ends_cleanly(
+    wire: Wire, sent: bytes
+) -> None:
+    wire.send(sent)
+    wire.theirs.close()
+    with pytest.raises(SenderGoneError):
+        wire.read_all()
+
+
+@pytest.mark.parametrize(
+    ("sent", "kind"),
+    [
+        (b"-1\r\n", HapiError),
+        (b"zz\r\n", HapiError),
+        (b"\r\n", HapiError),
+        (b"0x4\r\nabcd\r\n", HapiError),
+        (b"2\r\nabcd\r\n", HapiError),
+        (b"4\r\nabcd\r\n0\r\n\r\n", HapiError),
+        (b"b\r\nabcdefghijk\r\n", TooLargeError),
+        (b"ffffffffffffffffff\r\n", TooLargeError),
+        (b"1" * 1000, HapiError),
+        (b"4\r\nab", TooSlowError),
+    ],
+)
+def test_body_that_is_not_as_announced_is_refused(
+    wire: Wire, sent: bytes, kind: type[HapiError]
+) -> None:
+    wire.send(sent)
+    with pytest.raises(kind):
+        wire.read_all()
+
+
+def test_time_spent_waiting_for_the_sender_is_known(wire: Wire) -> None:
+    threading.Timer(0.15, wire.send, [b"1\r\na\r\n"]).start()
+    assert wire.body.read(10) == b"a"
+    assert 0.1 < wire.body.waited_seconds < 0.3
+
+
+def test_reader_is_woken_when_the_job_is_cancelled() -> None:
+    wire = Wire(10, 60.0)
+    threading.Timer(0.1, wire.connection.stop_reading).start()
+    started = time.monotonic()
+    with pytest.raises(SenderGoneError):
+        wire.body.read(1)
+    assert time.monotonic() - started < 5
+    assert not wire.connection.is_gone()
+    wire.theirs.close()
+    assert wire.connection.is_gone()
+    wire.close()
+    assert wire.connection.is_gone()
