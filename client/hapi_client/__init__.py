@@ -1,0 +1,34 @@
+"""What a training job imports: feature loading from OpenStack Swift.
+
+::
+
+    from hapi_client import TransferJob
+
+The names below are imported on first use, so that ``import hapi_client``
+and the command line stay quick: torch is loaded only with the job.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hapi_client.connection import Connection
+    from hapi_client.credentials import Credentials
+    from hapi_client.fetch import FetchOptions
+    from hapi_client.job import TransferJob
+
+__all__ = ["Connection", "Credentials", "FetchOptions", "TransferJob"]
+
+
+def __getattr__(name: str) -> Any:
+    homes = {
+        "Connection": "hapi_client.connection",
+        "Credentials": "hapi_client.credentials",
+        "FetchOptions": "hapi_client.fetch",
+        "TransferJob": "hapi_client.job",
+    }
+    if name not in homes:
+        raise AttributeError(f"module {__name__!r} has no {name!r}")
+    return getattr(import_module(homes[name]), name)

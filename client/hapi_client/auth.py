@@ -1,0 +1,104 @@
+"""Tokens, through keystoneauth1; one per process, shared by its threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from hapi_protocol.errors import ClientError, HapiError, RightsError
+from keystoneauth1 import exceptions as auth_errors
+from keystoneauth1.session import Session
+
+from hapi_client.credentials import Credentials
+
+_ENDPOINT = {"service_type": "object-store", "interface": "public"}
+
+
+class Authenticator:
+    """Gets tokens and the storage URL, and renews them when refused.
+
+    Args:
+        credentials: who asks.
+        timeout_seconds: for each request to the auth service.
+        retries: of failed connections to it.
+    """
+
+    def __init__(
+        self, credentials: Credentials, *, timeout_seconds: float, retries: int
+    ) -> None:
+        self._credentials = credentials
+        self._timeout_seconds = timeout_seconds
+        self._retries = retries
+        self._plugin = credentials.make_plugin()
+        self._lock = threading.Lock()
+        self._session: Any = None
+        self._pid = 0
+
+    def token(self) -> str:
+        """A token, from the auth service if there is none yet.
+
+        Raises:
+            RightsError: ``unauthorized`` when the credentials are wrong.
+            ClientError: ``not_connected`` when nobody answers there.
+        """
+        with self._lock:
+            return str(self._ask("get_token"))
+
+    def renewed_token(self, refused: str) -> str:
+        """Another token than the ``refused`` one."""
+        with self._lock:
+            if self._ask("get_token") == refused:
+                self._plugin.invalidate()
+            return str(self._ask("get_token"))
+
+    def storage_url(self) -> str:
+        """URL of the account, without a slash at its end."""
+        where = {**_ENDPOINT, "region_name": self._credentials.region_name}
+        with self._lock:
+            url = self._ask("get_endpoint", **where)
+        if not url:
+            raise ClientError(
+                "bad_configuration",
+                "the service catalogue has no public object-store endpoint"
+                + (
+                    f" in region {where['region_name']!r}"
+                    if where["region_name"]
+                    else ""
+                ),
+            )
+        return str(url).rstrip("/")
+
+    def _ask(self, method: str, **kwargs: Any) -> Any:
+        if self._pid != os.getpid():
+            self._session = Session(
+                timeout=self._timeout_seconds,
+                verify=self._credentials.ca_file or True,
+            )
+            self._pid = os.getpid()
+        tries_left = self._retries
+        while True:
+            try:
+                return getattr(self._plugin, method)(self._session, **kwargs)
+            except auth_errors.RetriableConnectionFailure as error:
+                if not tries_left:
+                    raise self._error(error) from error
+                tries_left -= 1
+            except auth_errors.ClientException as error:
+                raise self._error(error) from error
+
+    def _error(self, error: Exception) -> HapiError:
+        where = self._credentials.options.get("auth_url", "")
+        if isinstance(error, auth_errors.Unauthorized):
+            return RightsError(
+                "unauthorized",
+                f"{where} refuses the credentials; check user and key",
+            )
+        if isinstance(error, auth_errors.ConnectionError):
+            return ClientError(
+                "not_connected",
+                f"the auth service at {where} does not answer: {error}",
+            )
+        return ClientError(
+            "bad_configuration", f"authentication at {where} failed: {error}"
+        )

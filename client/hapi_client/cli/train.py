@@ -1,0 +1,206 @@
+"""``hapi train``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hapi_client.cli.context import (
+    JsonPath,
+    connect,
+    human_bytes,
+    print_table,
+    write_json,
+)
+from hapi_client.progress import ConsoleReporter
+
+if TYPE_CHECKING:
+    from hapi_client.job import TransferJob
+    from hapi_client.training import EpochResult, History
+
+
+def train_command(
+    context: typer.Context,
+    data: Annotated[
+        str,
+        typer.Option(
+            "--data",
+            metavar="swift://CONTAINER[/PREFIX]",
+            help="An indexed data set.",
+        ),
+    ],
+    classes: Annotated[
+        int, typer.Option(min=2, help="Outputs of the new head.")
+    ],
+    model: Annotated[
+        str, typer.Option(help="As in torchvision.models.")
+    ] = "resnet18",
+    freeze: Annotated[
+        str, typer.Option(help="Name of the last frozen module.")
+    ] = "layer4",
+    weights: Annotated[
+        str | None,
+        typer.Option(help="Published weights (DEFAULT), downloaded."),
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="A state dict of the model."
+        ),
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1)] = 1,
+    learning_rate: Annotated[float, typer.Option("--lr", min=0.0)] = 0.01,
+    batch_size: Annotated[int, typer.Option(min=1)] = 32,
+    cut: Annotated[
+        str | None,
+        typer.Option(
+            help="A number, or 'stream'; the whole frozen region if absent."
+        ),
+    ] = None,
+    encoding: Annotated[
+        str, typer.Option(help="float32 or float16, on the wire.")
+    ] = "float32",
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    skip_bad_samples: Annotated[
+        bool, typer.Option(help="Leave undecodable samples out.")
+    ] = False,
+    json_path: JsonPath = None,
+) -> None:
+    """Train the tail of a torchvision model on a data set in Swift.
+
+    The frozen layers run in the store (--cut), the tail here: SGD with
+    momentum 0.9 and cross entropy. Without --weights and --checkpoint the
+    weights are random.
+
+    Examples:
+
+        hapi train --data swift://photos/train --classes 10 --epochs 3
+        --weights DEFAULT
+
+        hapi train --data photos/train --classes 10 --cut stream
+
+    Keys of --json: model, freeze, cut, epochs (loss, accuracy, seconds,
+    samples), losses, stats (bytes, package_bytes, retries, fallbacks,
+    skipped, samples, seconds).
+    """
+    # torch takes seconds to import; --help must not wait for it.
+    from hapi_client.job import TransferJob
+    from hapi_client.training import build_model, train_tail
+
+    network, transform = build_model(
+        model,
+        num_classes=classes,
+        seed=seed,
+        weights=weights,
+        checkpoint=checkpoint,
+    )
+    with connect(context) as connection, ConsoleReporter() as reporter:
+        if weights is None and checkpoint is None:
+            reporter.note("weights are random: no --weights, no --checkpoint")
+        with TransferJob(
+            network,
+            freeze=freeze,
+            data=data,
+            batch_size=batch_size,
+            transform=transform,
+            cut=cut_value(cut),
+            encoding=encoding,
+            on_error="skip" if skip_bad_samples else "raise",
+            seed=seed,
+            connection=connection,
+        ) as job:
+            _check_labels(job, classes)
+            reporter.note(
+                f"{job.num_samples} samples, cut {job.cut} of {job.num_cuts}"
+            )
+            history = train_tail(
+                job,
+                epochs=epochs,
+                learning_rate=learning_rate,
+                on_epoch=lambda number, result: reporter.note(
+                    f"epoch {number}: {describe(result)}"
+                ),
+            )
+            _print(job, history)
+            write_json(
+                json_path,
+                {
+                    "model": model,
+                    "freeze": freeze,
+                    **facts(job, history),
+                },
+            )
+
+
+def cut_value(cut: str | None) -> int | str | None:
+    """A cut of the command line; names are judged by the job."""
+    return int(cut) if cut is not None and cut.isdecimal() else cut
+
+
+def describe(result: EpochResult) -> str:
+    return (
+        f"loss {result.mean_loss:.4f}, accuracy {result.accuracy:.3f}, "
+        f"{result.num_samples / result.seconds:.0f} samples/s"
+    )
+
+
+def _check_labels(job: TransferJob, classes: int) -> None:
+    from hapi_protocol.errors import LabelError
+
+    if job.num_classes > classes:
+        raise LabelError(
+            "missing_label",
+            f"the data set has labels up to {job.num_classes - 1}; "
+            f"--classes {classes} is too small",
+        )
+
+
+def facts(job: TransferJob, history: History) -> dict[str, Any]:
+    """The JSON form of a run."""
+    return {
+        "cut": job.cut,
+        "epochs": [
+            {
+                "loss": each.mean_loss,
+                "accuracy": each.accuracy,
+                "seconds": each.seconds,
+                "samples": each.num_samples,
+            }
+            for each in history.epochs
+        ],
+        "losses": history.losses,
+        "stats": asdict(job.stats),
+    }
+
+
+def _print(job: TransferJob, history: History) -> None:
+    print_table(
+        ("epoch", "loss", "accuracy", "seconds", "samples"),
+        [
+            (
+                str(number),
+                f"{each.mean_loss:.4f}",
+                f"{each.accuracy:.3f}",
+                f"{each.seconds:.1f}",
+                str(each.num_samples),
+            )
+            for number, each in enumerate(history.epochs)
+        ],
+    )
+    stats = job.stats
+    print_table(
+        ("cut", "over the wire", "package", "retries", "fallbacks", "skipped"),
+        [
+            (
+                str(job.cut),
+                human_bytes(stats.bytes),
+                human_bytes(stats.package_bytes),
+                str(stats.retries),
+                str(stats.fallbacks),
+                str(stats.skipped),
+            )
+        ],
+    )

@@ -1,0 +1,330 @@
+"""A Swift account over HTTP: authentication, objects, feature streams."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+from urllib.parse import quote, urlencode, urlsplit
+
+from hapi_protocol.errors import (
+    ClientError,
+    RightsError,
+    SourceChangedError,
+)
+from hapi_protocol.headers import (
+    CONTENT_TYPE_STREAM,
+    Annotation,
+    ByteRange,
+    ModelPath,
+)
+
+from hapi_client.body import Body
+from hapi_client.credentials import Credentials
+from hapi_client.requester import ConnectionOptions, Requester, Source
+from hapi_client.traffic import Traffic
+from hapi_client.transport import CancelScope
+
+LIST_LIMIT = 10_000
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """What a listing or HEAD says of an object; ``etag`` unquoted."""
+
+    name: str
+    etag: str
+    length_bytes: int
+
+
+class Connection:
+    """One user's access to one account; shared by threads and forks.
+
+    A forked child builds its own sockets on first use.
+
+    Args:
+        credentials: None reads the environment, as ``swift`` does.
+        options: bounds of every wait.
+
+    Raises:
+        HapiError: from every method; with status, code, object name and
+            ``X-Trans-Id`` where Swift gave them.
+    """
+
+    def __init__(
+        self,
+        credentials: Credentials | None = None,
+        options: ConnectionOptions | None = None,
+    ) -> None:
+        self._requester = Requester(
+            credentials or Credentials.from_environment(os.environ),
+            options or ConnectionOptions(),
+        )
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._requester.traffic
+
+    @property
+    def storage_url(self) -> str:
+        """``https://host/v1/account``, without a slash at the end."""
+        return self._requester.auth.storage_url()
+
+    @property
+    def account(self) -> str:
+        return self.storage_url.rpartition("/")[2]
+
+    def model_path(self, container: str, name: str) -> ModelPath:
+        return ModelPath(self.account, container, name)
+
+    def close(self) -> None:
+        """Closes all sockets; the next use opens new ones."""
+        self._requester.close()
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def working_for(self, scope: CancelScope) -> Iterator[None]:
+        """Requests of this thread end when ``scope`` is cancelled."""
+        with self._requester.owners.working_for(scope):
+            yield
+
+    def cancel(self, scope: CancelScope) -> None:
+        """Ends all requests made for ``scope``, now and later."""
+        self._requester.owners.cancel(scope)
+
+    # -- the cluster -------------------------------------------------
+
+    def info(self) -> dict[str, Any]:
+        """What ``/info`` of the proxy says."""
+        parts = urlsplit(self.storage_url)
+        url = f"{parts.scheme}://{parts.netloc}/info"
+        with self._open("GET", url, object_name="/info") as body:
+            return dict(json.loads(body.read()))
+
+    def require_hapi(self) -> dict[str, Any]:
+        """The ``hapi`` section of ``/info``.
+
+        Raises:
+            ClientError: ``no_hapi`` when the proxy has no such filter.
+        """
+        section = self.info().get("hapi")
+        if not isinstance(section, dict):
+            raise ClientError(
+                "no_hapi",
+                f"the proxy at {urlsplit(self.storage_url).netloc} has no "
+                "hapi filter in its pipeline (no 'hapi' section in /info); "
+                "use cut 0 (streaming), or ask the operator to add it",
+            )
+        return section
+
+    # -- containers --------------------------------------------------
+
+    def put_container(self, container: str) -> None:
+        """Makes the container unless it is there."""
+        self._done("PUT", self._url(container), object_name=container)
+
+    def list(self, container: str, prefix: str = "") -> Iterator[ObjectInfo]:
+        """All objects whose name begins with ``prefix``, in name order."""
+        marker = ""
+        while True:
+            query = urlencode(
+                {
+                    "format": "json",
+                    "limit": LIST_LIMIT,
+                    "prefix": prefix,
+                    "marker": marker,
+                }
+            )
+            url = f"{self._url(container)}?{query}"
+            with self._open("GET", url, object_name=container) as body:
+                page = json.loads(body.read() or b"[]")
+            for entry in page:
+                # An SLO's listing has its manifest's hash in "hash".
+                etag = entry.get("slo_etag") or entry["hash"]
+                yield ObjectInfo(
+                    entry["name"], etag.strip('"'), int(entry["bytes"])
+                )
+            if len(page) < LIST_LIMIT:
+                return
+            marker = page[-1]["name"]
+
+    # -- objects -----------------------------------------------------
+
+    def head(self, container: str, name: str) -> ObjectInfo | None:
+        """The object's ETag and length; None where there is none."""
+        try:
+            headers = self._done(
+                "HEAD", self._url(container, name), object_name=f"{container}/{name}"
+            )
+        except RightsError as error:
+            if error.status == 404:
+                return None
+            raise
+        return ObjectInfo(
+            name,
+            headers.get("ETag", "").strip('"'),
+            int(headers.get("Content-Length", 0)),
+        )
+
+    def open(
+        self, container: str, name: str, *, seconds: float | None = None
+    ) -> Body:
+        """The whole object as a stream; to be closed by the caller."""
+        return self._open(
+            "GET",
+            self._url(container, name),
+            object_name=f"{container}/{name}",
+            seconds=seconds,
+        )
+
+    def get_range(
+        self,
+        container: str,
+        name: str,
+        byte_range: ByteRange,
+        *,
+        if_match: str,
+        seconds: float | None = None,
+    ) -> bytes:
+        """Bytes of one version of an object.
+
+        Args:
+            byte_range: first and last byte.
+            if_match: ETag of the version, without quotes.
+            seconds: for the whole answer.
+
+        Raises:
+            SourceChangedError: when the object has another ETag by now.
+            TruncatedStreamError: when the connection broke meanwhile.
+        """
+        headers = {"Range": str(byte_range), "If-Match": f'"{if_match}"'}
+        try:
+            body = self._open(
+                "GET",
+                self._url(container, name),
+                headers,
+                object_name=f"{container}/{name}",
+                seconds=seconds,
+            )
+        except SourceChangedError as error:
+            raise source_changed(container, name, error.trans_id) from error
+        with body:
+            if body.status != 206:
+                raise ClientError(
+                    "bad_configuration",
+                    f"{container}/{name}: asked for {byte_range} and got "
+                    f"status {body.status}; a gateway between drops Range",
+                    object_name=f"{container}/{name}",
+                )
+            return body.read(byte_range.length_bytes)
+
+    def get_features(
+        self,
+        container: str,
+        name: str,
+        annotation: Annotation,
+        *,
+        patient: bool = True,
+        seconds: float | None = None,
+    ) -> Body:
+        """An annotated GET: the feature or index stream of an object.
+
+        Args:
+            annotation: what to compute.
+            patient: repeat on 429 and 5xx before the answer begins.
+            seconds: for the whole answer.
+
+        Raises:
+            ClientError: ``no_hapi`` when plain bytes come back.
+        """
+        body = self._open(
+            "GET",
+            self._url(container, name),
+            annotation.to_headers(),
+            object_name=f"{container}/{name}",
+            seconds=seconds,
+            patient=patient,
+        )
+        content_type = body.headers.get("Content-Type", "")
+        if content_type.partition(";")[0].strip() != CONTENT_TYPE_STREAM:
+            body.close()
+            raise ClientError(
+                "no_hapi",
+                f"{container}/{name}: the proxy answered with "
+                f"{content_type or 'no content type'} in the place of a "
+                "feature stream; it has no hapi filter",
+                object_name=f"{container}/{name}",
+                trans_id=body.trans_id,
+            )
+        return body
+
+    def put(
+        self,
+        container: str,
+        name: str,
+        source: BinaryIO,
+        length_bytes: int,
+        *,
+        md5: str | None = None,
+        content_type: str = "application/octet-stream",
+    ) -> str:
+        """Stores an object and returns its ETag.
+
+        Args:
+            source: seekable; read from where it stands, again from there
+                when the request is repeated.
+            length_bytes: as many are sent.
+            md5: hex digest that Swift checks (422 when it differs).
+        """
+        headers = {
+            "Content-Type": content_type,
+            "Content-Length": str(length_bytes),
+        }
+        if md5 is not None:
+            headers["ETag"] = md5
+        answer = self._done(
+            "PUT",
+            self._url(container, name),
+            headers,
+            source=Source(source, length_bytes, self.traffic),
+            object_name=f"{container}/{name}",
+        )
+        return answer.get("ETag", "").strip('"')
+
+    def delete(self, container: str, name: str) -> None:
+        self._done("DELETE", self._url(container, name), object_name=f"{container}/{name}")
+
+    def _url(self, *parts: str) -> str:
+        return self.storage_url + "".join("/" + quote(part) for part in parts)
+
+    def _open(self, method: str, url: str, *args: Any, **kwargs: Any) -> Body:
+        return self._requester.open(method, url, *args, **kwargs)
+
+    def _done(
+        self, method: str, url: str, *args: Any, **kwargs: Any
+    ) -> Mapping[str, str]:
+        """Makes a request, reads the answer to its end, gives headers."""
+        with self._open(method, url, *args, **kwargs) as body:
+            body.read()
+            return body.headers
+
+
+def source_changed(
+    container: str, name: str, trans_id: str | None = None
+) -> SourceChangedError:
+    """The error for a shard that is not the one of the index."""
+    return SourceChangedError(
+        "source_changed",
+        f"{container}/{name} has changed since its index was written; run "
+        "'hapi index' on the data set",
+        object_name=f"{container}/{name}",
+        trans_id=trans_id,
+    )

@@ -1,0 +1,66 @@
+"""Decoding and transforming on all cores that the process may use."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+START_SECONDS = 60.0
+
+
+def available_cores() -> int:
+    """Cores this process may run on (its affinity mask)."""
+    return len(os.sched_getaffinity(0))
+
+
+class DecodePool:
+    """Threads that decode images; each uses one core.
+
+    Args:
+        decode: from the bytes of an image to ``[C, H, W]`` float32.
+        num_threads: None for one on each available core.
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[bytes], torch.Tensor],
+        num_threads: int | None = None,
+    ) -> None:
+        self._decode = decode
+        self.num_threads = num_threads or available_cores()
+        self._pool = ThreadPoolExecutor(
+            self.num_threads, thread_name_prefix="hapi-decode"
+        )
+        self._make_single_threaded()
+
+    def _make_single_threaded(self) -> None:
+        # Each thread that calls torch would start OpenMP threads of its
+        # own, cores² in all, which spin and steal the forward's cores.
+        # set_num_threads acts on the calling thread and on those that
+        # have not used torch yet, hence the second call: the caller's
+        # own number, and that of threads to come, stays as it was.
+        before = torch.get_num_threads()
+        started = threading.Barrier(self.num_threads + 1)
+
+        def prepare() -> None:
+            torch.set_num_threads(1)
+            started.wait(START_SECONDS)
+
+        for _ in range(self.num_threads):
+            self._pool.submit(prepare)
+        started.wait(START_SECONDS)
+        torch.set_num_threads(before)
+
+    def submit(self, image: bytes, target: torch.Tensor) -> Future[None]:
+        """Decodes ``image`` into ``target``."""
+        return self._pool.submit(self._into, image, target)
+
+    def _into(self, image: bytes, target: torch.Tensor) -> None:
+        target.copy_(self._decode(image))
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,162 @@
+"""The client's part of the frozen region."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from hapi_protocol.errors import ClientError
+from hapi_protocol.headers import ENCODINGS, ModelPath
+from hapi_splitter.package import write_package
+from hapi_splitter.trace import split
+from hapi_splitter.transforms import ImageTransform, decode_image
+
+from hapi_client.connection import Connection
+from hapi_client.packages import upload_package
+
+STREAM = "stream"
+IMAGENET_TRANSFORM = ImageTransform(resize_size=256, crop_size=224)
+"""torchvision's usual evaluation transform, the default."""
+
+FORWARD_SAMPLES = 64
+"""Samples of one forward; bounds its activations."""
+
+
+class FrozenRegion:
+    """A split model: what runs here after each cut, and the tail.
+
+    Args:
+        model: the whole network.
+        freeze: name of the last frozen module.
+        transform: ``ImageTransform``, a torchvision preset, or None.
+        device: of the tail and of what runs here.
+
+    Attributes:
+        tail: the trainable rest.
+        num_cuts: cut ``num_cuts`` is the whole region.
+
+    Raises:
+        FreezeError: naming the value and valid names.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        freeze: str,
+        transform: Any,
+        device: torch.device,
+    ) -> None:
+        self._transform = _image_transform(transform)
+        parts = split(model, freeze, transform=self._transform)
+        # The package is written from the CPU, before anything moves.
+        self._graph = parts.frozen
+        self._local = parts.frozen.to(device)
+        self.tail: torch.nn.Module = parts.tail.to(device)
+        self.device = device
+        self._suffixes: dict[int, torch.nn.Module] = {}
+
+    @property
+    def num_cuts(self) -> int:
+        return self._graph.num_cuts
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one transformed image."""
+        return tuple(self._graph.input_shape)
+
+    def decode(self, image: bytes) -> torch.Tensor:
+        """A transformed image, ``[C, H, W]`` float32 on the CPU.
+
+        Raises:
+            SampleError: when it cannot be decoded, the same text on
+                every tier.
+        """
+        return self._transform(decode_image(image))
+
+    def cut_number(self, cut: int | str | None) -> int:
+        """What a user's ``cut`` means: None the whole region.
+
+        Raises:
+            ClientError: ``bad_configuration`` naming what is allowed.
+        """
+        if cut is None:
+            return self.num_cuts
+        if cut == STREAM:
+            return 0
+        if isinstance(cut, int) and 0 <= cut <= self.num_cuts:
+            return cut
+        raise ClientError(
+            "bad_configuration",
+            f"cut is {cut!r}; this frozen region has cuts 1 to "
+            f"{self.num_cuts}, and 0 or 'stream' pushes nothing down",
+        )
+
+    def finish(self, cut: int, features: torch.Tensor) -> torch.Tensor:
+        """From features at ``cut`` to features at the freeze point.
+
+        Args:
+            cut: 0 for transformed images.
+            features: ``[n, *shape at cut]`` float32 on the CPU.
+
+        Returns:
+            ``[n, *shape at the freeze point]`` float32 on the device.
+        """
+        if cut not in self._suffixes:
+            self._suffixes[cut] = self._local.suffix(cut)
+        suffix = self._suffixes[cut]
+        pieces = [
+            suffix(piece.to(self.device))
+            for piece in features.split(FORWARD_SAMPLES)
+        ]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def store(
+        self,
+        connection: Connection,
+        container: str,
+        progress: Callable[[BinaryIO, str, int], BinaryIO] | None = None,
+    ) -> tuple[ModelPath, int]:
+        """Stores the package unless it is there.
+
+        Returns:
+            Its :class:`ModelPath`, and the bytes sent for it.
+        """
+        with tempfile.TemporaryDirectory(prefix="hapi-package-") as folder:
+            path = Path(folder) / "model.hapi"
+            info = write_package(self._graph, path)
+            return upload_package(
+                connection, container, path, info.digest, progress
+            )
+
+    def cut_shape(self, cut: int) -> tuple[int, ...]:
+        """Of one sample's features at a cut, from 1 on."""
+        return tuple(self._graph.cuts[cut - 1].shape)
+
+
+def _image_transform(transform: Any) -> ImageTransform:
+    if transform is None:
+        return IMAGENET_TRANSFORM
+    if isinstance(transform, ImageTransform):
+        return transform
+    try:
+        return ImageTransform.from_preset(transform)
+    except (TypeError, ValueError) as error:
+        raise ClientError(
+            "bad_configuration",
+            f"{error}; give weights.transforms() or an ImageTransform",
+        ) from error
+
+
+def check_encoding(encoding: str) -> None:
+    """
+    Raises:
+        ClientError: ``bad_configuration`` for an unknown encoding.
+    """
+    if encoding not in ENCODINGS:
+        raise ClientError(
+            "bad_configuration",
+            f"encoding is {encoding!r}; allowed: {', '.join(ENCODINGS)}",
+        )

@@ -1,0 +1,199 @@
+"""Batches of features at the freeze point, and their labels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from hapi_protocol.errors import ClientError, HapiError
+from hapi_protocol.index import Span
+
+from hapi_client.order import Batch, EpochOrder
+from hapi_client.sources import LoadedSpan
+from hapi_client.stats import JobCounters
+
+ON_ERROR = ("raise", "skip")
+
+
+class LoadedSpans(Protocol):
+    """What a loader takes spans from; see :class:`fetch.Fetcher`."""
+
+    def __iter__(self) -> Iterator[LoadedSpan]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class LoaderPlan:
+    """What all epochs of a job share.
+
+    Attributes:
+        spans: of the data set.
+        labels: of each span, ``[samples]`` int64.
+        to_freeze_point: from (cut, ``[n, *shape at cut]``) to features
+            at the freeze point, under ``inference_mode``.
+        on_error: ``raise``, or ``skip`` with a count.
+        counters: of the job.
+    """
+
+    spans: Sequence[Span]
+    labels: Sequence[npt.NDArray[np.int64]]
+    to_freeze_point: Callable[[int, torch.Tensor], torch.Tensor]
+    on_error: str
+    counters: JobCounters
+
+
+@dataclass
+class _Ready:
+    """A span's samples at the freeze point that wait for their batch."""
+
+    features: dict[int, torch.Tensor]
+    labels: npt.NDArray[np.int64]
+    num_left: int
+
+
+class FeatureLoader:
+    """One epoch; iterate over it once.
+
+    Yields ``(features, labels)``: features ``[n, *shape]`` float32 at the
+    freeze point, ordinary tensors that autograd may save; labels ``[n]``
+    int64; both on the job's device.  ``n`` is the batch size but in the
+    last batch, and smaller where samples were skipped; a batch that lost
+    all its samples is not delivered.
+
+    Leaving the loop, by whatever way, or :meth:`close` ends the requests
+    under way and the threads.
+    """
+
+    def __init__(
+        self,
+        plan: LoaderPlan,
+        order: EpochOrder,
+        open_spans: Callable[[Sequence[Span]], LoadedSpans],
+        device: torch.device,
+    ) -> None:
+        self._plan = plan
+        self._order = order
+        self._open_spans = open_spans
+        self._device = device
+        self._batches: Iterator[tuple[torch.Tensor, torch.Tensor]] | None = (
+            None
+        )
+
+    def __len__(self) -> int:
+        """Batches of the epoch when no sample is skipped."""
+        return self._order.num_batches
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        if self._batches is not None:
+            raise RuntimeError(
+                "a loader serves one epoch; call job.loader(epoch) again"
+            )
+        self._batches = self._run()
+        return self._batches
+
+    def close(self) -> None:
+        if self._batches is not None:
+            self._batches.close()  # type: ignore[attr-defined]
+
+    def _run(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        started = time.monotonic()
+        spans = [self._plan.spans[number] for number in self._order.spans]
+        fetcher = self._open_spans(spans)
+        try:
+            yield from self._deliver(iter(fetcher))
+        finally:
+            fetcher.close()
+            self._plan.counters.add(seconds=time.monotonic() - started)
+
+    def _deliver(
+        self, loaded: Iterator[LoadedSpan]
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        window: dict[int, _Ready] = {}
+        next_position = 0
+        for batch in self._order.batches():
+            while next_position <= batch.last_position:
+                number = self._order.spans[next_position]
+                window[next_position] = self._ready(number, next(loaded))
+                next_position += 1
+            delivered = self._gather(batch, window)
+            if delivered is not None:
+                yield delivered
+
+    def _ready(self, number: int, loaded: LoadedSpan) -> _Ready:
+        self._judge(loaded)
+        with torch.inference_mode():
+            features = self._plan.to_freeze_point(loaded.cut, loaded.features)
+        num_rows = len(loaded.span.rows)
+        good = [r for r in range(num_rows) if r not in loaded.failures]
+        return _Ready(
+            # Cloned one by one: a view would keep the whole span in memory
+            # until the last of its samples has left the shuffle buffer,
+            # and a clone made here is one that autograd may save.
+            {
+                row: each.clone()
+                for row, each in zip(good, features, strict=True)
+            },
+            self._plan.labels[number],
+            num_rows,
+        )
+
+    def _judge(self, loaded: LoadedSpan) -> None:
+        if not loaded.failures:
+            return
+        row, message = next(iter(sorted(loaded.failures.items())))
+        if self._plan.on_error == "raise":
+            raise _bad_sample(loaded.span, row, message)
+        self._plan.counters.add(skipped=len(loaded.failures))
+
+    def _gather(
+        self, batch: Batch, window: dict[int, _Ready]
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        features = []
+        labels = []
+        for position, row in zip(
+            batch.positions.tolist(), batch.rows.tolist(), strict=True
+        ):
+            ready = window[position]
+            if row in ready.features:
+                features.append(ready.features.pop(row))
+                labels.append(int(ready.labels[row]))
+            ready.num_left -= 1
+            if not ready.num_left:
+                del window[position]
+        if not features:
+            return None
+        self._plan.counters.add(samples=len(features))
+        return (
+            torch.stack(features),
+            torch.tensor(labels, device=self._device),
+        )
+
+
+def check_on_error(value: str) -> str:
+    """
+    Raises:
+        ClientError: ``bad_configuration`` for another value.
+    """
+    if value not in ON_ERROR:
+        raise ClientError(
+            "bad_configuration",
+            f"on_error is {value!r}; allowed: {', '.join(ON_ERROR)}",
+        )
+    return value
+
+
+def _bad_sample(span: Span, row: int, message: str) -> HapiError:
+    key = span.rows[row].key
+    return ClientError(
+        "bad_sample",
+        f"sample {key!r} of shard {span.shard}: {message}; repair it, or "
+        "leave such samples out with on_error='skip'",
+        object_name=span.shard,
+        details={"key": key},
+    )

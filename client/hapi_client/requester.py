@@ -1,0 +1,230 @@
+"""One authenticated request: token, retries, deadline, error, count."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+import requests
+from hapi_protocol.errors import (
+    MAX_BODY_BYTES,
+    ClientError,
+    HapiError,
+    TooSlowError,
+    error_from_body,
+)
+
+from hapi_client.auth import Authenticator
+from hapi_client.body import Body
+from hapi_client.credentials import Credentials
+from hapi_client.retry import Backoff
+from hapi_client.traffic import Traffic
+from hapi_client.transport import SocketOwners, Transport
+
+
+_TAG = re.compile(rb"<[^>]*>")
+
+
+@dataclass(frozen=True)
+class ConnectionOptions:
+    """Bounds of every wait.
+
+    Attributes:
+        connect_seconds: for a TCP and TLS connection.
+        read_seconds: for the next bytes of an answer, its headers too.
+        body_seconds: for a whole body, sent or received.
+        num_connections: kept open to one host.
+        backoff: of repeated requests.
+    """
+
+    connect_seconds: float = 10.0
+    read_seconds: float = 60.0
+    body_seconds: float = 3600.0
+    num_connections: int = 16
+    backoff: Backoff = field(default_factory=Backoff)
+
+
+class Source:
+    """A request body: the next bytes of a file, counted when sent."""
+
+    def __init__(
+        self, file: BinaryIO, length_bytes: int, traffic: Traffic
+    ) -> None:
+        self._file = file
+        self._start = file.tell()
+        self._length_bytes = length_bytes
+        self._traffic = traffic
+        self._position = 0
+
+    def __len__(self) -> int:
+        return self._length_bytes
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, position: int) -> None:
+        """Used by urllib3 before it sends a body again."""
+        self._file.seek(self._start + position)
+        self._position = position
+
+    def read(self, size: int = -1) -> bytes:
+        left = self._length_bytes - self._position
+        data = self._file.read(left if size < 0 else min(size, left))
+        self._position += len(data)
+        self._traffic.add(sent_bytes=len(data))
+        return data
+
+
+class Requester:
+    """Makes requests with one user's token.
+
+    A forked child builds its own sockets on first use.
+    """
+
+    def __init__(
+        self, credentials: Credentials, options: ConnectionOptions
+    ) -> None:
+        self._credentials = credentials
+        self._options = options
+        self.auth = Authenticator(
+            credentials,
+            timeout_seconds=options.read_seconds,
+            retries=options.backoff.attempts - 1,
+        )
+        self.owners = SocketOwners()
+        self.traffic = Traffic()
+        self._lock = threading.Lock()
+        self._current: Transport | None = None
+
+    def close(self) -> None:
+        with self._lock:
+            if self._current is not None:
+                self._current.close()
+                self._current = None
+
+    def open(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        object_name: str,
+        source: Source | None = None,
+        seconds: float | None = None,
+        patient: bool = True,
+    ) -> Body:
+        """The answer to a request, its body unread.
+
+        Args:
+            object_name: what it is about, for errors.
+            source: request body.
+            seconds: for the whole answer; None for the usual.
+            patient: repeat after 429, 5xx and broken connections.
+
+        Raises:
+            HapiError: for each status from 400 on; ``not_connected``,
+                ``too_slow`` when there is no answer.
+        """
+        seconds = seconds or self._options.body_seconds
+        deadline = time.monotonic() + seconds
+
+        def send(token: str) -> Body:
+            return Body(
+                self._send(
+                    method,
+                    url,
+                    {**(headers or {}), "X-Auth-Token": token},
+                    source,
+                    object_name,
+                    patient,
+                ),
+                object_name,
+                self.traffic,
+                self.owners.scope,
+                deadline,
+            )
+
+        token = self.auth.token()
+        body = send(token)
+        if body.status == 401:
+            body.close()
+            if source is not None:
+                source.seek(0)
+            body = send(self.auth.renewed_token(token))
+        if body.status >= 400:
+            raise _error(body, object_name)
+        return body
+
+    def _send(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        source: Source | None,
+        object_name: str,
+        patient: bool,
+    ) -> requests.Response:
+        transport = self._transport()
+        session = transport.patient if patient else transport.eager
+        self.traffic.add(requests=1)
+        timeout = (self._options.connect_seconds, self._options.read_seconds)
+        try:
+            return session.request(
+                method,
+                url,
+                headers={"Accept-Encoding": "identity", **headers},
+                data=source,
+                stream=True,
+                timeout=timeout,
+                allow_redirects=False,
+            )
+        except requests.Timeout as error:
+            raise TooSlowError(
+                "too_slow",
+                f"{method} {object_name}: no answer in {timeout[1]:g} s",
+                object_name=object_name,
+            ) from error
+        except requests.RequestException as error:
+            raise ClientError(
+                "not_connected",
+                f"{method} {object_name}: {error}",
+                object_name=object_name,
+            ) from error
+
+    def _transport(self) -> Transport:
+        with self._lock:
+            if self._current is None or self._current.pid != os.getpid():
+                self._current = Transport(
+                    self.owners,
+                    self._options.backoff,
+                    self.traffic,
+                    num_connections=self._options.num_connections,
+                    ca_file=self._credentials.ca_file,
+                )
+            return self._current
+
+
+def _error(body: Body, object_name: str) -> HapiError:
+    with body:
+        start = body.read(MAX_BODY_BYTES)
+    if body.headers.get("Content-Type", "").startswith("text/html"):
+        start = b" ".join(_TAG.sub(b" ", start).split())  # Swift's own pages
+    return error_from_body(
+        body.status,
+        start,
+        object_name=object_name,
+        trans_id=body.trans_id,
+        retry_after=_seconds(body.headers.get("Retry-After")),
+    )
+
+
+def _seconds(value: str | None) -> float | None:
+    # The other form, a date, is not sent by Swift or by us.
+    if value is None or not value.isascii() or not value.isdigit():
+        return None
+    return float(value)

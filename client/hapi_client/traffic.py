@@ -1,0 +1,63 @@
+"""Counts what went over the wire."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TrafficCount:
+    """Bytes of request and response *bodies*.
+
+    Counted as they pass the socket's reader or writer: bodies of failed,
+    repeated and broken-off requests and error bodies too.  Not counted:
+    request and status lines, headers, chunk framing, TLS, and the token
+    requests to the auth service.
+    """
+
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    requests: int = 0
+    retries: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return self.received_bytes + self.sent_bytes
+
+    def __sub__(self, earlier: TrafficCount) -> TrafficCount:
+        return TrafficCount(
+            self.received_bytes - earlier.received_bytes,
+            self.sent_bytes - earlier.sent_bytes,
+            self.requests - earlier.requests,
+            self.retries - earlier.retries,
+        )
+
+
+class Traffic:
+    """A thread-safe :class:`TrafficCount` that only grows."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = TrafficCount()
+
+    def add(
+        self,
+        *,
+        received_bytes: int = 0,
+        sent_bytes: int = 0,
+        requests: int = 0,
+        retries: int = 0,
+    ) -> None:
+        with self._lock:
+            count = self._count
+            self._count = TrafficCount(
+                count.received_bytes + received_bytes,
+                count.sent_bytes + sent_bytes,
+                count.requests + requests,
+                count.retries + retries,
+            )
+
+    def count(self) -> TrafficCount:
+        with self._lock:
+            return self._count

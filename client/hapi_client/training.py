@@ -1,0 +1,194 @@
+"""The training loop of ``hapi train`` and ``hapi demo``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+from hapi_protocol.errors import ClientError
+
+from hapi_client.job import TransferJob
+
+MOMENTUM = 0.9
+
+
+@dataclass(frozen=True)
+class EpochResult:
+    """One epoch of training.
+
+    Attributes:
+        losses: of each batch, before its step.
+        num_correct: samples whose largest output was their label.
+        num_samples: of the epoch.
+        seconds: of the epoch.
+    """
+
+    losses: tuple[float, ...]
+    num_correct: int
+    num_samples: int
+    seconds: float
+
+    @property
+    def mean_loss(self) -> float:
+        return sum(self.losses) / max(1, len(self.losses))
+
+    @property
+    def accuracy(self) -> float:
+        return self.num_correct / max(1, self.num_samples)
+
+
+@dataclass
+class History:
+    """All epochs of a training run."""
+
+    epochs: list[EpochResult] = field(default_factory=list)
+
+    @property
+    def losses(self) -> list[float]:
+        return [loss for epoch in self.epochs for loss in epoch.losses]
+
+    @property
+    def seconds(self) -> float:
+        return sum(epoch.seconds for epoch in self.epochs)
+
+
+def train_tail(
+    job: TransferJob,
+    *,
+    epochs: int,
+    learning_rate: float,
+    on_epoch: Callable[[int, EpochResult], None] = lambda number, result: None,
+) -> History:
+    """Trains ``job.tail`` with SGD and cross entropy.
+
+    Args:
+        job: gives features and labels.
+        epochs: at least 1.
+        learning_rate: constant; the momentum is 0.9.
+        on_epoch: told each epoch's number, from 0 on, and result.
+
+    Raises:
+        HapiError: of the job's loader.
+    """
+    optimizer = torch.optim.SGD(
+        job.tail.parameters(), lr=learning_rate, momentum=MOMENTUM
+    )
+    history = History()
+    job.tail.train()
+    for epoch in range(epochs):
+        result = _train_epoch(job, optimizer, epoch)
+        history.epochs.append(result)
+        on_epoch(epoch, result)
+    return history
+
+
+def _train_epoch(
+    job: TransferJob, optimizer: torch.optim.Optimizer, epoch: int
+) -> EpochResult:
+    criterion = torch.nn.CrossEntropyLoss()
+    started = time.monotonic()
+    losses = []
+    num_correct = num_samples = 0
+    for features, labels in job.loader(epoch):
+        outputs = job.tail(features)
+        loss = criterion(outputs, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+        num_correct += int((outputs.argmax(1) == labels).sum())
+        num_samples += len(labels)
+    return EpochResult(
+        tuple(losses), num_correct, num_samples, time.monotonic() - started
+    )
+
+
+def build_model(
+    name: str,
+    *,
+    num_classes: int,
+    seed: int,
+    weights: str | None = None,
+    checkpoint: Path | None = None,
+) -> tuple[torch.nn.Module, Any]:
+    """A torchvision model with a head of ``num_classes`` outputs.
+
+    Args:
+        name: as in ``torchvision.models``.
+        num_classes: outputs of the last linear layer.
+        seed: of random weights, the new head's too.
+        weights: name of published weights (``DEFAULT``), which
+            torchvision downloads; None for random ones.
+        checkpoint: a state dict of that model, read without pickle code.
+
+    Returns:
+        The model, and the weights' transform or None.
+
+    Raises:
+        ClientError: ``bad_configuration`` naming the value.
+    """
+    torch.manual_seed(seed)
+    try:
+        builder = torchvision.models.get_model_builder(name)
+        chosen = None
+        if weights is not None:
+            chosen = torchvision.models.get_model_weights(builder)[weights]
+    except (ValueError, KeyError) as error:
+        raise ClientError(
+            "bad_configuration",
+            f"torchvision has no model {name!r} with weights {weights!r}",
+        ) from error
+    if checkpoint is None:
+        model = builder(weights=chosen)
+    else:
+        model = _from_checkpoint(builder, checkpoint)
+    _replace_head(model, num_classes)
+    return model, chosen.transforms() if chosen is not None else None
+
+
+def _from_checkpoint(
+    builder: Callable[..., torch.nn.Module], path: Path
+) -> torch.nn.Module:
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        head, _ = _last_linear(builder())
+        outputs = len(state[f"{head}.weight"])
+        model = builder(num_classes=outputs)
+        model.load_state_dict(state)
+    except Exception as error:  # whatever is in the file
+        raise ClientError(
+            "bad_configuration",
+            f"{path} is no state dict of this model: {error}",
+        ) from error
+    return model
+
+
+def _last_linear(model: torch.nn.Module) -> tuple[str, torch.nn.Linear]:
+    found = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    ]
+    if not found:
+        raise ClientError(
+            "bad_configuration",
+            f"{type(model).__name__} has no linear layer to replace",
+        )
+    return found[-1]
+
+
+def _replace_head(model: torch.nn.Module, num_classes: int) -> None:
+    name, old = _last_linear(model)
+    if old.out_features == num_classes:
+        return
+    parent, _, attribute = name.rpartition(".")
+    setattr(
+        model.get_submodule(parent),
+        attribute,
+        torch.nn.Linear(old.in_features, num_classes),
+    )

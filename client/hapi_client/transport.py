@@ -1,0 +1,247 @@
+"""HTTP below :mod:`hapi_client.connection`: pools, retries, cancelling.
+
+A thread that waits on a socket cannot be stopped from outside by Python.
+So each connection notes, when it begins to wait for an answer, which
+:class:`CancelScope` its thread works for; cancelling a scope shuts the
+sockets of its threads down and they end at once.  That is what makes Ctrl-C
+and ``close()`` prompt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import requests
+from hapi_protocol.errors import ClientError
+from requests.adapters import HTTPAdapter
+from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.response import BaseHTTPResponse
+from urllib3.util.retry import Retry
+
+from hapi_client.retry import RETRYABLE_STATUSES, Backoff
+from hapi_client.traffic import Traffic
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+SEND_BLOCK_BYTES = 1024 * 1024
+
+
+class CancelScope:
+    """Work of one or more threads that ends together."""
+
+    def __init__(self) -> None:
+        self._cancelled = threading.Event()
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    def set_cancelled(self) -> None:
+        self._cancelled.set()
+
+    def check(self) -> None:
+        """Raises ``not_connected`` once the scope is cancelled."""
+        if self.cancelled:
+            raise ClientError("not_connected", "the loader was closed")
+
+    def wait(self, seconds: float) -> None:
+        """Sleeps; raises as :meth:`check` when cancelled meanwhile."""
+        self._cancelled.wait(seconds)
+        self.check()
+
+
+class SocketOwners:
+    """Which scope waits on which socket."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owners: weakref.WeakKeyDictionary[socket.socket, CancelScope] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._local = threading.local()
+        self._default = CancelScope()
+
+    @property
+    def scope(self) -> CancelScope:
+        """The scope of the running thread."""
+        scope: CancelScope = getattr(self._local, "scope", self._default)
+        return scope
+
+    @contextlib.contextmanager
+    def working_for(self, scope: CancelScope) -> Iterator[None]:
+        before = self.scope
+        self._local.scope = scope
+        try:
+            yield
+        finally:
+            self._local.scope = before
+
+    def claim(self, sock: socket.socket | None) -> None:
+        """Notes that the running thread is about to wait on ``sock``."""
+        with self._lock:
+            self.scope.check()
+            if sock is not None:
+                # A socket from the pool changes its owner here.
+                self._owners[sock] = self.scope
+
+    def cancel(self, scope: CancelScope) -> None:
+        """Ends all waits, present and future, of the scope's threads."""
+        with self._lock:
+            scope.set_cancelled()
+            mine = [s for s, owner in self._owners.items() if owner is scope]
+        for sock in mine:
+            with contextlib.suppress(OSError):  # closed by its own thread
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+class ScopedRetry(Retry):
+    """urllib3's retries with our backoff, counted, and cancellable."""
+
+    def __init__(
+        self,
+        *args: Any,
+        backoff: Backoff,
+        owners: SocketOwners,
+        traffic: Traffic,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._backoff = backoff
+        self._owners = owners
+        self._traffic = traffic
+
+    @classmethod
+    def following(
+        cls, backoff: Backoff, owners: SocketOwners, traffic: Traffic
+    ) -> ScopedRetry:
+        """Repeats idempotent requests; others fail at once."""
+        return cls(
+            total=backoff.attempts - 1,
+            redirect=0,
+            status_forcelist=RETRYABLE_STATUSES,
+            raise_on_status=False,
+            raise_on_redirect=False,
+            backoff=backoff,
+            owners=owners,
+            traffic=traffic,
+        )
+
+    def new(self, **kw: Any) -> Self:
+        return super().new(
+            backoff=self._backoff,
+            owners=self._owners,
+            traffic=self._traffic,
+            **kw,
+        )
+
+    def increment(self, *args: Any, **kwargs: Any) -> Self:
+        self._owners.scope.check()
+        following = super().increment(*args, **kwargs)
+        self._traffic.add(retries=1)
+        return following
+
+    def sleep(self, response: BaseHTTPResponse | None = None) -> None:
+        wish = self.get_retry_after(response) if response else None
+        seconds = self._backoff.delay_seconds(
+            max(1, len(self.history)),
+            wish,
+            random.random(),  # noqa: S311
+        )
+        self._owners.scope.wait(seconds)
+
+
+class _Adapter(HTTPAdapter):
+    """requests' adapter over connections that note their owner."""
+
+    def __init__(
+        self, owners: SocketOwners, retry: Retry, num_connections: int
+    ) -> None:
+        self._owners = owners
+        super().__init__(
+            pool_connections=4,
+            pool_maxsize=num_connections,
+            max_retries=retry,
+        )
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        super().init_poolmanager(*args, blocksize=SEND_BLOCK_BYTES, **kwargs)
+        owners = self._owners
+
+        class Connection(HTTPConnection):
+            def getresponse(self) -> Any:
+                owners.claim(self.sock)
+                return super().getresponse()
+
+        class TLSConnection(HTTPSConnection):
+            def getresponse(self) -> Any:
+                owners.claim(self.sock)
+                return super().getresponse()
+
+        class Pool(HTTPConnectionPool):
+            ConnectionCls = Connection
+
+        class TLSPool(HTTPSConnectionPool):
+            ConnectionCls = TLSConnection
+
+        self.poolmanager.pool_classes_by_scheme = {
+            "http": Pool,
+            "https": TLSPool,
+        }
+
+
+class Transport:
+    """The HTTP sessions of one process; never shared over a fork.
+
+    ``patient`` repeats failed idempotent requests by ``backoff``,
+    ``eager`` reports the first failure.
+    """
+
+    def __init__(
+        self,
+        owners: SocketOwners,
+        backoff: Backoff,
+        traffic: Traffic,
+        *,
+        num_connections: int,
+        ca_file: str | None,
+    ) -> None:
+        self.pid = os.getpid()
+        retry = ScopedRetry.following(backoff, owners, traffic)
+        self.patient = _session(owners, retry, num_connections, ca_file)
+        never = Retry(0, redirect=False, read=False)
+        self.eager = _session(owners, never, num_connections, ca_file)
+
+    def close(self) -> None:
+        self.patient.close()
+        self.eager.close()
+
+
+def _session(
+    owners: SocketOwners,
+    retry: Retry,
+    num_connections: int,
+    ca_file: str | None,
+) -> requests.Session:
+    session = requests.Session()
+    # Neither .netrc credentials nor surprises from the environment but
+    # the proxy and CA settings that requests reads per request.
+    session.auth = _no_auth
+    if ca_file is not None:
+        session.verify = ca_file
+    adapter = _Adapter(owners, retry, num_connections)
+    session.mount("http://", adapter)
+    session.mount("https://", adapter)
+    return session
+
+
+def _no_auth(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    return request
