@@ -1,0 +1,20 @@
+"""Sphinx configuration."""
+
+from __future__ import annotations
+
+from importlib.metadata import version as _version
+
+project = "HAPI on Swift"
+copyright = "the HAPI on Swift contributors"
+release = version = _version("swift-hapi")
+
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build"]
+html_theme = "alabaster"
+html_theme_options = {
+    "description": "Transfer learning on data in OpenStack Swift",
+    "page_width": "1040px",
+}
+nitpicky = False
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"

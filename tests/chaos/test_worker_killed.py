@@ -1,0 +1,253 @@
+"""kill -9 of the worker in mid-stream, corrupt samples, changed shards."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import threading
+import time
+
+import pytest
+import requests
+import torch
+from hapi_client import FetchOptions, TransferJob
+from hapi_client.retry import Backoff
+from hapi_protocol.errors import HapiError
+from networks import small_network, small_transform
+from photos import shard, with_corrupt_member
+
+NUM_SHARDS = 16
+PER_SHARD = 30
+
+
+def number_of(key: str) -> int:
+    """A label that is unique in the data set: ``s<shard>-<number>``."""
+    seed, number = key.removeprefix("s").split("-")
+    return int(seed) * PER_SHARD + int(number)
+
+
+def store(connection, container: str, shards: dict[str, bytes]) -> None:
+    """Uploads shards and writes their index next to the data."""
+    from hapi_client.index import update_index
+    from hapi_client.location import parse_location
+
+    connection.put_container(container)
+    for name, data in shards.items():
+        connection.put(container, name, io.BytesIO(data), len(data))
+    update_index(connection, parse_location(f"swift://{container}"))
+
+
+@pytest.fixture(scope="module")
+def shards() -> dict[str, bytes]:
+    return {
+        f"s{number}.tar": shard(PER_SHARD, size=290, seed=number)
+        for number in range(NUM_SHARDS)
+    }
+
+
+def job(connection, container: str, **options) -> TransferJob:
+    return TransferJob(
+        small_network(),
+        freeze="body",
+        data=f"swift://{container}",
+        transform=small_transform(),
+        batch_size=16,
+        labels=number_of,
+        connection=connection,
+        **options,
+    )
+
+
+class PlainGets:
+    """Plain GETs of one object, one after another, until stopped."""
+
+    def __init__(self, connection, container: str, name: str) -> None:
+        token = connection._requester.auth.token()
+        self._url = f"{connection.storage_url}/{container}/{name}"
+        self._headers = {"X-Auth-Token": token}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.statuses: list[int] = []
+        self.longest_seconds = 0.0
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            started = time.monotonic()
+            answer = requests.get(
+                self._url, headers=self._headers, timeout=30
+            )
+            self.statuses.append(answer.status_code)
+            self.longest_seconds = max(
+                self.longest_seconds, time.monotonic() - started
+            )
+            time.sleep(0.02)
+
+    def __enter__(self) -> PlainGets:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(60)
+
+
+def features_by_label(loader) -> dict[int, torch.Tensor]:
+    found: dict[int, torch.Tensor] = {}
+    for features, labels in loader:
+        for feature, label in zip(features, labels.tolist(), strict=True):
+            assert label not in found, "a sample came twice"
+            found[label] = feature.clone()
+    return found
+
+
+def test_stream_of_a_killed_worker_never_ends_cleanly(
+    fragile, connection, tmp_path
+):
+    from hapi_client.packages import upload_package
+    from hapi_splitter.package import write_package
+    from hapi_splitter.trace import split
+
+    parts = split(small_network(), "body", transform=small_transform())
+    info = write_package(parts.frozen, tmp_path / "model.hapi")
+    model, _ = upload_package(
+        connection, "models", tmp_path / "model.hapi", info.digest
+    )
+    long = shard(600, size=290)
+    connection.put_container("broken")
+    connection.put("broken", "long.tar", io.BytesIO(long), len(long))
+    answer = requests.get(
+        f"{connection.storage_url}/broken/long.tar",
+        headers={
+            "X-Auth-Token": connection._requester.auth.token(),
+            "X-Hapi-Model": model.quoted(),
+            "X-Hapi-Cut": "1",
+        },
+        stream=True,
+        timeout=30,
+    )
+    assert answer.status_code == 200
+    victim = fragile.worker_pid
+    pieces = answer.iter_content(65536)
+    next(pieces)
+    os.kill(victim, signal.SIGKILL)
+    with pytest.raises(requests.RequestException):
+        for _ in pieces:
+            pass
+    fragile.wait_for_worker(victim)
+
+
+def test_epoch_is_finished_when_the_worker_is_killed(
+    fragile, connection, shards
+):
+    store(connection, "killed", shards)
+    with job(connection, "killed", cut=0) as streaming:
+        expected = features_by_label(streaming.loader(0))
+    assert sorted(expected) == list(range(NUM_SHARDS * PER_SHARD))
+    options = FetchOptions(
+        num_threads=3,
+        buffer_spans=1,
+        pause_seconds=0.2,
+        backoff=Backoff(attempts=3, first_seconds=0.1, most_seconds=0.5),
+    )
+    found: dict[int, torch.Tensor] = {}
+    with (
+        PlainGets(connection, "killed", "s0.tar") as plain,
+        job(connection, "killed", options=options) as pushing,
+    ):
+        for number, (features, labels) in enumerate(pushing.loader(0)):
+            if number == 1:
+                victim = fragile.worker_pid
+                os.kill(victim, signal.SIGKILL)
+            for feature, label in zip(
+                features, labels.tolist(), strict=True
+            ):
+                assert label not in found, "a sample came twice"
+                found[label] = feature.clone()
+        stats = pushing.stats
+    assert sorted(found) == sorted(expected)
+    for label, feature in found.items():
+        torch.testing.assert_close(
+            feature, expected[label], rtol=1e-4, atol=1e-5
+        )
+    assert stats.fallbacks + stats.retries > 0
+    assert set(plain.statuses) == {200}
+    assert fragile.wait_for_worker(victim) != victim
+
+
+def test_push_down_comes_back_after_the_worker_does(
+    fragile, connection, shards
+):
+    fragile.wait_for_worker()
+    store(connection, "comes-back", shards)
+    options = FetchOptions(
+        num_threads=1,
+        pause_seconds=0.1,
+        most_pause_seconds=0.2,
+        backoff=Backoff(attempts=2, first_seconds=0.05, most_seconds=0.1),
+    )
+    with job(connection, "comes-back", options=options) as pushing:
+        os.kill(fragile.worker_pid, signal.SIGKILL)
+        first = features_by_label(pushing.loader(0))
+        during = pushing.stats.fallbacks
+        fragile.wait_for_worker()
+        time.sleep(0.5)
+        second = features_by_label(pushing.loader(1))
+        after = pushing.stats.fallbacks
+    assert len(first) == len(second) == NUM_SHARDS * PER_SHARD
+    assert during > 0
+    assert after == during, "the second epoch was not pushed down"
+
+
+@pytest.mark.parametrize("cut", [None, 0])
+def test_corrupt_jpeg_is_raised_by_name_or_skipped_and_counted(
+    fragile, connection, cut
+):
+    good = shard(12, size=224, seed=0)
+    key = "s0-0005"
+    store(
+        connection, "corrupt", {"s0.tar": with_corrupt_member(good, key)}
+    )
+    fragile.wait_for_worker()
+    with (
+        job(connection, "corrupt", cut=cut) as strict,
+        pytest.raises(HapiError, match=key) as caught,
+    ):
+        features_by_label(strict.loader(0))
+    assert caught.value.code == "bad_sample"
+    with job(connection, "corrupt", cut=cut, on_error="skip") as lenient:
+        found = features_by_label(lenient.loader(0))
+        assert lenient.stats.skipped == 1
+    assert sorted(found) == [n for n in range(12) if n != 5]
+
+
+@pytest.mark.parametrize("cut", [None, 0])
+def test_shard_that_left_its_index_is_refused_by_name(
+    fragile, connection, cut
+):
+    store(connection, "changed", {"s0.tar": shard(4, seed=0)})
+    fragile.wait_for_worker()
+    with job(connection, "changed", cut=cut) as stale:
+        other = shard(4, seed=0, size=230)
+        connection.put("changed", "s0.tar", io.BytesIO(other), len(other))
+        with pytest.raises(HapiError, match=r"s0\.tar") as caught:
+            features_by_label(stale.loader(0))
+    assert caught.value.code == "source_changed"
+
+
+def test_shard_without_labels_needs_them_given(fragile, connection):
+    bare = shard(3, seed=0, labels=False)
+    store(connection, "bare", {"s0.tar": bare})
+    with pytest.raises(HapiError, match="s0-0000") as caught:
+        TransferJob(
+            small_network(),
+            freeze="body",
+            data="swift://bare",
+            transform=small_transform(),
+            connection=connection,
+        )
+    assert caught.value.code == "missing_label"
+    assert "s0.tar" in str(caught.value)
+    fragile.wait_for_worker()
+    with job(connection, "bare") as named:
+        assert sorted(features_by_label(named.loader(0))) == [0, 1, 2]

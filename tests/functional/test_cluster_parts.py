@@ -1,0 +1,203 @@
+"""Parts of hapi_cluster that need no cluster."""
+
+from __future__ import annotations
+
+import configparser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hapi_cluster.child import (
+    FIRST_DELAY_SECONDS,
+    LONGEST_DELAY_SECONDS,
+    STEADY_SECONDS,
+    Backoff,
+)
+from hapi_cluster.configs import Deployment, Secrets, pipeline, render_all
+from hapi_cluster.errors import (
+    ClusterError,
+    PortBusyError,
+    StartError,
+    error_from_json,
+)
+from hapi_cluster.identity import ProcessIdentity
+from hapi_cluster.memory_cache import MemoryCache, filter_factory
+from hapi_cluster.settings import ClusterSettings
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def files(**settings: Any) -> dict[str, configparser.RawConfigParser]:
+    """The rendered configuration files, parsed again."""
+    deployment = Deployment(
+        settings=ClusterSettings(**settings),
+        layout="single",
+        secrets=Secrets("suffix", "key=", "root="),
+        ports={"proxy": 1, "account": 2, "container": 3, "object": 4},
+        user="me",
+        etc=Path("/d/etc"),
+        devices=Path("/d/srv"),
+        worker_socket=Path("/d/run/worker.sock"),
+    )
+    parsed = {}
+    for name, text in render_all(deployment).items():
+        if name.endswith(".conf"):
+            parser = configparser.RawConfigParser(default_section="")
+            parser.read_string(text)
+            parsed[name] = parser
+    return parsed
+
+
+def test_the_filter_is_right_of_auth_and_left_of_copy() -> None:
+    names = pipeline(ClusterSettings())
+    at = names.index("hapi")
+    assert names[at - 1 : at + 2] == ["tempauth", "hapi", "copy"]
+    assert "hapi" not in pipeline(ClusterSettings(hapi_filter=False))
+
+
+def test_encryption_is_right_of_all_but_the_last_logging() -> None:
+    names = pipeline(ClusterSettings(encryption=True))
+    assert names[-4:] == [
+        "keymaster",
+        "encryption",
+        "proxy-logging",
+        "proxy-server",
+    ]
+
+
+def test_options_reach_the_filter_and_the_worker() -> None:
+    made = files(
+        filter_options={"max_object_bytes": "1000"},
+        worker_options={"memory_limit": "2GiB", "device": "cpu"},
+    )
+    assert dict(made["proxy-server.conf"]["filter:hapi"]) == {
+        "use": "egg:swift-hapi#hapi",
+        "worker_socket": "/d/run/worker.sock",
+        "max_object_bytes": "1000",
+    }
+    assert dict(made["hapi-worker.conf"]["hapi-worker"]) == {
+        "socket": "/d/run/worker.sock",
+        "memory_limit": "2GiB",
+        "device": "cpu",
+    }
+
+
+def test_every_filter_of_the_pipeline_has_a_section() -> None:
+    proxy = files(encryption=True)["proxy-server.conf"]
+    names = proxy["pipeline:main"]["pipeline"].split()
+    for name in names[:-1]:
+        assert proxy.has_section(f"filter:{name}"), name
+
+
+def test_only_the_proxy_listens_on_another_address() -> None:
+    made = files(host="0.0.0.0")
+    assert made["proxy-server.conf"]["DEFAULT"]["bind_ip"] == "0.0.0.0"
+    for server in ("account", "container", "object"):
+        section = made[f"{server}-server.conf"]["DEFAULT"]
+        assert section["bind_ip"] == "127.0.0.1"
+
+
+def test_settings_survive_the_way_to_the_supervisor() -> None:
+    settings = ClusterSettings(
+        processes=True, worker_command=("a", "b"), worker_options={"x": "y"}
+    )
+    assert ClusterSettings.from_json(settings.to_json()) == settings
+
+
+def test_errors_survive_the_way_back() -> None:
+    error = PortBusyError("port 1 is taken.", "Choose another.")
+    back = error_from_json(error.to_json())
+    assert type(back) is PortBusyError
+    assert str(back) == str(error)
+    assert type(error_from_json({"error": "Exception"})) is StartError
+    assert type(error_from_json({"error": "ClusterError"})) is ClusterError
+
+
+def test_restarts_back_off_and_a_steady_life_is_forgiven() -> None:
+    backoff = Backoff()
+    delays = [backoff.next_delay(0.1) for _ in range(9)]
+    assert delays[:3] == [
+        FIRST_DELAY_SECONDS,
+        2 * FIRST_DELAY_SECONDS,
+        4 * FIRST_DELAY_SECONDS,
+    ]
+    assert delays[-1] == LONGEST_DELAY_SECONDS
+    assert backoff.next_delay(STEADY_SECONDS) == FIRST_DELAY_SECONDS
+
+
+def test_an_identity_survives_its_text_and_nothing_else_does() -> None:
+    identity = ProcessIdentity(12, 345, "boot")
+    assert ProcessIdentity.parse(str(identity)) == identity
+    for text in ("", "12", "12 x boot", "12 345", "a b c d"):
+        assert ProcessIdentity.parse(text) is None
+
+
+def test_cached_values_pass_through_json() -> None:
+    cache = MemoryCache()
+    cache.set("k", ("a", 1))
+    assert cache.get("k") == ["a", 1]
+    cache.set_multi({"x": b"bytes", "y": None}, "server")
+    assert cache.get_multi(["x", "y", "z"], "server") == ["bytes", None, None]
+
+
+def test_cached_values_expire() -> None:
+    clock = Clock()
+    cache = MemoryCache(clock=clock)
+    cache.set("short", 1, time=10)
+    cache.set("date", 2, time=40 * 24 * 3600)
+    cache.set("long", 3)
+    clock.now += 10
+    assert cache.get("short") is None
+    # memcached takes more than 30 days for a date, here one of 1970
+    assert cache.get("date") == 2
+    clock.now += 40 * 24 * 3600
+    assert (cache.get("date"), cache.get("long")) == (None, 3)
+
+
+def test_counts_start_at_the_increment_and_end_at_zero() -> None:
+    clock = Clock()
+    cache = MemoryCache(clock=clock)
+    assert cache.incr("n", 5, time=10) == 5
+    assert cache.incr("n", 2, time=1000) == 7
+    assert cache.decr("n", 100) == 0
+    assert cache.decr("new", 3) == 0
+    # An increment does not lengthen a count's life.
+    clock.now += 10
+    assert cache.get("n") is None
+
+
+def test_the_least_recently_used_entry_goes_first() -> None:
+    cache = MemoryCache(max_entries=2)
+    cache.set("a", 1)
+    cache.set("b", 2)
+    assert cache.get("a") == 1
+    cache.set("c", 3)
+    assert cache.get_multi("abc", "server") == [1, None, 3]
+    cache.delete("a")
+    assert cache.get("a") is None
+
+
+def test_the_cache_is_where_swift_looks_for_it() -> None:
+    seen = []
+
+    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        seen.append(environ["swift.cache"])
+        return []
+
+    wrapped = filter_factory({})(app)
+    for _ in range(2):
+        wrapped({}, lambda *_: None)
+    assert isinstance(seen[0], MemoryCache)
+    assert seen[0] is seen[1]
+
+
+@pytest.mark.parametrize("value", ["50% off", "key=a=b", "#1"])
+def test_awkward_values_survive_the_ini_format(value: str) -> None:
+    made = files(worker_options={"note": value})
+    assert made["hapi-worker.conf"]["hapi-worker"]["note"] == value

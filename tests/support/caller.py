@@ -1,0 +1,102 @@
+"""One user of a cluster who speaks plain HTTP, as any tool might."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from collections.abc import Mapping
+
+import requests
+from hapi_cluster import Cluster
+
+SECONDS = 60.0
+USERS = {
+    "test:tester": "testing",
+    "test:tester3": "testing3",
+    "test2:tester2": "testing2",
+}
+
+
+class Caller:
+    """Requests with one user's token, or with none.
+
+    Args:
+        cluster: a running one.
+        user: a key of :data:`USERS`; None for an anonymous caller.
+    """
+
+    def __init__(
+        self, cluster: Cluster, user: str | None = "test:tester"
+    ) -> None:
+        self._proxy_url = cluster.proxy_url
+        self._session = requests.Session()
+        if user is not None:
+            answer = requests.get(
+                cluster.auth_url,
+                headers={"X-Auth-User": user, "X-Auth-Key": USERS[user]},
+                timeout=SECONDS,
+            )
+            answer.raise_for_status()
+            token = answer.headers["X-Auth-Token"]
+            self._session.headers["X-Auth-Token"] = token
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str] | None = None,
+        data: bytes | None = None,
+    ) -> requests.Response:
+        """Args:
+        path: ``/account/container/object``, quoted.
+        """
+        return self._session.request(
+            method,
+            f"{self._proxy_url}/v1{path}",
+            headers=dict(headers or {}),
+            data=data,
+            timeout=SECONDS,
+        )
+
+    def get(
+        self, path: str, headers: Mapping[str, str] | None = None
+    ) -> requests.Response:
+        return self.request("GET", path, headers)
+
+    def put(
+        self,
+        path: str,
+        data: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.request("PUT", path, headers, data).raise_for_status()
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def metrics(cluster: Cluster) -> dict[str, float]:
+    """All samples of the worker's ``/metrics``, by name with labels."""
+    address = f"{cluster.worker_socket}.admin"
+    connection = _UnixConnection(address)
+    try:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    finally:
+        connection.close()
+    lines = [line for line in text.splitlines() if line[:1] not in ("#", "")]
+    return {
+        name: float(value)
+        for name, _, value in (line.rpartition(" ") for line in lines)
+    }
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, address: str) -> None:
+        super().__init__("worker", timeout=SECONDS)
+        self._address = address
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(SECONDS)
+        self.sock.connect(self._address)

@@ -1,0 +1,54 @@
+"""Small networks with fixed random weights, quick on any machine."""
+
+from __future__ import annotations
+
+import torch
+from hapi_splitter.transforms import ImageTransform
+from torch import nn
+
+SMALL_IMAGE = 64
+
+
+def small_transform() -> ImageTransform:
+    """ImageNet's evaluation transform at 64 pixels."""
+    from torchvision.transforms._presets import ImageClassification
+
+    return ImageTransform.from_preset(
+        ImageClassification(crop_size=SMALL_IMAGE, resize_size=72)
+    )
+
+
+def small_network(num_classes: int = 4, seed: int = 0) -> nn.Module:
+    """Convolutions, a residual, batch norm; then a linear head ``head``."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return SmallNetwork(num_classes)
+
+
+class SmallNetwork(nn.Module):
+    """``body`` is what the tests freeze, ``head`` what they train."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 8, 3, stride=2, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(inplace=True),
+            _Residual(8),
+            nn.Conv2d(8, 16, 3, stride=2, padding=1),
+            nn.ReLU(inplace=True),
+        )
+        self.pool = nn.AdaptiveAvgPool2d(2)
+        self.head = nn.Linear(64, num_classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.flatten(self.pool(self.body(images)), 1))
+
+
+class _Residual(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.relu(images + self.conv(images))

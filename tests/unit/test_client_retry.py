@@ -1,0 +1,112 @@
+"""The retry policy and the gate, with their clock injected."""
+
+from __future__ import annotations
+
+import pytest
+from hapi_client.retry import Backoff, PushGate, is_retryable
+from hapi_protocol.errors import CODES, make_error
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+@given(st.integers(1, 200), st.floats(0, 1, exclude_max=True))
+def test_waits_grow_up_to_their_bound(failures, random):
+    backoff = Backoff(first_seconds=0.5, most_seconds=8.0)
+    delay = backoff.delay_seconds(failures, None, random)
+    assert 0 <= delay <= min(8.0, 0.5 * 2.0 ** (failures - 1))
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1, exclude_max=True))
+def test_retry_after_is_obeyed_with_jitter_above_it(asked, random):
+    backoff = Backoff(most_retry_after_seconds=30)
+    delay = backoff.delay_seconds(1, asked, random)
+    assert min(asked, 30) <= delay <= min(asked, 30) * 1.25
+
+
+def test_no_attempts_are_refused():
+    with pytest.raises(ValueError, match="attempts is 0"):
+        Backoff(attempts=0)
+
+
+RETRYABLE = {
+    "share_exceeded",
+    "internal",
+    "worker_unavailable",
+    "queue_full",
+    "draining",
+    "service_unavailable",
+    "too_slow",
+    "truncated",
+    "not_connected",
+}
+
+
+@pytest.mark.parametrize("code", sorted(CODES))
+def test_only_what_may_succeed_later_is_repeated(code):
+    assert is_retryable(make_error(code, "text")) == (code in RETRYABLE)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def gate(clock):
+    return PushGate(clock, pause_seconds=5, most_pause_seconds=12)
+
+
+def test_an_open_gate_admits_all(gate):
+    assert all(gate.admits() for _ in range(5))
+
+
+def test_after_a_failure_spans_stream_without_trying(gate, clock):
+    gate.failed()
+    assert not gate.admits()
+    clock.now += 4.9
+    assert not gate.admits()
+
+
+def test_one_span_probes_after_the_pause_and_opens_the_gate(gate, clock):
+    gate.failed()
+    clock.now += 5
+    assert gate.admits()
+    assert not gate.admits()
+    gate.succeeded()
+    assert gate.admits()
+    assert gate.admits()
+
+
+def test_the_pause_doubles_while_probes_fail(gate, clock):
+    gate.failed()
+    pauses = []
+    for _ in range(3):
+        waited = 0
+        while not gate.admits():
+            clock.now += 1
+            waited += 1
+        pauses.append(waited)
+        gate.failed()
+    assert pauses == [5, 10, 12]
+
+
+def test_spans_that_fail_together_count_as_one_failure(gate, clock):
+    for _ in range(4):
+        gate.failed()
+    clock.now += 5
+    assert gate.admits()
+
+
+def test_an_abandoned_probe_leaves_the_next_one_to_others(gate, clock):
+    gate.failed()
+    clock.now += 5
+    assert gate.admits()
+    gate.abandoned()
+    assert gate.admits()
