@@ -10,7 +10,7 @@ whatever is to the right sees requests as if they had never been there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -89,17 +89,15 @@ class HapiMiddleware:
             config.worker_timeout,
         )
 
-    def __call__(
-        self, env: Env, start_response: StartResponse
-    ) -> Iterable[bytes]:
+    def __call__(self, env: Env, start_response: StartResponse) -> Any:
         if not is_annotated(env):
-            return self.app(env, start_response)  # type: ignore[no-any-return]
+            return self.app(env, start_response)
         headers = take_annotation(env)
         if not headers or not is_obeyed(env):
-            return self.app(env, start_response)  # type: ignore[no-any-return]
+            return self.app(env, start_response)
         self.logger.increment("hapi.requests")
         answer = self._answer(env, headers)
-        return answer(env, start_response)  # type: ignore[no-any-return]
+        return answer(env, start_response)
 
     def _answer(self, env: Env, headers: Mapping[str, str]) -> Any:
         try:

@@ -232,6 +232,14 @@ def test_plain_requests_are_passed_as_they_are(
     assert set(passed) == set(direct.environ)
 
 
+def test_header_that_only_resembles_ours_is_passed(
+    world: FilterUnderTest,
+) -> None:
+    headers = {"X-Http-X-Hapi-Model": MODEL}
+
+    assert world.send(headers=headers).body == SHARD
+
+
 @pytest.mark.parametrize(
     "method", ["PUT", "POST", "COPY", "DELETE", "OPTIONS"]
 )

@@ -25,7 +25,7 @@ from filter_under_test import (
 from hapi_middleware.rights import authorize_anonymous, charged_account
 from hapi_protocol.errors import RightsError
 from hapi_protocol.messages import ModelIdentity
-from swift.common.middleware import tempurl
+from swift.common.middleware import keystoneauth, tempurl
 from swift.common.swob import HTTPNoContent, Request, Response
 
 DATA = f"/{ACCOUNT}/data"
@@ -391,6 +391,29 @@ def test_project_is_what_the_auth_middleware_found(
     env: dict[str, Any], account: str
 ) -> None:
     assert charged_account(env, "AUTH_", False) == account
+
+
+@pytest.mark.parametrize(
+    ("status", "answered"), [("Confirmed", 200), ("Invalid", 403)]
+)
+def test_project_that_keystone_confirmed_pays(
+    world: FilterUnderTest, status: str, answered: int
+) -> None:
+    world.swift.read_acls.update({DATA: ".r:*", MODELS: ".r:*"})
+    env = {
+        "HTTP_X_IDENTITY_STATUS": status,
+        "HTTP_X_PROJECT_ID": "5ad7",
+        "HTTP_X_PROJECT_NAME": "Rich",
+        "HTTP_X_USER_ID": "77",
+        "HTTP_X_USER_NAME": "joe",
+        "HTTP_X_ROLES": "member",
+    }
+    app = keystoneauth.filter_factory({})(world.filter)
+    answer = world.send(headers=annotation(), user=None, env=env, app=app)
+
+    assert answer.status == answered
+    accounts = [job.charged_account for job in world.worker.jobs]
+    assert set(accounts) == ({"AUTH_5ad7"} if answered == 200 else set())
 
 
 def test_prefix_of_the_charged_account_is_the_operators() -> None:

@@ -35,7 +35,7 @@ BIG = bytes(1 << 20) * 24
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[FilterUnderTest]:
-    options = {"worker_connect_timeout": "0.3", "worker_timeout": "1.0"}
+    options = {"worker_connect_timeout": "0.3", "worker_timeout": "2.0"}
     with filter_and_worker(tmp_path, **options) as world:
         world.swift.may_be_unread = True
         world.send(headers=annotation())
@@ -90,11 +90,11 @@ def test_full_backlog_is_503_after_the_connect_timeout(
             each.close()
 
     assert (answer.status, answer.json["code"]) == (503, "worker_unavailable")
-    assert 0.25 < waited < 1.0
+    assert 0.25 < waited < 1.9
 
 
 def test_worker_that_does_not_answer_is_504(world: FilterUnderTest) -> None:
-    world.worker.delay_seconds = 2.0
+    world.worker.delay_seconds = 3.0
     answer = world.send(headers=annotation())
 
     assert (answer.status, answer.json["code"]) == (504, "too_slow")
@@ -181,7 +181,7 @@ def test_source_that_breaks_before_the_stream_is_503(
     answer = world.send(headers=annotation())
 
     # The worker is told at once; it does not wait for what never comes.
-    assert time.monotonic() - before < 0.8
+    assert time.monotonic() - before < 1.6
 
     assert (answer.status, answer.json["code"]) == (503, "service_unavailable")
     assert SOURCE in answer.json["message"]
@@ -209,6 +209,29 @@ def test_package_that_breaks_is_503_and_not_taken_over(
 
     assert (answer.status, answer.json["code"]) == (503, "service_unavailable")
     assert world.worker.digests == {}
+
+
+def test_early_refusal_of_a_package_wins_though_it_is_not_yet_sent(
+    world: FilterUnderTest,
+) -> None:
+    world.swift.put(MODEL, BIG)
+    world.worker.refuse_model = make_error("bad_package", "no zip")
+    answer = world.send(headers=annotation())
+
+    assert (answer.status, answer.json["code"]) == (422, "bad_package")
+
+
+def test_worker_that_dies_between_grant_and_stream_is_503(
+    world: FilterUnderTest,
+) -> None:
+    def kill(request: Request) -> None:
+        if request.method == "GET":
+            os.unlink(world.worker.socket_path)
+
+    world.swift.objects[SOURCE].on_request = kill
+    answer = world.send(headers=annotation())
+
+    assert (answer.status, answer.json["code"]) == (503, "worker_unavailable")
 
 
 # --- after it has begun ---------------------------------------------------
@@ -341,7 +364,7 @@ def test_worker_that_stops_midway_breaks_the_stream_in_time(
             response.read()
         release.set()
 
-    assert 0.8 < time.monotonic() - before < 3
+    assert 1.8 < time.monotonic() - before < 4
 
 
 def test_client_that_goes_away_frees_everything(
@@ -520,7 +543,7 @@ def test_one_waiting_request_does_not_hold_up_another(
     eventlet.sleep(0.1)
     before = time.monotonic()
     assert world.send().body == SHARD
-    assert time.monotonic() - before < 0.5
+    assert time.monotonic() - before < 1.5
     assert late == []
     release.set()
     waiting.wait()
