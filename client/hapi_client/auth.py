@@ -6,11 +6,11 @@ import os
 import threading
 from typing import Any
 
-from hapi_protocol.errors import ClientError, HapiError, RightsError
 from keystoneauth1 import exceptions as auth_errors
 from keystoneauth1.session import Session
 
 from hapi_client.credentials import Credentials
+from hapi_protocol.errors import ClientError, HapiError, RightsError
 
 _ENDPOINT = {"service_type": "object-store", "interface": "public"}
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import requests
 import urllib3
-from hapi_protocol.errors import HapiError, TooSlowError, TruncatedStreamError
 
 from hapi_client.traffic import Traffic
 from hapi_client.transport import CancelScope
+from hapi_protocol.errors import HapiError, TooSlowError, TruncatedStreamError
 
 PIECE_BYTES = 1024 * 1024
 MAX_DRAIN_BYTES = 64 * 1024

@@ -10,6 +10,11 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 from urllib.parse import quote, urlencode, urlsplit
 
+from hapi_client.body import Body
+from hapi_client.credentials import Credentials
+from hapi_client.requester import ConnectionOptions, Requester, Source
+from hapi_client.traffic import Traffic
+from hapi_client.transport import CancelScope
 from hapi_protocol.errors import (
     ClientError,
     RightsError,
@@ -21,12 +26,6 @@ from hapi_protocol.headers import (
     ByteRange,
     ModelPath,
 )
-
-from hapi_client.body import Body
-from hapi_client.credentials import Credentials
-from hapi_client.requester import ConnectionOptions, Requester, Source
-from hapi_client.traffic import Traffic
-from hapi_client.transport import CancelScope
 
 LIST_LIMIT = 10_000
 
@@ -162,7 +161,9 @@ class Connection:
         """The object's ETag and length; None where there is none."""
         try:
             headers = self._done(
-                "HEAD", self._url(container, name), object_name=f"{container}/{name}"
+                "HEAD",
+                self._url(container, name),
+                object_name=f"{container}/{name}",
             )
         except RightsError as error:
             if error.status == 404:
@@ -300,7 +301,11 @@ class Connection:
         return answer.get("ETag", "").strip('"')
 
     def delete(self, container: str, name: str) -> None:
-        self._done("DELETE", self._url(container, name), object_name=f"{container}/{name}")
+        self._done(
+            "DELETE",
+            self._url(container, name),
+            object_name=f"{container}/{name}",
+        )
 
     def _url(self, *parts: str) -> str:
         return self.storage_url + "".join("/" + quote(part) for part in parts)

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hapi_protocol.errors import ClientError
 from keystoneauth1.identity import v3
 from swiftclient import authv1
+
+from hapi_protocol.errors import ClientError
 
 _KEYSTONE_VARIABLES = {
     "OS_AUTH_URL": "auth_url",

@@ -40,16 +40,17 @@ class DecodePool:
     def _make_single_threaded(self) -> None:
         # Each thread that calls torch would start OpenMP threads of its
         # own, cores² in all, which spin and steal the forward's cores.
-        # set_num_threads acts on the calling thread and on those that
-        # have not used torch yet, hence the second call: the caller's
-        # own number, and that of threads to come, stays as it was.
-        before = torch.get_num_threads()
         started = threading.Barrier(self.num_threads + 1)
 
         def prepare() -> None:
+            # A thread takes over the process's number at its first use of
+            # torch; only afterwards can it have one of its own.
+            torch.get_num_threads()
             torch.set_num_threads(1)
             started.wait(START_SECONDS)
 
+        # set_num_threads also sets what threads to come take over.
+        before = torch.get_num_threads()
         for _ in range(self.num_threads):
             self._pool.submit(prepare)
         started.wait(START_SECONDS)

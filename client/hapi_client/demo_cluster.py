@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hapi_protocol.errors import ClientError
-
 from hapi_client.connection import Connection
 from hapi_client.credentials import Credentials
+from hapi_protocol.errors import ClientError
 
 
 @contextmanager

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from hapi_protocol.errors import ClientError
 from PIL import Image
+
+from hapi_protocol.errors import ClientError
 
 CROP_PIXELS = 256
 JPEG_QUALITY = 90

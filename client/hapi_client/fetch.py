@@ -9,14 +9,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 
-from hapi_protocol.errors import TooSlowError
-from hapi_protocol.index import Span
-
 from hapi_client.connection import Connection
 from hapi_client.order import DEFAULT_BUFFER_SPANS
 from hapi_client.retry import Backoff
 from hapi_client.sources import LoadedSpan, SpanLimits, SpanSource
 from hapi_client.transport import CancelScope
+from hapi_protocol.errors import TooSlowError
+from hapi_protocol.index import Span
 
 
 @dataclass(frozen=True)
@@ -28,6 +27,8 @@ class FetchOptions:
         ahead_bytes: memory of spans that wait for the training loop or
             are under way; at least one span is always fetched.
         decode_threads: None for one on each available core.
+        forward_samples: of one forward of the frozen layers here; None
+            for what suits the device.
         buffer_spans: width of the shuffle buffer, in spans.
         span_seconds: for one try of one span.
         wait_seconds: for which the training loop waits for a span, all
@@ -41,6 +42,7 @@ class FetchOptions:
     num_threads: int = 4
     ahead_bytes: int = 256 * 1024 * 1024
     decode_threads: int | None = None
+    forward_samples: int | None = None
     buffer_spans: int = DEFAULT_BUFFER_SPANS
     span_seconds: float = 120.0
     wait_seconds: float = 900.0

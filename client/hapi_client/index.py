@@ -8,15 +8,14 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from hapi_client.connection import Connection, ObjectInfo
+from hapi_client.location import Location
+from hapi_client.retry import is_retryable
 from hapi_protocol.errors import DataIndexError, HapiError
 from hapi_protocol.features import Row, read_features
 from hapi_protocol.headers import Annotation
 from hapi_protocol.index import DataIndex, IndexRow, ShardIndex
 from hapi_protocol.shards import Sample
-
-from hapi_client.connection import Connection, ObjectInfo
-from hapi_client.location import Location
-from hapi_client.retry import is_retryable
 
 logger = logging.getLogger(__name__)
 

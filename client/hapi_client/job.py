@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from hapi_protocol.index import Span
 
 from hapi_client.connection import Connection
 from hapi_client.decode import DecodePool
@@ -30,6 +29,7 @@ from hapi_client.sources import (
     SpanSource,
 )
 from hapi_client.stats import JobCounters, JobStats
+from hapi_protocol.index import Span
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,11 @@ class TransferJob:
         self._counters = JobCounters()
         self._loaders: weakref.WeakSet[FeatureLoader] = weakref.WeakSet()
         self._frozen = FrozenRegion(
-            model, freeze, transform, torch.device(device)
+            model,
+            freeze,
+            transform,
+            torch.device(device),
+            self._options.forward_samples,
         )
         self.tail = self._frozen.tail
         self.cut = self._frozen.cut_number(cut)

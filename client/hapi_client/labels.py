@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
 from hapi_protocol.errors import LabelError
 from hapi_protocol.index import IndexRow, Span
 

@@ -10,12 +10,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
-from hapi_protocol.errors import ClientError, HapiError
-from hapi_protocol.index import Span
 
 from hapi_client.order import Batch, EpochOrder
 from hapi_client.sources import LoadedSpan
 from hapi_client.stats import JobCounters
+from hapi_protocol.errors import ClientError, HapiError
+from hapi_protocol.index import Span
 
 ON_ERROR = ("raise", "skip")
 
@@ -190,6 +190,8 @@ def check_on_error(value: str) -> str:
 
 def _bad_sample(span: Span, row: int, message: str) -> HapiError:
     key = span.rows[row].key
+    # The worker's text begins with the key, which stands here already.
+    message = message.removeprefix(f"sample {key!r}").lstrip(": ")
     return ClientError(
         "bad_sample",
         f"sample {key!r} of shard {span.shard}: {message}; repair it, or "

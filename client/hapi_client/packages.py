@@ -7,9 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from hapi_protocol.headers import ModelPath
-
 from hapi_client.connection import Connection
+from hapi_protocol.headers import ModelPath
 
 logger = logging.getLogger(__name__)
 

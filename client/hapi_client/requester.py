@@ -11,13 +11,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 import requests
-from hapi_protocol.errors import (
-    MAX_BODY_BYTES,
-    ClientError,
-    HapiError,
-    TooSlowError,
-    error_from_body,
-)
+import urllib3
 
 from hapi_client.auth import Authenticator
 from hapi_client.body import Body
@@ -25,7 +19,13 @@ from hapi_client.credentials import Credentials
 from hapi_client.retry import Backoff
 from hapi_client.traffic import Traffic
 from hapi_client.transport import SocketOwners, Transport
-
+from hapi_protocol.errors import (
+    MAX_BODY_BYTES,
+    ClientError,
+    HapiError,
+    TooSlowError,
+    error_from_body,
+)
 
 _TAG = re.compile(rb"<[^>]*>")
 
@@ -183,18 +183,8 @@ class Requester:
                 timeout=timeout,
                 allow_redirects=False,
             )
-        except requests.Timeout as error:
-            raise TooSlowError(
-                "too_slow",
-                f"{method} {object_name}: no answer in {timeout[1]:g} s",
-                object_name=object_name,
-            ) from error
         except requests.RequestException as error:
-            raise ClientError(
-                "not_connected",
-                f"{method} {object_name}: {error}",
-                object_name=object_name,
-            ) from error
+            raise _no_answer(error, method, object_name, timeout) from error
 
     def _transport(self) -> Transport:
         with self._lock:
@@ -207,6 +197,28 @@ class Requester:
                     ca_file=self._credentials.ca_file,
                 )
             return self._current
+
+
+def _no_answer(
+    error: requests.RequestException,
+    method: str,
+    object_name: str,
+    timeout: tuple[float, float],
+) -> HapiError:
+    cause = error.args[0] if error.args else error
+    cause = getattr(cause, "reason", None) or cause  # of a MaxRetryError
+    timeouts = (requests.Timeout, urllib3.exceptions.ReadTimeoutError)
+    if isinstance(error, timeouts) or isinstance(cause, timeouts):
+        return TooSlowError(
+            "too_slow",
+            f"{method} {object_name}: no answer in {timeout[1]:g} s",
+            object_name=object_name,
+        )
+    return ClientError(
+        "not_connected",
+        f"{method} {object_name}: {cause}",
+        object_name=object_name,
+    )
 
 
 def _error(body: Body, object_name: str) -> HapiError:

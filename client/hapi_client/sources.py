@@ -10,23 +10,23 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-from hapi_protocol.errors import ClientError, HapiError
-from hapi_protocol.features import FeatureBatch, read_features
-from hapi_protocol.headers import Annotation, ModelPath
-from hapi_protocol.index import Span
-from hapi_protocol.shards import Sample, iter_samples
-from hapi_splitter.encodings import decode as decode_features
-from hapi_splitter.transforms import SampleError
 
 from hapi_client.connection import Connection, source_changed
 from hapi_client.decode import DecodePool
 from hapi_client.retry import Backoff, PushGate, is_retryable
 from hapi_client.stats import JobCounters
 from hapi_client.transport import CancelScope
+from hapi_protocol.errors import ClientError, HapiError
+from hapi_protocol.features import FeatureBatch, read_features
+from hapi_protocol.headers import Annotation, ModelPath
+from hapi_protocol.index import Span
+from hapi_protocol.shards import IMAGE_EXTENSIONS, Sample, iter_samples
+from hapi_splitter.encodings import decode as decode_features
+from hapi_splitter.transforms import SampleError
 
 logger = logging.getLogger(__name__)
 
-NO_IMAGE = "the sample has no jpg, jpeg or png member"
+NO_IMAGE = f"has no image member ({', '.join(IMAGE_EXTENSIONS)})"
 
 
 @dataclass(frozen=True)

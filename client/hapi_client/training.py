@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 import torchvision
-from hapi_protocol.errors import ClientError
 
 from hapi_client.job import TransferJob
+from hapi_protocol.errors import ClientError
 
 MOMENTUM = 0.9
 

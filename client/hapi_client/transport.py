@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import requests
-from hapi_protocol.errors import ClientError
 from requests.adapters import HTTPAdapter
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.connection import HTTPConnection, HTTPSConnection
@@ -28,6 +27,7 @@ from urllib3.util.retry import Retry
 
 from hapi_client.retry import RETRYABLE_STATUSES, Backoff
 from hapi_client.traffic import Traffic
+from hapi_protocol.errors import ClientError
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -11,10 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from hapi_protocol.errors import ClientError, DataIndexError
-from hapi_protocol.index import DataIndex
-from hapi_protocol.shards import iter_samples
-
 from hapi_client.connection import Connection, ObjectInfo
 from hapi_client.index import (
     SHARD_SUFFIX,
@@ -37,6 +33,9 @@ from hapi_client.packing import (
     write_shard,
 )
 from hapi_client.progress import Reporter
+from hapi_protocol.errors import ClientError, DataIndexError
+from hapi_protocol.index import DataIndex
+from hapi_protocol.shards import iter_samples
 
 logger = logging.getLogger(__name__)
 

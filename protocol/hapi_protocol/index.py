@@ -109,8 +109,8 @@ class DataIndex:
         """The fixed partition of the data set into spans.
 
         A span ends where the next sample would pass ``max_samples`` or
-        ``max_bytes``, or where members of no sample lie between; a
-        sample larger than ``max_bytes`` is a span of its own.
+        ``max_bytes``; a sample larger than ``max_bytes`` is a span of its
+        own.
         """
         return [
             Span(shard.name, shard.etag, tuple(rows))

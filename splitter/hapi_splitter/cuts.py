@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from hapi_protocol.errors import UnsupportedError
 from torch import fx
 
+from hapi_protocol.errors import UnsupportedError
 from hapi_splitter.batchwise import Batch, Value
 from hapi_splitter.lowering import lower
 from hapi_splitter.ops import operators
@@ -95,12 +95,15 @@ def _sole_tensors(program: Program, values: Sequence[Value]) -> list[int]:
     for node, call in enumerate(program.calls, program.first_call):
         for read in call.refs():
             last_read[read] = max(last_read.get(read, 0), node)
+    dying: dict[int, list[int]] = {}
+    for tensor, reader in last_read.items():
+        dying.setdefault(reader, []).append(tensor)
     sole: list[int] = []
     live = {INPUT}
     for node in range(program.first_call, program.output + 1):
-        if values[node].data:
+        if values[node].data and node in last_read:
             live.add(node)
-        live = {tensor for tensor in live if last_read.get(tensor, 0) > node}
+        live.difference_update(dying.get(node, ()))
         if live == {node}:
             sole.append(node)
     return sole

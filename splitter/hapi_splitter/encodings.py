@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from hapi_protocol.errors import AnnotationError
 
 ENCODINGS = ("float32", "float16")

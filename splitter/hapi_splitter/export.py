@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from hapi_protocol.errors import FreezeError
 from torch import fx, nn
 
+from hapi_protocol.errors import FreezeError
 from hapi_splitter.naming import call_names
 from hapi_splitter.ops import operators
 from hapi_splitter.program import (

@@ -10,81 +10,19 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from hapi_protocol.errors import FreezeError
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
-from torch.nn import functional as F
+
+from hapi_protocol.errors import FreezeError
+from hapi_splitter.movable import (
+    MOVABLE_FUNCTIONS,
+    MOVABLE_METHODS,
+    MOVABLE_MODULES,
+)
 
 _BATCHES = (2, 3)
 _MAX_SUGGESTIONS = 5
-
-_MOVABLE_MODULES = (
-    nn.modules.pooling._MaxPoolNd,
-    nn.modules.pooling._AvgPoolNd,
-    nn.modules.pooling._AdaptiveAvgPoolNd,
-    nn.modules.pooling._AdaptiveMaxPoolNd,
-    nn.ReLU,
-    nn.ReLU6,
-    nn.Hardtanh,
-    nn.Hardswish,
-    nn.Hardsigmoid,
-    nn.SiLU,
-    nn.GELU,
-    nn.Mish,
-    nn.ELU,
-    nn.LeakyReLU,
-    nn.Sigmoid,
-    nn.Tanh,
-    nn.Softplus,
-    nn.Flatten,
-    nn.Unflatten,
-    nn.Identity,
-)
-_MOVABLE_FUNCTIONS = frozenset(
-    {
-        torch.flatten,
-        torch.relu,
-        torch.sigmoid,
-        torch.tanh,
-        torch.mean,
-        torch.permute,
-        torch.transpose,
-        torch.reshape,
-        torch.squeeze,
-        torch.unsqueeze,
-        F.relu,
-        F.relu6,
-        F.hardswish,
-        F.hardsigmoid,
-        F.silu,
-        F.gelu,
-        F.elu,
-        F.leaky_relu,
-        F.adaptive_avg_pool2d,
-        F.avg_pool2d,
-        F.max_pool2d,
-        operator_module.getitem,
-        getattr,
-    }
-)
-_MOVABLE_METHODS = frozenset(
-    {
-        "flatten",
-        "relu",
-        "sigmoid",
-        "tanh",
-        "mean",
-        "permute",
-        "transpose",
-        "view",
-        "reshape",
-        "squeeze",
-        "unsqueeze",
-        "contiguous",
-        "size",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -127,7 +65,6 @@ class ModelTrace:
             ) from error
         self._nodes = [n for n in self._graph.nodes if n.op != "output"]
         self._check_signature()
-        self._values = [self._propagate(batch) for batch in _BATCHES]
 
     def example(self) -> torch.Tensor:
         """A batch of two samples where the model is."""
@@ -149,6 +86,29 @@ class ModelTrace:
                 f"{type(self._model).__name__} takes {len(required)} "
                 "tensors; a model of one batch of samples is needed",
             )
+
+    @cached_property
+    def _values(self) -> list[dict[fx.Node, Any]]:
+        """Every node's value for each of two batch sizes."""
+        return [self._propagate(batch) for batch in _BATCHES]
+
+    def take_values(self, other: ModelTrace, point: FreezePoint) -> None:
+        """Takes the values before a point from a trace that agrees there.
+
+        A model in training mode must not be run for them: even without
+        computing, batch norm counts its batches in the model's own buffer.
+        """
+        pairs = list(
+            zip(
+                self._nodes[: point.index + 1],
+                other._nodes[: point.index + 1],
+                strict=True,
+            )
+        )
+        self._values = [
+            {mine: found[theirs] for mine, theirs in pairs}
+            for found in other._values
+        ]
 
     def _propagate(self, batch: int) -> dict[fx.Node, Any]:
         """Every node's value for one batch size, without computing it."""
@@ -193,7 +153,7 @@ class ModelTrace:
             raise FreezeError(
                 "unknown_freeze",
                 f"freeze {name!r}: that module {problem}; valid names near "
-                f"it: {', '.join(self._suggestions(name))}",
+                f"it: {self._suggestions(name)}",
             )
         index = self._advance(self._ends[name])
         if index is None:
@@ -203,7 +163,7 @@ class ModelTrace:
                 "cannot_freeze",
                 f"freeze {name!r}: {len(live)} tensors are needed behind it "
                 f"({tensors}) and only one can travel; valid names near it: "
-                f"{', '.join(self._suggestions(name))}",
+                f"{self._suggestions(name)}",
             )
         self._check_shared(name, index)
         return FreezePoint(name, index, self._nodes[index].name)
@@ -213,10 +173,7 @@ class ModelTrace:
 
         Of several that freeze as much, the outermost.
         """
-        last = max(
-            (i for i, n in enumerate(self._nodes) if self._is_linear(n)),
-            default=len(self._nodes),
-        )
+        last = self._head()
         best: tuple[int, int, str] | None = None
         for name, end in self._ends.items():
             module = self._model.get_submodule(name)
@@ -233,21 +190,27 @@ class ModelTrace:
             "its last linear layer; name a module",
         )
 
-    def _is_linear(self, node: fx.Node) -> bool:
-        return node.op == "call_module" and isinstance(
-            self._model.get_submodule(str(node.target)), nn.Linear
-        )
+    def _head(self) -> int:
+        """Position of the last Linear, else of the last with parameters."""
+        trained = {
+            index: self._model.get_submodule(str(node.target))
+            for index, node in enumerate(self._nodes)
+            if node.op == "call_module"
+        }
+        linear = [i for i, m in trained.items() if isinstance(m, nn.Linear)]
+        others = [i for i, m in trained.items() if list(m.parameters())]
+        return max(linear or others, default=0)
 
-    def _suggestions(self, name: str) -> list[str]:
+    def _suggestions(self, name: str) -> str:
         valid = [
             n
             for n, end in self._ends.items()
             if self._advance(end) is not None
         ]
         near = difflib.get_close_matches(
-            name, valid, _MAX_SUGGESTIONS, cutoff=0.3
+            name, valid, _MAX_SUGGESTIONS, cutoff=0.0
         )
-        return near or valid[:_MAX_SUGGESTIONS]
+        return ", ".join(near) or "there are none"
 
     # Where a trace can be split
 
@@ -264,21 +227,35 @@ class ModelTrace:
     def _movable(self, node: fx.Node) -> bool:
         if node.op == "call_module":
             module = self._model.get_submodule(str(node.target))
-            return isinstance(module, _MOVABLE_MODULES)
+            return isinstance(module, MOVABLE_MODULES)
         if node.op == "call_method":
-            return node.target in _MOVABLE_METHODS
-        return node.op == "call_function" and node.target in _MOVABLE_FUNCTIONS
+            return node.target in MOVABLE_METHODS
+        return node.op == "call_function" and node.target in MOVABLE_FUNCTIONS
 
     def _live(self, index: int) -> list[fx.Node]:
         """Nodes up to ``index`` whose values are used after it."""
-        before = set(self._nodes[: index + 1])
         return [
             node
             for node in self._nodes[: index + 1]
-            if node.op != "get_attr"
-            and any(user not in before for user in node.users)
-            and not self._is_size(node)
+            if self._last_use[node] > index and node in self._crossing
         ]
+
+    @cached_property
+    def _crossing(self) -> set[fx.Node]:
+        """Nodes that have to cross where they are used behind a split."""
+        return {
+            node
+            for node in self._nodes
+            if node.op != "get_attr" and not self._is_size(node)
+        }
+
+    @cached_property
+    def _last_use(self) -> dict[fx.Node, int]:
+        positions = {node: i for i, node in enumerate(self._graph.nodes)}
+        return {
+            node: max((positions[user] for user in node.users), default=-1)
+            for node in self._nodes
+        }
 
     def _sole(self, index: int) -> fx.Node | None:
         live = self._live(index)

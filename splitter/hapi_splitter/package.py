@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 from hapi_protocol.errors import PackageError
-
 from hapi_splitter import container
 from hapi_splitter.cuts import CUT_NAME, Cut, FrozenGraph
 from hapi_splitter.program import program_from_json
@@ -57,7 +56,7 @@ class PackageLimits:
 
     package_bytes: int = 2 << 30
     json_bytes: int = 8 << 20
-    nodes: int = 100_000
+    nodes: int = 20_000
     parameters: int = 1 << 30
     shapes: ShapeLimits = field(default_factory=ShapeLimits)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import operator as operator_module
 from typing import Any
 
-from hapi_protocol.errors import FreezeError
 from torch import fx
 
+from hapi_protocol.errors import FreezeError
 from hapi_splitter.freeze import FreezePoint, ModelTrace
 
 
@@ -66,7 +66,7 @@ def _recomputed(
 def same_point(
     trace: ModelTrace, other: ModelTrace, point: FreezePoint
 ) -> FreezePoint:
-    """The freeze point in a trace of the same model in another mode.
+    """The freeze point in ``other``, a trace in training mode.
 
     Raises:
         FreezeError: ``cannot_freeze`` when the modes differ before it.
@@ -81,4 +81,5 @@ def same_point(
                 f"{mine.name!r} in eval mode and {theirs.name!r} in training "
                 "mode; freeze before that",
             )
+    other.take_values(trace, point)
     return point

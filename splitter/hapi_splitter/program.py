@@ -16,8 +16,8 @@ from types import MappingProxyType
 from typing import Any, TypeAlias, Union
 
 import torch
-from hapi_protocol.errors import PackageError
 
+from hapi_protocol.errors import PackageError
 from hapi_splitter.ops import (
     DTYPE_NAMES,
     DTYPES,

@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
-from hapi_protocol.errors import PackageError
 
+from hapi_protocol.errors import PackageError
 from hapi_splitter.batchwise import Batch, Bound, MixesSamplesError, Value
 from hapi_splitter.ops import Operator, operators
 from hapi_splitter.program import INPUT, Affine, Argument, Program, Ref

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hapi_protocol.errors import FreezeError
 from torch import nn
 
+from hapi_protocol.errors import FreezeError
 from hapi_splitter.batchwise import Value
 from hapi_splitter.cuts import FrozenGraph, cuttable
 from hapi_splitter.export import export_region

@@ -1,8 +1,9 @@
 """Decoding of images and the input transform of a model.
 
 The transform is run by torchvision's own preset class, so it equals
-``weights.transforms()`` to the bit. Decoding is torchvision's CPU decoder,
-the same on both tiers; an image's size is read from its header and checked
+``weights.transforms()`` to the bit. JPEG is decoded by torchvision on the
+CPU, on both tiers; PNG, which leaves decoders no choice, by Pillow. An
+image's size is read from its header and checked
 before anything is allocated for its pixels.
 
 torchvision is imported where it is used: it takes seconds, and a process
@@ -18,6 +19,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
@@ -244,15 +246,28 @@ def _size(data: bytes, kind: str) -> tuple[int, int]:
 
 
 def _decode(data: bytes, kind: str) -> torch.Tensor:
-    from torchvision.io import ImageReadMode, decode_jpeg, decode_png
-
-    decode = decode_jpeg if kind == "JPEG" else decode_png
-    buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     try:
-        image: torch.Tensor = decode(buffer, mode=ImageReadMode.RGB)
-    except RuntimeError as error:
+        return _decode_jpeg(data) if kind == "JPEG" else _decode_png(data)
+    except (RuntimeError, OSError, ValueError, SyntaxError) as error:
         reason = str(error).partition("\n")[0][:120]
         raise SampleError(f"damaged {kind}: {reason}") from error
-    if image.dtype == torch.uint16:
-        image = (image.to(torch.int32) >> 8).to(torch.uint8)
+
+
+def _decode_jpeg(data: bytes) -> torch.Tensor:
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    image: torch.Tensor = decode_jpeg(buffer, mode=ImageReadMode.RGB)
     return image
+
+
+def _decode_png(data: bytes) -> torch.Tensor:
+    # By Pillow: torchvision's decoder reads past the end of a truncated
+    # file and takes the process down. PNG is lossless, the pixels are one.
+    with PngImageFile(io.BytesIO(data)) as image:
+        if image.mode.startswith("I"):
+            grey = np.asarray(image).astype(np.uint32) >> 8
+            pixels = np.repeat(grey.astype(np.uint8)[..., None], 3, axis=2)
+        else:
+            pixels = np.array(image.convert("RGB"))
+    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()

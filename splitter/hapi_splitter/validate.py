@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from hapi_protocol.errors import HapiError, PackageError, make_error
 
+from hapi_protocol.errors import HapiError, PackageError, make_error
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.package import PackageLimits, load_package
 from hapi_splitter.shapes import ShapeLimits

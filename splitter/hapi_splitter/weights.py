@@ -13,8 +13,8 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from hapi_protocol.errors import PackageError
 
+from hapi_protocol.errors import PackageError
 from hapi_splitter.strict_json import parse_json
 
 _DTYPES: Mapping[str, torch.dtype] = MappingProxyType(

@@ -14,23 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hapi_protocol.errors import (
-    ConflictError,
-    HapiError,
-    InternalError,
-    TooSlowError,
-    UnavailableError,
-    UnsupportedError,
-)
-from hapi_protocol.headers import ENCODINGS, NUMERICS, TRANSFORMS
-from hapi_protocol.messages import (
-    API_VERSION,
-    KIND_FEATURES,
-    KIND_INDEX,
-    JobGrant,
-    JobRequest,
-    ModelIdentity,
-)
 from swift.common.registry import register_swift_info
 from swift.common.request_helpers import append_log_info
 from swift.common.swob import Response
@@ -63,6 +46,23 @@ from hapi_middleware.responses import (
 )
 from hapi_middleware.rights import charged_account
 from hapi_middleware.worker_client import FeatureStream, WorkerClient
+from hapi_protocol.errors import (
+    ConflictError,
+    HapiError,
+    InternalError,
+    TooSlowError,
+    UnavailableError,
+    UnsupportedError,
+)
+from hapi_protocol.headers import ENCODINGS, NUMERICS, TRANSFORMS
+from hapi_protocol.messages import (
+    API_VERSION,
+    KIND_FEATURES,
+    KIND_INDEX,
+    JobGrant,
+    JobRequest,
+    ModelIdentity,
+)
 
 MAX_UPLOADS = 2
 """Uploads of a package for one request; more means the worker drops it."""

@@ -6,6 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from swift.common.swob import Request, Response
+from swift.common.utils import close_if_possible, drain_and_close
+
+from hapi_middleware.concurrency import Timeout
+from hapi_middleware.requests import Env
+from hapi_middleware.rights import model_request, refusal, source_request
 from hapi_protocol.errors import (
     HapiError,
     PackageError,
@@ -17,12 +23,6 @@ from hapi_protocol.errors import (
 )
 from hapi_protocol.headers import ByteRange, ModelPath
 from hapi_protocol.messages import ModelIdentity
-from swift.common.swob import Request, Response
-from swift.common.utils import close_if_possible, drain_and_close
-
-from hapi_middleware.concurrency import Timeout
-from hapi_middleware.requests import Env
-from hapi_middleware.rights import model_request, refusal, source_request
 
 MIN_PACKAGE_BYTES = 22
 """An empty zip archive: its end-of-central-directory record alone."""

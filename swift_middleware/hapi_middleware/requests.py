@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
 
+from swift.common.constraints import valid_api_version
+from swift.common.swob import wsgi_to_str
+from swift.common.utils import split_path
+
 from hapi_protocol.errors import AnnotationError, make_error
 from hapi_protocol.headers import (
     HEADER_NUMERICS,
@@ -18,9 +22,6 @@ from hapi_protocol.headers import (
     Annotation,
     parse_annotation,
 )
-from swift.common.constraints import valid_api_version
-from swift.common.swob import wsgi_to_str
-from swift.common.utils import split_path
 
 Env = dict[str, Any]
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from swift.common.swob import Response
+
 from hapi_protocol.errors import HapiError
 from hapi_protocol.headers import (
     CONTENT_TYPE_STREAM,
@@ -17,7 +19,6 @@ from hapi_protocol.headers import (
     Annotation,
     feature_etag,
 )
-from swift.common.swob import Response
 
 INDEX_NUMERICS = "index"
 

@@ -18,11 +18,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hapi_protocol.errors import HapiError, make_error
-from hapi_protocol.messages import UNAUTHENTICATED_ACCOUNT
 from swift.common.middleware.acl import parse_acl, referrer_allowed
 from swift.common.swob import HTTPUnauthorized, Request
 from swift.common.wsgi import make_subrequest
+
+from hapi_protocol.errors import HapiError, make_error
+from hapi_protocol.messages import UNAUTHENTICATED_ACCOUNT
 
 SWIFT_SOURCE = "HP"
 """``swift.source`` of all sub-requests of this filter."""

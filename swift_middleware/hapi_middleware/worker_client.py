@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from hapi_middleware.concurrency import Task, connect_unix
+from hapi_middleware.objects import ObjectBody
 from hapi_protocol.errors import (
     MAX_BODY_BYTES,
     HapiError,
@@ -28,9 +30,6 @@ from hapi_protocol.messages import (
     JobRequest,
     ModelIdentity,
 )
-
-from hapi_middleware.concurrency import Task, connect_unix
-from hapi_middleware.objects import ObjectBody
 
 READ_BYTES = 256 * 1024
 RETRY_SECONDS = 2.0

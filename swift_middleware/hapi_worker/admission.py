@@ -9,7 +9,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hapi_protocol.errors import RightsError, ShareError, UnavailableError
+from hapi_protocol.errors import (
+    HapiError,
+    RightsError,
+    ShareError,
+    UnavailableError,
+)
 from hapi_protocol.messages import JobRequest
 from hapi_worker.residency import Lease
 
@@ -26,6 +31,7 @@ class Job:
     lease: Lease | None
     expires: float
     running: bool = False
+    abort: Callable[[HapiError], None] = lambda error: None
 
 
 class Admission:
@@ -141,13 +147,17 @@ class Admission:
                     return not self._jobs
                 self._changed.wait(min(left, 0.5))
 
+    def abort_all(self) -> None:
+        """Breaks off what outlasted the drain."""
+        with self._changed:
+            self._draining = True
+            jobs = list(self._jobs.values())
+        for job in jobs:
+            job.abort(_draining())
+
     def _check(self, account: str) -> None:
         if self._draining:
-            raise UnavailableError(
-                "draining",
-                "this worker is shutting down",
-                retry_after=DRAIN_RETRY_SECONDS,
-            )
+            raise _draining()
         if len(self._jobs) >= self._max_streams:
             raise UnavailableError(
                 "queue_full",
@@ -164,3 +174,11 @@ class Admission:
                 "already, which is its share of this worker",
                 retry_after=RETRY_SECONDS,
             )
+
+
+def _draining() -> UnavailableError:
+    return UnavailableError(
+        "draining",
+        "this worker is shutting down",
+        retry_after=DRAIN_RETRY_SECONDS,
+    )

@@ -55,8 +55,15 @@ class Connection:
 
     def stop_reading(self) -> None:
         """Wakes a thread that reads, and stops the sender."""
+        self._shut(socket.SHUT_RD)
+
+    def break_off(self) -> None:
+        """Wakes threads that read or write; the other end sees the end."""
+        self._shut(socket.SHUT_RDWR)
+
+    def _shut(self, how: int) -> None:
         try:
-            self._socket.shutdown(socket.SHUT_RD)
+            self._socket.shutdown(how)
         except OSError:  # the connection is closed already
             return
 

@@ -16,14 +16,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import replace
 
-import numpy.typing as npt
 import torch
 
 from hapi_protocol.errors import HapiError, InternalError, TooSlowError
-from hapi_protocol.features import Row
 from hapi_protocol.shards import Sample
 from hapi_splitter.transforms import SampleError
 from hapi_worker.batching import (
@@ -34,7 +31,7 @@ from hapi_worker.batching import (
 from hapi_worker.body import ChunkedBody, Connection, SenderGoneError
 from hapi_worker.decode import Decoder
 from hapi_worker.executor import FairPool
-from hapi_worker.forward import Computed
+from hapi_worker.flow import Batch, Compute, Slot, row_of
 
 POLL_SECONDS = 0.25
 """How soon a closed connection is noticed."""
@@ -44,52 +41,6 @@ ROW_BYTES = 512
 INDEX_BATCH_ROWS = 1024
 
 logger = logging.getLogger(__name__)
-
-
-class Compute(Protocol):
-    """What a job does with its samples; None of it for an index."""
-
-    @property
-    def decoder(self) -> Decoder:
-        """Sample → one input of the model."""
-
-    @property
-    def input_bytes(self) -> int:
-        """Of one input."""
-
-    def batch_limit(self) -> int:
-        """Most samples of a micro-batch, for now."""
-
-    def run(self, images: torch.Tensor) -> Computed:
-        """Called on the device's thread."""
-
-
-@dataclass
-class _Slot:
-    """A sample between the body and its micro-batch."""
-
-    row: Row
-    sample: Sample | None
-    charged_bytes: int
-    image: torch.Tensor | None = None
-    ready_at: float | None = None
-    decode_seconds: float = 0.0
-
-
-@dataclass
-class Batch:
-    """A micro-batch, in shard order; ``computed`` when it is done."""
-
-    rows: list[Row]
-    timings: dict[str, float]
-    computed: Computed | None = None
-    done: bool = False
-    submitted: float = field(default_factory=time.monotonic)
-
-    @property
-    def features(self) -> npt.NDArray[Any] | None:
-        """``[rows without error, *shape]``; None without such rows."""
-        return None if self.computed is None else self.computed.features
 
 
 class Pipeline:
@@ -130,7 +81,7 @@ class Pipeline:
         self._buffer_bytes = buffer_bytes
         self._step_seconds = step_seconds
         self._changed = threading.Condition()
-        self._slots: deque[_Slot] = deque()
+        self._slots: deque[Slot] = deque()
         self._flying: deque[Batch] = deque()
         self._buffered = 0
         self._blocked = False
@@ -174,6 +125,11 @@ class Pipeline:
                 yield batch
             else:
                 return
+
+    def abort(self, error: HapiError) -> None:
+        """Makes the writer fail, from another thread."""
+        self._fail(error)
+        self._connection.break_off()
 
     def cancel(self) -> None:
         """Stops all stages; the micro-batch on the device may finish."""
@@ -299,7 +255,7 @@ class Pipeline:
 
     # --- the decoding threads ---
 
-    def _decode(self, slot: _Slot, decoder: Decoder) -> None:
+    def _decode(self, slot: Slot, decoder: Decoder) -> None:
         sample = slot.sample
         if self._cancelled or sample is None:
             return
@@ -315,7 +271,7 @@ class Pipeline:
         with self._changed:
             self._settle(slot)
 
-    def _settle(self, slot: _Slot) -> None:
+    def _settle(self, slot: Slot) -> None:
         kept = ROW_BYTES
         if slot.image is not None:
             kept += slot.image.nbytes
@@ -343,7 +299,7 @@ class Pipeline:
 
     def _accept(self, sample: Sample) -> bool:
         compute = self._compute
-        slot = _Slot(_row(sample), sample if compute else None, ROW_BYTES)
+        slot = Slot(row_of(sample), sample if compute else None, ROW_BYTES)
         if compute is not None:
             slot.charged_bytes += compute.input_bytes + sum(
                 len(data) for data in sample.members.values()
@@ -397,15 +353,3 @@ class Pipeline:
 
 def _since(moment: float) -> float:
     return time.monotonic() - moment
-
-
-def _row(sample: Sample) -> Row:
-    label, meta = sample.label_and_meta()
-    return Row(
-        index=sample.index,
-        key=sample.key,
-        label=label,
-        meta=meta,
-        offset=sample.offset,
-        length=sample.length,
-    )

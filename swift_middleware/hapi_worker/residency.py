@@ -22,12 +22,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from hapi_splitter.memory import batch_for, peak_bytes
 from torch import nn
 
 from hapi_protocol.errors import DoesNotFitError, UnsupportedError
 from hapi_protocol.messages import ModelIdentity
 from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.memory import batch_for, peak_bytes
 from hapi_worker.uploads import Uploads, busy, check_name
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hapi_worker.app import WorkerApp
 from hapi_worker.config import WorkerConfig
 from hapi_worker.server import SocketInUseError, UnixServer
-from hapi_worker.worker import Worker
+from hapi_worker.worker import Load, Worker, load_validated
 
 ADMIN_SUFFIX = ".admin"
 ADMIN_THREADS = 2
@@ -16,11 +16,14 @@ class Service:
 
     Args:
         config: of the worker; ``socket`` names both sockets.
+        load: what makes a model of a package.
     """
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(
+        self, config: WorkerConfig, *, load: Load = load_validated
+    ) -> None:
         self._config = config
-        self.worker = Worker(config)
+        self.worker = Worker(config, load=load)
         timeout = config.stall_seconds
         self._servers = [
             UnixServer(
@@ -61,6 +64,7 @@ class Service:
     def end(self) -> None:
         """Closes the sockets, breaks what still runs, ends all threads."""
         self.worker.residency.close()
+        self.worker.admission.abort_all()
         for server in self._begun:
             server.end()
         self._begun.clear()

@@ -11,8 +11,9 @@ from hapi_protocol.errors import HapiError
 from hapi_protocol.features import FeatureStreamWriter
 from hapi_protocol.messages import JobRequest
 from hapi_worker.body import ChunkedBody, SenderGoneError
+from hapi_worker.flow import Batch
 from hapi_worker.metrics import Metrics
-from hapi_worker.pipeline import Batch, Pipeline
+from hapi_worker.pipeline import Pipeline
 
 PIECE_BYTES = 128 * 1024
 """The server copies what is left of a piece after each partial write."""

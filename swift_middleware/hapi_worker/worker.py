@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Protocol
 
 import torch
 
@@ -27,6 +28,7 @@ from hapi_protocol.shards import Limits
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.numerics import enforce_exact, numerics_tag
 from hapi_splitter.package import PackageLimits, load_package
+from hapi_splitter.validate import validate_package
 from hapi_worker.admission import Admission, Job
 from hapi_worker.body import ChunkedBody, Connection, SenderGoneError
 from hapi_worker.config import WorkerConfig
@@ -48,10 +50,37 @@ MAX_UPLOADS = 2
 """Packages that are received or loaded at a time."""
 
 
-class Worker:
-    """The parts of one worker process, without its sockets."""
+class Load(Protocol):
+    """Package bytes → model, on the CPU."""
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __call__(
+        self, package: bytearray, /, *, limits: PackageLimits
+    ) -> FrozenGraph: ...
+
+
+def load_validated(
+    package: bytearray, /, *, limits: PackageLimits
+) -> FrozenGraph:
+    """Loads a stranger's package, tried in a process of its own first.
+
+    Raises:
+        PackageError: naming what is wrong with it.
+    """
+    digest = validate_package(package, limits=limits)
+    return load_package(package, limits=limits, digest=digest)
+
+
+class Worker:
+    """The parts of one worker process, without its sockets.
+
+    Args:
+        config: the operator's options.
+        load: what makes a model of a package.
+    """
+
+    def __init__(
+        self, config: WorkerConfig, *, load: Load = load_validated
+    ) -> None:
         self.config = config
         enforce_exact()
         self.device = choose_device(config.device)
@@ -68,7 +97,10 @@ class Worker:
             max_identities=config.max_identities,
             wait_seconds=config.model_wait_seconds,
             max_waiting=config.max_streams,
-            load=self._load,
+            load=partial(
+                load,
+                limits=PackageLimits(package_bytes=config.max_package_bytes),
+            ),
         )
         self.admission = Admission(
             config.max_streams,
@@ -135,6 +167,7 @@ class Worker:
             idle_seconds=self.config.idle_seconds,
         )
         pipeline = self._pipeline(job, body, connection)
+        job.abort = pipeline.abort
         try:
             pipeline.start()
         except BaseException as error:
@@ -154,10 +187,6 @@ class Worker:
             self.metrics,
             lambda: self.admission.end(job),
         )
-
-    def _load(self, package: bytearray) -> FrozenGraph:
-        limits = PackageLimits(package_bytes=self.config.max_package_bytes)
-        return load_package(package, limits=limits)
 
     def _count_early_end(self, job: Job, error: BaseException) -> None:
         gone = isinstance(error, SenderGoneError)

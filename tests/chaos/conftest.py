@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
 from hapi_client import Connection, Credentials
 from hapi_cluster import Cluster
 

@@ -11,6 +11,7 @@ import time
 import pytest
 import requests
 import torch
+
 from hapi_client import FetchOptions, TransferJob
 from hapi_client.retry import Backoff
 from hapi_protocol.errors import HapiError
@@ -74,9 +75,7 @@ class PlainGets:
     def _run(self) -> None:
         while not self._stop.is_set():
             started = time.monotonic()
-            answer = requests.get(
-                self._url, headers=self._headers, timeout=30
-            )
+            answer = requests.get(self._url, headers=self._headers, timeout=30)
             self.statuses.append(answer.status_code)
             self.longest_seconds = max(
                 self.longest_seconds, time.monotonic() - started
@@ -159,9 +158,7 @@ def test_epoch_is_finished_when_the_worker_is_killed(
             if number == 1:
                 victim = fragile.worker_pid
                 os.kill(victim, signal.SIGKILL)
-            for feature, label in zip(
-                features, labels.tolist(), strict=True
-            ):
+            for feature, label in zip(features, labels.tolist(), strict=True):
                 assert label not in found, "a sample came twice"
                 found[label] = feature.clone()
         stats = pushing.stats
@@ -205,9 +202,7 @@ def test_corrupt_jpeg_is_raised_by_name_or_skipped_and_counted(
 ):
     good = shard(12, size=224, seed=0)
     key = "s0-0005"
-    store(
-        connection, "corrupt", {"s0.tar": with_corrupt_member(good, key)}
-    )
+    store(connection, "corrupt", {"s0.tar": with_corrupt_member(good, key)})
     fragile.wait_for_worker()
     with (
         job(connection, "corrupt", cut=cut) as strict,

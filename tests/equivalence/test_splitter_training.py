@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
+
 from hapi_splitter.trace import split
 from reference_models import REFERENCE_MODELS, BranchedNet
-from torch import nn
 
 TRAINED = ["alexnet", "resnet18", "vit_b_16", "mobilenet_v3_small"]
 
@@ -39,7 +40,9 @@ def test_tail_gradients_equal_those_of_the_whole_model(name: str) -> None:
     model.zero_grad()
     with torch.inference_mode():
         features = parts.frozen.prefix(parts.frozen.num_cuts)(samples)
-    nn.functional.cross_entropy(parts.tail(features.clone()), labels).backward()
+    nn.functional.cross_entropy(
+        parts.tail(features.clone()), labels
+    ).backward()
     found = gradients(model)
 
     assert found.keys() == expected.keys() != set()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+
 from caller import Caller, metrics
 from hapi_client import Connection, Credentials
 from hapi_client.packages import upload_package

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from hapi_cluster import USERS, Cluster, ClusterError
 from hapi_cluster.errors import (
     AlreadyRunningError,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from hapi_cluster.child import (
     FIRST_DELAY_SECONDS,
     LONGEST_DELAY_SECONDS,

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import pytest
 import requests
+
 from hapi_cluster import Cluster
 from hapi_cluster.configs import USERS
 from hapi_protocol.headers import CONTENT_TYPE_STREAM

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
 from caller import Caller, metrics
 from hapi_client import Connection, Credentials
 from hapi_client.packages import package_name, upload_package

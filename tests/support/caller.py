@@ -7,6 +7,7 @@ import socket
 from collections.abc import Mapping
 
 import requests
+
 from hapi_cluster import Cluster
 
 SECONDS = 60.0

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from fake_swift import FakeSwift
-from hapi_middleware.filter import filter_factory
-from stub_worker import StubWorker
 from swift.common.middleware import tempauth, tempurl
 from swift.common.swob import Request
 from swift.common.utils import close_if_possible
+
+from fake_swift import FakeSwift
+from hapi_middleware.filter import filter_factory
+from stub_worker import StubWorker
 
 ACCOUNT = "AUTH_test"
 OTHER = "AUTH_test2"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from hapi_splitter.transforms import ImageTransform
 from torch import nn
+
+from hapi_splitter.transforms import ImageTransform
 
 SMALL_IMAGE = 64
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+
 from hapi_protocol.features import FeatureStreamReader, read_features
 from hapi_protocol.messages import (
     HEADER_IDENTITY,
@@ -22,12 +24,12 @@ from hapi_protocol.messages import (
     JobRequest,
     ModelIdentity,
 )
-from hapi_splitter.package import package_pieces
+from hapi_splitter.package import load_package, package_pieces
 from hapi_splitter.trace import SplitModel, split
 from hapi_splitter.transforms import ImageTransform
 from hapi_worker.config import WorkerConfig
 from hapi_worker.service import Service
-from torch import nn
+from hapi_worker.worker import Load
 
 TIMEOUT_SECONDS = 20.0
 TRANS_ID = "tx-worker-test"
@@ -287,9 +289,13 @@ def job_threads() -> list[str]:
 
 @contextlib.contextmanager
 def running_worker(
-    folder: Path, **options: Any
+    folder: Path, *, load: Load = load_package, **options: Any
 ) -> Iterator[WorkerUnderTest]:
-    """A worker with its sockets in ``folder``, stopped afterwards."""
+    """A worker with its sockets in ``folder``, stopped afterwards.
+
+    It loads packages without the process that tries them first, which
+    takes seconds to start; ``load=load_validated`` is the real way.
+    """
     values: dict[str, Any] = {
         "socket": str(folder / "worker.sock"),
         "device": "cpu",
@@ -299,9 +305,9 @@ def running_worker(
         **options,
     }
     config = WorkerConfig(**values)
-    service = Service(config)
-    service.begin()
+    service = Service(config, load=load)
     try:
+        service.begin()
         yield WorkerUnderTest(service, config)
     finally:
         service.end()

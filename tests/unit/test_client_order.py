@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from hapi_client.order import index_order, shuffled_order
 from hypothesis import given
 from hypothesis import strategies as st
+
+from hapi_client.order import index_order, shuffled_order
 
 SIZES = st.lists(st.integers(1, 70), min_size=0, max_size=30)
 BATCH = st.integers(1, 50)
@@ -51,14 +51,13 @@ def test_index_order_is_the_order_of_the_index(sizes, batch):
 @given(SIZES, BATCH, st.integers(1, 6))
 def test_no_more_samples_wait_than_the_buffer_holds(sizes, batch, buffer):
     order = shuffled_order(sizes, batch, seed=1, epoch=0, buffer_spans=buffer)
-    fetched = delivered_so_far = 0
+    fetched = 0
     opened = -1
-    for position in order.positions.tolist():
+    for num_delivered, position in enumerate(order.positions.tolist()):
         while opened < position:
             opened += 1
             fetched += sizes[order.spans[opened]]
-        assert fetched - delivered_so_far <= buffer * max(sizes)
-        delivered_so_far += 1
+        assert fetched - num_delivered <= buffer * max(sizes)
 
 
 @pytest.mark.parametrize("change", ["seed", "epoch"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
+
 from hapi_client.packing import read_folder, split_shards, write_shard
 from hapi_protocol.errors import ClientError
 from hapi_protocol.shards import iter_samples

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hapi_client.retry import Backoff, PushGate, is_retryable
-from hapi_protocol.errors import CODES, make_error
 from hypothesis import given
 from hypothesis import strategies as st
+
+from hapi_client.retry import Backoff, PushGate, is_retryable
+from hapi_protocol.errors import CODES, make_error
 
 
 @given(st.integers(1, 200), st.floats(0, 1, exclude_max=True))

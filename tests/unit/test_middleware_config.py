@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from hapi_middleware.config import OPTIONS, FilterConfig
 from hapi_middleware.filter import filter_factory
 

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from swift.common.registry import get_swift_info
+from swift.common.swob import Request
+
 from filter_under_test import (
     MODEL,
     PACKAGE,
@@ -22,8 +25,6 @@ from hapi_protocol.headers import (
     feature_etag,
 )
 from stub_worker import NUMERICS_TAG
-from swift.common.registry import get_swift_info
-from swift.common.swob import Request
 
 
 @pytest.fixture

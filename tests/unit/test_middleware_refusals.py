@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from swift.common.swob import Request, Response
+
 from filter_under_test import (
     MODEL,
     PACKAGE,
@@ -18,7 +20,6 @@ from filter_under_test import (
 )
 from hapi_middleware.objects import ObjectBody
 from hapi_protocol.errors import CODES, UnavailableError, make_error
-from swift.common.swob import Request, Response
 
 
 @pytest.fixture

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from swift.common.middleware import keystoneauth, tempurl
+from swift.common.swob import HTTPNoContent, Request, Response
+
 from filter_under_test import (
     ACCOUNT,
     MODEL,
@@ -25,8 +28,6 @@ from filter_under_test import (
 from hapi_middleware.rights import authorize_anonymous, charged_account
 from hapi_protocol.errors import RightsError
 from hapi_protocol.messages import ModelIdentity
-from swift.common.middleware import keystoneauth, tempurl
-from swift.common.swob import HTTPNoContent, Request, Response
 
 DATA = f"/{ACCOUNT}/data"
 MODELS = f"/{ACCOUNT}/models"

@@ -17,6 +17,9 @@ from typing import Any
 import eventlet
 import eventlet.wsgi
 import pytest
+from swift.common.middleware import catch_errors, gatekeeper, proxy_logging
+from swift.common.swob import Request, Response
+
 from filter_under_test import (
     MODEL,
     SHARD,
@@ -27,8 +30,6 @@ from filter_under_test import (
 )
 from hapi_middleware.concurrency import connect_unix
 from hapi_protocol.errors import HapiError, UnavailableError, make_error
-from swift.common.middleware import catch_errors, gatekeeper, proxy_logging
-from swift.common.swob import Request, Response
 
 BIG = bytes(1 << 20) * 24
 

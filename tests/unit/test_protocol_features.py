@@ -6,6 +6,9 @@ import io
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from hapi_protocol.errors import DataIndexError, TruncatedStreamError
 from hapi_protocol.features import (
     FeatureStreamWriter,
@@ -15,8 +18,6 @@ from hapi_protocol.features import (
     read_features,
 )
 from hapi_protocol.index import DataIndex, IndexRow, ShardIndex
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 ROWS = [
     Row(0, "a", 1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+
 from hapi_protocol.errors import AnnotationError
 from hapi_protocol.headers import (
     Annotation,

@@ -7,6 +7,7 @@ import json
 import pickle
 
 import pytest
+
 from hapi_protocol import errors
 from hapi_protocol.errors import (
     CODES,

@@ -6,6 +6,7 @@ import io
 import tarfile
 
 import pytest
+
 from hapi_protocol.errors import UnsupportedError
 from hapi_protocol.shards import Limits, Sample, iter_samples, sniff
 
@@ -155,12 +156,14 @@ def test_damage_and_excess_are_refused_by_name(data, code):
 @pytest.mark.parametrize("records", [b"garbage", b"12 size=abc\n", b"\0"])
 def test_garbage_in_an_extended_header_is_ignored_or_refused(records):
     # Which of the two depends on the release of the standard library.
+    found: object
     try:
-        samples = samples_of(_pax(records) + _header(0))
+        found = [
+            each.members for each in samples_of(_pax(records) + _header(0))
+        ]
     except UnsupportedError as error:
-        assert error.code == "damaged_shard"
-    else:
-        assert [sample.members for sample in samples] == [{"jpg": b""}]
+        found = error.code
+    assert found in ("damaged_shard", [{"jpg": b""}])
 
 
 def test_endless_directories_are_refused():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+
 from hapi_protocol.errors import RightsError, ShareError, UnavailableError
 from hapi_protocol.messages import JobRequest
 from hapi_worker.admission import Admission

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from hapi_worker.config import (
     SECTION,
     WorkerConfig,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from hapi_protocol.features import FeatureStreamReader, Row, read_features
 from hapi_protocol.headers import SampleRange
 from hapi_protocol.messages import HEADER_IDENTITY, JobGrant
@@ -235,7 +236,7 @@ def test_ranged_body_holds_just_the_wanted_samples(
     job = job_for(span, package, samples=SampleRange(10, 12), ranged=True)
     reader = worker.run(job, package, span)
     assert [row.index for row in rows_of(reader)] == [10, 11, 12]
-    assert [row.key for row in rows_of(reader)][0] == "s0-0010"
+    assert rows_of(reader)[0].key == "s0-0010"
     assert_same(features_of(reader), computed_here(tar, 1)[10:13])
 
 
@@ -273,7 +274,11 @@ def test_index_job_gives_rows_without_features(
         (b"", {}, "unsupported_object"),
         (b"{}", {}, "unsupported_object"),
         (tar_of([]), {}, "empty_shard"),
-        (shard(3, size=80), {"samples": SampleRange(3)}, "samples_out_of_range"),
+        (
+            shard(3, size=80),
+            {"samples": SampleRange(3)},
+            "samples_out_of_range",
+        ),
         (shard(3, size=80)[:700], {}, "damaged_shard"),
     ],
 )

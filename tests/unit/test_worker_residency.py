@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from hapi_protocol.errors import (
     ConflictError,
     DoesNotFitError,
@@ -22,7 +24,6 @@ from hapi_protocol.errors import (
 from hapi_protocol.messages import ModelIdentity
 from hapi_worker import residency as residency_module
 from hapi_worker.residency import Residency
-from torch import nn
 
 WORKING_BYTES = 10
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from cheroot.makefile import StreamReader
+
 from hapi_protocol.errors import (
     DoesNotFitError,
     HapiError,

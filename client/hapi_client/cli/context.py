@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
-from hapi_protocol.errors import ClientError
 from rich.console import Console
 from rich.table import Table
 
 from hapi_client.connection import Connection
 from hapi_client.credentials import Credentials
+from hapi_protocol.errors import ClientError
 
 JsonPath: TypeAlias = Annotated[
     Path | None,

@@ -8,7 +8,6 @@ from importlib.metadata import version
 from typing import Annotated
 
 import typer
-from hapi_protocol.errors import HapiError
 
 from hapi_client.cli import cluster
 from hapi_client.cli.context import Login
@@ -16,6 +15,7 @@ from hapi_client.cli.demo import demo_command
 from hapi_client.cli.index import index_command, ls_command
 from hapi_client.cli.train import train_command
 from hapi_client.cli.upload import upload_command
+from hapi_protocol.errors import HapiError
 
 EXIT_FAILURE = 1
 EXIT_INTERRUPTED = 130
@@ -91,3 +91,7 @@ def main() -> None:
     except KeyboardInterrupt:
         print("hapi: interrupted", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""What flows through a job's pipeline: samples, then micro-batches."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy.typing as npt
+import torch
+
+from hapi_protocol.features import Row
+from hapi_protocol.shards import Sample
+from hapi_worker.decode import Decoder
+from hapi_worker.forward import Computed
+
+
+class Compute(Protocol):
+    """What a job does with its samples; None of it for an index."""
+
+    @property
+    def decoder(self) -> Decoder:
+        """Sample → one input of the model."""
+
+    @property
+    def input_bytes(self) -> int:
+        """Of one input."""
+
+    def batch_limit(self) -> int:
+        """Most samples of a micro-batch, for now."""
+
+    def run(self, images: torch.Tensor) -> Computed:
+        """Called on the device's thread."""
+
+
+@dataclass
+class Slot:
+    """A sample between the body and its micro-batch."""
+
+    row: Row
+    sample: Sample | None
+    charged_bytes: int
+    image: torch.Tensor | None = None
+    ready_at: float | None = None
+    decode_seconds: float = 0.0
+
+
+@dataclass
+class Batch:
+    """A micro-batch, in shard order; ``computed`` when it is done."""
+
+    rows: list[Row]
+    timings: dict[str, float]
+    computed: Computed | None = None
+    done: bool = False
+    submitted: float = field(default_factory=time.monotonic)
+
+    @property
+    def features(self) -> npt.NDArray[Any] | None:
+        """``[rows without error, *shape]``; None without such rows."""
+        return None if self.computed is None else self.computed.features
+
+
+def row_of(sample: Sample) -> Row:
+    """The sample's row, as long as nothing is wrong with it."""
+    label, meta = sample.label_and_meta()
+    return Row(
+        index=sample.index,
+        key=sample.key,
+        label=label,
+        meta=meta,
+        offset=sample.offset,
+        length=sample.length,
+    )

@@ -1,0 +1,149 @@
+"""The whole chain: the same training run with and without push-down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from hapi_client import Connection, Credentials, FetchOptions, TransferJob
+from hapi_client.demo import largest_difference
+from hapi_client.index import find_index, load_index, update_index
+from hapi_client.location import Location
+from hapi_client.progress import SilentReporter
+from hapi_client.retry import Backoff
+from hapi_client.training import train_tail
+from hapi_client.upload import upload
+from hapi_protocol.errors import ClientError, DataIndexError
+from networks import small_network, small_transform
+from photos import shard, with_corrupt_member
+
+TOLERANCE = 1e-4
+NUM_SAMPLES = 40
+QUICK = FetchOptions(
+    num_threads=2,
+    decode_threads=1,
+    backoff=Backoff(attempts=2, first_seconds=0.05),
+)
+
+
+@pytest.fixture(scope="module")
+def connection(cluster) -> Iterator[Connection]:
+    login = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
+    with Connection(login) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def photos(connection, tmp_path_factory) -> Location:
+    place = Location("pushdown", "photos")
+    folder = tmp_path_factory.mktemp("shards")
+    (folder / "a.tar").write_bytes(shard(25))
+    (folder / "b.tar").write_bytes(shard(15, seed=1))
+    upload(connection, place, [folder], SilentReporter())
+    return place
+
+
+def job_of(connection, place, **options) -> TransferJob:
+    return TransferJob(
+        small_network(),
+        freeze="body",
+        data=str(place),
+        transform=small_transform(),
+        connection=connection,
+        options=QUICK,
+        **{"batch_size": 8, **options},
+    )
+
+
+def losses_of(connection, place, **options) -> list[float]:
+    with job_of(connection, place, **options) as job:
+        history = train_tail(job, epochs=2, learning_rate=0.01)
+        assert job.stats.fallbacks == 0
+        assert job.stats.samples == 2 * NUM_SAMPLES
+        return history.losses
+
+
+@pytest.fixture(scope="module")
+def streamed(connection, photos) -> list[float]:
+    return losses_of(connection, photos, cut="stream")
+
+
+def test_the_loss_curve_is_that_of_streaming(connection, photos, streamed):
+    pushed = losses_of(connection, photos)
+    assert len(pushed) == 10
+    assert largest_difference(streamed, pushed) <= TOLERANCE
+
+
+def test_every_cut_gives_the_same_loss_curve(connection, photos, streamed):
+    with job_of(connection, photos, cut="stream") as job:
+        num_cuts = job.num_cuts
+    assert num_cuts >= 3
+    for cut in range(1, num_cuts):
+        pushed = losses_of(connection, photos, cut=cut)
+        assert largest_difference(streamed, pushed) <= TOLERANCE, cut
+
+
+def test_half_precision_halves_the_bytes(connection, photos, streamed):
+    received = {}
+    for encoding in ("float32", "float16"):
+        with job_of(connection, photos, encoding=encoding, cut=1) as job:
+            before = job.stats.bytes
+            history = train_tail(job, epochs=1, learning_rate=0.01)
+            received[encoding] = job.stats.bytes - before
+            assert largest_difference(streamed[:5], history.losses) < 0.01
+    assert received["float16"] < 0.55 * received["float32"]
+
+
+def test_the_package_travels_once(connection, photos):
+    with job_of(connection, photos, models_container="once") as job:
+        assert job.stats.package_bytes > 0
+    with job_of(connection, photos, models_container="once") as job:
+        assert job.stats.package_bytes == 0
+
+
+def test_the_index_stream_gives_the_index_of_the_upload(
+    connection, photos, tmp_path
+):
+    uploaded = load_index(connection, photos)
+    connection.delete(photos.container, photos.index_name)
+    report = update_index(connection, photos)
+    assert (report.indexed, report.samples) == (2, NUM_SAMPLES)
+    assert load_index(connection, photos) == uploaded
+    assert update_index(connection, photos).skipped == 2
+
+
+def test_an_empty_place_cannot_be_indexed(connection, photos):
+    with pytest.raises(DataIndexError, match=r"no object ending in \.tar"):
+        update_index(connection, Location(photos.container, "empty"))
+    assert find_index(connection, Location(photos.container, "empty")) is None
+
+
+def test_bad_samples_are_the_same_ones_on_both_tiers(connection, tmp_path):
+    place = Location("pushdown", "bad")
+    (tmp_path / "a.tar").write_bytes(with_corrupt_member(shard(6), "s0-0003"))
+    upload(connection, place, [tmp_path], SilentReporter())
+    messages = []
+    labels = []
+    for cut in ("stream", None):
+        with job_of(connection, place, cut=cut) as job:
+            with pytest.raises(ClientError, match="s0-0003") as caught:
+                list(job.loader())
+            messages.append(caught.value.message)
+        with job_of(connection, place, cut=cut, on_error="skip") as job:
+            labels.append(torch.cat([each for _, each in job.loader(0)]))
+            assert job.stats.skipped == 1
+    assert messages[0] == messages[1]
+    assert labels[0].tolist() == labels[1].tolist()
+
+
+def test_a_killed_worker_costs_retries_not_samples(
+    cluster, connection, photos, streamed
+):
+    with job_of(connection, photos, cut=1) as job:
+        batches = iter(job.loader(0))
+        first = next(batches)
+        cluster.restart_worker()
+        rest = list(batches)
+    assert sum(len(labels) for _, labels in [first, *rest]) == NUM_SAMPLES

@@ -1,0 +1,237 @@
+"""Cut 0 over a real Swift: uploads, order, changes, closing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from hapi_client import Connection, Credentials, FetchOptions, TransferJob
+from hapi_client.index import list_shards, load_index
+from hapi_client.location import Location, parse_location
+from hapi_client.progress import SilentReporter
+from hapi_client.upload import PackOptions, upload
+from hapi_protocol.errors import (
+    ClientError,
+    DataIndexError,
+    LabelError,
+    SourceChangedError,
+    UnsupportedError,
+)
+from networks import small_network, small_transform
+from photos import PHOTOS, jpegs, shard, with_corrupt_member
+
+SMALL_SPANS = FetchOptions(decode_threads=1, num_threads=2)
+
+
+@pytest.fixture(scope="module")
+def connection(cluster) -> Iterator[Connection]:
+    login = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
+    with Connection(login) as made:
+        yield made
+
+
+@pytest.fixture
+def place(request) -> Location:
+    """A location of the test's own."""
+    name = request.node.name.partition("[")[0].replace("_", "-")
+    return Location("streaming", name[-60:])
+
+
+def store(connection, place, folder: Path, shards: dict[str, bytes]):
+    for name, data in shards.items():
+        (folder / name).write_bytes(data)
+    return upload(connection, place, [folder], SilentReporter())
+
+
+def job_of(connection, place, **options) -> TransferJob:
+    return TransferJob(
+        small_network(),
+        freeze="body",
+        data=str(place),
+        transform=small_transform(),
+        connection=connection,
+        cut="stream",
+        options=SMALL_SPANS,
+        **{"batch_size": 4, **options},
+    )
+
+
+def test_features_are_those_of_the_users_own_module(
+    connection, place, tmp_path
+):
+    store(connection, place, tmp_path, {"a.tar": shard(6)})
+    network = small_network().eval()
+    transform = small_transform()
+    from hapi_splitter.transforms import decode_image
+
+    images = torch.stack(
+        [transform(decode_image(data)) for data, _ in jpegs(6)]
+    )
+    with torch.no_grad():
+        expected = torch.flatten(network.pool(network.body(images)), 1)
+    with job_of(connection, place) as job:
+        batches = list(job.loader())
+    features = torch.cat([f for f, _ in batches])
+    torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-5)
+    labels = torch.cat([each for _, each in batches])
+    assert labels.tolist() == [label for _, label in jpegs(6)]
+
+
+def test_an_epoch_delivers_all_and_depends_on_its_number_only(
+    connection, place, tmp_path
+):
+    store(
+        connection,
+        place,
+        tmp_path,
+        {"a.tar": shard(7), "b.tar": shard(6, seed=1)},
+    )
+
+    def labels_of(epoch):
+        with job_of(connection, place) as job:
+            return torch.cat([each for _, each in job.loader(epoch)]).tolist()
+
+    first = labels_of(0)
+    assert len(first) == 13
+    assert labels_of(0) == first
+    assert sorted(labels_of(1)) == sorted(first)
+
+
+def test_bytes_are_those_of_the_samples(connection, place, tmp_path):
+    store(connection, place, tmp_path, {"a.tar": shard(8)})
+    index = load_index(connection, place)
+    needed = sum(row.length for row in index.shards[0].rows)
+    with job_of(connection, place) as job:
+        before = job.stats.bytes
+        assert sum(len(labels) for _, labels in job.loader()) == 8
+        assert job.stats.bytes - before == needed
+        assert job.stats.package_bytes == 0
+
+
+def test_a_second_upload_sends_nothing(connection, place, tmp_path):
+    shards = {"a.tar": shard(2), "b.tar": shard(2, seed=1)}
+    first = store(connection, place, tmp_path, shards)
+    again = store(connection, place, tmp_path, shards)
+    assert (first.uploaded, first.skipped) == (2, 0)
+    assert (again.uploaded, again.skipped) == (0, 2)
+    assert again.samples == 4
+
+
+def test_a_changed_shard_is_sent_again_and_indexed(
+    connection, place, tmp_path
+):
+    store(connection, place, tmp_path, {"a.tar": shard(2)})
+    report = store(connection, place, tmp_path, {"a.tar": shard(3, seed=1)})
+    assert report.uploaded == 1
+    assert len(load_index(connection, place)) == 3
+
+
+def test_class_folders_become_labelled_shards(connection, place, tmp_path):
+    for number, (data, label) in enumerate(jpegs(12)):
+        folder = tmp_path / Path(PHOTOS[label]).stem
+        folder.mkdir(exist_ok=True)
+        (folder / f"{number}.jpg").write_bytes(data)
+    report = upload(
+        connection,
+        place,
+        [tmp_path],
+        SilentReporter(),
+        PackOptions(shard_samples=5),
+    )
+    assert report.uploaded == 3
+    assert report.classes == ("astronaut", "chelsea", "coffee", "rocket")
+    with job_of(connection, place) as job:
+        found = torch.cat([each for _, each in job.loader()])
+    assert torch.bincount(found).tolist() == [3, 3, 3, 3]
+    upload(
+        connection,
+        place,
+        [tmp_path],
+        SilentReporter(),
+        PackOptions(shard_samples=12),
+    )
+    assert len(load_index(connection, place)) == 12
+
+
+def test_a_damaged_shard_is_refused_before_it_is_sent(
+    connection, place, tmp_path
+):
+    with pytest.raises(UnsupportedError, match=r"cut\.tar"):
+        store(connection, place, tmp_path, {"cut.tar": shard(2)[:-12_000]})
+    assert list_shards(connection, place) == []
+
+
+def test_a_replaced_shard_is_refused_by_name(connection, place, tmp_path):
+    store(connection, place, tmp_path, {"a.tar": shard(2)})
+    path = tmp_path / "a.tar"
+    path.write_bytes(shard(2, seed=5))
+    with job_of(connection, place) as job, path.open("rb") as file:
+        connection.put(
+            place.container,
+            place.object_name("a.tar"),
+            file,
+            path.stat().st_size,
+        )
+        with pytest.raises(SourceChangedError, match=r"a\.tar"):
+            list(job.loader())
+
+
+def test_an_undecodable_image_is_named_or_skipped(connection, place, tmp_path):
+    data = with_corrupt_member(shard(4), "s0-0002")
+    store(connection, place, tmp_path, {"a.tar": data})
+    with (
+        job_of(connection, place) as job,
+        pytest.raises(ClientError, match=r"s0-0002.*a\.tar"),
+    ):
+        list(job.loader())
+    with job_of(connection, place, on_error="skip") as job:
+        assert sum(len(labels) for _, labels in job.loader()) == 3
+        assert job.stats.skipped == 1
+
+
+def test_shards_without_labels_need_labels_from_the_user(
+    connection, place, tmp_path
+):
+    store(connection, place, tmp_path, {"a.tar": shard(3, labels=False)})
+    with pytest.raises(LabelError, match=r"s0-0000.*a\.tar"):
+        job_of(connection, place)
+    with job_of(connection, place, labels=lambda key: int(key[-1])) as job:
+        (labels,) = [each for _, each in job.loader()]
+    assert labels.tolist() == [0, 1, 2]
+
+
+def test_no_index_names_the_command_that_writes_it(connection):
+    connection.put_container("streaming")
+    with pytest.raises(DataIndexError, match="hapi index swift://streaming"):
+        job_of(connection, parse_location("streaming/nothing-here"))
+
+
+def test_leaving_the_loop_and_the_job_leaves_no_thread(
+    connection, place, tmp_path
+):
+    store(connection, place, tmp_path, {"a.tar": shard(8)})
+    before = set(threading.enumerate())
+    with job_of(connection, place) as job:
+        for _batch in job.loader(0):
+            break
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("cut", [99, -1, "half"])
+def test_a_cut_that_is_none_is_refused_by_its_value(
+    connection, place, tmp_path, cut
+):
+    store(connection, place, tmp_path, {"a.tar": shard(2)})
+    with pytest.raises(ClientError, match=f"cut is {cut!r}"):
+        TransferJob(
+            small_network(),
+            freeze="body",
+            data=str(place),
+            transform=small_transform(),
+            connection=connection,
+            cut=cut,
+        )

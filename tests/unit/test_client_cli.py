@@ -1,0 +1,172 @@
+"""The hapi command: readable errors, exit statuses, help."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hapi_client.cli import main as cli
+from hapi_client.cli.context import human_bytes
+from hapi_client.demo import DemoResult, RunResult, largest_difference
+from hapi_protocol.index import DataIndex, IndexRow, ShardIndex
+from scripted_swift import Answer, scripted_swift
+
+LOGIN = ("ST_AUTH", "ST_USER", "ST_KEY")
+
+
+@pytest.fixture(autouse=True)
+def _no_credentials(monkeypatch):
+    for variable in [v for v in os.environ if v.startswith(("ST_", "OS_"))]:
+        monkeypatch.delenv(variable)
+
+
+@pytest.fixture
+def swift(monkeypatch):
+    with scripted_swift() as server:
+        values = (server.auth_url, "test:tester", "testing")
+        for variable, value in zip(LOGIN, values, strict=True):
+            monkeypatch.setenv(variable, value)
+        yield server
+
+
+def hapi(monkeypatch, *arguments):
+    """The exit status of ``hapi arguments``."""
+    monkeypatch.setattr(sys, "argv", ["hapi", *map(str, arguments)])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    return caught.value.code
+
+
+def test_without_credentials_one_line_says_what_to_set(monkeypatch, capsys):
+    assert hapi(monkeypatch, "ls", "c") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("hapi: no credentials; set ST_AUTH")
+    assert "bad_configuration" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("ls", "s3://x"), "swift://CONTAINER"),
+        (("upload", "/nowhere", "c/p"), "/nowhere does not exist"),
+    ],
+)
+def test_wrong_values_are_one_line(
+    swift, monkeypatch, capsys, arguments, text
+):
+    swift.script(Answer(404))
+    assert hapi(monkeypatch, *arguments) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert text in line
+
+
+def test_a_missing_index_names_the_remedy(swift, monkeypatch, capsys):
+    swift.script(Answer(404))
+    assert hapi(monkeypatch, "ls", "photos/train") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "hapi index swift://photos/train" in line
+
+
+def test_ls_prints_and_writes_the_shards(swift, monkeypatch, capsys, tmp_path):
+    row = IndexRow(0, "k", 0, 1024, 1)
+    index = DataIndex((ShardIndex("train/a.tar", "e", (row,)),), ("x", "y"))
+    swift.script(Answer(200, index.to_bytes()))
+    path = tmp_path / "ls.json"
+    assert hapi(monkeypatch, "ls", "c/train", "--json", path) == 0
+    assert "train/a.tar" in capsys.readouterr().out
+    assert json.loads(path.read_text()) == {
+        "shards": [
+            {"name": "train/a.tar", "samples": 1, "bytes": 1024, "etag": "e"}
+        ],
+        "classes": ["x", "y"],
+    }
+
+
+def test_options_name_the_user(swift, monkeypatch, capsys):
+    monkeypatch.delenv("ST_AUTH")
+    swift.script(Answer(404))
+    assert hapi(monkeypatch, "-A", swift.auth_url, "ls", "c") == 1
+    assert "no index" in capsys.readouterr().err
+    assert hapi(monkeypatch, "-U", "me", "ls", "c") == 1
+    assert "need --auth" in capsys.readouterr().err
+
+
+def test_upload_wants_a_source_and_a_place(swift, monkeypatch, capsys):
+    assert hapi(monkeypatch, "upload", "only-one") == 2
+    assert "SOURCE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["upload", "index", "ls", "train", "demo"])
+def test_help_has_an_example_and_the_json_keys(monkeypatch, capsys, command):
+    assert hapi(monkeypatch, command, "--help") == 0
+    text = capsys.readouterr().out
+    assert f"hapi {command} " in text.replace("\n", " ")
+    assert "Keys of --json:" in text
+
+
+def test_version_is_the_distributions(monkeypatch, capsys):
+    assert hapi(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out.startswith("hapi ")
+
+
+def test_help_does_not_wait_for_torch():
+    code = (
+        "import sys; import hapi_client.cli.main; "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_ctrl_c_ends_with_130(swift):
+    swift.script(Answer(hang_seconds=30))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hapi_client.cli.main", "ls", "c"],
+        stderr=subprocess.PIPE,
+    )
+    deadline = time.monotonic() + 30
+    while not swift.requests and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.5e9, "2.5 GB")],
+)
+def test_bytes_are_readable(count, text):
+    assert human_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([2.0, 1.0], [2.0, 1.0], 0),
+        ([2.0, 1.0], [2.0, 0.5], 0.5),
+        ([0.0], [0.0], 0),
+        ([1.0], [1.0, 1.0], float("inf")),
+        ([float("nan")], [1.0], float("inf")),
+    ],
+)
+def test_the_largest_relative_difference(first, second, expected):
+    assert largest_difference(first, second) == expected
+
+
+@pytest.mark.parametrize(
+    ("other", "agree"), [(1.0, True), (1.00005, True), (1.001, False)]
+)
+def test_curves_agree_within_the_tolerance(other, agree):
+    def run(loss):
+        return RunResult("x", 1, 0, 1.0, (loss,), 1.0, 0, 0)
+
+    assert DemoResult(run(1.0), run(other)).curves_agree is agree

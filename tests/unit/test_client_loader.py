@@ -1,0 +1,248 @@
+"""Batches: complete, ordinary tensors, bounded ahead, no thread left."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from hapi_client.fetch import Fetcher, FetchOptions
+from hapi_client.loader import FeatureLoader, LoaderPlan
+from hapi_client.order import index_order, shuffled_order
+from hapi_client.sources import LoadedSpan
+from hapi_client.stats import JobCounters
+from hapi_protocol.errors import ClientError, HapiError, TooSlowError
+from hapi_protocol.index import IndexRow, Span
+
+CPU = torch.device("cpu")
+
+
+def make_spans(sizes):
+    return [
+        Span(
+            f"{number}.tar",
+            "etag",
+            tuple(
+                IndexRow(row, f"{number}/{row}", row * 512, 512, 0)
+                for row in range(size)
+            ),
+        )
+        for number, size in enumerate(sizes)
+    ]
+
+
+def value(span, row):
+    return 100.0 * int(span.shard.partition(".")[0]) + row
+
+
+class Source:
+    """Loads a span as its numbers; may fail, wait, or break samples."""
+
+    def __init__(self, failures=(), seconds=0.0, error=None):
+        self.failures = set(failures)
+        self.seconds = seconds
+        self.error = error
+        self.loaded = []
+
+    def cost_bytes(self, span):
+        return 10 * len(span.rows)
+
+    def load(self, span, scope):
+        scope.wait(self.seconds)
+        self.loaded.append(span.shard)
+        if self.error and span.shard == "1.tar":
+            raise self.error
+        keys = [row.key for row in span.rows]
+        failures = {
+            n: "broken" for n, k in enumerate(keys) if k in self.failures
+        }
+        good = [n for n in range(len(keys)) if n not in failures]
+        features = torch.tensor([[value(span, n)] for n in good])
+        return LoadedSpan(span, 0, features.reshape(-1, 1), failures)
+
+
+class FakeConnection:
+    def working_for(self, scope):
+        import contextlib
+
+        return contextlib.nullcontext()
+
+    def cancel(self, scope):
+        scope.set_cancelled()
+
+
+def open_with(source, **options):
+    options = FetchOptions(**{"num_threads": 2, **options})
+    return lambda spans: Fetcher(FakeConnection(), source, spans, options)
+
+
+def make_loader(source, sizes, order=None, on_error="raise", **options):
+    spans = make_spans(sizes)
+    counters = JobCounters()
+    plan = LoaderPlan(
+        spans=spans,
+        labels=[
+            np.array([value(s, n) for n in range(len(s.rows))], np.int64)
+            for s in spans
+        ],
+        to_freeze_point=lambda cut, features: features * 1.0,
+        on_error=on_error,
+        counters=counters,
+    )
+    order = order or index_order(sizes, 4)
+    loader = FeatureLoader(plan, order, open_with(source, **options), CPU)
+    return loader, counters
+
+
+def rows_of(loader):
+    return [
+        float(each)
+        for features, labels in loader
+        for each in features[:, 0].tolist()
+        if torch.equal(features[:, 0].long(), labels)
+    ]
+
+
+SIZES = [5, 3, 7, 1]
+ALL = sorted(
+    value(span, row)
+    for span in make_spans(SIZES)
+    for row in range(len(span.rows))
+)
+
+
+def fetch_threads():
+    return [t for t in threading.enumerate() if "hapi-fetch" in t.name]
+
+
+def test_features_and_labels_go_together_in_index_order():
+    loader, _ = make_loader(Source(), SIZES)
+    assert rows_of(loader) == ALL
+
+
+def test_a_shuffled_epoch_has_each_sample_once_with_its_label():
+    order = shuffled_order(SIZES, 4, seed=0, epoch=0, buffer_spans=2)
+    loader, counters = make_loader(Source(), SIZES, order)
+    got = rows_of(loader)
+    assert sorted(got) == ALL
+    assert got != ALL
+    assert counters.snapshot().samples == len(ALL)
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+@pytest.mark.parametrize("ahead_bytes", [1, 10_000])
+def test_threads_and_memory_do_not_change_the_batches(
+    num_threads, ahead_bytes
+):
+    def run(**options):
+        order = shuffled_order(SIZES, 4, seed=5, epoch=1)
+        return rows_of(make_loader(Source(), SIZES, order, **options)[0])
+
+    assert run(num_threads=num_threads, ahead_bytes=ahead_bytes) == run()
+
+
+def test_tensors_are_ordinary_ones_that_autograd_may_save():
+    loader, _ = make_loader(Source(), SIZES)
+    weight = torch.ones(1, requires_grad=True)
+    for features, labels in loader:
+        assert not features.is_inference()
+        assert features.dtype == torch.float32
+        assert labels.dtype == torch.int64
+        features.mul_(2)
+        (features * weight).sum().backward()
+    assert weight.grad is not None
+
+
+def test_memory_ahead_is_bounded():
+    source = Source()
+    loader, _ = make_loader(source, [5] * 20, ahead_bytes=150)
+    batches = iter(loader)
+    next(batches)
+    time.sleep(0.2)
+    assert len(source.loaded) <= 4
+    loader.close()
+
+
+def test_a_bad_sample_is_an_error_that_names_it():
+    loader, _ = make_loader(Source({"2/3"}), SIZES)
+    with pytest.raises(ClientError) as caught:
+        rows_of(loader)
+    assert caught.value.code == "bad_sample"
+    assert "'2/3'" in caught.value.message
+    assert "2.tar" in caught.value.message
+    assert not fetch_threads()
+
+
+def test_bad_samples_may_be_skipped_and_are_counted():
+    bad = {"0/0", "2/3", "3/0"}
+    loader, counters = make_loader(Source(bad), SIZES, on_error="skip")
+    assert rows_of(loader) == [v for v in ALL if v not in (0, 203, 300)]
+    assert counters.snapshot().skipped == 3
+
+
+def test_a_batch_that_lost_all_its_samples_is_left_out():
+    order = index_order([2, 2], 2)
+    loader, _ = make_loader(
+        Source({"0/0", "0/1"}), [2, 2], order, on_error="skip"
+    )
+    assert [len(labels) for _, labels in loader] == [2]
+
+
+def test_an_error_of_a_span_reaches_the_loop():
+    error = HapiError("does_not_fit", "x")
+    loader, _ = make_loader(Source(error=error), SIZES)
+    with pytest.raises(HapiError, match="x"):
+        rows_of(loader)
+    assert not fetch_threads()
+
+
+def test_leaving_the_loop_leaves_no_thread():
+    loader, _ = make_loader(Source(seconds=0.05), [4] * 50)
+    for _features, _labels in loader:
+        break
+    loader.close()
+    assert not fetch_threads()
+
+
+def test_closing_ends_waits_at_once():
+    loader, _ = make_loader(Source(seconds=60), SIZES, wait_seconds=0.05)
+    started = time.monotonic()
+    with pytest.raises(TooSlowError, match=r"0\.tar"):
+        rows_of(loader)
+    assert time.monotonic() - started < 5
+    assert not fetch_threads()
+
+
+def test_an_error_in_the_training_loop_leaves_no_thread():
+    def train():
+        loader, _ = make_loader(Source(seconds=0.01), [4] * 50)
+        try:
+            for _batch in loader:
+                raise KeyboardInterrupt
+        finally:
+            loader.close()
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    assert not fetch_threads()
+
+
+def test_a_loader_serves_one_epoch():
+    loader, _ = make_loader(Source(), SIZES)
+    rows_of(loader)
+    with pytest.raises(RuntimeError, match="one epoch"):
+        iter(loader)
+
+
+def test_its_length_is_the_number_of_batches():
+    loader, _ = make_loader(Source(), SIZES)
+    assert len(loader) == 4
+
+
+@pytest.mark.parametrize("name", ["num_threads", "ahead_bytes"])
+def test_options_below_one_are_refused_by_name(name):
+    with pytest.raises(ValueError, match=name):
+        FetchOptions(**{name: 0})

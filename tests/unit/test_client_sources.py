@@ -1,0 +1,286 @@
+"""Loading one span: whole or not at all, and the way back to streaming."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+
+from hapi_client.decode import DecodePool
+from hapi_client.retry import Backoff, PushGate
+from hapi_client.sources import PushedSource, PushPlan, RawSource, SpanLimits
+from hapi_client.stats import JobCounters
+from hapi_client.transport import CancelScope
+from hapi_protocol.errors import (
+    ClientError,
+    SourceChangedError,
+    TruncatedStreamError,
+    UnavailableError,
+    UnsupportedError,
+)
+from hapi_protocol.features import FeatureStreamWriter, Row, feature_schema
+from hapi_protocol.headers import ModelPath
+from hapi_protocol.index import IndexRow, Span
+from hapi_protocol.shards import iter_samples
+from hapi_splitter.transforms import SampleError
+from photos import tar_of
+
+SHAPE = (1, 2, 2)
+LIMITS = SpanLimits(5, Backoff(attempts=3, first_seconds=0, most_seconds=0))
+MODEL = ModelPath("AUTH_test", "models", "x.hapi")
+BUSY = UnavailableError("queue_full", "full", retry_after=0)
+
+
+def decode(image):
+    if image == b"bad":
+        raise SampleError("no image")
+    return torch.full(SHAPE, float(image))
+
+
+def shard(*images):
+    return tar_of(
+        [(f"k{n}.jpg", str(i).encode()) for n, i in enumerate(images)]
+    )
+
+
+def span_of(data):
+    rows = tuple(
+        IndexRow(s.index, s.key, s.offset, s.length, 0)
+        for s in iter_samples(io.BytesIO(data), name="s")
+    )
+    return Span("a.tar", "etag", rows)
+
+
+def stream(keys, *, shape=(2,), errors=(), closed=True):
+    sink = io.BytesIO()
+    writer = FeatureStreamWriter(sink, feature_schema(shape, "float32"))
+    rows = [
+        Row(n, key, error="bad" if n in errors else None)
+        for n, key in enumerate(keys)
+    ]
+    good = [n for n in range(len(rows)) if n not in errors]
+    features = np.array([[n, n] for n in good], np.float32)
+    writer.write(rows, features.reshape(len(good), *shape))
+    if closed:
+        writer.close(source_etag="etag", source_bytes=1)
+    return sink.getvalue()
+
+
+class Body(io.BytesIO):
+    def drain(self):
+        self.read()
+
+
+class FakeConnection:
+    """Answers ranges from ``data``; features as scripted."""
+
+    def __init__(self, data):
+        self.data = data
+        self.answers = []
+        self.annotations = []
+        self.num_ranges = 0
+
+    def get_range(self, container, name, byte_range, **_):
+        self.num_ranges += 1
+        return self.data[byte_range.first : byte_range.last + 1]
+
+    def get_features(self, container, name, annotation, **_):
+        self.annotations.append(annotation)
+        answers = self.answers
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return Body(answer)
+
+
+@pytest.fixture
+def pool():
+    made = DecodePool(decode, 2)
+    yield made
+    made.close()
+
+
+class Bench:
+    def __init__(self, pool, data):
+        self.connection = FakeConnection(data)
+        self.span = span_of(data)
+        self.counters = JobCounters()
+        self.now = 0.0
+        self.raw = RawSource(
+            self.connection, "c", pool, SHAPE, LIMITS, self.counters
+        )
+        self.pushed = PushedSource(
+            self.connection,
+            "c",
+            PushPlan(MODEL, 2, "float32", (2,)),
+            self.raw,
+            PushGate(lambda: self.now, 5),
+            LIMITS,
+            self.counters,
+        )
+
+    def load(self):
+        return self.pushed.load(self.span, CancelScope())
+
+
+@pytest.fixture
+def bench(pool):
+    return Bench(pool, shard(10, 11, 12))
+
+
+KEYS = ["k0", "k1", "k2"]
+
+
+def test_a_raw_span_is_decoded_in_order(bench):
+    loaded = bench.raw.load(bench.span, CancelScope())
+    assert loaded.cut == 0
+    assert loaded.features[:, 0, 0, 0].tolist() == [10, 11, 12]
+    assert loaded.features.shape == (3, *SHAPE)
+
+
+def test_undecodable_samples_are_told_apart(pool):
+    bench = Bench(pool, shard(10, "bad", 12))
+    loaded = bench.raw.load(bench.span, CancelScope())
+    assert loaded.failures == {1: "no image"}
+    assert loaded.features[:, 0, 0, 0].tolist() == [10, 12]
+
+
+def test_another_key_than_the_indexs_is_refused_by_name(bench):
+    bench.connection.data = tar_of(
+        [("k0.jpg", b"10"), ("kX.jpg", b"11"), ("k2.jpg", b"12")]
+    )
+    with pytest.raises(ClientError) as caught:
+        bench.raw.load(bench.span, CancelScope())
+    assert caught.value.code == "keys_changed"
+    assert "'k1'" in caught.value.message
+    assert "a.tar" in caught.value.message
+
+
+def test_a_broken_range_is_read_again(bench):
+    whole = bench.connection.get_range
+    failures = [TruncatedStreamError("truncated", "broke")] * 2
+
+    def flaky(*arguments, **keywords):
+        if failures:
+            raise failures.pop()
+        return whole(*arguments, **keywords)
+
+    bench.connection.get_range = flaky
+    assert len(bench.raw.load(bench.span, CancelScope()).features) == 3
+    assert bench.counters.snapshot().retries == 2
+
+
+def test_a_pushed_span_asks_for_its_samples_and_bytes(bench):
+    bench.connection.answers = [stream(KEYS)]
+    loaded = bench.load()
+    assert loaded.cut == 2
+    assert loaded.features.tolist() == [[0, 0], [1, 1], [2, 2]]
+    (annotation,) = bench.connection.annotations
+    assert annotation.samples == bench.span.samples
+    assert annotation.byte_range == bench.span.byte_range
+    assert annotation.if_source_etag == "etag"
+    assert annotation.model == MODEL
+    assert bench.connection.num_ranges == 0
+
+
+def test_features_may_be_changed_in_place(bench):
+    bench.connection.answers = [stream(KEYS)]
+    loaded = bench.load()
+    loaded.features.add_(1)
+    assert loaded.features[0].tolist() == [1, 1]
+
+
+def test_error_rows_are_failures_of_their_row(bench):
+    bench.connection.answers = [stream(KEYS, errors={1})]
+    loaded = bench.load()
+    assert loaded.failures == {1: "bad"}
+    assert loaded.features.tolist() == [[0, 0], [2, 2]]
+
+
+@pytest.mark.parametrize(
+    "first", [BUSY, stream(KEYS, closed=False), stream(KEYS)[:-200]]
+)
+def test_a_broken_stream_is_asked_for_again_whole(bench, first):
+    bench.connection.answers = [first, stream(KEYS)]
+    loaded = bench.load()
+    assert loaded.cut == 2
+    assert len(loaded.features) == 3
+    assert bench.counters.snapshot().retries == 1
+    assert bench.counters.snapshot().fallbacks == 0
+
+
+def test_after_the_last_try_the_span_is_streamed(bench):
+    bench.connection.answers = [BUSY]
+    assert bench.load().cut == 0
+    assert len(bench.connection.annotations) == 3
+    assert bench.counters.snapshot().fallbacks == 1
+
+
+def test_while_the_gate_is_shut_no_push_is_tried(bench):
+    bench.connection.answers = [BUSY]
+    bench.load()
+    assert bench.load().cut == 0
+    assert len(bench.connection.annotations) == 3
+    assert bench.counters.snapshot().fallbacks == 2
+
+
+def test_push_down_comes_back_by_itself(bench):
+    bench.connection.answers = [BUSY]
+    bench.load()
+    bench.connection.answers = [stream(KEYS)]
+    bench.now = 6
+    assert bench.load().cut == 2
+    assert bench.load().cut == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SourceChangedError("source_changed", "x"),
+        UnsupportedError("does_not_fit", "x"),
+        ClientError("no_hapi", "x"),
+    ],
+)
+def test_what_repeating_cannot_cure_is_raised(bench, error):
+    bench.connection.answers = [error]
+    with pytest.raises(type(error)):
+        bench.load()
+    assert len(bench.connection.annotations) == 1
+    assert bench.connection.num_ranges == 0
+
+
+@pytest.mark.parametrize("keys", [["k0", "kX", "k2"], ["k0", "k1"]])
+def test_pushed_keys_must_be_those_of_the_index(bench, keys):
+    bench.connection.answers = [stream(keys)]
+    with pytest.raises(ClientError) as caught:
+        bench.load()
+    assert caught.value.code == "keys_changed"
+
+
+def test_a_changed_shard_is_named_when_pushed(bench):
+    bench.connection.answers = [SourceChangedError("source_changed", "412")]
+    with pytest.raises(SourceChangedError, match=r"c/a\.tar has changed"):
+        bench.load()
+
+
+def test_a_cancelled_scope_ends_the_tries(bench):
+    bench.connection.answers = [BUSY]
+    scope = CancelScope()
+    scope.set_cancelled()
+    with pytest.raises(ClientError, match="closed"):
+        bench.pushed.load(bench.span, scope)
+    assert not bench.connection.annotations
+
+
+def test_the_pool_leaves_the_callers_threads_as_they_were():
+    before = torch.get_num_threads()
+    inside = []
+    pool = DecodePool(
+        lambda _: inside.append(torch.get_num_threads()) or torch.zeros(1), 2
+    )
+    pool.submit(b"", torch.zeros(1)).result(5)
+    pool.close()
+    assert inside == [1]
+    assert torch.get_num_threads() == before

@@ -1,0 +1,186 @@
+"""The proof that samples do not influence one another, and its limits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hapi_protocol.errors import PackageError
+from hapi_splitter.batchwise import Batch
+from hapi_splitter.lowering import lower
+from hapi_splitter.program import Affine, Argument, Call, Program, Ref
+from hapi_splitter.shapes import infer
+
+B = Affine(1)
+X, W = Ref(0), Ref(1)
+SAMPLE = (4, 6)
+
+
+def place(*calls: tuple[str, tuple[Argument, ...]]) -> Batch | None:
+    """Where the batch is after calls on tensor 0, ``[B, 4, 6]``.
+
+    Tensor 1 is a weight ``[6, 6]``; calls yield tensors 2, 3, …
+    """
+    program = Program(1, tuple(Call(f"aten.{op}", a) for op, a in calls))
+    return infer(program, {1: torch.randn(6, 6)}, SAMPLE)[-1].batch
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        ([("relu.default", (X,))], Batch(0)),
+        ([("permute.default", (X, (1, 0, 2)))], Batch(1)),
+        ([("transpose.int", (X, 0, -1))], Batch(2)),
+        ([("unsqueeze.default", (X, 0))], Batch(1)),
+        ([("reshape.default", (X, (Affine(4), 6)))], Batch(0, 1, 4)),
+        ([("reshape.default", (X, (Affine(24),)))], Batch(0, 1, 24)),
+        ([("reshape.default", (X, (B, 2, 12)))], Batch(0)),
+        (
+            [
+                ("permute.default", (X, (1, 0, 2))),
+                ("reshape.default", (Ref(2), (Affine(4), 6))),
+            ],
+            Batch(0, 4, 1),
+        ),
+        (
+            [
+                ("permute.default", (X, (1, 0, 2))),
+                ("reshape.default", (Ref(2), (Affine(4), 6))),
+                ("linear.default", (Ref(3), W, None)),
+                ("reshape.default", (Ref(4), (4, B, 6))),
+            ],
+            Batch(1),
+        ),
+        ([("mean.dim", (X, (1,), False, None))], Batch(0)),
+        ([("select.int", (X, 1, 0))], Batch(0)),
+        ([("linear.default", (X, W, None))], Batch(0)),
+        ([("matmul.default", (X, W))], Batch(0)),
+        ([("expand.default", (W, (B, 6, 6)))], Batch(0)),
+        ([("softmax.int", (X, -1, None))], Batch(0)),
+        ([("cat.default", ((X, X), 1))], Batch(0)),
+        ([("stack.default", ((X, X), 0))], Batch(1)),
+    ],
+)
+def test_batch_is_followed(
+    calls: list[tuple[str, tuple[Argument, ...]]], expected: Batch
+) -> None:
+    assert place(*calls) == expected
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [("softmax.int", (X, 0, None))],
+        [("log_softmax.int", (X, -3, None))],
+        [("roll.default", (X, (1,), (0,)))],
+        [("roll.default", (X, (1,), ()))],
+        [("flip.default", (X, (0,)))],
+        [("mean.dim", (X, (0,), False, None))],
+        [("sum.dim_IntList", (X, (), False, None))],
+        [("amax.default", (X, (0, 1), True))],
+        [("select.int", (X, 0, 0))],
+        [("slice.Tensor", (X, 0, 0, 1, 1))],
+        [("cat.default", ((X, X), 0))],
+        [("pad.default", (X, (0, 0, 0, 0, 1, 0), None))],
+        [("reshape.default", (X, (4, B, 6)))],
+        [("reshape.default", (X, (2, Affine(2), 6)))],
+        [("expand.default", (W, (Affine(2), 6, 6)))],
+        [("layer_norm.default", (X, (2, 4, 6), None, None, 1e-5, False))],
+        # The batch as rows of one operand and columns of the other.
+        [
+            ("permute.default", (X, (1, 0, 2))),
+            ("transpose.int", (Ref(2), 1, 2)),
+            ("matmul.default", (Ref(2), Ref(3))),
+        ],
+        [
+            ("permute.default", (X, (1, 0, 2))),
+            (
+                "scaled_dot_product_attention.default",
+                (Ref(2), Ref(2), Ref(2), None, 0.0, False, None),
+            ),
+        ],
+        # [B, B, ...] from the batch in two places.
+        [
+            ("unsqueeze.default", (X, 0)),
+            ("unsqueeze.default", (X, 1)),
+            ("add.Tensor", (Ref(2), Ref(3), 1)),
+        ],
+        # A four-dimensional view whose channels are the samples.
+        [
+            ("unsqueeze.default", (X, 0)),
+            (
+                "max_pool2d.default",
+                (Ref(2), (1, 1), (1, 1), (0, 0), (1, 1), False),
+            ),
+        ],
+        # Data as the weights of a product.
+        [
+            ("reshape.default", (X, (Affine(4), 6))),
+            ("linear.default", (W, Ref(2), None)),
+        ],
+    ],
+)
+def test_mixing_samples_is_refused(
+    calls: list[tuple[str, tuple[Argument, ...]]],
+) -> None:
+    with pytest.raises(PackageError, match=r"would mix samples|cannot run"):
+        place(*calls)
+
+
+def test_dead_buffers_are_reused_and_the_input_is_not() -> None:
+    program = Program(
+        0,
+        (
+            Call("aten.relu.default", (X,)),
+            Call("aten.exp.default", (Ref(1),)),
+            Call("aten.add.Tensor", (X, Ref(2), 1)),
+        ),
+    )
+    values = infer(program, {}, SAMPLE)
+    module = lower(program, values, {}, 0, 3)
+    called = [str(n.target) for n in module.graph.nodes if n.op[:4] == "call"]
+    assert called == [
+        "aten.relu.default",
+        "aten.exp_.default",
+        "aten.add_.Tensor",
+    ]
+    samples = torch.randn(2, *SAMPLE)
+    kept = samples.clone()
+    expected = samples + samples.relu().exp()
+    assert torch.equal(module(samples), expected)
+    assert torch.equal(samples, kept)
+
+
+def test_buffer_read_through_a_view_is_not_reused() -> None:
+    program = Program(
+        0,
+        (
+            Call("aten.exp.default", (X,)),
+            Call("aten.permute.default", (Ref(1), (0, 2, 1))),
+            Call("aten.relu.default", (Ref(1),)),
+            Call("aten.matmul.default", (Ref(2), Ref(3))),
+        ),
+    )
+    module = lower(program, infer(program, {}, SAMPLE), {}, 0, 4)
+    targets = [str(node.target) for node in module.graph.nodes]
+    assert "aten.relu_.default" not in targets
+    samples = torch.randn(2, *SAMPLE)
+    expected = samples.exp().permute(0, 2, 1) @ samples.exp().relu()
+    assert torch.equal(module(samples), expected)
+
+
+def test_constant_repeated_per_sample_is_not_overwritten() -> None:
+    program = Program(
+        1,
+        (
+            Call("aten.expand.default", (Ref(1), (B, 4, 6))),
+            Call("aten.add.Tensor", (Ref(2), X, 1)),
+        ),
+    )
+    weight = torch.randn(1, 4, 6)
+    kept = weight.clone()
+    values = infer(program, {1: weight}, SAMPLE)
+    module = lower(program, values, {1: weight}, 0, 3)
+    samples = torch.randn(3, *SAMPLE)
+    assert torch.equal(module(samples), weight + samples)
+    assert torch.equal(weight, kept)

@@ -1,0 +1,86 @@
+"""Hostile packages are refused before anything of them runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hapi_protocol.errors import PackageError
+from hapi_splitter.package import PackageLimits, load_package
+from hapi_splitter.validate import ProcessLimits, validate_package
+from hostile import HOSTILE, honest_package, pickled_member
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    HOSTILE.items(),
+    ids=[build.__name__ for build in HOSTILE],
+)
+def test_hostile_package_is_refused_by_name_and_leaves_no_trace(
+    build: Callable[[Path], bytes], reason: str, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace"
+    data = build(trace)
+    with pytest.raises(PackageError, match=reason):
+        load_package(data)
+    assert not list(tmp_path.iterdir())
+
+
+def test_honest_package_loads_so_the_builders_test_their_own_hole() -> None:
+    assert load_package(honest_package()).num_cuts == 4
+
+
+def test_another_digest_than_expected_is_refused() -> None:
+    with pytest.raises(PackageError, match="has the digest"):
+        load_package(honest_package(), digest="0" * 64)
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (PackageLimits(package_bytes=100), "more than the limit of 100"),
+        (PackageLimits(parameters=10), "parameters, more than the limit"),
+        (PackageLimits(nodes=2), "more than the limit of 2|must be 0 to 2"),
+        (PackageLimits(json_bytes=9), "more than the limit of 9"),
+    ],
+)
+def test_each_limit_is_kept(limits: PackageLimits, reason: str) -> None:
+    with pytest.raises(PackageError, match=reason):
+        load_package(honest_package(), limits=limits)
+
+
+def test_every_single_changed_byte_is_refused_or_harmless() -> None:
+    """No change of a byte gives anything but an error or a package."""
+    honest = honest_package()
+    for position in range(0, len(honest), 7):
+        data = bytearray(honest)
+        data[position] ^= 0x41
+        with pytest.raises(PackageError):
+            load_package(data)
+
+
+def test_validating_process_accepts_an_honest_package(tmp_path: Path) -> None:
+    path = tmp_path / "package"
+    path.write_bytes(honest_package())
+    digest = load_package(path).digest
+    assert validate_package(path, digest=digest) == digest
+
+
+def test_validating_process_passes_on_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(PackageError, match="header cannot have"):
+        validate_package(pickled_member(tmp_path / "trace"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_validating_process_that_takes_too_long_is_ended() -> None:
+    limits = ProcessLimits(wall_seconds=0.05)
+    with pytest.raises(PackageError, match=r"took over 0\.05 s"):
+        validate_package(honest_package(), process_limits=limits)
+
+
+def test_validating_process_that_is_killed_is_a_refusal() -> None:
+    limits = ProcessLimits(cpu_seconds=0)
+    with pytest.raises(PackageError, match="ended the process with status"):
+        validate_package(honest_package(), process_limits=limits)

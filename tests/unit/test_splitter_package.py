@@ -1,0 +1,150 @@
+"""Writing and loading packages."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from hapi_protocol.errors import PackageError, UnsupportedError
+from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.package import load_package, package_bytes, write_package
+from hapi_splitter.program import Call, Program, Ref, program_from_json
+from hapi_splitter.shapes import infer
+from hapi_splitter.trace import split
+from hapi_splitter.transforms import ImageTransform
+from hapi_splitter.validate import probe_batchwise
+from reference_models import BranchedNet
+
+SHAPE = (3, 16, 16)
+
+
+@pytest.fixture(scope="module")
+def frozen() -> FrozenGraph:
+    torch.manual_seed(0)
+    transform = ImageTransform(18, 16)
+    return split(BranchedNet().eval(), "mix", transform=transform).frozen
+
+
+def test_package_is_a_plain_zip_of_three_stored_members(
+    frozen: FrozenGraph, tmp_path: Path
+) -> None:
+    info = write_package(frozen, tmp_path / "p")
+    with zipfile.ZipFile(info.path) as package:
+        assert package.testzip() is None
+        entries = package.infolist()
+        tensors = safetensors.torch.load(package.read("weights.safetensors"))
+    assert [e.filename for e in entries] == [
+        "hapi.json",
+        "graph.json",
+        "weights.safetensors",
+    ]
+    assert {e.compress_type for e in entries} == {zipfile.ZIP_STORED}
+    for node, weight in frozen.weights.items():
+        assert torch.equal(tensors[str(node)], weight)
+
+
+def test_info_names_the_bytes(frozen: FrozenGraph, tmp_path: Path) -> None:
+    info = write_package(frozen, tmp_path / "p")
+    data = info.path.read_bytes()
+    assert info.digest == frozen.digest == hashlib.sha256(data).hexdigest()
+    assert info.length_bytes == len(data)
+
+
+def test_same_model_gives_the_same_bytes_in_another_process(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "other"
+    script = (
+        "import sys, torch; from pathlib import Path\n"
+        "from hapi_splitter.trace import split\n"
+        "from hapi_splitter.package import write_package\n"
+        "torch.manual_seed(3)\n"
+        "m = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3), torch.nn.ReLU())\n"
+        "f = split(m, '0', sample_shape=(3, 8, 8)).frozen\n"
+        "print(write_package(f, Path(sys.argv[1])).digest)\n"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", script, str(path)],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={"PYTHONPATH": ":".join(p for p in sys.path if p)},
+        ).stdout.strip()
+        for _ in range(2)
+    }
+    assert len(digests) == 1
+    assert load_package(path).digest in digests
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, Path])
+@pytest.mark.filterwarnings("error")
+def test_any_kind_of_buffer_loads(
+    frozen: FrozenGraph, kind: type, tmp_path: Path
+) -> None:
+    data = package_bytes(frozen)
+    path = tmp_path / "p"
+    path.write_bytes(data)
+    loaded = load_package(path if kind is Path else kind(data))
+    assert loaded.cuts == frozen.cuts
+    assert loaded.transform == frozen.transform
+    assert loaded.input_shape == SHAPE
+    samples = torch.randn(2, *SHAPE)
+    assert torch.equal(loaded.suffix(0)(samples), frozen.suffix(0)(samples))
+
+
+def test_modules_share_their_weights(frozen: FrozenGraph) -> None:
+    pointers = {weight.data_ptr() for weight in frozen.weights.values()}
+    for cut in frozen.cuts:
+        for module in (frozen.prefix(cut.index), frozen.suffix(cut.index)):
+            assert {b.data_ptr() for b in module.buffers()} <= pointers
+            assert not list(module.parameters())
+
+
+def test_cut_names_are_those_of_the_model(frozen: FrozenGraph) -> None:
+    names = [cut.name for cut in frozen.cuts]
+    assert names[0] == "stem"
+    assert "mix" in names
+    assert [cut.index for cut in frozen.cuts] == list(
+        range(1, frozen.num_cuts + 1)
+    )
+    flops = [cut.flops for cut in frozen.cuts]
+    assert flops == sorted(flops)
+    assert flops[0] == 2 * 8 * 16 * 16 * 27
+
+
+@pytest.mark.parametrize("cut", [-1, 1000])
+def test_cut_out_of_range_is_an_error(frozen: FrozenGraph, cut: int) -> None:
+    with pytest.raises(UnsupportedError, match=f"cut {cut} is not") as caught:
+        frozen.prefix(cut)
+    assert caught.value.code == "cut_out_of_range"
+
+
+def test_moving_keeps_everything_but_the_device(frozen: FrozenGraph) -> None:
+    moved = frozen.to("meta")
+    assert (moved.digest, moved.cuts) == (frozen.digest, frozen.cuts)
+    assert {w.device.type for w in moved.weights.values()} == {"meta"}
+    assert {w.device.type for w in frozen.weights.values()} == {"cpu"}
+
+
+def test_probe_sees_samples_that_influence_one_another() -> None:
+    """The rules refuse this program, so they are bypassed here."""
+    program = Program(0, (Call("aten.roll.default", (Ref(0), (1,), (0,))),))
+    honest = Program(0, (Call("aten.relu.default", (Ref(0),)),))
+    values = infer(honest, {}, (4,))
+    with pytest.raises(PackageError, match="other features"):
+        probe_batchwise(FrozenGraph(program, {}, values, ["x"], None, ""))
+    probe_batchwise(FrozenGraph(honest, {}, values, ["x"], None, ""))
+
+
+def test_program_survives_json(frozen: FrozenGraph) -> None:
+    document = json.loads(json.dumps(frozen.program.to_json()))
+    assert program_from_json(document, 1000) == frozen.program

@@ -1,0 +1,178 @@
+"""Where models can be frozen, and what is said where they cannot."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torchvision import models
+
+from hapi_protocol.errors import FreezeError
+from hapi_splitter.tail import Tail
+from hapi_splitter.trace import default_freeze, split
+from reference_models import BranchedNet
+
+SHAPE = (3, 16, 16)
+
+
+class Aside(nn.Module):
+    """Its tail reads an earlier activation as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1)
+        self.second = nn.Conv2d(4, 4, 3, padding=1)
+        self.head = nn.Conv2d(8, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        early = self.first(x)
+        return self.head(torch.cat([early, self.second(early)], 1))
+
+
+class Tied(nn.Module):
+    """One layer is called on both sides of ``middle``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 3, 1)
+        self.middle = nn.BatchNorm2d(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.middle(self.layer(x)))
+
+
+class Branching(nn.Module):
+    """Its control flow depends on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) if x.sum() > 0 else x
+
+
+class Unpackable(nn.Module):
+    """Sorting is not in the table of operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 3, 1)
+        self.head = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(torch.sort(x, dim=1)[0]))
+
+
+class TwoInputs(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+
+@pytest.mark.parametrize("freeze", ["layer4", "avgpool"])
+def test_freeze_moves_over_pooling_and_flatten(freeze: str) -> None:
+    model = models.resnet18(weights=None)
+    parts = split(model, freeze, sample_shape=(3, 32, 32))
+    assert parts.frozen.cuts[-1].shape == (512,)
+    assert set(parts.tail.state_dict()) == {"fc.weight", "fc.bias"}
+    assert parts.tail.get_submodule("fc") is model.fc
+
+
+def test_freeze_stops_before_dropout_and_batch_norm() -> None:
+    parts = split(BranchedNet(), "mix", sample_shape=SHAPE)
+    assert parts.frozen.cuts[-1].shape == (48,)
+    assert parts.last == "view"
+    assert isinstance(parts.tail.get_submodule("norm"), nn.BatchNorm1d)
+
+
+def test_split_leaves_model_and_its_modes_alone() -> None:
+    model = BranchedNet().train()
+    model.right.eval()
+    modes = {name: m.training for name, m in model.named_modules()}
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    split(model, "mix", sample_shape=SHAPE)
+    assert modes == {name: m.training for name, m in model.named_modules()}
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, state[key])
+
+
+@pytest.mark.parametrize(
+    ("model", "freeze", "code", "said"),
+    [
+        (BranchedNet(), "mxi", "unknown_freeze", r"'mxi'.*not in.*mix"),
+        (BranchedNet(), "left", "cannot_freeze", r"2 tensors.*\[8, 16, 16\]"),
+        (Aside(), "second", "cannot_freeze", r"first \[4, 16, 16\], second"),
+        (Tied(), "middle", "cannot_freeze", r"parameter 'layer\.\w+'"),
+        (Branching(), "layer", "cannot_trace", "cannot trace Branching"),
+        (TwoInputs(), "x", "cannot_trace", "takes 2 tensors"),
+        (Unpackable(), "layer", "unknown_op", "aten.sort"),
+        (nn.Sequential(nn.Linear(7, 2)), "0", "cannot_trace", "does not run"),
+    ],
+    ids=lambda value: (
+        type(value).__name__ if isinstance(value, nn.Module) else None
+    ),
+)
+def test_model_that_cannot_be_split_is_an_error_naming_why(
+    model: nn.Module, freeze: str, code: str, said: str
+) -> None:
+    with pytest.raises(FreezeError, match=said) as caught:
+        split(model, freeze, sample_shape=SHAPE)
+    assert caught.value.code == code
+
+
+def test_aside_can_be_frozen_where_its_branches_meet() -> None:
+    model = Aside()
+    parts = split(model, "first", sample_shape=SHAPE)
+    samples = torch.randn(2, *SHAPE)
+    features = parts.frozen.suffix(0)(samples)
+    torch.testing.assert_close(parts.tail(features), model(samples))
+
+
+@pytest.mark.parametrize(
+    ("constructor", "expected"),
+    [
+        (models.resnet18, "layer4"),
+        (models.alexnet, "classifier.4"),
+        (models.mobilenet_v3_small, "classifier.0"),
+        (models.squeezenet1_1, "features"),
+    ],
+)
+def test_default_freeze_is_all_before_the_last_linear(
+    constructor: object, expected: str
+) -> None:
+    model = constructor(weights=None)  # type: ignore[operator]
+    assert default_freeze(model, sample_shape=(3, 64, 64)) == expected
+
+
+def test_default_freeze_of_a_bare_head_is_an_error() -> None:
+    with pytest.raises(FreezeError, match="no place to freeze"):
+        default_freeze(nn.Linear(4, 2), sample_shape=(4,))
+
+
+def test_tail_can_be_copied() -> None:
+    parts = split(BranchedNet().eval(), "mix", sample_shape=SHAPE)
+    features = torch.randn(3, 48)
+    other = copy.deepcopy(parts.tail)
+    assert isinstance(other, Tail)
+    torch.testing.assert_close(other(features), parts.tail(features))
+
+
+def test_tail_takes_a_size_computed_before_the_freeze_point() -> None:
+    class Sized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Conv2d(3, 4, 3)
+            self.norm = nn.BatchNorm2d(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            batch, height = x.shape[0], x.size(2)
+            return self.norm(self.body(x)).view(batch * 2, -1) * height
+
+    model = Sized().eval()
+    parts = split(model, "body", sample_shape=SHAPE)
+    for count in (1, 5):
+        samples = torch.randn(count, *SHAPE)
+        features = parts.frozen.suffix(0)(samples)
+        torch.testing.assert_close(parts.tail(features), model(samples))
