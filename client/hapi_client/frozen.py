@@ -13,6 +13,7 @@ from hapi_client.connection import Connection
 from hapi_client.packages import upload_package
 from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import ENCODINGS, ModelPath
+from hapi_splitter.numerics import exact_numerics
 from hapi_splitter.package import write_package
 from hapi_splitter.trace import split
 from hapi_splitter.transforms import ImageTransform, decode_image
@@ -119,10 +120,11 @@ class FrozenRegion:
         if cut not in self._suffixes:
             self._suffixes[cut] = self._local.suffix(cut)
         suffix = self._suffixes[cut]
-        pieces = [
-            suffix(piece.to(self.device))
-            for piece in torch.split(features, self._forward_samples)
-        ]
+        with exact_numerics(self.device):
+            pieces = [
+                suffix(piece.to(self.device))
+                for piece in torch.split(features, self._forward_samples)
+            ]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def store(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 import torch
 import torchvision
@@ -22,6 +24,33 @@ def enforce_exact() -> None:
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = False
     torch.use_deterministic_algorithms(True)
+
+
+@contextlib.contextmanager
+def exact_numerics(device: torch.device) -> Iterator[None]:
+    """A block of class ``exact`` in a process that belongs to the user.
+
+    Autocast, reduced matrix products and cuDNN's autotuning are off inside;
+    afterwards everything is as the user had set it.
+
+    Args:
+        device: on which the block computes.
+    """
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with (
+            torch.autocast(device.type, enabled=False),
+            torch.backends.cudnn.flags(
+                enabled=True,
+                benchmark=False,
+                deterministic=True,
+                allow_tf32=False,
+            ),
+        ):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 def numerics_tag(device: str) -> str:

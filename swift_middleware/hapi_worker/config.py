@@ -126,8 +126,8 @@ class WorkerConfig:
     max_streams: int = _option("16", _count(1))
     """Jobs at a time, granted or running."""
     max_streams_per_account: int = _option("8", _count(1))
-    max_batch: int = _option("32", _count(1))
-    """Samples in a micro-batch."""
+    max_batch: int = _option("0", _count(0))
+    """Samples in a micro-batch; 0 for what suits the device."""
     decode_threads: int = _option("0", _count(0))
     """0 for one per allowed core."""
     torch_threads: int = _option("0", _count(0))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -46,6 +48,9 @@ from hapi_worker.residency import Lease, Residency
 from hapi_worker.samples import read_samples
 from hapi_worker.stream import JobStream
 
+MAX_BATCH: Mapping[str, int] = MappingProxyType({"cpu": 8, "cuda": 64})
+"""Samples in a micro-batch by kind of device.  On a CPU larger ones compute
+no faster, and their activations are mapped anew by the kernel each time."""
 MAX_UPLOADS = 2
 """Packages that are received or loaded at a time."""
 
@@ -275,7 +280,8 @@ class _Prefix:
         return 4 * math.prod(self.lease.frozen.input_shape)
 
     def batch_limit(self) -> int:
-        return self.lease.batch_limit(self.config.max_batch)
+        largest = self.config.max_batch or MAX_BATCH[self.device.type]
+        return self.lease.batch_limit(largest)
 
     def run(self, images: torch.Tensor) -> Computed:
         return run_prefix(

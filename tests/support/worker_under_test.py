@@ -205,7 +205,9 @@ class WorkerUnderTest:
         suffix = ".admin" if admin else ""
         connection = UnixConnection(self.config.socket + suffix)
         try:
-            connection.request(method, path, body, headers or {})
+            # A refusal may come before the body was read.
+            with contextlib.suppress(BrokenPipeError):
+                connection.request(method, path, body, headers or {})
             answer = connection.getresponse()
             return Answer(answer.status, dict(answer.headers), answer.read())
         finally:
