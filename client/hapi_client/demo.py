@@ -54,7 +54,7 @@ class DemoPlan:
 
     model: str = "resnet18"
     freeze: str = "layer4"
-    epochs: int = 4
+    epochs: int = 3
     cut: int | None = None
     encoding: str = "float32"
     seed: int = 0

@@ -22,6 +22,23 @@ def is_retryable(error: HapiError) -> bool:
     return error.code in _RETRYABLE_CODES or error.status in RETRYABLE_STATUSES
 
 
+def is_cured_by_streaming(error: HapiError) -> bool:
+    """Whether plain reads may give what push-down refuses.
+
+    True for what concerns the storage tier's computing: its limits, its
+    worker, its verdict on the package.  False for what a plain read would
+    meet as well, and for requests that are wrong in themselves.
+    """
+    if is_retryable(error):
+        return True
+    if error.code in ("compute_not_allowed", "no_hapi"):
+        return True
+    role = error.details.get("object_role")
+    if error.status in (403, 404):
+        return role == "model"
+    return error.status in (409, 413, 422)
+
+
 @dataclass(frozen=True)
 class Backoff:
     """Exponential backoff with full jitter, ``Retry-After`` obeyed.

@@ -13,7 +13,12 @@ import torch
 
 from hapi_client.connection import Connection, source_changed
 from hapi_client.decode import DecodePool
-from hapi_client.retry import Backoff, PushGate, is_retryable
+from hapi_client.retry import (
+    Backoff,
+    PushGate,
+    is_cured_by_streaming,
+    is_retryable,
+)
 from hapi_client.stats import JobCounters
 from hapi_client.transport import CancelScope
 from hapi_protocol.errors import ClientError, HapiError
@@ -144,7 +149,7 @@ class RawSource:
     def _decode(
         self, span: Span, samples: Sequence[Sample], scope: CancelScope
     ) -> LoadedSpan:
-        images = torch.empty((len(samples), *self._shape))
+        images = torch.empty((len(samples), *self._shape), dtype=torch.float32)
         failures = {}
         futures = {}
         for row, sample in enumerate(samples):
@@ -241,8 +246,12 @@ class PushedSource:
         """
         if self._gate.admits():
             loaded = self._try_pushed(span, scope)
-            if loaded is not None:
+            if loaded is not None and not loaded.failures:
                 return loaded
+            if loaded is not None:
+                # Limits of the operator's must not decide which samples an
+                # epoch has: what fails there is tried here.
+                return self._raw.load(span, scope)
         self._counters.add(fallbacks=1)
         return self._raw.load(span, scope)
 
@@ -254,9 +263,11 @@ class PushedSource:
                 try:
                     loaded = self._load(span)
                 except HapiError as error:
-                    if not is_retryable(error):
+                    if not is_cured_by_streaming(error):
                         raise
                     last = error
+                    if not is_retryable(error):
+                        break
                 else:
                     self._gate.succeeded()
                     return loaded
@@ -268,10 +279,9 @@ class PushedSource:
             raise
         self._gate.failed()
         logger.warning(
-            "push-down of %s %s failed %d times, streaming for a while: %s",
+            "push-down of %s %s failed, streaming for a while: %s",
             span.shard,
             span.samples,
-            backoff.attempts,
             last,
         )
         return None
@@ -292,9 +302,21 @@ class PushedSource:
                 ) from error
             raise
         with body:
-            batches = list(read_features(body))
+            reader = read_features(body)
+            batches = list(reader)
             body.drain()
+        if reader.summary is not None and reader.summary.saturated:
+            self._note_saturated(reader.summary.saturated)
         return self._loaded(span, batches)
+
+    def _note_saturated(self, count: int) -> None:
+        if not self._counters.snapshot().saturated:
+            logger.warning(
+                "features beyond the range of %s were clipped (counted in "
+                "stats.saturated); encoding='float32' keeps them",
+                self._plan.encoding,
+            )
+        self._counters.add(saturated=count)
 
     def _loaded(
         self, span: Span, batches: Sequence[FeatureBatch]
@@ -306,7 +328,8 @@ class PushedSource:
             for batch in batches
             if batch.features is not None
         ]
-        features = torch.cat([torch.empty((0, *self._plan.shape)), *pieces])
+        none = torch.empty((0, *self._plan.shape), dtype=torch.float32)
+        features = torch.cat([none, *pieces])
         failures = {
             number: row.error
             for number, row in enumerate(rows)

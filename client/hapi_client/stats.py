@@ -17,6 +17,7 @@ class JobStats:
         retries: requests that were repeated.
         fallbacks: spans that were streamed because push-down failed.
         skipped: samples left out under ``on_error="skip"``.
+        saturated: features that the encoding clipped.
         samples: delivered in batches.
         seconds: spent inside loaders, the training step included.
     """
@@ -26,6 +27,7 @@ class JobStats:
     retries: int = 0
     fallbacks: int = 0
     skipped: int = 0
+    saturated: int = 0
     samples: int = 0
     seconds: float = 0.0
 
@@ -44,6 +46,7 @@ class JobCounters:
         retries: int = 0,
         fallbacks: int = 0,
         skipped: int = 0,
+        saturated: int = 0,
         samples: int = 0,
         seconds: float = 0.0,
     ) -> None:
@@ -55,6 +58,7 @@ class JobCounters:
                 retries=old.retries + retries,
                 fallbacks=old.fallbacks + fallbacks,
                 skipped=old.skipped + skipped,
+                saturated=old.saturated + saturated,
                 samples=old.samples + samples,
                 seconds=old.seconds + seconds,
             )

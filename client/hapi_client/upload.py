@@ -132,6 +132,12 @@ def upload(
     present = kept | {shard.name for shard in added}
     index = merged(old, added, class_names, present)
     store_index(connection, location, index)
+    for name in sorted(set(old.etags) - present):
+        reporter.note(
+            f"{location.container}/{name} is of an earlier upload and no "
+            "longer in the index; delete it, or 'hapi index' will count "
+            "its samples again"
+        )
     return _report(shards, index)
 
 

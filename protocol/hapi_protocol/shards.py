@@ -49,6 +49,8 @@ class Limits:
     """Bounds that are checked before anything is allocated."""
 
     max_member_bytes: int = 64 * 1024 * 1024
+    max_sample_bytes: int = 64 * 1024 * 1024
+    """Of all members of a sample together."""
     max_extended_header_bytes: int = 64 * 1024
     max_key_bytes: int = 1024
     max_text_bytes: int = 64 * 1024
@@ -178,6 +180,12 @@ def iter_samples(
             )
         sample.members[extension] = data
         sample.length = reader.position - sample.offset
+        if sum(map(len, sample.members.values())) > limits.max_sample_bytes:
+            raise reader.over(
+                start,
+                f"sample {key!r} has more than {limits.max_sample_bytes} "
+                "bytes",
+            )
     if sample is not None:
         yield sample
 

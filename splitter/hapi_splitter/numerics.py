@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torchvision
@@ -30,27 +31,34 @@ def enforce_exact() -> None:
 def exact_numerics(device: torch.device) -> Iterator[None]:
     """A block of class ``exact`` in a process that belongs to the user.
 
-    Autocast, reduced matrix products and cuDNN's autotuning are off inside;
+    Autocast, reduced products and cuDNN's autotuning are off inside;
     afterwards everything is as the user had set it.
 
     Args:
         device: on which the block computes.
     """
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    # Any: torch's annotations lack these, which it has since 2.9.
+    backends: Any = torch.backends
+    with (
+        torch.autocast(device.type, enabled=False),
+        _set(backends.cuda.matmul, "fp32_precision", "ieee"),
+        _set(backends.cudnn.conv, "fp32_precision", "ieee"),
+        _set(backends.mkldnn.matmul, "fp32_precision", "ieee"),
+        _set(backends.mkldnn.conv, "fp32_precision", "ieee"),
+        _set(backends.cudnn, "benchmark", False),
+        _set(backends.cudnn, "deterministic", True),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
     try:
-        with (
-            torch.autocast(device.type, enabled=False),
-            torch.backends.cudnn.flags(
-                enabled=True,
-                benchmark=False,
-                deterministic=True,
-                allow_tf32=False,
-            ),
-        ):
-            yield
+        yield
     finally:
-        torch.set_float32_matmul_precision(precision)
+        setattr(owner, name, before)
 
 
 def numerics_tag(device: str) -> str:

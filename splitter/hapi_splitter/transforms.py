@@ -34,6 +34,16 @@ MAX_SIDE = 4096
 """Largest ``resize_size`` and ``crop_size``."""
 
 _INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic")
+MAX_SCANS = 100
+"""Of a progressive JPEG, which usually has about ten.  Each scan passes over
+the whole image, however few bytes it takes."""
+
+_START_OF_SCAN = b"\xff\xda"
+"""Inside coded data 0xff is followed by 0 or a restart marker (ITU-T T.81,
+B.1.1.5), so each of these is a scan, or chance inside metadata."""
+
+_OUT_OF_MEMORY = ("can't allocate memory", "Insufficient memory", "bad_alloc")
+
 _MAGIC: Mapping[str, bytes] = MappingProxyType(
     {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n"}
 )
@@ -214,6 +224,8 @@ def decode_image(
             than ``max_pixels``.
     """
     kind = _kind(data)
+    if kind == "JPEG" and data.count(_START_OF_SCAN) > MAX_SCANS:
+        raise SampleError(f"a JPEG of more than {MAX_SCANS} scans")
     width, height = _size(data, kind)
     if width * height > max_pixels:
         raise SampleError(
@@ -240,6 +252,8 @@ def _size(data: bytes, kind: str) -> tuple[int, int]:
     try:
         with parser(io.BytesIO(data)) as header:
             width, height = header.size
+    except MemoryError:
+        raise
     except Exception as error:  # Pillow raises whatever a field made fail
         raise SampleError(f"damaged {kind}: unreadable header") from error
     return int(width), int(height)
@@ -249,6 +263,9 @@ def _decode(data: bytes, kind: str) -> torch.Tensor:
     try:
         return _decode_jpeg(data) if kind == "JPEG" else _decode_png(data)
     except (RuntimeError, OSError, ValueError, SyntaxError) as error:
+        if any(words in str(error) for words in _OUT_OF_MEMORY):
+            # That may succeed another time: no property of the sample.
+            raise MemoryError(f"decoding a {kind}: {error}") from error
         # The libraries' own words hold paths and change with releases.
         raise SampleError(f"damaged {kind}: it cannot be decoded") from error
 

@@ -137,7 +137,7 @@ class WorkerConfig:
     max_object_bytes: int = _option("16GiB", parse_bytes)
     max_package_bytes: int = _option("2GiB", parse_bytes)
     max_sample_bytes: int = _option("64MiB", parse_bytes)
-    """Of one image file."""
+    """Of one sample, all its members together."""
     max_pixels: int = _option("67108864", _count(1))
     """Of one image, checked before it is decoded."""
     max_samples: int = _option("1000000", _count(1))

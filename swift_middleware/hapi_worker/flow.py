@@ -33,6 +33,10 @@ class Compute(Protocol):
         """Called on the device's thread."""
 
 
+ROW_BYTES = 512
+"""Charged for a row beside its image and its texts."""
+
+
 @dataclass
 class Slot:
     """A sample between the body and its micro-batch."""
@@ -51,6 +55,7 @@ class Batch:
 
     rows: list[Row]
     timings: dict[str, float]
+    images: torch.Tensor | None = None
     computed: Computed | None = None
     done: bool = False
     submitted: float = field(default_factory=time.monotonic)
@@ -59,6 +64,14 @@ class Batch:
     def features(self) -> npt.NDArray[Any] | None:
         """``[rows without error, *shape]``; None without such rows."""
         return None if self.computed is None else self.computed.features
+
+
+def row_bytes(row: Row) -> int:
+    """Memory that a row takes, its image apart; an upper bound."""
+    # Four bytes a character: Python's widest strings.
+    return ROW_BYTES + 4 * (
+        len(row.key) + len(row.meta or "") + len(row.error or "")
+    )
 
 
 def row_of(sample: Sample) -> Row:

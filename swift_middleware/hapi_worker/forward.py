@@ -50,7 +50,9 @@ def run_prefix(
     """
     try:
         return _run(prefix, images, device, encoding)
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         if len(images) == 1:
             raise DoesNotFitError(
                 "does_not_fit",
@@ -63,6 +65,13 @@ def run_prefix(
         run_prefix(prefix, part, device=device, encoding=encoding)
         for part in (images[:half], images[half:])
     )
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch could not allocate; on the CPU only its words tell."""
+    return isinstance(
+        error, torch.OutOfMemoryError
+    ) or "DefaultCPUAllocator" in str(error)
 
 
 def _run(

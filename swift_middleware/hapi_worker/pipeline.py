@@ -31,13 +31,11 @@ from hapi_worker.batching import (
 from hapi_worker.body import ChunkedBody, Connection, SenderGoneError
 from hapi_worker.decode import Decoder
 from hapi_worker.executor import FairPool
-from hapi_worker.flow import Batch, Compute, Slot, row_of
+from hapi_worker.flow import Batch, Compute, Slot, row_bytes, row_of
 
 POLL_SECONDS = 0.25
 """How soon a closed connection is noticed."""
 JOIN_SECONDS = 5.0
-ROW_BYTES = 512
-"""Charged for a row beside its image."""
 INDEX_BATCH_ROWS = 1024
 
 logger = logging.getLogger(__name__)
@@ -135,6 +133,11 @@ class Pipeline:
         """Stops all stages; the micro-batch on the device may finish."""
         with self._changed:
             self._cancelled = True
+            # Work that waits in the pools keeps slots and batches alive.
+            for slot in self._slots:
+                slot.sample = slot.image = None
+            for batch in self._flying:
+                batch.images = None
             self._slots.clear()
             self._changed.notify_all()
         self._connection.stop_reading()
@@ -201,16 +204,16 @@ class Pipeline:
                 "decode": sum(slot.decode_seconds for slot in slots),
             },
         )
-        stacked = torch.stack(images) if images else None
+        batch.images = torch.stack(images) if images else None
         with self._changed:
             self._flying.append(batch)
             self._buffered -= sum(slot.charged_bytes for slot in slots)
             self._changed.notify_all()
-        if stacked is None:
+        if not images:
             self._finish(batch)
         else:
             self._device_pool.submit(
-                self._account, lambda: self._forward(batch, stacked)
+                self._account, lambda: self._forward(batch)
             )
 
     def _read_seconds(self) -> float:
@@ -234,8 +237,9 @@ class Pipeline:
 
     # --- the device's thread ---
 
-    def _forward(self, batch: Batch, images: torch.Tensor) -> None:
-        if self._cancelled or self._compute is None:
+    def _forward(self, batch: Batch) -> None:
+        images, batch.images = batch.images, None
+        if self._cancelled or self._compute is None or images is None:
             return
         batch.timings["queue"] = _since(batch.submitted)
         try:
@@ -272,7 +276,7 @@ class Pipeline:
             self._settle(slot)
 
     def _settle(self, slot: Slot) -> None:
-        kept = ROW_BYTES
+        kept = row_bytes(slot.row)
         if slot.image is not None:
             kept += slot.image.nbytes
         slot.sample = None
@@ -299,7 +303,8 @@ class Pipeline:
 
     def _accept(self, sample: Sample) -> bool:
         compute = self._compute
-        slot = Slot(row_of(sample), sample if compute else None, ROW_BYTES)
+        row = row_of(sample)
+        slot = Slot(row, sample if compute else None, row_bytes(row))
         if compute is not None:
             slot.charged_bytes += compute.input_bytes + sum(
                 len(data) for data in sample.members.values()

@@ -207,7 +207,10 @@ class Worker:
         samples = read_samples(
             body,
             job.request,
-            limits=Limits(max_member_bytes=config.max_sample_bytes),
+            limits=Limits(
+                max_member_bytes=config.max_sample_bytes,
+                max_sample_bytes=config.max_sample_bytes,
+            ),
             max_samples=config.max_samples,
         )
         compute = None

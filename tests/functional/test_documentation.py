@@ -16,7 +16,9 @@ from photos import jpegs
 
 ROOT = Path(__file__).resolve().parents[2]
 CLASSES = 3
-SECONDS = 110
+SECONDS = 280
+
+pytestmark = pytest.mark.timeout(300)
 
 
 def blocks(path: str, language: str) -> list[str]:

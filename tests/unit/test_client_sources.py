@@ -19,6 +19,7 @@ from hapi_protocol.errors import (
     TruncatedStreamError,
     UnavailableError,
     UnsupportedError,
+    make_error,
 )
 from hapi_protocol.features import FeatureStreamWriter, Row, feature_schema
 from hapi_protocol.headers import ModelPath
@@ -53,7 +54,7 @@ def span_of(data):
     return Span("a.tar", "etag", rows)
 
 
-def stream(keys, *, shape=(2,), errors=(), closed=True):
+def stream(keys, *, shape=(2,), errors=(), closed=True, saturated=0):
     sink = io.BytesIO()
     writer = FeatureStreamWriter(sink, feature_schema(shape, "float32"))
     rows = [
@@ -64,7 +65,7 @@ def stream(keys, *, shape=(2,), errors=(), closed=True):
     features = np.array([[n, n] for n in good], np.float32)
     writer.write(rows, features.reshape(len(good), *shape))
     if closed:
-        writer.close(source_etag="etag", source_bytes=1)
+        writer.close(source_etag="etag", source_bytes=1, saturated=saturated)
     return sink.getvalue()
 
 
@@ -192,11 +193,41 @@ def test_features_may_be_changed_in_place(bench):
     assert loaded.features[0].tolist() == [1, 1]
 
 
-def test_error_rows_are_failures_of_their_row(bench):
+def test_samples_the_store_cannot_decode_are_tried_here(bench):
+    """Its limits must not decide which samples an epoch has."""
     bench.connection.answers = [stream(KEYS, errors={1})]
     loaded = bench.load()
-    assert loaded.failures == {1: "bad"}
-    assert loaded.features.tolist() == [[0, 0], [2, 2]]
+    assert loaded.failures == {}
+    assert len(loaded.features) == 3
+    assert bench.counters.snapshot().fallbacks == 0
+
+
+def test_samples_nobody_can_decode_are_failures_of_their_row(pool):
+    bench = Bench(pool, shard(10, "bad", 12))
+    bench.connection.answers = [stream(KEYS, errors={1})]
+    loaded = bench.load()
+    assert set(loaded.failures) == {1}
+    assert loaded.features[:, 0, 0, 0].tolist() == [10, 12]
+
+
+def test_clipped_features_are_counted_and_warned_of_once(bench, caplog):
+    bench.connection.answers = [stream(KEYS, saturated=2)]
+    bench.load()
+    bench.load()
+    assert bench.counters.snapshot().saturated == 4
+    (warning,) = [r for r in caplog.records if "clipped" in r.getMessage()]
+    assert "float32" in warning.getMessage()
+
+
+def test_features_are_float32_whatever_torchs_default_is(bench):
+    bench.connection.answers = [stream(KEYS)]
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert bench.load().features.dtype == torch.float32
+        raw = bench.raw.load(bench.span, CancelScope())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert raw.features.dtype == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -239,16 +270,37 @@ def test_push_down_comes_back_by_itself(bench):
     "error",
     [
         SourceChangedError("source_changed", "x"),
-        UnsupportedError("does_not_fit", "x"),
-        ClientError("no_hapi", "x"),
+        make_error("bad_annotation", "x"),
+        make_error("unauthorized", "x"),
+        make_error("forbidden", "x"),
+        make_error("not_found", "x"),
     ],
 )
-def test_what_repeating_cannot_cure_is_raised(bench, error):
+def test_what_streaming_would_meet_as_well_is_raised(bench, error):
     bench.connection.answers = [error]
     with pytest.raises(type(error)):
         bench.load()
     assert len(bench.connection.annotations) == 1
     assert bench.connection.num_ranges == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnsupportedError("does_not_fit", "x"),
+        ClientError("no_hapi", "x"),
+        make_error("object_too_large", "x"),
+        make_error("bad_package", "x"),
+        make_error("compute_not_allowed", "x"),
+        make_error("not_found", "x", details={"object_role": "model"}),
+    ],
+)
+def test_what_only_the_store_refuses_is_streamed_at_once(bench, error, caplog):
+    bench.connection.answers = [error]
+    assert bench.load().cut == 0
+    assert len(bench.connection.annotations) == 1
+    assert bench.counters.snapshot().fallbacks == 1
+    assert error.code in caplog.text
 
 
 @pytest.mark.parametrize("keys", [["k0", "kX", "k2"], ["k0", "k1"]])

@@ -23,6 +23,9 @@ def tar_of(
     return stream.getvalue()
 
 
+LIMITS = Limits(max_key_bytes=150, max_sample_bytes=1000)
+
+
 def samples_of(data: bytes, **options) -> list[Sample]:
     return list(iter_samples(io.BytesIO(data), name="s.tar", **options))
 
@@ -142,6 +145,10 @@ def _pax(records: bytes) -> bytes:
         (tar_of((f"{'k' * 90}/{'n' * 80}.jpg", b"")), "limit_exceeded"),
         (tar_of(("a.jpg", b"1"), ("a.jpg", b"2")), "damaged_shard"),
         (
+            tar_of(("a.jpg", bytes(600)), ("a.png", bytes(600))),
+            "limit_exceeded",
+        ),
+        (
             tar_of(*((f"a.{i}", b"") for i in range(40))),
             "limit_exceeded",
         ),
@@ -149,7 +156,7 @@ def _pax(records: bytes) -> bytes:
 )
 def test_damage_and_excess_are_refused_by_name(data, code):
     with pytest.raises(UnsupportedError, match=r"s\.tar, byte") as caught:
-        samples_of(data, limits=Limits(max_key_bytes=150))
+        samples_of(data, limits=LIMITS)
     assert caught.value.code == code
 
 

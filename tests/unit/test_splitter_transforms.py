@@ -16,6 +16,7 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.models import ResNet18_Weights, ViT_B_16_Weights
 from torchvision.transforms._presets import ImageClassification
 
+from hapi_splitter import transforms
 from hapi_splitter.transforms import ImageTransform, SampleError, decode_image
 
 PRESETS = {
@@ -173,6 +174,29 @@ def test_max_pixels_is_kept() -> None:
     assert decode_image(picture(), max_pixels=1200).shape == (3, 30, 40)
     with pytest.raises(SampleError, match="limit of 1199 pixels"):
         decode_image(picture(), max_pixels=1199)
+
+
+def test_jpeg_of_endless_scans_is_refused() -> None:
+    sink = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(sink, "JPEG", progressive=True)
+    progressive = sink.getvalue()
+    assert decode_image(progressive).shape == (3, 64, 64)
+    start = progressive.rindex(b"\xff\xda")
+    scan, end = progressive[start:-2], progressive[-2:]
+    bomb = progressive[:start] + scan * 200 + end
+    with pytest.raises(SampleError, match="more than 100 scans"):
+        decode_image(bomb)
+
+
+def test_want_of_memory_is_no_property_of_the_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(data: bytes) -> torch.Tensor:
+        return torch.empty(2**60, dtype=torch.uint8)
+
+    monkeypatch.setattr(transforms, "_decode_jpeg", fail)
+    with pytest.raises(MemoryError):
+        decode_image(picture())
 
 
 @pytest.mark.parametrize(

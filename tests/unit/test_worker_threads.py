@@ -107,6 +107,36 @@ def test_batch_is_halved_until_it_fits() -> None:
     assert max(size for size in sizes if size <= 2) == 2
 
 
+def test_cpu_that_cannot_allocate_is_out_of_memory_too() -> None:
+    sizes: list[int] = []
+
+    def prefix(images: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(images))
+        if len(images) > 2:
+            return torch.empty(2**60, dtype=torch.uint8)
+        return images * 2
+
+    images = torch.arange(4.0).reshape(4, 1)
+    computed = run_prefix(
+        prefix, images, device=torch.device("cpu"), encoding="float32"
+    )
+    assert computed.features.tolist() == (images * 2).tolist()
+    assert sizes == [4, 2, 2]
+
+
+def test_failure_of_the_model_is_not_taken_for_want_of_memory() -> None:
+    def prefix(images: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        run_prefix(
+            prefix,
+            torch.zeros(2, 1),
+            device=torch.device("cpu"),
+            encoding="float32",
+        )
+
+
 def test_one_sample_that_does_not_fit_is_an_error() -> None:
     _, prefix = prefix_with_room_for(0)
     with pytest.raises(DoesNotFitError, match="no room"):

@@ -37,7 +37,7 @@ def demo_command(
             help="More tars, so that --data *.tar works in a shell.",
         ),
     ] = None,
-    epochs: Annotated[int, typer.Option(min=1)] = 4,
+    epochs: Annotated[int, typer.Option(min=1)] = 3,
     model: Annotated[
         str, typer.Option(help="As in torchvision.models.")
     ] = "resnet18",
