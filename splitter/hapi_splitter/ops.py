@@ -29,15 +29,14 @@ from hapi_splitter.batchwise import Rule
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
         "float32": torch.float32,
-        "float64": torch.float64,
-        "float16": torch.float16,
-        "bfloat16": torch.bfloat16,
         "int64": torch.int64,
         "int32": torch.int32,
         "uint8": torch.uint8,
         "bool": torch.bool,
     }
 )
+"""What the tensors of a package may hold. Other floating point types would
+take CPU kernels whose memory nobody has bounded."""
 DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType(
     {dtype: name for name, dtype in DTYPES.items()}
 )
@@ -309,6 +308,21 @@ VIEWS = frozenset(
     )
 )
 """Operators whose result may share memory with their input."""
+
+PRODUCTS = frozenset(
+    f"aten.{name}"
+    for name in (
+        "conv1d.default",
+        "conv2d.default",
+        "conv_transpose2d.input",
+        "linear.default",
+        "matmul.default",
+        "bmm.default",
+        "scaled_dot_product_attention.default",
+    )
+)
+"""Operators that take float32 only: of other types torch unfolds a whole
+batch into columns, gigabytes from a package of kilobytes."""
 
 COMMUTATIVE = frozenset({"aten.add.Tensor", "aten.mul.Tensor"})
 """Operators whose tensors may be exchanged, bit for bit."""

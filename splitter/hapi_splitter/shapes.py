@@ -18,7 +18,7 @@ import torch
 
 from hapi_protocol.errors import PackageError
 from hapi_splitter.batchwise import Batch, Bound, MixesSamplesError, Value
-from hapi_splitter.ops import Operator, operators
+from hapi_splitter.ops import DTYPE_NAMES, PRODUCTS, Operator, operators
 from hapi_splitter.program import INPUT, Affine, Argument, Program, Ref
 
 _BATCHES = (2, 3)
@@ -54,8 +54,8 @@ def infer(
         limits: none means no limits.
 
     Raises:
-        PackageError: naming the call that fails, mixes samples or passes
-            a limit.
+        PackageError: naming the call that fails, mixes samples, passes a
+            limit or has tensors of a dtype that is not supported.
     """
     values = {INPUT: _input_value(tuple(input_shape))}
     runs: list[_Shapes] = []
@@ -63,6 +63,7 @@ def infer(
         shape = (batch, *input_shape)
         runs.append({INPUT: torch.empty(shape, device="meta")})
     for node, weight in weights.items():
+        _check_dtype(weight.dtype, f"weight {node}")
         values[node] = Value(tuple(weight.shape), weight.dtype, None, False)
         for run in runs:
             run[node] = torch.empty_like(weight, device="meta")
@@ -73,6 +74,7 @@ def infer(
         for batch, run in zip(_BATCHES, runs, strict=True):
             run[node] = _run_meta(operator, call.args, run, batch, where)
         bound = bind(operator, call.args, values)
+        _check_product(operator.name, bound, where)
         values[node] = _value(operator, bound, [r[node] for r in runs], where)
         flops += flops_of(operator.name, bound, values[node])
         _check_limits(values[node], flops, limits, where)
@@ -187,11 +189,36 @@ def _value(
                 f"{where}: its shape {list(result.shape)} for a batch of "
                 f"{size} is not the expected {expected}",
             )
-    data = any(value.data for value in _tensors(bound))
+    _check_dtype(results[0].dtype, where)
+    data = any(value.data for value in tensors_of(bound))
     return Value(tuple(shape), results[0].dtype, batch, data)
 
 
-def _tensors(bound: Bound) -> list[Value]:
+def _check_dtype(dtype: torch.dtype, where: str) -> None:
+    if dtype not in DTYPE_NAMES:
+        raise PackageError(
+            "bad_package",
+            f"{where}: tensors of {dtype} are not supported, only of "
+            f"{', '.join(DTYPE_NAMES.values())}",
+        )
+
+
+def _check_product(op: str, bound: Bound, where: str) -> None:
+    if op not in PRODUCTS:
+        return
+    for name, value in bound.items():
+        if not isinstance(value, Value) or value.dtype == torch.float32:
+            continue
+        if (name, value.dtype) != ("attn_mask", torch.bool):
+            raise PackageError(
+                "bad_package",
+                f"{where}: its argument {name!r} is of {value.dtype}; "
+                "products take torch.float32 only",
+            )
+
+
+def tensors_of(bound: Bound) -> list[Value]:
+    """The tensors that a call reads, lists of them included."""
     found: list[Value] = []
     for argument in bound.values():
         items = argument if isinstance(argument, tuple) else (argument,)
@@ -227,7 +254,8 @@ def flops_of(op: str, bound: Bound, result: Value) -> int:
     count = _FLOPS.get(op)
     if count is not None:
         return count(bound, result)
-    read = max((value.num_elements for value in _tensors(bound)), default=0)
+    tensors = tensors_of(bound)
+    read = max((value.num_elements for value in tensors), default=0)
     return max(read, result.num_elements)
 
 

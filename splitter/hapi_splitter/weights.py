@@ -19,10 +19,7 @@ from hapi_splitter.strict_json import parse_json
 
 _DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
-        "F64": torch.float64,
         "F32": torch.float32,
-        "F16": torch.float16,
-        "BF16": torch.bfloat16,
         "I64": torch.int64,
         "I32": torch.int32,
         "U8": torch.uint8,

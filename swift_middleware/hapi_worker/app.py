@@ -206,6 +206,7 @@ class WorkerApp:
 
     def _upload(self, request: Any, identity: ModelIdentity) -> KnownModel:
         residency = self._worker.residency
+        residency.uploads.check(identity)
         lasting: HapiError | None = None
         try:
             self._check_upload(request, identity)

@@ -20,6 +20,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,8 +28,13 @@ from torch import nn
 from hapi_protocol.errors import DoesNotFitError, UnsupportedError
 from hapi_protocol.messages import ModelIdentity
 from hapi_splitter.cuts import FrozenGraph
-from hapi_splitter.memory import batch_for, peak_bytes
+from hapi_splitter.memory import Needs, needs_of
 from hapi_worker.uploads import Uploads, busy, check_name
+
+MAX_PREFIXES = 4
+"""Modules that a model keeps for cuts that no job holds."""
+MAX_NEEDS = 64
+"""Cuts of a model whose memory needs it keeps."""
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +54,8 @@ class Resident:
     Attributes:
         leases: jobs that hold it.
         working_bytes: of one sample at the costliest cut they hold it for.
-        prefixes, peaks, batches: computed once per cut.
+        prefixes: the last used, by cut; for the device's thread only.
+        needs: the last used, by cut; guarded by the residency's lock.
     """
 
     digest: str
@@ -56,9 +63,15 @@ class Resident:
     parameter_bytes: int
     leases: int = 0
     working_bytes: int = 0
-    prefixes: dict[int, nn.Module] = field(default_factory=dict)
-    peaks: dict[int, int] = field(default_factory=dict)
-    batches: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    prefixes: OrderedDict[int, nn.Module] = field(default_factory=OrderedDict)
+    needs: OrderedDict[int, Needs] = field(default_factory=OrderedDict)
+
+    def prefix(self, cut: int) -> nn.Module:
+        """The module of a cut; call it on the device's thread only."""
+        if cut not in self.prefixes:
+            self.prefixes[cut] = self.frozen.prefix(cut)
+        _keep_last(self.prefixes, cut, MAX_PREFIXES)
+        return self.prefixes[cut]
 
 
 class Lease:
@@ -71,10 +84,16 @@ class Lease:
     """
 
     def __init__(
-        self, residency: Residency, resident: Resident, cut: int
+        self,
+        residency: Residency,
+        resident: Resident,
+        cut: int,
+        needs: Needs,
     ) -> None:
         self._residency = residency
         self._resident = resident
+        self._needs = needs
+        self._prefix: nn.Module | None = None
         self._released = False
         self.cut = cut
         self.digest = resident.digest
@@ -88,14 +107,14 @@ class Lease:
     def prefix(self) -> nn.Module:
         """``[B, *input_shape]`` float32 → ``[B, *shape]``; call it on the
         device's thread only."""
-        prefixes = self._resident.prefixes
-        if self.cut not in prefixes:
-            prefixes[self.cut] = self.frozen.prefix(self.cut)
-        return prefixes[self.cut]
+        if self._prefix is None:
+            self._prefix = self._resident.prefix(self.cut)
+        return self._prefix
 
     def batch_limit(self, maximum: int) -> int:
         """Most samples a forward pass has memory for now, at least 1."""
-        return self._residency.batch_limit(self._resident, self.cut, maximum)
+        available = self._residency.available_to(self._resident)
+        return max(self._needs.batch_for(available, maximum), 1)
 
     def release(self) -> None:
         """Gives the model free; further calls do nothing."""
@@ -167,14 +186,18 @@ class Residency:
                 one, or running jobs hold the memory.
         """
         deadline = self._clock() + self._wait_seconds
-        with self._changed:
-            while True:
-                if self._closed:
-                    raise busy("draining", "this worker is shutting down")
-                resident = self._find(identity)
-                if resident is not None:
-                    return self._lease(resident, cut)
-                self.uploads.wait(identity, deadline)
+        computed: tuple[Resident, Needs] | None = None
+        while True:
+            with self._changed:
+                resident = self._wait_for(identity, deadline)
+                _check_cut(resident, cut)
+                if computed is not None and computed[0] is resident:
+                    resident.needs[cut] = computed[1]
+                if cut in resident.needs:
+                    _keep_last(resident.needs, cut, MAX_NEEDS)
+                    return self._lease(resident, cut, resident.needs[cut])
+            # A walk over the whole model: nobody else waits for it.
+            computed = resident, needs_of(resident.frozen, cut)
 
     def put(self, identity: ModelIdentity, package: bytearray) -> KnownModel:
         """Hashes, validates and loads a package, and remembers its identity.
@@ -216,16 +239,11 @@ class Residency:
                 self.limit_bytes,
             )
 
-    def batch_limit(self, resident: Resident, cut: int, maximum: int) -> int:
-        """Most samples a forward pass has memory for now, at least 1."""
+    def available_to(self, resident: Resident) -> int:
+        """Bytes for the parameters and one forward pass of a model, now."""
         with self._changed:
             others = self._used_bytes() - resident.parameter_bytes
-            key = (cut, self.limit_bytes - others, maximum)
-            if key not in resident.batches:
-                resident.batches[key] = batch_for(
-                    resident.frozen, cut, self.limit_bytes - others, maximum
-                )
-            return max(resident.batches[key], 1)
+            return self.limit_bytes - others
 
     def released(self, resident: Resident) -> None:
         """Called by :meth:`Lease.release`."""
@@ -241,6 +259,15 @@ class Residency:
             self._closed = True
             self._changed.notify_all()
 
+    def _wait_for(self, identity: ModelIdentity, deadline: float) -> Resident:
+        while True:
+            if self._closed:
+                raise busy("draining", "this worker is shutting down")
+            resident = self._find(identity)
+            if resident is not None:
+                return resident
+            self.uploads.wait(identity, deadline)
+
     def _find(self, identity: ModelIdentity) -> Resident | None:
         known = self._known.get(identity)
         if known is None:
@@ -251,18 +278,8 @@ class Residency:
             self._residents.move_to_end(known.digest)
         return resident
 
-    def _lease(self, resident: Resident, cut: int) -> Lease:
-        num_cuts = len(resident.frozen.cuts)
-        if not 1 <= cut <= num_cuts:
-            raise UnsupportedError(
-                "cut_out_of_range",
-                f"cut {cut}: the model {resident.digest[:12]} has cuts 1 to "
-                f"{num_cuts}",
-                details={"cut": cut, "allowed": [1, num_cuts]},
-            )
-        if cut not in resident.peaks:
-            resident.peaks[cut] = peak_bytes(resident.frozen, cut, 1)
-        needed = resident.peaks[cut]
+    def _lease(self, resident: Resident, cut: int, needs: Needs) -> Lease:
+        needed = needs.peak_bytes(1)
         if needed > self.limit_bytes:
             raise _too_big(
                 f"one sample up to cut {cut} of the model "
@@ -274,7 +291,7 @@ class Residency:
         self._make_room(0, working, keep=resident)
         resident.leases += 1
         resident.working_bytes = max(resident.working_bytes, working)
-        return Lease(self, resident, cut)
+        return Lease(self, resident, cut, needs)
 
     def _claim_loading(self, digest: str) -> None:
         deadline = self._clock() + self._wait_seconds
@@ -358,6 +375,24 @@ class Residency:
         del self._residents[resident.digest]
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _check_cut(resident: Resident, cut: int) -> None:
+    num_cuts = len(resident.frozen.cuts)
+    if not 1 <= cut <= num_cuts:
+        raise UnsupportedError(
+            "cut_out_of_range",
+            f"cut {cut}: the model {resident.digest[:12]} has cuts 1 to "
+            f"{num_cuts}",
+            details={"cut": cut, "allowed": [1, num_cuts]},
+        )
+
+
+def _keep_last(kept: OrderedDict[int, Any], key: int, count: int) -> None:
+    """``key`` becomes the last used; the first of too many leave."""
+    kept.move_to_end(key)
+    while len(kept) > count:
+        kept.popitem(last=False)
 
 
 def _too_big(what: str, needed: int, available: int) -> DoesNotFitError:

@@ -1,9 +1,14 @@
-"""One upload of a model at a time, however many jobs ask for it."""
+"""One upload of a model at a time, however many jobs ask for it.
+
+A package that cannot be used is not received and tried again for each
+repetition: its refusal is remembered for a while.
+"""
 
 from __future__ import annotations
 
 import re
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +23,9 @@ from hapi_protocol.messages import ModelIdentity
 GRACE_SECONDS = 10.0
 """An asker that was told to upload must begin within this time."""
 RETRY_SECONDS = 5.0
+REFUSAL_SECONDS = 300.0
+"""A package that was refused is refused unread for this time."""
+MAX_REFUSALS = 256
 _DIGEST = re.compile(r"(?<![0-9a-fA-F])[0-9a-fA-F]{64}(?![0-9a-fA-F])")
 
 
@@ -54,6 +62,8 @@ class Uploads:
         self._max_waiting = max_waiting
         self._clock = clock
         self._uploads: dict[ModelIdentity, _Upload] = {}
+        self._refusals: OrderedDict[ModelIdentity, tuple[float, HapiError]]
+        self._refusals = OrderedDict()
         self._num_waiting = 0
 
     def wait(self, identity: ModelIdentity, deadline: float) -> None:
@@ -62,9 +72,11 @@ class Uploads:
         Raises:
             ConflictError: ``model_needed``: the caller is the one to upload.
             UnavailableError: none came by ``deadline``, or too many wait.
-            HapiError: the one that refused the upload it waited for.
+            HapiError: the one that refused the upload it waited for, or
+                one not long ago.
         """
         now = self._clock()
+        self._raise_refusal(identity, now)
         self._forget_unused(now)
         upload = self._uploads.get(identity)
         if upload is None:
@@ -95,6 +107,14 @@ class Uploads:
         if upload.error is not None:
             raise _copy(upload.error)
 
+    def check(self, identity: ModelIdentity) -> None:
+        """
+        Raises:
+            HapiError: the one that refused the same package not long ago.
+        """
+        with self._changed:
+            self._raise_refusal(identity, self._clock())
+
     def begin(self, identity: ModelIdentity) -> None:
         """The package's bytes are about to arrive."""
         with self._changed:
@@ -107,13 +127,32 @@ class Uploads:
 
         Args:
             error: what makes every upload of these bytes fail; None when
-                it succeeded, or may succeed when another one tries.
+                it succeeded, or may succeed when another one tries. It is
+                remembered, except ``does_not_fit``, which is about the
+                memory and not about the package.
         """
         with self._changed:
+            if error is not None and error.code != "does_not_fit":
+                self._remember(identity, error)
             upload = self._uploads.pop(identity, None)
             if upload is not None:
                 upload.error = error
             self._changed.notify_all()
+
+    def _remember(self, identity: ModelIdentity, error: HapiError) -> None:
+        expires = self._clock() + REFUSAL_SECONDS
+        self._refusals[identity] = expires, _copy(error)
+        self._refusals.move_to_end(identity)
+        while len(self._refusals) > MAX_REFUSALS:
+            self._refusals.popitem(last=False)
+
+    def _raise_refusal(self, identity: ModelIdentity, now: float) -> None:
+        expires, error = self._refusals.get(identity, (0.0, None))
+        if error is None:
+            return
+        if now < expires:
+            raise _copy(error)
+        del self._refusals[identity]
 
     def _forget_unused(self, now: float) -> None:
         unused = [

@@ -76,9 +76,9 @@ def test_good_request_is_answered_with_features(chain):
     assert "Content-Length" not in answer.headers
     assert "Last-Modified" not in answer.headers
     reader = read_features(io.BytesIO(answer.content))
-    (batch,) = list(reader)
-    assert [row.index for row in batch.rows] == [0, 1, 2, 3]
-    assert [row.label for row in batch.rows] == [0, 1, 2, 3]
+    rows = [row for batch in reader for row in batch.rows]
+    assert [row.index for row in rows] == [0, 1, 2, 3]
+    assert [row.label for row in rows] == [0, 1, 2, 3]
     assert reader.summary.rows == 4
 
 

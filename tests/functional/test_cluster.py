@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from children import heed_interrupts
 from hapi_cluster import USERS, Cluster, ClusterError
 from hapi_cluster.errors import (
     AlreadyRunningError,
@@ -635,7 +636,10 @@ def test_commands_on_a_directory_that_never_was(directory: Path) -> None:
 def test_an_interrupted_start_leaves_nothing(directory: Path) -> None:
     command = hapi_cluster_command("start", directory, "--no-worker")
     with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=heed_interrupts,
     ) as starting:
         eventually((directory / "cluster.json").exists, "begun")
         processes = family(supervisor(Cluster(directory)))

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from children import heed_interrupts
 from hapi_client.cli import main as cli
 from hapi_client.cli.context import human_bytes
 from hapi_client.demo import DemoResult, RunResult, largest_difference
@@ -129,6 +130,7 @@ def test_ctrl_c_ends_with_130(swift):
     process = subprocess.Popen(
         [sys.executable, "-m", "hapi_client.cli.main", "ls", "c"],
         stderr=subprocess.PIPE,
+        preexec_fn=heed_interrupts,
     )
     deadline = time.monotonic() + 30
     while not swift.requests and time.monotonic() < deadline:

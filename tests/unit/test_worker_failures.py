@@ -16,7 +16,7 @@ import pytest
 import torch
 from webob import Request
 
-from hapi_protocol.errors import TruncatedStreamError
+from hapi_protocol.errors import PackageError, TruncatedStreamError
 from hapi_protocol.features import read_features
 from hapi_protocol.messages import HEADER_IDENTITY, JobGrant, JobRequest
 from hapi_worker.app import WorkerApp
@@ -335,7 +335,26 @@ def test_hostile_package_leaves_no_trace(
     assert refused in after
     assert after.replace(refused + "\n", "") == before
     assert worker.worker.residency.resident() == (0, 0)
-    assert worker.ask(job_for(b"x", hostile)).code == "model_needed"
+    assert worker.ask(job_for(b"x", hostile)).code == "bad_package"
+
+
+def test_refused_package_is_neither_received_nor_tried_again(
+    worker: WorkerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    residency = worker.worker.residency
+    tried: list[int] = []
+
+    def load(package: bytearray) -> Any:
+        tried.append(len(package))
+        raise PackageError("bad_package", "no")
+
+    monkeypatch.setattr(residency, "_load", load)
+    for _ in range(3):
+        assert worker.put(b"PK junk").code == "bad_package"
+        assert worker.ask(job_for(b"x", b"PK junk")).code == "bad_package"
+    assert tried == [7]
+    other = identity_of(b"PK junk", etag="changed")
+    assert worker.ask(job_for(b"x", b"", model=other)).code == "model_needed"
 
 
 def test_packages_are_tried_in_a_process_of_their_own(

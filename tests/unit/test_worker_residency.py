@@ -22,8 +22,10 @@ from hapi_protocol.errors import (
     UnsupportedError,
 )
 from hapi_protocol.messages import ModelIdentity
+from hapi_splitter.memory import Needs
 from hapi_worker import residency as residency_module
-from hapi_worker.residency import Residency
+from hapi_worker import uploads as uploads_module
+from hapi_worker.residency import MAX_PREFIXES, Residency
 
 WORKING_BYTES = 10
 
@@ -40,7 +42,8 @@ class FakeFrozen:
         if not package[:1].isdigit():
             raise PackageError("bad_package", "not a package")
         self.parameter_bytes = int(bytes(package).partition(b":")[0])
-        self.cuts = (FakeCut(), FakeCut())
+        self.cuts: tuple[FakeCut, ...] = (FakeCut(), FakeCut())
+        self.cuts += (FakeCut(),) * package.count(b"+")
         self.num_prefixes = 0
 
     def to(self, device: torch.device) -> FakeFrozen:
@@ -55,17 +58,13 @@ def identity(name: str, package: bytes = b"") -> ModelIdentity:
     return ModelIdentity("AUTH_a", "models", name, "etag", len(package))
 
 
+def simple_needs(frozen: Any, cut: int) -> Needs:
+    return Needs(frozen.parameter_bytes, ((0, cut * WORKING_BYTES),))
+
+
 @pytest.fixture(autouse=True)
 def simple_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def peak_bytes(frozen: Any, cut: int, batch: int) -> int:
-        return int(frozen.parameter_bytes + cut * batch * WORKING_BYTES)
-
-    def batch_for(frozen: Any, cut: int, available: int, maximum: int) -> int:
-        room = available - frozen.parameter_bytes
-        return int(max(0, min(maximum, room // (cut * WORKING_BYTES))))
-
-    monkeypatch.setattr(residency_module, "peak_bytes", peak_bytes)
-    monkeypatch.setattr(residency_module, "batch_for", batch_for)
+    monkeypatch.setattr(residency_module, "needs_of", simple_needs)
 
 
 def make(
@@ -75,6 +74,7 @@ def make(
     wait_seconds: float = 5.0,
     max_waiting: int = 8,
     max_identities: int = 100,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Residency:
     return Residency(
         torch.device("cpu"),
@@ -83,6 +83,7 @@ def make(
         wait_seconds=wait_seconds,
         max_waiting=max_waiting,
         load=load,
+        clock=clock,
     )
 
 
@@ -312,6 +313,84 @@ def test_prefix_is_built_once_per_cut() -> None:
     assert leases[0].prefix() is leases[1].prefix()
     leases[2].prefix()
     assert leases[0].frozen.num_prefixes == 2  # type: ignore[attr-defined]
+
+
+def test_prefixes_that_are_kept_are_bounded_and_a_job_keeps_its_own() -> None:
+    residency = make()
+    model = put(residency, "m", b"10:" + b"+" * 8)
+    leases = [residency.acquire(model, cut) for cut in range(1, 11)]
+    kept = [lease.prefix() for lease in leases]
+    assert len(residency._residents[leases[0].digest].prefixes) == MAX_PREFIXES
+    assert [lease.prefix() for lease in leases] == kept
+    assert leases[0].frozen.num_prefixes == 10  # type: ignore[attr-defined]
+
+
+def test_needs_are_computed_once_per_cut_and_outside_the_lock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    residency = make()
+    model = put(residency, "m", b"10:" + b"+" * 80)
+    computed: list[int] = []
+
+    def needs_of(frozen: Any, cut: int) -> Needs:
+        others = in_threads(1, residency.resident)
+        assert others == [(1, 10)], "the lock is held"
+        computed.append(cut)
+        return simple_needs(frozen, cut)
+
+    monkeypatch.setattr(residency_module, "needs_of", needs_of)
+    for _ in range(3):
+        lease = residency.acquire(model, 2)
+        assert lease.batch_limit(8) == 8
+        lease.release()
+    assert computed == [2]
+    for cut in range(1, 83):
+        residency.acquire(model, cut).release()
+    kept = residency._residents[lease.digest].needs
+    assert list(kept) == list(range(19, 83))
+
+
+def refused(residency: Residency, name: str, error: HapiError) -> HapiError:
+    """What an asker is told after an upload was refused."""
+    model = identity(name)
+    residency.uploads.begin(model)
+    residency.uploads.end(model, error)
+    with pytest.raises(HapiError) as told:
+        residency.acquire(model, 1)
+    residency.uploads.end(model)
+    return told.value
+
+
+def test_refusal_is_remembered_for_a_while() -> None:
+    now = [0.0]
+    residency = make(clock=lambda: now[0])
+    error = PackageError("bad_package", "junk")
+    assert refused(residency, "m", error).code == "bad_package"
+    now[0] = uploads_module.REFUSAL_SECONDS - 1
+    with pytest.raises(PackageError, match="junk"):
+        residency.uploads.check(identity("m"))
+    residency.uploads.check(identity("other"))
+    now[0] += 1
+    residency.uploads.check(identity("m"))
+    with pytest.raises(ConflictError) as needed:
+        residency.acquire(identity("m"), 1)
+    assert needed.value.code == "model_needed"
+
+
+def test_lack_of_memory_is_no_refusal_to_remember() -> None:
+    residency = make()
+    error = DoesNotFitError("does_not_fit", "too big")
+    assert refused(residency, "m", error).code == "model_needed"
+
+
+def test_remembered_refusals_are_bounded() -> None:
+    residency = make()
+    error = PackageError("bad_package", "junk")
+    for number in range(uploads_module.MAX_REFUSALS + 1):
+        residency.uploads.end(identity(str(number)), error)
+    residency.uploads.check(identity("0"))
+    with pytest.raises(PackageError):
+        residency.uploads.check(identity("1"))
 
 
 def test_remembered_identities_are_bounded() -> None:

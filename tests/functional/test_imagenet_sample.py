@@ -1,0 +1,52 @@
+"""Bytes on the wire for photographs of ImageNet's size, backbone frozen."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torchvision
+
+from hapi_client import Connection, Credentials, TransferJob
+from hapi_client.location import Location
+from hapi_client.progress import SilentReporter
+from hapi_client.upload import upload
+
+LOCATION = Location("imagenet-sample", "")
+SAMPLES_PER_SHARD = 60
+
+
+@pytest.fixture(scope="module")
+def tar() -> Path:
+    folder = os.environ.get("HAPI_TEST_DATA")
+    if not folder:
+        pytest.skip(
+            "the bytes of ImageNet photographs: HAPI_TEST_DATA names no "
+            "folder with imagenet-sample-*.tar"
+        )
+    return min(Path(folder).glob("imagenet-sample-*.tar"))
+
+
+@pytest.mark.timeout(300)
+def test_push_down_moves_at_most_a_twentieth_of_the_bytes(
+    cluster, tar: Path
+) -> None:
+    model = torchvision.models.resnet18(weights=None)
+    credentials = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
+    moved = {}
+    with Connection(credentials) as connection:
+        upload(connection, LOCATION, [tar], SilentReporter())
+        for cut in (0, None):
+            with TransferJob(
+                model,
+                freeze="avgpool",
+                data="swift://imagenet-sample",
+                cut=cut,
+                connection=connection,
+            ) as job:
+                received = sum(len(labels) for _, labels in job.loader(0))
+                assert received == SAMPLES_PER_SHARD
+                assert job.stats.fallbacks == 0
+                moved[cut] = job.stats.bytes
+    assert moved[None] * 20 <= moved[0], moved
