@@ -13,7 +13,7 @@ import torch
 from hapi_client.connection import Connection
 from hapi_client.demo_data import write_shards
 from hapi_client.fetch import FetchOptions
-from hapi_client.frozen import STREAM
+from hapi_client.frozen import STREAM, FrozenRegion, check_encoding
 from hapi_client.job import TransferJob
 from hapi_client.location import Location
 from hapi_client.progress import Reporter
@@ -133,6 +133,18 @@ def largest_difference(
     if any(map(math.isnan, differences)):
         return math.inf
     return max(differences, default=0.0)
+
+
+def check_plan(plan: DemoPlan) -> None:
+    """Splits the model once, before anything is started.
+
+    Raises:
+        HapiError: naming the model, freeze, cut or encoding that is none.
+    """
+    check_encoding(plan.encoding)
+    model, _ = build_model(plan.model, num_classes=2, seed=plan.seed)
+    region = FrozenRegion(model, plan.freeze, None, torch.device("cpu"))
+    region.cut_number(plan.cut)
 
 
 def run_demo(

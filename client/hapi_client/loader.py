@@ -195,7 +195,7 @@ def _bad_sample(span: Span, row: int, message: str) -> HapiError:
     return ClientError(
         "bad_sample",
         f"sample {key!r} of shard {span.shard}: {message}; repair it, or "
-        "leave such samples out with on_error='skip'",
+        "leave such samples out with on_error='skip' (--skip-bad-samples)",
         object_name=span.shard,
         details={"key": key},
     )

@@ -266,14 +266,26 @@ class PushedSource:
                     if not is_cured_by_streaming(error):
                         raise
                     last = error
-                    if not is_retryable(error):
+                    # One that was too slow has cost enough time.
+                    if not is_retryable(error) or error.code == "too_slow":
                         break
                 else:
                     self._gate.succeeded()
                     return loaded
                 if failures < backoff.attempts:
                     self._counters.add(retries=1)
-                    scope.wait(_delay(backoff, failures, last))
+                    seconds = _delay(backoff, failures, last)
+                    logger.warning(
+                        "push-down of %s %s: try %d of %d failed, again in "
+                        "%.1f s: %s",
+                        span.shard,
+                        span.samples,
+                        failures,
+                        backoff.attempts,
+                        seconds,
+                        last,
+                    )
+                    scope.wait(seconds)
         except BaseException:
             self._gate.abandoned()
             raise

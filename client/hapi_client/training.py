@@ -144,11 +144,24 @@ def build_model(
             f"torchvision has no model {name!r} with weights {weights!r}",
         ) from error
     if checkpoint is None:
-        model = builder(weights=chosen)
+        model = _published(builder, chosen)
     else:
         model = _from_checkpoint(builder, checkpoint)
     _replace_head(model, num_classes)
     return model, chosen.transforms() if chosen is not None else None
+
+
+def _published(
+    builder: Callable[..., torch.nn.Module], weights: Any
+) -> torch.nn.Module:
+    try:
+        return builder(weights=weights)
+    except OSError as error:
+        raise ClientError(
+            "bad_configuration",
+            f"the weights {weights} cannot be downloaded: {error}; give a "
+            "file of them with --checkpoint",
+        ) from error
 
 
 def _from_checkpoint(

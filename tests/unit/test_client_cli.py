@@ -14,7 +14,15 @@ import pytest
 from children import heed_interrupts
 from hapi_client.cli import main as cli
 from hapi_client.cli.context import human_bytes
-from hapi_client.demo import DemoResult, RunResult, largest_difference
+from hapi_client.cli.demo import _bytes_sentence
+from hapi_client.demo import (
+    DemoPlan,
+    DemoResult,
+    RunResult,
+    check_plan,
+    largest_difference,
+)
+from hapi_protocol.errors import HapiError
 from hapi_protocol.index import DataIndex, IndexRow, ShardIndex
 from scripted_swift import Answer, scripted_swift
 
@@ -172,3 +180,51 @@ def test_curves_agree_within_the_tolerance(other, agree):
         return RunResult("x", 1, 0, 1.0, (loss,), 1.0, 0, 0)
 
     assert DemoResult(run(1.0), run(other)).curves_agree is agree
+
+
+@pytest.mark.parametrize("path", ["nowhere/x.json", ".", "-"])
+def test_json_path_is_refused_before_any_work(
+    path, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert hapi(monkeypatch, "ls", "c", "--json", path) == 2
+    assert "--json" in capsys.readouterr().err
+
+
+def test_sigterm_unwinds_like_an_error(swift):
+    swift.script(Answer(hang_seconds=30))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hapi_client.cli.main", "ls", "c"],
+        stderr=subprocess.PIPE,
+    )
+    deadline = time.monotonic() + 30
+    while not swift.requests and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert b"Traceback" not in errors
+
+
+def test_demo_says_so_when_push_down_costs_bytes():
+    def result(bytes):
+        return RunResult("x", bytes, 5, 1.0, (1.0,), 0.5, 1, 0)
+
+    more = _bytes_sentence(DemoResult(result(10), result(25)))
+    assert "2.5 times the bytes" in more
+    less = _bytes_sentence(DemoResult(result(40), result(10)))
+    assert "1/4.0 of the bytes" in less
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"encoding": "int4"}, "int4"),
+        ({"cut": 999}, "999"),
+        ({"freeze": "nonsense"}, "nonsense"),
+        ({"model": "nope"}, "nope"),
+    ],
+)
+def test_plan_of_the_demo_is_judged_before_anything_starts(changed, said):
+    with pytest.raises(HapiError, match=said):
+        check_plan(DemoPlan(**changed))

@@ -55,7 +55,7 @@ def start(
     ] = None,
     filter_option: Annotated[
         list[str] | None,
-        typer.Option(help="KEY=VALUE for [filter:hapi]; repeatable."),
+        typer.Option(help="KEY=VALUE for \\[filter:hapi]; repeatable."),
     ] = None,
 ) -> None:
     """Start the cluster in DIR and return when all of it answers.

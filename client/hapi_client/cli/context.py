@@ -17,10 +17,26 @@ from hapi_client.connection import Connection
 from hapi_client.credentials import Credentials
 from hapi_protocol.errors import ClientError
 
+
+def _check_json_path(path: Path | None) -> Path | None:
+    """Refuses before any work a path that could not be written after it."""
+    if path is None:
+        return None
+    folder = path.parent
+    if path.is_dir() or str(path) == "-":
+        raise typer.BadParameter(f"{path} is no file name")
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise typer.BadParameter(f"{folder} is no folder one can write to")
+    return path
+
+
 JsonPath: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        "--json", metavar="PATH", help="Also write the result there, as JSON."
+        "--json",
+        metavar="PATH",
+        help="Also write the result there, as JSON.",
+        callback=_check_json_path,
     ),
 ]
 DataArgument: TypeAlias = Annotated[
@@ -73,9 +89,19 @@ def connect(context: typer.Context) -> Connection:
 
 
 def write_json(path: Path | None, facts: Mapping[str, Any]) -> None:
-    """Writes ``facts`` to ``path`` unless it is None."""
-    if path is not None:
+    """Writes ``facts`` to ``path`` unless it is None.
+
+    Raises:
+        ClientError: ``bad_configuration`` when that fails.
+    """
+    if path is None:
+        return
+    try:
         path.write_text(json.dumps(facts, indent=2) + "\n")
+    except OSError as error:
+        raise ClientError(
+            "bad_configuration", f"the result cannot be written: {error}"
+        ) from error
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

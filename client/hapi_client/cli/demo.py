@@ -77,7 +77,7 @@ def demo_command(
     losses, accuracy, fallbacks), package_bytes, max_loss_difference,
     tolerance, cut.
     """
-    from hapi_client.demo import DemoPlan, run_demo
+    from hapi_client.demo import DemoPlan, check_plan, run_demo
 
     plan = DemoPlan(
         model=model,
@@ -91,6 +91,8 @@ def demo_command(
     from hapi_client.demo_cluster import demo_connection
 
     with ConsoleReporter() as reporter:
+        reporter.note(f"splitting {model} at {freeze}, to see that it can be")
+        check_plan(plan)
         reporter.note("starting Swift and a worker in a temporary directory")
         with demo_connection() as connection:
             result = run_demo(connection, plan, reporter)
@@ -132,7 +134,14 @@ def _run_facts(run: RunResult) -> dict[str, Any]:
 
 def _print(result: DemoResult) -> None:
     print_table(
-        ("", "cut", "over the wire", "seconds", "final loss", "accuracy"),
+        (
+            "",
+            "cut",
+            "over the wire",
+            "seconds",
+            "last batch's loss",
+            "accuracy",
+        ),
         [
             (
                 run.name,
@@ -145,15 +154,32 @@ def _print(result: DemoResult) -> None:
             for run in (result.streaming, result.pushdown)
         ],
     )
-    ratio = result.streaming.bytes / max(1, result.pushdown.bytes)
-    package = human_bytes(result.pushdown.package_bytes)
-    typer.echo(
-        f"Push-down moved 1/{ratio:.1f} of the bytes; the model package, "
-        f"sent once, was {package} more."
-    )
+    typer.echo(_bytes_sentence(result))
     typer.echo(
         "Largest relative difference between the loss curves: "
         f"{result.max_loss_difference:.1e} (up to {result.tolerance:.1e} "
         "counts as equal)"
     )
-    typer.echo("Weights were random; nothing was downloaded.")
+    typer.echo(
+        "Compare bytes, not seconds: both tiers share this machine's cores."
+    )
+    typer.echo(
+        "Weights were random, nothing was downloaded: the accuracy says "
+        "little."
+    )
+
+
+def _bytes_sentence(result: DemoResult) -> str:
+    streaming, pushdown = result.streaming.bytes, result.pushdown.bytes
+    package = (
+        "the model package, sent once, was "
+        f"{human_bytes(result.pushdown.package_bytes)} more"
+    )
+    if pushdown <= streaming:
+        ratio = streaming / max(1, pushdown)
+        return f"Push-down moved 1/{ratio:.1f} of the bytes; {package}."
+    return (
+        f"Push-down moved {pushdown / max(1, streaming):.1f} times the bytes "
+        "of streaming: features at this cut are larger than these images. "
+        f"Choose a later --freeze or --cut. Besides, {package}."
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -18,7 +19,7 @@ from hapi_client.cli.upload import upload_command
 from hapi_protocol.errors import HapiError
 
 EXIT_FAILURE = 1
-EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 128 + signal.SIGTERM
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -75,22 +76,24 @@ def root(
         level=logging.INFO if verbose else logging.WARNING,
         format="%(levelname)s %(name)s: %(message)s",
     )
+    if not verbose:
+        # Its lines on each retry say what ours say, at greater length.
+        logging.getLogger("urllib3").setLevel(logging.ERROR)
 
 
 def main() -> None:
     """Runs a command; errors become one line and an exit status.
 
     Exits with 1 after an error of ours, 2 after a wrong command line,
-    130 after Ctrl-C.
+    130 after Ctrl-C, 143 after SIGTERM.
     """
+    # Unwinds, so that temporary files and a demo's Swift are removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     try:
         app()
     except HapiError as error:
         print(f"hapi: {error}", file=sys.stderr)
         sys.exit(EXIT_FAILURE)
-    except KeyboardInterrupt:
-        print("hapi: interrupted", file=sys.stderr)
-        sys.exit(EXIT_INTERRUPTED)
 
 
 if __name__ == "__main__":

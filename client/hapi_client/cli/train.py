@@ -100,6 +100,10 @@ def train_command(
     with connect(context) as connection, ConsoleReporter() as reporter:
         if weights is None and checkpoint is None:
             reporter.note("weights are random: no --weights, no --checkpoint")
+        reporter.note(
+            "splitting the model, and sending its package unless the store "
+            "has it"
+        )
         with TransferJob(
             network,
             freeze=freeze,
