@@ -47,8 +47,10 @@ _MAY_COPY = frozenset(
 _PACKED_CHANNELS = 16
 """oneDNN's blocked layouts round channels up to this."""
 _COLUMNS_ELEMENTS = 20480
-"""Up to this input size torch may convolve by columns, without oneDNN."""
+_COLUMNS_SAMPLES = 15
 _COLUMNS_KERNEL = 3
+"""Up to these sizes of a whole input torch may convolve by columns, without
+oneDNN."""
 _READ_AS_THEY_LIE = frozenset({by.elementwise, by.cat, by.stack})
 """Rules of operators that make no contiguous copy of what they read."""
 
@@ -213,13 +215,14 @@ def _conv_workspace(bound: Bound, result: Value) -> Step:
     image, weight = bound["input"], bound["weight"]
     packed = _total(map(_packed, (image, weight, result)))
     kernel = weight.shape[2:]
-    small = image.num_elements <= _COLUMNS_ELEMENTS
-    if not small or max(kernel) > _COLUMNS_KERNEL:
+    size = max(image.num_elements, 1)
+    samples = min(_COLUMNS_ELEMENTS // size, _COLUMNS_SAMPLES)
+    if samples == 0 or max(kernel) > _COLUMNS_KERNEL:
         return packed
     rows = image.shape[1] * math.prod(kernel)
     places = math.prod((result.shape[0], *result.shape[2:]))
-    columns = replace(result, shape=(rows, places))
-    return _added(packed, _need(columns))
+    columns = samples * rows * places * result.dtype.itemsize
+    return _added(packed, (columns, 0))
 
 
 def _transposed_workspace(bound: Bound, result: Value) -> Step:

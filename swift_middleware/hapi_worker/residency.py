@@ -32,9 +32,8 @@ from hapi_splitter.memory import Needs, needs_of
 from hapi_worker.uploads import Uploads, busy, check_name
 
 MAX_PREFIXES = 4
-"""Modules that a model keeps for cuts that no job holds."""
 MAX_NEEDS = 64
-"""Cuts of a model whose memory needs it keeps."""
+"""What a model keeps of its last used cuts: modules and memory needs."""
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +66,6 @@ class Resident:
     needs: OrderedDict[int, Needs] = field(default_factory=OrderedDict)
 
     def prefix(self, cut: int) -> nn.Module:
-        """The module of a cut; call it on the device's thread only."""
         if cut not in self.prefixes:
             self.prefixes[cut] = self.frozen.prefix(cut)
         _keep_last(self.prefixes, cut, MAX_PREFIXES)
@@ -243,7 +241,7 @@ class Residency:
         """Bytes for the parameters and one forward pass of a model, now."""
         with self._changed:
             others = self._used_bytes() - resident.parameter_bytes
-            return self.limit_bytes - others
+        return self.limit_bytes - others
 
     def released(self, resident: Resident) -> None:
         """Called by :meth:`Lease.release`."""
@@ -378,18 +376,16 @@ class Residency:
 
 
 def _check_cut(resident: Resident, cut: int) -> None:
-    num_cuts = len(resident.frozen.cuts)
-    if not 1 <= cut <= num_cuts:
+    last = len(resident.frozen.cuts)
+    if not 1 <= cut <= last:
         raise UnsupportedError(
             "cut_out_of_range",
-            f"cut {cut}: the model {resident.digest[:12]} has cuts 1 to "
-            f"{num_cuts}",
-            details={"cut": cut, "allowed": [1, num_cuts]},
+            f"cut {cut}: {resident.digest[:12]} has cuts 1 to {last}",
+            details={"cut": cut, "allowed": [1, last]},
         )
 
 
 def _keep_last(kept: OrderedDict[int, Any], key: int, count: int) -> None:
-    """``key`` becomes the last used; the first of too many leave."""
     kept.move_to_end(key)
     while len(kept) > count:
         kept.popitem(last=False)

@@ -188,6 +188,29 @@ def dtype_injection(trace: Path) -> bytes:
     return with_call("aten.mean.dim", [0, [1], False, code(trace)])
 
 
+def conversion_to_float64(trace: Path) -> bytes:
+    return with_call("aten._to_copy.default", [0, "float64"])
+
+
+def weights_of_float64(trace: Path) -> bytes:
+    weights = members()["weights.safetensors"]
+    return repack(weights=weights.replace(b'"F32"', b'"F64"', 1))
+
+
+def weights_of_float16(trace: Path) -> bytes:
+    weights = members()["weights.safetensors"]
+    return repack(weights=weights.replace(b'"F32"', b'"F16"', 1))
+
+
+def product_of_integers(trace: Path) -> bytes:
+    return _program(
+        [
+            [1, "aten._to_copy.default", [0, "int64"]],
+            [2, "aten.matmul.default", [1, 1]],
+        ]
+    )
+
+
 def in_place_operator(trace: Path) -> bytes:
     return with_call("aten.relu_.default", [0])
 
@@ -453,6 +476,11 @@ HOSTILE: Mapping[Callable[[Path], bytes], str] = MappingProxyType(
         cut_name_injection: "'names' must be",
         weight_name_injection: "tensors must be named 1 to",
         dtype_injection: "argument 'dtype' .* must be null or one of",
+        conversion_to_float64: "argument 'dtype' .* must be null or one of",
+        weights_of_float64: "has the dtype 'F64'",
+        weights_of_float16: "has the dtype 'F16'",
+        product_of_integers: "matmul.default: its argument 'self' is of "
+        "torch.int64",
         in_place_operator: "'aten.relu_.default' is not in the table",
         out_operator: "'aten.add.out' is not in the table",
         random_operator: "'aten.rand_like.default' is not in the table",

@@ -6,7 +6,11 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from hapi_splitter.memory import batch_for, peak_bytes
+from hapi_splitter.batchwise import Value
+from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.memory import batch_for, needs_of, peak_bytes, steps
+from hapi_splitter.program import INPUT, Affine, Call, Program, Ref
+from hapi_splitter.shapes import infer
 from hapi_splitter.trace import split
 from reference_models import REFERENCE_MODELS, BranchedNet
 
@@ -43,6 +47,139 @@ def test_peak_is_an_upper_bound_of_allocations(name: str) -> None:
         assert found > 0
         assert peak >= found + frozen.parameter_bytes + samples.nbytes
         assert peak - frozen.parameter_bytes < 12 * (found + samples.nbytes)
+
+
+def graph_of(
+    sample: tuple[int, ...],
+    calls: list[Call],
+    weights: dict[int, torch.Tensor] | None = None,
+) -> FrozenGraph:
+    """A region of calls, as a package could hold them."""
+    weights = weights or {}
+    program = Program(len(weights), tuple(calls))
+    values = infer(program, weights, sample)
+    names = [f"call{number}" for number in range(len(calls))]
+    return FrozenGraph(program, weights, values, names, None, "")
+
+
+def broadcast_matmul() -> FrozenGraph:
+    batch = Affine(1)
+    reshape = "aten.reshape.default"
+    calls = [
+        Call(reshape, (Ref(INPUT), (batch, 64, 1, 1, 256))),
+        Call(reshape, (Ref(INPUT), (batch, 1, 64, 256, 1))),
+        Call("aten.matmul.default", (Ref(1), Ref(2))),
+    ]
+    return graph_of((64, 256), calls)
+
+
+def matmul_of_strided_rows() -> FrozenGraph:
+    calls = [
+        Call("aten.transpose.int", (Ref(INPUT), 1, 2)),
+        Call("aten.matmul.default", (Ref(2), Ref(1))),
+    ]
+    return graph_of((7, 64, 256), calls, {1: torch.randn(256, 32)})
+
+
+def broadcast_attention(is_causal: bool) -> FrozenGraph:
+    attention = "aten.scaled_dot_product_attention.default"
+    rest = (None, 0.0, is_causal, None)
+    calls = [
+        Call("aten.unsqueeze.default", (Ref(INPUT), 2)),
+        Call("aten.unsqueeze.default", (Ref(INPUT), 1)),
+        Call(attention, (Ref(1), Ref(2), Ref(2), *rest)),
+    ]
+    return graph_of((8, 64, 32), calls)
+
+
+def attention_to_few_keys() -> FrozenGraph:
+    attention = "aten.scaled_dot_product_attention.default"
+    rest = (None, 0.0, False, None)
+    calls = [
+        Call("aten.slice.Tensor", (Ref(INPUT), 3, 0, 2, 1)),
+        Call("aten.unsqueeze.default", (Ref(INPUT), 1)),
+        Call("aten.slice.Tensor", (Ref(2), 3, 0, 2, 1)),
+        Call(attention, (Ref(2), Ref(3), Ref(3), *rest)),
+    ]
+    return graph_of((8, 64, 32), calls)
+
+
+def small_convolution() -> FrozenGraph:
+    convolution = (Ref(INPUT), Ref(1), None, (1, 1), (20, 20), (1, 1), 1)
+    calls = [Call("aten.conv2d.default", convolution)]
+    return graph_of((1280, 2, 2), calls, {1: torch.randn(1, 1280, 3, 3)})
+
+
+def sum_of_bytes() -> FrozenGraph:
+    calls = [
+        Call("aten._to_copy.default", (Ref(INPUT), torch.uint8)),
+        Call("aten.sum.dim_IntList", (Ref(1), (2,), True, None)),
+        Call("aten._to_copy.default", (Ref(2), torch.float32)),
+    ]
+    return graph_of((64, 256), calls)
+
+
+@pytest.mark.parametrize(
+    ("frozen", "batch"),
+    [
+        (broadcast_matmul(), 8),
+        (matmul_of_strided_rows(), 8),
+        (broadcast_attention(False), 8),
+        (broadcast_attention(True), 8),
+        (attention_to_few_keys(), 8),
+        (small_convolution(), 1),
+        (sum_of_bytes(), 8),
+    ],
+    ids=[
+        "matmul",
+        "strided matmul",
+        "attention",
+        "causal attention",
+        "few keys",
+        "small convolution",
+        "sum of bytes",
+    ],
+)
+def test_workspace_that_a_package_may_ask_for_is_counted(
+    frozen: FrozenGraph, batch: int
+) -> None:
+    samples = torch.randn(batch, *frozen.input_shape)
+    found = allocated_peak(frozen.prefix(frozen.num_cuts), samples)
+    peak = peak_bytes(frozen, frozen.num_cuts, batch)
+    wanted = found + samples.nbytes + frozen.parameter_bytes
+    assert wanted <= peak < 6 * wanted
+
+
+def test_needs_are_counted_in_one_walk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    width = 400
+    calls = [Call("aten.sigmoid.default", (Ref(INPUT),))] * width
+    together = tuple(Ref(node) for node in range(1, width + 1))
+    frozen = graph_of(
+        (1, 8), [*calls, Call("aten.cat.default", (together, 1))]
+    )
+    sizes = Value.num_bytes.fget  # type: ignore[attr-defined]
+    asked: list[Value] = []
+
+    def num_bytes(value: Value) -> int:
+        asked.append(value)
+        return int(sizes(value))
+
+    monkeypatch.setattr(Value, "num_bytes", property(num_bytes))
+    needs = needs_of(frozen, frozen.num_cuts)
+    assert needs.peak_bytes(1) == 4 * 8 * (1 + 2 * width)
+    assert len(asked) < 10 * width
+
+
+def test_needs_keep_the_steps_that_can_be_the_largest() -> None:
+    frozen = split(BranchedNet(), "mix", sample_shape=(3, 16, 16)).frozen
+    every = list(steps(frozen, frozen.num_cuts))
+    needs = needs_of(frozen, frozen.num_cuts)
+    assert len(needs.steps) < len(every)
+    for batch in (0, 1, 7, 1000):
+        largest = max(c + batch * s for c, s in every)
+        assert needs.peak_bytes(batch) == largest + frozen.parameter_bytes
 
 
 def test_batch_for_is_the_largest_that_fits() -> None:
