@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 from caller import Caller, metrics
 from hapi_client import Connection, Credentials
@@ -15,8 +16,9 @@ from hapi_cluster import Cluster
 from hapi_protocol.features import read_features
 from hapi_splitter.package import write_package
 from hapi_splitter.trace import split
+from hapi_splitter.transforms import decode_image
 from networks import small_network, small_transform
-from photos import shard, tar_of
+from photos import photo, shard, tar_of
 
 ACCOUNT = "AUTH_test"
 CONTAINER = "bad-input"
@@ -80,6 +82,31 @@ def test_good_request_is_answered_with_features(chain):
     assert [row.index for row in rows] == [0, 1, 2, 3]
     assert [row.label for row in rows] == [0, 1, 2, 3]
     assert reader.summary.rows == 4
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_single_image_is_one_sample(chain, kind):
+    sink = io.BytesIO()
+    photo("coffee.png").save(sink, kind)
+    path = f"/{ACCOUNT}/{CONTAINER}/coffee.{kind.lower()}"
+    chain.caller.put(path, sink.getvalue())
+    answer = chain.annotated(
+        f"coffee.{kind.lower()}", {"X-Hapi-Encoding": "float16"}
+    )
+    assert answer.status_code == 200, answer.text
+    (batch,) = list(read_features(io.BytesIO(answer.content)))
+    assert [(row.index, row.key) for row in batch.rows] == [(0, "coffee")]
+    assert batch.features.dtype == "float16"
+    whole = small_network().eval()
+    pixels = small_transform()(decode_image(sink.getvalue()))
+    with torch.inference_mode():
+        expected = whole.pool(whole.body(pixels[None])).flatten(1)
+    torch.testing.assert_close(
+        torch.from_numpy(batch.features).float(),
+        expected,
+        rtol=2e-3,
+        atol=1e-3,
+    )
 
 
 @pytest.mark.parametrize(
