@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 from urllib.parse import quote, urlencode, urlsplit
@@ -143,8 +143,7 @@ class Connection:
                 }
             )
             url = f"{self._url(container)}?{query}"
-            with self._open("GET", url, object_name=container) as body:
-                page = json.loads(body.read() or b"[]")
+            page = self._page(container, url)
             for entry in page:
                 # An SLO's listing has its manifest's hash in "hash".
                 etag = entry.get("slo_etag") or entry["hash"]
@@ -154,6 +153,15 @@ class Connection:
             if len(page) < LIST_LIMIT:
                 return
             marker = page[-1]["name"]
+
+    def _page(self, container: str, url: str) -> Sequence[dict[str, Any]]:
+        try:
+            with self._open("GET", url, object_name=container) as body:
+                return list(json.loads(body.read() or b"[]"))
+        except RightsError as error:
+            if error.status == 404:
+                error.message = f"there is no container {container!r}"
+            raise
 
     # -- objects -----------------------------------------------------
 

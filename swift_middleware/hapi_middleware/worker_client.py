@@ -164,7 +164,8 @@ class WorkerClient:
         except OSError as error:
             raise UnavailableError(
                 "worker_unavailable",
-                f"the worker of this host takes no connection: {error}",
+                f"the worker of this host takes no connection ({error}): is "
+                "hapi-worker running?",
                 trans_id=trans_id,
                 retry_after=RETRY_SECONDS,
             ) from error
