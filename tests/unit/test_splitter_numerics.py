@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import subprocess
+import sys
 
-import pytest
 import torch
 
 from hapi_splitter.numerics import exact_numerics, numerics_tag
+from hapi_splitter.trace import split
 
 
 def test_block_is_exact_whatever_the_user_has_set() -> None:
@@ -29,33 +31,46 @@ def test_block_is_exact_whatever_the_user_has_set() -> None:
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize(
-    ("owner", "value"),
-    [
-        (torch.backends, "tf32"),
-        (torch.backends.cuda.matmul, "tf32"),
-        (torch.backends.cudnn.conv, "ieee"),
-        (torch.backends.mkldnn.matmul, "bf16"),
-        (torch.backends.mkldnn.conv, "bf16"),
-    ],
+PUT_BACK = """
+import torch
+from hapi_splitter.numerics import exact_numerics
+backends = torch.backends
+places = (
+    backends.cuda.matmul, backends.cudnn.conv,
+    backends.mkldnn.matmul, backends.mkldnn.conv,
 )
-def test_precisions_of_the_user_are_put_back(owner: Any, value: str) -> None:
-    places = (
-        torch.backends.cuda.matmul,
-        torch.backends.cudnn.conv,
-        torch.backends.mkldnn.matmul,
-        torch.backends.mkldnn.conv,
-    )
-    before = owner.fp32_precision
+for owner, value in (
+    (backends.mkldnn.matmul, "bf16"), (backends.mkldnn.conv, "bf16"),
+    (backends.cudnn.conv, "ieee"), (backends.cuda.matmul, "tf32"),
+    (backends, "tf32"),
+):
     owner.fp32_precision = value
-    try:
-        set_by_user = [place.fp32_precision for place in places]
-        with exact_numerics(torch.device("cpu")):
-            inside = {place.fp32_precision for place in places}
-        assert inside == {"ieee"}
-        assert [place.fp32_precision for place in places] == set_by_user
-    finally:
-        owner.fp32_precision = before
+    set_by_user = [place.fp32_precision for place in places]
+    with exact_numerics(torch.device("cpu")):
+        assert {place.fp32_precision for place in places} == {"ieee"}
+    assert [place.fp32_precision for place in places] == set_by_user
+"""
+
+
+def test_precisions_of_the_user_are_put_back() -> None:
+    # In a process of its own: torch cannot be told to forget that somebody
+    # has used these settings.
+    code = [sys.executable, "-c", PUT_BACK]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        code, capture_output=True, text=True, env=environ, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_block_leaves_torch_able_to_export() -> None:
+    """``torch.export`` reads a setting that a half-done change breaks."""
+    with exact_numerics(torch.device("cpu")):
+        pass
+    assert torch.backends.cudnn.allow_tf32 in (True, False)
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
+    parts = split(module.eval(), "1", sample_shape=(3, 8, 8))
+    assert parts.frozen.num_cuts == 2
 
 
 def test_tag_names_versions_and_the_kind_of_device() -> None:
