@@ -2,7 +2,9 @@
 
 Columns ``index: int32``, ``key: utf8``, ``label: int64?``, ``meta: utf8?``,
 ``error: utf8?`` and ``features: fixed_shape_tensor?``, null exactly where
-``error`` is set.  An index stream has ``offset: int64`` and
+``error`` is set.  With uint8 features there are ``scale`` and ``zero``, of
+float32 lists of fixed size, one value for each group of the sample.  Buffers
+are compressed as the encoding says.  An index stream has ``offset: int64`` and
 ``length: int64`` in the place of ``features``.  Each batch carries this
 request's seconds per stage in its ``custom_metadata``.  The last message is a
 batch of zero rows with the summary; a stream without it is truncated.
@@ -13,16 +15,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from hapi_protocol.encodings import Encoding, num_groups
 from hapi_protocol.errors import TruncatedStreamError
 from hapi_protocol.messages import API_VERSION
+from hapi_protocol.summary import Load, Summary
 
 METADATA_TIMINGS = b"hapi.timings"
 METADATA_SUMMARY = b"hapi.summary"
@@ -45,13 +48,15 @@ STAGES = (
     "forward",
     "encode",
     "send_blocked",
+    "forward_cpu",
+    "decode_cpu",
+    "encode_cpu",
 )
-"""Stages whose seconds a batch may report."""
+"""Stages whose seconds a batch may report; ``_cpu``: core-seconds, the others
+are those of the clock."""
 
-WIRE_DTYPES: Mapping[str, type[np.generic]] = MappingProxyType(
-    {"float32": np.float32, "float16": np.float16}
-)
-"""NumPy dtype in which each encoding travels."""
+_SCALES = ("scale", "zero")
+_ARRAYS = ("features", *_SCALES)
 
 _ROW_FIELDS = (
     pa.field("index", pa.int32(), nullable=False),
@@ -86,25 +91,6 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Summary:
-    """What the closing zero-row batch says of the whole stream.
-
-    Attributes:
-        rows: all rows, those with an error included.
-        errors: rows with an error.
-        source_etag: ETag of the object that was read.
-        source_bytes: bytes of it that were read.
-        saturated: features clipped to the encoding's largest value.
-    """
-
-    rows: int
-    errors: int
-    source_etag: str
-    source_bytes: int
-    saturated: int = 0
-
-
-@dataclass(frozen=True)
 class FeatureBatch:
     """Rows as read; all arrays are the reader's own copies.
 
@@ -113,11 +99,15 @@ class FeatureBatch:
         features: ``[good rows, *shape]`` in the wire dtype, for the rows
             without an error, in order; None in an index stream.
         timings: seconds per stage of this request.
+        scale: ``[good rows, groups]`` float32; None unless quantised.
+        zero: as ``scale``.
     """
 
     rows: tuple[Row, ...]
     features: npt.NDArray[Any] | None
     timings: Mapping[str, float]
+    scale: npt.NDArray[np.float32] | None = None
+    zero: npt.NDArray[np.float32] | None = None
 
     @property
     def good_rows(self) -> list[Row]:
@@ -129,14 +119,19 @@ def feature_schema(shape: Sequence[int], encoding: str) -> pa.Schema:
 
     Args:
         shape: of one sample's features, without the batch dimension.
-        encoding: a key of :data:`WIRE_DTYPES`.
+        encoding: one of :data:`hapi_protocol.encodings.ENCODINGS`.
+
+    Raises:
+        AnnotationError: ``unknown_encoding``.
     """
-    value_type = pa.from_numpy_dtype(WIRE_DTYPES[encoding])
+    parsed = Encoding.parse(encoding)
+    value_type = pa.from_numpy_dtype(np.dtype(parsed.wire_dtype))
     tensor = pa.fixed_shape_tensor(value_type, list(shape))
-    return pa.schema(
-        [*_ROW_FIELDS, pa.field("features", tensor)],
-        metadata=_stream_metadata(encoding=encoding),
-    )
+    fields = [*_ROW_FIELDS, pa.field("features", tensor)]
+    if parsed.is_quantised:
+        groups = pa.list_(pa.float32(), num_groups(shape))
+        fields += [pa.field(name, groups) for name in _SCALES]
+    return pa.schema(fields, metadata=_stream_metadata(encoding=str(parsed)))
 
 
 def index_schema() -> pa.Schema:
@@ -152,6 +147,17 @@ def _stream_metadata(**facts: str) -> dict[bytes, bytes]:
     }
 
 
+def _write_options(schema: pa.Schema) -> pa.ipc.IpcWriteOptions:
+    """With the compression that the schema's own metadata names."""
+    facts = json.loads(schema.metadata[METADATA_STREAM])
+    compression = Encoding.parse(facts.get("encoding", "float32")).compression
+    # In the calling thread, whose processor time is measured.
+    return pa.ipc.IpcWriteOptions(
+        compression=None if compression == "none" else compression,
+        use_threads=False,
+    )
+
+
 class FeatureStreamWriter:
     """Writes one feature stream, or one index stream, to a binary sink.
 
@@ -164,7 +170,10 @@ class FeatureStreamWriter:
     def __init__(self, sink: Any, schema: pa.Schema) -> None:
         self._schema = schema
         self._has_features = "features" in schema.names
-        self._writer = pa.ipc.new_stream(_Sink(sink), schema)
+        self._has_scales = "scale" in schema.names
+        self._writer = pa.ipc.new_stream(
+            _Sink(sink), schema, options=_write_options(schema)
+        )
         self.num_rows = 0
         self.num_errors = 0
 
@@ -173,6 +182,9 @@ class FeatureStreamWriter:
         rows: Sequence[Row],
         features: npt.NDArray[Any] | None = None,
         timings: Mapping[str, float] | None = None,
+        *,
+        scale: npt.NDArray[np.float32] | None = None,
+        zero: npt.NDArray[np.float32] | None = None,
     ) -> None:
         """Writes one batch.
 
@@ -181,6 +193,9 @@ class FeatureStreamWriter:
             features: ``[rows without error, *shape]`` in the wire dtype,
                 C-contiguous; None in an index stream.
             timings: seconds per stage.
+            scale: ``[rows without error, groups]`` float32, for quantised
+                features.
+            zero: as ``scale``.
 
         Raises:
             ValueError: when rows and features do not go together.
@@ -188,6 +203,13 @@ class FeatureStreamWriter:
         columns = _row_columns(rows)
         if self._has_features:
             columns.append(self._feature_column(rows, features))
+            if self._has_scales:
+                columns += [
+                    self._list_column(name, rows, values)
+                    for name, values in zip(
+                        _SCALES, (scale, zero), strict=True
+                    )
+                ]
         else:
             columns += [
                 pa.array([row.offset for row in rows], pa.int64()),
@@ -201,15 +223,26 @@ class FeatureStreamWriter:
         self.num_errors += sum(row.error is not None for row in rows)
 
     def close(
-        self, *, source_etag: str, source_bytes: int, saturated: int = 0
+        self,
+        *,
+        source_etag: str,
+        source_bytes: int,
+        saturated: int = 0,
+        cpu_seconds: float = 0.0,
+        load: Load | None = None,
     ) -> Summary:
-        """Writes the closing batch and the end of the stream."""
+        """Writes the closing batch and the end of the stream.
+
+        Args: as the attributes of :class:`Summary`.
+        """
         summary = Summary(
             rows=self.num_rows,
             errors=self.num_errors,
             source_etag=source_etag,
             source_bytes=source_bytes,
             saturated=saturated,
+            cpu_seconds=cpu_seconds,
+            load=load,
         )
         empty = pa.record_batch(
             [pa.array([], field.type) for field in _storage(self._schema)],
@@ -217,7 +250,7 @@ class FeatureStreamWriter:
         ).cast(self._schema)
         self._writer.write_batch(
             empty,
-            custom_metadata=_json_metadata(METADATA_SUMMARY, vars(summary)),
+            custom_metadata=_json_metadata(METADATA_SUMMARY, asdict(summary)),
         )
         self._writer.close()
         return summary
@@ -226,29 +259,46 @@ class FeatureStreamWriter:
         self, rows: Sequence[Row], features: npt.NDArray[Any] | None
     ) -> pa.ExtensionArray:
         tensor = self._schema.field("features").type
-        good = np.array([row.error is None for row in rows])
-        num_good = int(good.sum())
-        shape = (num_good, *tensor.shape)
-        if features is None:
-            features = np.empty(shape, tensor.value_type.to_pandas_dtype())
-        if features.shape != shape:
-            raise ValueError(
-                f"features of shape {features.shape}; these rows need {shape}"
-            )
-        width = math.prod(tensor.shape)
-        values = pa.array(np.ascontiguousarray(features).reshape(-1))
-        if num_good != len(rows):
-            spread = np.zeros((len(rows), width), features.dtype)
-            spread[good] = features.reshape(num_good, width)
-            values = pa.array(spread.reshape(-1))
-        storage = pa.FixedSizeListArray.from_arrays(
-            values, width, mask=None if num_good == len(rows) else _mask(good)
-        )
+        storage = _lists("features", rows, features, tensor, tensor.shape)
         return pa.ExtensionArray.from_storage(tensor, storage)
 
+    def _list_column(
+        self, name: str, rows: Sequence[Row], values: npt.NDArray[Any] | None
+    ) -> pa.FixedSizeListArray:
+        kind = self._schema.field(name).type
+        return _lists(name, rows, values, kind, (kind.list_size,))
 
-def _mask(good: npt.NDArray[np.bool_]) -> pa.Array:
-    return pa.array(~good)
+
+def _lists(
+    name: str,
+    rows: Sequence[Row],
+    values: npt.NDArray[Any] | None,
+    kind: pa.DataType,
+    shape: Sequence[int],
+) -> pa.FixedSizeListArray:
+    """A column of lists, null exactly where a row has an error."""
+    good = np.array([row.error is None for row in rows])
+    num_good = int(good.sum())
+    wanted = (num_good, *shape)
+    dtype = kind.value_type.to_pandas_dtype()
+    if values is None:
+        values = np.empty(wanted if num_good == 0 else (0,), dtype)
+    if values.shape != wanted or values.dtype != dtype:
+        raise ValueError(
+            f"{name} of shape {values.shape} and {values.dtype}; these rows "
+            f"need {wanted} and {np.dtype(dtype)}"
+        )
+    width = math.prod(shape)
+    flat = np.ascontiguousarray(values).reshape(num_good, width)
+    if num_good != len(rows):
+        spread = np.zeros((len(rows), width), dtype)
+        spread[good] = flat
+        flat = spread
+    return pa.FixedSizeListArray.from_arrays(
+        pa.array(flat.reshape(-1)),
+        width,
+        mask=None if num_good == len(rows) else pa.array(~good),
+    )
 
 
 def _storage(schema: pa.Schema) -> list[pa.Field]:
@@ -323,7 +373,8 @@ class FeatureStreamReader:
 
     def __iter__(self) -> Iterator[FeatureBatch]:
         try:
-            with pa.ipc.open_stream(self._stream) as reader:
+            options = pa.ipc.IpcReadOptions(use_threads=False)
+            with pa.ipc.open_stream(self._stream, options=options) as reader:
                 self.schema = reader.schema
                 yield from self._batches(reader)
         except _BROKEN as error:
@@ -343,7 +394,7 @@ class FeatureStreamReader:
                 return
             facts = dict(metadata or {})
             if METADATA_SUMMARY in facts:
-                self.summary = Summary(**json.loads(facts[METADATA_SUMMARY]))
+                self.summary = Summary.from_json(facts[METADATA_SUMMARY])
                 return
             self.num_rows += batch.num_rows
             yield _read_batch(batch, facts.get(METADATA_TIMINGS))
@@ -365,27 +416,34 @@ def _read_batch(batch: Any, timings: bytes | None) -> FeatureBatch:
     columns = {
         name: batch.column(name).to_pylist()
         for name in batch.schema.names
-        if name != "features"
+        if name not in _ARRAYS
     }
     rows = tuple(
         Row(**dict(zip(columns, values, strict=True)))
         for values in zip(*columns.values(), strict=True)
     )
-    features = None
+    features = scale = zero = None
     if "features" in batch.schema.names:
-        features = _read_tensor(batch.column("features"))
+        column = batch.column("features")
+        features = _read_lists(column.storage, column.type.shape)
+    if "scale" in batch.schema.names:
+        scale, zero = (
+            _read_lists(column, (column.type.list_size,))
+            for column in (batch.column(name) for name in _SCALES)
+        )
     return FeatureBatch(
         rows=rows,
         features=features,
         timings=json.loads(timings) if timings else {},
+        scale=scale,
+        zero=zero,
     )
 
 
-def _read_tensor(column: Any) -> npt.NDArray[Any]:
+def _read_lists(column: Any, shape: Sequence[int]) -> npt.NDArray[Any]:
     # Copied: a tail's in-place ReLU would write into Arrow's memory.
-    shape = tuple(column.type.shape)
-    values = column.drop_null().storage.flatten()
+    good = column.drop_null()
     flat: npt.NDArray[Any] = np.array(
-        values.to_numpy(zero_copy_only=False), copy=True
+        good.flatten().to_numpy(zero_copy_only=False), copy=True
     )
-    return flat.reshape((-1, *shape))
+    return flat.reshape((len(good), *shape))

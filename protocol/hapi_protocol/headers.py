@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
+from hapi_protocol.encodings import Encoding
 from hapi_protocol.errors import AnnotationError
 
 PREFIX = "X-Hapi-"
@@ -27,6 +28,7 @@ HEADER_RANGE = "X-Hapi-Range"
 HEADER_IF_SOURCE_ETAG = "X-Hapi-If-Source-Etag"
 HEADER_CACHE = "X-Hapi-Cache"
 HEADER_INDEX = "X-Hapi-Index"
+HEADER_PROFILE = "X-Hapi-Profile"
 REQUEST_HEADERS = (
     HEADER_MODEL,
     HEADER_CUT,
@@ -38,6 +40,7 @@ REQUEST_HEADERS = (
     HEADER_IF_SOURCE_ETAG,
     HEADER_CACHE,
     HEADER_INDEX,
+    HEADER_PROFILE,
 )
 
 HEADER_SOURCE_ETAG = "X-Hapi-Source-Etag"
@@ -46,7 +49,6 @@ RESPONSE_HEADERS = (HEADER_SOURCE_ETAG, HEADER_CACHE)
 CONTENT_TYPE_STREAM = "application/vnd.apache.arrow.stream"
 """IANA media type of an Arrow IPC stream."""
 
-ENCODINGS = ("float32", "float16")
 TRANSFORMS = ("eval",)
 NUMERICS = ("exact",)
 RESERVED_NUMERICS = ("fast",)
@@ -118,8 +120,10 @@ class ByteRange:
 class Annotation:
     """What a caller asks of the storage tier.
 
-    ``model`` is None, and ``cut`` 0, exactly when ``index`` is true: the
-    answer is then the object's index rows, without features.
+    ``model`` is None, and ``cut`` 0, exactly when ``index`` or ``profile`` is
+    true: the answer is then the object's index rows, without features, or
+    the profile of the object, which is a package.  ``encoding``
+    is a canonical text of :mod:`hapi_protocol.encodings`.
     """
 
     model: ModelPath | None
@@ -132,6 +136,7 @@ class Annotation:
     if_source_etag: str | None = None
     cache: str = "off"
     index: bool = False
+    profile: bool = False
 
     def to_headers(self) -> dict[str, str]:
         """The request headers; values that are defaults are left out."""
@@ -146,6 +151,7 @@ class Annotation:
             HEADER_IF_SOURCE_ETAG: self.if_source_etag,
             HEADER_CACHE: _unless_default(self.cache, "off"),
             HEADER_INDEX: "true" if self.index else None,
+            HEADER_PROFILE: "true" if self.profile else None,
         }
         return {name: v for name, v in values.items() if v is not None}
 
@@ -171,6 +177,8 @@ def parse_annotation(headers: Mapping[str, str], account: str) -> Annotation:
         AnnotationError: naming the header, its value and what is allowed.
     """
     given = _own_headers(headers)
+    if _parse_flag(given, HEADER_PROFILE):
+        return _parse_profile_request(given)
     if _parse_flag(given, HEADER_INDEX):
         return _parse_index_request(given)
     model = _parse_model(given, account)
@@ -185,9 +193,7 @@ def parse_annotation(headers: Mapping[str, str], account: str) -> Annotation:
     return Annotation(
         model=model,
         cut=_parse_cut(given),
-        encoding=_choice(
-            given, HEADER_ENCODING, ENCODINGS, "unknown_encoding"
-        ),
+        encoding=_parse_encoding(given),
         transform=_choice(
             given, HEADER_TRANSFORM, TRANSFORMS, "unknown_transform"
         ),
@@ -257,6 +263,18 @@ def _parse_flag(given: Mapping[str, str], header: str) -> bool:
     return value == "true"
 
 
+def _parse_profile_request(given: Mapping[str, str]) -> Annotation:
+    others = sorted(given.keys() - {HEADER_PROFILE})
+    if others:
+        raise AnnotationError(
+            "bad_annotation",
+            f"{', '.join(others)}: no other X-Hapi header may stand beside "
+            f"{HEADER_PROFILE}: true",
+            details={"headers": others},
+        )
+    return Annotation(model=None, cut=0, profile=True)
+
+
 def _parse_index_request(given: Mapping[str, str]) -> Annotation:
     allowed = {HEADER_INDEX, HEADER_IF_SOURCE_ETAG}
     for header in given:
@@ -313,6 +331,11 @@ def _parse_cut(given: Mapping[str, str]) -> int:
             "(cut 0 is a plain GET)",
         )
     return cut
+
+
+def _parse_encoding(given: Mapping[str, str]) -> str:
+    value = given.get(HEADER_ENCODING, "float32")
+    return str(Encoding.parse(value, what=HEADER_ENCODING))
 
 
 def _parse_samples(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from hapi_protocol.encodings import Encoding
 from hapi_protocol.errors import AnnotationError
 from hapi_protocol.headers import SampleRange
 
@@ -84,6 +85,7 @@ class JobRequest:
         charged_account: who pays; never the owner by default.
         model: None exactly for ``index``.
         cut: 1..n; 0 exactly for ``index``.
+        encoding: a canonical text of :mod:`hapi_protocol.encodings`.
         samples: which samples are wanted; None for all.
         ranged: the body holds only the members of ``samples``, so that
             its first sample has the index ``samples.first``.
@@ -118,7 +120,8 @@ class JobRequest:
     def from_body(cls, body: bytes) -> JobRequest:
         """
         Raises:
-            AnnotationError: ``bad_request``, naming the field.
+            AnnotationError: ``bad_request``, naming the field, or
+                ``unknown_encoding``.
         """
         return _parse(body, cls._from_fields)
 
@@ -132,7 +135,7 @@ class JobRequest:
             charged_account=given.text("charged_account"),
             model=given.optional("model", ModelIdentity.from_fields),
             cut=given.count("cut"),
-            encoding=given.text("encoding"),
+            encoding=str(Encoding.parse(given.text("encoding"))),
             transform=given.text("transform"),
             numerics=given.text("numerics"),
             samples=given.optional("samples", _parse_samples),
@@ -150,6 +153,45 @@ class JobRequest:
         if job.ranged and job.samples is None:
             raise _bad_field("job request", "samples", None)
         return job
+
+
+@dataclass(frozen=True)
+class ProfileRequest:
+    """Body of ``POST /profiles``: the caller may GET the package.
+
+    Attributes:
+        charged_account: pays for the run, if one is needed.
+        model: the package.
+    """
+
+    charged_account: str
+    model: ModelIdentity
+    trans_id: str
+
+    def to_body(self) -> bytes:
+        fields = {**vars(self), "model": self.model.to_fields()}
+        return json.dumps({**fields, "version": API_VERSION}).encode()
+
+    @classmethod
+    def from_body(cls, body: bytes) -> ProfileRequest:
+        """
+        Raises:
+            AnnotationError: ``bad_request``, naming the field.
+        """
+        return _parse(body, cls._from_fields)
+
+    @classmethod
+    def _from_fields(cls, fields: Any) -> ProfileRequest:
+        given = _Fields(fields, "profile request")
+        given.version()
+        model = given.optional("model", ModelIdentity.from_fields)
+        if model is None:
+            raise _bad_field("profile request", "model", None)
+        return cls(
+            charged_account=given.text("charged_account"),
+            model=model,
+            trans_id=given.text("trans_id", empty=True),
+        )
 
 
 @dataclass(frozen=True)

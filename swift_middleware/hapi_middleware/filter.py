@@ -29,6 +29,7 @@ from hapi_middleware.objects import (
     job_length,
     source_changed,
 )
+from hapi_middleware.profiles import ProfileCall
 from hapi_middleware.requests import (
     Env,
     FeatureRequest,
@@ -45,16 +46,16 @@ from hapi_middleware.responses import (
     stream_headers,
 )
 from hapi_middleware.rights import charged_account
+from hapi_middleware.uploads import PackageSender
 from hapi_middleware.worker_client import FeatureStream, WorkerClient
+from hapi_protocol.encodings import ENCODINGS
 from hapi_protocol.errors import (
-    ConflictError,
     HapiError,
     InternalError,
     TooSlowError,
-    UnavailableError,
     UnsupportedError,
 )
-from hapi_protocol.headers import ENCODINGS, NUMERICS, TRANSFORMS
+from hapi_protocol.headers import NUMERICS, TRANSFORMS
 from hapi_protocol.messages import (
     API_VERSION,
     KIND_FEATURES,
@@ -63,9 +64,6 @@ from hapi_protocol.messages import (
     JobRequest,
     ModelIdentity,
 )
-
-MAX_UPLOADS = 2
-"""Uploads of a package for one request; more means the worker drops it."""
 
 StartResponse = Callable[..., Any]
 
@@ -102,7 +100,7 @@ class HapiMiddleware:
     def _answer(self, env: Env, headers: Mapping[str, str]) -> Any:
         try:
             request = parse_request(env, headers)
-            return FeatureCall(self, env, request).answer()
+            return self._call(env, request).answer()
         except SwiftAnswerError as error:
             return error.response
         except HapiError as error:
@@ -120,6 +118,15 @@ class HapiMiddleware:
                     "internal", "the filter failed; its log says where"
                 ),
             )
+
+    def _call(
+        self, env: Env, request: FeatureRequest
+    ) -> FeatureCall | ProfileCall:
+        if not request.annotation.profile:
+            return FeatureCall(self, env, request)
+        return ProfileCall(
+            self.app, self.config, self.logger, self.worker, env, request
+        )
 
     def _refuse(self, env: Env, error: HapiError) -> Response:
         error.trans_id = error.trans_id or env.get("swift.trans_id")
@@ -254,40 +261,14 @@ class FeatureCall:
         return Response(status=200, headers=dict(headers), app_iter=stream)
 
     def _grant(self, job: JobRequest) -> JobGrant:
-        for _ in range(MAX_UPLOADS + 1):
-            try:
-                return self._worker.create_job(job)
-            except ConflictError as error:
-                if error.code != "model_needed":
-                    raise
-            job = replace(job, model=self._upload(job))
-        raise UnavailableError(
-            "service_unavailable",
-            "the worker does not keep the model; try again later",
-            retry_after=5,
-        )
-
-    def _upload(self, job: JobRequest) -> ModelIdentity:
-        """Hand the package to the worker; return who it now is."""
         if self._package is None or job.model is None:
-            raise InternalError("internal", "a model for an index")
-        identity = job.model
-        for _ in range(MAX_UPLOADS):
-            body = self._package.open(identity)
-            if body is None:
-                identity = self._package.identify()
-                continue
-            self._logger.increment("hapi.model_uploads")
-            try:
-                self._worker.put_model(identity, body, job.trans_id)
-            finally:
-                body.close()
-            return identity
-        raise ConflictError(
-            "model_changed",
-            f"the model {identity.path} changes while it is read; store "
-            "each version under a name of its own",
-            object_name=identity.path,
+            return self._worker.create_job(job)
+        sender = PackageSender(
+            self._worker, self._package, self._logger, job.trans_id
+        )
+        return sender.ask(
+            job.model,
+            lambda model: self._worker.create_job(replace(job, model=model)),
         )
 
     def _headers(self, head: ObjectHead, etag: str | None) -> dict[str, str]:
@@ -328,6 +309,7 @@ def filter_factory(
         max_object_bytes=config.max_object_bytes,
         max_package_bytes=config.max_package_bytes,
         index=True,
+        profile=True,
     )
 
     def factory(app: Any) -> HapiMiddleware:

@@ -230,16 +230,32 @@ def job_length(
 
 
 class Package:
-    """The model package that an annotation names."""
+    """The model package that an annotation names.
+
+    Args:
+        app: the rest of the pipeline.
+        env: of the client's request.
+        path: of the package.
+        max_bytes: it may have.
+        is_own: it is the object that the client's own request names, and
+            is read with all that this request has been granted.
+    """
 
     def __init__(
-        self, app: Any, env: Env, path: ModelPath, max_bytes: int
+        self,
+        app: Any,
+        env: Env,
+        path: ModelPath,
+        max_bytes: int,
+        *,
+        is_own: bool = False,
     ) -> None:
         self._app = app
         self._env = env
         self._path = path
         self._url = f"/v1{path.quoted()}"
         self._max_bytes = max_bytes
+        self._is_own = is_own
         self.name = f"/{path.account}/{path.container}/{path.object}"
 
     def identify(self) -> ModelIdentity:
@@ -250,12 +266,11 @@ class Package:
             PackageError: a manifest, or too short to be a package.
             TooLargeError: ``package_too_large``.
         """
-        request = model_request(self._env, "HEAD", self._url)
-        response = request.get_response(self._app)
+        response = self._ask("HEAD")
         drain_and_close(response)
         if not response.is_success:
             raise refusal(response.status_int, "model", self.name)
-        return self._identity(ObjectHead.from_response(response))
+        return self.identity_by(ObjectHead.from_response(response))
 
     def open(self, identity: ModelIdentity) -> ObjectBody | None:
         """The package's bytes, or None when it is another version now.
@@ -263,13 +278,12 @@ class Package:
         Raises:
             RightsError: the caller may no longer read it.
         """
-        request = model_request(self._env, "GET", self._url)
-        response = request.get_response(self._app)
+        response = self._ask("GET")
         if not response.is_success:
             drain_and_close(response)
             raise refusal(response.status_int, "model", self.name)
         try:
-            found = self._identity(ObjectHead.from_response(response))
+            found = self.identity_by(ObjectHead.from_response(response))
         except HapiError:
             close_if_possible(response.app_iter)
             raise
@@ -278,7 +292,20 @@ class Package:
             return None
         return ObjectBody(response, identity.length_bytes, self.name)
 
-    def _identity(self, head: ObjectHead) -> ModelIdentity:
+    def _ask(self, method: str) -> Response:
+        if self._is_own:
+            request = source_request(self._env, method)
+        else:
+            request = model_request(self._env, method, self._url)
+        return request.get_response(self._app)
+
+    def identity_by(self, head: ObjectHead) -> ModelIdentity:
+        """Who the model is, by a HEAD that the caller had the right to.
+
+        Raises:
+            PackageError: a manifest, or too short to be a package.
+            TooLargeError: ``package_too_large``.
+        """
         if head.is_manifest:
             # The HEAD of a manifest authorises none of its segments.
             raise PackageError(

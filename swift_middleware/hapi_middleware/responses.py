@@ -43,6 +43,25 @@ def stream_etag(
     )
 
 
+def profile_etag(package_etag: str, digest: str, numerics_tag: str) -> str:
+    """The weak ETag of a profile: two of one kind of host are as good."""
+    return feature_etag(
+        source_etag=package_etag,
+        model_digest=digest,
+        cut=0,
+        transform="profile",
+        encoding="",
+        samples=None,
+        numerics_tag=numerics_tag,
+    )
+
+
+def profile_headers(package_etag: str, etag: str | None) -> dict[str, str]:
+    """Headers of a profile: none of the package's but its ETag."""
+    headers = stream_headers(package_etag, etag)
+    return headers | {"Content-Type": "application/json; charset=UTF-8"}
+
+
 def stream_headers(source_etag: str, etag: str | None) -> dict[str, str]:
     """Headers of a feature stream: none of the source's but its ETag."""
     headers = {

@@ -18,6 +18,7 @@ from hapi_middleware.concurrency import Task, connect_unix
 from hapi_middleware.objects import ObjectBody
 from hapi_protocol.errors import (
     MAX_BODY_BYTES,
+    AnnotationError,
     HapiError,
     InternalError,
     TooSlowError,
@@ -29,7 +30,9 @@ from hapi_protocol.messages import (
     JobGrant,
     JobRequest,
     ModelIdentity,
+    ProfileRequest,
 )
+from hapi_protocol.profiles import MAX_PROFILE_BYTES, ModelProfile
 
 READ_BYTES = 256 * 1024
 RETRY_SECONDS = 2.0
@@ -114,6 +117,26 @@ class WorkerClient:
             )
             _send_chunks(connection, body)
             _read_answer(connection.getresponse(), 201)
+
+    def get_profile(self, request: ProfileRequest) -> ModelProfile:
+        """The model's profile; ``model_needed`` is a ConflictError."""
+        with self._exchange(request.trans_id) as connection:
+            _send_head(
+                connection,
+                "POST",
+                "/profiles",
+                request.trans_id,
+                request.to_body(),
+            )
+            body = _read_answer(
+                connection.getresponse(), 200, MAX_PROFILE_BYTES
+            )
+        try:
+            return ModelProfile.from_body(body)
+        except AnnotationError as error:
+            raise InternalError(
+                "internal", f"the worker's answer: {error.message}"
+            ) from error
 
     def open_stream(
         self,
@@ -332,9 +355,13 @@ def _send_chunks(
             return
 
 
-def _read_answer(answer: http.client.HTTPResponse, expected: int) -> bytes:
+def _read_answer(
+    answer: http.client.HTTPResponse,
+    expected: int,
+    max_bytes: int = MAX_BODY_BYTES,
+) -> bytes:
     with answer:
-        body = answer.read(MAX_BODY_BYTES + 1)
+        body = answer.read(max_bytes + 1)
         if answer.status == expected:
             return body
     error = error_from_body(

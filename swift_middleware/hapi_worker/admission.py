@@ -126,9 +126,13 @@ class Admission:
         for job in lapsed:
             self.end(job)
 
-    def num_running(self) -> int:
+    def num_running(self, account: str | None = None) -> int:
+        """Streams that run now; None counts those of all accounts."""
         with self._changed:
-            return sum(job.running for job in self._jobs.values())
+            return sum(
+                job.running and account in (None, job.request.charged_account)
+                for job in self._jobs.values()
+            )
 
     def drain(self, seconds: float) -> bool:
         """Grants nothing more; waits until no job is left.

@@ -1,8 +1,9 @@
 """The worker's HTTP interface, a WSGI application.
 
 ``POST /jobs``, ``POST /jobs/<id>``, ``PUT /models``, ``GET /models``,
-``GET /healthz``, ``GET /metrics``.  Every refusal is an error of
-:mod:`hapi_protocol.errors` as JSON; every answer repeats ``X-Trans-Id``.
+``POST /profiles``, ``GET /healthz``, ``GET /metrics``.  Every refusal is an
+error of :mod:`hapi_protocol.errors` as JSON; every answer repeats
+``X-Trans-Id``.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from hapi_protocol.messages import (
     MAX_MESSAGE_BYTES,
     JobRequest,
     ModelIdentity,
+    ProfileRequest,
 )
 from hapi_worker.body import Connection
 from hapi_worker.metrics import CONTENT_TYPE as METRICS_CONTENT_TYPE
@@ -107,6 +109,8 @@ class WorkerApp:
         if not self._admin_only:
             if path == "/jobs":
                 return self._route(request, POST=self._grant)
+            if path == "/profiles":
+                return self._route(request, POST=self._profile)
             if path == "/models":
                 return self._route(request, GET=self._known, PUT=self._put)
             if path.startswith("/jobs/"):
@@ -157,6 +161,12 @@ class WorkerApp:
             self._worker.metrics.refusals.labels(error.code).inc()
             raise
         return _json_body(201, grant.to_body())
+
+    def _profile(self, request: Any) -> Any:
+        body = _read_body(request, MAX_MESSAGE_BYTES)
+        wanted = ProfileRequest.from_body(bytes(body))
+        profile = self._worker.profiling.profile(wanted)
+        return _json_body(200, profile.to_body())
 
     def _stream(self, request: Any) -> Any:
         connection = request.environ.get(ENVIRON_CONNECTION)

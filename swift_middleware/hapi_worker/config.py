@@ -154,6 +154,8 @@ class WorkerConfig:
     """Longest time a reader may take nothing."""
     batch_seconds: float = _option("300", _seconds)
     """Longest time without a step forward inside the worker."""
+    profile_seconds: float = _option("10", _seconds)
+    """Of the device, for the profile of one model."""
     drain_seconds: float = _option("30", _seconds)
     """On SIGTERM: how long running jobs may take to end."""
     log_level: str = _option("INFO", _log_level)

@@ -6,14 +6,16 @@ Both take their work from a queue that is fair between accounts
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
+from hapi_worker.load import LoadMeter
 from hapi_worker.scheduler import FairQueue
 
 Work = Callable[[], None]
@@ -32,6 +34,8 @@ class FairPool:
         name: of the threads.
         num_threads: how many run at a time.
         torch_threads: intra-operation threads of torch in each of them.
+        meter: told of each piece of work.
+        on_device: whether its threads are those of devices.
         clock: monotonic seconds.
     """
 
@@ -41,6 +45,8 @@ class FairPool:
         num_threads: int,
         *,
         torch_threads: int = 1,
+        meter: LoadMeter | None = None,
+        on_device: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_threads = num_threads
@@ -48,6 +54,8 @@ class FairPool:
         self._changed = threading.Condition()
         self._closed = False
         self._torch_threads = torch_threads
+        self._meter = meter
+        self._on_device = on_device
         self._clock = clock
         self._threads = [
             threading.Thread(
@@ -94,12 +102,24 @@ class FairPool:
             account, work = found
             started = self._clock()
             try:
-                work()
+                with self._metered(account):
+                    work()
             except Exception:
                 logger.exception("a defect: work raised in a pool")
             del work, found
             with self._changed:
                 self._queue.charge(account, self._clock() - started)
+
+    @contextlib.contextmanager
+    def _metered(self, account: str) -> Iterator[None]:
+        if self._meter is None:
+            yield
+            return
+        begun = self._meter.began(account, on_device=self._on_device)
+        try:
+            yield
+        finally:
+            self._meter.ended(begun)
 
     def _next(self) -> tuple[str, Work] | None:
         with self._changed:

@@ -47,6 +47,7 @@ class Slot:
     image: torch.Tensor | None = None
     ready_at: float | None = None
     decode_seconds: float = 0.0
+    decode_cpu: float = 0.0
 
 
 @dataclass

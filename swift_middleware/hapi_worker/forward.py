@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hapi_protocol.errors import DoesNotFitError
-from hapi_splitter.encodings import encode
+from hapi_splitter.encodings import EncodedFeatures, encode
 
 Prefix = Callable[[torch.Tensor], torch.Tensor] | nn.Module
 
@@ -23,14 +23,28 @@ class Computed:
     """Features of one micro-batch.
 
     Attributes:
-        features: ``[batch, *shape]`` in the encoding's wire dtype.
-        saturated: values that the encoding clipped.
+        encoded: ``[batch, *shape]`` in the encoding's wire dtype, and what
+            its decoding needs.
+        forward_cpu: core-seconds: this thread's CPU seconds, on a CPU
+            device times the threads of a forward.
+        encode_cpu: CPU seconds of this thread.
     """
 
-    features: npt.NDArray[Any]
-    saturated: int
+    encoded: EncodedFeatures
     forward_seconds: float
     encode_seconds: float
+    forward_cpu: float = 0.0
+    encode_cpu: float = 0.0
+
+    @property
+    def features(self) -> npt.NDArray[Any]:
+        """``[batch, *shape]`` in the encoding's wire dtype."""
+        return self.encoded.array
+
+    @property
+    def saturated(self) -> int:
+        """Values that the encoding clipped."""
+        return self.encoded.saturated
 
 
 def run_prefix(
@@ -77,23 +91,49 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 def _run(
     prefix: Prefix, images: torch.Tensor, device: torch.device, encoding: str
 ) -> Computed:
-    started = time.monotonic()
+    started, started_cpu = time.monotonic(), time.thread_time()
     with torch.inference_mode():
         features = prefix(images.to(device, non_blocking=True))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        computed = time.monotonic()
-        array, saturated = encode(features, encoding)
+        computed, computed_cpu = time.monotonic(), time.thread_time()
+        encoded = encode(features, encoding)
+    num_threads = torch.get_num_threads() if device.type == "cpu" else 1
     return Computed(
-        array, saturated, computed - started, time.monotonic() - computed
+        encoded,
+        forward_seconds=computed - started,
+        encode_seconds=time.monotonic() - computed,
+        forward_cpu=(computed_cpu - started_cpu) * num_threads,
+        encode_cpu=time.thread_time() - computed_cpu,
     )
 
 
 def _join(parts: Any) -> Computed:
     first, second = parts
     return Computed(
-        np.concatenate([first.features, second.features]),
-        first.saturated + second.saturated,
+        _join_encoded(first.encoded, second.encoded),
         first.forward_seconds + second.forward_seconds,
         first.encode_seconds + second.encode_seconds,
+        first.forward_cpu + second.forward_cpu,
+        first.encode_cpu + second.encode_cpu,
     )
+
+
+def _join_encoded(
+    first: EncodedFeatures, second: EncodedFeatures
+) -> EncodedFeatures:
+    return EncodedFeatures(
+        np.concatenate([first.array, second.array]),
+        _join_scales(first.scale, second.scale),
+        _join_scales(first.zero, second.zero),
+        first.saturated + second.saturated,
+    )
+
+
+def _join_scales(
+    first: npt.NDArray[np.float32] | None,
+    second: npt.NDArray[np.float32] | None,
+) -> npt.NDArray[np.float32] | None:
+    if first is None or second is None:
+        return None
+    return np.concatenate([first, second])

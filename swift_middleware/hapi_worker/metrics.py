@@ -6,6 +6,7 @@ name                                      labels                  unit
 hapi_worker_jobs_total                    kind, outcome, reason   jobs
 hapi_worker_refusals_total                reason                  requests
 hapi_worker_uploads_total                 outcome, reason         uploads
+hapi_worker_profiles_total                outcome, reason         profiles
 hapi_worker_samples_total                                         samples
 hapi_worker_sample_errors_total                                   samples
 hapi_worker_batch_samples                 (histogram)             samples
@@ -21,8 +22,11 @@ hapi_worker_queue_length                  pool                    pieces
 
 ``outcome`` is ``done``, ``failed`` or ``gone`` (the other end went away);
 ``reason`` is an error code of :data:`hapi_protocol.errors.CODES` or empty.
-Batches and their mean size are the histogram's count and sum.  A request for
-a job that was refused counts in ``refusals``, not in ``jobs``.
+Of profiles, ``done`` and ``failed`` are runs, and the others are requests:
+``kept`` had an earlier run's result, ``joined`` waited for one under way,
+``refused`` had neither.  Batches and their mean size are the histogram's count
+and sum.  A request for a job that was refused counts in ``refusals``, not in
+``jobs``.
 """
 
 from __future__ import annotations
@@ -54,6 +58,12 @@ class Metrics:
         )
         self.uploads = self._counter(
             "uploads", "Packages received", "outcome", "reason"
+        )
+        self.profiles = self._counter(
+            "profiles",
+            "Runs that profile a model, and requests for them",
+            "outcome",
+            "reason",
         )
         self.samples = self._counter("samples", "Rows sent")
         self.sample_errors = self._counter(

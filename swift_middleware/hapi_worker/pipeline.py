@@ -54,6 +54,9 @@ class Pipeline:
         device_pool: shared by all jobs; one thread.
         buffer_bytes: samples read and not yet in a micro-batch.
         step_seconds: longest time without any step forward.
+
+    Attributes:
+        read_cpu: CPU seconds of the reader, once all samples are read.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Pipeline:
         self._started = False
         self._last_step = time.monotonic()
         self._waited_before = 0.0
+        self.read_cpu = 0.0
         self._reader = threading.Thread(
             target=self._read, name="job-reader", daemon=True
         )
@@ -202,6 +206,7 @@ class Pipeline:
             timings={
                 "read": self._read_seconds(),
                 "decode": sum(slot.decode_seconds for slot in slots),
+                "decode_cpu": sum(slot.decode_cpu for slot in slots),
             },
         )
         batch.images = torch.stack(images) if images else None
@@ -249,6 +254,8 @@ class Pipeline:
             return
         batch.timings["forward"] = computed.forward_seconds
         batch.timings["encode"] = computed.encode_seconds
+        batch.timings["forward_cpu"] = computed.forward_cpu
+        batch.timings["encode_cpu"] = computed.encode_cpu
         batch.computed = computed
         self._finish(batch)
 
@@ -263,7 +270,7 @@ class Pipeline:
         sample = slot.sample
         if self._cancelled or sample is None:
             return
-        started = time.monotonic()
+        started, cpu = time.monotonic(), time.thread_time()
         try:
             slot.image = decoder(sample)
         except SampleError as error:
@@ -272,6 +279,7 @@ class Pipeline:
             self._fail(error)
             return
         slot.decode_seconds = _since(started)
+        slot.decode_cpu = time.thread_time() - cpu
         with self._changed:
             self._settle(slot)
 
@@ -298,6 +306,7 @@ class Pipeline:
             self._fail(error)
             return
         with self._changed:
+            self.read_cpu = time.thread_time()
             self._ended = True
             self._step()
 

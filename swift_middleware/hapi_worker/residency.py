@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hapi_protocol.encodings import Encoding
 from hapi_protocol.errors import DoesNotFitError, UnsupportedError
 from hapi_protocol.messages import ModelIdentity
 from hapi_splitter.cuts import FrozenGraph
@@ -51,19 +52,24 @@ class Resident:
     """A model in memory.
 
     Attributes:
+        load_seconds: to check the package, load it and move it to the device.
         leases: jobs that hold it.
         working_bytes: of one sample at the costliest cut they hold it for.
         prefixes: the last used, by cut; for the device's thread only.
-        needs: the last used, by cut; guarded by the residency's lock.
+        needs: the last used, by cut and dtype of the features; guarded by
+            the residency's lock.
     """
 
     digest: str
     frozen: FrozenGraph
     parameter_bytes: int
+    load_seconds: float = 0.0
     leases: int = 0
     working_bytes: int = 0
     prefixes: OrderedDict[int, nn.Module] = field(default_factory=OrderedDict)
-    needs: OrderedDict[int, Needs] = field(default_factory=OrderedDict)
+    needs: OrderedDict[tuple[int, str], Needs] = field(
+        default_factory=OrderedDict
+    )
 
     def prefix(self, cut: int) -> nn.Module:
         if cut not in self.prefixes:
@@ -111,8 +117,17 @@ class Lease:
 
     def batch_limit(self, maximum: int) -> int:
         """Most samples a forward pass has memory for now, at least 1."""
-        available = self._residency.available_to(self._resident)
-        return max(self._needs.batch_for(available, maximum), 1)
+        batch = self._needs.batch_for(self.available_bytes(), maximum)
+        return max(batch, 1)
+
+    @property
+    def load_seconds(self) -> float:
+        """That the model took to load."""
+        return self._resident.load_seconds
+
+    def available_bytes(self) -> int:
+        """For the parameters and one forward pass of the model, now."""
+        return self._residency.available_to(self._resident)
 
     def release(self) -> None:
         """Gives the model free; further calls do nothing."""
@@ -173,8 +188,15 @@ class Residency:
         with self._changed:
             return len(self._residents), self._used_bytes()
 
-    def acquire(self, identity: ModelIdentity, cut: int) -> Lease:
+    def acquire(
+        self, identity: ModelIdentity, cut: int, encoding: str = "float32"
+    ) -> Lease:
         """A hold on the model of ``identity``, for ``cut``.
+
+        Args:
+            identity: shown by the filter.
+            cut: where features are taken.
+            encoding: of the features, for the memory that it needs.
 
         Raises:
             ConflictError: ``model_needed``: the caller is the one to upload.
@@ -185,17 +207,18 @@ class Residency:
         """
         deadline = self._clock() + self._wait_seconds
         computed: tuple[Resident, Needs] | None = None
+        key = cut, Encoding.parse(encoding).dtype
         while True:
             with self._changed:
                 resident = self._wait_for(identity, deadline)
                 _check_cut(resident, cut)
                 if computed is not None and computed[0] is resident:
-                    resident.needs[cut] = computed[1]
-                if cut in resident.needs:
-                    _keep_last(resident.needs, cut, MAX_NEEDS)
-                    return self._lease(resident, cut, resident.needs[cut])
+                    resident.needs[key] = computed[1]
+                if key in resident.needs:
+                    _keep_last(resident.needs, key, MAX_NEEDS)
+                    return self._lease(resident, cut, resident.needs[key])
             # A walk over the whole model: nobody else waits for it.
-            computed = resident, needs_of(resident.frozen, cut)
+            computed = resident, needs_of(resident.frozen, *key)
 
     def put(self, identity: ModelIdentity, package: bytearray) -> KnownModel:
         """Hashes, validates and loads a package, and remembers its identity.
@@ -325,6 +348,7 @@ class Residency:
             raise busy(
                 "queue_full", f"the device has no memory left: {error}"
             ) from error
+        resident.load_seconds = self._clock() - started
         with self._changed:
             self._loading[digest] = 0
             self._residents[digest] = resident
@@ -334,7 +358,7 @@ class Residency:
             identity.path,
             len(frozen.cuts),
             size,
-            self._clock() - started,
+            resident.load_seconds,
         )
         return resident
 
@@ -385,7 +409,7 @@ def _check_cut(resident: Resident, cut: int) -> None:
         )
 
 
-def _keep_last(kept: OrderedDict[int, Any], key: int, count: int) -> None:
+def _keep_last(kept: OrderedDict[Any, Any], key: object, count: int) -> None:
     kept.move_to_end(key)
     while len(kept) > count:
         kept.popitem(last=False)

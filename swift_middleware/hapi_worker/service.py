@@ -64,6 +64,7 @@ class Service:
     def end(self) -> None:
         """Closes the sockets, breaks what still runs, ends all threads."""
         self.worker.residency.close()
+        self.worker.profiling.close()
         self.worker.admission.abort_all()
         for server in self._begun:
             server.end()

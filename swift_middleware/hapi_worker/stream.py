@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from hapi_protocol.errors import HapiError
 from hapi_protocol.features import FeatureStreamWriter
 from hapi_protocol.messages import JobRequest
+from hapi_protocol.summary import Load
 from hapi_worker.body import ChunkedBody, SenderGoneError
 from hapi_worker.flow import Batch
 from hapi_worker.metrics import Metrics
@@ -32,6 +33,7 @@ class JobStream:
     must never take half a stream for a whole one.
 
     Args:
+        load: asked at the end, for the summary.
         ended: called once, whatever happened, when all stages stand still.
     """
 
@@ -42,15 +44,18 @@ class JobStream:
         body: ChunkedBody,
         schema: object,
         metrics: Metrics,
+        load: Callable[[], Load],
         ended: Callable[[], None],
     ) -> None:
         self._request = request
         self._pipeline = pipeline
         self._body = body
         self._metrics = metrics
+        self._load = load
         self._ended = ended
         self._pieces: list[bytes] = []
         self._saturated = 0
+        self._cpu_seconds = 0.0
         self._outcome = ("gone", "")
         self._closed = False
         self._writer = FeatureStreamWriter(_Appender(self._pieces), schema)
@@ -104,6 +109,8 @@ class JobStream:
 
     def _all_pieces(self) -> Iterator[bytes]:
         blocked = 0.0
+        # The server takes all pieces in one thread, which sends them too.
+        started_cpu = time.thread_time()
         for batch in self._pipeline.batches():
             batch.timings["send_blocked"] = blocked
             self._write(batch)
@@ -114,22 +121,39 @@ class JobStream:
             source_etag=self._request.source_etag,
             source_bytes=self._body.bytes_read,
             saturated=self._saturated,
+            cpu_seconds=self._cpu_seconds
+            + self._pipeline.read_cpu
+            + time.thread_time()
+            - started_cpu,
+            load=self._load(),
         )
         yield from self._take_pieces()
 
     def _write(self, batch: Batch) -> None:
-        started = time.monotonic()
+        started, started_cpu = time.monotonic(), time.thread_time()
+        timings = batch.timings
+        encode_cpu = timings.pop("encode_cpu", 0.0)
+        self._cpu_seconds += (
+            encode_cpu
+            + timings.get("decode_cpu", 0.0)
+            + timings.get("forward_cpu", 0.0)
+        )
+        encoded = None
         if batch.computed is not None:
+            encoded = batch.computed.encoded
             self._saturated += batch.computed.saturated
             self._metrics.saturated.inc(batch.computed.saturated)
-        spent = batch.timings.pop("encode", 0.0)
+        spent = timings.pop("encode", 0.0)
         self._writer.write(
             batch.rows,
             batch.features,
             {
-                **batch.timings,
+                **timings,
                 "encode": spent + time.monotonic() - started,
+                "encode_cpu": encode_cpu + time.thread_time() - started_cpu,
             },
+            scale=None if encoded is None else encoded.scale,
+            zero=None if encoded is None else encoded.zero,
         )
         self._count(batch)
 

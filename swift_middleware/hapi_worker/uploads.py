@@ -105,7 +105,7 @@ class Uploads:
         finally:
             self._num_waiting -= 1
         if upload.error is not None:
-            raise _copy(upload.error)
+            raise copied(upload.error)
 
     def check(self, identity: ModelIdentity) -> None:
         """
@@ -141,7 +141,7 @@ class Uploads:
 
     def _remember(self, identity: ModelIdentity, error: HapiError) -> None:
         expires = self._clock() + REFUSAL_SECONDS
-        self._refusals[identity] = expires, _copy(error)
+        self._refusals[identity] = expires, copied(error)
         self._refusals.move_to_end(identity)
         while len(self._refusals) > MAX_REFUSALS:
             self._refusals.popitem(last=False)
@@ -151,7 +151,7 @@ class Uploads:
         if error is None:
             return
         if now < expires:
-            raise _copy(error)
+            raise copied(error)
         del self._refusals[identity]
 
     def _forget_unused(self, now: float) -> None:
@@ -188,8 +188,8 @@ def busy(code: str, message: str, **details: int) -> UnavailableError:
     )
 
 
-def _copy(error: HapiError) -> HapiError:
-    # One exception object must not be raised in several threads.
+def copied(error: HapiError) -> HapiError:
+    """The same error, to be raised in another thread."""
     return make_error(
         error.code,
         error.message,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -20,16 +20,18 @@ from hapi_protocol.errors import (
     UnsupportedError,
 )
 from hapi_protocol.features import feature_schema, index_schema
-from hapi_protocol.headers import ENCODINGS, NUMERICS, TRANSFORMS
+from hapi_protocol.headers import NUMERICS, TRANSFORMS
 from hapi_protocol.messages import (
     KIND_INDEX,
     JobGrant,
     JobRequest,
 )
 from hapi_protocol.shards import Limits
+from hapi_protocol.summary import Load as LoadReport
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.numerics import enforce_exact, numerics_tag
 from hapi_splitter.package import PackageLimits, load_package
+from hapi_splitter.profile import DEFAULT_BATCHES
 from hapi_splitter.validate import validate_package
 from hapi_worker.admission import Admission, Job
 from hapi_worker.body import ChunkedBody, Connection, SenderGoneError
@@ -42,8 +44,10 @@ from hapi_worker.executor import (
     num_allowed_cores,
 )
 from hapi_worker.forward import Computed, run_prefix
+from hapi_worker.load import LoadMeter
 from hapi_worker.metrics import Metrics
 from hapi_worker.pipeline import Pipeline
+from hapi_worker.profiling import MAX_WAITING, Profiling
 from hapi_worker.residency import Lease, Residency
 from hapi_worker.samples import read_samples
 from hapi_worker.stream import JobStream
@@ -92,9 +96,16 @@ class Worker:
         self.numerics_tag = numerics_tag(self.device.type)
         cores = num_allowed_cores()
         torch.set_num_threads(config.torch_threads or cores)
-        self.decode_pool = FairPool("decode", config.decode_threads or cores)
+        self.load_meter = LoadMeter(cores=cores)
+        self.decode_pool = FairPool(
+            "decode", config.decode_threads or cores, meter=self.load_meter
+        )
         self.device_pool = FairPool(
-            "device", 1, torch_threads=config.torch_threads or cores
+            "device",
+            1,
+            torch_threads=config.torch_threads or cores,
+            meter=self.load_meter,
+            on_device=True,
         )
         self.residency = Residency(
             self.device,
@@ -121,16 +132,32 @@ class Worker:
                 "device": self.device_pool.__len__,
             },
         )
+        self.profiling = Profiling(
+            self.residency,
+            self.device_pool,
+            self.admission,
+            self.metrics,
+            batches=_profiled_batches(
+                _largest_batch(config, self.device),
+                DEFAULT_BATCHES[self.device.type],
+            ),
+            cores=cores,
+            budget_seconds=config.profile_seconds,
+            wait_seconds=config.profile_seconds + config.model_wait_seconds,
+        )
         self.started = time.monotonic()
 
     @property
     def num_server_threads(self) -> int:
-        """Streams, those that wait for a model, uploads, and a few."""
-        return 2 * self.config.max_streams + MAX_UPLOADS + 4
+        """Streams, those that wait for a model or a profile, uploads, and
+        a few."""
+        waiting = self.config.max_streams + MAX_WAITING
+        return self.config.max_streams + waiting + MAX_UPLOADS + 4
 
     def close(self) -> None:
         """Ends the pools; jobs that still run fail."""
         self.residency.close()
+        self.profiling.close()
         self.decode_pool.close()
         self.device_pool.close()
 
@@ -144,7 +171,9 @@ class Worker:
         self.admission.check(request.charged_account)
         lease = None
         if request.model is not None:
-            lease = self.residency.acquire(request.model, request.cut)
+            lease = self.residency.acquire(
+                request.model, request.cut, request.encoding
+            )
         try:
             _check_transform(lease)
             job = self.admission.grant(request, lease)
@@ -190,7 +219,13 @@ class Worker:
             body,
             _schema(job),
             self.metrics,
+            lambda: self._load_for(job.request.charged_account),
             lambda: self.admission.end(job),
+        )
+
+    def _load_for(self, account: str) -> LoadReport:
+        return self.load_meter.report(
+            account, self.admission.num_running(account)
         )
 
     def _count_early_end(self, job: Job, error: BaseException) -> None:
@@ -229,15 +264,12 @@ class Worker:
         )
 
     def _check_request(self, request: JobRequest) -> None:
-        for name, value, allowed in (
-            ("encoding", request.encoding, ENCODINGS),
-            ("transform", request.transform, TRANSFORMS),
-        ):
-            if value not in allowed:
-                raise AnnotationError(
-                    f"unknown_{name}",
-                    f"{name} {value!r}; this worker has {', '.join(allowed)}",
-                )
+        if request.transform not in TRANSFORMS:
+            raise AnnotationError(
+                "unknown_transform",
+                f"transform {request.transform!r}; this worker has "
+                f"{', '.join(TRANSFORMS)}",
+            )
         if request.numerics not in NUMERICS:
             raise UnsupportedError(
                 "unsupported_numerics",
@@ -252,6 +284,15 @@ class Worker:
                 f"{request.source_length_bytes} bytes; at most {limit}",
                 object_name=request.source_name,
             )
+
+
+def _largest_batch(config: WorkerConfig, device: torch.device) -> int:
+    return config.max_batch or MAX_BATCH[device.type]
+
+
+def _profiled_batches(largest: int, usual: Sequence[int]) -> tuple[int, ...]:
+    """The usual sizes, up to the largest micro-batch of jobs, and that."""
+    return (*(size for size in usual if size < largest), largest)
 
 
 def _check_transform(lease: Lease | None) -> None:
@@ -283,8 +324,7 @@ class _Prefix:
         return 4 * math.prod(self.lease.frozen.input_shape)
 
     def batch_limit(self) -> int:
-        largest = self.config.max_batch or MAX_BATCH[self.device.type]
-        return self.lease.batch_limit(largest)
+        return self.lease.batch_limit(_largest_batch(self.config, self.device))
 
     def run(self, images: torch.Tensor) -> Computed:
         return run_prefix(

@@ -1,0 +1,170 @@
+"""How features may travel: names of the encodings, and their groups.
+
+An encoding is a number format, and a compression of the Arrow buffers that
+loses nothing. Its text form is ``dtype`` or ``dtype;compression``, for
+instance ``float16`` or ``uint8;zstd``. What happens to the numbers is in
+``hapi_splitter.encodings``; this module is free of torch and NumPy, so that
+the filter can read it too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from hapi_protocol.errors import AnnotationError
+
+WIRE_DTYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "float32": "float32",
+        "float16": "float16",
+        # Arrow has no bfloat16: its bits travel as integers.
+        "bfloat16": "uint16",
+        "uint8": "uint8",
+    }
+)
+"""NumPy's name of the type in which each dtype travels."""
+
+DTYPES = tuple(WIRE_DTYPES)
+COMPRESSIONS = ("none", "lz4", "zstd")
+
+MIN_CHANNEL_VALUES = 32
+"""Channels with fewer values share one scale and zero in the whole sample:
+eight bytes for each of them would add more than a quarter to its values."""
+
+_VALUE_BYTES: Mapping[str, int] = MappingProxyType(
+    {"float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}
+)
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A number format and a compression.
+
+    ``str()`` gives the canonical text, which names no compression where
+    there is none.
+
+    Attributes:
+        dtype: one of :data:`DTYPES`.
+        compression: one of :data:`COMPRESSIONS`.
+
+    Raises:
+        AnnotationError: ``unknown_encoding``, naming what is allowed.
+    """
+
+    dtype: str
+    compression: str = "none"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES or self.compression not in COMPRESSIONS:
+            raise _unknown(f"{self.dtype};{self.compression}")
+
+    def __str__(self) -> str:
+        if self.compression == "none":
+            return self.dtype
+        return f"{self.dtype};{self.compression}"
+
+    @classmethod
+    def parse(cls, text: str, *, what: str = "encoding") -> Encoding:
+        """The encoding that a text names.
+
+        Args:
+            text: ``dtype`` or ``dtype;compression``; ``dtype;none`` is
+                ``dtype``.
+            what: the thing that has this value, for the message.
+
+        Raises:
+            AnnotationError: ``unknown_encoding``, naming what is allowed.
+        """
+        dtype, separator, compression = text.partition(";")
+        if not separator:
+            compression = "none"
+        if dtype not in DTYPES or compression not in COMPRESSIONS:
+            raise _unknown(text, what)
+        return cls(dtype, compression)
+
+    @property
+    def wire_dtype(self) -> str:
+        """NumPy's name of the type in which the values travel."""
+        return WIRE_DTYPES[self.dtype]
+
+    @property
+    def value_bytes(self) -> int:
+        """Of one value on the wire, uncompressed."""
+        return _VALUE_BYTES[self.dtype]
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether each group of values has a scale and a zero."""
+        return self.dtype == "uint8"
+
+    def sample_bytes(self, shape: Sequence[int]) -> int:
+        """Of one sample's features on the wire, uncompressed.
+
+        Args:
+            shape: of the sample, without the batch dimension.
+        """
+        values = self.value_bytes * math.prod(shape)
+        return values + 8 * num_groups(shape) * self.is_quantised
+
+
+ENCODINGS: tuple[str, ...] = tuple(
+    str(Encoding(dtype, compression))
+    for compression in COMPRESSIONS
+    for dtype in DTYPES
+)
+"""All canonical texts, the default first."""
+
+FLOORS = ("lossless", "half", "uint8")
+"""How much rounding may be accepted, from none to most."""
+
+_FLOOR_DTYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "lossless": ("float32",),
+        "half": ("float32", "float16", "bfloat16"),
+        "uint8": DTYPES,
+    }
+)
+
+
+def allowed_encodings(floor: str) -> tuple[str, ...]:
+    """The canonical texts of the encodings that a floor admits.
+
+    Args:
+        floor: one of :data:`FLOORS`: ``lossless`` admits float32,
+            ``half`` the two 16-bit formats as well, ``uint8`` all.
+
+    Raises:
+        ValueError: for another floor.
+    """
+    if floor not in _FLOOR_DTYPES:
+        raise ValueError(f"floor is {floor!r}; allowed: {', '.join(FLOORS)}")
+    dtypes = _FLOOR_DTYPES[floor]
+    return tuple(
+        text for text in ENCODINGS if Encoding.parse(text).dtype in dtypes
+    )
+
+
+def num_groups(shape: Sequence[int]) -> int:
+    """Groups of values of one sample that share a scale and a zero.
+
+    The groups are equal runs of the sample's values in row-major order: one
+    for each channel (dimension 0 of a shape with two dimensions or more)
+    where a channel has :data:`MIN_CHANNEL_VALUES` values or more, else one.
+
+    Args:
+        shape: of the sample, without the batch dimension.
+    """
+    if len(shape) < 2 or shape[0] == 0:
+        return 1
+    return shape[0] if math.prod(shape[1:]) >= MIN_CHANNEL_VALUES else 1
+
+
+def _unknown(text: str, what: str = "encoding") -> AnnotationError:
+    return AnnotationError(
+        "unknown_encoding",
+        f"{what} is {text!r:.80}; allowed: {', '.join(ENCODINGS)}",
+        details={"value": text[:80], "allowed": list(ENCODINGS)},
+    )

@@ -1,0 +1,86 @@
+"""Requests to the worker that need a package there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from hapi_middleware.objects import Package
+from hapi_middleware.worker_client import WorkerClient
+from hapi_protocol.errors import ConflictError, UnavailableError
+from hapi_protocol.messages import ModelIdentity
+
+MAX_UPLOADS = 2
+"""Uploads of a package for one request; more means the worker drops it."""
+
+T = TypeVar("T")
+
+
+class PackageSender:
+    """Asks the worker, and hands over the package where it is missing.
+
+    Args:
+        worker: that is asked.
+        package: the caller may read it.
+        logger: Swift's, with statsd.
+        trans_id: of the client's request.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerClient,
+        package: Package,
+        logger: Any,
+        trans_id: str,
+    ) -> None:
+        self._worker = worker
+        self._package = package
+        self._logger = logger
+        self._trans_id = trans_id
+
+    def ask(
+        self, identity: ModelIdentity, ask: Callable[[ModelIdentity], T]
+    ) -> T:
+        """What ``ask`` returns, once it does not need the package.
+
+        Args:
+            identity: who the package was when it was looked at.
+            ask: called with who it is now.
+
+        Raises:
+            ConflictError: ``model_changed``: it changes all the time.
+            UnavailableError: the worker does not keep it.
+            HapiError: what ``ask`` and the upload raise.
+        """
+        for _ in range(MAX_UPLOADS + 1):
+            try:
+                return ask(identity)
+            except ConflictError as error:
+                if error.code != "model_needed":
+                    raise
+            identity = self._upload(identity)
+        raise UnavailableError(
+            "service_unavailable",
+            "the worker does not keep the model; try again later",
+            retry_after=5,
+        )
+
+    def _upload(self, identity: ModelIdentity) -> ModelIdentity:
+        """Hand the package to the worker; return who it now is."""
+        for _ in range(MAX_UPLOADS):
+            body = self._package.open(identity)
+            if body is None:
+                identity = self._package.identify()
+                continue
+            self._logger.increment("hapi.model_uploads")
+            try:
+                self._worker.put_model(identity, body, self._trans_id)
+            finally:
+                body.close()
+            return identity
+        raise ConflictError(
+            "model_changed",
+            f"the model {identity.path} changes while it is read; store "
+            "each version under a name of its own",
+            object_name=identity.path,
+        )

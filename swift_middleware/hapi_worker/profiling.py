@@ -1,0 +1,308 @@
+"""Profiles of models: measured once, kept, and told to who asks.
+
+A profile is measured on the device's own thread, from the queue that is
+fair between accounts; the account that asks pays for the seconds.  One is
+measured at a time, and none begins while a job runs, since it would measure
+that job as well.  Jobs that begin meanwhile wait in the device's queue.
+
+Profiles stay when their model leaves memory: they are small, and bounded in
+number.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hapi_protocol.errors import DoesNotFitError, HapiError, InternalError
+from hapi_protocol.messages import ModelIdentity, ProfileRequest
+from hapi_protocol.profiles import ModelProfile
+from hapi_splitter.numerics import numerics_tag
+from hapi_splitter.profile import profile_model
+from hapi_worker.admission import Admission
+from hapi_worker.executor import FairPool
+from hapi_worker.forward import is_out_of_memory
+from hapi_worker.metrics import Metrics
+from hapi_worker.residency import Lease, Residency
+from hapi_worker.uploads import busy, copied
+
+MAX_PROFILES = 256
+"""Kept; the least recently asked for leaves first."""
+MAX_WAITING = 4
+"""Requests that wait for the one run, the first included."""
+
+Key = tuple[str, str, str]
+"""Digest of the package, device, and numerics tag."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Run:
+    """One profile that is wanted; guarded by the condition."""
+
+    key: Key
+    lease: Lease
+    num_waiting: int = 0
+    started: bool = False
+    cancelled: bool = False
+    result: ModelProfile | HapiError | None = None
+
+
+class Profiling:
+    """The profiles of one worker's models.
+
+    Args:
+        residency: of the models.
+        device_pool: runs them, on one thread.
+        admission: knows whether a job runs.
+        metrics: counts runs and requests.
+        batches: sizes to measure; those that fit the memory.
+        cores: of this host that the worker may use.
+        budget_seconds: of the device, for one profile.
+        wait_seconds: how long a request waits for its model and the run.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        residency: Residency,
+        device_pool: FairPool,
+        admission: Admission,
+        metrics: Metrics,
+        *,
+        batches: Sequence[int],
+        cores: float,
+        budget_seconds: float,
+        wait_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._residency = residency
+        self._device_pool = device_pool
+        self._admission = admission
+        self._metrics = metrics
+        self._batches = tuple(batches)
+        self._cores = cores
+        self._budget_seconds = budget_seconds
+        self._wait_seconds = wait_seconds
+        self._clock = clock
+        self._numerics_tag = numerics_tag(residency.device.type)
+        self._changed = threading.Condition()
+        self._kept: OrderedDict[Key, ModelProfile] = OrderedDict()
+        self._run: _Run | None = None
+        self._closed = False
+
+    def profile(self, request: ProfileRequest) -> ModelProfile:
+        """Answers ``POST /profiles``.
+
+        Raises:
+            ConflictError: ``model_needed``: the caller is the one to upload.
+            UnavailableError: ``queue_full`` while jobs run, another model
+                is profiled, or too many wait; ``draining``.
+            UnsupportedError: ``does_not_fit``, or the error of the upload
+                it waited for.
+            InternalError: the run failed.
+        """
+        try:
+            return self._profile(request)
+        except HapiError as error:
+            self._count("refused", error.code)
+            raise
+
+    def close(self) -> None:
+        """Ends all waiting; a run under way ends by its budget."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _profile(self, request: ProfileRequest) -> ModelProfile:
+        deadline = self._clock() + self._wait_seconds
+        known = self._residency.known(request.model)
+        if known is not None:
+            found = self._find(self._key(known.digest), deadline)
+            if found is not None:
+                return found
+        with self._changed:
+            self._check_idle()
+        lease = self._lease(request.model)
+        key = self._key(lease.digest)
+        found = None
+        try:
+            # Somebody may have been quicker while the model was loaded.
+            found = self._find(key, deadline)
+            run = None if found else self._begin(key, lease)
+        except HapiError:
+            lease.release()
+            raise
+        if run is None:
+            lease.release()
+            assert found is not None, "found, or a run begun"
+            return found
+        self._submit(request.charged_account, run)
+        return self._wait(run, deadline)
+
+    def _key(self, digest: str) -> Key:
+        return digest, str(self._residency.device), self._numerics_tag
+
+    def _find(self, key: Key, deadline: float) -> ModelProfile | None:
+        """An earlier result, or that of the run under way."""
+        with self._changed:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                self._count("kept")
+                return self._kept[key]
+            run = self._run
+            if run is None or run.key != key:
+                return None
+            if run.num_waiting >= MAX_WAITING:
+                raise busy(
+                    "queue_full",
+                    f"{run.num_waiting} requests wait for this profile",
+                )
+            self._count("joined")
+        return self._wait(run, deadline)
+
+    def _check_idle(self) -> None:
+        if self._closed or self._admission.draining:
+            raise busy("draining", "this worker is shutting down")
+        if self._run is not None:
+            raise busy("queue_full", "another model is profiled at present")
+        num_running = self._admission.num_running()
+        if num_running:
+            raise busy(
+                "queue_full",
+                f"{num_running} jobs run here, which a profile would "
+                "measure too: ask again when they have ended",
+            )
+
+    def _lease(self, identity: ModelIdentity) -> Lease:
+        # How many cuts there are is known only once the model is there.
+        first = self._residency.acquire(identity, 1)
+        try:
+            return self._residency.acquire(identity, first.frozen.num_cuts)
+        finally:
+            first.release()
+
+    def _begin(self, key: Key, lease: Lease) -> _Run:
+        with self._changed:
+            self._check_idle()
+            self._run = _Run(key, lease)
+            return self._run
+
+    def _submit(self, account: str, run: _Run) -> None:
+        try:
+            self._device_pool.submit(account, lambda: self._measure(run))
+        except RuntimeError:
+            with self._changed:
+                self._finish(
+                    run, busy("draining", "this worker is shutting down")
+                )
+
+    def _wait(self, run: _Run, deadline: float) -> ModelProfile:
+        with self._changed:
+            run.num_waiting += 1
+            try:
+                while run.result is None:
+                    left = deadline - self._clock()
+                    if self._closed:
+                        raise busy("draining", "this worker is shutting down")
+                    if left <= 0:
+                        raise busy(
+                            "queue_full",
+                            "the device had no time for this profile in "
+                            f"{self._wait_seconds:g} s",
+                        )
+                    self._changed.wait(left)
+            finally:
+                run.num_waiting -= 1
+                self._cancel_unwanted(run)
+        if isinstance(run.result, HapiError):
+            raise copied(run.result)
+        return run.result
+
+    def _cancel_unwanted(self, run: _Run) -> None:
+        """Nobody pays for what nobody waits for, if it has not begun."""
+        if run.result is None and not run.started and not run.num_waiting:
+            run.cancelled = True
+            self._finish(run, busy("queue_full", "nobody waited for it"))
+
+    # --- the device's thread ---
+
+    def _measure(self, run: _Run) -> None:
+        with self._changed:
+            if run.cancelled or self._closed:
+                return
+            run.started = True
+        result: ModelProfile | HapiError
+        try:
+            result = self._measured(run.lease)
+        except HapiError as error:
+            result = error
+        except Exception as error:
+            result = _failure(error)
+        if isinstance(result, HapiError):
+            self._count("failed", result.code)
+        else:
+            self._count("done")
+        with self._changed:
+            self._finish(run, result)
+
+    def _measured(self, lease: Lease) -> ModelProfile:
+        started = self._clock()
+        profile = profile_model(
+            lease.frozen,
+            self._residency.device,
+            cores=self._cores,
+            memory_limit_bytes=self._residency.limit_bytes,
+            digest=lease.digest,
+            batches=self._that_fit(lease),
+            budget_seconds=self._budget_seconds,
+            load_seconds=lease.load_seconds,
+        )
+        logger.info(
+            "profile of model %s: batches of %s in %.2f s",
+            lease.digest[:12],
+            ", ".join(str(each.batch) for each in profile.batches),
+            self._clock() - started,
+        )
+        return profile
+
+    def _that_fit(self, lease: Lease) -> list[int]:
+        # At least one sample: the lease holds the memory for it.
+        largest = lease.batch_limit(max(self._batches))
+        return [size for size in self._batches if size <= largest] or [1]
+
+    def _finish(self, run: _Run, result: ModelProfile | HapiError) -> None:
+        """Called with the condition held; once for each run."""
+        run.result = result
+        if self._run is run:
+            self._run = None
+        if isinstance(result, ModelProfile):
+            self._kept[run.key] = result
+            while len(self._kept) > MAX_PROFILES:
+                self._kept.popitem(last=False)
+        run.lease.release()
+        self._changed.notify_all()
+
+    def _count(self, outcome: str, reason: str = "") -> None:
+        self._metrics.profiles.labels(outcome, reason).inc()
+
+
+def _failure(error: Exception) -> HapiError:
+    if isinstance(error, RuntimeError) and is_out_of_memory(error):
+        if isinstance(error, torch.OutOfMemoryError):
+            torch.cuda.empty_cache()
+        return DoesNotFitError(
+            "does_not_fit",
+            f"the device has no memory left for one sample: {error}",
+        )
+    logger.error("a defect: a profile failed", exc_info=error)
+    return InternalError(
+        "internal", f"the worker failed: {type(error).__name__}"
+    )
