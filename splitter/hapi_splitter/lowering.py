@@ -29,6 +29,9 @@ from hapi_splitter.program import (
 )
 from hapi_splitter.shapes import arrange
 
+META_CALL = "hapi_call"
+"""Key of a ``torch.fx`` node's ``meta``: the id of the tensor it yields."""
+
 _LINEAR = "aten.linear.default"
 _BATCH_NORM = "aten._native_batch_norm_legit_no_training.default"
 
@@ -180,6 +183,7 @@ class _Lowering:
         for node in nodes:
             call = program.call(node)
             self._nodes[node] = self._emit(call, reuse.target(node))
+            self._nodes[node].meta[META_CALL] = node
         self._graph.output(self._tensor(stop))
         module = fx.GraphModule(self._root, self._graph, "FrozenRange")
         return module.eval()

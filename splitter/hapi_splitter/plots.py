@@ -1,0 +1,394 @@
+"""The picture of a plan; see :func:`hapi_splitter.report.write_plot`.
+
+Above, how many bytes a sample is at each cut; below, how long each stage
+takes for one sample when all goes through one cut. Import this only where a
+plot is wanted: it needs Matplotlib.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import (
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+)
+
+from hapi_splitter.plan import BINDING
+from hapi_splitter.problem import (
+    CLIENT_CPU,
+    CLIENT_DEVICE,
+    LINK,
+    SERVER_CPU,
+    SERVER_DEVICE,
+    Option,
+    Plan,
+    Problem,
+)
+from hapi_splitter.quantities import bytes_text, number_text, percent_text
+from hapi_splitter.report import (
+    Report,
+    Table,
+    cut_table,
+    plans_table,
+    shortened,
+    summary,
+)
+
+_STAGES = {
+    SERVER_CPU: ("storage side: read, decode, encode", "#f2b36b"),
+    SERVER_DEVICE: ("storage side: first layers of the model", "#c8601d"),
+    LINK: ("network", "#4878b8"),
+    CLIENT_CPU: ("training side: decode or unpack", "#a6cf8c"),
+    CLIENT_DEVICE: ("training side: remaining layers", "#3f7f3a"),
+}
+"""Words and colour of each resource, in the order of a sample's way."""
+_OTHER_COLOUR = "#999999"
+_CHOSEN = "#c2185b"
+_IMAGE = "#555555"
+_WIDTH_INCHES = 11.0
+_UPPER_INCHES = 4.0
+_BAR_INCHES = 0.36
+_FRAME_INCHES = 3.2
+_LABEL_WIDTH = 46
+_MOST_BARS = 24
+_LONGEST_BAR = 3.0
+"""Bars end at so many times the longest that is not far off the others."""
+
+
+def png_image(report: Report) -> bytes:
+    """The plot, 120 dots per inch."""
+    buffer = io.BytesIO()
+    _figure(report).savefig(buffer, format="png", dpi=120)
+    return buffer.getvalue()
+
+
+def html_page(report: Report) -> str:
+    """The plot, reasons and tables in one file that loads nothing."""
+    title = html.escape(f"Where to cut {report.model}")
+    lines = "".join(
+        f"<li>{html.escape(line)}</li>" for line in summary(report)
+    )
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<style>
+body {{ font-family: sans-serif; margin: 2em; max-width: 75em; }}
+svg {{ max-width: 100%; height: auto; }}
+table {{ border-collapse: collapse; font-size: 85%; }}
+th, td {{ padding: 0.2em 0.6em; text-align: right; }}
+th {{ border-bottom: 1px solid; }}
+tr:nth-child(even) {{ background: #f3f3f3; }}
+.words {{ text-align: left; }}
+</style></head><body>
+<h1>{title}</h1>
+<ul>{lines}</ul>
+{_svg(report)}
+<h2>Plans compared</h2>
+{_html_table(plans_table(report))}
+<h2>Cuts</h2>
+{_html_table(cut_table(report, every=True))}
+</body></html>
+"""
+
+
+def _svg(report: Report) -> str:
+    buffer = io.StringIO()
+    # Without these the same plan would give another file each time.
+    with mpl.rc_context({"svg.hashsalt": "hapi"}):
+        _figure(report).savefig(
+            buffer, format="svg", metadata={"Date": None, "Creator": None}
+        )
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _html_table(table: Table) -> str:
+    def row(cells: Sequence[str], tag: str) -> str:
+        content = "".join(
+            f"<{tag}{' class=words' * (place < table.num_text)}>"
+            f"{html.escape(cell)}</{tag}>"
+            for place, cell in enumerate(cells)
+        )
+        return f"<tr>{content}</tr>"
+
+    rows = "\n".join(row(cells, "td") for cells in table.rows)
+    return (
+        f"<table><thead>{row(table.header, 'th')}</thead>\n"
+        f"<tbody>{rows}</tbody></table>\n<p>{html.escape(table.note)}</p>"
+    )
+
+
+@dataclass(frozen=True)
+class _Bar:
+    """One row of the lower plot."""
+
+    label: str
+    seconds: dict[str, float]
+    share: float
+
+
+def _figure(report: Report) -> Figure:
+    bars = _bars(report)
+    lower = _BAR_INCHES * len(bars) + 0.4
+    height = _UPPER_INCHES + lower + _FRAME_INCHES
+    layout = ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.12)
+    figure = Figure(figsize=(_WIDTH_INCHES, height), layout=layout)
+    upper_axes, lower_axes = figure.subplots(
+        2, 1, gridspec_kw={"height_ratios": [_UPPER_INCHES, lower]}
+    )
+    figure.suptitle(_title(report), fontsize=13, fontweight="bold")
+    _draw_sizes(upper_axes, report)
+    _draw_stages(lower_axes, report, bars)
+    figure.legend(
+        handles=[
+            Patch(color=_look(name)[1], label=_look(name)[0])
+            for name in bars[0].seconds
+            if any(bar.seconds[name] for bar in bars)
+        ],
+        loc="outside lower center",
+        ncols=3,
+        frameon=False,
+        fontsize=9,
+    )
+    return figure
+
+
+def _title(report: Report) -> str:
+    plan = report.plan
+    first = f"Where to cut {shortened(report.model, 60)}: {plan.label}"
+    second = f"expected: {number_text(plan.samples_per_second)} samples/s"
+    streaming = report.plans.get("stream")
+    if plan.pushes and streaming and streaming.samples_per_second:
+        ratio = plan.samples_per_second / streaming.samples_per_second
+        second += f", {ratio:.3g} times sending the images"
+    return f"{first}\n{second}"
+
+
+def _draw_sizes(axes: Axes, report: Report) -> None:
+    image = report.raw_bytes
+    axes.plot(
+        [cut.index for cut in report.cuts],
+        [cut.float32_bytes for cut in report.cuts],
+        drawstyle="steps-mid",
+        color="#8fa9c9",
+        linewidth=1.5,
+    )
+    axes.axhline(image, color=_IMAGE, linestyle="--", linewidth=1.2)
+    smallest = _smallest(report)
+    axes.plot(
+        [option.cut for option in smallest],
+        [option.use.get(LINK, 0.0) for option in smallest],
+        "o",
+        color="#1f4e8c",
+        markersize=6,
+    )
+    for option, share in report.plan.mix:
+        _mark(axes, report, option, share)
+    _dress_sizes(axes, len(report.cuts))
+    axes.legend(
+        handles=_size_handles(image),
+        loc="upper center",
+        bbox_to_anchor=(0.4, -0.15),
+        ncols=2,
+        frameon=False,
+        fontsize=9,
+    )
+
+
+def _dress_sizes(axes: Axes, num_cuts: int) -> None:
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: bytes_text(y)))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=24, integer=True))
+    axes.set_xlim(-0.7, num_cuts + 0.7)
+    axes.margins(y=0.15)
+    axes.grid(axis="y", color="#e4e4e4")
+    axes.set_title(
+        "How big one sample is at each place where the model can be cut",
+        loc="left",
+    )
+    axes.set_xlabel(
+        "cut: layers before it run next to the data, layers after it where "
+        "you train (0: the image)"
+    )
+    axes.set_ylabel("bytes per sample (log scale)")
+
+
+def _size_handles(image: float) -> list[Line2D]:
+    def dot(colour: str, size: int, label: str) -> Line2D:
+        return Line2D(
+            [], [], marker="o", color=colour, markersize=size, label=label,
+            linestyle="none",
+        )  # fmt: skip
+
+    return [
+        Line2D([], [], color="#8fa9c9", label="as computed (float32)"),
+        dot("#1f4e8c", 6, "smallest allowed encoding, measured"),
+        Line2D(
+            [],
+            [],
+            color=_IMAGE,
+            linestyle="--",
+            label=f"the stored image ({bytes_text(image)})",
+        ),
+        dot(_CHOSEN, 9, "chosen, with share of the samples"),
+    ]
+
+
+def _mark(axes: Axes, report: Report, option: Option, share: float) -> None:
+    """A chosen option, its share beside it where there is room."""
+    place = (option.cut, option.use.get(LINK, 0.0))
+    axes.plot(*place, "o", color=_CHOSEN, markersize=11)
+    what = f"cut {option.cut}" if option.cut else "images"
+    right = option.cut <= 0.8 * len(report.cuts)
+    axes.annotate(
+        f"{percent_text(share)} {what}",
+        place,
+        xytext=(12 if right else -12, -4 if option.cut else -16),
+        textcoords="offset points",
+        ha="left" if right else "right",
+        color=_CHOSEN,
+        fontweight="bold",
+        bbox={"color": "white", "alpha": 0.8, "pad": 1},
+    )
+
+
+def _smallest(report: Report) -> list[Option]:
+    """For each measured cut what takes the fewest bytes."""
+    by_cut: dict[int, Option] = {}
+    for option in sorted(report.problem.options, key=lambda o: o.key):
+        size = option.use.get(LINK, 0.0)
+        known = by_cut.get(option.cut)
+        if option.cut and (known is None or size < known.use.get(LINK, 0.0)):
+            by_cut[option.cut] = option
+    return list(by_cut.values())
+
+
+def _bars(report: Report) -> list[_Bar]:
+    names = {cut.index: cut.name for cut in report.cuts}
+    bars = []
+    if len(report.plan.mix) > 1:
+        seconds = _mixed_seconds(report.problem, report.plan)
+        bars.append(_Bar("the chosen mix, on average", seconds, 0.0))
+    for cut in _cuts_to_show(report):
+        option = report.shown(cut)
+        if option is None:
+            continue
+        label = "stream: images"
+        if cut:
+            encoding = f" · {option.encoding}"
+            room = _LABEL_WIDTH - len(encoding) - len(f"cut {cut}: ")
+            label = f"cut {cut}: {shortened(names[cut], room)}{encoding}"
+        seconds = _mixed_seconds(report.problem, [(option, 1.0)])
+        bars.append(_Bar(label, seconds, report.share(cut)))
+    return bars
+
+
+def _cuts_to_show(report: Report) -> list[int]:
+    """Streaming, what the plan uses, and the fastest of the others."""
+    used = {0, *(option.cut for option, _ in report.plan.mix)}
+    problem = report.problem
+    others = sorted(
+        {option.cut for option in problem.options} - used,
+        key=lambda cut: -problem.samples_per_second(report.options(cut)[0]),
+    )
+    return sorted([*used, *others[: _MOST_BARS - len(used)]])
+
+
+def _mixed_seconds(
+    problem: Problem, plan: Plan | Sequence[tuple[Option, float]]
+) -> dict[str, float]:
+    mix = plan.mix if isinstance(plan, Plan) else plan
+    order = {name: place for place, name in enumerate(_STAGES)}
+    resources = sorted(
+        (r.name for r in problem.resources),
+        key=lambda name: order.get(name, len(order)),
+    )
+    return {
+        name: sum(share * problem.seconds(o, name) for o, share in mix)
+        for name in resources
+    }
+
+
+def _draw_stages(axes: Axes, report: Report, bars: Sequence[_Bar]) -> None:
+    lengths = [sum(bar.seconds.values()) for bar in bars]
+    limit = _limit(lengths)
+    for row, bar in enumerate(bars):
+        _draw_bar(axes, row, bar, limit)
+    axes.set_yticks(range(len(bars)), [bar.label for bar in bars])
+    for tick, bar in zip(axes.get_yticklabels(), bars, strict=True):
+        if bar.share:
+            tick.set_color(_CHOSEN)
+            tick.set_fontweight("bold")
+    axes.set_ylim(len(bars) - 0.4, -0.6)
+    axes.set_xlim(0, 1000 * limit * (1.2 if max(lengths) > limit else 1.1))
+    axes.grid(axis="x", color="#e4e4e4")
+    axes.set_axisbelow(True)
+    title = "How long each stage takes for one sample, if all are cut there"
+    hidden = len({o.cut for o in report.problem.options}) - _MOST_BARS
+    if hidden > 0:
+        title += f"\n(without the {hidden} slowest cuts)"
+    axes.set_title(title, loc="left")
+    axes.set_xlabel(
+        "milliseconds per sample\nStages work at the same time: the longest "
+        "one (outlined) sets the pace."
+    )
+
+
+def _draw_bar(axes: Axes, row: int, bar: _Bar, limit: float) -> None:
+    left = 0.0
+    longest = max(bar.seconds.values())
+    for name, seconds in bar.seconds.items():
+        width = min(seconds, max(0.0, limit - left))
+        if width > 0:
+            outlined = seconds >= BINDING * longest
+            axes.barh(
+                row,
+                1000 * width,
+                left=1000 * left,
+                height=0.62,
+                color=_look(name)[1],
+                edgecolor="black" if outlined else "white",
+                linewidth=1.6 if outlined else 0.4,
+                zorder=3 if outlined else 2,
+            )
+        left += width
+    whole = sum(bar.seconds.values())
+    note = percent_text(bar.share) if bar.share else ""
+    if whole > limit:
+        note = f"→ {number_text(1000 * whole)} ms  {note}"
+    axes.annotate(
+        note,
+        (1000 * left, row),
+        xytext=(5, 0),
+        textcoords="offset points",
+        va="center",
+        color=_CHOSEN if bar.share else _IMAGE,
+        fontweight="bold" if bar.share else "normal",
+        fontsize=9,
+    )
+
+
+def _limit(lengths: Sequence[float]) -> float:
+    """Where bars are cut off, so that one slow cut does not hide the rest."""
+    finite = sorted(each for each in lengths if each != float("inf"))
+    if not finite:
+        return 1.0
+    middle = finite[len(finite) // 2]
+    return min(finite[-1], _LONGEST_BAR * max(middle, finite[0]))
+
+
+def _look(resource: str) -> tuple[str, str]:
+    return _STAGES.get(resource, (resource, _OTHER_COLOUR))

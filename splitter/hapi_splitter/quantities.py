@@ -1,0 +1,60 @@
+"""Amounts as people read them."""
+
+from __future__ import annotations
+
+import math
+
+_BYTES = ("B", "KB", "MB", "GB", "TB", "PB")
+_BITS = ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s")
+_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+
+
+def number_text(number: float) -> str:
+    """Three digits, all those before the point: ``15,400``, ``0.0123``."""
+    if not math.isfinite(number):
+        return "∞"
+    if abs(number) >= 100:
+        return f"{number:,.0f}"
+    return f"{number:.3g}"
+
+
+def bytes_text(num_bytes: float) -> str:
+    """``33.1 KB``: powers of 1000."""
+    return _prefixed(num_bytes, _BYTES)
+
+
+def link_text(bytes_per_second: float) -> str:
+    """``680 Mbit/s``: bits, as networks are sold."""
+    return _prefixed(8 * bytes_per_second, _BITS)
+
+
+def seconds_text(seconds: float) -> str:
+    """``1.25 ms``, ``12 s``, ``3.5 min``, ``2.1 h``."""
+    if seconds == 0:
+        return "0 s"
+    if seconds >= 5400:
+        return f"{number_text(seconds / 3600)} h"
+    if seconds >= 90:
+        return f"{number_text(seconds / 60)} min"
+    for unit, name in _SECONDS:
+        if seconds >= unit or name == "ns":
+            return f"{number_text(seconds / unit)} {name}"
+    raise AssertionError(seconds)
+
+
+def percent_text(part: float) -> str:
+    """``77 %``; what is not quite nothing or all is not called so."""
+    percent = 100 * part
+    if 0 < percent < 0.1:
+        return "<0.1 %"
+    if percent < 1 or 99 < percent < 100:
+        return f"{min(percent, 99.9):.1f} %" if percent else "0 %"
+    return f"{percent:.0f} %"
+
+
+def _prefixed(amount: float, units: tuple[str, ...]) -> str:
+    power = 0
+    while amount >= 999.5 and power < len(units) - 1:
+        amount /= 1000
+        power += 1
+    return f"{number_text(amount)} {units[power]}"

@@ -1,0 +1,268 @@
+"""Why a plan is as it is, in sentences for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hapi_splitter.problem import (
+    CLIENT_CPU,
+    CLIENT_DEVICE,
+    LINK,
+    SERVER_CPU,
+    SERVER_DEVICE,
+    Option,
+    Plan,
+    Problem,
+)
+from hapi_splitter.quantities import (
+    bytes_text,
+    link_text,
+    number_text,
+    percent_text,
+    seconds_text,
+)
+
+_DOES = {
+    LINK: ("carries the images", "carries features of {}"),
+    SERVER_CPU: (
+        "reads and sends the images",
+        "reads, decodes and encodes for {}",
+    ),
+    SERVER_DEVICE: ("", "computes the frozen layers up to {}"),
+    CLIENT_CPU: (
+        "decodes images and prepares batches",
+        "unpacks features of {} and prepares batches",
+    ),
+    CLIENT_DEVICE: (
+        "computes all layers for images",
+        "computes what comes after {}",
+    ),
+}
+"""What a resource does for streaming, and for a cut."""
+_SLIGHTLY = 1.005
+"""Ratios below this are called equal."""
+
+
+def explain(
+    problem: Problem,
+    chosen: Plan,
+    best: Plan,
+    streaming: Plan | None,
+    single: Plan,
+    turning_link: float | None,
+) -> tuple[str, ...]:
+    """All sentences.
+
+    Args:
+        problem: what was asked.
+        chosen: the answer.
+        best: the fastest plan if one-off costs did not count.
+        streaming: None if it does not fit.
+        single: the best single option.
+        turning_link: of :func:`hapi_splitter.plan.turning_link`.
+    """
+    sentences = [
+        _mix(chosen),
+        *_limits(problem, chosen),
+        _rate(chosen, streaming, single),
+        *_costs(problem, chosen, best, streaming),
+        *_link(problem, chosen, streaming, turning_link),
+        *_left_out(problem),
+    ]
+    return tuple(sentences)
+
+
+def other_floor(floor: str, chosen: Plan, other: Plan) -> str:
+    """What another floor would give."""
+    if not (chosen.pushes or other.pushes):
+        return f"With --floor {floor} it would stream all the same."
+    if not chosen.total_seconds:
+        return f"With --floor {floor} nothing would change: it is all done."
+    ratio = other.total_seconds / chosen.total_seconds
+    if 1 / _SLIGHTLY < ratio < _SLIGHTLY:
+        return f"With --floor {floor} it would take as long."
+    does = f"push {_cuts(other)}" if other.pushes else "stream"
+    if ratio > 1:
+        return (
+            f"With --floor {floor} it would {does} and take {ratio:.3g} "
+            f"times as long: {_samples(other)}."
+        )
+    return (
+        f"With --floor {floor} it would {does} and be {1 / ratio:.3g} times "
+        f"as fast: {_samples(other)}."
+    )
+
+
+def too_big(problem: Problem, options: Sequence[Option]) -> str:
+    """Message for options none of which fits."""
+    least = min(options, key=lambda o: (o.client_bytes, o.server_bytes))
+    return (
+        f"{_names(options)} cannot run for lack of memory: {least.label} "
+        f"needs {_lack(problem, least)}; take a smaller batch or model, or "
+        f"give more memory"
+    )
+
+
+def _mix(plan: Plan) -> str:
+    if not plan.pushes:
+        return (
+            "Streaming: all samples come as images and the client computes "
+            "everything."
+        )
+    parts = []
+    for option, weight in plan.mix:
+        share = "all" if len(plan.mix) == 1 else percent_text(weight)
+        if option.cut:
+            parts.append(
+                f"{share} of the samples are pushed at cut {option.cut} and "
+                f"travel as {option.encoding}"
+            )
+        else:
+            parts.append(f"{share} of the samples come as images")
+    sentence = ", ".join(parts)
+    return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def _limits(problem: Problem, plan: Plan) -> list[str]:
+    sentences = []
+    for name in plan.binding:
+        work = [
+            (option, weight * problem.seconds(option, name))
+            for option, weight in plan.mix
+            if option.use.get(name)
+        ]
+        whole = sum(seconds for _, seconds in work)
+        doing = [
+            _doing(name, option)
+            + (f" ({percent_text(part / whole)})" if len(work) > 1 else "")
+            for option, part in work
+        ]
+        sentences.append(
+            f"The {name} is busy all the time: it {' and '.join(doing)}."
+        )
+    return sentences
+
+
+def _doing(resource: str, option: Option) -> str:
+    streamed, pushed = _DOES.get(resource, ("serves the images", "serves {}"))
+    return pushed.format(f"cut {option.cut}") if option.cut else streamed
+
+
+def _rate(chosen: Plan, streaming: Plan | None, single: Plan) -> str:
+    sentence = f"Expected: {_samples(chosen)}"
+    if not chosen.pushes:
+        return f"{sentence}."
+    if streaming is None:
+        sentence += "; streaming does not fit into the client's memory"
+    else:
+        sentence += f", {_times(chosen, streaming)} streaming"
+    if len(chosen.mix) > 1:
+        sentence += (
+            f" and {_times(chosen, single)} the best single choice, "
+            f"{single.label}"
+        )
+    return f"{sentence}."
+
+
+def _costs(
+    problem: Problem, chosen: Plan, best: Plan, streaming: Plan | None
+) -> list[str]:
+    if not best.pushes:
+        return [
+            "No cut is faster, alone or mixed with streaming, however many "
+            "samples are to come."
+        ]
+    if best.one_off_seconds == 0 or streaming is None:
+        return []
+    cost = seconds_text(best.one_off_seconds)
+    to_come = number_text(problem.samples_to_come)
+    pays_from = best.pays_from_samples
+    if pays_from is None:
+        raise AssertionError("push-down is the best and never pays")
+    if chosen.pushes:
+        return [
+            f"Beginning to push costs {cost} once; it pays from "
+            f"{number_text(pays_from)} samples, and {to_come} are to come."
+        ]
+    return [
+        f"Pushing {_cuts(best)} would reach {_samples(best)}, but beginning "
+        f"costs {cost} once: it pays from {number_text(pays_from)} samples, "
+        f"and {to_come} are to come."
+    ]
+
+
+def _link(
+    problem: Problem,
+    chosen: Plan,
+    streaming: Plan | None,
+    turning: float | None,
+) -> list[str]:
+    if streaming is None or LINK not in {r.name for r in problem.resources}:
+        return []
+    now = problem.capacity(LINK)
+    if turning is None:
+        return [
+            f"No other speed of the link ({link_text(now)}) would change "
+            f"whether it pushes."
+        ]
+    faster = "faster" if turning > now else "slower"
+    then = "make it stream" if chosen.pushes else "make push-down pay"
+    return [
+        f"A link {faster} than {link_text(turning)} would {then} (it is "
+        f"{link_text(now)})."
+    ]
+
+
+def _left_out(problem: Problem) -> list[str]:
+    lacking = [each for each in problem.options if not problem.fits(each)]
+    if not lacking:
+        return []
+    least = min(lacking, key=lambda each: each.key)
+    return [
+        f"Left out for lack of memory: {_names(lacking)}; {least.label} needs "
+        f"{_lack(problem, least)}."
+    ]
+
+
+def _lack(problem: Problem, option: Option) -> str:
+    amounts = (
+        ("server", option.server_bytes, problem.server_limit_bytes),
+        ("client", option.client_bytes, problem.client_limit_bytes),
+    )
+    return " and ".join(
+        f"{bytes_text(needed)} of the {tier}'s {bytes_text(limit)}"
+        for tier, needed, limit in amounts
+        if needed > limit
+    )
+
+
+def _names(options: Sequence[Option]) -> str:
+    cuts = sorted({each.cut for each in options})
+    pushed = [str(cut) for cut in cuts if cut]
+    names = ["stream"] if 0 in cuts else []
+    if pushed:
+        names.append(
+            f"cut{'s' if len(pushed) > 1 else ''} {', '.join(pushed)}"
+        )
+    return " and ".join(names)
+
+
+def _cuts(plan: Plan) -> str:
+    return " and ".join(
+        f"cut {option.cut} as {option.encoding}"
+        for option, _ in plan.mix
+        if option.cut
+    )
+
+
+def _samples(plan: Plan) -> str:
+    return f"{number_text(plan.samples_per_second)} samples/s"
+
+
+def _times(plan: Plan, other: Plan) -> str:
+    if other.samples_per_second == 0:
+        return "incomparably faster than"
+    ratio = plan.samples_per_second / other.samples_per_second
+    if ratio < _SLIGHTLY:
+        return "as fast as"
+    return f"{ratio:.3g} times"
