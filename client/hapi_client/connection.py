@@ -22,10 +22,12 @@ from hapi_protocol.errors import (
 )
 from hapi_protocol.headers import (
     CONTENT_TYPE_STREAM,
+    HEADER_PROFILE,
     Annotation,
     ByteRange,
     ModelPath,
 )
+from hapi_protocol.profiles import MAX_PROFILE_BYTES, ModelProfile
 
 LIST_LIMIT = 10_000
 
@@ -274,6 +276,42 @@ class Connection:
                 trans_id=body.trans_id,
             )
         return body
+
+    def get_profile(
+        self, container: str, name: str, *, seconds: float
+    ) -> ModelProfile:
+        """What a package's frozen layers cost next to the data.
+
+        The storage host measures them on its first request, which may take
+        a minute; repeated on 429 and 5xx, as when jobs run there.
+
+        Args:
+            container: of the package.
+            name: of the package.
+            seconds: for the whole answer.
+
+        Raises:
+            ClientError: ``no_hapi`` when anything but a profile comes back.
+        """
+        where = f"{container}/{name}"
+        with self._open(
+            "GET",
+            self._url(container, name),
+            {HEADER_PROFILE: "true"},
+            object_name=where,
+            seconds=seconds,
+        ) as body:
+            content_type = body.headers.get("Content-Type", "")
+            if content_type.partition(";")[0].strip() != "application/json":
+                raise ClientError(
+                    "no_hapi",
+                    f"{where}: the proxy answered with "
+                    f"{content_type or 'no content type'} in the place of a "
+                    "profile; it has no hapi filter",
+                    object_name=where,
+                    trans_id=body.trans_id,
+                )
+            return ModelProfile.from_body(body.read(MAX_PROFILE_BYTES))
 
     def put(
         self,

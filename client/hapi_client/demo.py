@@ -13,7 +13,7 @@ import torch
 from hapi_client.connection import Connection
 from hapi_client.demo_data import write_shards
 from hapi_client.fetch import FetchOptions
-from hapi_client.frozen import STREAM, FrozenRegion, check_encoding
+from hapi_client.frozen import FREEZE, STREAM, FrozenRegion, checked_encodings
 from hapi_client.job import TransferJob
 from hapi_client.location import Location
 from hapi_client.progress import Reporter
@@ -46,7 +46,7 @@ class DemoPlan:
         model: name in ``torchvision.models``.
         freeze: last frozen module.
         epochs: of each run.
-        cut: of the push-down run; None for the whole region.
+        cut: of the push-down run, as for a job.
         encoding: of its features.
         seed: of weights and order, the same in both runs.
         data: tar files of the user; none for the photographs.
@@ -55,7 +55,7 @@ class DemoPlan:
     model: str = "resnet18"
     freeze: str = "layer4"
     epochs: int = 3
-    cut: int | None = None
+    cut: int | str = FREEZE
     encoding: str = "float32"
     seed: int = 0
     data: Sequence[Path] = ()
@@ -83,7 +83,7 @@ class RunResult:
     seconds: float
     losses: tuple[float, ...]
     accuracy: float
-    cut: int
+    cut: int | str
     fallbacks: int
     has_batch_norm: bool = False
 
@@ -141,7 +141,7 @@ def check_plan(plan: DemoPlan) -> None:
     Raises:
         HapiError: naming the model, freeze, cut or encoding that is none.
     """
-    check_encoding(plan.encoding)
+    checked_encodings(plan.encoding, "lossless")
     model, _ = build_model(plan.model, num_classes=2, seed=plan.seed)
     region = FrozenRegion(model, plan.freeze, None, torch.device("cpu"))
     region.cut_number(plan.cut)
@@ -184,7 +184,7 @@ class _Runner:
     def __call__(
         self,
         name: str,
-        cut: int | str | None,
+        cut: int | str,
         options: FetchOptions | None = None,
     ) -> RunResult:
         plan, note = self._plan, self._reporter.note

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections import deque
+import threading
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -12,7 +13,13 @@ from dataclasses import dataclass, field
 from hapi_client.connection import Connection
 from hapi_client.order import DEFAULT_BUFFER_SPANS
 from hapi_client.retry import Backoff
-from hapi_client.sources import LoadedSpan, SpanLimits, SpanSource
+from hapi_client.sources import (
+    LANES,
+    LoadedSpan,
+    SpanLimits,
+    SpanSource,
+    SpanTask,
+)
 from hapi_client.transport import CancelScope
 from hapi_protocol.errors import TooSlowError
 from hapi_protocol.index import Span
@@ -23,9 +30,11 @@ class FetchOptions:
     """How a job fetches.
 
     Attributes:
-        num_threads: requests at the same time.
+        num_threads: requests at the same time in each lane: plain reads,
+            and reads of features.
         ahead_bytes: memory of spans that wait for the training loop or
             are under way; at least one span is always fetched.
+        ahead_spans: of spans, likewise.
         decode_threads: None for one on each available core.
         forward_samples: of one forward of the frozen layers here; None
             for what suits the device.
@@ -41,6 +50,7 @@ class FetchOptions:
 
     num_threads: int = 4
     ahead_bytes: int = 256 * 1024 * 1024
+    ahead_spans: int = 64
     decode_threads: int | None = None
     forward_samples: int | None = None
     buffer_spans: int = DEFAULT_BUFFER_SPANS
@@ -51,7 +61,12 @@ class FetchOptions:
     most_pause_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        for name in ("num_threads", "ahead_bytes", "buffer_spans"):
+        for name in (
+            "num_threads",
+            "ahead_bytes",
+            "ahead_spans",
+            "buffer_spans",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(
                     f"{name} is {getattr(self, name)}; at least 1"
@@ -62,8 +77,18 @@ class FetchOptions:
         return SpanLimits(self.span_seconds, self.backoff)
 
 
+@dataclass(frozen=True)
+class _Pending:
+    span: Span
+    task: SpanTask
+    future: Future[LoadedSpan]
+
+
 class Fetcher:
     """Iterates over loaded spans; close it to end its threads at once.
+
+    A span's way is chosen when a thread of its lane is free for it, not
+    before: a plan that changes reaches all spans not yet under way.
 
     Args:
         connection: whose requests are cancelled on closing.
@@ -84,11 +109,18 @@ class Fetcher:
         self._todo = deque(spans)
         self._options = options
         self._scope = CancelScope()
-        self._pool = ThreadPoolExecutor(
-            options.num_threads, thread_name_prefix="hapi-fetch"
-        )
-        self._pending: deque[tuple[Span, Future[LoadedSpan]]] = deque()
+        self._pools = {
+            lane: ThreadPoolExecutor(
+                options.num_threads, thread_name_prefix=f"hapi-{lane}"
+            )
+            for lane in LANES
+        }
+        self._lock = threading.Lock()
+        self._head: SpanTask | None = None
+        self._pending: deque[_Pending] = deque()
+        self._busy: Counter[str] = Counter()
         self._ahead_bytes = 0
+        self._closed = False
 
     def __iter__(self) -> Iterator[LoadedSpan]:
         """
@@ -97,33 +129,65 @@ class Fetcher:
             TooSlowError: when a span does not come in ``wait_seconds``.
         """
         while True:
-            self._top_up()
-            if not self._pending:
+            pending = self._next()
+            if pending is None:
                 return
-            span, future = self._pending.popleft()
-            yield self._await(span, future)
-            self._ahead_bytes -= self._source.cost_bytes(span)
+            yield self._await(pending)
+            with self._lock:
+                self._ahead_bytes -= pending.task.cost_bytes
+
+    def _next(self) -> _Pending | None:
+        with self._lock:
+            self._top_up()
+            # All lanes are free when nothing is pending, so that a span
+            # has been started if any was left.
+            return self._pending.popleft() if self._pending else None
 
     def _top_up(self) -> None:
-        while self._todo:
-            cost = self._source.cost_bytes(self._todo[0])
-            is_first = not self._pending
-            if not is_first and (
-                self._ahead_bytes + cost > self._options.ahead_bytes
-            ):
+        """Starts as many spans as there is room for; under the lock."""
+        while self._todo and not self._closed:
+            task = self._head or self._source.task(
+                self._todo[0], self._has_room
+            )
+            self._head = task
+            if task is None or not self._has_room_for(task):
                 return
+            self._head = None
             span = self._todo.popleft()
-            self._ahead_bytes += cost
-            self._pending.append((span, self._pool.submit(self._load, span)))
+            self._ahead_bytes += task.cost_bytes
+            self._busy[task.lane] += 1
+            future = self._pools[task.lane].submit(self._load, task)
+            self._pending.append(_Pending(span, task, future))
 
-    def _load(self, span: Span) -> LoadedSpan:
-        with self._connection.working_for(self._scope):
-            return self._source.load(span, self._scope)
+    def _has_room(self, lane: str) -> bool:
+        width = self._source.lane_width(lane)
+        return self._busy[lane] < min(width, self._options.num_threads)
 
-    def _await(self, span: Span, future: Future[LoadedSpan]) -> LoadedSpan:
+    def _has_room_for(self, task: SpanTask) -> bool:
+        if not self._has_room(task.lane):
+            return False
+        if not self._pending:
+            return True
+        more_bytes = self._ahead_bytes + task.cost_bytes
+        return (
+            len(self._pending) < self._options.ahead_spans
+            and more_bytes <= self._options.ahead_bytes
+        )
+
+    def _load(self, task: SpanTask) -> LoadedSpan:
+        try:
+            with self._connection.working_for(self._scope):
+                return task.load(self._scope)
+        finally:
+            with self._lock:
+                self._busy[task.lane] -= 1
+                self._top_up()
+
+    def _await(self, pending: _Pending) -> LoadedSpan:
         seconds = self._options.wait_seconds
         with contextlib.suppress(FutureTimeoutError):
-            return future.result(seconds)
+            return pending.future.result(seconds)
+        span = pending.span
         raise TooSlowError(
             "too_slow",
             f"samples {span.samples} of shard {span.shard} did not come in "
@@ -133,5 +197,8 @@ class Fetcher:
 
     def close(self) -> None:
         """Ends all requests under way and waits for the threads."""
+        with self._lock:
+            self._closed = True
         self._connection.cancel(self._scope)
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        for pool in self._pools.values():
+            pool.shutdown(wait=True, cancel_futures=True)

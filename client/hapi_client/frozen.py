@@ -10,14 +10,18 @@ from typing import Any, BinaryIO
 import torch
 
 from hapi_client.connection import Connection
-from hapi_client.packages import upload_package
-from hapi_protocol.errors import ClientError
-from hapi_protocol.headers import ENCODINGS, ModelPath
+from hapi_client.packages import package_name, upload_package
+from hapi_protocol.encodings import Encoding, allowed_encodings
+from hapi_protocol.errors import AnnotationError, ClientError
+from hapi_protocol.headers import ModelPath
+from hapi_splitter.choice import Freeze
 from hapi_splitter.numerics import exact_numerics
 from hapi_splitter.package import write_package
 from hapi_splitter.trace import split
 from hapi_splitter.transforms import ImageTransform, decode_image
 
+AUTO = "auto"
+FREEZE = "freeze"
 STREAM = "stream"
 IMAGENET_TRANSFORM = ImageTransform(resize_size=256, crop_size=224)
 """torchvision's usual evaluation transform, the default."""
@@ -35,8 +39,8 @@ class FrozenRegion:
     """A split model: what runs here after each cut, and the tail.
 
     Args:
-        model: the whole network.
-        freeze: name of the last frozen module.
+        model: the whole network, or ``(frozen, tail)``.
+        freeze: as for :func:`hapi_splitter.trace.split`.
         transform: ``ImageTransform``, a torchvision preset, or None.
         device: of the tail and of what runs here.
         forward_samples: of one forward here; None for what suits the
@@ -44,6 +48,9 @@ class FrozenRegion:
 
     Attributes:
         tail: the trainable rest.
+        freeze: what is frozen, in words.
+        local: the region with its weights on the device.
+        forward_samples: of one forward here.
         num_cuts: cut ``num_cuts`` is the whole region.
 
     Raises:
@@ -52,8 +59,8 @@ class FrozenRegion:
 
     def __init__(
         self,
-        model: torch.nn.Module,
-        freeze: str,
+        model: torch.nn.Module | tuple[torch.nn.Module, torch.nn.Module],
+        freeze: Freeze | None,
         transform: Any,
         device: torch.device,
         forward_samples: int | None = None,
@@ -62,11 +69,12 @@ class FrozenRegion:
         parts = split(model, freeze, transform=self._transform)
         # The package is written from the CPU, before anything moves.
         self._graph = parts.frozen
-        self._local = parts.frozen.to(device)
+        self.local = parts.frozen.to(device)
         self.tail: torch.nn.Module = parts.tail.to(device)
+        self.freeze = parts.freeze
         self.device = device
         on_cpu = device.type == "cpu"
-        self._forward_samples = forward_samples or (
+        self.forward_samples = forward_samples or (
             FORWARD_SAMPLES_CPU if on_cpu else FORWARD_SAMPLES_DEVICE
         )
         self._suffixes: dict[int, torch.nn.Module] = {}
@@ -89,22 +97,23 @@ class FrozenRegion:
         """
         return self._transform(decode_image(image))
 
-    def cut_number(self, cut: int | str | None) -> int:
-        """What a user's ``cut`` means: None the whole region.
+    def cut_number(self, cut: int | str) -> int:
+        """What a user's ``cut`` means, but for :data:`AUTO`.
 
         Raises:
             ClientError: ``bad_configuration`` naming what is allowed.
         """
-        if cut is None:
+        if cut == FREEZE:
             return self.num_cuts
         if cut == STREAM:
             return 0
-        if isinstance(cut, int) and 0 <= cut <= self.num_cuts:
+        if type(cut) is int and 0 <= cut <= self.num_cuts:
             return cut
         raise ClientError(
             "bad_configuration",
             f"cut is {cut!r}; this frozen region has cuts 1 to "
-            f"{self.num_cuts}, and 0 or 'stream' pushes nothing down",
+            f"{self.num_cuts}, 'freeze' is the last of them, 0 or 'stream' "
+            "pushes nothing down, and 'auto' plans",
         )
 
     def finish(self, cut: int, features: torch.Tensor) -> torch.Tensor:
@@ -118,12 +127,12 @@ class FrozenRegion:
             ``[n, *shape at the freeze point]`` float32 on the device.
         """
         if cut not in self._suffixes:
-            self._suffixes[cut] = self._local.suffix(cut)
+            self._suffixes[cut] = self.local.suffix(cut)
         suffix = self._suffixes[cut]
         with exact_numerics(self.device):
             pieces = [
                 suffix(piece.to(self.device))
-                for piece in torch.split(features, self._forward_samples)
+                for piece in torch.split(features, self.forward_samples)
             ]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
@@ -145,6 +154,16 @@ class FrozenRegion:
                 connection, container, path, info.digest, progress
             )
 
+    def is_stored(self, connection: Connection, container: str) -> bool:
+        """Whether the package is in the store already."""
+        name = package_name(self._graph.digest)
+        return connection.head(container, name) is not None
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Of the region's weights, nearly all of the package."""
+        return self._graph.parameter_bytes
+
     def cut_shape(self, cut: int) -> tuple[int, ...]:
         """Of one sample's features at a cut, from 1 on."""
         return tuple(self._graph.cuts[cut - 1].shape)
@@ -164,13 +183,20 @@ def _image_transform(transform: Any) -> ImageTransform:
         ) from error
 
 
-def check_encoding(encoding: str) -> None:
-    """
+def checked_encodings(encoding: str | None, floor: str) -> tuple[str, ...]:
+    """Canonical texts of the encodings that a plan may choose from.
+
+    Args:
+        encoding: the only one, if not None.
+        floor: else, what it allows.
+
     Raises:
-        ClientError: ``bad_configuration`` for an unknown encoding.
+        ClientError: ``bad_configuration`` for an unknown one.
     """
-    if encoding not in ENCODINGS:
-        raise ClientError(
-            "bad_configuration",
-            f"encoding is {encoding!r}; allowed: {', '.join(ENCODINGS)}",
-        )
+    try:
+        if encoding is not None:
+            return (str(Encoding.parse(encoding)),)
+        return allowed_encodings(floor)
+    except (AnnotationError, ValueError) as error:
+        message = getattr(error, "message", str(error))
+        raise ClientError("bad_configuration", message) from error

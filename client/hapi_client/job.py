@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import time
+import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,25 +12,28 @@ import torch
 
 from hapi_client.connection import Connection
 from hapi_client.decode import DecodePool
+from hapi_client.estimates import Estimates
 from hapi_client.fetch import Fetcher, FetchOptions
-from hapi_client.frozen import FrozenRegion, check_encoding
+from hapi_client.frozen import AUTO, FrozenRegion, checked_encodings
 from hapi_client.index import load_index
 from hapi_client.labels import Labels, span_labels
 from hapi_client.loader import FeatureLoader, LoaderPlan, check_on_error
 from hapi_client.location import Location, parse_location
+from hapi_client.meter import STREAMED, Meter
+from hapi_client.mixed import MixedSource, Sources
+from hapi_client.mixing import Mixer
 from hapi_client.order import index_order, shuffled_order
 from hapi_client.packages import DEFAULT_MODELS_CONTAINER
-from hapi_client.retry import PushGate
-from hapi_client.sources import (
-    PushedSource,
-    PushPlan,
-    RawSource,
-    SpanSource,
-)
+from hapi_client.planning import Horizon, JobPlanner, PlanningParts
+from hapi_client.probe import measure, read_samples
+from hapi_client.replan import PlanChange, ReplanOptions
+from hapi_client.sources import SpanSource
 from hapi_client.stats import JobCounters, JobStats
+from hapi_protocol.errors import ClientError
+from hapi_protocol.headers import ModelPath
 from hapi_protocol.index import Span
-
-logger = logging.getLogger(__name__)
+from hapi_splitter.choice import Freeze
+from hapi_splitter.plan import Plan, Problem
 
 
 class TransferJob:
@@ -50,17 +52,27 @@ class TransferJob:
                     optimizer.step()
 
     Args:
-        model: the whole network, with the weights to use.
-        freeze: name of the last frozen module.
+        model: the whole network, with the weights to use; or two modules
+            ``(frozen, tail)``, where torch.fx cannot trace it.
+        freeze: what is frozen, as for :func:`hapi_splitter.trace.split`:
+            the name of the last frozen module, a list of modules, or a
+            function; None for two modules.
         data: ``swift://container/prefix`` of an indexed data set.
         batch_size: samples of a batch.
         transform: an ``ImageTransform``, or torchvision's
             ``weights.transforms()``; None for ImageNet's evaluation
             transform.
-        cut: how much of the frozen region the store computes: None for
-            all of it, ``"stream"`` or 0 for none (plain reads, all
-            computed here), or a cut's number.
-        encoding: of features on the wire.
+        cut: how much of the frozen region the store computes:
+            ``"auto"`` plans what is fastest and keeps the plan up with the
+            conditions (:mod:`hapi_client.planning`); ``"freeze"`` for all
+            of it, ``"stream"`` or 0 for none (plain reads, all computed
+            here), or a cut's number.
+        encoding: of features on the wire; None leaves it to the plan, and
+            means float32 with a fixed cut.
+        floor: what a plan may round: ``"lossless"`` nothing, ``"half"``
+            to 16 bits, ``"uint8"`` to 8.
+        epochs: that will be trained, to judge whether one-off costs pay;
+            None expects as many to come as there were already.
         labels: class name or key to integer, or a function of the key;
             None for the integers of the index.
         on_error: ``"raise"`` for a sample that cannot be decoded, or
@@ -70,8 +82,10 @@ class TransferJob:
         device: of the tail and the client's part of the frozen region.
         models_container: where packages are stored.
         options: how to fetch.
+        replan: how often a plan is looked at again.
 
     Attributes:
+        cut: its number, or ``"auto"``.
         tail: the trainable rest of ``model``; its parameters are those of
             ``model``.
 
@@ -81,14 +95,16 @@ class TransferJob:
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: torch.nn.Module | tuple[torch.nn.Module, torch.nn.Module],
         *,
-        freeze: str,
+        freeze: Freeze | None = None,
         data: str,
         batch_size: int = 32,
         transform: Any = None,
-        cut: int | str | None = None,
-        encoding: str = "float32",
+        cut: int | str = AUTO,
+        encoding: str | None = None,
+        floor: str = "lossless",
+        epochs: float | None = None,
         labels: Labels = None,
         on_error: str = "raise",
         seed: int = 0,
@@ -96,8 +112,11 @@ class TransferJob:
         device: torch.device | str = "cpu",
         models_container: str = DEFAULT_MODELS_CONTAINER,
         options: FetchOptions | None = None,
+        replan: ReplanOptions | None = None,
     ) -> None:
         check_on_error(on_error)
+        encodings = checked_encodings(encoding, floor)
+        check_epochs(epochs)
         self._owns_connection = connection is None
         self._connection = connection or Connection()
         self._traffic_before = self._connection.traffic.count()
@@ -113,16 +132,41 @@ class TransferJob:
             self._options.forward_samples,
         )
         self.tail = self._frozen.tail
-        self.cut = self._frozen.cut_number(cut)
+        self.cut: int | str = (
+            AUTO if cut == AUTO else self._frozen.cut_number(cut)
+        )
         location = parse_location(data)
+        self._meter = Meter(
+            lambda: self._connection.traffic.count().received_bytes
+        )
+        self._planner: JobPlanner | None = None
         self._plan = self._make_plan(location, labels, on_error)
         self._pool = DecodePool(
             self._frozen.decode, self._options.decode_threads
         )
+        self._sources = Sources(
+            self._connection,
+            location.container,
+            self._frozen,
+            self._pool,
+            self._options,
+            self._counters,
+        )
         try:
-            self._source = self._make_source(
-                location.container, models_container, encoding
-            )
+            if self.cut == AUTO:
+                self._source = self._plan_source(
+                    location.container,
+                    models_container,
+                    encodings,
+                    Horizon(self.num_samples, epochs),
+                    replan or ReplanOptions(),
+                )
+            else:
+                self._source = self._fixed_source(
+                    self._frozen.cut_number(cut),
+                    models_container,
+                    encodings[0],
+                )
         except BaseException:
             self.close()
             raise
@@ -138,44 +182,79 @@ class TransferJob:
             to_freeze_point=self._frozen.finish,
             on_error=on_error,
             counters=self._counters,
+            meter=self._meter,
+            span_came=self._span_came,
         )
 
-    def _make_source(
-        self, container: str, models_container: str, encoding: str
+    def _fixed_source(
+        self, cut: int, models_container: str, encoding: str
     ) -> SpanSource:
-        limits = self._options.span_limits
-        raw = RawSource(
-            self._connection,
-            container,
-            self._pool,
-            self._frozen.input_shape,
-            limits,
-            self._counters,
-        )
-        if self.cut == 0:
-            return raw
-        check_encoding(encoding)
-        self._connection.require_hapi()
-        model, sent_bytes = self._frozen.store(
-            self._connection, models_container
-        )
-        self._counters.add(package_bytes=sent_bytes)
-        gate = PushGate(
-            time.monotonic,
-            self._options.pause_seconds,
-            self._options.most_pause_seconds,
-        )
-        return PushedSource(
-            self._connection,
-            container,
-            PushPlan(
-                model, self.cut, encoding, self._frozen.cut_shape(self.cut)
+        way = (cut, encoding) if cut else STREAMED
+        if cut:
+            self._connection.require_hapi()
+            model, sent_bytes = self._frozen.store(
+                self._connection, models_container
+            )
+            self._counters.add(package_bytes=sent_bytes)
+            self._sources.model = model
+        return MixedSource(Mixer({way: 1.0}), self._sources, self._meter)
+
+    def _plan_source(
+        self,
+        container: str,
+        models_container: str,
+        encodings: Sequence[str],
+        horizon: Horizon,
+        replan: ReplanOptions,
+    ) -> SpanSource:
+        probe = read_samples(self._connection, container, self._plan.spans)
+        facts = measure(self._frozen, probe, encodings)
+        mixer = Mixer({STREAMED: 1.0})
+        self._planner = JobPlanner(
+            PlanningParts(
+                connection=self._connection,
+                region=self._frozen,
+                models_container=models_container,
+                facts=facts,
+                horizon=horizon,
+                options=replan,
+                package_stored=self._package_stored,
+                samples_so_far=lambda: self._counters.snapshot().samples,
             ),
-            raw,
-            gate,
-            limits,
-            self._counters,
+            Estimates(
+                push_width=lambda: self._sources.width.limit,
+                train_on_cpu=self._frozen.device.type == "cpu",
+            ),
+            mixer,
+            self._meter,
         )
+        return MixedSource(mixer, self._sources, self._meter)
+
+    def _package_stored(self, model: ModelPath, sent_bytes: int) -> None:
+        self._counters.add(package_bytes=sent_bytes)
+        self._sources.model = model
+
+    def _span_came(self) -> None:
+        if self._planner is not None:
+            self._planner.span_came()
+
+    @property
+    def plan(self) -> Plan | None:
+        """The present plan; None with a fixed cut, and until there is one.
+
+        A job streams until then.
+        """
+        return self._planner.plan if self._planner else None
+
+    @property
+    def problem(self) -> Problem | None:
+        """What :attr:`plan` solves, under the present conditions."""
+        return self._planner.problem if self._planner else None
+
+    @property
+    def plan_changes(self) -> Sequence[PlanChange]:
+        """All plans so far, oldest first."""
+        return self._planner.changes if self._planner else ()
 
     @property
     def num_cuts(self) -> int:
@@ -229,6 +308,8 @@ class TransferJob:
                 buffer_spans=self._options.buffer_spans,
                 drop_last=drop_last,
             )
+        if self._planner is not None:
+            self._planner.begin()
         loader = FeatureLoader(
             self._plan, order, self._open_spans, self._frozen.device
         )
@@ -242,6 +323,8 @@ class TransferJob:
         """Ends all requests and threads of the job."""
         for loader in list(self._loaders):
             loader.close()
+        if self._planner is not None:
+            self._planner.close()
         self._pool.close()
         if self._owns_connection:
             self._connection.close()
@@ -251,3 +334,15 @@ class TransferJob:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def check_epochs(epochs: float | None) -> None:
+    """
+    Raises:
+        ClientError: ``bad_configuration`` for what is no number of epochs.
+    """
+    if epochs is not None and not 0 < epochs < math.inf:
+        raise ClientError(
+            "bad_configuration",
+            f"epochs is {epochs!r}; a positive number, or None",
+        )

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hapi_client.meter import Meter
 from hapi_client.order import Batch, EpochOrder
 from hapi_client.sources import LoadedSpan
 from hapi_client.stats import JobCounters
@@ -39,6 +40,8 @@ class LoaderPlan:
             at the freeze point, under ``inference_mode``.
         on_error: ``raise``, or ``skip`` with a count.
         counters: of the job.
+        meter: measures the training loop's part of the time.
+        span_came: called after each span, in the training loop's thread.
     """
 
     spans: Sequence[Span]
@@ -46,6 +49,8 @@ class LoaderPlan:
     to_freeze_point: Callable[[int, torch.Tensor], torch.Tensor]
     on_error: str
     counters: JobCounters
+    meter: Meter
+    span_came: Callable[[], None] = lambda: None
 
 
 @dataclass
@@ -121,9 +126,11 @@ class FeatureLoader:
                 number = self._order.spans[next_position]
                 window[next_position] = self._ready(number, next(loaded))
                 next_position += 1
+                self._plan.span_came()
             delivered = self._gather(batch, window)
             if delivered is not None:
-                yield delivered
+                with self._plan.meter.training(len(delivered[1])):
+                    yield delivered
 
     def _ready(self, number: int, loaded: LoadedSpan) -> _Ready:
         self._judge(loaded)

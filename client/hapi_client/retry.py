@@ -14,6 +14,8 @@ from hapi_protocol.errors import HapiError
 RETRYABLE_STATUSES = frozenset({408, 429, 498, 500, 502, 503, 504})
 """498 is what Swift's ratelimit middleware answers."""
 
+_NO_ROOM_CODES = frozenset({"share_exceeded", "queue_full"})
+SUCCESSES_PER_PLACE = 8
 _RETRYABLE_CODES = frozenset({"truncated", "not_connected"})
 
 
@@ -130,3 +132,40 @@ class PushGate:
         """Reports that a span ended without telling anything."""
         with self._lock:
             self._probing = False
+
+
+class PushWidth:
+    """How many spans are pushed at a time: what the worker admits.
+
+    Each refusal for want of room takes one away, down to one; a run of
+    successes gives one back. Jobs that share an account's streams so find
+    their parts, and none has to fall back.
+
+    Args:
+        most: spans at a time.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._limit = most
+        self._successes = 0
+        self._lock = threading.Lock()
+
+    @property
+    def limit(self) -> int:
+        with self._lock:
+            return self._limit
+
+    def refused(self, error: HapiError) -> None:
+        """Takes note of a failed try; only refusals for room count."""
+        if error.code in _NO_ROOM_CODES:
+            with self._lock:
+                self._limit = max(1, self._limit - 1)
+                self._successes = 0
+
+    def succeeded(self) -> None:
+        with self._lock:
+            self._successes += 1
+            if self._successes >= SUCCESSES_PER_PLACE * self._limit:
+                self._limit = min(self._limit + 1, self._most)
+                self._successes = 0

@@ -5,31 +5,32 @@ from __future__ import annotations
 import io
 import logging
 import random
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
-from hapi_client.connection import Connection, source_changed
+from hapi_client.connection import Connection
 from hapi_client.decode import DecodePool
+from hapi_client.meter import SpanReport
 from hapi_client.retry import (
     Backoff,
-    PushGate,
-    is_cured_by_streaming,
     is_retryable,
 )
 from hapi_client.stats import JobCounters
 from hapi_client.transport import CancelScope
 from hapi_protocol.errors import ClientError, HapiError
-from hapi_protocol.features import FeatureBatch, read_features
-from hapi_protocol.headers import Annotation, ModelPath
 from hapi_protocol.index import Span
 from hapi_protocol.shards import IMAGE_EXTENSIONS, Sample, iter_samples
-from hapi_splitter.encodings import decode as decode_features
 from hapi_splitter.transforms import SampleError
 
 logger = logging.getLogger(__name__)
+
+LANE_STREAM = "stream"
+LANE_PUSH = "push"
+LANES = (LANE_STREAM, LANE_PUSH)
 
 NO_IMAGE = f"has no image member ({', '.join(IMAGE_EXTENSIONS)})"
 
@@ -45,21 +46,51 @@ class LoadedSpan:
         features: ``[good samples, *shape]`` float32 on the CPU, in order.
         failures: row number to message, for the samples that cannot be
             had however often they are asked for.
+        report: what loading it took.
     """
 
     span: Span
     cut: int
     features: torch.Tensor
     failures: Mapping[int, str] = field(default_factory=dict)
+    report: SpanReport = field(default_factory=SpanReport)
+
+
+@dataclass(frozen=True)
+class SpanTask:
+    """One span to load, and the way it goes.
+
+    Attributes:
+        lane: one of :data:`LANES`, each with threads of its own: what
+            waits for the store must not hold up plain reads.
+        cost_bytes: memory that the loaded span may take, at most.
+        load: called in a thread of the lane.
+    """
+
+    lane: str
+    cost_bytes: int
+    load: Callable[[CancelScope], LoadedSpan]
 
 
 class SpanSource(Protocol):
-    """Loads spans; called by several threads."""
+    """Says how spans are loaded; called by several threads."""
 
-    def load(self, span: Span, scope: CancelScope) -> LoadedSpan: ...
+    def lane_width(self, lane: str) -> int:
+        """Spans that may be under way in a lane, at most."""
+        ...
 
-    def cost_bytes(self, span: Span) -> int:
-        """Memory that a loaded span may take, at most."""
+    def task(
+        self, span: Span, has_room: Callable[[str], bool]
+    ) -> SpanTask | None:
+        """How to load a span.
+
+        Args:
+            span: the next one.
+            has_room: whether a lane has a free thread.
+
+        Returns:
+            None to wait until a lane has room.
+        """
         ...
 
 
@@ -104,7 +135,16 @@ class RawSource:
         self._limits = limits
         self._counters = counters
 
+    def task(self, span: Span) -> SpanTask:
+        """How to load a span from here."""
+        return SpanTask(
+            LANE_STREAM,
+            self.cost_bytes(span),
+            lambda scope: self.load(span, scope),
+        )
+
     def cost_bytes(self, span: Span) -> int:
+        """Memory that a loaded span may take, at most."""
         image = 4 * int(torch.Size(self._shape).numel())
         return span.byte_range.length_bytes + len(span.rows) * image
 
@@ -124,10 +164,11 @@ class RawSource:
                     raise
                 logger.info("span again after: %s", error)
                 self._counters.add(retries=1)
-                scope.wait(_delay(backoff, failures, error))
+                scope.wait(delay_seconds(backoff, failures, error))
         raise AssertionError("unreachable")
 
     def _load(self, span: Span, scope: CancelScope) -> LoadedSpan:
+        started = time.monotonic()
         data = self._connection.get_range(
             self._container,
             span.shard,
@@ -135,6 +176,7 @@ class RawSource:
             if_match=span.etag,
             seconds=self._limits.seconds,
         )
+        report = SpanReport(read_seconds=time.monotonic() - started)
         samples = list(
             iter_samples(
                 io.BytesIO(data),
@@ -144,10 +186,14 @@ class RawSource:
             )
         )
         check_keys(span, [(each.index, each.key) for each in samples])
-        return self._decode(span, samples, scope)
+        return self._decode(span, samples, report, scope)
 
     def _decode(
-        self, span: Span, samples: Sequence[Sample], scope: CancelScope
+        self,
+        span: Span,
+        samples: Sequence[Sample],
+        report: SpanReport,
+        scope: CancelScope,
     ) -> LoadedSpan:
         images = torch.empty((len(samples), *self._shape), dtype=torch.float32)
         failures = {}
@@ -170,193 +216,10 @@ class RawSource:
                 future.cancel()
         if failures:
             images = images[[r for r in futures if r not in failures]]
-        return LoadedSpan(span, 0, images, failures)
+        return LoadedSpan(span, 0, images, failures, report)
 
 
-@dataclass(frozen=True)
-class PushPlan:
-    """What the storage tier is asked to compute.
-
-    Attributes:
-        model: the package.
-        cut: from 1 on.
-        encoding: of the features on the wire.
-        shape: of one sample's features at the cut.
-    """
-
-    model: ModelPath
-    cut: int
-    encoding: str
-    shape: tuple[int, ...]
-
-    def annotation(self, span: Span) -> Annotation:
-        return Annotation(
-            model=self.model,
-            cut=self.cut,
-            encoding=self.encoding,
-            samples=span.samples,
-            byte_range=span.byte_range,
-            if_source_etag=span.etag,
-        )
-
-
-class PushedSource:
-    """Features from the store; cut 0 for spans that cannot be had.
-
-    A span is delivered whole or not at all: a stream that breaks off is
-    asked for again, and after the last try the span comes from ``raw``.
-
-    Args:
-        connection: to the account.
-        container: of the shards.
-        plan: what to ask for.
-        raw: the fall-back.
-        gate: when to push at all.
-        limits: of each span.
-        counters: of the job.
-    """
-
-    def __init__(
-        self,
-        connection: Connection,
-        container: str,
-        plan: PushPlan,
-        raw: RawSource,
-        gate: PushGate,
-        limits: SpanLimits,
-        counters: JobCounters,
-    ) -> None:
-        self._connection = connection
-        self._container = container
-        self._plan = plan
-        self._raw = raw
-        self._gate = gate
-        self._limits = limits
-        self._counters = counters
-
-    def cost_bytes(self, span: Span) -> int:
-        features = 4 * int(torch.Size(self._plan.shape).numel())
-        # Twice: as received and as decoded.
-        return 2 * len(span.rows) * features
-
-    def load(self, span: Span, scope: CancelScope) -> LoadedSpan:
-        """
-        Raises:
-            HapiError: that repeating or streaming would not cure.
-        """
-        if self._gate.admits():
-            loaded = self._try_pushed(span, scope)
-            if loaded is not None and not loaded.failures:
-                return loaded
-            if loaded is not None:
-                # Limits of the operator's must not decide which samples an
-                # epoch has: what fails there is tried here.
-                return self._raw.load(span, scope)
-        self._counters.add(fallbacks=1)
-        return self._raw.load(span, scope)
-
-    def _try_pushed(self, span: Span, scope: CancelScope) -> LoadedSpan | None:
-        backoff = self._limits.backoff
-        try:
-            for failures in range(1, backoff.attempts + 1):
-                scope.check()
-                try:
-                    loaded = self._load(span)
-                except HapiError as error:
-                    if not is_cured_by_streaming(error):
-                        raise
-                    last = error
-                    # One that was too slow has cost enough time.
-                    if not is_retryable(error) or error.code == "too_slow":
-                        break
-                else:
-                    self._gate.succeeded()
-                    return loaded
-                if failures < backoff.attempts:
-                    self._counters.add(retries=1)
-                    seconds = _delay(backoff, failures, last)
-                    logger.warning(
-                        "push-down of %s %s: try %d of %d failed, again in "
-                        "%.1f s: %s",
-                        span.shard,
-                        span.samples,
-                        failures,
-                        backoff.attempts,
-                        seconds,
-                        last,
-                    )
-                    scope.wait(seconds)
-        except BaseException:
-            self._gate.abandoned()
-            raise
-        self._gate.failed()
-        logger.warning(
-            "push-down of %s %s failed, streaming for a while: %s",
-            span.shard,
-            span.samples,
-            last,
-        )
-        return None
-
-    def _load(self, span: Span) -> LoadedSpan:
-        try:
-            body = self._connection.get_features(
-                self._container,
-                span.shard,
-                self._plan.annotation(span),
-                patient=False,
-                seconds=self._limits.seconds,
-            )
-        except HapiError as error:
-            if error.code == "source_changed":
-                raise source_changed(
-                    self._container, span.shard, error.trans_id
-                ) from error
-            raise
-        with body:
-            reader = read_features(body)
-            batches = list(reader)
-            body.drain()
-        if reader.summary is not None and reader.summary.saturated:
-            self._note_saturated(reader.summary.saturated)
-        return self._loaded(span, batches)
-
-    def _note_saturated(self, count: int) -> None:
-        if not self._counters.snapshot().saturated:
-            logger.warning(
-                "features beyond the range of %s were clipped (counted in "
-                "stats.saturated); encoding='float32' keeps them",
-                self._plan.encoding,
-            )
-        self._counters.add(saturated=count)
-
-    def _loaded(
-        self, span: Span, batches: Sequence[FeatureBatch]
-    ) -> LoadedSpan:
-        rows = [row for batch in batches for row in batch.rows]
-        check_keys(span, [(row.index, row.key) for row in rows])
-        pieces = [
-            decode_features(batch.features, self._plan.encoding)
-            for batch in batches
-            if batch.features is not None
-        ]
-        none = torch.empty((0, *self._plan.shape), dtype=torch.float32)
-        features = torch.cat([none, *pieces])
-        failures = {
-            number: row.error
-            for number, row in enumerate(rows)
-            if row.error is not None
-        }
-        if len(features) != len(rows) - len(failures):
-            raise ClientError(
-                "truncated",
-                f"{self._container}/{span.shard} {span.samples}: "
-                f"{len(features)} features for {len(rows)} rows",
-            )
-        return LoadedSpan(span, self._plan.cut, features, failures)
-
-
-def _delay(backoff: Backoff, failures: int, error: HapiError) -> float:
+def delay_seconds(backoff: Backoff, failures: int, error: HapiError) -> float:
     return backoff.delay_seconds(
         failures,
         error.retry_after,

@@ -56,7 +56,7 @@ def job(connection, container: str, **options) -> TransferJob:
         batch_size=16,
         labels=number_of,
         connection=connection,
-        **options,
+        **{"cut": "freeze", **options},
     )
 
 
@@ -196,7 +196,7 @@ def test_push_down_comes_back_after_the_worker_does(
     assert after == during, "the second epoch was not pushed down"
 
 
-@pytest.mark.parametrize("cut", [None, 0])
+@pytest.mark.parametrize("cut", ["freeze", 0])
 def test_corrupt_jpeg_is_raised_by_name_or_skipped_and_counted(
     fragile, connection, cut
 ):
@@ -216,7 +216,7 @@ def test_corrupt_jpeg_is_raised_by_name_or_skipped_and_counted(
     assert sorted(found) == [n for n in range(12) if n != 5]
 
 
-@pytest.mark.parametrize("cut", [None, 0])
+@pytest.mark.parametrize("cut", ["freeze", 0])
 def test_shard_that_left_its_index_is_refused_by_name(
     fragile, connection, cut
 ):

@@ -13,6 +13,7 @@ from caller import Caller, metrics
 from hapi_client import Connection, Credentials
 from hapi_client.packages import upload_package
 from hapi_cluster import Cluster
+from hapi_protocol.encodings import ENCODINGS
 from hapi_protocol.features import read_features
 from hapi_splitter.package import write_package
 from hapi_splitter.trace import split
@@ -312,5 +313,5 @@ def test_info_tells_the_limits(chain):
     url = f"{chain.cluster.proxy_url}/info"
     section = requests.get(url, timeout=30).json()["hapi"]
     assert section["version"] == 1
-    assert section["encodings"] == ["float32", "float16"]
+    assert section["encodings"] == list(ENCODINGS)
     assert section["max_object_bytes"] > 0

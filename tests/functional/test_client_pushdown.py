@@ -52,7 +52,13 @@ def job_of(connection, place, **options) -> TransferJob:
         data=str(place),
         transform=small_transform(),
         connection=connection,
-        **{"freeze": "body", "batch_size": 8, "options": QUICK, **options},
+        **{
+            "freeze": "body",
+            "cut": "freeze",
+            "batch_size": 8,
+            "options": QUICK,
+            **options,
+        },
     )
 
 
@@ -141,7 +147,7 @@ def test_bad_samples_are_the_same_ones_on_both_tiers(connection, tmp_path):
     upload(connection, place, [tmp_path], SilentReporter())
     messages = []
     labels = []
-    for cut in ("stream", None):
+    for cut in ("stream", "freeze"):
         with job_of(connection, place, cut=cut) as job:
             with pytest.raises(ClientError, match="s0-0003") as caught:
                 list(job.loader())

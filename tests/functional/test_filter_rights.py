@@ -21,6 +21,7 @@ import requests
 
 from hapi_cluster import Cluster
 from hapi_cluster.configs import USERS
+from hapi_protocol.encodings import ENCODINGS
 from hapi_protocol.headers import CONTENT_TYPE_STREAM
 from stub_worker import StubWorker
 
@@ -392,7 +393,7 @@ def test_info_announces_the_filter(stocked: Swift) -> None:
     ).json()
 
     assert info["hapi"]["version"] == 1
-    assert info["hapi"]["encodings"] == ["float32", "float16"]
+    assert info["hapi"]["encodings"] == list(ENCODINGS)
 
 
 def test_plain_requests_are_answered_as_without_the_filter(

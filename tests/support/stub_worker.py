@@ -24,7 +24,9 @@ from hapi_protocol.messages import (
     JobGrant,
     JobRequest,
     ModelIdentity,
+    ProfileRequest,
 )
+from hapi_protocol.profiles import BatchProfile, ModelProfile
 
 NUMERICS_TAG = "exact;stub"
 
@@ -38,6 +40,7 @@ class StubWorker:
             exception of HapiError before the first chunk is an error answer,
             any exception after it breaks the connection.
         refuse_job: raised by ``POST /jobs`` instead of a grant.
+        refuse_profile: likewise by ``POST /profiles``.
         is_forgetful: says ``model_needed`` whatever it has.
         is_chunked: whether the end of an answer differs from a break.
     """
@@ -47,6 +50,7 @@ class StubWorker:
         chunk.upper() for chunk in source
     )
     refuse_job: HapiError | None = None
+    refuse_profile: HapiError | None = None
     refuse_model: HapiError | None = None
     is_forgetful: bool = False
     is_chunked: bool = True
@@ -54,6 +58,7 @@ class StubWorker:
     num_cuts: int = 9
     digests: dict[ModelIdentity, str] = field(default_factory=dict)
     jobs: list[JobRequest] = field(default_factory=list)
+    profiles: list[ProfileRequest] = field(default_factory=list)
     calls: list[tuple[str, str]] = field(default_factory=list)
     trans_ids: list[str | None] = field(default_factory=list)
     sources: list[bytes] = field(default_factory=list)
@@ -96,7 +101,8 @@ class _Handler(BaseHTTPRequestHandler):
         """No noise."""
 
     def do_POST(self) -> None:
-        self._serve(self._stream if self.path != "/jobs" else self._job)
+        actions = {"/jobs": self._job, "/profiles": self._profile}
+        self._serve(actions.get(self.path, self._stream))
 
     def do_PUT(self) -> None:
         self._serve(self._put_model)
@@ -140,6 +146,19 @@ class _Handler(BaseHTTPRequestHandler):
             raise make_error("model_needed", "send the package")
         grant = JobGrant(f"j{len(worker.jobs)}", 1 << 20, digest, NUMERICS_TAG)
         self._reply(201, grant.to_body())
+
+    def _profile(self) -> None:
+        worker = self.worker
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        wanted = ProfileRequest.from_body(body)
+        worker.profiles.append(wanted)
+        if worker.refuse_profile:
+            raise worker.refuse_profile
+        digest = worker.digests.get(wanted.model)
+        if worker.is_forgetful or not digest:
+            raise make_error("model_needed", "send the package")
+        profile = stub_profile(digest, worker.num_cuts)
+        self._reply(200, profile.to_body())
 
     def _put_model(self) -> None:
         if self.worker.refuse_model:
@@ -203,3 +222,22 @@ class _Handler(BaseHTTPRequestHandler):
             yield chunk
         self.rfile.readline()
         self.worker.sources.append(bytes(received))
+
+
+def stub_profile(digest: str, num_cuts: int) -> ModelProfile:
+    """What the stub says of every package."""
+    return ModelProfile(
+        digest=digest,
+        numerics_tag=NUMERICS_TAG,
+        device="cpu",
+        device_name="stub",
+        num_devices=1,
+        cores=2.0,
+        forward_threads=2,
+        batches=(BatchProfile(1, tuple(map(float, range(num_cuts + 1)))),),
+        reference_seconds=0.01,
+        load_seconds=0.5,
+        parameter_bytes=1000,
+        memory_limit_bytes=1 << 30,
+        peak_bytes=tuple(range(num_cuts + 1)),
+    )

@@ -15,6 +15,7 @@ from hapi_client.requester import ConnectionOptions
 from hapi_client.retry import Backoff
 from hapi_client.transport import CancelScope
 from hapi_protocol.errors import (
+    AnnotationError,
     ClientError,
     RightsError,
     SourceChangedError,
@@ -29,6 +30,7 @@ from hapi_protocol.headers import (
     ModelPath,
 )
 from scripted_swift import Answer, scripted_swift
+from stub_worker import stub_profile
 
 FAST = ConnectionOptions(
     connect_seconds=5,
@@ -300,3 +302,38 @@ def test_a_fork_gets_sockets_of_its_own(swift, connection, monkeypatch):
     monkeypatch.setattr("os.getpid", lambda: 1)
     connection.head("c", "o")
     assert connection._requester._current is not mine
+
+
+def test_profile_is_asked_for_again_while_the_worker_is_busy(
+    swift, connection
+):
+    profile = stub_profile("d" * 64, 3)
+    headers = {"Content-Type": "application/json; charset=UTF-8"}
+    swift.script(BUSY, BUSY, Answer(200, profile.to_body(), headers))
+    assert connection.get_profile("m", "x.hapi", seconds=5) == profile
+    assert len(swift.requests) == 3
+    asked = swift.requests[-1]
+    assert asked.path == "/v1/AUTH_test/m/x.hapi"
+    names = [name for name in asked.headers if name.startswith("X-Hapi")]
+    assert names == ["X-Hapi-Profile"]
+    assert asked.headers["X-Hapi-Profile"] == "true"
+
+
+def test_profile_of_a_busy_worker_is_an_error_in_the_end(swift, connection):
+    swift.script(BUSY)
+    with pytest.raises(UnavailableError) as caught:
+        connection.get_profile("m", "x.hapi", seconds=5)
+    assert caught.value.code == "queue_full"
+    assert len(swift.requests) == FAST.backoff.attempts
+
+
+def test_bytes_in_the_place_of_a_profile_mean_no_filter(swift, connection):
+    headers = {"Content-Type": "application/octet-stream"}
+    swift.script(Answer(200, b"PK", headers))
+    with pytest.raises(ClientError) as caught:
+        connection.get_profile("m", "x.hapi", seconds=5)
+    assert caught.value.code == "no_hapi"
+    swift.script(Answer(200, b"{}", {"Content-Type": "application/json"}))
+    swift.answers.popleft()
+    with pytest.raises(AnnotationError, match="no profile"):
+        connection.get_profile("m", "x.hapi", seconds=5)

@@ -11,8 +11,9 @@ import torch
 
 from hapi_client.fetch import Fetcher, FetchOptions
 from hapi_client.loader import FeatureLoader, LoaderPlan
+from hapi_client.meter import Meter
 from hapi_client.order import index_order, shuffled_order
-from hapi_client.sources import LoadedSpan
+from hapi_client.sources import LoadedSpan, SpanTask
 from hapi_client.stats import JobCounters
 from hapi_protocol.errors import ClientError, HapiError, TooSlowError
 from hapi_protocol.index import IndexRow, Span
@@ -47,8 +48,15 @@ class Source:
         self.error = error
         self.loaded = []
 
-    def cost_bytes(self, span):
-        return 10 * len(span.rows)
+    def lane_width(self, lane):
+        return 99
+
+    def task(self, span, has_room):
+        return SpanTask(
+            "stream",
+            10 * len(span.rows),
+            lambda scope: self.load(span, scope),
+        )
 
     def load(self, span, scope):
         scope.wait(self.seconds)
@@ -91,6 +99,7 @@ def make_loader(source, sizes, order=None, on_error="raise", **options):
         to_freeze_point=lambda cut, features: features * 1.0,
         on_error=on_error,
         counters=counters,
+        meter=Meter(lambda: 0),
     )
     order = order or index_order(sizes, 4)
     loader = FeatureLoader(plan, order, open_with(source, **options), CPU)
@@ -115,7 +124,11 @@ ALL = sorted(
 
 
 def fetch_threads():
-    return [t for t in threading.enumerate() if "hapi-fetch" in t.name]
+    return [
+        t
+        for t in threading.enumerate()
+        if t.name.startswith(("hapi-stream", "hapi-push"))
+    ]
 
 
 def test_features_and_labels_go_together_in_index_order():

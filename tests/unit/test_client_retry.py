@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hapi_client.retry import Backoff, PushGate, is_retryable
+from hapi_client.retry import (
+    SUCCESSES_PER_PLACE,
+    Backoff,
+    PushGate,
+    PushWidth,
+    is_retryable,
+)
 from hapi_protocol.errors import CODES, make_error
 
 
@@ -111,3 +117,40 @@ def test_an_abandoned_probe_leaves_the_next_one_to_others(gate, clock):
     assert gate.admits()
     gate.abandoned()
     assert gate.admits()
+
+
+def no_room(code="share_exceeded"):
+    return make_error(code, "no room")
+
+
+def test_width_shrinks_with_each_refusal_and_never_to_nothing():
+    width = PushWidth(4)
+
+    limits = []
+    for _ in range(5):
+        width.refused(no_room())
+        limits.append(width.limit)
+
+    assert limits == [3, 2, 1, 1, 1]
+
+
+def test_width_comes_back_one_by_one_after_successes():
+    width = PushWidth(3)
+    width.refused(no_room("queue_full"))
+    width.refused(no_room("queue_full"))
+    assert width.limit == 1
+
+    for _ in range(SUCCESSES_PER_PLACE):
+        width.succeeded()
+    assert width.limit == 2
+    for _ in range(10 * SUCCESSES_PER_PLACE):
+        width.succeeded()
+    assert width.limit == 3
+
+
+def test_width_stays_when_something_else_failed():
+    width = PushWidth(4)
+
+    width.refused(make_error("worker_unavailable", "gone"))
+
+    assert width.limit == 4

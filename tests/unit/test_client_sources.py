@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from hapi_client.decode import DecodePool
-from hapi_client.retry import Backoff, PushGate
-from hapi_client.sources import PushedSource, PushPlan, RawSource, SpanLimits
+from hapi_client.pushed import PushedSource, PushPlan
+from hapi_client.retry import Backoff, PushGate, PushWidth
+from hapi_client.sources import RawSource, SpanLimits
 from hapi_client.stats import JobCounters
 from hapi_client.transport import CancelScope
+from hapi_protocol.encodings import ENCODINGS
 from hapi_protocol.errors import (
     ClientError,
     SourceChangedError,
@@ -25,6 +27,8 @@ from hapi_protocol.features import FeatureStreamWriter, Row, feature_schema
 from hapi_protocol.headers import ModelPath
 from hapi_protocol.index import IndexRow, Span
 from hapi_protocol.shards import iter_samples
+from hapi_splitter.encodings import decode as decode_features
+from hapi_splitter.encodings import encode
 from hapi_splitter.transforms import SampleError
 from photos import tar_of
 
@@ -69,6 +73,22 @@ def stream(keys, *, shape=(2,), errors=(), closed=True, saturated=0):
     return sink.getvalue()
 
 
+def encoded_stream(keys, features, encoding, sizes):
+    """One whose batches have these sizes."""
+    sink = io.BytesIO()
+    schema = feature_schema(features.shape[1:], encoding)
+    writer = FeatureStreamWriter(sink, schema)
+    rows = [Row(n, key) for n, key in enumerate(keys)]
+    start = 0
+    for size in sizes:
+        part = slice(start, start + size)
+        sent = encode(features[part], encoding)
+        writer.write(rows[part], sent.array, scale=sent.scale, zero=sent.zero)
+        start += size
+    writer.close(source_etag="etag", source_bytes=1)
+    return sink.getvalue()
+
+
 class Body(io.BytesIO):
     def drain(self):
         self.read()
@@ -104,20 +124,22 @@ def pool():
 
 
 class Bench:
-    def __init__(self, pool, data):
+    def __init__(self, pool, data, encoding="float32", shape=(2,)):
         self.connection = FakeConnection(data)
         self.span = span_of(data)
         self.counters = JobCounters()
         self.now = 0.0
+        self.width = PushWidth(4)
         self.raw = RawSource(
             self.connection, "c", pool, SHAPE, LIMITS, self.counters
         )
         self.pushed = PushedSource(
             self.connection,
             "c",
-            PushPlan(MODEL, 2, "float32", (2,)),
+            PushPlan(MODEL, 2, encoding, shape),
             self.raw,
             PushGate(lambda: self.now, 5),
+            self.width,
             LIMITS,
             self.counters,
         )
@@ -184,6 +206,52 @@ def test_a_pushed_span_asks_for_its_samples_and_bytes(bench):
     assert annotation.if_source_etag == "etag"
     assert annotation.model == MODEL
     assert bench.connection.num_ranges == 0
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_features_of_every_encoding_come_back_as_float32(pool, encoding):
+    bench = Bench(pool, shard(10, 11, 12), encoding, (3, 40))
+    features = torch.randn(3, 3, 40)
+    bench.connection.answers = [
+        encoded_stream(KEYS, features, encoding, (2, 1))
+    ]
+    loaded = bench.load()
+    sent = encode(features, encoding)
+    wanted = decode_features(sent.array, encoding, sent.scale, sent.zero)
+    assert loaded.features.dtype == torch.float32
+    assert torch.equal(loaded.features, wanted)
+    (annotation,) = bench.connection.annotations
+    assert annotation.encoding == encoding
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value_bytes", "sample_bytes"),
+    [
+        ("float32", 8, 0),
+        ("float16", 6, 0),
+        ("bfloat16", 6, 0),
+        ("uint8", 5, 3 * 8),
+    ],
+)
+def test_cost_is_that_of_what_comes_and_what_it_becomes(
+    pool, dtype, value_bytes, sample_bytes
+):
+    bench = Bench(pool, shard(10, 11), dtype, (3, 40))
+    wanted = 2 * (3 * 40 * value_bytes + sample_bytes)
+    assert bench.pushed.cost_bytes(bench.span) == wanted
+
+
+@pytest.mark.parametrize(
+    ("answered", "shape"), [("float16", (2,)), ("float32", (3,))]
+)
+def test_features_that_were_not_asked_for_are_not_delivered(
+    bench, answered, shape
+):
+    features = torch.ones(3, *shape)
+    bench.connection.answers = [encoded_stream(KEYS, features, answered, (3,))]
+    loaded = bench.load()
+    assert loaded.cut == 0
+    assert bench.counters.snapshot().fallbacks == 1
 
 
 def test_features_may_be_changed_in_place(bench):

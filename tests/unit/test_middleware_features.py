@@ -18,6 +18,7 @@ from filter_under_test import (
     annotation,
     filter_and_worker,
 )
+from hapi_protocol.encodings import ENCODINGS
 from hapi_protocol.headers import (
     CONTENT_TYPE_STREAM,
     REQUEST_HEADERS,
@@ -73,6 +74,17 @@ def test_the_job_names_caller_model_and_source(
     assert job.source_length_bytes == len(SHARD)
     assert job.trans_id == "tx1"
     assert set(world.worker.trans_ids) == {"tx1"}
+
+
+def test_two_spellings_of_an_encoding_are_one(
+    world: FilterUnderTest,
+) -> None:
+    tags = set()
+    for encoding in ("uint8", "uint8;none"):
+        answer = world.send(headers=annotation(encoding=encoding))
+        tags.add(answer.headers["Etag"])
+        assert world.worker.jobs[-1].encoding == "uint8"
+    assert len(tags) == 1
 
 
 def test_answer_has_nothing_of_the_source_but_its_etag(
@@ -293,7 +305,7 @@ def test_info_says_what_can_be_had(world: FilterUnderTest) -> None:
     info = get_swift_info()["hapi"]
 
     assert info["version"] == 1
-    assert info["encodings"] == ["float32", "float16"]
+    assert info["encodings"] == list(ENCODINGS)
     assert info["transforms"] == ["eval"]
     assert info["numerics"] == ["exact"]
     assert info["max_object_bytes"] == 5 * 1024**3

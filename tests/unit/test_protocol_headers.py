@@ -80,6 +80,11 @@ def test_index_request_needs_no_model():
         ({"X-Hapi-Cut": "٣"}, "bad_cut", "'٣'"),
         ({"X-Hapi-Cut": "9" * 30}, "bad_cut", "999"),
         ({"X-Hapi-Encoding": "int4"}, "unknown_encoding", "float32"),
+        (
+            {"X-Hapi-Encoding": "uint8;zip"},
+            "unknown_encoding",
+            "X-Hapi-Encoding is 'uint8;zip'",
+        ),
         ({"X-Hapi-Transform": "train"}, "unknown_transform", "eval"),
         ({"X-Hapi-Numerics": "sloppy"}, "unknown_numerics", "exact"),
         ({"X-Hapi-Samples": "5"}, "bad_samples", "'5'"),
@@ -110,6 +115,11 @@ def test_bad_annotation_is_refused_with_its_code(changed, code, said):
     assert caught.value.code == code
     assert caught.value.status == 400
     assert said in caught.value.message
+
+
+def test_encoding_is_kept_in_its_canonical_text():
+    assert parse(**{"X-Hapi-Encoding": "uint8;none"}).encoding == "uint8"
+    assert parse(**{"X-Hapi-Encoding": "uint8;lz4"}).encoding == "uint8;lz4"
 
 
 def test_missing_cut_is_named():

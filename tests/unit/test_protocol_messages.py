@@ -81,6 +81,16 @@ def test_bad_field_of_a_job_request_is_named(field, value):
     assert caught.value.code == "bad_request"
 
 
+def test_encoding_of_a_job_request_is_made_canonical():
+    fields = {**json.loads(JOB.to_body()), "encoding": "bfloat16;none"}
+    job = JobRequest.from_body(json.dumps(fields).encode())
+    assert job.encoding == "bfloat16"
+    fields["encoding"] = "float64"
+    with pytest.raises(AnnotationError) as caught:
+        JobRequest.from_body(json.dumps(fields).encode())
+    assert caught.value.code == "unknown_encoding"
+
+
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"null", b"{", b"[" * 50_000, b" " * 70_000]
 )

@@ -58,6 +58,17 @@ def place(*calls: tuple[str, tuple[Argument, ...]]) -> Batch | None:
         ([("expand.default", (W, (B, 6, 6)))], Batch(0)),
         ([("softmax.int", (X, -1, None))], Batch(0)),
         ([("cat.default", ((X, X), 1))], Batch(0)),
+        (
+            [
+                ("unsqueeze.default", (X, 1)),
+                ("im2col.default", (Ref(2), (2, 2), (1, 1), (0, 0), (1, 1))),
+                (
+                    "col2im.default",
+                    (Ref(3), (4, 6), (2, 2), (1, 1), (0, 0), (1, 1)),
+                ),
+            ],
+            Batch(0),
+        ),
         ([("stack.default", ((X, X), 0))], Batch(1)),
     ],
 )
@@ -111,6 +122,19 @@ def test_batch_is_followed(
             (
                 "max_pool2d.default",
                 (Ref(2), (1, 1), (1, 1), (0, 0), (1, 1), False),
+            ),
+        ],
+        [
+            ("unsqueeze.default", (X, 0)),
+            ("im2col.default", (Ref(2), (2, 2), (1, 1), (0, 0), (1, 1))),
+        ],
+        # Three dimensions would be one image, its channels the samples.
+        [("im2col.default", (X, (2, 2), (1, 1), (0, 0), (1, 1)))],
+        [
+            ("permute.default", (X, (1, 0, 2))),
+            (
+                "col2im.default",
+                (Ref(2), (2, 3), (1, 1), (1, 1), (0, 0), (1, 1)),
             ),
         ],
         # Data as the weights of a product.

@@ -3,64 +3,342 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
+from hapi_protocol.encodings import (
+    DTYPES,
+    Encoding,
+    num_groups,
+)
 from hapi_protocol.errors import AnnotationError
-from hapi_protocol.headers import ENCODINGS as PROTOCOL_ENCODINGS
-from hapi_splitter.encodings import ENCODINGS, decode, encode
+from hapi_splitter import encodings as encodings_module
+from hapi_splitter.encodings import (
+    EncodedFeatures,
+    decode,
+    encode,
+    encoder_step,
+)
 from hapi_splitter.numerics import enforce_exact, numerics_tag
 
+LARGEST = {
+    "float16": 65504.0,
+    "bfloat16": (2 - 2**-7) * 2.0**127,
+    "float32": (2 - 2**-23) * 2.0**127,
+}
+SMALLEST = 2.0**-149
+SHAPES = [(), (1,), (5,), (3, 4), (3, 32), (2, 5, 7), (0, 3), (2, 0)]
 
-def test_encodings_are_those_of_the_protocol() -> None:
-    assert tuple(ENCODINGS) == tuple(PROTOCOL_ENCODINGS)
+values = st.one_of(
+    st.floats(width=32),
+    st.floats(-10, 10, width=32),
+    st.floats(-(2.0**-126), 2.0**-126, width=32),
+    st.sampled_from(
+        [
+            0.0,
+            -0.0,
+            math.inf,
+            -math.inf,
+            SMALLEST,
+            -100 * SMALLEST,
+            2.0**-126,
+            2.0**-14,
+            2.0**-25,
+            65504.0,
+            65519.0,
+            65520.0,
+            -65536.0,
+            LARGEST["bfloat16"],
+            LARGEST["float32"],
+            -LARGEST["float32"],
+        ]
+    ),
+)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> torch.Tensor:
+    """float32 ``[B, ...]``, some constant, some with a few values only."""
+    shape = (draw(st.integers(0, 5)), *draw(st.sampled_from(SHAPES)))
+    few = draw(st.lists(values, min_size=1, max_size=4))
+    elements = draw(st.sampled_from([values, st.sampled_from(few)]))
+    array = draw(hnp.arrays(np.float32, shape, elements=elements))
+    return torch.from_numpy(array.copy())
+
+
+def there_and_back(features: torch.Tensor, encoding: str) -> torch.Tensor:
+    sent = encode(features, encoding)
+    assert sent.array.flags.c_contiguous
+    assert sent.array.dtype == Encoding.parse(encoding).wire_dtype
+    back = decode(sent.array.copy(), encoding, sent.scale, sent.zero)
+    assert back.dtype == torch.float32
+    assert back.shape == features.shape
+    return back
+
+
+def assert_same_bits(one: EncodedFeatures, other: EncodedFeatures) -> None:
+    for mine, yours in (
+        (one.array, other.array),
+        (one.scale, other.scale),
+        (one.zero, other.zero),
+    ):
+        assert (mine is None) == (yours is None)
+        if mine is not None and yours is not None:
+            assert mine.shape == yours.shape
+            assert mine.tobytes() == yours.tobytes()
+    assert one.saturated == other.saturated
+
+
+def joined(parts: Iterable[EncodedFeatures]) -> EncodedFeatures:
+    every = list(parts)
+
+    def cat(name: str) -> np.ndarray | None:
+        arrays = [getattr(part, name) for part in every]
+        return None if arrays[0] is None else np.concatenate(arrays)
+
+    array = cat("array")
+    assert array is not None
+    return EncodedFeatures(
+        array, cat("scale"), cat("zero"), sum(p.saturated for p in every)
+    )
 
 
 def test_float32_is_exact_and_contiguous() -> None:
     features = torch.randn(3, 4, 5).permute(0, 2, 1)
-    array, saturated = encode(features, "float32")
-    assert (array.dtype, saturated) == (np.float32, 0)
-    assert array.flags.c_contiguous
-    assert torch.equal(decode(array, "float32"), features)
+    assert torch.equal(there_and_back(features, "float32"), features)
 
 
-@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1))
-def test_float16_is_within_its_bound_and_saturates(
-    values: list[float],
+@given(batches())
+def test_float32_keeps_every_value(features: torch.Tensor) -> None:
+    back = there_and_back(features, "float32")
+    assert back.numpy().tobytes() == features.numpy().tobytes()
+
+
+def half_bound(dtype: str, value: float) -> float:
+    """The published bound of the 16-bit formats."""
+    if dtype == "float16":
+        return abs(value) * 2**-11 if abs(value) >= 2**-14 else 2**-25
+    return abs(value) * 2**-8 if abs(value) >= 2**-126 else 2.0**-134
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@given(batches())
+def test_half_is_within_its_bound_and_saturates(
+    dtype: str, features: torch.Tensor
 ) -> None:
-    features = torch.tensor(values, dtype=torch.float32)[None]
-    array, saturated = encode(features, "float16")
-    decoded = decode(array, "float16")[0]
-    assert array.dtype == np.float16
-    assert saturated == sum(abs(v) > 65504 for v in values)
-    for value, found in zip(values, decoded.tolist(), strict=True):
-        if abs(value) > 65504:
-            assert found == math.copysign(65504, value)
+    back = there_and_back(features, dtype).double().flatten().tolist()
+    wanted = features.double().flatten().tolist()
+    largest = LARGEST[dtype]
+    for value, found in zip(wanted, back, strict=True):
+        if math.isnan(value):
+            assert math.isnan(found)
+        elif abs(value) > largest:
+            assert found == math.copysign(largest, value)
         else:
-            assert abs(found - value) <= max(abs(value) * 2**-11, 2**-25)
+            assert abs(found - value) <= half_bound(dtype, value)
+    beyond = sum(abs(value) > largest for value in wanted)
+    assert encode(features, dtype).saturated == beyond
 
 
-def test_float16_keeps_nan_and_does_not_count_it() -> None:
-    array, saturated = encode(torch.tensor([[math.nan, 1.0]]), "float16")
-    assert (bool(np.isnan(array[0, 0])), saturated) == (True, 0)
+def test_bfloat16_rounds_ties_to_even() -> None:
+    ties = torch.tensor([[1 + 2**-8, 1 + 3 * 2**-8, -(1 + 2**-8)]])
+    back = there_and_back(ties, "bfloat16")
+    assert back.tolist() == [[1, 1 + 2**-6, -1]]
 
 
-def test_encoding_leaves_the_features_alone() -> None:
-    features = torch.full((1, 2), 1e6)
-    encode(features, "float16")
-    assert features.tolist() == [[1e6, 1e6]]
+def clipped(group: np.ndarray) -> np.ndarray:
+    """What a group's infinite values stand for."""
+    finite = group[np.isfinite(group)]
+    high = finite.max() if len(finite) else LARGEST["float32"]
+    low = finite.min() if len(finite) else -LARGEST["float32"]
+    return np.clip(group, low, high)
 
 
-@pytest.mark.parametrize("encoding", ["", "float64", "float16;zstd"])
+def assert_group_is_within_its_bound(
+    group: np.ndarray, back: np.ndarray
+) -> None:
+    if np.isnan(group).any():
+        assert np.isnan(back).all()
+        return
+    wanted = clipped(group)
+    low, high = wanted.min(), wanted.max()
+    bound = (high - low) / 510 + 2**-21 * max(abs(low), abs(high)) + 2.0**-142
+    assert np.abs(back - wanted).max() <= bound
+    if low == high:
+        assert (back == low).all()
+
+
+@given(batches())
+def test_uint8_is_within_its_bound_in_each_group(
+    features: torch.Tensor,
+) -> None:
+    back = there_and_back(features, "uint8").double().numpy()
+    groups = num_groups(features.shape[1:])
+    whole = features.double().numpy()
+    for sample, found in zip(whole, back, strict=True):
+        if sample.size:
+            for group, piece in zip(
+                sample.reshape(groups, -1),
+                found.reshape(groups, -1),
+                strict=True,
+            ):
+                assert_group_is_within_its_bound(group, piece)
+    infinite = int(features.isinf().sum())
+    assert encode(features, "uint8").saturated == infinite
+
+
+def test_uint8_gives_each_channel_its_own_scale() -> None:
+    features = (
+        torch.randn(2, 3, 6, 6)
+        * torch.tensor([1, 100, 1e-3])[None, :, None, None]
+    )
+    sent = encode(features, "uint8")
+    assert sent.scale is not None
+    assert sent.zero is not None
+    assert sent.scale.shape == sent.zero.shape == (2, 3)
+    assert sent.zero.tolist() == features.amin((2, 3)).tolist()
+    assert sent.array.reshape(2, 3, -1).min(2).tolist() == [[0] * 3] * 2
+    assert sent.array.reshape(2, 3, -1).max(2).tolist() == [[255] * 3] * 2
+
+
+def test_uint8_spans_what_float32_cannot_subtract() -> None:
+    huge = LARGEST["float32"]
+    features = torch.tensor([[huge, -huge, 0.0, huge / 2]])
+    sent = encode(features, "uint8")
+    assert sent.array.tolist() == [[255, 0, 128, 191]]
+    back = there_and_back(features, "uint8")
+    assert back[0, :2].tolist() == pytest.approx([huge, -huge], rel=2**-20)
+
+
+@pytest.mark.parametrize(
+    ("group", "wanted", "saturated"),
+    [
+        ([math.inf, 1.0, 3.0, -math.inf], [3, 1, 3, 1], 2),
+        ([math.inf, 2.0, 2.0, 2.0], [2, 2, 2, 2], 1),
+        ([math.inf] * 4, [LARGEST["float32"]] * 4, 4),
+        ([-math.inf] * 4, [-LARGEST["float32"]] * 4, 4),
+        ([math.nan, 1.0, 2.0, math.inf], [math.nan] * 4, 1),
+        ([7.25] * 4, [7.25] * 4, 0),
+    ],
+)
+def test_uint8_of_infinite_and_undefined_values(
+    group: list[float], wanted: list[float], saturated: int
+) -> None:
+    features = torch.tensor([group, [0.0, 1, 2, 3]])
+    decoded = torch.tensor(wanted, dtype=torch.float32)
+    back = there_and_back(features, "uint8")
+    torch.testing.assert_close(
+        back[0], decoded, equal_nan=True, rtol=1e-6, atol=0
+    )
+    torch.testing.assert_close(back[1], features[1], rtol=0, atol=4 / 510)
+    assert encode(features, "uint8").saturated == saturated
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(features=batches(), cut=st.integers(0, 5))
+def test_sample_becomes_the_same_in_every_batch(
+    dtype: str, features: torch.Tensor, cut: int
+) -> None:
+    whole = encode(features, dtype)
+    parts = (features[:cut], features[cut:])
+    assert_same_bits(joined(encode(p, dtype) for p in parts), whole)
+    back = decode(whole.array.copy(), dtype, whole.scale, whole.zero)
+    pieces = []
+    for part in parts:
+        sent = encode(part, dtype)
+        pieces.append(decode(sent.array, dtype, sent.scale, sent.zero))
+    assert torch.cat(pieces).numpy().tobytes() == back.numpy().tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_chunks_make_no_difference(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = torch.randn(7, 3, 40)
+    features[2, 1, 5] = math.inf
+    whole = encode(features, dtype)
+    back = decode(whole.array.copy(), dtype, whole.scale, whole.zero)
+    monkeypatch.setattr(encodings_module, "CHUNK_BYTES", 2 * 4 * 3 * 40)
+    assert_same_bits(encode(features, dtype), whole)
+    assert torch.equal(
+        decode(whole.array.copy(), dtype, whole.scale, whole.zero), back
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layout_of_the_features_makes_no_difference(dtype: str) -> None:
+    features = torch.randn(4, 6, 5, 7) * 1e3
+    wanted = encode(features, dtype)
+    strided = torch.randn(9, 6, 11, 7)
+    strided[::2, :, 1::2][:4].copy_(features)
+    for same in (
+        features.to(memory_format=torch.channels_last),
+        features.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0),
+        strided[::2, :, 1::2][:4],
+    ):
+        assert torch.equal(same, features)
+        assert_same_bits(encode(same, dtype), wanted)
+    expanded = features[:1].expand(3, -1, -1, -1)
+    assert_same_bits(
+        encode(expanded, dtype), encode(expanded.contiguous(), dtype)
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_encoding_leaves_the_features_alone(dtype: str) -> None:
+    features = torch.tensor([[1e6, math.inf, -3.0]])
+    encode(features, dtype)
+    assert features.tolist() == [[1e6, math.inf, -3.0]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_decoding_writes_where_it_is_told_to(dtype: str) -> None:
+    features = torch.randn(5, 3, 40)
+    sent = encode(features, dtype)
+    wanted = there_and_back(features, dtype)
+    out = torch.zeros(7, 3, 40)
+    decode(sent.array, dtype, sent.scale, sent.zero, out=out[1:6])
+    assert torch.equal(out[1:6], wanted)
+    assert not out[0].any()
+    assert not out[6].any()
+    with pytest.raises(ValueError, match="are wanted"):
+        decode(sent.array, dtype, sent.scale, sent.zero, out=out)
+
+
+def test_decoding_needs_what_the_encoding_sends() -> None:
+    sent = encode(torch.randn(2, 3, 40), "uint8")
+    with pytest.raises(ValueError, match="scale of shape None"):
+        decode(sent.array, "uint8")
+    with pytest.raises(ValueError, match=r"zero of shape \(2, 1\)"):
+        decode(sent.array, "uint8", sent.scale, np.zeros((2, 1), np.float32))
+    with pytest.raises(ValueError, match="travels as float16"):
+        decode(sent.array, "float16")
+
+
+@pytest.mark.parametrize("encoding", ["", "float64", "float16;gzip"])
 def test_unknown_encoding_is_an_error(encoding: str) -> None:
-    with pytest.raises(AnnotationError, match="is not one of float32"):
+    with pytest.raises(AnnotationError, match="allowed: float32"):
         encode(torch.zeros(1, 1), encoding)
-    with pytest.raises(AnnotationError, match="is not one of float32"):
+    with pytest.raises(AnnotationError, match="allowed: float32"):
         decode(np.zeros((1, 1), np.float32), encoding)
+
+
+@pytest.mark.parametrize("shape", [(8,), (3, 40), (64, 56, 56), (2, 3)])
+def test_encoder_step_grows_with_one_sample_and_is_bounded(
+    shape: tuple[int, ...],
+) -> None:
+    size = 4 * math.prod(shape)
+    for dtype in DTYPES:
+        constant, per_sample = encoder_step(shape, dtype)
+        result = Encoding(dtype).sample_bytes(shape)
+        assert constant <= 4096 + 2 * encodings_module.CHUNK_BYTES
+        assert result <= per_sample <= 4 * size + 80 * num_groups(shape)
 
 
 def test_numerics_tag_names_class_versions_and_device() -> None:

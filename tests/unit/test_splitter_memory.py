@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from hapi_protocol.encodings import DTYPES
+from hapi_splitter import encodings as encodings_module
 from hapi_splitter.batchwise import Value
 from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.encodings import CHUNK_BYTES, encode
 from hapi_splitter.memory import batch_for, needs_of, peak_bytes, steps
 from hapi_splitter.program import INPUT, Affine, Call, Program, Ref
 from hapi_splitter.shapes import infer
@@ -15,7 +21,9 @@ from hapi_splitter.trace import split
 from reference_models import REFERENCE_MODELS, BranchedNet
 
 
-def allocated_peak(module: torch.nn.Module, samples: torch.Tensor) -> int:
+def allocated_peak(
+    module: Callable[[torch.Tensor], object], samples: torch.Tensor
+) -> int:
     """Largest sum of live allocations during a call, by torch's profiler."""
     with (
         torch.inference_mode(),
@@ -47,6 +55,58 @@ def test_peak_is_an_upper_bound_of_allocations(name: str) -> None:
         assert found > 0
         assert peak >= found + frozen.parameter_bytes + samples.nbytes
         assert peak - frozen.parameter_bytes < 12 * (found + samples.nbytes)
+
+
+def strided() -> FrozenGraph:
+    """Of features that are a view, and do not lie in one piece."""
+    calls = [
+        Call("aten.sigmoid.default", (Ref(INPUT),)),
+        Call("aten.transpose.int", (Ref(1), 1, 2)),
+        Call("aten.slice.Tensor", (Ref(2), 1, 0, 40, 1)),
+    ]
+    return graph_of((64, 50), calls)
+
+
+def channels() -> FrozenGraph:
+    return graph_of(
+        (16, 48, 48), [Call("aten.sigmoid.default", (Ref(INPUT),))]
+    )
+
+
+def few_values() -> FrozenGraph:
+    return graph_of((3,), [Call("aten.sigmoid.default", (Ref(INPUT),))])
+
+
+@pytest.mark.parametrize("special", [0.5, math.inf, math.nan])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("build", [strided, channels, few_values])
+def test_peak_with_encoding_is_an_upper_bound_of_allocations(
+    build: Callable[[], FrozenGraph],
+    dtype: str,
+    special: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    frozen = build()
+    prefix = frozen.prefix(frozen.num_cuts)
+    samples = torch.randn(8, *frozen.input_shape)
+
+    def encoded(samples: torch.Tensor) -> None:
+        features = prefix(samples)
+        if special != 0.5:
+            # In place, so that it costs nothing.
+            features[0] = special
+        encode(features, dtype)
+
+    for chunk_bytes in (CHUNK_BYTES, 3 * 4 * 16 * 48 * 48, 1):
+        monkeypatch.setattr(encodings_module, "CHUNK_BYTES", chunk_bytes)
+        found = allocated_peak(encoded, samples)
+        needs = needs_of(frozen, frozen.num_cuts, dtype)
+        wanted = found + samples.nbytes + frozen.parameter_bytes
+        # Of a chunk that the batch does not fill.
+        spare = 2 * chunk_bytes + 2 * 4096
+        assert wanted <= needs.peak_bytes(8) < 3 * wanted + spare
+        alone = needs_of(frozen, frozen.num_cuts).peak_bytes(8)
+        assert needs.peak_bytes(8) >= alone
 
 
 def graph_of(
@@ -119,6 +179,36 @@ def sum_of_bytes() -> FrozenGraph:
     return graph_of((64, 256), calls)
 
 
+def resized_by_bicubic() -> FrozenGraph:
+    calls = [
+        Call("aten.transpose.int", (Ref(INPUT), 2, 3)),
+        Call(
+            "aten.upsample_bicubic2d.default",
+            (Ref(1), (48, 40), False, None, None),
+        ),
+    ]
+    return graph_of((16, 32, 24), calls)
+
+
+WINDOW = ((5, 5), (1, 1), (2, 2), (1, 1))
+
+
+def windows_of_images() -> FrozenGraph:
+    calls = [
+        Call("aten.transpose.int", (Ref(INPUT), 2, 3)),
+        Call("aten.im2col.default", (Ref(1), *WINDOW)),
+    ]
+    return graph_of((3, 16, 16), calls)
+
+
+def images_of_windows() -> FrozenGraph:
+    calls = [
+        Call("aten.transpose.int", (Ref(INPUT), 1, 2)),
+        Call("aten.col2im.default", (Ref(1), (16, 16), *WINDOW)),
+    ]
+    return graph_of((256, 75), calls)
+
+
 @pytest.mark.parametrize(
     ("frozen", "batch"),
     [
@@ -129,6 +219,9 @@ def sum_of_bytes() -> FrozenGraph:
         (attention_to_few_keys(), 8),
         (small_convolution(), 1),
         (sum_of_bytes(), 8),
+        (resized_by_bicubic(), 8),
+        (windows_of_images(), 8),
+        (images_of_windows(), 8),
     ],
     ids=[
         "matmul",
@@ -138,6 +231,9 @@ def sum_of_bytes() -> FrozenGraph:
         "few keys",
         "small convolution",
         "sum of bytes",
+        "bicubic",
+        "im2col",
+        "col2im",
     ],
 )
 def test_workspace_that_a_package_may_ask_for_is_counted(

@@ -115,3 +115,11 @@ def test_drain_gives_up_when_a_job_outlasts_it() -> None:
     admission = Admission(3, 3, 10.0)
     admission.start(admission.grant(request(), None).job_id)
     assert not admission.drain(0.05)
+
+
+def test_running_streams_are_counted_by_account(admission: Admission) -> None:
+    for account in ("AUTH_a", "AUTH_b", "AUTH_b"):
+        admission.start(admission.grant(request(account), None).job_id)
+    assert admission.num_running() == 3
+    assert admission.num_running("AUTH_b") == 2
+    assert admission.num_running("AUTH_c") == 0

@@ -14,7 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from hapi_protocol.features import FeatureStreamReader, Row, read_features
+from hapi_protocol.features import (
+    STAGES,
+    FeatureStreamReader,
+    Row,
+    read_features,
+)
 from hapi_protocol.headers import SampleRange
 from hapi_protocol.messages import HEADER_IDENTITY, JobGrant
 from hapi_protocol.shards import iter_samples
@@ -139,7 +144,10 @@ def test_features_equal_those_computed_here(
     assert [row.key for row in rows][:2] == ["s0-0000", "s0-0001"]
     assert [row.label for row in rows] == [n % 4 for n in range(NUM_SAMPLES)]
     assert reader.summary is not None
-    assert dataclasses.asdict(reader.summary) == {
+    told = dataclasses.asdict(reader.summary)
+    assert told.pop("load") is not None
+    assert told.pop("cpu_seconds") > 0
+    assert told == {
         "rows": NUM_SAMPLES,
         "errors": 0,
         "source_etag": "source-etag",
@@ -165,16 +173,40 @@ def test_batches_tell_the_seconds_of_their_stages(
 ) -> None:
     reader = worker.run(job_for(tar, package), package, tar)
     for batch in reader.batches:  # type: ignore[attr-defined]
-        assert set(batch.timings) == {
-            "queue",
-            "read",
-            "decode",
-            "forward",
-            "encode",
-            "send_blocked",
-        }
+        assert set(batch.timings) == set(STAGES)
         assert all(0 <= value < 20 for value in batch.timings.values())
         assert batch.timings["decode"] > 0
+        assert batch.timings["decode_cpu"] > 0
+        assert batch.timings["forward_cpu"] > 0
+
+
+def test_summary_has_the_core_seconds_of_all_stages(
+    worker: WorkerUnderTest, package: bytes, tar: bytes
+) -> None:
+    reader = worker.run(job_for(tar, package), package, tar)
+    spent = [
+        sum(value for name, value in b.timings.items() if name[-4:] == "_cpu")
+        for b in reader.batches  # type: ignore[attr-defined]
+    ]
+    assert reader.summary is not None
+    # The reader's and the writer's own come on top.
+    assert reader.summary.cpu_seconds > sum(spent) > 0
+
+
+def test_summary_has_the_load_that_the_account_meets(
+    own_worker: WorkerUnderTest, package: bytes, tar: bytes
+) -> None:
+    alone = own_worker.run(job_for(tar, package), package, tar).summary
+    assert alone is not None
+    assert alone.load is not None
+    assert (alone.load.share, alone.load.streams) == (1.0, 1)
+    assert 0 < alone.load.device_busy <= 1
+    assert 0 < alone.load.cpu_busy <= 1
+    other = job_for(tar, package, charged_account="AUTH_b")
+    beside = own_worker.run(other, package, tar).summary
+    assert beside is not None
+    assert beside.load is not None
+    assert (beside.load.share, beside.load.streams) == (0.5, 1)
 
 
 def test_damaged_image_is_one_error_row_in_its_place(
@@ -301,7 +333,7 @@ def test_object_that_cannot_be_read_is_refused_by_name(
     ("changes", "status", "code"),
     [
         ({"cut": LAST_CUT + 1}, 422, "cut_out_of_range"),
-        ({"encoding": "uint8"}, 400, "unknown_encoding"),
+        ({"encoding": "uint8;zip"}, 400, "unknown_encoding"),
         ({"transform": "train"}, 400, "unknown_transform"),
         ({"numerics": "fast"}, 422, "unsupported_numerics"),
         ({"source_length_bytes": 1 << 50}, 413, "object_too_large"),

@@ -58,7 +58,7 @@ def identity(name: str, package: bytes = b"") -> ModelIdentity:
     return ModelIdentity("AUTH_a", "models", name, "etag", len(package))
 
 
-def simple_needs(frozen: Any, cut: int) -> Needs:
+def simple_needs(frozen: Any, cut: int, dtype: str) -> Needs:
     return Needs(frozen.parameter_bytes, ((0, cut * WORKING_BYTES),))
 
 
@@ -325,29 +325,29 @@ def test_prefixes_that_are_kept_are_bounded_and_a_job_keeps_its_own() -> None:
     assert leases[0].frozen.num_prefixes == 10  # type: ignore[attr-defined]
 
 
-def test_needs_are_computed_once_per_cut_and_outside_the_lock(
+def test_needs_are_computed_once_per_cut_and_dtype_outside_the_lock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     residency = make()
     model = put(residency, "m", b"10:" + b"+" * 80)
-    computed: list[int] = []
+    computed: list[tuple[int, str]] = []
 
-    def needs_of(frozen: Any, cut: int) -> Needs:
+    def needs_of(frozen: Any, cut: int, dtype: str) -> Needs:
         others = in_threads(1, residency.resident)
         assert others == [(1, 10)], "the lock is held"
-        computed.append(cut)
-        return simple_needs(frozen, cut)
+        computed.append((cut, dtype))
+        return simple_needs(frozen, cut, dtype)
 
     monkeypatch.setattr(residency_module, "needs_of", needs_of)
-    for _ in range(3):
-        lease = residency.acquire(model, 2)
+    for encoding in ("float32", "float32;zstd", "uint8;lz4", "uint8"):
+        lease = residency.acquire(model, 2, encoding)
         assert lease.batch_limit(8) == 8
         lease.release()
-    assert computed == [2]
+    assert computed == [(2, "float32"), (2, "uint8")]
     for cut in range(1, 83):
         residency.acquire(model, cut).release()
     kept = residency._residents[lease.digest].needs
-    assert list(kept) == list(range(19, 83))
+    assert list(kept) == [(cut, "float32") for cut in range(19, 83)]
 
 
 def refused(residency: Residency, name: str, error: HapiError) -> HapiError:

@@ -49,7 +49,11 @@ def demo_command(
         typer.Option(min=1, help="The whole frozen region if absent."),
     ] = None,
     encoding: Annotated[
-        str, typer.Option(help="float32 or float16, on the wire.")
+        str,
+        typer.Option(
+            help="On the wire: float32, float16, bfloat16 or uint8, each "
+            "also with ;lz4 or ;zstd."
+        ),
     ] = "float32",
     seed: Annotated[int, typer.Option(min=0)] = 0,
     json_path: JsonPath = None,
@@ -83,7 +87,7 @@ def demo_command(
         model=model,
         freeze=freeze,
         epochs=epochs,
-        cut=cut,
+        cut="freeze" if cut is None else cut,
         encoding=encoding,
         seed=seed,
         data=(*(data or ()), *(more_data or ())),

@@ -14,6 +14,7 @@ from hapi_client.cli import cluster
 from hapi_client.cli.context import Login
 from hapi_client.cli.demo import demo_command
 from hapi_client.cli.index import index_command, ls_command
+from hapi_client.cli.plan import plan_command
 from hapi_client.cli.train import train_command
 from hapi_client.cli.upload import upload_command
 from hapi_protocol.errors import HapiError
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command("upload")(upload_command)
 app.command("index")(index_command)
 app.command("ls")(ls_command)
+app.command("plan")(plan_command)
 app.command("train")(train_command)
 app.command("demo")(demo_command)
 app.add_typer(cluster.app, name="cluster")

@@ -55,14 +55,26 @@ def train_command(
     learning_rate: Annotated[float, typer.Option("--lr", min=0.0)] = 0.01,
     batch_size: Annotated[int, typer.Option(min=1)] = 32,
     cut: Annotated[
+        str,
+        typer.Option(
+            help="How much the store computes: 'auto' plans it, 'freeze' "
+            "for the whole frozen region, 'stream' for nothing, or a number."
+        ),
+    ] = "auto",
+    floor: Annotated[
+        str,
+        typer.Option(
+            help="What a plan may round: lossless, half (16 bits), uint8."
+        ),
+    ] = "lossless",
+    encoding: Annotated[
         str | None,
         typer.Option(
-            help="A number, or 'stream'; the whole frozen region if absent."
+            help="On the wire: float32, float16, bfloat16 or uint8, each "
+            "also with ;lz4 or ;zstd. Left to the plan if absent; float32 "
+            "with a fixed cut."
         ),
     ] = None,
-    encoding: Annotated[
-        str, typer.Option(help="float32 or float16, on the wire.")
-    ] = "float32",
     seed: Annotated[int, typer.Option(min=0)] = 0,
     skip_bad_samples: Annotated[
         bool, typer.Option(help="Leave undecodable samples out.")
@@ -111,6 +123,8 @@ def train_command(
             batch_size=batch_size,
             transform=transform,
             cut=cut_value(cut),
+            floor=floor,
+            epochs=epochs,
             encoding=encoding,
             on_error="skip" if skip_bad_samples else "raise",
             seed=seed,
@@ -139,9 +153,9 @@ def train_command(
             )
 
 
-def cut_value(cut: str | None) -> int | str | None:
+def cut_value(cut: str) -> int | str:
     """A cut of the command line; names are judged by the job."""
-    return int(cut) if cut is not None and cut.isdecimal() else cut
+    return int(cut) if cut.isdecimal() else cut
 
 
 def describe(result: EpochResult) -> str:

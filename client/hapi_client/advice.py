@@ -1,0 +1,317 @@
+"""What ``hapi plan`` finds out: costs, plan and alternatives, untrained."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from hapi_client.connection import Connection
+from hapi_client.frozen import FrozenRegion
+from hapi_client.index import load_index
+from hapi_client.location import Location
+from hapi_client.packages import DEFAULT_MODELS_CONTAINER
+from hapi_client.planning import PROFILE_SECONDS
+from hapi_client.probe import (
+    LocalFacts,
+    ProbeSamples,
+    measure,
+    read_samples,
+    reference_samples,
+)
+from hapi_client.progress import Reporter
+from hapi_protocol.encodings import ENCODINGS, FLOORS
+from hapi_protocol.errors import ClientError
+from hapi_protocol.headers import ByteRange
+from hapi_protocol.index import Span
+from hapi_protocol.profiles import ModelProfile
+from hapi_splitter.costs import Conditions, OneOff, build_problem
+from hapi_splitter.plan import Problem, solve, what_if
+from hapi_splitter.report import Report
+from hapi_splitter.rules import RuleFacts, alternatives
+
+logger = logging.getLogger(__name__)
+
+ASSUMED_LINK = 125e6
+"""Bytes per second of a link that nobody has told or measured: 1 Gbit/s."""
+ASSUMED_SAMPLES = 10_000
+LINK_FLOWS = 4
+LINK_SECONDS = 3.0
+LINK_PART_BYTES = 4 * 1024 * 1024
+TRAIN_STEPS = 3
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(bit|b)(?:/s|ps)?", re.I)
+_FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+
+
+def parse_link(text: str) -> float:
+    """``"100mbit"`` → 12.5e6 bytes per second; ``"12MB/s"`` → 12e6.
+
+    ``bit`` is a bit, as networks are sold, and ``B`` a byte, of powers of
+    1000; ``b`` alone could be either and is refused.
+
+    Raises:
+        ClientError: ``bad_configuration`` naming what is allowed.
+    """
+    match = _RATE.fullmatch(text.strip())
+    if match and match[3] != "b" and float(match[1]) > 0:
+        rate = float(match[1]) * _FACTORS[match[2].lower()]
+        return rate / 8 if match[3].lower() == "bit" else rate
+    raise ClientError(
+        "bad_configuration",
+        f"link is {text!r}; give bits as in 100mbit or 1gbit, or bytes as "
+        "in 12MB/s",
+    )
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a plan is wanted for.
+
+    Attributes:
+        floor: what may be rounded.
+        epochs: that will be trained.
+        batch_size: of the training loop.
+        link: bytes per second; None to measure it, or to assume.
+        num_samples: None for those of the data set, or an assumed number.
+        upload: whether the package may be stored, for the worker's own
+            profile; else the worker is taken to be like this machine.
+        name: of the model, for titles.
+    """
+
+    floor: str
+    epochs: float
+    batch_size: int
+    link: float | None
+    num_samples: int | None
+    upload: bool
+    name: str
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The answer.
+
+    Attributes:
+        report: plan, alternatives and costs.
+        other_floors: what they would change.
+        link_bytes_per_second: measured, told or assumed.
+        assumptions: of what was not measured.
+    """
+
+    report: Report
+    other_floors: tuple[str, ...]
+    link_bytes_per_second: float
+    assumptions: tuple[str, ...]
+
+
+def advise(
+    region: FrozenRegion,
+    question: Question,
+    reporter: Reporter,
+    connection: Connection | None = None,
+    location: Location | None = None,
+) -> Advice:
+    """Measures, and plans without training.
+
+    Args:
+        region: of the model.
+        question: see there.
+        reporter: is told of the steps.
+        connection: to the account; None to measure on this machine only.
+        location: of an indexed data set, with ``connection``.
+
+    Raises:
+        HapiError: naming what is wrong and the remedy.
+    """
+    assumptions: list[str] = []
+    finder = _Finder(region, question, reporter, assumptions.append)
+    probe, link, num_samples = finder.data(connection, location)
+    reporter.note("measuring samples and this machine's device")
+    facts = measure(region, probe, ENCODINGS)
+    server, one_off = finder.server(facts, connection)
+    conditions = Conditions(
+        link_bytes_per_second=link,
+        train_seconds=train_seconds(region, question.batch_size),
+    )
+
+    def problem(floor: str) -> Problem:
+        return build_problem(
+            facts.cuts,
+            server,
+            facts.client,
+            facts.samples,
+            conditions,
+            floor=floor,
+            num_samples=num_samples,
+            epochs=question.epochs,
+            one_off=one_off,
+        )
+
+    rule_facts = RuleFacts.of(
+        facts.cuts,
+        server,
+        facts.samples,
+        batch_size=question.batch_size,
+        input_bytes=4 * int(torch.Size(region.input_shape).numel()),
+    )
+    asked = problem(question.floor)
+    coarser = FLOORS[FLOORS.index(question.floor) + 1 :]
+    return Advice(
+        Report(
+            facts.cuts,
+            asked,
+            alternatives(asked, rule_facts),
+            model=question.name,
+        ),
+        what_if(solve(asked), {floor: problem(floor) for floor in coarser}),
+        link,
+        tuple(assumptions),
+    )
+
+
+class _Finder:
+    """Finds what is not on this machine, or says what it assumes."""
+
+    def __init__(
+        self,
+        region: FrozenRegion,
+        question: Question,
+        reporter: Reporter,
+        assume: Callable[[str], None],
+    ) -> None:
+        self._region = region
+        self._question = question
+        self._reporter = reporter
+        self._assume = assume
+
+    def data(
+        self, connection: Connection | None, location: Location | None
+    ) -> tuple[ProbeSamples, float, int]:
+        """Samples, bytes per second of the link, number of samples."""
+        question = self._question
+        if connection is None or location is None:
+            self._assume(
+                "images are like a photograph of 500 x 375 pixels made "
+                "here; --data measures yours"
+            )
+            if question.link is None:
+                self._assume("the link has 1 Gbit/s; --link tells another")
+            if question.num_samples is None:
+                self._assume(
+                    f"there are {ASSUMED_SAMPLES} samples; --samples tells "
+                    "another number"
+                )
+            return (
+                reference_samples(),
+                question.link or ASSUMED_LINK,
+                question.num_samples or ASSUMED_SAMPLES,
+            )
+        index = load_index(connection, location)
+        spans = index.spans()
+        self._reporter.note(f"reading a few samples of {location}")
+        probe = read_samples(connection, location.container, spans)
+        link = question.link
+        if link is None:
+            self._reporter.note("measuring the link")
+            link = measure_link(connection, location.container, spans)
+        return probe, link, question.num_samples or len(index)
+
+    def server(
+        self, facts: LocalFacts, connection: Connection | None
+    ) -> tuple[ModelProfile, OneOff]:
+        """The worker's profile, and what push-down costs once."""
+        if connection is None or not self._question.upload:
+            self._assume(
+                "the storage side's worker is as fast as this machine"
+                + ("" if connection else "; --data asks the worker itself")
+            )
+            return facts.client, OneOff(
+                package_bytes=self._region.parameter_bytes
+            )
+        connection.require_hapi()
+        self._reporter.note("storing the model package unless it is there")
+        model, sent_bytes = self._region.store(
+            connection, DEFAULT_MODELS_CONTAINER, self._reporter.reading
+        )
+        self._reporter.note("the worker profiles the model")
+        profile = connection.get_profile(
+            model.container, model.object, seconds=PROFILE_SECONDS
+        )
+        # What this very command has sent is counted: a job would have.
+        return profile, OneOff(
+            package_bytes=sent_bytes, load_seconds=profile.load_seconds
+        )
+
+
+def measure_link(
+    connection: Connection, container: str, spans: Sequence[Span]
+) -> float:
+    """Bytes per second of several plain reads at a time, undecoded.
+
+    Raises:
+        HapiError: of a read.
+    """
+    deadline = time.monotonic() + LINK_SECONDS
+    parts = [_part(span) for span in spans]
+
+    def read(flow: int) -> int:
+        count = 0
+        number = flow
+        while time.monotonic() < deadline:
+            span, part = parts[number % len(parts)]
+            data = connection.get_range(
+                container, span.shard, part, if_match=span.etag
+            )
+            count += len(data)
+            number += LINK_FLOWS
+        return count
+
+    started = time.monotonic()
+    with ThreadPoolExecutor(LINK_FLOWS) as pool:
+        total = sum(pool.map(read, range(LINK_FLOWS)))
+    return total / (time.monotonic() - started)
+
+
+def _part(span: Span) -> tuple[Span, ByteRange]:
+    whole = span.byte_range
+    last = min(whole.last, whole.first + LINK_PART_BYTES - 1)
+    return span, ByteRange(whole.first, last)
+
+
+def train_seconds(region: FrozenRegion, batch_size: int) -> float:
+    """Seconds per sample of a step of SGD on a copy of the tail.
+
+    Args:
+        region: of the model; its tail is left as it is.
+        batch_size: of the step.
+
+    Returns:
+        The fastest of a few, divided by the batch.
+    """
+    tail = copy.deepcopy(region.tail).train()
+    device = region.device
+    features = torch.randn(
+        batch_size, *region.cut_shape(region.num_cuts), device=device
+    )
+    parameters = [p for p in tail.parameters() if p.requires_grad]
+    if not parameters:
+        return 0.0
+    optimizer = torch.optim.SGD(parameters, lr=1e-3)
+    seconds = []
+    for _ in range(1 + TRAIN_STEPS):
+        started = time.monotonic()
+        outputs = tail(features)
+        loss = outputs.float().square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        loss.item()  # waits for the device
+        seconds.append(time.monotonic() - started)
+    return min(seconds[1:]) / batch_size

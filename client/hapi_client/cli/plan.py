@@ -1,0 +1,231 @@
+"""``hapi plan``."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from hapi_client.cli.context import (
+    JsonPath,
+    connect,
+    write_json,
+)
+from hapi_client.progress import ConsoleReporter
+from hapi_protocol.encodings import FLOORS
+from hapi_protocol.errors import ClientError
+
+if TYPE_CHECKING:
+    from hapi_client.advice import Advice
+    from hapi_splitter.report import Table
+
+
+def plan_command(
+    context: typer.Context,
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="As in torchvision.models; or MODULE:FUNCTION, which "
+            "yields a model of yours (or a pair: frozen, tail)."
+        ),
+    ],
+    freeze: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the last frozen module, or several, separated by "
+            "commas; all but the last linear layer if absent."
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="swift://CONTAINER[/PREFIX]",
+            help="An indexed data set, to measure with.",
+        ),
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(help="Speed of the link: 100mbit, 1gbit, 12MB/s."),
+    ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Measure the link by reading from --data (as is done "
+            "without --link).",
+        ),
+    ] = False,
+    epochs: Annotated[
+        float, typer.Option(min=0.001, help="Epochs to be trained.")
+    ] = 1.0,
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, help="Samples of the data set, if not --data's."),
+    ] = None,
+    floor: Annotated[
+        str,
+        typer.Option(
+            help="What may be rounded: lossless (nothing), half (to 16 "
+            "bits), uint8 (to 8)."
+        ),
+    ] = "lossless",
+    batch_size: Annotated[int, typer.Option(min=1)] = 32,
+    size: Annotated[
+        int,
+        typer.Option(
+            min=8,
+            help="Pixels of the square the model takes; the shorter side of "
+            "an image is resized to 8/7 of it first, as ImageNet's "
+            "evaluation does.",
+        ),
+    ] = 224,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Published weights (DEFAULT), downloaded; random if absent, "
+            "which changes no cost but that of compression."
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="A state dict of the model."
+        ),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="Of this machine: cpu, cuda, cuda:1.")
+    ] = "cpu",
+    upload: Annotated[
+        bool,
+        typer.Option(
+            help="Store the model package with --data, so that the worker "
+            "can profile it; without, it is taken to be like this machine."
+        ),
+    ] = True,
+    all_cuts: Annotated[
+        bool,
+        typer.Option("--all-cuts", help="Cuts not worth measuring, too."),
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH.png|PATH.html",
+            help="Draw sizes and times at the cuts.",
+        ),
+    ] = None,
+    json_path: JsonPath = None,
+) -> None:
+    """Show where a model can be cut, what each cut costs, and the best plan.
+
+    Nothing is trained. Without --data nothing but this machine is asked:
+    the worker is taken to be like it, and images like a photograph.
+
+    Examples:
+
+        hapi plan resnet18 --freeze layer4 --link 100mbit
+
+        hapi plan vit_b_16 --data swift://photos/train --measure --epochs 10
+        --plot plan.html
+
+        hapi plan my_package.models:build --freeze encoder --floor half
+
+    Keys of --json: model, freeze, floor, link_bytes_per_second, assumptions,
+    other_floors (sentences), and those of the plan: plan, plans, resources,
+    cuts, samples, epochs, push_one_off_seconds, server_limit_bytes,
+    client_limit_bytes.
+    """
+    from hapi_splitter.report import check_plot_path, report_body, write_plot
+
+    if plot is not None:
+        try:
+            check_plot_path(plot)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+    if measure and (link is not None or data is None):
+        raise typer.BadParameter(
+            "--measure reads from --data, and goes not with --link"
+        )
+    # torch takes seconds to import; --help must not wait for it.
+    from hapi_client.advice import Question, advise, parse_link
+    from hapi_client.location import parse_location
+    from hapi_client.models import ModelSource, load_region
+
+    question = Question(
+        floor=checked_floor(floor),
+        epochs=epochs,
+        batch_size=batch_size,
+        link=None if link is None else parse_link(link),
+        num_samples=samples,
+        upload=upload,
+        name=model,
+    )
+    location = None if data is None else parse_location(data)
+    with contextlib.ExitStack() as opened:
+        connection = None
+        if location is not None:
+            connection = opened.enter_context(connect(context))
+        reporter = opened.enter_context(ConsoleReporter())
+        reporter.note(f"splitting {model}")
+        region = load_region(
+            ModelSource(model, weights, checkpoint), freeze, size, device
+        )
+        if weights is None and checkpoint is None:
+            reporter.note("weights are random: no --weights, no --checkpoint")
+        advice = advise(region, question, reporter, connection, location)
+    print_advice(advice, all_cuts)
+    if plot is not None:
+        write_plot(plot, advice.report)
+        say(f"plot: {plot}")
+    write_json(
+        json_path,
+        {
+            "model": model,
+            "freeze": region.freeze,
+            "floor": floor,
+            "link_bytes_per_second": advice.link_bytes_per_second,
+            "assumptions": list(advice.assumptions),
+            "other_floors": list(advice.other_floors),
+            **report_body(advice.report),
+        },
+    )
+
+
+def checked_floor(floor: str) -> str:
+    """
+    Raises:
+        ClientError: ``bad_configuration`` naming what is allowed.
+    """
+    if floor not in FLOORS:
+        raise ClientError(
+            "bad_configuration",
+            f"floor is {floor!r}; allowed: {', '.join(FLOORS)}",
+        )
+    return floor
+
+
+def print_advice(advice: Advice, every: bool) -> None:
+    """Prints tables and sentences to standard output."""
+    from hapi_splitter.quantities import link_text
+    from hapi_splitter.report import cut_table, plans_table, summary
+
+    for assumption in advice.assumptions:
+        say(f"assumed: {assumption}")
+    say(f"link: {link_text(advice.link_bytes_per_second)}")
+    _print_table(cut_table(advice.report, every=every))
+    _print_table(plans_table(advice.report))
+    for line in (*summary(advice.report), *advice.other_floors):
+        say(line)
+
+
+def say(line: str) -> None:
+    """One line to standard output, as it is."""
+    Console(highlight=False, soft_wrap=True).print(line, markup=False)
+
+
+def _print_table(table: Table) -> None:
+    # Plain lines: a narrow terminal would squeeze a drawn table.
+    for line in ("", *table.lines(), table.note, ""):
+        say(line)

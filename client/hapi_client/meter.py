@@ -1,0 +1,204 @@
+"""What a job measures while it trains, window by window."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from hapi_protocol.summary import Load
+
+Way: TypeAlias = tuple[int, str]
+"""Cut and encoding; cut 0 has the encoding ``raw``."""
+
+STREAMED: Way = (0, "raw")
+
+
+@dataclass(frozen=True)
+class SpanReport:
+    """What loading one span took.
+
+    Attributes:
+        read_seconds: of a plain read, until its last byte was here.
+        server_cpu_seconds: CPU seconds of the worker for a pushed span.
+        forward_seconds: wall seconds of its forwards there.
+        forward_cpu_seconds: CPU seconds of them.
+        send_blocked_seconds: for which the worker's answer did not find
+            room on its way here.
+        load: what the worker said of itself.
+        fell_back: the span should have been pushed.
+    """
+
+    read_seconds: float = 0.0
+    server_cpu_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    forward_cpu_seconds: float = 0.0
+    send_blocked_seconds: float = 0.0
+    load: Load | None = None
+    fell_back: bool = False
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Sums over one window of time.
+
+    Attributes:
+        seconds: length of the window.
+        samples: that arrived, by the way they came.
+        received_bytes: of all answers.
+        client_cpu_seconds: of the whole process, all threads.
+        train_samples: that the training loop took.
+        train_cpu_seconds: CPU seconds of the loop's own thread, outside
+            the loader.
+        train_seconds: wall seconds, likewise.
+        reading_share: of the plain reads' time, the part in which they
+            waited for bytes (the rest decodes); 0 without such spans.
+        blocked_share: of the pushed reads' time, the part in which the
+            worker could not send.
+        push_seconds: summed durations of the pushed reads.
+        pushed_samples: that were pushed, without those that fell back.
+        server_cpu_seconds: of the worker, for these.
+        forward_seconds: wall seconds of the worker's forwards, for these.
+        forward_cpu_seconds: CPU seconds of them.
+        fell_back: samples that should have been pushed.
+        load: the worker's last report.
+    """
+
+    seconds: float
+    samples: Mapping[Way, int] = field(default_factory=dict)
+    received_bytes: int = 0
+    client_cpu_seconds: float = 0.0
+    train_samples: int = 0
+    train_cpu_seconds: float = 0.0
+    train_seconds: float = 0.0
+    reading_share: float = 0.0
+    blocked_share: float = 0.0
+    push_seconds: float = 0.0
+    pushed_samples: int = 0
+    server_cpu_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    forward_cpu_seconds: float = 0.0
+    fell_back: int = 0
+    load: Load | None = None
+
+    @property
+    def num_samples(self) -> int:
+        return sum(self.samples.values())
+
+
+class Meter:
+    """Adds up what threads report; :meth:`take` begins a new window.
+
+    Args:
+        received_bytes: bytes received by the job so far.
+        clock: monotonic seconds.
+        cpu_clock: CPU seconds of this process.
+    """
+
+    def __init__(
+        self,
+        received_bytes: Callable[[], int],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.process_time,
+    ) -> None:
+        self._received_bytes = received_bytes
+        self._clock = clock
+        self._cpu_clock = cpu_clock
+        self._lock = threading.Lock()
+        self._load: Load | None = None
+        self.num_spans = 0
+        """That came so far, in all windows."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._started = self._clock()
+        self._cpu_before = self._cpu_clock()
+        self._bytes_before = self._received_bytes()
+        self._samples: Counter[Way] = Counter()
+        self._sums: defaultdict[str, float] = defaultdict(float)
+
+    def loaded(
+        self,
+        way: Way,
+        num_samples: int,
+        seconds: float,
+        report: SpanReport,
+    ) -> None:
+        """Notes a span that has come.
+
+        Args:
+            way: it was meant to go.
+            num_samples: of it.
+            seconds: from its start to its end.
+            report: of its source.
+        """
+        with self._lock:
+            self.num_spans += 1
+            sums = self._sums
+            if way == STREAMED or report.fell_back:
+                self._samples[STREAMED] += num_samples
+                sums["stream"] += seconds
+                sums["read"] += report.read_seconds
+                if report.fell_back:
+                    sums["fell_back"] += num_samples
+                return
+            self._samples[way] += num_samples
+            sums["push"] += seconds
+            for name in (
+                "server_cpu_seconds",
+                "forward_seconds",
+                "forward_cpu_seconds",
+                "send_blocked_seconds",
+            ):
+                sums[name] += getattr(report, name)
+            sums["pushed"] += num_samples
+            self._load = report.load or self._load
+
+    @contextmanager
+    def training(self, num_samples: int) -> Iterator[None]:
+        """Measures the training loop's work on a batch."""
+        wall, cpu = self._clock(), time.thread_time()
+        try:
+            yield
+        finally:
+            spent, used = self._clock() - wall, time.thread_time() - cpu
+            with self._lock:
+                self._sums["train_samples"] += num_samples
+                self._sums["train"] += spent
+                self._sums["train_cpu"] += used
+
+    def take(self) -> Observation:
+        """The window so far; the next one begins."""
+        with self._lock:
+            sums = self._sums
+            found = Observation(
+                seconds=self._clock() - self._started,
+                samples=dict(self._samples),
+                received_bytes=self._received_bytes() - self._bytes_before,
+                client_cpu_seconds=self._cpu_clock() - self._cpu_before,
+                train_samples=int(sums["train_samples"]),
+                train_cpu_seconds=sums["train_cpu"],
+                train_seconds=sums["train"],
+                reading_share=_share(sums["read"], sums["stream"]),
+                blocked_share=_share(
+                    sums["send_blocked_seconds"], sums["push"]
+                ),
+                push_seconds=sums["push"],
+                pushed_samples=int(sums["pushed"]),
+                server_cpu_seconds=sums["server_cpu_seconds"],
+                forward_seconds=sums["forward_seconds"],
+                forward_cpu_seconds=sums["forward_cpu_seconds"],
+                fell_back=int(sums["fell_back"]),
+                load=self._load,
+            )
+            self._begin()
+            return found
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0

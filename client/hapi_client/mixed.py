@@ -1,0 +1,151 @@
+"""Spans by the weights of a plan, each its own way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from hapi_client.connection import Connection
+from hapi_client.decode import DecodePool
+from hapi_client.fetch import FetchOptions
+from hapi_client.frozen import FrozenRegion
+from hapi_client.meter import STREAMED, Meter, Way
+from hapi_client.mixing import Mixer
+from hapi_client.pushed import PushedSource, PushPlan
+from hapi_client.retry import PushGate, PushWidth
+from hapi_client.sources import (
+    LANE_PUSH,
+    LANE_STREAM,
+    LoadedSpan,
+    RawSource,
+    SpanTask,
+)
+from hapi_client.stats import JobCounters
+from hapi_client.transport import CancelScope
+from hapi_protocol.headers import ModelPath
+from hapi_protocol.index import Span
+
+
+class Sources:
+    """The sources of all ways, made when they are first needed.
+
+    Args:
+        connection: to the account.
+        container: of the shards.
+        region: of the model.
+        pool: decodes here.
+        options: of the job.
+        counters: of the job.
+
+    Attributes:
+        model: the package; to be set before anything is pushed.
+        num_threads: spans that are streamed at a time.
+        width: how many are pushed at a time.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        container: str,
+        region: FrozenRegion,
+        pool: DecodePool,
+        options: FetchOptions,
+        counters: JobCounters,
+    ) -> None:
+        self.model: ModelPath | None = None
+        self._connection = connection
+        self._container = container
+        self._region = region
+        self._limits = options.span_limits
+        self._counters = counters
+        self._raw = RawSource(
+            connection,
+            container,
+            pool,
+            region.input_shape,
+            self._limits,
+            counters,
+        )
+        # One gate for all: a worker that is gone is gone for every cut.
+        self._gate = PushGate(
+            time.monotonic, options.pause_seconds, options.most_pause_seconds
+        )
+        self.num_threads = options.num_threads
+        self.width = PushWidth(options.num_threads)
+        self._pushed: dict[Way, PushedSource] = {}
+
+    def __call__(self, way: Way) -> RawSource | PushedSource:
+        if way == STREAMED:
+            return self._raw
+        if way not in self._pushed:
+            self._pushed[way] = self._make(way)
+        return self._pushed[way]
+
+    def _make(self, way: Way) -> PushedSource:
+        assert self.model is not None, "set before anything is pushed"
+        cut, encoding = way
+        return PushedSource(
+            self._connection,
+            self._container,
+            PushPlan(self.model, cut, encoding, self._region.cut_shape(cut)),
+            self._raw,
+            self._gate,
+            self.width,
+            self._limits,
+            self._counters,
+        )
+
+
+class MixedSource:
+    """Spans by the weights of a plan, each its own way.
+
+    Args:
+        mixer: deals them.
+        sources: by way.
+        meter: is told what each took.
+    """
+
+    def __init__(
+        self,
+        mixer: Mixer[Way],
+        sources: Sources,
+        meter: Meter,
+    ) -> None:
+        self._mixer = mixer
+        self._sources = sources
+        self._meter = meter
+
+    def lane_width(self, lane: str) -> int:
+        """Pushed spans as many as the worker admits."""
+        if lane == LANE_PUSH:
+            return self._sources.width.limit
+        return self._sources.num_threads
+
+    def task(
+        self, span: Span, has_room: Callable[[str], bool]
+    ) -> SpanTask | None:
+        """The way that the plan owes most, among those with room."""
+        way = self._mixer.choose(
+            len(span.rows), lambda way: has_room(lane_of(way))
+        )
+        if way is None:
+            return None
+        task = self._sources(way).task(span)
+
+        def load(scope: CancelScope) -> LoadedSpan:
+            started = time.monotonic()
+            loaded = task.load(scope)
+            self._meter.loaded(
+                way,
+                len(span.rows),
+                time.monotonic() - started,
+                loaded.report,
+            )
+            return loaded
+
+        return replace(task, load=load)
+
+
+def lane_of(way: Way) -> str:
+    return LANE_STREAM if way == STREAMED else LANE_PUSH

@@ -1,0 +1,122 @@
+"""Models by name: torchvision's, or a function of the user's own."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from hapi_client.frozen import FrozenRegion
+from hapi_client.training import build_model
+from hapi_protocol.errors import ClientError
+from hapi_splitter.trace import default_freeze
+from hapi_splitter.transforms import ImageTransform
+
+Model: TypeAlias = torch.nn.Module | tuple[torch.nn.Module, torch.nn.Module]
+
+DEFAULT_CLASSES = 1000
+RESIZE_BY_CROP = 256 / 224
+"""Of ImageNet's usual evaluation transform."""
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a model comes from.
+
+    Attributes:
+        name: in ``torchvision.models``, or ``MODULE:FUNCTION``: called
+            without arguments, it yields a module or ``(frozen, tail)``.
+        weights: name of published weights, for torchvision's.
+        checkpoint: a state dict, likewise.
+    """
+
+    name: str
+    weights: str | None = None
+    checkpoint: Path | None = None
+
+    def build(self) -> Model:
+        """
+        Raises:
+            ClientError: ``bad_configuration`` naming the value.
+        """
+        if ":" in self.name:
+            return _own_model(self.name)
+        model, _ = build_model(
+            self.name,
+            num_classes=DEFAULT_CLASSES,
+            seed=0,
+            weights=self.weights,
+            checkpoint=self.checkpoint,
+        )
+        return model
+
+
+def load_region(
+    source: ModelSource, freeze: str | None, size: int, device: str
+) -> FrozenRegion:
+    """The split model of a command line.
+
+    Args:
+        source: of the model.
+        freeze: a module, several separated by commas, or None for all but
+            the last linear layer.
+        size: pixels of the square that the model takes.
+        device: of this machine.
+
+    Raises:
+        HapiError: naming what is wrong and the remedy.
+    """
+    model = source.build()
+    transform = ImageTransform(
+        resize_size=round(size * RESIZE_BY_CROP), crop_size=size
+    )
+    chosen: Any = freeze
+    if isinstance(model, torch.nn.Module):
+        if freeze is None:
+            chosen = default_freeze(model, sample_shape=(3, size, size))
+        elif "," in freeze:
+            chosen = [name.strip() for name in freeze.split(",")]
+    return FrozenRegion(model, chosen, transform, _device(device))
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ClientError(
+            "bad_configuration", f"device is {name!r}: {error}"
+        ) from error
+    return device
+
+
+def _own_model(text: str) -> Model:
+    """Runs the user's own function, on the user's own machine."""
+    module_name, _, function_name = text.partition(":")
+    # As python -m does: what lies in the present folder can be imported.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        made = getattr(importlib.import_module(module_name), function_name)()
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ClientError(
+            "bad_configuration",
+            f"model {text!r} cannot be made: {error}; give MODULE:FUNCTION, "
+            "a function without arguments",
+        ) from error
+    parts = made if isinstance(made, tuple) else (made,)
+    if len(parts) in (1, 2) and all(
+        isinstance(each, torch.nn.Module) for each in parts
+    ):
+        model: Model = made
+        return model
+    raise ClientError(
+        "bad_configuration",
+        f"model {text!r} is {type(made).__name__}; it must be a torch module, "
+        "or a pair of them (frozen, tail)",
+    )

@@ -1,0 +1,334 @@
+"""Plans a running job: measures, stores the package, asks the worker, mixes.
+
+A job begins by streaming. Meanwhile a thread of its own waits until the
+link has shown what it carries, asks whether push-down could pay even with
+an infinitely fast worker, stores the package, has the worker profile it,
+and only then are spans pushed. Whatever fails there costs the job nothing
+but the chance: it is logged, and the job goes on streaming.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from hapi_client.connection import Connection
+from hapi_client.estimates import Estimates
+from hapi_client.frozen import FrozenRegion
+from hapi_client.meter import Meter, Way
+from hapi_client.mixing import Mixer
+from hapi_client.probe import LocalFacts
+from hapi_client.replan import PlanChange, Replanner, ReplanOptions
+from hapi_client.transport import CancelScope
+from hapi_protocol.encodings import ENCODINGS, FLOORS
+from hapi_protocol.errors import HapiError
+from hapi_protocol.headers import ModelPath
+from hapi_protocol.profiles import BatchProfile, ModelProfile
+from hapi_splitter.costs import (
+    Conditions,
+    OneOff,
+    SampleCosts,
+    build_problem,
+)
+from hapi_splitter.plan import Plan, Problem, solve
+
+logger = logging.getLogger(__name__)
+
+FIRST_LOOK_SECONDS = 2.0
+"""Of streaming, before anything is uploaded: so long the link is watched,
+and longer until :data:`FIRST_LOOK_SPANS` have come."""
+FIRST_LOOK_SPANS = 2
+MOST_LOOK_SECONDS = 60.0
+POLL_SECONDS = 0.2
+RETRY_SECONDS = 30.0
+"""After a plan that did not come about; doubles up to the longest."""
+MOST_RETRY_SECONDS = 600.0
+PROFILE_SECONDS = 180.0
+JOIN_SECONDS = 10.0
+ENDLESS = 1e6
+"""Speed of a worker that nothing limits, for the question whether it could
+pay at all."""
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """How many samples are still to come.
+
+    Without a number of epochs as many are expected as have come already,
+    and at least the epoch under way: whoever has trained for long will go
+    on for long, and a wrong guess costs at most as much again.
+
+    Args:
+        num_samples: of the data set.
+        epochs: that the user announced, if so.
+    """
+
+    num_samples: int
+    epochs: float | None
+
+    def epochs_to_come(self, samples_so_far: int) -> float:
+        done = samples_so_far / self.num_samples
+        if self.epochs is not None:
+            return max(self.epochs - done, 0.0)
+        return max(done, 1.0 - done % 1.0)
+
+
+@dataclass(frozen=True)
+class PlanningParts:
+    """What a planner of a job works with.
+
+    Attributes:
+        connection: to the account.
+        region: of the model.
+        models_container: where packages are stored.
+        facts: that the client measured.
+        horizon: of the job.
+        options: when to look again.
+        package_stored: told where the package is, and the bytes sent for
+            it, before the first push.
+        samples_so_far: that the training loop has had.
+    """
+
+    connection: Connection
+    region: FrozenRegion
+    models_container: str
+    facts: LocalFacts
+    horizon: Horizon
+    options: ReplanOptions
+    package_stored: Callable[[ModelPath, int], None]
+    samples_so_far: Callable[[], int]
+
+
+class JobPlanner:
+    """The plan of one job, from its first span to its last.
+
+    Args:
+        parts: see there.
+        estimates: of the conditions.
+        mixer: begins with streaming alone.
+        meter: of the job.
+    """
+
+    def __init__(
+        self,
+        parts: PlanningParts,
+        estimates: Estimates,
+        mixer: Mixer[Way],
+        meter: Meter,
+    ) -> None:
+        self._parts = parts
+        self._estimates = estimates
+        self._mixer = mixer
+        self._meter = meter
+        self._scope = CancelScope()
+        self._server: ModelProfile | None = None
+        self._one_off = OneOff()
+        self._samples = parts.facts.samples
+        self._replanner: Replanner | None = None
+        self._settled = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(
+            target=self._prepare, name="hapi-plan", daemon=True
+        )
+
+    # --- the training loop's thread ---
+
+    def begin(self) -> None:
+        """Called when the first epoch begins."""
+        if self._thread.ident is None:
+            self._meter.take()
+            self._thread.start()
+
+    def span_came(self) -> None:
+        """Called after each span."""
+        with self._lock:
+            replanner = self._replanner
+        if replanner is not None:
+            replanner.span_came()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether the first plan was made, or given up, in time.
+
+        It needs :meth:`begin`, and spans that come meanwhile.
+        """
+        return self._settled.wait(seconds)
+
+    @property
+    def plan(self) -> Plan | None:
+        with self._lock:
+            return self._replanner.plan if self._replanner else None
+
+    @property
+    def changes(self) -> Sequence[PlanChange]:
+        with self._lock:
+            return self._replanner.changes if self._replanner else ()
+
+    @property
+    def problem(self) -> Problem | None:
+        """The planner's problem under the present conditions."""
+        server = self._server
+        if server is None:
+            return None
+        return self._build(server, self._estimates.conditions())
+
+    def close(self) -> None:
+        """Ends what is under way."""
+        self._parts.connection.cancel(self._scope)
+        if self._thread.ident is not None:
+            self._thread.join(JOIN_SECONDS)
+            if self._thread.is_alive():
+                logger.warning("the planning of a job is still busy")
+
+    # --- the planning thread ---
+
+    def _prepare(self) -> None:
+        pause = RETRY_SECONDS
+        while not self._scope.cancelled:
+            try:
+                with self._parts.connection.working_for(self._scope):
+                    done = self._try()
+            except HapiError as error:
+                if self._scope.cancelled:
+                    return
+                logger.warning(
+                    "no plan, streaming for %.0f s more: %s", pause, error
+                )
+                done = False
+            self._settled.set()
+            if done or self._sleep(pause):
+                return
+            pause = min(2 * pause, MOST_RETRY_SECONDS)
+
+    def _sleep(self, seconds: float) -> bool:
+        """Whether the job ended meanwhile."""
+        try:
+            self._scope.wait(seconds)
+        except HapiError:
+            return True
+        return False
+
+    def _try(self) -> bool:
+        """Whether there is a plan now; else it is too early for one."""
+        if self._server is None:
+            if not self._watch() or not self._may_pay():
+                return False
+            self._server = self._ask_server()
+        server = self._server
+        replanner = Replanner(
+            lambda conditions: self._build(server, conditions),
+            self._estimates,
+            self._mixer,
+            self._meter,
+            self._parts.options,
+            clock=time.monotonic,
+            random=random.random,
+        )
+        replanner.begin()
+        with self._lock:
+            self._replanner = replanner
+        return True
+
+    def _watch(self) -> bool:
+        """Lets the job stream for a while; whether spans came."""
+        started = time.monotonic()
+        while not self._sleep(POLL_SECONDS):
+            waited = time.monotonic() - started
+            if waited >= FIRST_LOOK_SECONDS and (
+                self._meter.num_spans >= FIRST_LOOK_SPANS
+            ):
+                return True
+            if waited >= MOST_LOOK_SECONDS:
+                return self._meter.num_spans > 0
+        return False
+
+    def _may_pay(self) -> bool:
+        """Whether push-down would pay with a worker of endless speed."""
+        server = endless(self._parts.facts.client)
+        estimates = self._estimates
+        self._one_off = OneOff(package_bytes=self._package_bytes())
+        estimates.observe_start(
+            self._meter.take(),
+            self._build(server, estimates.conditions(scaled=False)),
+        )
+        best = solve(self._build(server, estimates.conditions()))
+        if best.pushes:
+            return True
+        logger.info("plan: stream: %s", best.reasons[0])
+        return False
+
+    def _package_bytes(self) -> int:
+        parts = self._parts
+        if parts.region.is_stored(parts.connection, parts.models_container):
+            return 0
+        return parts.region.parameter_bytes
+
+    def _ask_server(self) -> ModelProfile:
+        parts = self._parts
+        section = parts.connection.require_hapi()
+        self._samples = with_encodings(
+            parts.facts.samples, section.get("encodings", ENCODINGS)
+        )
+        started = time.monotonic()
+        model, sent_bytes = parts.region.store(
+            parts.connection, parts.models_container
+        )
+        parts.package_stored(model, sent_bytes)
+        logger.info(
+            "package stored: %d bytes in %.1f s",
+            sent_bytes,
+            time.monotonic() - started,
+        )
+        profile = parts.connection.get_profile(
+            model.container, model.object, seconds=PROFILE_SECONDS
+        )
+        # What has been paid is no reason against pushing any more.
+        self._one_off = OneOff()
+        if profile.device == "cpu":
+            self._estimates.server_threads = profile.forward_threads
+        return profile
+
+    def _build(self, server: ModelProfile, conditions: Conditions) -> Problem:
+        parts = self._parts
+        return build_problem(
+            parts.facts.cuts,
+            server,
+            parts.facts.client,
+            self._samples,
+            conditions,
+            # Only what the floor allows was measured.
+            floor=FLOORS[-1],
+            num_samples=parts.horizon.num_samples,
+            epochs=parts.horizon.epochs_to_come(parts.samples_so_far()),
+            one_off=self._one_off,
+        )
+
+
+def with_encodings(
+    samples: SampleCosts, encodings: Sequence[str]
+) -> SampleCosts:
+    """Without the encodings that a proxy does not have."""
+    kept = {
+        way: count
+        for way, count in samples.wire_bytes.items()
+        if way[1] in encodings
+    }
+    return replace(samples, wire_bytes=kept)
+
+
+def endless(client: ModelProfile) -> ModelProfile:
+    """A worker that nothing limits."""
+    return replace(
+        client,
+        device="endless",
+        cores=ENDLESS,
+        num_devices=int(ENDLESS),
+        batches=tuple(
+            BatchProfile(each.batch, tuple(0.0 for _ in each.cut_seconds))
+            for each in client.batches
+        ),
+        memory_limit_bytes=2**62,
+    )

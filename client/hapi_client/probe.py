@@ -1,0 +1,275 @@
+"""What the client measures before it plans: a few real samples, its device.
+
+At most :data:`MAX_SAMPLES` samples are read and decoded; features of the
+cuts worth it are written and read as they would travel, in each encoding.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hapi_client.connection import Connection
+from hapi_client.decode import available_cores
+from hapi_client.frozen import FrozenRegion
+from hapi_protocol.errors import ClientError
+from hapi_protocol.features import (
+    FeatureStreamWriter,
+    Row,
+    feature_schema,
+    read_features,
+)
+from hapi_protocol.headers import ByteRange
+from hapi_protocol.index import Span
+from hapi_protocol.profiles import ModelProfile
+from hapi_protocol.shards import iter_samples
+from hapi_splitter.costs import CutFacts, SampleCosts, candidate_cuts
+from hapi_splitter.encodings import decode, encode
+from hapi_splitter.profile import prefix_outputs, profile_model
+from hapi_splitter.reference import reference_image
+from hapi_splitter.transforms import SampleError
+
+logger = logging.getLogger(__name__)
+
+MAX_SAMPLES = 16
+MAX_SAMPLE_BYTES = 16 * 1024 * 1024
+"""Of all samples together; large ones are fewer."""
+BUDGET_SECONDS = 3.0
+"""Of the pass through the client's own device."""
+TAR_BLOCK_BYTES = 512
+
+
+@dataclass(frozen=True)
+class LocalFacts:
+    """What the client knows by itself.
+
+    Attributes:
+        cuts: all of them.
+        samples: costs of samples.
+        client: profile of the client's device.
+        num_probed: samples that were measured; 0 where the reference image
+            stands for them.
+    """
+
+    cuts: tuple[CutFacts, ...]
+    samples: SampleCosts
+    client: ModelProfile
+    num_probed: int
+
+
+@dataclass(frozen=True)
+class ProbeSamples:
+    """A few samples as they are stored.
+
+    Attributes:
+        images: of those that have one.
+        bytes_each: in the shard, per sample.
+        link_bytes_per_second: at which they came; one flow only.
+    """
+
+    images: tuple[bytes, ...]
+    bytes_each: float
+    link_bytes_per_second: float
+
+
+def read_samples(
+    connection: Connection, container: str, spans: Sequence[Span]
+) -> ProbeSamples:
+    """Reads the first samples of the span in the middle, by a Range GET.
+
+    Raises:
+        HapiError: of the read.
+    """
+    span = spans[len(spans) // 2]
+    rows = [span.rows[0]]
+    for row in span.rows[1:MAX_SAMPLES]:
+        if row.offset + row.length - rows[0].offset > MAX_SAMPLE_BYTES:
+            break
+        rows.append(row)
+    part = ByteRange(rows[0].offset, rows[-1].offset + rows[-1].length - 1)
+    started = time.monotonic()
+    data = connection.get_range(
+        container, span.shard, part, if_match=span.etag
+    )
+    seconds = time.monotonic() - started
+    found = iter_samples(
+        io.BytesIO(data),
+        name=f"{container}/{span.shard}",
+        first_index=rows[0].sample,
+        first_offset=rows[0].offset,
+    )
+    images = [sample.image() for sample in found]
+    return ProbeSamples(
+        tuple(image for image in images if image is not None),
+        len(data) / len(rows),
+        len(data) / seconds,
+    )
+
+
+def reference_samples() -> ProbeSamples:
+    """A picture made here, where there is no data set to measure."""
+    image = reference_image()
+    padded = -(-len(image) // TAR_BLOCK_BYTES) * TAR_BLOCK_BYTES
+    stored = padded + 3 * TAR_BLOCK_BYTES  # two headers, and a label
+    return ProbeSamples((image,), stored, float("inf"))
+
+
+def measure(
+    region: FrozenRegion,
+    probe: ProbeSamples,
+    encodings: Sequence[str],
+    cuts: Sequence[int] = (),
+) -> LocalFacts:
+    """Measures samples and the client's device.
+
+    Args:
+        region: of the model.
+        probe: samples.
+        encodings: canonical texts of those to measure.
+        cuts: to measure beside the candidates.
+
+    Raises:
+        ClientError: ``bad_sample`` when none of the samples decodes.
+    """
+    facts = cut_facts(region)
+    images, decode_seconds = _decode(region, probe)
+    chosen = set(candidate_cuts(facts, probe.bytes_each)) | set(cuts)
+    features = prefix_outputs(
+        region.local, images.to(region.device), sorted(chosen)
+    )
+    wire_bytes, encode_seconds, unpack_seconds = {}, {}, {}
+    for cut in sorted(chosen):
+        for encoding in encodings:
+            key = cut, encoding
+            (
+                wire_bytes[key],
+                encode_seconds[key],
+                unpack_seconds[key],
+            ) = _travel(features[cut], encoding)
+    return LocalFacts(
+        cuts=facts,
+        samples=SampleCosts(
+            raw_bytes=probe.bytes_each,
+            decode_seconds=decode_seconds,
+            wire_bytes=wire_bytes,
+            encode_seconds=encode_seconds,
+            unpack_seconds=unpack_seconds,
+        ),
+        client=profile_device(region),
+        num_probed=len(images),
+    )
+
+
+def cut_facts(region: FrozenRegion) -> tuple[CutFacts, ...]:
+    """The cuts as the planner knows them."""
+    return tuple(
+        CutFacts(
+            index=cut.index,
+            name=cut.name,
+            op=cut.op,
+            shape=tuple(cut.shape),
+            float32_bytes=cut.bytes_per_sample,
+            flops=cut.flops,
+        )
+        for cut in region.local.cuts
+    )
+
+
+def profile_device(region: FrozenRegion) -> ModelProfile:
+    """The profile of the client's own device, at its batch size."""
+    memory = memory_bytes(region.device)
+    return profile_model(
+        region.local,
+        region.device,
+        cores=available_cores(),
+        memory_limit_bytes=memory,
+        batches=(region.forward_samples,),
+        budget_seconds=BUDGET_SECONDS,
+    )
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Memory of the device that the job may take."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    pages: int = os.sysconf("SC_AVPHYS_PAGES")
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _decode(
+    region: FrozenRegion, probe: ProbeSamples
+) -> tuple[torch.Tensor, float]:
+    """The samples that can be decoded, and core-seconds of one."""
+    images = []
+    seconds = []
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        # The first time warms up.
+        for image in (*probe.images[:1], *probe.images):
+            started = time.thread_time()
+            try:
+                images.append(region.decode(image))
+            except SampleError as error:
+                logger.info("a sample to measure is left out: %s", error)
+                continue
+            seconds.append(time.thread_time() - started)
+    finally:
+        torch.set_num_threads(before)
+    if not images:
+        raise ClientError(
+            "bad_sample",
+            "none of the samples to be measured can be decoded; "
+            "cut='stream' trains without measuring",
+        )
+    warm = seconds[1:] or seconds
+    return torch.stack(images), sum(warm) / len(warm)
+
+
+def _travel(
+    features: torch.Tensor, encoding: str
+) -> tuple[float, float, float]:
+    """Bytes, and core-seconds to encode and to unpack; all per sample."""
+    before = torch.get_num_threads()
+    # The seconds of this thread are to be all that there are.
+    torch.set_num_threads(1)
+    try:
+        _travel_once(features, encoding)
+        return _travel_once(features, encoding)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _travel_once(
+    features: torch.Tensor, encoding: str
+) -> tuple[float, float, float]:
+    count = len(features)
+    sink = io.BytesIO()
+    rows = [Row(number, str(number)) for number in range(count)]
+    started = time.thread_time()
+    encoded = encode(features, encoding)
+    writer = FeatureStreamWriter(
+        sink, feature_schema(features.shape[1:], encoding)
+    )
+    header_bytes = sink.tell()
+    writer.write(rows, encoded.array, scale=encoded.scale, zero=encoded.zero)
+    body_bytes = sink.tell() - header_bytes
+    writer.close(source_etag="", source_bytes=0)
+    written = time.thread_time()
+    sink.seek(0)
+    for batch in read_features(sink):
+        assert batch.features is not None, "a stream of features"
+        decode(batch.features, encoding, batch.scale, batch.zero)
+    unpacked = time.thread_time()
+    return (
+        body_bytes / count,
+        (written - started) / count,
+        (unpacked - written) / count,
+    )

@@ -1,0 +1,273 @@
+"""Features from the store, span by span; plain reads where that fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from hapi_client.connection import Connection, source_changed
+from hapi_client.meter import SpanReport
+from hapi_client.retry import (
+    PushGate,
+    PushWidth,
+    is_cured_by_streaming,
+    is_retryable,
+)
+from hapi_client.sources import (
+    LANE_PUSH,
+    LoadedSpan,
+    RawSource,
+    SpanLimits,
+    SpanTask,
+    check_keys,
+    delay_seconds,
+)
+from hapi_client.stats import JobCounters
+from hapi_client.transport import CancelScope
+from hapi_protocol.encodings import Encoding
+from hapi_protocol.errors import ClientError, HapiError
+from hapi_protocol.features import FeatureBatch, read_features
+from hapi_protocol.headers import Annotation, ModelPath
+from hapi_protocol.index import Span
+from hapi_protocol.summary import Summary
+from hapi_splitter.encodings import decode as decode_features
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PushPlan:
+    """What the storage tier is asked to compute.
+
+    Attributes:
+        model: the package.
+        cut: from 1 on.
+        encoding: of the features on the wire.
+        shape: of one sample's features at the cut.
+    """
+
+    model: ModelPath
+    cut: int
+    encoding: str
+    shape: tuple[int, ...]
+
+    def annotation(self, span: Span) -> Annotation:
+        return Annotation(
+            model=self.model,
+            cut=self.cut,
+            encoding=self.encoding,
+            samples=span.samples,
+            byte_range=span.byte_range,
+            if_source_etag=span.etag,
+        )
+
+
+class PushedSource:
+    """Features from the store; cut 0 for spans that cannot be had.
+
+    A span is delivered whole or not at all: a stream that breaks off is
+    asked for again, and after the last try the span comes from ``raw``.
+
+    Args:
+        connection: to the account.
+        container: of the shards.
+        plan: what to ask for.
+        raw: the fall-back.
+        gate: when to push at all.
+        width: how many at a time.
+        limits: of each span.
+        counters: of the job.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        container: str,
+        plan: PushPlan,
+        raw: RawSource,
+        gate: PushGate,
+        width: PushWidth,
+        limits: SpanLimits,
+        counters: JobCounters,
+    ) -> None:
+        self._connection = connection
+        self._container = container
+        self._plan = plan
+        self._raw = raw
+        self._gate = gate
+        self._width = width
+        self._limits = limits
+        self._counters = counters
+
+    def task(self, span: Span) -> SpanTask:
+        """How to load a span from here."""
+        return SpanTask(
+            LANE_PUSH,
+            self.cost_bytes(span),
+            lambda scope: self.load(span, scope),
+        )
+
+    def cost_bytes(self, span: Span) -> int:
+        """Memory that a loaded span may take, at most."""
+        shape = self._plan.shape
+        decoded = 4 * int(torch.Size(shape).numel())
+        received = Encoding.parse(self._plan.encoding).sample_bytes(shape)
+        # Received, then decoded; twice before that, as Arrow's and ours.
+        return len(span.rows) * (received + max(decoded, received))
+
+    def load(self, span: Span, scope: CancelScope) -> LoadedSpan:
+        """
+        Raises:
+            HapiError: that repeating or streaming would not cure.
+        """
+        if self._gate.admits():
+            loaded = self._try_pushed(span, scope)
+            if loaded is not None and not loaded.failures:
+                return loaded
+            if loaded is not None:
+                # Limits of the operator's must not decide which samples an
+                # epoch has: what fails there is tried here.
+                return self._stream(span, scope)
+        self._counters.add(fallbacks=1)
+        return self._stream(span, scope)
+
+    def _stream(self, span: Span, scope: CancelScope) -> LoadedSpan:
+        loaded = self._raw.load(span, scope)
+        return replace(loaded, report=replace(loaded.report, fell_back=True))
+
+    def _try_pushed(self, span: Span, scope: CancelScope) -> LoadedSpan | None:
+        backoff = self._limits.backoff
+        try:
+            for failures in range(1, backoff.attempts + 1):
+                scope.check()
+                try:
+                    loaded = self._load(span)
+                except HapiError as error:
+                    if not is_cured_by_streaming(error):
+                        raise
+                    last = error
+                    self._width.refused(error)
+                    # One that was too slow has cost enough time.
+                    if not is_retryable(error) or error.code == "too_slow":
+                        break
+                else:
+                    self._gate.succeeded()
+                    self._width.succeeded()
+                    return loaded
+                if failures < backoff.attempts:
+                    self._counters.add(retries=1)
+                    seconds = delay_seconds(backoff, failures, last)
+                    logger.warning(
+                        "push-down of %s %s: try %d of %d failed, again in "
+                        "%.1f s: %s",
+                        span.shard,
+                        span.samples,
+                        failures,
+                        backoff.attempts,
+                        seconds,
+                        last,
+                    )
+                    scope.wait(seconds)
+        except BaseException:
+            self._gate.abandoned()
+            raise
+        self._gate.failed()
+        logger.warning(
+            "push-down of %s %s failed, streaming for a while: %s",
+            span.shard,
+            span.samples,
+            last,
+        )
+        return None
+
+    def _load(self, span: Span) -> LoadedSpan:
+        try:
+            body = self._connection.get_features(
+                self._container,
+                span.shard,
+                self._plan.annotation(span),
+                patient=False,
+                seconds=self._limits.seconds,
+            )
+        except HapiError as error:
+            if error.code == "source_changed":
+                raise source_changed(
+                    self._container, span.shard, error.trans_id
+                ) from error
+            raise
+        with body:
+            reader = read_features(body)
+            batches = list(reader)
+            body.drain()
+        assert reader.summary is not None, "else the reader has raised"
+        if reader.summary.saturated:
+            self._note_saturated(reader.summary.saturated)
+        loaded = self._loaded(span, batches)
+        return replace(loaded, report=_report(batches, reader.summary))
+
+    def _note_saturated(self, count: int) -> None:
+        if not self._counters.snapshot().saturated:
+            logger.warning(
+                "features beyond the range of %s were clipped (counted in "
+                "stats.saturated); encoding='float32' keeps them",
+                self._plan.encoding,
+            )
+        self._counters.add(saturated=count)
+
+    def _loaded(
+        self, span: Span, batches: Sequence[FeatureBatch]
+    ) -> LoadedSpan:
+        rows = [row for batch in batches for row in batch.rows]
+        check_keys(span, [(row.index, row.key) for row in rows])
+        failures = {
+            number: row.error
+            for number, row in enumerate(rows)
+            if row.error is not None
+        }
+        num_good = len(rows) - len(failures)
+        try:
+            features = self._decoded(batches, num_good)
+        except ValueError as error:
+            raise ClientError(
+                "truncated",
+                f"{self._container}/{span.shard} {span.samples}: {error}",
+            ) from error
+        return LoadedSpan(span, self._plan.cut, features, failures)
+
+    def _decoded(
+        self, batches: Sequence[FeatureBatch], num_good: int
+    ) -> torch.Tensor:
+        features = torch.empty(
+            (num_good, *self._plan.shape), dtype=torch.float32
+        )
+        rest = features
+        for batch in batches:
+            if batch.features is not None:
+                count = len(batch.features)
+                decode_features(
+                    batch.features,
+                    self._plan.encoding,
+                    batch.scale,
+                    batch.zero,
+                    out=rest[:count],
+                )
+                rest = rest[count:]
+        if len(rest):
+            raise ValueError(f"no features for {len(rest)} good rows")
+        return features
+
+
+def _report(batches: Sequence[FeatureBatch], summary: Summary) -> SpanReport:
+    def seconds(stage: str) -> float:
+        return sum(batch.timings.get(stage, 0.0) for batch in batches)
+
+    return SpanReport(
+        server_cpu_seconds=summary.cpu_seconds,
+        forward_seconds=seconds("forward"),
+        forward_cpu_seconds=seconds("forward_cpu"),
+        send_blocked_seconds=seconds("send_blocked"),
+        load=summary.load,
+    )

@@ -1,0 +1,220 @@
+"""Moves a running job's mix to what the present conditions ask for (pure).
+
+Every job plans for itself, and all of them meet at the same workers: jobs
+that all jump to where room has just been seen, jump away together as well.
+So a move takes at most a quarter of the weight, comes at a jittered time,
+and only for a gain worth it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hapi_client.estimates import Estimates
+from hapi_client.meter import Meter, Way
+from hapi_client.mixing import Mixer
+from hapi_splitter.costs import Conditions
+from hapi_splitter.plan import Option, Plan, Problem, evaluate, solve
+
+logger = logging.getLogger(__name__)
+
+MOST_MOVED = 0.25
+"""Weight that one re-plan may move."""
+LEAST_GAIN = 1.02
+"""A better mix must be this much faster under the model to be taken."""
+LEAST_WEIGHT = 0.02
+"""A way with less of the weight is not worth its requests."""
+MAX_CHANGES = 1000
+
+Build = Callable[[Conditions], Problem]
+
+
+@dataclass(frozen=True)
+class ReplanOptions:
+    """When a job looks at its plan again.
+
+    Attributes:
+        seconds: between two looks; jittered by a quarter to either side.
+        least_spans: that must have come meanwhile.
+    """
+
+    seconds: float = 5.0
+    least_spans: int = 4
+
+    def __post_init__(self) -> None:
+        if self.seconds <= 0 or self.least_spans < 1:
+            raise ValueError(f"{self}: both must be positive")
+
+
+@dataclass(frozen=True)
+class PlanChange:
+    """One entry of a job's log of plans.
+
+    Attributes:
+        seconds: of the job's life.
+        mix: weights by (cut, encoding) from then on.
+        samples_per_second: that the model expects of it.
+        why: one sentence.
+        conditions: that it was made for.
+    """
+
+    seconds: float
+    mix: Mapping[Way, float]
+    samples_per_second: float
+    why: str
+    conditions: Conditions
+
+
+class Replanner:
+    """Keeps a mixer's weights up with the conditions.
+
+    Args:
+        build: the problem under given conditions, for the samples that
+            are still to come.
+        estimates: of the conditions.
+        mixer: is given the weights.
+        meter: is asked for each interval.
+        options: when.
+        clock: monotonic seconds.
+        random: uniform in [0, 1).
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        estimates: Estimates,
+        mixer: Mixer[Way],
+        meter: Meter,
+        options: ReplanOptions,
+        *,
+        clock: Callable[[], float],
+        random: Callable[[], float],
+    ) -> None:
+        self._build = build
+        self._estimates = estimates
+        self._mixer = mixer
+        self._meter = meter
+        self._options = options
+        self._clock = clock
+        self._random = random
+        self._started = clock()
+        self._spans = 0
+        self._changes: deque[PlanChange] = deque(maxlen=MAX_CHANGES)
+        self.plan: Plan | None = None
+        self._postpone()
+
+    @property
+    def changes(self) -> Sequence[PlanChange]:
+        """The log of plans, oldest first."""
+        return tuple(self._changes)
+
+    @property
+    def estimates(self) -> Estimates:
+        return self._estimates
+
+    def begin(self) -> Plan:
+        """The first plan, taken as it is."""
+        self._meter.take()
+        problem = self._build(self._estimates.conditions())
+        plan = solve(problem)
+        self._take(problem, _weights(plan.mix), plan)
+        return plan
+
+    def span_came(self) -> None:
+        """Told of each span; now and then looks at the plan."""
+        self._spans += 1
+        if (
+            self._spans >= self._options.least_spans
+            and self._clock() >= self._next
+        ):
+            self.look()
+
+    def look(self) -> None:
+        """Takes the interval in, and moves the mix if that pays."""
+        self._postpone()
+        seen = self._meter.take()
+        estimates = self._estimates
+        estimates.observe(seen, self._build(estimates.conditions(False)))
+        problem = self._build(estimates.conditions())
+        wanted = solve(problem)
+        now = dict(self._mixer.weights)
+        present = evaluate(problem, _options(problem, now), "auto")
+        if wanted.samples_per_second < LEAST_GAIN * present.samples_per_second:
+            self.plan = present
+            return
+        moved = step(now, _weights(wanted.mix), MOST_MOVED)
+        self._take(problem, moved, wanted)
+
+    def _take(
+        self,
+        problem: Problem,
+        weights: Mapping[Way, float],
+        wanted: Plan,
+    ) -> None:
+        # The first sentence says what the mix is, which is plain to see.
+        why = " ".join(wanted.reasons[1:2] or wanted.reasons)
+        self._mixer.change(weights)
+        plan = evaluate(problem, _options(problem, weights), wanted.rule)
+        self.plan = plan
+        change = PlanChange(
+            seconds=self._clock() - self._started,
+            mix=dict(weights),
+            samples_per_second=plan.samples_per_second,
+            why=why,
+            conditions=self._estimates.conditions(),
+        )
+        self._changes.append(change)
+        logger.info("plan: %s: %s", describe_mix(weights), why)
+
+    def _postpone(self) -> None:
+        jitter = 0.75 + 0.5 * self._random()
+        self._next = self._clock() + self._options.seconds * jitter
+        self._spans = 0
+
+
+def step(
+    now: Mapping[Way, float], wanted: Mapping[Way, float], most: float
+) -> dict[Way, float]:
+    """Weights on the way from one mix to another.
+
+    Args:
+        now: weights that sum to 1.
+        wanted: likewise.
+        most: weight that may move; all of it if less has to.
+    """
+    ways = sorted({*now, *wanted})
+    change = {way: wanted.get(way, 0.0) - now.get(way, 0.0) for way in ways}
+    distance = sum(abs(each) for each in change.values()) / 2
+    part = min(1.0, most / distance) if distance > 0 else 1.0
+    moved = {way: now.get(way, 0.0) + part * change[way] for way in ways}
+    kept = {
+        way: weight
+        for way, weight in moved.items()
+        if weight >= LEAST_WEIGHT or way in wanted
+    }
+    whole = sum(kept.values())
+    return {way: weight / whole for way, weight in kept.items()}
+
+
+def describe_mix(weights: Mapping[Way, float]) -> str:
+    """``60 % cut 21 float32, 40 % stream``."""
+    parts = sorted(weights.items(), key=lambda part: -part[1])
+    return ", ".join(
+        f"{100 * weight:.0f} % "
+        + (f"cut {cut} {encoding}" if cut else "stream")
+        for (cut, encoding), weight in parts
+    )
+
+
+def _weights(mix: Sequence[tuple[Option, float]]) -> dict[Way, float]:
+    return {(each.cut, each.encoding): weight for each, weight in mix}
+
+
+def _options(
+    problem: Problem, weights: Mapping[Way, float]
+) -> list[tuple[Option, float]]:
+    known = {(each.cut, each.encoding): each for each in problem.options}
+    return [(known[way], weight) for way, weight in weights.items()]

@@ -1,0 +1,190 @@
+"""Models that torch.fx cannot trace whole, against those models themselves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from hapi_protocol.errors import FreezeError
+from hapi_splitter.package import load_package, package_bytes
+from hapi_splitter.trace import SplitModel, default_freeze, split
+
+SHAPE = (3, 16, 16)
+
+
+class Output(dict[str, torch.Tensor | None]):
+    """As libraries return several results: fields, some of them None."""
+
+    @property
+    def last(self) -> torch.Tensor | None:
+        return self["last"]
+
+    @property
+    def hidden(self) -> torch.Tensor | None:
+        return self["hidden"]
+
+
+class Untraceable(nn.Module):
+    """Branches on a size in a way that torch.fx cannot follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x: torch.Tensor) -> Output:
+        x = torch.relu(self.norm(self.conv(x)))
+        if x.shape[-1] % 2 == 0:
+            x = nn.functional.avg_pool2d(x, int(x.shape[-1]) // 4)
+        return Output(last=x, hidden=None)
+
+
+class UntraceableTail(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(128)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] != 128:
+            raise ValueError("not its features")
+        return self.drop(self.norm(x))
+
+
+class Net(nn.Module):
+    """``body`` and ``neck`` cannot be traced, what calls them can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Untraceable()
+        self.neck = UntraceableTail()
+        self.head = nn.Linear(128, 4)
+
+    def forward(
+        self, x: torch.Tensor, labels: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor | None]:
+        found = self.body(x)
+        logits = self.head(self.neck(torch.flatten(found.last, 1)))
+        loss = None
+        if labels is not None:
+            loss = nn.functional.cross_entropy(logits, labels)
+        return {"logits": logits, "hidden": found.hidden, "loss": loss}
+
+
+class Head(nn.Module):
+    def __init__(self, net: Net) -> None:
+        super().__init__()
+        self.neck, self.head = net.neck, net.head
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": self.head(self.neck(torch.flatten(x, 1)))}
+
+
+class Body(nn.Module):
+    def __init__(self, net: Net) -> None:
+        super().__init__()
+        self.body = net.body
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor | None:
+        return self.body(x).last
+
+
+def network() -> Net:
+    torch.manual_seed(0)
+    net = Net()
+    net.body.norm.running_mean.uniform_(-0.2, 0.2)
+    return net
+
+
+def parts_of(net: Net, form: str) -> SplitModel:
+    if form == "shallow":
+        return split(net, "body", sample_shape=SHAPE)
+    return split((Body(net), Head(net)), sample_shape=SHAPE)
+
+
+def gradients(net: nn.Module) -> dict[str, torch.Tensor]:
+    """Of what the tail trains; those of the frozen body are left out."""
+    return {
+        name: parameter.grad.clone()
+        for name, parameter in net.named_parameters()
+        if parameter.grad is not None and not name.startswith("body.")
+    }
+
+
+FORMS = pytest.mark.parametrize("form", ["shallow", "two modules"])
+
+
+@FORMS
+def test_cuts_of_an_untraceable_model_equal_it(form: str) -> None:
+    net = network().eval()
+    parts = parts_of(net, form)
+    loaded = load_package(package_bytes(parts.frozen))
+    samples = torch.randn(5, *SHAPE)
+    with torch.inference_mode():
+        expected = net(samples)["logits"]
+        assert loaded.num_cuts > 3
+        for cut in loaded.cuts:
+            crossing = loaded.prefix(cut.index)(samples)
+            features = parts.frozen.suffix(cut.index)(crossing)
+            torch.testing.assert_close(
+                parts.tail(features)["logits"], expected
+            )
+
+
+@FORMS
+@pytest.mark.parametrize("training", [True, False])
+def test_gradients_of_an_untraceable_models_tail_equal_its_own(
+    form: str, training: bool
+) -> None:
+    net = network()
+    parts = parts_of(net, form)
+    net.train(training)
+    net.body.eval()  # the frozen region stays in eval mode
+    parts.tail.train(training)
+    samples, labels = torch.randn(6, *SHAPE), torch.arange(6) % 4
+    features = parts.frozen.suffix(0)(samples)
+
+    torch.manual_seed(1)
+    expected_loss = nn.functional.cross_entropy(net(samples)["logits"], labels)
+    expected_loss.backward()
+    expected = gradients(net)
+    net.zero_grad()
+    torch.manual_seed(1)
+    found_loss = nn.functional.cross_entropy(
+        parts.tail(features)["logits"], labels
+    )
+    found_loss.backward()
+
+    torch.testing.assert_close(found_loss, expected_loss)
+    found = gradients(net)
+    assert found.keys() == expected.keys() != set()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient)
+
+
+def test_shallow_trace_leaves_mode_and_statistics_alone() -> None:
+    net = network().train()
+    state = {k: v.clone() for k, v in net.state_dict().items()}
+    parts = split(net, "body", sample_shape=SHAPE)
+    assert all(module.training for module in net.modules())
+    for key, value in net.state_dict().items():
+        assert torch.equal(value, state[key])
+    assert parts.tail.get_submodule("neck") is net.neck
+
+
+def test_tail_of_two_modules_keeps_its_mode() -> None:
+    net = network().train()
+    head = Head(net)
+    parts = split((Body(net), head), sample_shape=SHAPE)
+    assert parts.tail is head
+    assert all(module.training for module in net.modules())
+
+
+def test_default_freeze_of_an_untraceable_model_is_a_child_of_it() -> None:
+    assert default_freeze(network(), sample_shape=SHAPE) == "neck"
+
+
+def test_name_inside_what_cannot_be_traced_is_an_error() -> None:
+    with pytest.raises(FreezeError, match=r"split\(\(frozen, tail\)\)"):
+        split(network(), "body.conv", sample_shape=SHAPE)

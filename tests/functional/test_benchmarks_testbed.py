@@ -1,0 +1,221 @@
+"""Two tiers in network namespaces: the link, the cores, nothing left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from benchmarks import folders, testbed
+from benchmarks.network import STORAGE_ADDRESS, missing_requirements
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = {"worker": False, "processes": False}
+SECONDS = 60.0
+PAYLOAD_BYTES = 1_000_000
+
+RECEIVE = f"""
+import socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as sock:
+    left = {PAYLOAD_BYTES}
+    while left:
+        left -= len(sock.recv(65536)) or sys.exit("cut short")
+"""
+SEND = f"""
+import socket, sys
+with socket.create_server((sys.argv[1], 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    connection, _ = server.accept()
+    with connection:
+        connection.sendall(bytes({PAYLOAD_BYTES}))
+"""
+HOLD = """
+from benchmarks.testbed import two_tiers
+with two_tiers(worker=False, processes=False) as bed:
+    print(bed.folder, bed.storage.namespace.pid, flush=True)
+    import time
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def network() -> None:
+    missing = missing_requirements()
+    if missing:
+        pytest.skip(f"network namespaces need {', '.join(missing)}")
+
+
+@pytest.fixture(scope="module")
+def cores() -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("two tiers need two cores")
+
+
+@pytest.fixture(scope="module")
+def bed(network: None, cores: None) -> Iterator[testbed.Testbed]:
+    with testbed.two_tiers(**SMALL) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def transfer(bed: testbed.Testbed) -> Iterator[None]:
+    """A megabyte comes down the link while, and after, the body runs."""
+    address = STORAGE_ADDRESS
+    with contextlib.ExitStack() as stack:
+        sender = bed.storage.start(
+            [sys.executable, "-c", SEND, address], stdout=subprocess.PIPE
+        )
+        stack.callback(end, sender)
+        assert sender.stdout is not None
+        port = sender.stdout.readline().decode().strip()
+        receiver = bed.client.start(
+            [sys.executable, "-c", RECEIVE, address, port]
+        )
+        stack.callback(end, receiver)
+        yield
+        assert receiver.wait(SECONDS) == 0
+        assert sender.wait(SECONDS) == 0
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait(SECONDS)
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def test_the_link_carries_no_more_than_its_rate(bed: testbed.Testbed) -> None:
+    rate = 500_000.0
+    bed.set_link(rate)
+    assert bed.link is not None
+    before = bed.link.traffic()
+    started = time.monotonic()
+    with transfer(bed):
+        pass
+    seconds = time.monotonic() - started
+    moved = bed.link.traffic().down - before.down
+    assert moved >= PAYLOAD_BYTES
+    # The burst passes at once; what follows does not.
+    assert seconds >= 0.9 * PAYLOAD_BYTES / rate
+
+
+def test_the_rate_changes_while_data_flows(bed: testbed.Testbed) -> None:
+    bed.set_link(PAYLOAD_BYTES / 3600)
+    with transfer(bed):
+        bed.set_link(50e6)
+    bed.set_link(None)
+    assert bed.client.namespace is not None
+    shaping = bed.client.namespace.run(["tc", "qdisc", "show"])
+    assert "tbf" not in shaping
+
+
+def test_every_process_stays_on_the_core_of_its_tier(
+    bed: testbed.Testbed,
+) -> None:
+    found = bed.affinities()
+    assert found
+    assert all(cores == [bed.storage.core] for cores in found.values())
+    process = bed.client.start(["sleep", "60"])
+    try:
+        until(lambda: os.sched_getaffinity(process.pid) == {bed.client.core})
+    finally:
+        end(process)
+    assert bed.storage.core != bed.client.core
+
+
+def test_the_tiers_have_a_network_of_their_own(bed: testbed.Testbed) -> None:
+    for tier in (bed.storage, bed.client):
+        assert tier.namespace is not None
+        shown = tier.namespace.run(["ip", "-brief", "address"])
+        names = [line.split()[0] for line in shown.splitlines()]
+        assert names[0] == "lo"
+        assert len(names) == 2
+        assert "127.0.0.1/8" in shown
+    ours = Path("/proc/net/dev").read_text()
+    assert "tier0" not in ours
+
+
+def test_without_namespaces_nothing_can_be_shaped(cores: None) -> None:
+    with testbed.two_tiers(netns=False, **SMALL) as bed:
+        assert not bed.shaped
+        with pytest.raises(testbed.TestbedError, match="--no-netns"):
+            bed.set_link(1e6)
+        assert "127.0.0.1" in bed.client.environment["ST_AUTH"]
+        folder = bed.folder
+    assert not folder.exists()
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def holder(network: None, cores: None) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with a testbed of its own."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    yield process
+    end(process)
+
+
+def running_in(holder: subprocess.Popen[bytes]) -> tuple[Path, Path]:
+    assert holder.stdout is not None
+    assert select.select([holder.stdout], [], [], SECONDS)[0]
+    folder, pid = holder.stdout.readline().decode().split()
+    return Path(folder), Path("/proc") / pid
+
+
+@pytest.mark.parametrize("signum", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_nothing_is_left_when_the_process_is_ended(
+    holder: subprocess.Popen[bytes], signum: str
+) -> None:
+    folder, namespace = running_in(holder)
+    assert folder.exists()
+    assert users_of(folder)
+    holder.send_signal(signal.Signals[signum])
+    holder.wait(SECONDS)
+    until(lambda: not folder.exists())
+    until(lambda: not users_of(folder))
+    until(lambda: not namespace.exists())
+
+
+def test_the_next_start_removes_what_a_killed_storage_tier_left(
+    holder: subprocess.Popen[bytes],
+) -> None:
+    folder, _ = running_in(holder)
+    storage = users_of(folder)
+    os.kill(holder.pid, signal.SIGSTOP)
+    for pid in storage:
+        os.kill(pid, signal.SIGKILL)
+    assert folder not in folders.remove_stale()
+    holder.kill()
+    holder.wait(SECONDS)
+    assert folder in folders.remove_stale()
+    assert not folder.exists()
+
+
+def users_of(folder: Path) -> list[int]:
+    """Processes with the folder in their command line."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if os.fsencode(folder) in words:
+            found.append(int(process.name))
+    return found

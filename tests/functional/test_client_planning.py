@@ -1,0 +1,229 @@
+"""Jobs that plan for themselves, over a real Swift and a real worker."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hapi_client.connection import Connection
+from hapi_client.credentials import Credentials
+from hapi_client.demo import largest_difference
+from hapi_client.job import TransferJob
+from hapi_client.location import Location
+from hapi_client.meter import STREAMED
+from hapi_client.progress import SilentReporter
+from hapi_client.replan import ReplanOptions
+from hapi_client.training import train_tail
+from hapi_client.upload import upload
+from hapi_protocol.errors import ClientError
+from networks import small_network, small_transform
+from photos import shard
+
+NUM_SHARDS = 6
+PER_SHARD = 8
+NUM_SAMPLES = NUM_SHARDS * PER_SHARD
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def connection(cluster) -> Iterator[Connection]:
+    login = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
+    with Connection(login) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def photos(connection, tmp_path_factory) -> Location:
+    place = Location("planning", "photos")
+    folder: Path = tmp_path_factory.mktemp("shards")
+    for number in range(NUM_SHARDS):
+        (folder / f"{number}.tar").write_bytes(shard(PER_SHARD, seed=number))
+    upload(connection, place, [folder], SilentReporter())
+    return place
+
+
+def job_of(connection, place, **options) -> TransferJob:
+    return TransferJob(
+        small_network(),
+        data=str(place),
+        transform=small_transform(),
+        connection=connection,
+        **{"freeze": "body", "batch_size": 8, **options},
+    )
+
+
+def losses_of(job: TransferJob, epochs: int = 2) -> list[float]:
+    return train_tail(job, epochs=epochs, learning_rate=0.01).losses
+
+
+@pytest.fixture(scope="module")
+def streamed(connection, photos) -> list[float]:
+    with job_of(connection, photos, cut="stream") as job:
+        return losses_of(job)
+
+
+def test_mixed_plan_gives_the_loss_curve_of_streaming(
+    connection, photos, streamed
+):
+    with job_of(connection, photos, cut="freeze") as job:
+        last, middle = job.num_cuts, max(1, job.num_cuts // 2)
+        job._source._mixer.change(
+            {
+                STREAMED: 0.4,
+                (last, "float32"): 0.3,
+                (middle, "float32;zstd"): 0.3,
+            }
+        )
+        mixed = losses_of(job)
+        seen = job._meter.take()
+
+    assert largest_difference(streamed, mixed) <= TOLERANCE
+    assert sum(seen.samples.values()) == 2 * NUM_SAMPLES
+    assert len(seen.samples) == 3
+    assert seen.pushed_samples > 0
+    assert seen.server_cpu_seconds > 0
+    assert seen.load is not None
+
+
+def wait_for_plan(job: TransferJob, epochs: int = 400) -> int:
+    """Trains until there is a plan; the epochs that took."""
+    deadline = time.monotonic() + 90
+    for epoch in range(epochs):
+        received = sum(len(labels) for _, labels in job.loader(epoch))
+        assert received == NUM_SAMPLES
+        if job.plan is not None:
+            return epoch + 1
+        assert time.monotonic() < deadline, "no plan came"
+    raise AssertionError("no plan came")
+
+
+def test_job_plans_while_it_trains(connection, photos):
+    with job_of(
+        connection,
+        photos,
+        epochs=1e6,
+        replan=ReplanOptions(seconds=0.5, least_spans=1),
+    ) as job:
+        assert job.plan is None
+        assert job.cut == "auto"
+        wait_for_plan(job)
+        for epoch in range(20):
+            assert sum(len(y) for _, y in job.loader(epoch)) == NUM_SAMPLES
+        plan, problem, changes = job.plan, job.problem, job.plan_changes
+
+    assert plan is not None
+    assert sum(weight for _, weight in plan.mix) == pytest.approx(1.0)
+    assert problem is not None
+    assert len(problem.options) > 1
+    assert changes[0].why
+    assert changes[0].samples_per_second > 0
+
+
+def test_job_that_is_nearly_over_uploads_nothing(connection, photos):
+    with job_of(connection, photos, epochs=0.01) as job:
+        deadline = time.monotonic() + 60
+        epoch = 0
+        while not job._planner.wait(0):
+            assert sum(len(y) for _, y in job.loader(epoch)) == NUM_SAMPLES
+            assert time.monotonic() < deadline
+            epoch += 1
+        stats = job.stats
+
+    assert stats.package_bytes == 0
+    assert stats.fallbacks == 0
+
+
+def test_job_streams_on_when_no_plan_can_be_made(
+    connection, photos, monkeypatch, caplog
+):
+    def refuse(self) -> dict[str, object]:
+        raise ClientError("no_hapi", "the proxy has no hapi filter")
+
+    monkeypatch.setattr(Connection, "require_hapi", refuse)
+    with job_of(connection, photos, epochs=1e6) as job:
+        deadline = time.monotonic() + 60
+        epoch = 0
+        while not job._planner.wait(0):
+            assert sum(len(y) for _, y in job.loader(epoch)) == NUM_SAMPLES
+            assert time.monotonic() < deadline
+            epoch += 1
+
+        assert job.plan is None
+    assert "no plan, streaming" in caplog.text
+    assert "no hapi filter" in caplog.text
+
+
+def test_closing_a_job_ends_its_planning_at_once(connection, photos):
+    started = time.monotonic()
+    with job_of(connection, photos, epochs=1e6) as job:
+        for _ in job.loader(0):
+            break
+    assert not job._planner._thread.is_alive()
+    assert time.monotonic() - started < 60
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"floor": "low"}, "floor is 'low'"),
+        ({"encoding": "float8"}, "encoding is 'float8'"),
+        ({"epochs": 0}, "epochs is 0"),
+    ],
+)
+def test_bad_options_are_refused_by_their_value(
+    connection, photos, options, text
+):
+    with pytest.raises(ClientError, match=text):
+        job_of(connection, photos, **options)
+
+
+def test_plan_command_measures_the_data_set_and_the_worker(
+    cluster, photos, tmp_path, monkeypatch
+):
+    from typer.testing import CliRunner
+
+    from hapi_client.cli.main import app
+
+    module = tmp_path / "own_networks.py"
+    module.write_text(
+        "from networks import small_network\n"
+        "def build():\n"
+        "    return small_network()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    result = CliRunner().invoke(
+        app,
+        [
+            "--auth", cluster.auth_url,
+            "--user", cluster.user,
+            "--key", cluster.key,
+            "plan", "own_networks:build",
+            "--freeze", "body",
+            "--size", "32",
+            "--data", str(photos),
+            "--measure",
+            "--epochs", "10",
+            "--plot", str(tmp_path / "plan.html"),
+            "--json", str(tmp_path / "plan.json"),
+        ],
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "Plan:" in result.output
+    assert "hapi-sc24" in result.output
+    assert "assumed" not in result.output
+    found = json.loads((tmp_path / "plan.json").read_text())
+    assert found["samples"] == NUM_SAMPLES
+    assert found["link_bytes_per_second"] > 0
+    assert set(found["plans"]) == {
+        "auto",
+        "stream",
+        "freeze",
+        "static",
+        "hapi-2022",
+        "hapi-sc24",
+    }
+    assert (tmp_path / "plan.html").stat().st_size > 10_000

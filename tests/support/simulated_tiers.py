@@ -1,0 +1,276 @@
+"""Two tiers as numbers: what planners of several jobs bring about together.
+
+Each round all jobs run for an interval with the mix they have: the worker
+divides itself fairly among those who want more than is there, everything
+else belongs to the jobs themselves. Then each planner sees what a meter
+would have seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.optimize import linprog
+
+from hapi_client.estimates import Estimates
+from hapi_client.meter import Observation, Way
+from hapi_client.mixing import Mixer
+from hapi_client.replan import Replanner, ReplanOptions
+from hapi_protocol.summary import Load
+from hapi_splitter.costs import Conditions
+from hapi_splitter.plan import Option, Problem, Resource
+
+WIDTH = 4
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What one sample really takes, by way.
+
+    Attributes:
+        link, server, client: bytes, core-seconds, core-seconds.
+        train: core-seconds of the training loop, of every way.
+        rounding: bytes per second of the link, cores of the tiers.
+    """
+
+    link: Mapping[Way, float]
+    server: Mapping[Way, float]
+    client: Mapping[Way, float]
+    train: float
+    link_capacity: float
+    client_cores: float = 1.0
+
+
+@dataclass
+class SimulatedMeter:
+    """Gives the planner the interval that the simulation has made."""
+
+    pending: Observation = field(default_factory=lambda: Observation(0.0))
+
+    def take(self) -> Observation:
+        taken, self.pending = self.pending, Observation(0.0)
+        return taken
+
+
+class SimulatedJob:
+    """A job with a real planner over simulated tiers.
+
+    Args:
+        truth: costs.
+        profiled: factor by which profiles are wrong, by resource.
+        server_cores: of the worker.
+        seed: of the jitter.
+    """
+
+    def __init__(
+        self,
+        truth: Truth,
+        clock: Clock,
+        *,
+        profiled: Mapping[str, float] | None = None,
+        server_cores: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        self.truth = truth
+        self._wrong = profiled or {}
+        self._server_cores = server_cores
+        self.estimates = Estimates(push_width=lambda: WIDTH, train_on_cpu=True)
+        self.mixer: Mixer[Way] = Mixer({(0, "raw"): 1.0})
+        self.meter = SimulatedMeter()
+        random = np.random.default_rng(seed)
+        self.replanner = Replanner(
+            self.build,
+            self.estimates,
+            self.mixer,
+            self.meter,  # type: ignore[arg-type]
+            ReplanOptions(seconds=5.0, least_spans=1),
+            clock=clock,
+            random=random.random,
+        )
+
+    def build(self, conditions: Conditions) -> Problem:
+        def amount(name: str, true: float) -> float:
+            scale = conditions.scale.get(name, 1.0)
+            return true * self._wrong.get(name, 1.0) * scale
+
+        truth = self.truth
+        options = [
+            Option(
+                way[0],
+                way[1],
+                {
+                    "link": truth.link[way],
+                    "server cpu": amount("server cpu", truth.server[way]),
+                    "client cpu": amount(
+                        "client cpu",
+                        truth.client[way] + conditions.train_seconds,
+                    ),
+                },
+                0,
+                0,
+            )
+            for way in truth.link
+        ]
+        share = conditions.server_share
+        return Problem(
+            resources=(
+                Resource("link", conditions.link_bytes_per_second, "bytes/s"),
+                Resource("server cpu", self._server_cores * share, "cores"),
+                Resource("server device", share, "devices"),
+                Resource("client cpu", truth.client_cores, "cores"),
+            ),
+            options=tuple(options),
+            num_samples=10**9,
+            epochs=1.0,
+            push_one_off_seconds=0.0,
+            server_limit_bytes=0,
+            client_limit_bytes=0,
+            last_cut=max(way[0] for way in truth.link),
+        )
+
+    def use(self, costs: Mapping[Way, float]) -> float:
+        """Per sample of the present mix."""
+        weights = self.mixer.weights
+        return sum(weight * costs[way] for way, weight in weights.items())
+
+    @property
+    def own_rate(self) -> float:
+        """Samples per second if the worker were endless."""
+        client = self.use(self.truth.client) + self.truth.train
+        link = self.use(self.truth.link)
+        return min(
+            self.truth.client_cores / client, self.truth.link_capacity / link
+        )
+
+
+def run(
+    jobs: Sequence[SimulatedJob],
+    clock: Clock,
+    *,
+    rounds: int,
+    seconds: float = 5.0,
+    server_cores: float = 1.0,
+) -> list[float]:
+    """Lets all jobs run; the samples per second of each round, together."""
+    totals = []
+    for _ in range(rounds):
+        clock.now += seconds
+        rates = _rates(jobs, server_cores)
+        totals.append(sum(rates))
+        busy = sum(
+            rate * job.use(job.truth.server)
+            for rate, job in zip(rates, jobs, strict=True)
+        )
+        limited = [
+            rate < 0.999 * job.own_rate
+            for rate, job in zip(rates, jobs, strict=True)
+        ]
+        streams = [
+            _pushing(job) * (WIDTH if full else 1.5)
+            for job, full in zip(jobs, limited, strict=True)
+        ]
+        for job, rate, full, mine in zip(
+            jobs, rates, limited, streams, strict=True
+        ):
+            job.meter.pending = _observation(
+                job,
+                rate,
+                seconds,
+                full,
+                mine,
+                Load(
+                    share=1.0,
+                    streams=round(sum(streams)),
+                    device_busy=0.0,
+                    cpu_busy=min(1.0, busy / server_cores),
+                ),
+            )
+            job.replanner.span_came()
+    return totals
+
+
+def _pushing(job: SimulatedJob) -> float:
+    return float(any(way[0] for way in job.mixer.weights))
+
+
+def _rates(jobs: Sequence[SimulatedJob], server_cores: float) -> list[float]:
+    """Max-min fair division of the worker's cores."""
+    left = server_cores
+    rates = [0.0] * len(jobs)
+    wants = sorted(
+        range(len(jobs)),
+        key=lambda n: jobs[n].own_rate * jobs[n].use(jobs[n].truth.server),
+    )
+    for position, number in enumerate(wants):
+        job = jobs[number]
+        each = job.use(job.truth.server)
+        fair = left / (len(wants) - position)
+        taken = min(job.own_rate * each, fair)
+        rates[number] = taken / each if each else job.own_rate
+        left -= taken
+    return rates
+
+
+def _observation(
+    job: SimulatedJob,
+    rate: float,
+    seconds: float,
+    server_limited: bool,
+    streams: float,
+    load: Load,
+) -> Observation:
+    truth, count = job.truth, rate * seconds
+    weights = job.mixer.weights
+    client = job.use(truth.client) + truth.train
+    link_limited = (
+        not server_limited
+        and truth.link_capacity / job.use(truth.link)
+        <= truth.client_cores / client
+    )
+    pushed = {way: w for way, w in weights.items() if way[0]}
+    return Observation(
+        seconds=seconds,
+        samples={way: round(w * count) for way, w in weights.items()},
+        received_bytes=round(count * job.use(truth.link)),
+        client_cpu_seconds=count * client,
+        train_samples=round(count),
+        train_cpu_seconds=count * truth.train,
+        train_seconds=count * truth.train,
+        reading_share=0.9 if link_limited else 0.2,
+        blocked_share=0.0,
+        push_seconds=streams * seconds,
+        pushed_samples=round(sum(pushed.values()) * count),
+        server_cpu_seconds=sum(
+            w * count * truth.server[way] for way, w in pushed.items()
+        ),
+        load=load,
+    )
+
+
+def joint_optimum(truths: Sequence[Truth], server_cores: float = 1.0) -> float:
+    """The most samples per second that all jobs can have together."""
+    columns = [(j, way) for j, t in enumerate(truths) for way in t.link]
+    rows = [[truths[j].server[way] for j, way in columns]]
+    limits = [server_cores]
+    for number, truth in enumerate(truths):
+        rows.append([truth.link[w] * (j == number) for j, w in columns])
+        limits.append(truth.link_capacity)
+        rows.append(
+            [
+                (truth.client[w] + truth.train) * (j == number)
+                for j, w in columns
+            ]
+        )
+        limits.append(truth.client_cores)
+    found = linprog([-1.0] * len(columns), A_ub=rows, b_ub=limits)
+    return float(-found.fun)

@@ -1,0 +1,96 @@
+"""Spans dealt to ways by weight."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hapi_client.mixing import MOST_DEBT_SPANS, Mixer
+
+WEIGHTS = st.lists(st.floats(0.02, 1.0), min_size=1, max_size=5).map(
+    lambda parts: {n: p / sum(parts) for n, p in enumerate(parts)}
+)
+SIZES = st.lists(st.integers(1, 64), min_size=1, max_size=200)
+
+
+def always(way: object) -> bool:
+    return True
+
+
+@given(weights=WEIGHTS, sizes=SIZES)
+def test_shares_stay_within_a_span_of_the_weights(
+    weights: dict[int, float], sizes: list[int]
+) -> None:
+    mixer = Mixer(weights)
+    dealt: Counter[int] = Counter()
+
+    for number, size in enumerate(sizes):
+        way = mixer.choose(size, always)
+        assert way is not None
+        dealt[way] += size
+        total = sum(sizes[: number + 1])
+        for each, weight in weights.items():
+            off = dealt[each] - weight * total
+            assert abs(off) <= len(weights) * max(sizes)
+
+
+@given(weights=WEIGHTS, sizes=SIZES, data=st.data())
+def test_no_way_runs_further_ahead_than_allowed_when_others_are_full(
+    weights: dict[int, float], sizes: list[int], data: st.DataObject
+) -> None:
+    mixer = Mixer(weights)
+    dealt: Counter[int] = Counter()
+
+    for size in sizes:
+        free = data.draw(st.sets(st.sampled_from(sorted(weights))))
+        way = mixer.choose(size, free.__contains__)
+        if way is None:
+            continue
+        assert way in free
+        dealt[way] += size
+        total = sum(dealt.values())
+        ahead = dealt[way] - weights[way] * total
+        assert ahead <= MOST_DEBT_SPANS * max(sizes) + 1e-6
+
+
+def test_way_without_room_is_passed_over_until_too_far_behind() -> None:
+    mixer = Mixer({"stream": 0.5, "push": 0.5})
+
+    chosen = [mixer.choose(10, lambda way: way == "stream") for _ in range(6)]
+
+    assert chosen == ["stream"] * 4 + [None] * 2
+
+
+def test_nothing_is_owed_for_what_had_to_wait() -> None:
+    mixer = Mixer({"stream": 0.5, "push": 0.5})
+    for _ in range(50):
+        mixer.choose(10, lambda way: way == "stream")
+
+    chosen = [mixer.choose(10, always) for _ in range(8)]
+
+    assert chosen.count("push") == 6  # four to catch up, then in turn
+
+
+def test_changed_weights_hold_from_then_on() -> None:
+    mixer = Mixer({"stream": 1.0})
+    for _ in range(100):
+        assert mixer.choose(8, always) == "stream"
+
+    mixer.change({"push": 0.75, "stream": 0.25})
+    dealt = Counter(mixer.choose(8, always) for _ in range(40))
+
+    assert dealt == {"push": 30, "stream": 10}
+    assert mixer.weights == {"push": 0.75, "stream": 0.25}
+
+
+@pytest.mark.parametrize(
+    "weights", [{}, {"a": 0.5}, {"a": 1.5, "b": -0.5}, {"a": 0.6, "b": 0.6}]
+)
+def test_weights_that_are_no_shares_are_refused(
+    weights: dict[str, float],
+) -> None:
+    with pytest.raises(ValueError, match="do not sum to 1"):
+        Mixer(weights)

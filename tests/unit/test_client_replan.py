@@ -1,0 +1,205 @@
+"""Planning again while a job runs: what follows from what is observed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hapi_client.estimates import LINK_GROWTH, UNKNOWN_LINK, LinkEstimate
+from hapi_client.replan import MOST_MOVED, ReplanOptions, describe_mix, step
+from simulated_tiers import Clock, SimulatedJob, Truth, joint_optimum, run
+
+STREAM = (0, "raw")
+PUSH = (9, "float32")
+
+BALANCED = Truth(
+    link={STREAM: 110e3, PUSH: 2e3},
+    server={STREAM: 0.3e-3, PUSH: 12e-3},
+    client={STREAM: 12e-3, PUSH: 0.2e-3},
+    train=0.5e-3,
+    link_capacity=1e9,
+)
+
+
+def rates_of(
+    truth: Truth, rounds: int = 20, **settings: object
+) -> list[float]:
+    clock = Clock()
+    job = SimulatedJob(truth, clock, **settings)  # type: ignore[arg-type]
+    job.replanner.begin()
+    return run([job], clock, rounds=rounds)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"server cpu": 0.5},
+        {"server cpu": 2.0},
+        {"client cpu": 0.6, "server cpu": 1.5},
+    ],
+)
+def test_job_comes_to_its_optimum_when_profiles_are_wrong(
+    wrong: dict[str, float],
+) -> None:
+    rates = rates_of(BALANCED, profiled=wrong)
+
+    assert min(rates[-5:]) >= 0.95 * joint_optimum([BALANCED])
+
+
+def test_link_bound_job_comes_to_its_optimum() -> None:
+    slow = Truth(BALANCED.link, BALANCED.server, BALANCED.client, 0.5e-3, 2e6)
+
+    rates = rates_of(slow)
+
+    assert min(rates[-5:]) >= 0.95 * joint_optimum([slow])
+
+
+def test_job_streams_when_the_server_is_slow() -> None:
+    weak = Truth(
+        BALANCED.link,
+        {STREAM: 0.0, PUSH: 2.0},
+        BALANCED.client,
+        0.5e-3,
+        1e9,
+    )
+
+    assert min(rates_of(weak)[-5:]) >= 0.95 * joint_optimum([weak])
+
+
+def test_four_jobs_reach_the_joint_optimum_without_oscillating() -> None:
+    clock = Clock()
+    jobs = [SimulatedJob(BALANCED, clock, seed=seed) for seed in range(4)]
+    for job in jobs:
+        job.replanner.begin()
+
+    totals = run(jobs, clock, rounds=60)
+
+    best = joint_optimum([BALANCED] * 4)
+    assert min(totals[-20:]) >= 0.95 * best
+    for job in jobs:
+        late = [c for c in job.replanner.changes if c.seconds > 200.0]
+        assert len(late) <= 4, [describe_mix(c.mix) for c in late]
+
+
+def test_jobs_of_different_kinds_share_the_worker_well() -> None:
+    heavy = Truth(
+        {STREAM: 110e3, PUSH: 2e3},
+        {STREAM: 0.3e-3, PUSH: 40e-3},
+        {STREAM: 40e-3, PUSH: 0.2e-3},
+        0.5e-3,
+        1e9,
+    )
+    truths = [BALANCED, BALANCED, heavy, heavy]
+    clock = Clock()
+    jobs = [SimulatedJob(t, clock, seed=n) for n, t in enumerate(truths)]
+    for job in jobs:
+        job.replanner.begin()
+
+    totals = run(jobs, clock, rounds=60)
+
+    # Fair shares and the greatest sum are two aims: heavy samples cost the
+    # worker more, and fairness gives them their part all the same.
+    assert min(totals[-20:]) >= 0.8 * joint_optimum(truths)
+
+
+def test_mix_reacts_when_the_link_becomes_slow() -> None:
+    clock = Clock()
+    job = SimulatedJob(BALANCED, clock)
+    job.replanner.begin()
+    run([job], clock, rounds=10)
+    before = job.mixer.weights[STREAM]
+
+    job.truth = Truth(
+        BALANCED.link, BALANCED.server, BALANCED.client, 0.5e-3, 1e6
+    )
+    rates = run([job], clock, rounds=20)
+
+    assert job.mixer.weights.get(STREAM, 0.0) < 0.5 * before
+    assert min(rates[-5:]) >= 0.93 * joint_optimum([job.truth])
+
+
+def test_mix_reacts_when_the_link_becomes_fast() -> None:
+    slow = Truth(
+        BALANCED.link, BALANCED.server, BALANCED.client, 0.5e-3, 0.5e6
+    )
+    clock = Clock()
+    job = SimulatedJob(slow, clock)
+    job.replanner.begin()
+    run([job], clock, rounds=20)
+
+    job.truth = BALANCED
+    rates = run([job], clock, rounds=60)
+
+    assert min(rates[-5:]) >= 0.9 * joint_optimum([BALANCED])
+
+
+def test_unknown_link_has_no_limit_until_it_was_one() -> None:
+    link = LinkEstimate()
+
+    link.observe(5e6, limited=False, seconds=5.0)
+    assert link.bytes_per_second == UNKNOWN_LINK
+
+    link.observe(3e6, limited=True, seconds=5.0)
+    assert link.bytes_per_second == 3e6
+
+
+def test_interval_without_limit_only_raises_the_link() -> None:
+    link = LinkEstimate(10e6)
+
+    link.observe(2e6, limited=False, seconds=5.0)
+    assert link.bytes_per_second == 10e6
+
+    link.observe(12e6, limited=False, seconds=5.0)
+    assert link.bytes_per_second == 12e6
+
+
+def test_link_is_tried_again_after_a_minute() -> None:
+    link = LinkEstimate(10e6)
+
+    for _ in range(13):
+        link.observe(1e6, limited=False, seconds=5.0)
+
+    assert link.bytes_per_second == pytest.approx(10e6 * (1 + LINK_GROWTH))
+
+
+MIXES = st.dictionaries(
+    st.tuples(st.integers(1, 5), st.just("float32")) | st.just(STREAM),
+    st.floats(0.01, 1.0),
+    min_size=1,
+    max_size=4,
+).map(lambda parts: {k: v / sum(parts.values()) for k, v in parts.items()})
+
+
+@given(now=MIXES, wanted=MIXES)
+def test_step_moves_at_most_a_quarter(
+    now: dict[tuple[int, str], float], wanted: dict[tuple[int, str], float]
+) -> None:
+    moved = step(now, wanted, MOST_MOVED)
+
+    assert sum(moved.values()) == pytest.approx(1.0)
+    ways = {*now, *wanted, *moved}
+    distance = sum(abs(moved.get(w, 0) - now.get(w, 0)) for w in ways) / 2
+    # Ways not worth a request leave at once.
+    assert distance <= MOST_MOVED + 0.08 + 1e-9
+
+
+def test_steps_arrive_after_four() -> None:
+    mix = {STREAM: 1.0}
+    for _ in range(4):
+        mix = step(mix, {PUSH: 1.0}, MOST_MOVED)
+
+    assert mix == {PUSH: pytest.approx(1.0)}
+
+
+def test_describe_mix_names_the_larger_part_first() -> None:
+    assert (
+        describe_mix({STREAM: 0.25, PUSH: 0.75})
+        == "75 % cut 9 float32, 25 % stream"
+    )
+
+
+def test_bad_replan_options_are_refused() -> None:
+    with pytest.raises(ValueError, match="positive"):
+        ReplanOptions(seconds=0.0)

@@ -1,0 +1,334 @@
+"""``X-Hapi-Profile`` between Swift's auth middleware and a stub worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from filter_under_test import (
+    ACCOUNT,
+    MODEL,
+    OTHER,
+    PACKAGE,
+    SOURCE,
+    Answer,
+    FilterUnderTest,
+    filter_and_worker,
+)
+from hapi_protocol.errors import make_error
+from hapi_protocol.headers import HEADER_SOURCE_ETAG
+from hapi_protocol.profiles import ModelProfile
+from stub_worker import stub_profile
+
+ASKED = {"X-Hapi-Profile": "true"}
+MODELS = f"/{ACCOUNT}/models"
+TESTER3 = "test:tester3"
+TESTER2 = "test2:tester2"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[FilterUnderTest]:
+    with filter_and_worker(tmp_path) as world:
+        yield world
+        world.swift.assert_nothing_is_open()
+
+
+@pytest.fixture
+def open_world(tmp_path: Path) -> Iterator[FilterUnderTest]:
+    options = {"allow_unauthenticated_compute": "yes"}
+    with filter_and_worker(tmp_path, **options) as world:
+        yield world
+        world.swift.assert_nothing_is_open()
+
+
+def posted(world: FilterUnderTest) -> list[str]:
+    return [path for method, path in world.worker.calls if method == "POST"]
+
+
+def etag_of(answer: Answer) -> str | None:
+    """In whichever case swob has written the header's name."""
+    found = {name.lower(): value for name, value in answer.headers.items()}
+    return found.get("etag")
+
+
+def by_tempurl(world: FilterUnderTest) -> Answer:
+    """The request as tempurl hands it on, its key being right."""
+    env = {
+        "swift.authorize": lambda request: None,
+        "swift.authorize_override": True,
+        "REMOTE_USER": ".wsgi.tempurl",
+    }
+    return world.send(path=MODEL, headers=ASKED, user=None, env=env)
+
+
+def test_owner_gets_the_profile_of_the_package(
+    world: FilterUnderTest,
+) -> None:
+    answer = world.send(path=MODEL, headers=ASKED)
+    assert answer.status == 200
+    profile = ModelProfile.from_body(answer.body)
+    [digest] = world.worker.digests.values()
+    assert profile == stub_profile(digest, world.worker.num_cuts)
+    assert answer.headers["Content-Type"].startswith("application/json")
+    assert answer.headers["Cache-Control"] == "private, no-store"
+    assert (etag_of(answer) or "").startswith('W/"')
+    etag = world.swift.objects[MODEL].etag
+    assert answer.headers[HEADER_SOURCE_ETAG] == etag
+    assert "Last-Modified" not in answer.headers
+    assert [each.charged_account for each in world.worker.profiles] == (
+        [ACCOUNT, ACCOUNT]
+    )
+
+
+def test_package_is_handed_over_once(world: FilterUnderTest) -> None:
+    for _ in range(2):
+        assert world.send(path=MODEL, headers=ASKED).status == 200
+    uploads = [call for call in world.worker.calls if call[0] == "PUT"]
+    assert len(uploads) == 1
+    assert posted(world) == ["/profiles"] * 3
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize(
+    ("user", "path", "status"),
+    [
+        (None, MODEL, 401),
+        (None, f"{MODELS}/none", 401),
+        (TESTER3, MODEL, 403),
+        (TESTER2, MODEL, 403),
+        (TESTER2, f"{MODELS}/none", 403),
+        ("test:tester", f"{MODELS}/none", 404),
+    ],
+)
+def test_unreadable_package_is_answered_as_swift_does(
+    world: FilterUnderTest,
+    method: str,
+    user: str | None,
+    path: str,
+    status: int,
+) -> None:
+    # Known to the worker: which nobody else may learn.
+    assert world.send(path=MODEL, headers=ASKED).status == 200
+    world.worker.calls.clear()
+    plain = world.send(method, path, user=user)
+    answer = world.send(method, path, ASKED, user=user)
+
+    assert plain.status == status
+    assert (answer.status, answer.body) == (plain.status, plain.body)
+    assert answer.headers == plain.headers
+    assert world.worker.calls == []
+
+
+def test_reader_by_acl_pays_itself(world: FilterUnderTest) -> None:
+    world.swift.read_acls[MODELS] = f"{TESTER2},{TESTER3}"
+    for user, account in ((TESTER2, OTHER), (TESTER3, ACCOUNT)):
+        assert world.send(path=MODEL, headers=ASKED, user=user).status == 200
+        assert world.worker.profiles[-1].charged_account == account
+
+
+def test_caller_without_a_project_computes_nothing(
+    world: FilterUnderTest,
+) -> None:
+    world.swift.read_acls[MODELS] = ".r:*"
+    assert world.send(path=MODEL, user=None).status == 200
+    answer = world.send(path=MODEL, headers=ASKED, user=None)
+    assert (answer.status, answer.json["code"]) == (403, "compute_not_allowed")
+    assert by_tempurl(world).json["code"] == "compute_not_allowed"
+    assert world.worker.calls == []
+
+
+def test_caller_without_a_project_computes_where_that_is_allowed(
+    open_world: FilterUnderTest,
+) -> None:
+    # By the right on the package itself, which is the request's own path.
+    assert by_tempurl(open_world).status == 200
+    open_world.swift.read_acls[MODELS] = ".r:*"
+    answer = open_world.send(path=MODEL, headers=ASKED, user=None)
+    assert answer.status == 200
+    charged = {each.charged_account for each in open_world.worker.profiles}
+    assert charged == {".unauthenticated"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "named"),
+    [
+        ({"X-Hapi-Cut": "3"}, ["X-Hapi-Cut"]),
+        (
+            {"X-Hapi-Model": MODEL, "X-Hapi-Encoding": "float32"},
+            ["X-Hapi-Encoding", "X-Hapi-Model"],
+        ),
+        ({"X-Hapi-Index": "true"}, ["X-Hapi-Index"]),
+        ({"X-Hapi-If-Source-Etag": "e"}, ["X-Hapi-If-Source-Etag"]),
+    ],
+)
+def test_headers_beside_it_are_refused_by_name(
+    world: FilterUnderTest, headers: dict[str, str], named: list[str]
+) -> None:
+    answer = world.send(path=MODEL, headers={**ASKED, **headers})
+    assert (answer.status, answer.json["code"]) == (400, "bad_annotation")
+    assert answer.json["headers"] == named
+    assert all(name in answer.json["message"] for name in named)
+    assert world.swift.requests() == []
+    assert world.worker.calls == []
+
+
+@pytest.mark.parametrize(
+    ("headers", "query", "code"),
+    [
+        ({"X-Hapi-Profile": "yes"}, "", "bad_annotation"),
+        ({"X-Hapi-Profile": "false"}, "", "bad_model"),
+        ({**ASKED, "Range": "bytes=0-9"}, "", "range_not_allowed"),
+        ({**ASKED, "If-Match": "x"}, "", "conditional_not_allowed"),
+        ({**ASKED, "If-Range": "x"}, "", "conditional_not_allowed"),
+        (ASKED, "?multipart-manifest=get", "manifest_not_allowed"),
+        (ASKED, "?part-number=1", "range_not_allowed"),
+    ],
+)
+def test_request_that_means_nothing_is_refused(
+    world: FilterUnderTest, headers: dict[str, str], query: str, code: str
+) -> None:
+    answer = world.send(path=MODEL, headers=headers, query=query)
+    assert (answer.status, answer.json["code"]) == (400, code)
+    assert world.swift.requests() == []
+
+
+def test_containers_have_no_profile(world: FilterUnderTest) -> None:
+    answer = world.send(path=MODELS, headers=ASKED)
+    assert (answer.status, answer.json["code"]) == (400, "bad_annotation")
+
+
+def test_head_checks_the_right_and_computes_nothing(
+    world: FilterUnderTest,
+) -> None:
+    before = world.send("HEAD", MODEL, ASKED)
+    assert (before.status, before.body) == (200, b"")
+    assert etag_of(before) is None
+    etag = etag_of(world.send(path=MODEL, headers=ASKED))
+    assert etag
+    computed = len(world.worker.profiles)
+    after = world.send("HEAD", MODEL, ASKED)
+    assert etag_of(after) == etag
+    assert "Content-Length" not in after.headers
+    assert len(world.worker.profiles) == computed
+
+
+def test_profile_that_the_client_has_is_not_sent_again(
+    world: FilterUnderTest,
+) -> None:
+    etag = etag_of(world.send(path=MODEL, headers=ASKED))
+    computed = len(world.worker.profiles)
+    headers = {**ASKED, "If-None-Match": f'"other", {etag}'}
+    answer = world.send(path=MODEL, headers=headers)
+    assert (answer.status, answer.body) == (304, b"")
+    assert len(world.worker.profiles) == computed
+    # Another host of the same kind has to be asked first.
+    world.worker.digests.clear()
+    answer = world.send(path=MODEL, headers=headers)
+    assert (answer.status, answer.body) == (304, b"")
+    stale = {**ASKED, "If-None-Match": '"other"'}
+    assert world.send(path=MODEL, headers=stale).status == 200
+    world.swift.put(MODEL, PACKAGE + b"newer")
+    assert world.send(path=MODEL, headers=headers).status == 200
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("queue_full", 503),
+        ("draining", 503),
+        ("does_not_fit", 422),
+        ("bad_package", 422),
+        ("internal", 500),
+    ],
+)
+def test_refusal_of_the_worker_reaches_the_client(
+    world: FilterUnderTest, code: str, status: int
+) -> None:
+    retry_after = 5 if status == 503 else None
+    world.worker.refuse_profile = make_error(
+        code, "not now", retry_after=retry_after
+    )
+    answer = world.send(path=MODEL, headers=ASKED)
+    assert (answer.status, answer.json["code"]) == (status, code)
+    assert answer.json["trans_id"] == "tx1"
+    if retry_after:
+        assert answer.headers["Retry-After"] == "5"
+
+
+def test_s3_client_gets_a_status_it_does_not_repeat(
+    world: FilterUnderTest,
+) -> None:
+    world.worker.refuse_profile = make_error("does_not_fit", "no")
+    env = {"swift.source": "S3"}
+    answer = world.send(path=MODEL, headers=ASKED, env=env)
+    assert (answer.status, answer.json["code"]) == (400, "does_not_fit")
+
+
+def test_worker_that_keeps_no_model_ends_in_a_503(
+    world: FilterUnderTest,
+) -> None:
+    world.worker.is_forgetful = True
+    answer = world.send(path=MODEL, headers=ASKED)
+    assert (answer.status, answer.json["code"]) == (503, "service_unavailable")
+    assert posted(world) == ["/profiles"] * 3
+
+
+def test_worker_that_talks_nonsense_is_an_internal_error(
+    world: FilterUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelProfile, "to_body", lambda self: b"{}")
+    answer = world.send(path=MODEL, headers=ASKED)
+    assert (answer.status, answer.json["code"]) == (500, "internal")
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "code"),
+    [
+        ({"X_Static_Large_Object": "True"}, 422, "package_is_manifest"),
+        ({"X_Object_Manifest": "models/n"}, 422, "package_is_manifest"),
+    ],
+)
+def test_manifest_has_no_profile(
+    world: FilterUnderTest, changes: dict[str, str], status: int, code: str
+) -> None:
+    world.swift.put(MODEL, PACKAGE, **changes)
+    answer = world.send(path=MODEL, headers=ASKED)
+    assert (answer.status, answer.json["code"]) == (status, code)
+    assert world.worker.calls == []
+
+
+def test_package_over_the_limit_is_refused(tmp_path: Path) -> None:
+    with filter_and_worker(tmp_path, max_package_bytes="100") as world:
+        answer = world.send(path=MODEL, headers=ASKED)
+        assert answer.json["code"] == "package_too_large"
+        assert world.worker.calls == []
+
+
+def test_profile_is_in_the_access_log(world: FilterUnderTest) -> None:
+    env: dict[str, object] = {}
+    request = world.request(path=MODEL, headers=ASKED, env=env)
+    assert request.get_response(world.pipeline).body
+    [entry] = request.environ["swift.log_info"]
+    assert entry == f"hapi:profile=true;account={ACCOUNT}"
+
+
+def test_headers_never_pass_the_filter(world: FilterUnderTest) -> None:
+    world.send(path=MODEL, headers=ASKED)
+    world.send("PUT", SOURCE, ASKED)
+    assert not [
+        key
+        for env in world.swift.calls
+        for key in env
+        if key.startswith("HTTP_X_HAPI")
+    ]
+
+
+def test_object_that_is_no_package_reaches_only_the_worker(
+    world: FilterUnderTest,
+) -> None:
+    world.worker.refuse_model = make_error("bad_package", "garbage")
+    world.swift.may_be_unread = True
+    answer = world.send(path=SOURCE, headers=ASKED)
+    assert (answer.status, answer.json["code"]) == (422, "bad_package")

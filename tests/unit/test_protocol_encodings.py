@@ -1,0 +1,121 @@
+"""Texts of encodings, what a floor admits, and groups of values."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hapi_protocol.encodings import (
+    DTYPES,
+    ENCODINGS,
+    FLOORS,
+    MIN_CHANNEL_VALUES,
+    Encoding,
+    allowed_encodings,
+    num_groups,
+)
+from hapi_protocol.errors import AnnotationError
+
+
+def test_every_dtype_goes_with_every_compression() -> None:
+    assert len(ENCODINGS) == len(set(ENCODINGS)) == 12
+    assert (
+        ENCODINGS[:4] == DTYPES == ("float32", "float16", "bfloat16", "uint8")
+    )
+    assert set(ENCODINGS[4:]) == {
+        f"{dtype};{compression}"
+        for dtype in DTYPES
+        for compression in ("lz4", "zstd")
+    }
+
+
+@pytest.mark.parametrize("text", ENCODINGS)
+def test_canonical_text_survives_parsing(text: str) -> None:
+    assert str(Encoding.parse(text)) == text
+
+
+def test_none_is_not_written() -> None:
+    assert str(Encoding.parse("uint8;none")) == "uint8"
+    assert Encoding.parse("uint8;none") == Encoding("uint8")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "float",
+        "Float32",
+        "uint8;",
+        "uint8; zstd",
+        "uint8;zstd;lz4",
+        ";zstd",
+        "zstd",
+        "uint8,zstd",
+        "x" * 5000,
+    ],
+)
+def test_misspelt_encoding_is_refused_with_those_there_are(text: str) -> None:
+    with pytest.raises(AnnotationError) as caught:
+        Encoding.parse(text, what="the encoding of the test")
+    assert caught.value.code == "unknown_encoding"
+    assert caught.value.details["allowed"] == list(ENCODINGS)
+    assert "the encoding of the test is '" in caught.value.message
+    assert all(known in caught.value.message for known in ENCODINGS)
+    assert len(caught.value.to_body()) < 2000
+
+
+def test_encoding_cannot_be_made_of_unknown_parts() -> None:
+    with pytest.raises(AnnotationError, match="'int4;none'"):
+        Encoding("int4")
+    with pytest.raises(AnnotationError, match="'uint8;gzip'"):
+        Encoding("uint8", "gzip")
+
+
+def test_floor_admits_what_rounds_no_more() -> None:
+    admitted = [set(allowed_encodings(floor)) for floor in FLOORS]
+    assert admitted[0] == {"float32", "float32;lz4", "float32;zstd"}
+    assert admitted[0] < admitted[1] < admitted[2] == set(ENCODINGS)
+    assert admitted[1] - admitted[0] == {
+        text for text in ENCODINGS if "float16" in text
+    }
+    with pytest.raises(ValueError, match="lossless, half, uint8"):
+        allowed_encodings("int8")
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups"),
+    [
+        ((), 1),
+        ((1,), 1),
+        ((512,), 1),
+        ((64, 7, 7), 64),
+        ((64, 4, 8), 64),
+        ((64, 31), 1),
+        ((64, 1, 1), 1),
+        ((197, 768), 197),
+        ((0, 100), 1),
+        ((100, 0), 1),
+    ],
+)
+def test_channel_is_a_group_from_32_values_on(
+    shape: tuple[int, ...], groups: int
+) -> None:
+    assert num_groups(shape) == groups
+
+
+@given(st.lists(st.integers(0, 40), max_size=4))
+def test_groups_part_a_sample_evenly(shape: list[int]) -> None:
+    groups = num_groups(shape)
+    values = math.prod(shape)
+    assert groups >= 1
+    assert values % groups == 0
+    assert groups == 1 or values // groups >= MIN_CHANNEL_VALUES
+
+
+def test_sample_bytes_count_values_and_scales() -> None:
+    shape = (64, 7, 7)
+    sizes = [Encoding(dtype).sample_bytes(shape) for dtype in DTYPES]
+    assert sizes == [12544, 6272, 6272, 3136 + 8 * 64]

@@ -1,0 +1,163 @@
+"""Profiles, requests for them, and the load report, as they travel."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+
+import pyarrow as pa
+import pytest
+
+from hapi_protocol.errors import AnnotationError, TruncatedStreamError
+from hapi_protocol.features import (
+    METADATA_SUMMARY,
+    FeatureStreamWriter,
+    Row,
+    index_schema,
+    read_features,
+)
+from hapi_protocol.headers import Annotation, parse_annotation
+from hapi_protocol.messages import ModelIdentity, ProfileRequest
+from hapi_protocol.profiles import BatchProfile, ModelProfile
+from hapi_protocol.summary import Load, Summary
+
+IDENTITY = ModelIdentity("AUTH_a", "c", "o ü.hapi", "etag", 5)
+REQUEST = ProfileRequest("AUTH_b", IDENTITY, "tx1")
+PROFILE = ModelProfile(
+    digest="d",
+    numerics_tag="exact",
+    device="cuda",
+    device_name="some",
+    num_devices=1,
+    cores=2.5,
+    forward_threads=0,
+    batches=(
+        BatchProfile(1, (0.0, 0.5, 1.0)),
+        BatchProfile(8, (0.0, 1.0, 3.0)),
+    ),
+    reference_seconds=0.01,
+    load_seconds=1.5,
+    parameter_bytes=10,
+    memory_limit_bytes=100,
+    peak_bytes=(10, 20, 30),
+)
+LOAD = Load(share=0.5, streams=3, device_busy=0.9, cpu_busy=0.25)
+
+
+def test_profile_survives_its_body() -> None:
+    assert ModelProfile.from_body(PROFILE.to_body()) == PROFILE
+    assert PROFILE.num_cuts == 2
+    assert PROFILE.best().batch == 8
+    assert PROFILE.seconds_per_sample(1) == pytest.approx(0.125)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"version": 2},
+        {"peak_bytes": [1, 2]},
+        {"batches": []},
+        {"batches": [{"batch": 1}]},
+        {"cores": "many"},
+        {"digest": None, "peak_bytes": None},
+    ],
+)
+def test_body_that_is_no_profile_is_refused(
+    changed: dict[str, object],
+) -> None:
+    fields = {**json.loads(PROFILE.to_body()), **changed}
+    with pytest.raises(AnnotationError, match="no profile"):
+        ModelProfile.from_body(json.dumps(fields).encode())
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"1", b"{", b"[" * 9999])
+def test_anything_but_a_profile_is_refused(body: bytes) -> None:
+    with pytest.raises(AnnotationError):
+        ModelProfile.from_body(body)
+
+
+def test_request_survives_its_body() -> None:
+    assert ProfileRequest.from_body(REQUEST.to_body()) == REQUEST
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("charged_account", ""),
+        ("charged_account", 3),
+        ("model", None),
+        ("model", {}),
+        ("trans_id", None),
+        ("version", 0),
+    ],
+)
+def test_request_with_a_bad_field_is_refused(name: str, value: object) -> None:
+    fields = {**json.loads(REQUEST.to_body()), name: value}
+    with pytest.raises(AnnotationError):
+        ProfileRequest.from_body(json.dumps(fields).encode())
+
+
+def test_annotation_for_a_profile_survives_its_headers() -> None:
+    wanted = Annotation(model=None, cut=0, profile=True)
+    assert wanted.to_headers() == {"X-Hapi-Profile": "true"}
+    assert parse_annotation(wanted.to_headers(), "AUTH_a") == wanted
+
+
+def test_profile_header_stands_alone() -> None:
+    headers = {"x-hapi-profile": "TRUE", "X-Hapi-Cut": "1", "Accept": "*/*"}
+    with pytest.raises(AnnotationError, match="X-Hapi-Cut") as caught:
+        parse_annotation(headers, "AUTH_a")
+    assert caught.value.code == "bad_annotation"
+    assert caught.value.details == {"headers": ["X-Hapi-Cut"]}
+
+
+def test_false_profile_header_asks_for_features() -> None:
+    headers = {"X-Hapi-Model": "c/o", "X-Hapi-Cut": "3"}
+    plain = parse_annotation(headers, "AUTH_a")
+    headers["X-Hapi-Profile"] = "false"
+    assert parse_annotation(headers, "AUTH_a") == plain
+
+
+@pytest.mark.parametrize("load", [None, LOAD])
+def test_summary_carries_cpu_seconds_and_load(load: Load | None) -> None:
+    sink = io.BytesIO()
+    writer = FeatureStreamWriter(sink, index_schema())
+    writer.write([Row(0, "a")])
+    written = writer.close(
+        source_etag="x", source_bytes=9, cpu_seconds=1.25, load=load
+    )
+    reader = read_features(sink.getvalue())
+    assert len(list(reader)) == 1
+    assert reader.summary == written
+    assert (written.cpu_seconds, written.load) == (1.25, load)
+
+
+def test_summary_ignores_what_it_does_not_know() -> None:
+    summary = Summary(1, 0, "e", 5, cpu_seconds=2.0, load=LOAD)
+    fields = dataclasses.asdict(summary)
+    fields["load"]["queue"] = [1]
+    fields["mood"] = "good"
+    assert Summary.from_json(json.dumps(fields)) == summary
+    # And does without what older workers do not say.
+    for name in ("load", "cpu_seconds", "saturated"):
+        del fields[name]
+    assert Summary.from_json(json.dumps(fields)) == Summary(1, 0, "e", 5)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "1", "{}", '{"rows": 1, "errors": 0, "load": 3}', "{"],
+)
+def test_damaged_summary_is_truncation(text: str) -> None:
+    sink = io.BytesIO()
+    schema = index_schema()
+    empty = pa.record_batch(
+        [pa.array([], each.type) for each in schema], schema=schema
+    )
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(
+            empty, custom_metadata={METADATA_SUMMARY: text.encode()}
+        )
+    with pytest.raises(TruncatedStreamError):
+        list(read_features(sink.getvalue()))

@@ -1,0 +1,301 @@
+"""Measurements become the planner's problem."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hapi_protocol.profiles import BatchProfile, ModelProfile
+from hapi_splitter.costs import (
+    DEFAULT_SERVE_SECONDS_PER_BYTE,
+    Conditions,
+    CutFacts,
+    OneOff,
+    SampleCosts,
+    build_problem,
+    candidate_cuts,
+)
+from hapi_splitter.plan import Option, Problem, solve
+
+CUTS = (
+    CutFacts(1, "conv", "aten.conv2d.default", (8, 4, 4), 512, 100),
+    CutFacts(2, "relu", "aten.relu.default", (8, 4, 4), 512, 100),
+    CutFacts(3, "pool", "aten.avg_pool2d.default", (8,), 32, 300),
+)
+SERVER = ModelProfile(
+    digest="d",
+    numerics_tag="t",
+    device="cuda",
+    device_name="a GPU",
+    num_devices=2,
+    cores=16,
+    forward_threads=0,
+    batches=(
+        BatchProfile(1, (0.0, 0.02, 0.02, 0.06)),
+        BatchProfile(10, (0.0, 0.1, 0.1, 0.3)),
+    ),
+    reference_seconds=0.002,
+    load_seconds=1.0,
+    parameter_bytes=1000,
+    memory_limit_bytes=5000,
+    peak_bytes=(1000, 2000, 2100, 3000),
+)
+CLIENT = replace(
+    SERVER,
+    num_devices=1,
+    cores=4,
+    batches=(BatchProfile(10, (0.0, 0.2, 0.2, 0.6)),),
+    reference_seconds=0.001,
+    memory_limit_bytes=4000,
+)
+KEYS = [(2, "float32"), (2, "uint8"), (3, "float16;zstd")]
+SAMPLES = SampleCosts(
+    raw_bytes=1000.0,
+    decode_seconds=0.005,
+    wire_bytes={KEYS[0]: 520.0, KEYS[1]: 130.0, KEYS[2]: 20.0},
+    encode_seconds=dict.fromkeys(KEYS, 0.001),
+    unpack_seconds=dict.fromkeys(KEYS, 0.0005),
+)
+CONDITIONS = Conditions(link_bytes_per_second=1e6, serve_seconds_per_byte=1e-6)
+
+
+def build(
+    *,
+    server: ModelProfile = SERVER,
+    client: ModelProfile = CLIENT,
+    samples: SampleCosts = SAMPLES,
+    conditions: Conditions = CONDITIONS,
+    floor: str = "uint8",
+    one_off: OneOff | None = None,
+) -> Problem:
+    return build_problem(
+        CUTS,
+        server,
+        client,
+        samples,
+        conditions,
+        floor=floor,
+        num_samples=100,
+        epochs=2.5,
+        one_off=one_off or OneOff(),
+    )
+
+
+def option(problem: Problem, cut: int, encoding: str) -> Option:
+    return next(
+        o for o in problem.options if (o.cut, o.encoding) == (cut, encoding)
+    )
+
+
+def test_streaming_takes_the_image_and_the_whole_region() -> None:
+    found = option(build(), 0, "raw")
+    assert found.use == pytest.approx(
+        {
+            "link": 1000,
+            "server cpu": 1e-3,
+            "client cpu": 0.005,
+            "client device": 0.06,
+        }
+    )
+    assert (found.server_bytes, found.client_bytes) == (0, 3000)
+
+
+def test_an_inner_cut_takes_of_both_tiers() -> None:
+    found = option(build(), 2, "uint8")
+    assert found.use == pytest.approx(
+        {
+            "link": 130,
+            # decoding and encoding take twice as long there
+            "server cpu": 2 * (0.005 + 0.001) + 1130e-6,
+            "server device": 0.01,
+            "client cpu": 0.0005,
+            "client device": 0.04,
+        }
+    )
+    assert (found.server_bytes, found.client_bytes) == (2100, 3000)
+
+
+def test_the_last_cut_leaves_no_layer_to_the_client() -> None:
+    found = option(build(), 3, "float16;zstd")
+    assert found.use["client device"] == 0
+    assert found.use["server device"] == pytest.approx(0.03)
+    assert (found.server_bytes, found.client_bytes) == (3000, 0)
+
+
+def test_forwards_take_cores_when_the_device_is_a_cpu() -> None:
+    server = replace(SERVER, device="cpu", forward_threads=8, num_devices=1)
+    client = replace(CLIENT, device="cpu", forward_threads=2)
+    problem = build(server=server, client=client)
+    found, accelerated = (
+        option(each, 2, "uint8") for each in (problem, build())
+    )
+    assert found.use["server device"] == pytest.approx(0.01)
+    assert found.use["server cpu"] == pytest.approx(
+        accelerated.use["server cpu"] + 8 * 0.01
+    )
+    assert found.use["client device"] == pytest.approx(0.04)
+    assert found.use["client cpu"] == pytest.approx(0.0005 + 2 * 0.04)
+
+
+@pytest.mark.parametrize(("device", "threads"), [("cpu", 2), ("cuda", 0)])
+def test_the_training_loop_takes_of_every_option(
+    device: str, threads: int
+) -> None:
+    client = replace(CLIENT, device=device, forward_threads=threads)
+    conditions = replace(CONDITIONS, train_seconds=0.25)
+    before = build(client=client)
+    after = build(client=client, conditions=conditions)
+    for old, new in zip(before.options, after.options, strict=True):
+        for resource, more in (
+            ("client device", 0.25),
+            ("client cpu", 0.25 * threads),
+        ):
+            assert new.use[resource] == pytest.approx(old.use[resource] + more)
+
+
+def test_capacities_are_those_of_the_tiers_and_the_share() -> None:
+    problem = build(conditions=replace(CONDITIONS, server_share=0.25))
+    assert {r.name: (r.capacity, r.unit) for r in problem.resources} == {
+        "link": (1e6, "bytes/s"),
+        "server cpu": (4, "cores"),
+        "server device": (0.5, "devices"),
+        "client cpu": (4, "cores"),
+        "client device": (1, "devices"),
+    }
+    assert problem.server_limit_bytes == 5000
+    assert problem.client_limit_bytes == 4000
+    assert problem.samples_to_come == 250
+    assert problem.last_cut == 3
+
+
+def test_the_share_does_not_ration_plain_gets() -> None:
+    whole = build()
+    for share in (0.5, 0.001, 0.0):
+        problem = build(conditions=replace(CONDITIONS, server_share=share))
+        found = option(problem, 0, "raw")
+        assert problem.samples_per_second(found) == pytest.approx(
+            whole.samples_per_second(option(whole, 0, "raw"))
+        )
+
+
+def test_it_streams_when_our_share_of_the_server_is_nothing() -> None:
+    plan = solve(build(conditions=replace(CONDITIONS, server_share=0.0)))
+    assert not plan.pushes
+    assert plan.samples_per_second > 0
+    assert solve(build()).pushes
+
+
+def test_observed_costs_scale_their_resource_alone() -> None:
+    conditions = replace(CONDITIONS, scale={"server device": 3.0})
+    found = option(build(conditions=conditions), 2, "uint8")
+    usual = option(build(), 2, "uint8")
+    assert found.use["server device"] == 3 * usual.use["server device"]
+    assert found.use["link"] == usual.use["link"]
+
+
+@pytest.mark.parametrize(
+    ("floor", "encodings"),
+    [
+        ("lossless", ["raw", "float32"]),
+        ("half", ["raw", "float32", "float16;zstd"]),
+        ("uint8", ["raw", "float32", "uint8", "float16;zstd"]),
+    ],
+)
+def test_the_floor_decides_which_encodings_are_options(
+    floor: str, encodings: list[str]
+) -> None:
+    options = build(floor=floor).options
+    assert [each.encoding for each in options] == encodings
+
+
+def test_one_off_costs_are_upload_load_and_profile() -> None:
+    problem = build(one_off=OneOff(2e6, load_seconds=3, profile_seconds=4))
+    assert problem.push_one_off_seconds == pytest.approx(9)
+    assert OneOff().seconds(0.0) == 0
+
+
+def test_swift_serves_about_350_mb_per_core_and_second() -> None:
+    assert 340e6 < 1 / DEFAULT_SERVE_SECONDS_PER_BYTE < 360e6
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"floor": "none"}, "floor is 'none'"),
+        (
+            {"server": replace(SERVER, peak_bytes=(1, 2))},
+            "server's profile has 1 cuts, the region 3",
+        ),
+        (
+            {"client": replace(CLIENT, reference_seconds=0.0)},
+            "client's profile says that the reference image takes 0.0 s",
+        ),
+        (
+            {"samples": replace(SAMPLES, wire_bytes={(4, "float32"): 1.0})},
+            "cut 4 was measured, the region has 1 to 3",
+        ),
+        (
+            {"samples": replace(SAMPLES, encode_seconds={})},
+            "encoding cut 2 as float32 was not measured",
+        ),
+        (
+            {"samples": replace(SAMPLES, unpack_seconds={})},
+            "unpacking cut 2 as float32 was not measured",
+        ),
+    ],
+)
+def test_measurements_that_do_not_belong_together_are_refused(
+    changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(**changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"server_share": 1.5}, "share of the server is 1.5"),
+        ({"scale": {"gpu": 2.0}}, "'gpu' is no resource"),
+        ({"scale": {"disk": 2.0}}, "'disk' is no resource"),
+    ],
+)
+def test_bad_conditions_are_refused(
+    changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(CONDITIONS, **changes)  # type: ignore[arg-type]
+
+
+def cuts_of(*sizes: tuple[int, int]) -> list[CutFacts]:
+    return [
+        CutFacts(index, "n", "aten.relu.default", (1,), size, flops)
+        for index, (size, flops) in enumerate(sizes, 1)
+    ]
+
+
+def test_candidates_lie_on_the_hull_of_bytes_over_work() -> None:
+    cuts = cuts_of((800, 10), (790, 50), (400, 60), (300, 90), (50, 100))
+    assert candidate_cuts(cuts, raw_bytes=1000) == (1, 3, 5)
+
+
+def test_the_last_of_equal_cuts_is_the_candidate() -> None:
+    cuts = cuts_of((800, 1000), (800, 1001), (800, 1002), (100, 5000))
+    assert candidate_cuts(cuts, raw_bytes=1000) == (3, 4)
+
+
+def test_cuts_of_equal_size_bring_only_the_first() -> None:
+    cuts = cuts_of((600, 10), *((600, 100 * n) for n in range(1, 9)), (9, 900))
+    assert candidate_cuts(cuts, raw_bytes=1000) == (1, 10)
+
+
+def test_cuts_that_no_encoding_makes_smaller_than_the_image_are_none() -> None:
+    cuts = cuts_of((900, 10), (700, 20), (600, 100))
+    assert candidate_cuts(cuts, raw_bytes=100) == (2, 3)
+
+
+def test_the_smallest_and_the_last_cut_are_candidates_always() -> None:
+    cuts = cuts_of((900, 10), (700, 20), (400, 30), (800, 100))
+    assert candidate_cuts(cuts, raw_bytes=1) == (3, 4)
+    assert candidate_cuts([], raw_bytes=1) == ()
+    assert candidate_cuts(cuts[:1], raw_bytes=1) == (1,)

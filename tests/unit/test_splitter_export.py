@@ -1,0 +1,127 @@
+"""Operators that packages hold in fewer forms than torch has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from hapi_protocol.errors import FreezeError
+from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.package import load_package, package_bytes
+from hapi_splitter.trace import split
+
+SHAPE = (4, 8, 8)
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Frozen(nn.Module):
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 1)
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.conv(x))
+
+
+def loaded(function: Function) -> tuple[nn.Module, FrozenGraph]:
+    torch.manual_seed(0)
+    model = Frozen(function).eval()
+    frozen = split((model, nn.Identity()), sample_shape=SHAPE).frozen
+    return model, load_package(package_bytes(frozen))
+
+
+def positions(x: torch.Tensor) -> torch.Tensor:
+    """As some models make them anew for each batch."""
+    mask = torch.zeros(x.shape[0], 8, 8, dtype=torch.bool)
+    rows = (~mask).cumsum(1, dtype=torch.float32)
+    return x + torch.stack([rows.sin(), rows.cos()], 1).repeat(1, 2, 1, 1)
+
+
+def overwritten(x: torch.Tensor) -> torch.Tensor:
+    x = x * 2
+    x[:, :, 0:, 0:] += x.mean(1, keepdim=True)
+    return x
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        positions,
+        overwritten,
+        lambda x: torch.einsum("bchw,bcHw->bchH", x, x),
+        lambda x: torch.einsum("bchw,cd->bdhw", x, torch.ones(4, 3)),
+        lambda x: x.square(),
+        lambda x: x.type_as(torch.ones(1)),
+        lambda x: torch.addcmul(torch.ones(8), torch.full((8,), 2.0), x),
+        lambda x: x + torch.arange(8.0).repeat(x.shape[0], 4, 8, 1),
+        lambda x: x + x.new_ones(1, 4, 1, 1).repeat(x.shape[0], 1, 1, 1),
+        lambda x: x.repeat(1, 3, 1, 1),
+        lambda x: x.mean((1, 2), keepdim=True).repeat(1, 2, 5, 1),
+        lambda x: x.repeat_interleave(3, dim=0).view(-1, 12, 8, 8),
+        lambda x: F.adaptive_avg_pool1d(x.flatten(1, 2), 3),
+        lambda x: F.avg_pool1d(x.flatten(1, 2), 2),
+        lambda x: F.adaptive_max_pool2d(x, (2, 4)),
+        lambda x: F.channel_shuffle(x, 2),
+        lambda x: F.interpolate(x, (11, 5), mode="bicubic"),
+        lambda x: F.unfold(x, (3, 2), padding=1, stride=2),
+        lambda x: F.fold(F.unfold(x, 3, padding=1), (8, 8), 3, padding=1),
+        lambda x: x + torch.zeros_like(x).cumsum(1),
+        lambda x: x + torch.ones(x.shape[0] * 4, 8, 8).view(-1, 4, 8, 8),
+    ],
+)
+def test_package_computes_what_the_operator_does(function: Function) -> None:
+    model, region = loaded(function)
+    for batch in (1, 2, 5):
+        samples = torch.randn(batch, *SHAPE)
+        with torch.inference_mode():
+            torch.testing.assert_close(
+                region.prefix(region.num_cuts)(samples), model(samples)
+            )
+
+
+def test_constant_made_for_each_batch_is_stored_once() -> None:
+    _, region = loaded(positions)
+    operators = {call.op for call in region.program.calls}
+    assert not operators & {"aten.cumsum.default", "aten.sin.default"}
+    assert region.parameter_bytes < 4 * (20 + 2 * 64 * 4)
+
+
+def test_two_views_of_one_weight_are_two_weights() -> None:
+    table = torch.randn(2, 8)
+    model, region = loaded(lambda x: x * table[0] + table[1] * table.sum(0))
+    samples = torch.randn(3, *SHAPE)
+    with torch.inference_mode():
+        found = region.prefix(region.num_cuts)(samples)
+        torch.testing.assert_close(found, model(samples))
+
+
+@pytest.mark.parametrize(
+    ("function", "operator"),
+    [
+        # Another number for each sample.
+        (
+            lambda x: x + torch.arange(x.shape[0]).view(-1, 1, 1, 1),
+            "aten.view.default",
+        ),
+        (lambda x: x + torch.rand(x.shape[0], 1, 1, 1), "aten.rand.default"),
+        (lambda x: x + torch.rand(8), "aten.rand.default"),
+        (lambda x: F.adaptive_max_pool2d(x, 3), "aten.adaptive_max_pool2d"),
+        (
+            lambda x: F.max_pool2d(x, 2, return_indices=True)[1] * 1.0,
+            "aten.max_pool2d_with_indices",
+        ),
+        (lambda x: x.cumsum(0), "aten.cumsum.default"),
+        (lambda x: x.repeat(1, 2, 2, 1), "aten.repeat.default"),
+    ],
+)  # fmt: skip
+def test_operator_that_cannot_be_packaged_is_named(
+    function: Function, operator: str
+) -> None:
+    with pytest.raises(FreezeError, match=operator) as caught:
+        loaded(function)
+    assert caught.value.code == "unknown_op"

@@ -1,0 +1,360 @@
+"""Profiles: what every cut costs, measured without a trace."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from hapi_protocol.errors import DoesNotFitError, UnsupportedError
+from hapi_protocol.profiles import BatchProfile, ModelProfile
+from hapi_splitter import profile
+from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.memory import needs_of
+from hapi_splitter.numerics import numerics_tag
+from hapi_splitter.profile import (
+    MAX_PASSES,
+    peak_bytes_by_cut,
+    prefix_outputs,
+    profile_model,
+    profile_region,
+    reference_seconds,
+    throughput_knee,
+)
+from hapi_splitter.reference import HEIGHT, WIDTH, reference_image
+from hapi_splitter.trace import split
+from hapi_splitter.transforms import ImageTransform, decode_image
+from hapi_splitter.walk import TimedWalk, timer_for
+from networks import small_network, small_transform
+from reference_models import BranchedNet
+
+CPU = torch.device("cpu")
+
+
+class Ticks:
+    """A clock on which each look takes a second."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+class Passes:
+    """A clock that stands still but for forwards of the whole module.
+
+    Each takes ``seconds`` for every sample.
+    """
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, seconds: float
+    ) -> None:
+        self.now = 0.0
+        self.batches: list[int] = []
+        measure = profile._BatchRun.measure
+
+        def counted(run: profile._BatchRun) -> None:
+            measure(run)
+            self.batches.append(run.batch)
+            self.now += seconds * run.batch
+            run.pass_seconds = seconds * run.batch
+
+        monkeypatch.setattr(profile._BatchRun, "measure", counted)
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def small_region() -> FrozenGraph:
+    return split(small_network(), "body", transform=small_transform()).frozen
+
+
+def branched_region() -> FrozenGraph:
+    return split(BranchedNet(), "mix", sample_shape=(3, 16, 16)).frozen
+
+
+def test_seconds_reach_every_cut_and_never_fall() -> None:
+    frozen = small_region()
+    profiles = profile_region(frozen, CPU, batches=(4, 1, 4))
+    assert [each.batch for each in profiles] == [1, 4]
+    for each in profiles:
+        assert len(each.cut_seconds) == frozen.num_cuts + 1
+        assert each.cut_seconds[0] == 0
+        assert each.cut_seconds[-1] > 0
+        for before, after in itertools.pairwise(each.cut_seconds):
+            assert before <= after
+
+
+def test_cuts_share_the_seconds_of_the_whole_forward() -> None:
+    frozen = branched_region()
+    (only,) = profile_region(
+        frozen, CPU, batches=(2,), budget_seconds=1000, clock=Ticks()
+    )
+    # The whole forward is one tick, as is each call: nothing of the walk's
+    # own time is left, and a cut has the share of the calls before it. The
+    # first one looks up the batch's size.
+    num_calls = 1 + len(frozen.program.calls)
+    first = frozen.program.first_call
+    assert only.cut_seconds[-1] == 1.0
+    for cut in frozen.cuts:
+        share = (1 + cut.node - first + 1) / num_calls
+        assert only.cut_seconds[cut.index] == pytest.approx(share)
+
+
+def test_region_is_the_same_bit_for_bit_afterwards() -> None:
+    frozen = branched_region()
+    samples = torch.randn(3, *frozen.input_shape)
+    with torch.inference_mode():
+        expected = frozen.prefix(frozen.num_cuts)(samples)
+    before = {node: w.clone() for node, w in frozen.weights.items()}
+    profile_region(frozen, CPU, batches=(1, 2))
+    prefix_outputs(frozen, samples, range(frozen.num_cuts + 1))
+    assert all(torch.equal(frozen.weights[n], w) for n, w in before.items())
+    with torch.inference_mode():
+        assert torch.equal(frozen.prefix(frozen.num_cuts)(samples), expected)
+
+
+def test_long_budget_gives_each_batch_all_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Passes(monkeypatch, 0.001)
+    profile_region(small_region(), CPU, batches=(1, 8), clock=clock)
+    assert sorted(clock.batches) == [1] * MAX_PASSES + [8] * MAX_PASSES
+
+
+def test_short_budget_gives_up_passes_before_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Passes(monkeypatch, 1.0)
+    found = profile_region(
+        small_region(),
+        CPU,
+        batches=(1, 2, 4),
+        budget_seconds=12,
+        clock=clock,
+    )
+    assert [each.batch for each in found] == [1, 2, 4]
+    assert clock.batches[:3] == [1, 2, 4]
+    assert 1 <= clock.batches.count(1) < MAX_PASSES
+    assert clock.now <= 12
+
+
+def test_shorter_budget_gives_up_batches_but_the_smallest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Passes(monkeypatch, 1.0)
+    found = profile_region(
+        small_region(), CPU, batches=(1, 8), budget_seconds=5, clock=clock
+    )
+    assert [each.batch for each in found] == [1]
+    clock = Passes(monkeypatch, 100.0)
+    found = profile_region(
+        small_region(), CPU, batches=(2, 8), budget_seconds=5, clock=clock
+    )
+    assert clock.batches == [2]
+    assert [each.batch for each in found] == [2]
+
+
+def test_batches_beyond_the_memory_are_left_out() -> None:
+    frozen = small_region()
+    needs = needs_of(frozen, frozen.num_cuts)
+    found = profile_region(
+        frozen,
+        CPU,
+        batches=(1, 2, 8),
+        available_bytes=needs.peak_bytes(2),
+    )
+    assert [each.batch for each in found] == [1, 2]
+    with pytest.raises(DoesNotFitError) as caught:
+        profile_region(
+            frozen,
+            CPU,
+            batches=(2, 8),
+            available_bytes=needs.peak_bytes(2) - 1,
+        )
+    assert caught.value.details == {
+        "needed_bytes": needs.peak_bytes(2),
+        "available_bytes": needs.peak_bytes(2) - 1,
+    }
+
+
+def test_device_that_runs_out_of_memory_has_the_smaller_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    warm_up = profile._BatchRun.warm_up
+
+    def crowded(run: profile._BatchRun) -> None:
+        if run.batch > limit:
+            raise torch.OutOfMemoryError("no more")
+        warm_up(run)
+
+    monkeypatch.setattr(profile._BatchRun, "warm_up", crowded)
+    limit = 2
+    found = profile_region(small_region(), CPU, batches=(1, 2, 4, 8))
+    assert [each.batch for each in found] == [1, 2]
+    limit = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        profile_region(small_region(), CPU, batches=(1, 2))
+
+
+@pytest.mark.parametrize("batches", [(0, 1), (-1,)])
+def test_batches_below_one_are_refused(batches: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="from 1 on"):
+        profile_region(small_region(), CPU, batches=batches)
+
+
+def test_outputs_are_those_of_each_prefix() -> None:
+    for frozen in (small_region(), branched_region()):
+        samples = torch.randn(3, *frozen.input_shape)
+        kept = samples.clone()
+        found = prefix_outputs(frozen, samples, range(frozen.num_cuts + 1))
+        assert found.keys() == set(range(frozen.num_cuts + 1))
+        for cut, tensor in found.items():
+            with torch.inference_mode():
+                expected = frozen.prefix(cut)(samples)
+            assert torch.equal(tensor, expected)
+        assert torch.equal(samples, kept)
+
+
+def test_outputs_of_some_cuts_need_no_more_than_the_last_of_them() -> None:
+    frozen = small_region()
+    samples = torch.randn(2, *frozen.input_shape)
+    assert prefix_outputs(frozen, samples, []) == {}
+    assert prefix_outputs(frozen, samples, [0])[0] is samples
+    assert list(prefix_outputs(frozen, samples, [3, 1])) == [3, 1]
+    with pytest.raises(UnsupportedError, match="is not one of"):
+        prefix_outputs(frozen, samples, [frozen.num_cuts + 1])
+
+
+def test_peak_bytes_are_those_of_each_prefix() -> None:
+    for frozen in (small_region(), branched_region()):
+        found = peak_bytes_by_cut(frozen, CPU)
+        needs = [needs_of(frozen, c) for c in range(frozen.num_cuts + 1)]
+        assert list(found) == [each.peak_bytes(1) for each in needs]
+
+
+@pytest.mark.parametrize(("allocated", "factor"), [(3.0, 3.0), (0.5, 1.0)])
+def test_gpu_raises_the_modelled_peak_and_never_lowers_it(
+    monkeypatch: pytest.MonkeyPatch, allocated: float, factor: float
+) -> None:
+    frozen = small_region()
+    working = [
+        each - frozen.parameter_bytes
+        for each in peak_bytes_by_cut(frozen, CPU)
+    ]
+    monkeypatch.setattr(
+        profile,
+        "_allocated_bytes",
+        lambda frozen, device: round(allocated * working[-1]),
+    )
+    found = peak_bytes_by_cut(frozen, torch.device("cuda:0"))
+    assert list(found) == [
+        frozen.parameter_bytes + round(factor * each) for each in working
+    ]
+
+
+class FakeEvent:
+    """Of CUDA: milliseconds, on a device that does nothing."""
+
+    now = 0.0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self, stream: object) -> None:
+        FakeEvent.now += 250.0
+        self.at = FakeEvent.now
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        return end.at - self.at
+
+
+def test_gpu_is_timed_by_its_events_once_it_has_settled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settled = []
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", settled.append)
+    device = torch.device("cuda:0")
+    timer = timer_for(device, Ticks())
+    frozen = branched_region()
+    walk = TimedWalk(frozen.prefix(frozen.num_cuts), timer)
+    with torch.inference_mode():
+        seconds = walk.seconds(torch.randn(2, *frozen.input_shape))
+    assert set(seconds) == {0.25}
+    assert len(seconds) == 1 + len(frozen.program.calls)
+    assert settled == [device]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "knee"),
+    [
+        ({1: 1.0, 8: 4.0, 32: 16.0}, 8),
+        ({1: 1.0, 8: 7.7, 32: 30.5}, 1),
+        ({1: 1.0, 8: 4.0, 32: 15.0}, 32),
+        ({4: 0.0}, 4),
+    ],
+)
+def test_knee_is_the_smallest_batch_near_the_best_rate(
+    seconds: dict[int, float], knee: int
+) -> None:
+    batches = [BatchProfile(n, (0.0, s)) for n, s in seconds.items()]
+    assert throughput_knee(batches) == knee
+
+
+def test_model_profile_travels_and_says_what_it_is_of() -> None:
+    frozen = small_region()
+    found = profile_model(
+        frozen,
+        CPU,
+        cores=3.0,
+        memory_limit_bytes=1 << 30,
+        digest="d" * 64,
+        load_seconds=0.5,
+    )
+    assert ModelProfile.from_body(found.to_body()) == found
+    assert (found.digest, found.device, found.cores) == ("d" * 64, "cpu", 3)
+    assert found.numerics_tag == numerics_tag("cpu")
+    assert found.forward_threads == torch.get_num_threads()
+    assert found.num_cuts == frozen.num_cuts
+    assert found.parameter_bytes == frozen.parameter_bytes
+    assert found.device_name
+    assert found.reference_seconds > 0
+    assert [each.batch for each in found.batches] == [1, 8]
+
+
+def test_region_of_any_shape_has_a_profile_without_reference() -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2))
+    frozen = split(model, "1", sample_shape=(7, 6)).frozen
+    found = profile_model(frozen, CPU, cores=1, memory_limit_bytes=1 << 20)
+    assert found.reference_seconds == 0.0
+    assert found.num_cuts == frozen.num_cuts
+
+
+def test_reference_image_is_a_photograph_by_size_and_the_same_each_time() -> (
+    None
+):
+    image = reference_image()
+    assert image == reference_image()
+    assert 40_000 < len(image) < 200_000
+    assert decode_image(image).shape == (3, HEIGHT, WIDTH)
+
+
+def test_reference_seconds_are_a_median_of_one_thread() -> None:
+    ticks = iter([0, 90, 100, 180, 200, 201, 300, 303, 400, 402, 500, 509])
+    times = itertools.chain(ticks, [600, 604])
+    threads = torch.get_num_threads()
+    seen = []
+
+    def clock() -> float:
+        seen.append(torch.get_num_threads())
+        return float(next(times))
+
+    assert reference_seconds(ImageTransform(72, 64), clock=clock) == 3.0
+    assert set(seen) == {1}
+    assert torch.get_num_threads() == threads

@@ -1,0 +1,326 @@
+"""Tables, JSON and plots of a plan."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from hapi_splitter.costs import CutFacts
+from hapi_splitter.plan import Option, Problem, Resource, solve, stream
+from hapi_splitter.quantities import (
+    bytes_text,
+    link_text,
+    number_text,
+    percent_text,
+    seconds_text,
+)
+from hapi_splitter.report import (
+    Report,
+    cut_table,
+    op_text,
+    plans_table,
+    report_body,
+    shortened,
+    summary,
+    write_plot,
+)
+
+NUM_CUTS = 60
+NAME = "backbone.encoder.<stages>.block.with.a.very.long.name"
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    cuts = tuple(
+        CutFacts(
+            index,
+            f"{NAME}.{index}",
+            "aten._native_batch_norm_legit_no_training.default",
+            (64, 7, 7),
+            800_000 // index,
+            index * 10**7,
+        )
+        for index in range(1, NUM_CUTS + 1)
+    )
+    options = [
+        Option(0, "raw", {"link": 115_000.0, "client device": 4e-3}, 0, 10**9)
+    ]
+    for cut in (10, 30, 60):
+        for encoding, ratio in (("float32", 1.0), ("uint8", 0.25)):
+            use = {
+                "link": ratio * cuts[cut - 1].float32_bytes,
+                "server device": 1e-4 * cut,
+                "client device": 4e-3 - 6e-5 * cut,
+            }
+            server_bytes = 9 * 10**9 if cut == 10 else 10**9
+            options.append(Option(cut, encoding, use, server_bytes, 0))
+    problem = Problem(
+        resources=(
+            Resource("link", 12.5e6, "bytes/s"),
+            Resource("server device", 1.0, "devices"),
+            Resource("client device", 1.0, "devices"),
+        ),
+        options=tuple(options),
+        num_samples=50_000,
+        epochs=3.0,
+        push_one_off_seconds=4.0,
+        server_limit_bytes=8 * 10**9,
+        client_limit_bytes=8 * 10**9,
+        last_cut=NUM_CUTS,
+    )
+    plans = {"auto": solve(problem), "stream": stream(problem)}
+    return Report(cuts, problem, plans, model="a <model>")
+
+
+def test_the_table_has_candidates_only_or_all_cuts(report: Report) -> None:
+    few, every = cut_table(report), cut_table(report, every=True)
+    assert [row[0] for row in few.rows] == ["0", "10", "30", "60"]
+    assert [row[0] for row in every.rows] == [
+        str(cut) for cut in range(NUM_CUTS + 1)
+    ]
+    for table in (few, every, plans_table(report)):
+        assert {len(row) for row in table.rows} == {len(table.header)}
+        assert len(table.lines()) == len(table.rows) + 1
+
+
+def test_a_row_says_what_a_cut_costs(report: Report) -> None:
+    table = cut_table(report)
+    row = dict(zip(table.header, table.rows[2], strict=True))
+    assert row["place"].startswith("…")
+    assert row["place"].endswith(".30")
+    assert row["operator"] == "batch_norm"
+    assert row["shape"] == "64x7x7"
+    assert (row["float32"], row["uint8"]) == ("26.7 KB", "6.67 KB")
+    assert row["server device ms"] == "3"
+    assert row["server memory"] == "1 GB"
+    assert row["client memory"] == "-"
+    first = dict(zip(table.header, table.rows[1], strict=True))
+    assert first["server memory"] == "9 GB !"
+    image = dict(zip(table.header, table.rows[0], strict=True))
+    assert image["place"] == "stream: the image, 115 KB"
+
+
+def test_shares_in_the_table_are_those_of_the_plan(report: Report) -> None:
+    shares = {row[0]: row[-1] for row in cut_table(report).rows}
+    for cut, share in shares.items():
+        weight = report.share(int(cut))
+        assert share == (percent_text(weight) if weight else "")
+    assert sum(report.share(cut) for cut in range(NUM_CUTS + 1)) == (
+        pytest.approx(1)
+    )
+
+
+def test_plans_are_compared_by_their_totals(report: Report) -> None:
+    table = plans_table(report)
+    rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
+    assert [row["plan"] for row in rows] == ["auto", "stream"]
+    assert rows[0]["times auto"] == "1.00"
+    assert float(rows[1]["times auto"]) == pytest.approx(
+        report.plans["stream"].total_seconds / report.plan.total_seconds,
+        abs=0.01,
+    )
+    assert summary(report)[0] == f"Plan: {report.plan.label}"
+
+
+def test_the_json_form_keeps_its_keys(report: Report) -> None:
+    body = json.loads(json.dumps(report_body(report), allow_nan=False))
+    assert set(body) == {
+        "plan",
+        "plans",
+        "resources",
+        "cuts",
+        "samples",
+        "epochs",
+        "push_one_off_seconds",
+        "server_limit_bytes",
+        "client_limit_bytes",
+    }
+    assert set(body["plans"][body["plan"]]) == {
+        "mix",
+        "samples_per_second",
+        "one_off_seconds",
+        "total_seconds",
+        "times_plan",
+        "binding",
+        "utilisation",
+        "pays_from_samples",
+        "reasons",
+    }
+    assert set(body["cuts"][0]) == {
+        "cut",
+        "name",
+        "op",
+        "shape",
+        "float32_bytes",
+        "candidate",
+        "share",
+        "options",
+    }
+    assert set(body["cuts"][30]["options"][0]) == {
+        "encoding",
+        "bytes",
+        "seconds",
+        "samples_per_second",
+        "server_bytes",
+        "client_bytes",
+        "fits",
+    }
+    assert len(body["cuts"]) == NUM_CUTS + 1
+    assert [c["cut"] for c in body["cuts"] if c["candidate"]] == [
+        0,
+        10,
+        30,
+        60,
+    ]
+    assert [o["fits"] for o in body["cuts"][10]["options"]] == [False, False]
+
+
+def test_the_json_form_has_null_for_what_never_ends(report: Report) -> None:
+    resources = tuple(
+        replace(r, capacity=0.0) if r.name == "client device" else r
+        for r in report.problem.resources
+    )
+    options = tuple(
+        replace(o, use={**o.use, "client device": 0.0})
+        if o.cut == NUM_CUTS
+        else o
+        for o in report.problem.options
+    )
+    problem = replace(report.problem, resources=resources, options=options)
+    plans = {"auto": solve(problem), "stream": stream(problem)}
+    body = report_body(Report(report.cuts, problem, plans))
+    json.dumps(body, allow_nan=False)
+    assert body["plans"]["stream"]["total_seconds"] is None
+    assert body["plans"]["auto"]["total_seconds"] is not None
+
+
+def test_a_png_is_written(report: Report, tmp_path: Path) -> None:
+    path = tmp_path / "plan.PNG"
+    write_plot(path, report)
+    assert path.read_bytes().startswith(b"\x89PNG\r\n")
+
+
+class Page(HTMLParser):
+    """Collects tags and what would be loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.loaded: list[str] = []
+        self.text = ""
+
+    def handle_starttag(
+        self, tag: str, attrs: list[tuple[str, str | None]]
+    ) -> None:
+        self.tags.append(tag)
+        self.loaded += [
+            value
+            for name, value in attrs
+            if name in ("src", "href", "xlink:href")
+            and value is not None
+            and not value.startswith("#")
+        ]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_a_page_has_plot_and_tables_and_loads_nothing(
+    report: Report, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.html"
+    write_plot(path, report)
+    page = Page()
+    content = path.read_text(encoding="utf-8")
+    page.feed(content)
+    assert page.loaded == []
+    assert page.tags.count("svg") == 1
+    assert page.tags.count("table") == 2
+    assert page.tags.count("script") == 0
+    assert "Where to cut a <model>" in page.text
+    assert "<stages>" not in content
+    for reason in report.plan.reasons:
+        assert reason in page.text
+    svg = content[content.index("<svg") : content.index("</svg>") + 6]
+    assert ElementTree.fromstring(svg).tag.endswith("svg")
+
+
+def test_the_same_plan_gives_the_same_page(
+    report: Report, tmp_path: Path
+) -> None:
+    paths = [tmp_path / "a.html", tmp_path / "b.html"]
+    for path in paths:
+        write_plot(path, report)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_a_plan_that_only_streams_is_drawn(
+    report: Report, tmp_path: Path
+) -> None:
+    streaming = replace(report, chosen="stream")
+    write_plot(tmp_path / "stream.png", streaming)
+    assert (tmp_path / "stream.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("name", ["plan.pdf", "plan", ".png"])
+def test_another_suffix_is_refused(
+    name: str, report: Report, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"must end in \.png or \.html"):
+        write_plot(tmp_path / name, report)
+    assert not (tmp_path / name).exists()
+
+
+def test_planning_imports_neither_torch_nor_matplotlib() -> None:
+    code = (
+        "import sys\n"
+        "from hapi_splitter import costs, plan, report, rules\n"
+        "print(sorted({'torch', 'torchvision', 'matplotlib'}"
+        " & set(sys.modules)))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": ":".join(sys.path)},
+    )
+    assert answer.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (number_text(15_432.4), "15,432"),
+        (number_text(0.012345), "0.0123"),
+        (number_text(float("inf")), "∞"),
+        (bytes_text(999.7), "1 KB"),
+        (bytes_text(33_100), "33.1 KB"),
+        (link_text(12.5e6), "100 Mbit/s"),
+        (seconds_text(0), "0 s"),
+        (seconds_text(0.00125), "1.25 ms"),
+        (seconds_text(3e-10), "0.3 ns"),
+        (seconds_text(120), "2 min"),
+        (seconds_text(7200), "2 h"),
+        (percent_text(0), "0 %"),
+        (percent_text(0.0001), "<0.1 %"),
+        (percent_text(0.004), "0.4 %"),
+        (percent_text(0.9999), "99.9 %"),
+        (percent_text(1), "100 %"),
+        (op_text("aten.conv2d.default"), "conv2d"),
+        (op_text("conv"), "conv"),
+        (shortened("abcdef", 6), "abcdef"),
+        (shortened("abcdef", 4), "…def"),
+    ],
+)
+def test_amounts_are_told_as_people_read_them(
+    found: str, expected: str
+) -> None:
+    assert found == expected

@@ -1,0 +1,391 @@
+"""``POST /profiles``: measured once, kept, charged, and one at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hapi_protocol.errors import DoesNotFitError, PackageError
+from hapi_protocol.messages import ModelIdentity, ProfileRequest
+from hapi_protocol.profiles import ModelProfile
+from hapi_splitter.numerics import numerics_tag
+from hapi_splitter.profile import profile_model
+from hapi_worker import profiling
+from hapi_worker.profiling import MAX_PROFILES, MAX_WAITING
+from photos import shard
+from worker_under_test import (
+    Answer,
+    WorkerUnderTest,
+    identity_of,
+    job_for,
+    running_worker,
+    small_package,
+    small_split,
+)
+
+NUM_CUTS = small_split().frozen.num_cuts
+PACKAGE = small_package()
+OTHER = small_package(1)
+OTHER_NAME = identity_of(OTHER, "other.hapi")
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[WorkerUnderTest]:
+    with running_worker(tmp_path, profile_seconds=0.5) as worker:
+        yield worker
+
+
+def ask(
+    worker: WorkerUnderTest,
+    package: bytes = PACKAGE,
+    *,
+    account: str = "AUTH_a",
+    identity: ModelIdentity | None = None,
+) -> Answer:
+    if identity is None:
+        identity = OTHER_NAME if package == OTHER else identity_of(package)
+    wanted = ProfileRequest(account, identity, "tx")
+    return worker.request("POST", "/profiles", wanted.to_body())
+
+
+def count(worker: WorkerUnderTest, outcome: str, reason: str = "") -> float:
+    return worker.worker.metrics.value(
+        "hapi_worker_profiles_total", outcome=outcome, reason=reason
+    )
+
+
+class Gate:
+    """Holds each run on the device's thread until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = threading.Event()
+        self.opened = threading.Event()
+        self.asked: list[dict[str, Any]] = []
+        self.error: Exception | None = None
+        monkeypatch.setattr(profiling, "profile_model", self._measure)
+
+    def _measure(self, *args: Any, **kwargs: Any) -> ModelProfile:
+        self.asked.append(kwargs)
+        self.begun.set()
+        assert self.opened.wait(20)
+        if self.error is not None:
+            raise self.error
+        return profile_model(*args, **{**kwargs, "budget_seconds": 0.0})
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate(monkeypatch)
+    yield gate
+    gate.opened.set()
+
+
+def until(condition: Any) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_profile_is_of_the_model_and_of_this_host(
+    worker: WorkerUnderTest,
+) -> None:
+    assert ask(worker).code == "model_needed"
+    worker.put(PACKAGE)
+    answer = ask(worker)
+    assert answer.status == 200, answer.body
+    found = ModelProfile.from_body(answer.body)
+    assert found.digest == hashlib.sha256(PACKAGE).hexdigest()
+    assert found.numerics_tag == numerics_tag("cpu")
+    assert found.num_cuts == NUM_CUTS
+    assert found.forward_threads == worker.config.torch_threads
+    assert found.memory_limit_bytes == worker.config.memory_limit
+    assert found.load_seconds > 0
+    assert found.reference_seconds > 0
+    assert [each.batch for each in found.batches] == [1, 8]
+
+
+def test_second_asker_gets_the_kept_one(worker: WorkerUnderTest) -> None:
+    worker.put(PACKAGE)
+    first = ask(worker)
+    # Other names of the same bytes are the same model.
+    renamed = identity_of(PACKAGE, "renamed.hapi")
+    worker.put(PACKAGE, renamed)
+    answers = [ask(worker), ask(worker, account="AUTH_b", identity=renamed)]
+    assert [each.body for each in answers] == [first.body] * 2
+    assert count(worker, "done") == 1
+    assert count(worker, "kept") == 2
+
+
+def test_profile_outlives_the_model_in_memory(
+    worker: WorkerUnderTest,
+) -> None:
+    worker.put(PACKAGE)
+    first = ask(worker)
+    assert first.status == 200, first.body
+    residency = worker.worker.residency
+    residency._evict(next(iter(residency._residents.values())))
+    assert residency.resident() == (0, 0)
+    assert ask(worker).body == first.body
+    assert ask(worker, OTHER).code == "model_needed"
+
+
+def test_concurrent_askers_get_the_result_of_one_run(
+    worker: WorkerUnderTest, gate: Gate
+) -> None:
+    worker.put(PACKAGE)
+    with ThreadPoolExecutor(MAX_WAITING + 1) as pool:
+        answers = [pool.submit(ask, worker) for _ in range(MAX_WAITING)]
+        until(lambda: count(worker, "joined") == MAX_WAITING - 1)
+        until(
+            lambda: (
+                worker.worker.profiling._run is not None
+                and worker.worker.profiling._run.num_waiting == MAX_WAITING
+            )
+        )
+        too_many = ask(worker)
+        gate.opened.set()
+        bodies = {each.result(20).body for each in answers}
+    assert (too_many.status, too_many.code) == (503, "queue_full")
+    assert int(too_many.headers["Retry-After"]) >= 1
+    assert len(bodies) == 1
+    assert ModelProfile.from_body(bodies.pop()).num_cuts == NUM_CUTS
+    assert len(gate.asked) == count(worker, "done") == 1
+
+
+def test_other_model_is_refused_while_one_is_measured(
+    worker: WorkerUnderTest, gate: Gate
+) -> None:
+    worker.put(PACKAGE)
+    worker.put(OTHER, OTHER_NAME)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(ask, worker)
+        assert gate.begun.wait(10)
+        refused = ask(worker, OTHER)
+        gate.opened.set()
+        assert first.result(20).status == 200
+    assert (refused.status, refused.code) == (503, "queue_full")
+    assert int(refused.headers["Retry-After"]) >= 1
+    assert count(worker, "refused", "queue_full") == 1
+    assert ask(worker, OTHER).status == 200
+
+
+def test_no_profile_begins_while_a_job_runs(worker: WorkerUnderTest) -> None:
+    tar = shard(4, size=90)
+    worker.put(PACKAGE)
+    release = threading.Event()
+
+    def body() -> Iterator[bytes]:
+        yield tar[:2000]
+        release.wait(20)
+        yield tar[2000:]
+
+    with worker.streaming(job_for(tar, PACKAGE), PACKAGE, body()):
+        until(lambda: worker.worker.admission.num_running() == 1)
+        refused = ask(worker)
+        # Not even the upload is asked for.
+        unknown = ask(worker, OTHER)
+        release.set()
+    assert (refused.status, refused.code) == (503, "queue_full")
+    assert (unknown.status, unknown.code) == (503, "queue_full")
+    assert count(worker, "done") == 0
+    assert worker.idle()
+    assert ask(worker).status == 200
+
+
+def test_job_that_begins_meanwhile_waits_for_the_end(
+    worker: WorkerUnderTest, gate: Gate
+) -> None:
+    tar = shard(4, size=90)
+    worker.put(PACKAGE)
+    with ThreadPoolExecutor(2) as pool:
+        asked = pool.submit(ask, worker)
+        assert gate.begun.wait(10)
+        job = job_for(tar, PACKAGE, charged_account="AUTH_b")
+        done = pool.submit(worker.run, job, PACKAGE, tar)
+        until(lambda: len(worker.worker.device_pool) >= 1)
+        assert not done.done()
+        gate.opened.set()
+        assert asked.result(20).status == 200
+        summary = done.result(20).summary
+    assert summary is not None
+    assert summary.rows == 4
+    assert summary.load is not None
+    assert summary.load.share == 0.5
+
+
+def test_account_that_asks_pays_for_the_seconds(
+    worker: WorkerUnderTest,
+) -> None:
+    charged: dict[str, float] = {}
+    queue = worker.worker.device_pool._queue
+    charge = queue.charge
+
+    def spy(account: str, seconds: float) -> None:
+        charged[account] = charged.get(account, 0.0) + seconds
+        charge(account, seconds)
+
+    queue.charge = spy  # type: ignore[method-assign]
+    worker.put(PACKAGE)
+    ask(worker, account="AUTH_pays")
+    until(lambda: charged)
+    assert list(charged) == ["AUTH_pays"]
+    ask(worker, account="AUTH_late")
+    assert list(charged) == ["AUTH_pays"]
+
+
+def test_budget_and_batches_are_the_operators(
+    tmp_path: Path, gate: Gate
+) -> None:
+    gate.opened.set()
+    options = {"profile_seconds": 2.5, "max_batch": 4}
+    with running_worker(tmp_path, **options) as worker:
+        worker.put(PACKAGE)
+        answer = ask(worker)
+        found = ModelProfile.from_body(answer.body)
+        [asked] = gate.asked
+        assert asked["budget_seconds"] == 2.5
+        assert asked["batches"] == [1, 4]
+        # Without a budget there is one pass, of the smallest batch.
+        assert [each.batch for each in found.batches] == [1]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (DoesNotFitError("does_not_fit", "no"), 422, "does_not_fit"),
+        (torch.OutOfMemoryError("no"), 422, "does_not_fit"),
+        (ZeroDivisionError("ours"), 500, "internal"),
+    ],
+)
+def test_run_that_fails_leaves_nothing_behind(
+    worker: WorkerUnderTest,
+    gate: Gate,
+    error: Exception,
+    status: int,
+    code: str,
+) -> None:
+    gate.error = error
+    gate.opened.set()
+    worker.put(PACKAGE)
+    answer = ask(worker)
+    assert (answer.status, answer.code) == (status, code)
+    assert count(worker, "failed", code) == 1
+    residents = worker.worker.residency._residents.values()
+    assert [each.leases for each in residents] == [0]
+    gate.error = None
+    assert ask(worker).status == 200
+
+
+def test_asker_that_waits_too_long_cancels_what_has_not_begun(
+    worker: WorkerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.put(PACKAGE)
+    monkeypatch.setattr(worker.worker.profiling, "_wait_seconds", 0.1)
+    release = threading.Event()
+    worker.worker.device_pool.submit("AUTH_b", lambda: release.wait(20))
+    answer = ask(worker)
+    assert (answer.status, answer.code) == (503, "queue_full")
+    residents = worker.worker.residency._residents.values()
+    assert [each.leases for each in residents] == [0]
+    assert worker.worker.profiling._run is None
+    release.set()
+    monkeypatch.setattr(worker.worker.profiling, "_wait_seconds", 20)
+    assert ask(worker).status == 200
+    assert count(worker, "done") == 1
+    assert count(worker, "failed") == 0
+
+
+def test_result_that_comes_too_late_is_kept(
+    worker: WorkerUnderTest, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.put(PACKAGE)
+    monkeypatch.setattr(worker.worker.profiling, "_wait_seconds", 0.2)
+    assert ask(worker).code == "queue_full"
+    gate.opened.set()
+    until(lambda: worker.worker.profiling._run is None)
+    assert ask(worker).status == 200
+    assert len(gate.asked) == 1
+
+
+def test_shutdown_ends_the_waiting(tmp_path: Path, gate: Gate) -> None:
+    with (
+        ThreadPoolExecutor(1) as pool,
+        running_worker(tmp_path) as worker,
+    ):
+        worker.put(PACKAGE)
+        waiting = pool.submit(ask, worker)
+        assert gate.begun.wait(10)
+        worker.worker.profiling.close()
+        answer = waiting.result(20)
+        assert (answer.status, answer.code) == (503, "draining")
+        assert ask(worker, OTHER).code == "draining"
+        gate.opened.set()
+
+
+def test_draining_worker_measures_nothing(worker: WorkerUnderTest) -> None:
+    worker.put(PACKAGE)
+    worker.worker.admission.drain(0)
+    assert ask(worker).code == "draining"
+
+
+def test_package_that_is_none_is_refused(tmp_path: Path) -> None:
+    def refuse(package: bytearray, /, *, limits: Any) -> Any:
+        raise PackageError("bad_package", "no package")
+
+    with running_worker(tmp_path, load=refuse) as worker:
+        garbage = b"g" * 1000
+        assert ask(worker, garbage).code == "model_needed"
+        assert worker.put(garbage).code == "bad_package"
+        answer = ask(worker, garbage)
+        assert (answer.status, answer.code) == (422, "bad_package")
+
+
+def test_region_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    limit = small_split().frozen.parameter_bytes + 1000
+    with running_worker(tmp_path, memory_limit=limit) as worker:
+        # The package itself is longer than its parameters.
+        identity = dataclasses.replace(identity_of(PACKAGE), length_bytes=1)
+        worker.worker.residency.put(identity, bytearray(PACKAGE))
+        answer = ask(worker, identity=identity)
+        assert (answer.status, answer.code) == (422, "does_not_fit")
+        assert answer.fields["available_bytes"] == limit
+
+
+def test_number_of_kept_profiles_is_bounded(
+    worker: WorkerUnderTest,
+) -> None:
+    worker.put(PACKAGE)
+    found = ModelProfile.from_body(ask(worker).body)
+    kept = worker.worker.profiling._kept
+    for number in range(MAX_PROFILES):
+        kept[(str(number), "cpu", "tag")] = found
+    worker.put(OTHER, OTHER_NAME)
+    assert ask(worker, OTHER).status == 200
+    assert len(kept) == MAX_PROFILES
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b'{"version": 1, "charged_account": "a"}']
+)
+def test_request_that_is_none_is_refused(
+    worker: WorkerUnderTest, body: bytes
+) -> None:
+    answer = worker.request("POST", "/profiles", body)
+    assert (answer.status, answer.code) == (400, "bad_request")
+
+
+def test_profiles_are_not_told_at_the_admin_socket(
+    worker: WorkerUnderTest,
+) -> None:
+    assert worker.request("POST", "/profiles", b"", admin=True).status == 404
+    assert worker.request("GET", "/profiles").status == 405
