@@ -19,7 +19,6 @@ from hapi_splitter.transforms import ImageTransform
 
 Model: TypeAlias = torch.nn.Module | tuple[torch.nn.Module, torch.nn.Module]
 
-DEFAULT_CLASSES = 1000
 RESIZE_BY_CROP = 256 / 224
 """Of ImageNet's usual evaluation transform."""
 
@@ -48,7 +47,7 @@ class ModelSource:
             return _own_model(self.name)
         model, _ = build_model(
             self.name,
-            num_classes=DEFAULT_CLASSES,
+            num_classes=None,
             seed=0,
             weights=self.weights,
             checkpoint=self.checkpoint,

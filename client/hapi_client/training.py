@@ -111,7 +111,7 @@ def _train_epoch(
 def build_model(
     name: str,
     *,
-    num_classes: int,
+    num_classes: int | None,
     seed: int,
     weights: str | None = None,
     checkpoint: Path | None = None,
@@ -120,7 +120,8 @@ def build_model(
 
     Args:
         name: as in ``torchvision.models``.
-        num_classes: outputs of the last linear layer.
+        num_classes: outputs of the last linear layer; None leaves the
+            head as it is.
         seed: of random weights, the new head's too.
         weights: name of published weights (``DEFAULT``), which
             torchvision downloads; None for random ones.
@@ -147,7 +148,8 @@ def build_model(
         model = _published(builder, chosen)
     else:
         model = _from_checkpoint(builder, checkpoint)
-    _replace_head(model, num_classes)
+    if num_classes is not None:
+        _replace_head(model, num_classes)
     return model, chosen.transforms() if chosen is not None else None
 
 

@@ -246,3 +246,44 @@ def test_shard_without_labels_needs_them_given(fragile, connection):
     fragile.wait_for_worker()
     with job(connection, "bare") as named:
         assert sorted(features_by_label(named.loader(0))) == [0, 1, 2]
+
+
+def test_mixed_plan_loses_nothing_when_the_worker_stops_and_comes_back(
+    fragile, connection, shards
+):
+    from hapi_client.meter import STREAMED
+
+    fragile.wait_for_worker()
+    store(connection, "mixed", shards)
+    with job(connection, "mixed", cut=0) as streaming:
+        expected = features_by_label(streaming.loader(0))
+    options = FetchOptions(
+        num_threads=2,
+        buffer_spans=1,
+        pause_seconds=0.2,
+        most_pause_seconds=0.4,
+        backoff=Backoff(attempts=2, first_seconds=0.05, most_seconds=0.1),
+    )
+    with job(connection, "mixed", options=options) as pushing:
+        pushing._source._mixer.change(
+            {STREAMED: 0.5, (pushing.num_cuts, "uint8;zstd"): 0.5}
+        )
+        found: dict[int, torch.Tensor] = {}
+        for number, (features, labels) in enumerate(pushing.loader(0)):
+            if number == 1:
+                os.kill(fragile.worker_pid, signal.SIGKILL)
+            for feature, label in zip(features, labels.tolist(), strict=True):
+                assert label not in found, "a sample came twice"
+                found[label] = feature.clone()
+        gone = pushing._meter.take()
+        fragile.wait_for_worker()
+        time.sleep(0.5)
+        again = features_by_label(pushing.loader(1))
+        back = pushing._meter.take()
+
+    assert sorted(found) == sorted(again) == sorted(expected)
+    assert sum(gone.samples.values()) == NUM_SHARDS * PER_SHARD
+    assert back.pushed_samples > 0
+    assert back.pushed_samples + back.samples.get(STREAMED, 0) == sum(
+        back.samples.values()
+    )

@@ -37,10 +37,12 @@ with socket.create_server((sys.argv[1], 0)) as server:
         connection.sendall(bytes({PAYLOAD_BYTES}))
 """
 HOLD = """
+import sys, time
 from benchmarks.testbed import two_tiers
 with two_tiers(worker=False, processes=False) as bed:
+    wait = "import time; time.sleep(600)"
+    bed.client.start([sys.executable, "-c", wait, str(bed.folder)])
     print(bed.folder, bed.storage.namespace.pid, flush=True)
-    import time
     time.sleep(600)
 """
 

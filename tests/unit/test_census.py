@@ -52,7 +52,7 @@ def test_small_census_writes_rows_and_resumes(
     assert [row["freeze"] for row in rows] == ["features", "vit"]
     assert all(len(row["checked"]) == census.CUTS for row in rows)
     text = page.read_text()
-    assert "2 of 2 models" in text
+    assert "2 of 2 models can be split" in text
     assert "* - ``squeezenet1_1``" in text
 
     monkeypatch.setattr(census, "in_process", None)
@@ -95,7 +95,7 @@ def test_table_names_what_fails_and_leaves_nothing_out() -> None:
         census.Row("timm/b", 10, 96, reason="operator aten.lstm.input"),
     ]
     text = write_rst(rows)
-    assert "1 of 2 models" in text
+    assert "1 of 2 models can be split" in text
     assert (
         "   * - ``a``\n     - 1.5 M\n     - 64\n     - ``body``\n"
         "     - 7\n     - yes\n"

@@ -320,6 +320,8 @@ def test_refusal_of_the_job_never_looks_like_one_of_rights(
 def test_refusal_of_the_package_is_passed_on(
     world: FilterUnderTest, code: str
 ) -> None:
+    # The worker may refuse before it was sent all.
+    world.swift.may_be_unread = True
     world.worker.refuse_model = make_error(code, "no")
     answer = world.send(headers=annotation())
 

@@ -1,0 +1,204 @@
+"""``hapi plan`` on this machine alone, and what its options mean."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from networks import small_network
+from typer.testing import CliRunner
+
+from hapi_client.advice import parse_link, train_seconds
+from hapi_client.cli.main import app
+from hapi_client.frozen import FrozenRegion
+from hapi_client.models import ModelSource, load_region
+from hapi_client.probe import (
+    ProbeSamples,
+    cut_facts,
+    measure,
+    reference_samples,
+)
+from hapi_protocol.encodings import ENCODINGS
+from hapi_protocol.errors import ClientError, FreezeError
+from hapi_splitter.transforms import ImageTransform
+
+CPU = torch.device("cpu")
+SMALL = ImageTransform(resize_size=36, crop_size=32)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("100mbit", 12.5e6),
+        ("100 Mbit/s", 12.5e6),
+        ("1gbit", 125e6),
+        ("2.5Gbit", 312.5e6),
+        ("12MB/s", 12e6),
+        ("800kB", 800e3),
+        ("5000B/s", 5000.0),
+    ],
+)
+def test_links_are_read_in_bits_and_bytes(text: str, rate: float) -> None:
+    assert parse_link(text) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("text", ["fast", "100", "10mb", "0mbit", "-1mbit", ""])
+def test_links_that_say_no_speed_are_refused(text: str) -> None:
+    with pytest.raises(ClientError, match="100mbit"):
+        parse_link(text)
+
+
+@pytest.fixture(scope="module")
+def region() -> FrozenRegion:
+    return FrozenRegion(small_network(), "body", SMALL, CPU)
+
+
+def test_all_encodings_of_a_measured_cut_have_costs(
+    region: FrozenRegion,
+) -> None:
+    facts = measure(region, reference_samples(), ENCODINGS)
+
+    assert facts.num_probed == 8
+    samples = facts.samples
+    assert set(samples.wire_bytes) == set(samples.encode_seconds)
+    assert set(samples.wire_bytes) == set(samples.unpack_seconds)
+    measured = {cut for cut, _ in samples.wire_bytes}
+    assert region.num_cuts in measured
+    for cut in measured:
+        plain = facts.cuts[cut - 1].float32_bytes
+        sent = {e: samples.wire_bytes[cut, e] for e in ENCODINGS}
+        assert plain < sent["float32"] < plain + 400
+        assert plain / 2 < sent["float16"] < plain / 2 + 400
+        assert sent["uint8"] < sent["float16"] < sent["float32"]
+    assert samples.raw_bytes > 30_000
+    assert samples.decode_seconds > 0
+
+
+def test_measuring_leaves_the_model_as_it_was(region: FrozenRegion) -> None:
+    before = {n: w.clone() for n, w in region.local.weights.items()}
+    tail = {k: v.clone() for k, v in region.tail.state_dict().items()}
+
+    measure(region, reference_samples(), ("float32",))
+    train_seconds(region, batch_size=4)
+
+    for node, weight in region.local.weights.items():
+        assert torch.equal(weight, before[node])
+    for key, value in region.tail.state_dict().items():
+        assert torch.equal(value, tail[key])
+    assert all(p.grad is None for p in region.tail.parameters())
+
+
+def test_samples_that_cannot_be_decoded_are_left_out(
+    region: FrozenRegion,
+) -> None:
+    good = reference_samples()
+    mixed = ProbeSamples((b"no image", *good.images[:2]), good.bytes_each)
+
+    assert measure(region, mixed, ("float32",)).num_probed == 2
+    with pytest.raises(ClientError, match="none of the samples"):
+        measure(region, ProbeSamples((b"no",), 9.0), ("float32",))
+
+
+def test_cuts_are_handed_on_as_they_are(region: FrozenRegion) -> None:
+    facts = cut_facts(region)
+
+    assert [each.index for each in facts] == list(
+        range(1, region.num_cuts + 1)
+    )
+    assert facts[-1].shape == region.cut_shape(region.num_cuts)
+
+
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> str:
+    name = f"own_{abs(hash(text)) % 10**8}"
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+def test_models_of_the_users_own_are_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = own(
+        tmp_path,
+        monkeypatch,
+        "import torch\n"
+        "def pair():\n"
+        "    return (torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3),\n"
+        "                                torch.nn.Flatten()),\n"
+        "            torch.nn.LazyLinear(2))\n"
+        "def whole():\n"
+        "    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3),\n"
+        "        torch.nn.ReLU(), torch.nn.Flatten(),\n"
+        "        torch.nn.Linear(4 * 30 * 30, 2))\n"
+        "number = 3\n",
+    )
+
+    listed = load_region(ModelSource(f"{module}:whole"), "0,1", 32, "cpu")
+    unnamed = load_region(ModelSource(f"{module}:whole"), None, 32, "cpu")
+
+    assert listed.num_cuts == unnamed.num_cuts == 3
+    for text in (f"{module}:number", f"{module}:nothing", "no_module_x:f"):
+        with pytest.raises(ClientError, match="MODULE:FUNCTION"):
+            load_region(ModelSource(text), None, 32, "cpu")
+
+
+def test_unknown_devices_and_modules_are_refused_by_name() -> None:
+    with pytest.raises(ClientError, match="device is 'tpu'"):
+        load_region(ModelSource("alexnet"), "features", 64, "tpu")
+    with pytest.raises(FreezeError, match="featurez"):
+        load_region(ModelSource("alexnet"), "featurez", 64, "cpu")
+
+
+def plan(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["plan", *arguments])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        return 1, f"{result.output}{result.exception}"
+    return result.exit_code, result.output
+
+
+def test_plan_without_data_says_what_it_assumes(tmp_path: Path) -> None:
+    status, text = plan(
+        "squeezenet1_1", "--freeze", "features", "--size", "64",
+        "--link", "20mbit", "--epochs", "3", "--samples", "5000",
+        "--json", str(tmp_path / "plan.json"),
+        "--plot", str(tmp_path / "plan.png"),
+    )  # fmt: skip
+
+    assert status == 0, text
+    assert "assumed: images are like a photograph" in text
+    assert "assumed: the storage side's worker" in text
+    assert "link: 20 Mbit/s" in text
+    assert "hapi-2022" in text
+    assert "--floor half" in text
+    found = json.loads((tmp_path / "plan.json").read_text())
+    assert found["link_bytes_per_second"] == 2.5e6
+    assert (found["samples"], found["epochs"]) == (5000, 3.0)
+    assert found["floor"] == "lossless"
+    assert {
+        option["encoding"].partition(";")[0]
+        for cut in found["cuts"][1:]
+        for option in cut["options"]
+    } == {"float32"}
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["resnet18", "--plot", "plan.pdf"], ".png or .html"),
+        (["resnet18", "--measure"], "--measure reads from --data"),
+        (["resnet18", "--floor", "low"], "floor is 'low'"),
+        (["resnet18", "--link", "fast"], "link is 'fast'"),
+        (["resnet19"], "no model 'resnet19'"),
+        (["resnet18", "--epochs", "0"], "epochs"),
+    ],
+)
+def test_bad_options_are_refused_before_any_work(
+    arguments: list[str], text: str
+) -> None:
+    status, output = plan(*arguments)
+
+    assert status != 0
+    assert text in " ".join(output.split())
