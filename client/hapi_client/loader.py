@@ -111,7 +111,8 @@ class FeatureLoader:
         spans = [self._plan.spans[number] for number in self._order.spans]
         fetcher = self._open_spans(spans)
         try:
-            yield from self._deliver(iter(fetcher))
+            with self._plan.meter.loading():
+                yield from self._deliver(iter(fetcher))
         finally:
             fetcher.close()
             self._plan.counters.add(seconds=time.monotonic() - started)

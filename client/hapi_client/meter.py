@@ -93,6 +93,10 @@ class Observation:
 class Meter:
     """Adds up what threads report; :meth:`take` begins a new window.
 
+    Time, CPU time and bytes count while the job loads
+    (:meth:`loading`) and no other: what a process does between its epochs
+    says nothing of the job.
+
     Args:
         received_bytes: bytes received by the job so far.
         clock: monotonic seconds.
@@ -113,12 +117,11 @@ class Meter:
         self._load: Load | None = None
         self.num_spans = 0
         """That came so far, in all windows."""
+        self._num_loading = 0
+        self._mark()
         self._begin()
 
     def _begin(self) -> None:
-        self._started = self._clock()
-        self._cpu_before = self._cpu_clock()
-        self._bytes_before = self._received_bytes()
         self._samples: Counter[Way] = Counter()
         self._sums: defaultdict[str, float] = defaultdict(float)
 
@@ -160,6 +163,34 @@ class Meter:
             self._load = report.load or self._load
 
     @contextmanager
+    def loading(self) -> Iterator[None]:
+        """What happens inside belongs to the job."""
+        with self._lock:
+            self._add_up()
+            self._num_loading += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._add_up()
+                self._num_loading -= 1
+
+    def _mark(self) -> None:
+        self._wall_before = self._clock()
+        self._cpu_before = self._cpu_clock()
+        self._bytes_before = self._received_bytes()
+
+    def _add_up(self) -> None:
+        """Adds what has passed since the last mark, if it counts."""
+        wall, cpu = self._wall_before, self._cpu_before
+        received = self._bytes_before
+        self._mark()
+        if self._num_loading:
+            self._sums["wall"] += self._wall_before - wall
+            self._sums["cpu"] += self._cpu_before - cpu
+            self._sums["received"] += self._bytes_before - received
+
+    @contextmanager
     def training(self, num_samples: int) -> Iterator[None]:
         """Measures the training loop's work on a batch."""
         wall, cpu = self._clock(), time.thread_time()
@@ -175,12 +206,13 @@ class Meter:
     def take(self) -> Observation:
         """The window so far; the next one begins."""
         with self._lock:
+            self._add_up()
             sums = self._sums
             found = Observation(
-                seconds=self._clock() - self._started,
+                seconds=sums["wall"],
                 samples=dict(self._samples),
-                received_bytes=self._received_bytes() - self._bytes_before,
-                client_cpu_seconds=self._cpu_clock() - self._cpu_before,
+                received_bytes=int(sums["received"]),
+                client_cpu_seconds=sums["cpu"],
                 train_samples=int(sums["train_samples"]),
                 train_cpu_seconds=sums["train_cpu"],
                 train_seconds=sums["train"],

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from networks import small_network
 from typer.testing import CliRunner
 
 from hapi_client.advice import parse_link, train_seconds
@@ -23,6 +22,7 @@ from hapi_client.probe import (
 from hapi_protocol.encodings import ENCODINGS
 from hapi_protocol.errors import ClientError, FreezeError
 from hapi_splitter.transforms import ImageTransform
+from networks import small_network
 
 CPU = torch.device("cpu")
 SMALL = ImageTransform(resize_size=36, crop_size=32)
@@ -44,7 +44,9 @@ def test_links_are_read_in_bits_and_bytes(text: str, rate: float) -> None:
     assert parse_link(text) == pytest.approx(rate)
 
 
-@pytest.mark.parametrize("text", ["fast", "100", "10mb", "0mbit", "-1mbit", ""])
+@pytest.mark.parametrize(
+    "text", ["fast", "100", "10mb", "0mbit", "-1mbit", ""]
+)
 def test_links_that_say_no_speed_are_refused(text: str) -> None:
     with pytest.raises(ClientError, match="100mbit"):
         parse_link(text)

@@ -1,0 +1,107 @@
+"""What a job measures, with its clocks injected."""
+
+from __future__ import annotations
+
+import pytest
+
+from hapi_client.meter import STREAMED, Meter, SpanReport
+from hapi_protocol.summary import Load
+
+PUSHED = (3, "float16")
+
+
+class World:
+    """Clocks and a byte counter that a test moves."""
+
+    def __init__(self) -> None:
+        self.wall = self.cpu = 0.0
+        self.received = 0
+        self.meter = Meter(
+            lambda: self.received,
+            clock=lambda: self.wall,
+            cpu_clock=lambda: self.cpu,
+        )
+
+    def passes(self, wall: float, cpu: float = 0.0, received: int = 0) -> None:
+        self.wall += wall
+        self.cpu += cpu
+        self.received += received
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_only_time_in_which_the_job_loads_counts(world: World) -> None:
+    world.passes(100, 50, 1000)
+    with world.meter.loading():
+        world.passes(4, 3, 200)
+    world.passes(100, 50, 1000)
+    with world.meter.loading():
+        world.passes(2, 1, 100)
+        seen = world.meter.take()
+
+    assert seen.seconds == 6
+    assert seen.client_cpu_seconds == 4
+    assert seen.received_bytes == 300
+
+
+def test_two_loaders_at_a_time_count_once(world: World) -> None:
+    with world.meter.loading(), world.meter.loading():
+        world.passes(5)
+
+    assert world.meter.take().seconds == 5
+
+
+def test_windows_do_not_overlap(world: World) -> None:
+    with world.meter.loading():
+        world.passes(3)
+        first = world.meter.take()
+        world.passes(4)
+        second = world.meter.take()
+
+    assert (first.seconds, second.seconds) == (3, 4)
+
+
+def test_spans_are_summed_by_their_way(world: World) -> None:
+    meter, load = world.meter, Load(0.5, 2, 0.9, 0.8)
+    meter.loaded(STREAMED, 10, 4.0, SpanReport(read_seconds=3.0))
+    meter.loaded(
+        PUSHED,
+        8,
+        2.0,
+        SpanReport(
+            server_cpu_seconds=0.5,
+            forward_seconds=0.4,
+            forward_cpu_seconds=0.3,
+            send_blocked_seconds=0.5,
+            load=load,
+        ),
+    )
+    meter.loaded(PUSHED, 6, 4.0, SpanReport(read_seconds=1.0, fell_back=True))
+
+    seen = meter.take()
+
+    assert seen.samples == {STREAMED: 16, PUSHED: 8}
+    assert (seen.pushed_samples, seen.fell_back) == (8, 6)
+    assert seen.reading_share == pytest.approx(4.0 / 8.0)
+    assert seen.blocked_share == pytest.approx(0.25)
+    assert seen.push_seconds == 2.0
+    assert seen.server_cpu_seconds == 0.5
+    assert seen.forward_seconds == 0.4
+    assert seen.forward_cpu_seconds == 0.3
+    assert seen.load == load
+    assert meter.num_spans == 3
+    assert meter.take().num_samples == 0
+
+
+def test_training_is_measured_between_batches(world: World) -> None:
+    with world.meter.training(32):
+        world.passes(1.5)
+
+    seen = world.meter.take()
+
+    assert seen.train_samples == 32
+    assert seen.train_seconds == 1.5
+    assert seen.train_cpu_seconds >= 0
