@@ -183,6 +183,14 @@ def image(bound: Bound) -> Batch | None:
     return _leading(value)
 
 
+def columns(bound: Bound) -> Batch | None:
+    """``[batch, entries of a window, windows]``."""
+    value = _only_first(bound)
+    if value.batch and value.ndim != 3:
+        raise MixesSamplesError("its input has no dimension for the batch")
+    return _leading(value)
+
+
 def conv(bound: Bound) -> Batch | None:
     """As :func:`image`, with the rank of the weights."""
     value = _only_first(bound)

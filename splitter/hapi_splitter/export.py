@@ -27,12 +27,17 @@ from hapi_splitter.program import (
     Program,
     Ref,
 )
-from hapi_splitter.rewrites import IDENTITIES, RESHAPES, SPLITS, rewrite
+from hapi_splitter.repeated import BatchSized, draws, is_size, reads
+from hapi_splitter.rewrites import (
+    ASSERTIONS,
+    DECOMPOSED,
+    IDENTITIES,
+    RESHAPES,
+    SPLITS,
+    rewrite,
+)
 
 _MAX_BATCH = 65536
-_LIKE = frozenset(
-    f"aten.new_{what}.default" for what in ("zeros", "ones", "full", "empty")
-)
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ def export_region(module: nn.Module, example: torch.Tensor) -> ExportedRegion:
     try:
         exported = torch.export.export(
             module, (example,), dynamic_shapes=({0: batch},), strict=False
-        ).run_decompositions({})
+        ).run_decompositions(_decompositions())
     except Exception as error:  # export raises whatever tracing raised
         raise FreezeError(
             "cannot_trace",
@@ -69,14 +74,25 @@ def export_region(module: nn.Module, example: torch.Tensor) -> ExportedRegion:
     return _Translation(exported).region()
 
 
+def _decompositions() -> dict[Any, Any]:
+    table = torch.export.default_decompositions()
+    return {
+        operator: table[operator]
+        for operator in table
+        if str(operator) in DECOMPOSED
+    }
+
+
 class _Translation:
     """Reads one exported program into ours."""
 
     def __init__(self, exported: torch.export.ExportedProgram) -> None:
         self._exported = exported
         self._constants: dict[fx.Node, Any] = {}
+        self._sized = BatchSized(self._constants, _size)
         self._known: dict[fx.Node, Any] = {}
         self._weights: list[torch.Tensor] = []
+        self._memories: set[int] = set()
         self._calls: list[tuple[str, tuple[Any, ...]]] = []
         self._origins: list[fx.Node] = []
 
@@ -87,7 +103,7 @@ class _Translation:
             elif node.op == "call_function":
                 self._call(node)
             elif node.op == "output":
-                return self._finish(self._known[node.args[0][0]])
+                return self._finish(self._known.get(node.args[0][0]))
         raise AssertionError("an exported graph has an output")
 
     def _placeholder(self, node: fx.Node) -> None:
@@ -108,14 +124,13 @@ class _Translation:
         return stored.detach()
 
     def _call(self, node: fx.Node) -> None:
-        if isinstance(node.meta.get("val"), torch.SymInt | int):
-            return
-        if self._fold(node):
-            return
         name = str(node.target)
+        if is_size(node) or name in ASSERTIONS:
+            return
+        if self._fold(node) or self._sized.takes(node):
+            return
         if node.target is operator_module.getitem:
-            source, index = node.all_input_nodes[0], node.args[1]
-            self._known[node] = self._known[source][index]
+            self._known[node] = self._item(*node.args)
         elif name in IDENTITIES:
             self._known[node] = self._known[node.all_input_nodes[0]]
         elif name in SPLITS:
@@ -123,24 +138,19 @@ class _Translation:
         else:
             self._known[node] = self._translate(node, name)
 
+    def _item(self, source: Any, index: Any) -> Any:
+        results = self._known[source]
+        if index >= len(results):
+            raise _unknown(source, str(source.target))
+        return results[index]
+
     def _fold(self, node: fx.Node) -> bool:
         """Computes what depends on weights alone."""
-        if _has_symbols(node.meta.get("val")):
+        if _has_symbols(node.meta.get("val")) or draws(node):
             return False
-        known = self._constants
-        if str(node.target) in _LIKE:
-            # Only dtype and device of the argument matter.
-            like = node.all_input_nodes[0].meta["val"]
-            empty = torch.empty(0, dtype=like.dtype, device=like.device)
-            known = {node.all_input_nodes[0]: empty}
-        if any(source not in known for source in node.all_input_nodes):
+        if any(source not in self._constants for source in reads(node)):
             return False
-        args, kwargs = fx.map_arg(
-            (node.args, dict(node.kwargs)), known.__getitem__
-        )
-        assert callable(node.target)
-        with torch.no_grad():
-            self._constants[node] = node.target(*args, **kwargs)
+        self._constants[node] = self._sized.value(node)
         return True
 
     def _split(self, node: fx.Node, name: str) -> list[Any]:
@@ -181,7 +191,9 @@ class _Translation:
             if isinstance(value, torch.SymInt | int):
                 return _size(value)
             if argument in self._constants:
-                return self._weight(argument)
+                return self._weight(argument, self._constants[argument])
+            if argument in self._sized:
+                return self._repeated(argument)
             return self._known[argument]
         if isinstance(argument, torch.SymInt):
             return _size(argument)
@@ -189,11 +201,42 @@ class _Translation:
             return tuple(self._argument(item) for item in argument)
         return argument
 
-    def _weight(self, node: fx.Node) -> Any:
+    def _weight(self, node: fx.Node, tensor: torch.Tensor) -> Any:
         if node not in self._known:
-            self._weights.append(self._constants[node])
+            memory = tensor.untyped_storage().data_ptr()
+            if memory in self._memories:
+                # A package cannot hold two tensors in one memory.
+                tensor = tensor.clone()
+            self._memories.add(memory)
+            self._weights.append(tensor)
             self._known[node] = _Weight(len(self._weights) - 1)
         return self._known[node]
+
+    def _repeated(self, node: fx.Node) -> Any:
+        """A weight, repeated once per sample."""
+        if node in self._known:
+            return self._known[node]
+        found = self._sized.repeated(node)
+        if found is None:
+            raise _unknown(node, str(node.target))
+        result = self._weight(node, found.once)
+        if found.dim is not None:
+            result = self._expanded(node, result, found.once.shape, found.dim)
+        self._known[node] = result
+        return result
+
+    def _expanded(
+        self, node: fx.Node, weight: Any, shape: Sequence[int], dim: int
+    ) -> Any:
+        before, count, after = shape[:dim], shape[dim], shape[dim + 1 :]
+        if count == 1:
+            sizes = (*before, Affine(1), *after)
+            return self._add(node, "aten.expand.default", (weight, sizes))
+        apart = self._add(node, "aten.unsqueeze.default", (weight, dim))
+        sizes = (*before, Affine(1), count, *after)
+        copies = self._add(node, "aten.expand.default", (apart, sizes))
+        sizes = (*before, Affine(count), *after)
+        return self._add(node, "aten.reshape.default", (copies, sizes))
 
     def _add(self, node: fx.Node, op: str, args: tuple[Any, ...]) -> Any:
         self._calls.append((op, args))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import operator as operator_module
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,18 +10,24 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from hapi_protocol.errors import FreezeError
+from hapi_splitter.choice import Choice
 from hapi_splitter.movable import (
     MOVABLE_FUNCTIONS,
     MOVABLE_METHODS,
     MOVABLE_MODULES,
 )
+from hapi_splitter.propagation import (
+    BATCHES,
+    add_field,
+    propagate,
+    source_of,
+)
+from hapi_splitter.suggestions import nearest, similar
+from hapi_splitter.tracing import trace_graph
 
-_BATCHES = (2, 3)
-_MAX_SUGGESTIONS = 5
+_PLAIN = (int, float, str, bool, type(None))
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class FreezePoint:
     """All nodes up to ``index`` are frozen.
 
     Args:
-        name: the module that was asked for.
+        name: what was asked for.
         index: position in the trace.
         last: name of the last frozen operation.
     """
@@ -46,51 +51,30 @@ class ModelTrace:
     Args:
         model: a module of one tensor argument.
         sample_shape: of one sample, float32.
+        targets: as for :func:`hapi_splitter.tracing.trace_graph`.
 
     Raises:
         FreezeError: ``cannot_trace``.
     """
 
-    def __init__(self, model: nn.Module, sample_shape: Sequence[int]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        sample_shape: Sequence[int],
+        targets: Sequence[str] | None = None,
+    ) -> None:
         self._model = model
         self.sample_shape = tuple(sample_shape)
-        try:
-            self._graph = fx.Tracer().trace(model)
-        except Exception as error:  # tracing runs the user's own code
-            raise FreezeError(
-                "cannot_trace",
-                f"torch.fx cannot trace {type(model).__name__}: {error}. "
-                "Move branches that depend on values into a module of "
-                "their own behind the freeze point",
-            ) from error
+        self._graph = trace_graph(model, targets)
         self._nodes = [n for n in self._graph.nodes if n.op != "output"]
-        self._check_signature()
-
-    def example(self) -> torch.Tensor:
-        """A batch of two samples where the model is."""
-        return torch.randn(
-            _BATCHES[0], *self.sample_shape, device=self._device
-        )
-
-    @property
-    def _device(self) -> torch.device:
-        first = next(self._model.parameters(), None)
-        return torch.device("cpu") if first is None else first.device
-
-    def _check_signature(self) -> None:
-        inputs = [n for n in self._nodes if n.op == "placeholder"]
-        required = [n for n in inputs if not n.args]
-        if len(required) > 1 or not inputs:
-            raise FreezeError(
-                "cannot_trace",
-                f"{type(self._model).__name__} takes {len(required)} "
-                "tensors; a model of one batch of samples is needed",
-            )
 
     @cached_property
     def _values(self) -> list[dict[fx.Node, Any]]:
         """Every node's value for each of two batch sizes."""
-        return [self._propagate(batch) for batch in _BATCHES]
+        return [
+            propagate(self._model, self._graph, self.sample_shape, batch)
+            for batch in BATCHES
+        ]
 
     def take_values(self, other: ModelTrace, point: FreezePoint) -> None:
         """Takes the values before a point from a trace that agrees there.
@@ -109,28 +93,19 @@ class ModelTrace:
             {mine: found[theirs] for mine, theirs in pairs}
             for found in other._values
         ]
-
-    def _propagate(self, batch: int) -> dict[fx.Node, Any]:
-        """Every node's value for one batch size, without computing it."""
-        module = fx.GraphModule(self._model, self._graph)
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
-        example = torch.empty(batch, *self.sample_shape, device=self._device)
-        recorder = _Recorder(module, mode)
-        try:
-            recorder.propagate(example)
-        except Exception as error:  # the user's own code again
-            raise FreezeError(
-                "cannot_trace",
-                f"{type(self._model).__name__} does not run on a batch of "
-                f"samples of shape {self.sample_shape}: {error}",
-            ) from error
-        return recorder.found
+        for found in self._values:
+            for node in self._nodes[point.index + 1 :]:
+                if source_of(node) in found:
+                    add_field(node, found)
 
     # Which names there are
 
     @cached_property
     def _ends(self) -> dict[str, int]:
-        """Position of the last node of each module that is called."""
+        """Position of the last node of each module that is called.
+
+        Of one that only holds others (``ModuleList``), that of the last.
+        """
         ends: dict[str, int] = {}
         for index, node in enumerate(self._nodes):
             stack = node.meta.get("nn_module_stack") or {}
@@ -139,34 +114,100 @@ class ModelTrace:
                     ends[path] = index
             if node.op == "call_module":
                 ends[str(node.target)] = index
+        called = dict(ends)
+        for name, _ in self._model.named_modules():
+            within = [e for n, e in called.items() if n.startswith(f"{name}.")]
+            if name and within:
+                ends.setdefault(name, max(within))
         return ends
 
-    def freeze_point(self, name: str) -> FreezePoint:
-        """The freeze point of a module.
+    @cached_property
+    def _reads(self) -> dict[str, int]:
+        """Position of the last reader of each parameter that is read."""
+        return {
+            str(node.target): self._last_use[node]
+            for node in self._nodes
+            if node.op == "get_attr"
+        }
+
+    def freeze_point(self, choice: Choice) -> FreezePoint:
+        """The freeze point of what was chosen.
 
         Raises:
             FreezeError: ``unknown_freeze`` or ``cannot_freeze``.
         """
-        if name not in self._ends:
-            known = name in dict(self._model.named_modules())
-            problem = "is never called" if known else "is not in the model"
-            raise FreezeError(
-                "unknown_freeze",
-                f"freeze {name!r}: that module {problem}; valid names near "
-                f"it: {self._suggestions(name)}",
-            )
-        index = self._advance(self._ends[name])
+        ends = self._chosen_ends(choice)
+        end = max(ends.values())
+        if choice.exact:
+            self._check_exact(choice, ends, end)
+        index = self._advance(end)
         if index is None:
-            live = self._live(self._ends[name])
+            live = self._live(end)
             tensors = ", ".join(self._describe(node) for node in live)
+            problem = (
+                f"{len(live)} tensors are needed behind it ({tensors}) and "
+                "only one can travel"
+                if len(live) != 1
+                else f"what is needed behind it, {tensors}, is not a batch "
+                "of samples in one tensor"
+            )
             raise FreezeError(
                 "cannot_freeze",
-                f"freeze {name!r}: {len(live)} tensors are needed behind it "
-                f"({tensors}) and only one can travel; valid names near it: "
-                f"{self._suggestions(name)}",
+                f"freeze {choice.text!r}: {problem}; the nearest places that "
+                f"work: {nearest(end, self._valid)}",
             )
-        self._check_shared(name, index)
-        return FreezePoint(name, index, self._nodes[index].name)
+        self._check_shared(choice.text, index)
+        return FreezePoint(choice.text, index, self._nodes[index].name)
+
+    def _chosen_ends(self, choice: Choice) -> dict[str, int]:
+        ends = {}
+        for name in choice.names:
+            end = self._ends.get(name, self._reads.get(name))
+            if end is not None:
+                ends[name] = end
+            elif not choice.asked:
+                raise self._unknown(name)
+        if not ends:
+            raise self._unknown(choice.names[0])
+        return ends
+
+    def _unknown(self, name: str) -> FreezeError:
+        if name in dict(self._model.named_parameters()):
+            owner = name.rpartition(".")[0]
+            problem = f"{owner!r} takes that parameter with it; name {owner!r}"
+        else:
+            known = name in dict(self._model.named_modules())
+            why = "is never called" if known else "is not in the model"
+            problem = (
+                f"that module {why}; "
+                f"valid names near it: {similar(name, self._valid)}"
+            )
+        return FreezeError("unknown_freeze", f"freeze {name!r}: {problem}")
+
+    def _check_exact(
+        self, choice: Choice, ends: dict[str, int], end: int
+    ) -> None:
+        """That nothing else with parameters runs before the end."""
+        others: dict[str, int] = {}
+        for index, node in enumerate(self._nodes[: end + 1]):
+            for parameter in self._parameters([node]).values():
+                if not choice.covers(parameter):
+                    others.setdefault(choice.outside(parameter), index)
+        if not others:
+            return
+        first = min(others, key=others.__getitem__)
+        later = next(n for n, e in ends.items() if e >= others[first])
+        names = ", ".join(repr(name) for name in others)
+        remedy = (
+            "freeze them too, or nothing behind them"
+            if choice.asked
+            else "add them to the list, or freeze nothing behind them"
+        )
+        raise FreezeError(
+            "cannot_freeze",
+            f"freeze: {later!r} is frozen, but trained modules run before "
+            f"its end: {names}; {remedy}",
+        )
 
     def default_freeze(self) -> str:
         """The module with parameters that freezes most before the last Linear.
@@ -197,20 +238,18 @@ class ModelTrace:
             for index, node in enumerate(self._nodes)
             if node.op == "call_module"
         }
-        linear = [i for i, m in trained.items() if isinstance(m, nn.Linear)]
+        linear = [i for i, m in trained.items() if _has_linear(m)]
         others = [i for i, m in trained.items() if list(m.parameters())]
         return max(linear or others, default=0)
 
-    def _suggestions(self, name: str) -> str:
-        valid = [
-            n
-            for n, end in self._ends.items()
+    @cached_property
+    def _valid(self) -> dict[str, int]:
+        """The modules that can be frozen, with their ends."""
+        return {
+            name: end
+            for name, end in self._ends.items()
             if self._advance(end) is not None
-        ]
-        near = difflib.get_close_matches(
-            name, valid, _MAX_SUGGESTIONS, cutoff=0.0
-        )
-        return ", ".join(near) or "there are none"
+        }
 
     # Where a trace can be split
 
@@ -253,7 +292,10 @@ class ModelTrace:
     def _last_use(self) -> dict[fx.Node, int]:
         positions = {node: i for i, node in enumerate(self._graph.nodes)}
         return {
-            node: max((positions[user] for user in node.users), default=-1)
+            node: max(
+                (positions[u] for u in node.users if not self.is_field(u)),
+                default=-1,
+            )
             for node in self._nodes
         }
 
@@ -266,15 +308,31 @@ class ModelTrace:
             return None
         batched = all(
             list(value.shape[:1]) == [batch]
-            for value, batch in zip(values, _BATCHES, strict=True)
+            for value, batch in zip(values, BATCHES, strict=True)
             if isinstance(value, torch.Tensor)
         )
         return live[0] if batched else None
 
     def _is_size(self, node: fx.Node) -> bool:
         return all(
-            isinstance(found.get(node), int | float | str | bool)
+            node in found and isinstance(found[node], _PLAIN)
             for found in self._values
+        )
+
+    def is_field(self, node: fx.Node) -> bool:
+        """Whether a node takes a plain value, maybe None, from a structure.
+
+        Its value is known; the structure need not cross for it.
+        """
+        source = source_of(node)
+        return (
+            source is not None
+            and self._is_size(node)
+            and len({found[node] for found in self._values}) == 1
+            and not any(
+                isinstance(found[source], torch.Tensor)
+                for found in self._values
+            )
         )
 
     def _describe(self, node: fx.Node) -> str:
@@ -338,7 +396,8 @@ class ModelTrace:
             raise FreezeError(
                 "cannot_freeze",
                 f"freeze {point.name!r}: in training mode the tail also "
-                f"needs other tensors than the last ({tensors})",
+                f"needs other tensors than the last ({tensors}); freeze "
+                "before them, or build the model without auxiliary outputs",
             )
         return crossing
 
@@ -349,14 +408,5 @@ class ModelTrace:
         return self._values[0][node], self._values[1][node]
 
 
-class _Recorder(FakeTensorProp):
-    """Remembers the value of every node."""
-
-    def __init__(self, module: fx.GraphModule, mode: FakeTensorMode) -> None:
-        super().__init__(module, mode)
-        self.found: dict[fx.Node, Any] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        result = super().run_node(n)
-        self.found[n] = result
-        return result
+def _has_linear(module: nn.Module) -> bool:
+    return any(isinstance(inner, nn.Linear) for inner in module.modules())

@@ -29,6 +29,7 @@ import torch
 from hapi_splitter import batchwise as by
 from hapi_splitter.batchwise import Bound, Value
 from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.encodings import encoder_step
 from hapi_splitter.lowering import BufferReuse, needed
 from hapi_splitter.ops import VIEWS, operators
 from hapi_splitter.program import INPUT
@@ -86,18 +87,27 @@ class Needs:
         return max(batch, 0)
 
 
-def needs_of(frozen: FrozenGraph, cut: int) -> Needs:
-    """What ``frozen.prefix(cut)`` needs.
+def needs_of(
+    frozen: FrozenGraph, cut: int, encoding: str | None = None
+) -> Needs:
+    """What ``frozen.prefix(cut)`` needs, and the encoding of its result.
 
     Args:
         frozen: the region.
         cut: 0 to ``num_cuts``.
+        encoding: that is made of the features on the same device; None for
+            the prefix alone.
 
     Raises:
+        AnnotationError: ``unknown_encoding``.
         UnsupportedError: ``cut_out_of_range``.
     """
+    every = list(steps(frozen, cut))
+    if encoding is not None:
+        shape = frozen.cuts[cut - 1].shape if cut else frozen.input_shape
+        every.append(_added(every[-1], encoder_step(shape, encoding)))
     kept: list[Step] = []
-    for step in sorted(set(steps(frozen, cut)), reverse=True):
+    for step in sorted(set(every), reverse=True):
         # The constants fall, so a step counts only if it grows faster.
         if not kept or step[1] > kept[-1][1]:
             kept.append(step)
@@ -125,7 +135,8 @@ def batch_for(
 
 
 def steps(frozen: FrozenGraph, cut: int) -> Iterator[Step]:
-    """The needs of the input alone and of each call of a prefix."""
+    """The needs of the input alone, of each call of a prefix, and of what
+    is left at its end, the input included."""
     stop = frozen.node_at(cut)
     program, values = frozen.program, frozen.values
     nodes = needed(program, INPUT, stop)
@@ -151,6 +162,7 @@ def steps(frozen: FrozenGraph, cut: int) -> Iterator[Step]:
         if in_place:
             live.add(node)
             total = _added(total, _need(values[node]))
+    yield total
 
 
 def _need(value: Value) -> Step:
@@ -269,6 +281,11 @@ def _attention_workspace(bound: Bound, result: Value) -> Step:
     return _added(found, _need(result))
 
 
+def _windows_workspace(bound: Bound, result: Value) -> Step:
+    # What they read is made contiguous by the call and by its kernel.
+    return _added(_total([bound["self"], bound["self"]]), _need(result))
+
+
 def _max_pool_workspace(bound: Bound, result: Value) -> Step:
     indices = replace(result, dtype=torch.int64)
     return _total([bound["self"], indices])
@@ -284,5 +301,7 @@ _WORKSPACES: Mapping[str, Callable[[Bound, Value], Step]] = MappingProxyType(
         "aten.bmm.default": _matmul_workspace,
         "aten.scaled_dot_product_attention.default": _attention_workspace,
         "aten.max_pool2d.default": _max_pool_workspace,
+        "aten.im2col.default": _windows_workspace,
+        "aten.col2im.default": _windows_workspace,
     }
 )

@@ -1,7 +1,8 @@
 """Operations that the freeze point moves over.
 
 They have no parameters and are deterministic: freezing them changes nothing
-of what is trained. Dropout and batch norm are not among them. What is not
+of what is trained. The sum at the end of a residual block is one of them.
+Dropout and batch norm are not among them. What is not
 listed simply stays in the tail.
 """
 
@@ -58,7 +59,10 @@ MOVABLE_FUNCTIONS = frozenset(
         F.adaptive_avg_pool2d,
         F.avg_pool2d,
         F.max_pool2d,
+        operator_module.add,
+        operator_module.iadd,
         operator_module.getitem,
+        torch.add,
         getattr,
     }
 )

@@ -224,6 +224,24 @@ _ROWS: Mapping[str, tuple[str, Rule, str | None]] = MappingProxyType(
             by.image,
             None,
         ),
+        "aten.upsample_bicubic2d.default": (
+            "self: tensor, output_size: ints, align_corners: bool, "
+            "scales_h: number?, scales_w: number?",
+            by.image,
+            None,
+        ),
+        "aten.im2col.default": (
+            "self: tensor, kernel_size: ints, dilation: ints, padding: ints, "
+            "stride: ints",
+            by.image,
+            None,
+        ),
+        "aten.col2im.default": (
+            "self: tensor, output_size: ints, kernel_size: ints, "
+            "dilation: ints, padding: ints, stride: ints",
+            by.columns,
+            None,
+        ),
         "aten.pixel_shuffle.default": (
             "self: tensor, upscale_factor: int",
             by.image,

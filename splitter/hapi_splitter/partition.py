@@ -11,6 +11,10 @@ from hapi_protocol.errors import FreezeError
 from hapi_splitter.freeze import FreezePoint, ModelTrace
 
 
+class ModesDifferError(FreezeError):
+    """Before the freeze point, training mode runs other operations."""
+
+
 def frozen_module(trace: ModelTrace, point: FreezePoint) -> fx.GraphModule:
     """All up to the freeze point, with the crossing tensor as its result."""
     graph = fx.Graph()
@@ -37,7 +41,10 @@ def tail_graph(trace: ModelTrace, point: FreezePoint) -> fx.Graph:
         return copies[node]
 
     for node in trace.nodes[point.index + 1 :]:
-        copies[node] = graph.node_copy(node, copied)
+        if trace.is_field(node):
+            copies[node] = _recomputed(trace, graph, features, node)
+        else:
+            copies[node] = graph.node_copy(node, copied)
     graph.output(fx.map_arg(trace.result, copied))
     return graph
 
@@ -69,13 +76,13 @@ def same_point(
     """The freeze point in ``other``, a trace in training mode.
 
     Raises:
-        FreezeError: ``cannot_freeze`` when the modes differ before it.
+        ModesDifferError: ``cannot_freeze``.
     """
     for mine, theirs in zip(
         trace.nodes[: point.index + 1], other.nodes, strict=False
     ):
         if (mine.op, mine.target) != (theirs.op, theirs.target):
-            raise FreezeError(
+            raise ModesDifferError(
                 "cannot_freeze",
                 f"freeze {point.name!r}: before it the model runs "
                 f"{mine.name!r} in eval mode and {theirs.name!r} in training "

@@ -45,6 +45,23 @@ SPLITS = frozenset(
 )
 """Operators with a list of results, along ``dim``."""
 
+ASSERTIONS = frozenset({"aten._assert_tensor_metadata.default"})
+"""Operators without a result; what they state, loading checks anyway."""
+
+DECOMPOSED = frozenset(
+    f"aten.{name}"
+    for name in (
+        "adaptive_avg_pool1d.default",
+        "addcmul.default",
+        "avg_pool1d.default",
+        "channel_shuffle.default",
+        "einsum.default",
+        "repeat_interleave.self_int",
+        "type_as.default",
+    )
+)
+"""Operators that torch itself writes with others."""
+
 Named = dict[str, Any]
 Rewritten = tuple[str, Named]
 
@@ -117,6 +134,40 @@ def _expand(bound: Named, node: fx.Node) -> Rewritten | None:
     return "aten.expand.default", {"self": bound["self"], "size": sizes}
 
 
+def _repeat(bound: Named, node: fx.Node) -> Rewritten | None:
+    """Where all that is repeated has size 1, or one dimension is."""
+    source = bound["self"].meta["val"]
+    sizes = list(node.meta["val"].shape)
+    added = len(sizes) - source.ndim
+    repeated = [
+        dim
+        for dim, count in enumerate(bound["repeats"])
+        if not isinstance(count, int) or count != 1
+    ]
+    old = [1] * added + list(source.shape)
+    if all(isinstance(old[d], int) and old[d] == 1 for d in repeated):
+        return "aten.expand.default", {"self": bound["self"], "size": sizes}
+    count = bound["repeats"][repeated[0]]
+    if added or len(repeated) > 1 or not isinstance(count, int):
+        return None
+    if count < 1:
+        return None
+    copies = [bound["self"]] * count
+    return "aten.cat.default", {"tensors": copies, "dim": repeated[0]}
+
+
+def _copy(bound: Named, node: fx.Node) -> Rewritten | None:
+    """What is overwritten does not matter."""
+    source, result = bound["src"].meta["val"], node.meta["val"]
+    if (source.shape, source.dtype) != (result.shape, result.dtype):
+        return None
+    return "aten.contiguous.default", {"self": bound["src"]}
+
+
+def _square(bound: Named, node: fx.Node) -> Rewritten | None:
+    return "aten.mul.Tensor", {"self": bound["self"], "other": bound["self"]}
+
+
 def _matrix_transpose(bound: Named, node: fx.Node) -> Rewritten | None:
     return "aten.transpose.int", bound | {"dim0": 0, "dim1": 1}
 
@@ -173,6 +224,23 @@ def _same_padding(bound: Named, node: fx.Node) -> Rewritten | None:
     return "aten.conv2d.default", bound | {"padding": padding}
 
 
+def _adaptive_max_pool(bound: Named, node: fx.Node) -> Rewritten | None:
+    """Where all windows have one size."""
+    sizes = bound["self"].meta["val"].shape[-2:]
+    places = bound["output_size"]
+    if any(size % place for size, place in zip(sizes, places, strict=True)):
+        return None
+    window = [size // place for size, place in zip(sizes, places, strict=True)]
+    return "aten.max_pool2d.default", {
+        "self": bound["self"],
+        "kernel_size": window,
+        "stride": window,
+        "padding": [0, 0],
+        "dilation": [1, 1],
+        "ceil_mode": False,
+    }
+
+
 def _upsample(name: str) -> Callable[[Named, fx.Node], Rewritten | None]:
     def upsampled(bound: Named, node: fx.Node) -> Rewritten | None:
         factors = bound["scale_factors"] or (None, None)
@@ -194,6 +262,9 @@ _SPECIAL: Mapping[str, Callable[[Named, fx.Node], Rewritten | None]] = (
             "aten.squeeze.dim": _squeeze,
             "aten.slice.Tensor": _slice,
             "aten.expand.default": _expand,
+            "aten.repeat.default": _repeat,
+            "aten.copy.default": _copy,
+            "aten.square.default": _square,
             "aten.t.default": _matrix_transpose,
             "aten.gelu.default": _gelu,
             "aten.pad.default": _pad,
@@ -209,8 +280,10 @@ _SPECIAL: Mapping[str, Callable[[Named, fx.Node], Rewritten | None]] = (
             "aten.to.dtype": _dtype,
             "aten._to_copy.default": _dtype,
             "aten.conv2d.padding": _same_padding,
+            "aten.adaptive_max_pool2d.default": _adaptive_max_pool,
             "aten.upsample_nearest2d.vec": _upsample("upsample_nearest2d"),
             "aten.upsample_bilinear2d.vec": _upsample("upsample_bilinear2d"),
+            "aten.upsample_bicubic2d.vec": _upsample("upsample_bicubic2d"),
         }
     )
 )

@@ -1,11 +1,15 @@
 """Splits a user's model into a frozen region and a trainable tail.
 
-The model is traced by ``torch.fx``. The freeze point is the end of the
-named module, moved over the operations after it that have no parameters and
+The model is traced by ``torch.fx``. The freeze point is the end of what is
+to be frozen, moved over the operations after it that have no parameters and
 are deterministic: they cost the storage side little and mostly shrink the
 features. What is before is exported (:mod:`hapi_splitter.export`), always
 in eval mode; what is after becomes a :class:`hapi_splitter.tail.Tail`. Each
 operation is on exactly one side.
+
+Where a model cannot be traced as a whole, only the forwards of the modules
+that hold the frozen ones are; and where that fails, the user hands over two
+modules.
 """
 
 from __future__ import annotations
@@ -14,17 +18,27 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torch import nn
+import torch
+from torch import fx, nn
 
 from hapi_protocol.errors import FreezeError
+from hapi_splitter import pair
 from hapi_splitter.batchwise import Value
+from hapi_splitter.choice import Choice, Freeze, choose
 from hapi_splitter.cuts import FrozenGraph, cuttable
-from hapi_splitter.export import export_region
+from hapi_splitter.export import ExportedRegion, export_region
 from hapi_splitter.freeze import FreezePoint, ModelTrace
 from hapi_splitter.package import digest_of
-from hapi_splitter.partition import frozen_module, same_point, tail_graph
+from hapi_splitter.partition import (
+    ModesDifferError,
+    frozen_module,
+    same_point,
+    tail_graph,
+)
+from hapi_splitter.propagation import example_for
 from hapi_splitter.shapes import infer
 from hapi_splitter.tail import Tail
+from hapi_splitter.tracing import unwrapped
 from hapi_splitter.transforms import ImageTransform
 
 DEFAULT_SAMPLE_SHAPE = (3, 224, 224)
@@ -38,7 +52,8 @@ class SplitModel:
         frozen: the frozen region; its weights share memory with the
             model's parameters until the model moves to another device.
         tail: the rest, with the model's own submodules and parameters.
-        freeze: the module the freeze was asked for.
+        freeze: what the freeze was asked for: a module's name, or several,
+            or ``(frozen, tail)``.
         last: the last operation that was frozen with it.
     """
 
@@ -49,34 +64,156 @@ class SplitModel:
 
 
 def split(
-    model: nn.Module,
-    freeze: str,
+    model: nn.Module | tuple[nn.Module, nn.Module],
+    freeze: Freeze | None = None,
     *,
     transform: ImageTransform | None = None,
     sample_shape: Sequence[int] | None = None,
 ) -> SplitModel:
-    """Splits a model after a module of it.
+    """Splits a model after what is to be frozen.
 
     Args:
-        model: any module of one tensor ``[B, *sample_shape]`` and one
-            tensor result. It is left as it is, mode included.
+        model: any module of one tensor ``[B, *sample_shape]``. It is left
+            as it is, mode included. Of a compiled one, its original is
+            split; compile the tail instead. Or two modules
+            ``(frozen, tail)``, where the first yields the one tensor that
+            the second takes; the tail is then used as it is.
         freeze: dotted name of a submodule; all that runs up to its end is
-            frozen, and see :mod:`hapi_splitter.trace`.
+            frozen, and see :mod:`hapi_splitter.trace`. Or a list of names:
+            exactly these modules are frozen. Or a function
+            ``freeze(name, module)``, true for those to be frozen of the
+            modules with parameters of their own (the model itself has the
+            name ``""``). None for two modules.
         transform: from a decoded image to a sample, for the package.
         sample_shape: of one sample; by default what the transform yields,
             else ``(3, 224, 224)``.
 
     Raises:
         FreezeError: ``unknown_freeze`` naming the nearest valid names;
-            ``cannot_freeze`` naming the tensors that would have to cross;
+            ``cannot_freeze`` naming the tensors that would have to cross,
+            or what would have to be both frozen and trained;
             ``cannot_trace`` or ``unknown_op`` with torch's reason.
     """
     shape = _sample_shape(transform, sample_shape)
+    if not isinstance(model, nn.Module):
+        return _split_pair(*pair.check_pair(model, freeze), shape, transform)
+    model = unwrapped(model)
+    choice = choose(model, freeze)
+    parts = _partition(model, choice, shape)
     with _mode(model, training=False):
-        trace = ModelTrace(model, shape)
-        point = trace.freeze_point(freeze)
+        exported = export_region(parts.region, example_for(model, shape))
+    return SplitModel(
+        _frozen_graph(exported, shape, transform, parts.point),
+        Tail(model, parts.training, parts.evaluation),
+        choice.text,
+        parts.point.last,
+    )
+
+
+def default_freeze(
+    model: nn.Module, *, sample_shape: Sequence[int] = DEFAULT_SAMPLE_SHAPE
+) -> str:
+    """The freeze that leaves the last linear layer (and less) to train.
+
+    Raises:
+        FreezeError: when the model has no such place.
+    """
+    model, shape = unwrapped(model), tuple(sample_shape)
+    with _mode(model, training=False):
+        try:
+            trace = ModelTrace(model, shape)
+        except FreezeError:
+            children = [name for name, _ in model.named_children()]
+            trace = ModelTrace(model, shape, children)
+        return trace.default_freeze()
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """A model on both sides of a freeze point, as graphs."""
+
+    point: FreezePoint
+    region: fx.GraphModule
+    training: fx.Graph
+    evaluation: fx.Graph
+
+
+def _partition(
+    model: nn.Module, choice: Choice, shape: tuple[int, ...]
+) -> _Parts:
+    try:
+        return _partition_at(model, choice, shape, None)
+    except FreezeError as error:
+        if not _shallow_may_help(error, model, choice):
+            raise
+        full = error
+    try:
+        return _partition_at(model, choice, shape, choice.names)
+    except FreezeError as error:
+        if full.code != "cannot_trace":
+            raise full from error
+        if error.code != "cannot_trace":
+            raise
+        raise FreezeError(
+            "cannot_trace",
+            f"{full.message}. Tracing only what holds {choice.text!r} fails "
+            f"as well ({error.message}); two modules can be given instead: "
+            "split((frozen, tail))",
+        ) from error
+
+
+def _shallow_may_help(
+    error: FreezeError, model: nn.Module, choice: Choice
+) -> bool:
+    if error.code == "unknown_freeze":
+        # Inside a module that the full trace takes whole, perhaps.
+        known = {name for name, _ in model.named_modules()}
+        return known.issuperset(choice.names)
+    return error.code == "cannot_trace" or isinstance(error, ModesDifferError)
+
+
+def _partition_at(
+    model: nn.Module,
+    choice: Choice,
+    shape: tuple[int, ...],
+    targets: Sequence[str] | None,
+) -> _Parts:
+    with _mode(model, training=False):
+        trace = ModelTrace(model, shape, targets)
+        point = trace.freeze_point(choice)
         region = frozen_module(trace, point)
-        exported = export_region(region, trace.example())
+        evaluation = tail_graph(trace, point)
+    with _mode(model, training=True):
+        other = ModelTrace(model, shape, targets)
+        training = tail_graph(other, same_point(trace, other, point))
+    return _Parts(point, region, training, evaluation)
+
+
+def _split_pair(
+    frozen: nn.Module,
+    tail: nn.Module,
+    shape: tuple[int, ...],
+    transform: ImageTransform | None,
+) -> SplitModel:
+    frozen = unwrapped(frozen)
+    example = example_for(frozen, shape)
+    with _mode(frozen, training=False):
+        pair.check_result(frozen, example)
+        exported = export_region(frozen, example)
+    last = exported.names[-1]
+    point = FreezePoint(pair.DESCRIPTION, len(exported.names), last)
+    graph = _frozen_graph(exported, shape, transform, point)
+    with _mode(tail, training=False):
+        pair.check_accepts(tail, graph.cuts[-1].shape, example.device)
+    return SplitModel(graph, tail, pair.DESCRIPTION, last)
+
+
+def _frozen_graph(
+    exported: ExportedRegion,
+    shape: tuple[int, ...],
+    transform: ImageTransform | None,
+    point: FreezePoint,
+) -> FrozenGraph:
     values = infer(exported.program, exported.weights, shape)
     _check_output(values[-1], point)
     frozen = FrozenGraph(
@@ -88,20 +225,7 @@ def split(
         "",
     )
     frozen.digest = digest_of(frozen)
-    tail = _tail(model, trace, point)
-    return SplitModel(frozen, tail, freeze, point.last)
-
-
-def default_freeze(
-    model: nn.Module, *, sample_shape: Sequence[int] = DEFAULT_SAMPLE_SHAPE
-) -> str:
-    """The freeze that leaves the last linear layer (and less) to train.
-
-    Raises:
-        FreezeError: when the model has no such place.
-    """
-    with _mode(model, training=False):
-        return ModelTrace(model, tuple(sample_shape)).default_freeze()
+    return frozen
 
 
 def _sample_shape(
@@ -127,21 +251,17 @@ def _check_output(value: Value, point: FreezePoint) -> None:
         )
 
 
-def _tail(model: nn.Module, trace: ModelTrace, point: FreezePoint) -> Tail:
-    evaluation = tail_graph(trace, point)
-    with _mode(model, training=True):
-        other = ModelTrace(model, trace.sample_shape)
-        training = tail_graph(other, same_point(trace, other, point))
-    return Tail(model, training, evaluation)
-
-
 @contextmanager
 def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Sets the mode of all submodules, then restores that of each."""
+    """Sets the mode of all submodules, then restores that of each.
+
+    Submodules that are compiled run as they were written meanwhile.
+    """
     before = [(module, module.training) for module in model.modules()]
     model.train(training)
     try:
-        yield
+        with torch.compiler.set_stance("force_eager"):
+            yield
     finally:
         for module, was in before:
             module.training = was

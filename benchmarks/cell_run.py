@@ -1,0 +1,390 @@
+"""One cell: calibration, warm-up, interleaved rounds, runs from cold."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.cells import Cell
+from benchmarks.contenders import Outlook, Static, who_measures
+from benchmarks.regret import (
+    AUTO,
+    STREAM,
+    Regret,
+    best_static,
+    judge,
+    medians,
+    regret_of,
+)
+from benchmarks.remote import Remote
+from benchmarks.shards import write_shards
+from benchmarks.testbed import Testbed
+
+CLIENT = "benchmarks.client_tier"
+AGAIN = "again"
+"""The second pass of one contender in each round: the noise floor."""
+
+CALIBRATION_PASSES = 3
+OUT_OF_REACH = 0.7
+"""A static cut slower than this part of the best is measured once."""
+
+MOST_SETTLING_PASSES = 6
+QUESTION_SECONDS = 1800.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all cells of one result have in common.
+
+    Attributes:
+        rounds: measured passes of each contender.
+        floor: of the encodings.
+        scale: of the number of samples of a pass.
+        cold_epochs: of a run from cold; 0 leaves these out.
+        cold_upload_seconds: a static cut whose package takes longer to
+            send is not run from cold.
+        tars: names of the files that the samples come from.
+    """
+
+    rounds: int
+    floor: str
+    scale: float
+    cold_epochs: int
+    cold_upload_seconds: float
+    tars: Sequence[str]
+
+
+@dataclass
+class CellRun:
+    """Measures one cell.
+
+    Args:
+        bed: the testbed.
+        cell: what to measure.
+        settings: how.
+        tars: files to make the data set from.
+        note: told of the progress, a line at a time.
+        save: told the cell's entry after each round.
+    """
+
+    bed: Testbed
+    cell: Cell
+    settings: Settings
+    tars: Sequence[Any]
+    note: Callable[[str], None]
+    save: Callable[[dict[str, Any]], None]
+    entry: dict[str, Any] = field(default_factory=dict)
+    _link: float | None = None
+    _package_bytes: int = 0
+
+    def run(self) -> dict[str, Any]:
+        """The cell's entry in the results."""
+        started = time.monotonic()
+        self.entry = {
+            "name": self.cell.name,
+            "model": self.cell.model,
+            "freeze": self.cell.freeze,
+            "freeze_module": self.cell.freeze_module,
+            "link": self.cell.link,
+            "samples": self._num_samples,
+            "complete": False,
+        }
+        with self.bed.client.remote(CLIENT) as client:
+            self._prepare(client)
+            found = self._calibrate(client)
+            names = self._warm_up(client, found)
+            self._measure(client, names)
+        self._judge()
+        if self.settings.cold_epochs:
+            self.entry["cold"] = self._cold_runs()
+        self.entry["complete"] = True
+        self.entry["seconds"] = time.monotonic() - started
+        return self.entry
+
+    @property
+    def _num_samples(self) -> int:
+        network = self.cell.network
+        shards = round(
+            network.samples * self.settings.scale / network.shard_samples
+        )
+        return max(1, shards) * network.shard_samples
+
+    @property
+    def _container(self) -> str:
+        return f"{self.cell.model}-{self._num_samples}"
+
+    # -- before the rounds ------------------------------------------------
+
+    def _prepare(self, client: Remote) -> None:
+        """Stores the data, before the link is shaped."""
+        if self.bed.shaped:
+            self.bed.set_link(None)
+        folder = self.bed.folder / "data" / self._container
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            shards = write_shards(
+                self.tars,
+                folder,
+                self._num_samples,
+                self.cell.network.shard_samples,
+            )
+            _ask(
+                client,
+                "upload",
+                shards=[str(shard) for shard in shards],
+                container=self._container,
+            )
+        self._choose_model(client, None)
+        _ask(client, "open", name=STREAM, cut=STREAM)
+
+    def _choose_model(self, client: Remote, epochs: int | None) -> None:
+        _ask(
+            client,
+            "prepare",
+            model=self.cell.model,
+            freeze=self.cell.freeze_module,
+            container=self._container,
+            floor=self.settings.floor,
+            epochs=epochs,
+        )
+
+    def _calibrate(self, client: Remote) -> Outlook:
+        """Streams without a limit, asks the planner, then sets the link."""
+        passes = [
+            _ask(client, "run", name=STREAM, epoch=0)
+            for _ in range(CALIBRATION_PASSES)
+        ]
+        # The first pass warms up.
+        rate = max(each["samples_per_second"] for each in passes[1:])
+        raw_bytes = passes[-1]["bytes_per_sample"]
+        self.entry["calibration"] = {
+            "samples_per_second": rate,
+            "bytes_per_sample": raw_bytes,
+            "saturating_bytes_per_second": rate * raw_bytes,
+        }
+        if self.cell.link is not None:
+            self._link = self.cell.link * rate * raw_bytes
+        self.entry["link_bytes_per_second"] = self._link
+        shown = f"{self._link / 1e6:.2f} MB/s" if self._link else "unshaped"
+        self.note(
+            f"streaming saturates the client at {rate:.1f} samples/s,"
+            f" {rate * raw_bytes / 1e6:.2f} MB/s; link: {shown}"
+        )
+        answer = _ask(
+            client, "outlook", link=self._link, container=self._container
+        )
+        self._package_bytes = answer["package_bytes"]
+        if self._link is not None:
+            self.bed.set_link(self._link)
+        return Outlook.from_json(answer)
+
+    def _warm_up(self, client: Remote, found: Outlook) -> list[str]:
+        """Opens every contender, unmeasured passes of each; their names."""
+        jobs, shared = who_measures(found)
+        self.entry |= {
+            "predicted": dict(found.predicted),
+            "shared": shared,
+            "encodings": {},
+            "ruled_out": {},
+        }
+        warm = {STREAM: self._pass(client, STREAM, 0)}
+        _ask(client, "open", name=AUTO, cut=AUTO)
+        warm[AUTO] = self._settle(client)
+        for job in sorted(jobs, key=lambda job: job.link_bytes):
+            bound = self._link_bound(job, max(warm.values()))
+            if bound is not None:
+                self.entry["ruled_out"][job.name] = bound
+                continue
+            _ask(
+                client,
+                "open",
+                name=job.name,
+                cut=job.cut,
+                encoding=job.encoding,
+            )
+            self.entry["encodings"][job.name] = job.encoding
+            warm[job.name] = self._pass(client, job.name, 0)
+        statics = [name for name in warm if name != AUTO]
+        self.entry["again"] = max(statics, key=lambda name: warm[name])
+        self.note(
+            "warm: "
+            + ", ".join(f"{name} {rate:.1f}" for name, rate in warm.items())
+            + "; ruled out: "
+            + (", ".join(self.entry["ruled_out"]) or "none")
+        )
+        return [*warm, AGAIN]
+
+    def _settle(self, client: Remote) -> float:
+        """Passes of ``auto`` until its plan stays; the last one's rate."""
+        plans: list[str | None] = []
+        while True:
+            rate = self._pass(client, AUTO, 0)
+            plans.append(_ask(client, "plan", name=AUTO)["label"])
+            steady = plans[-1] is not None and plans[-2:-1] == plans[-1:]
+            if steady or len(plans) == MOST_SETTLING_PASSES:
+                self.entry["settling"] = plans
+                return rate
+
+    def _link_bound(self, job: Static, best: float) -> str | None:
+        """Why a cut cannot win, if the link alone says so.
+
+        ``best`` is a rate that was reached while still warming up.
+        """
+        if self._link is None:
+            return None
+        most = self._link / job.link_bytes
+        if most >= best:
+            return None
+        return (
+            f"at {job.link_bytes:.0f} bytes a sample the link allows"
+            f" {most:.2f} samples/s; {best:.2f} were reached"
+        )
+
+    # -- the rounds -------------------------------------------------------
+
+    def _measure(self, client: Remote, names: Sequence[str]) -> None:
+        rounds: dict[str, list[float]] = {name: [] for name in names}
+        self.entry["rounds"] = rounds
+        self.entry["bytes_per_sample"] = {}
+        self.entry["fallbacks"] = {}
+        self.entry["out_of_reach"] = []
+        active = list(names)
+        for number in range(self.settings.rounds):
+            for name in rotated(active, number):
+                rounds[name].append(self._pass(client, name, number + 1))
+            if number == 0:
+                slow = out_of_reach(rounds, self._statics)
+                self.entry["out_of_reach"] = slow
+                active = [name for name in active if name not in slow]
+            self.save(self.entry)
+            self.note(
+                f"round {number + 1}/{self.settings.rounds}: "
+                + ", ".join(
+                    f"{name} {rounds[name][-1]:.1f}" for name in active
+                )
+            )
+        plan = _ask(client, "plan", name=AUTO)
+        self.entry["plan"] = plan["label"]
+        self.entry["plan_samples_per_second"] = plan["samples_per_second"]
+
+    @property
+    def _statics(self) -> list[str]:
+        return [STREAM, *self.entry["encodings"]]
+
+    def _pass(self, client: Remote, name: str, epoch: int) -> float:
+        job = self.entry.get("again", name) if name == AGAIN else name
+        done = _ask(client, "run", name=job, epoch=epoch)
+        if done["fallbacks"]:
+            counts = self.entry.setdefault("fallbacks", {})
+            counts[name] = counts.get(name, 0) + done["fallbacks"]
+            self.note(
+                f"{name}: {done['fallbacks']} spans fell back to streaming;"
+                " this pass does not measure what its name says"
+            )
+        self.entry.setdefault("bytes_per_sample", {})[name] = done[
+            "bytes_per_sample"
+        ]
+        return float(done["samples_per_second"])
+
+    # -- after the rounds -------------------------------------------------
+
+    def _judge(self) -> None:
+        """Completes the entry with what follows from its rounds."""
+        entry = self.entry
+        rounds = entry["rounds"]
+        again = rounds.pop(AGAIN)
+        entry["bytes_per_sample"].pop(AGAIN, None)
+        entry["noise"] = {
+            "contender": entry["again"],
+            "rounds": again,
+            **_regret_json(regret_of(again, rounds[entry.pop("again")])),
+        }
+        for name, measured in entry["shared"].items():
+            for key in ("rounds", "bytes_per_sample"):
+                if measured in entry[key]:
+                    entry[key][name] = entry[key][measured]
+        entry["samples_per_second"] = medians(rounds)
+        entry["best_static"] = best_static(rounds, self._statics)
+        verdict = judge(rounds, self._statics)
+        if verdict is None:
+            entry.update(regret=None, interval=None, against_stream=None)
+            entry.update(missed=None, above_best_static=None)
+            return
+        entry.update(_regret_json(verdict.against_best))
+        entry["against_stream"] = _regret_json(verdict.against_stream)
+        entry["missed"] = verdict.missed
+        entry["above_best_static"] = verdict.above_best_static
+
+    def _cold_runs(self) -> dict[str, Any]:
+        """Whole runs, each with a new worker and no package in the store."""
+        contenders: dict[str, tuple[int | str, str | None]] = {
+            STREAM: (STREAM, None)
+        }
+        best = self.entry["best_static"]
+        if best != STREAM:
+            number = int(best.removeprefix("cut-"))
+            contenders[best] = (number, self.entry["encodings"][best])
+        contenders[AUTO] = (AUTO, None)
+        runs: dict[str, Any] = {}
+        for name, (cut, encoding) in contenders.items():
+            runs[name] = self._cold_run(name, cut, encoding)
+            took = runs[name]["seconds"]
+            self.note(
+                f"from cold: {name} "
+                + (f"{took:.1f} s" if took else runs[name]["reason"])
+            )
+        return runs
+
+    def _cold_run(
+        self, name: str, cut: int | str, encoding: str | None
+    ) -> dict[str, Any]:
+        upload = self._package_bytes / self._link if self._link else 0.0
+        too_long = upload > self.settings.cold_upload_seconds
+        if isinstance(cut, int) and too_long:
+            return {
+                "seconds": None,
+                "reason": f"{upload:.0f} s to send its package alone",
+                "at_least_seconds": upload,
+            }
+        self.bed.restart_worker()
+        with self.bed.client.remote(CLIENT) as client:
+            self._choose_model(client, self.settings.cold_epochs)
+            done = _ask(
+                client,
+                "cold",
+                cut=cut,
+                encoding=encoding,
+                epochs=self.settings.cold_epochs,
+                models_container=f"cold-{self.cell.name}-{name}".replace(
+                    "/", "-"
+                ),
+            )
+        return dict(done)
+
+
+def rotated(names: Sequence[str], number: int) -> list[str]:
+    """The order of a round: each contender begins in turn."""
+    start = number % len(names)
+    return [*names[start:], *names[:start]]
+
+
+def out_of_reach(
+    rounds: Mapping[str, Sequence[float]], statics: Sequence[str]
+) -> list[str]:
+    """Cuts that the first round shows far behind; never ``stream``."""
+    best = max(rounds[name][0] for name in statics)
+    return [
+        name
+        for name in statics
+        if name != STREAM and rounds[name][0] < OUT_OF_REACH * best
+    ]
+
+
+def _ask(client: Remote, do: str, **arguments: Any) -> Any:
+    return client.ask(do, seconds=QUESTION_SECONDS, **arguments)
+
+
+def _regret_json(regret: Regret) -> dict[str, Any]:
+    return {"regret": regret.regret, "interval": list(regret.interval)}

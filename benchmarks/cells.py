@@ -1,0 +1,128 @@
+"""What ``benchmarks.splits`` measures: networks, freeze points, links."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+BACKBONE = "backbone"
+INNER = "inner"
+LINKS = (0.25, 2.0)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A torchvision network with random weights.
+
+    Attributes:
+        resize_size: pixels of the shorter side.
+        crop_size: pixels of both sides of what the network sees.
+        freeze: module to freeze, by ``backbone`` (all but the head) and
+            ``inner`` (about half of it).
+        samples: of one pass.
+        shard_samples: of one shard; each is one span.
+        batch_size: of one training step.
+    """
+
+    resize_size: int
+    crop_size: int
+    freeze: Mapping[str, str]
+    samples: int
+    shard_samples: int
+    batch_size: int
+
+
+NETWORKS: Mapping[str, Network] = {
+    "resnet18": Network(
+        256, 224, {BACKBONE: "layer4", INNER: "layer2"}, 128, 8, 16
+    ),
+    "mobilenet_v3_small": Network(
+        256, 224, {BACKBONE: "features", INNER: "features.6"}, 256, 16, 32
+    ),
+    "vit_b_16": Network(
+        128,
+        112,
+        {
+            BACKBONE: "encoder",
+            INNER: "encoder.layers.encoder_layer_5",
+        },
+        64,
+        4,
+        16,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One comparison.
+
+    Attributes:
+        model: a name in :data:`NETWORKS`.
+        freeze: ``backbone`` or ``inner``.
+        link: rate as a multiple of the byte rate at which streaming
+            saturates the client; None for an unshaped link.
+    """
+
+    model: str
+    freeze: str
+    link: float | None
+
+    @property
+    def network(self) -> Network:
+        return NETWORKS[self.model]
+
+    @property
+    def freeze_module(self) -> str:
+        return self.network.freeze[self.freeze]
+
+    @property
+    def workload(self) -> str:
+        """What is trained, whatever the link: ``resnet18/backbone``."""
+        return f"{self.model}/{self.freeze}"
+
+    @property
+    def name(self) -> str:
+        link = "unshaped" if self.link is None else f"{self.link:g}"
+        return f"{self.workload}/{link}"
+
+
+def all_cells(*, shaped: bool) -> list[Cell]:
+    """Every cell; without shaping there is one link."""
+    links = LINKS if shaped else (None,)
+    return [
+        Cell(model, freeze, link)
+        for model, freeze, link in itertools.product(
+            NETWORKS, (BACKBONE, INNER), links
+        )
+    ]
+
+
+QUICK = ("mobilenet_v3_small/backbone/*", "resnet18/backbone/*")
+
+
+def chosen_cells(patterns: Sequence[str], *, shaped: bool) -> list[Cell]:
+    """The cells whose name matches one of ``patterns``.
+
+    Args:
+        patterns: as of a shell, ``resnet18/*/0.25``; empty for all.
+        shaped: see :func:`all_cells`.
+
+    Raises:
+        ValueError: naming a pattern that no cell matches.
+    """
+    cells = all_cells(shaped=shaped)
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(c.name, pattern) for c in cells):
+            raise ValueError(
+                f"no cell matches {pattern!r}; there are"
+                f" {', '.join(cell.name for cell in cells)}"
+            )
+    return [
+        cell
+        for cell in cells
+        if not patterns
+        or any(fnmatch.fnmatchcase(cell.name, p) for p in patterns)
+    ]

@@ -1,0 +1,256 @@
+"""The training process of a testbed's client tier.
+
+``python -m benchmarks.client_tier`` answers questions on its standard input
+(see :mod:`benchmarks.remote`) until that ends.  It holds one model and, under
+names, any number of jobs on it: all contenders are measured by one process,
+one after the other, so that they share its warmth and no two of them ever
+compete for its core.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torchvision
+from benchmarks.cells import NETWORKS
+from benchmarks.contenders import outlook
+from benchmarks.remote import serve
+
+from hapi_client.advice import Question, advise
+from hapi_client.connection import Connection
+from hapi_client.fetch import FetchOptions
+from hapi_client.frozen import FrozenRegion
+from hapi_client.job import TransferJob
+from hapi_client.location import Location
+from hapi_client.packages import DEFAULT_MODELS_CONTAINER
+from hapi_client.progress import SilentReporter
+from hapi_client.upload import upload
+from hapi_splitter.transforms import ImageTransform
+
+SEED = 0
+LEARNING_RATE = 1e-4
+MOMENTUM = 0.9
+
+# Few requests at once and a narrow shuffle buffer: a pass has only a dozen
+# spans, and it is the steady state that is wanted, not the pipeline's start.
+OPTIONS = FetchOptions(num_threads=2, buffer_spans=1)
+STEADY_EPOCHS = 100_000
+
+
+class ClientTier:
+    """Answers the questions of ``benchmarks.splits``."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        self._stack = contextlib.ExitStack()
+        self._jobs: dict[str, TransferJob] = {}
+        self._optimizers: dict[str, torch.optim.Optimizer] = {}
+        self._arguments: dict[str, Any] = {}
+        self._model: torch.nn.Module | None = None
+
+    def upload(self, shards: list[str], container: str) -> None:
+        """Stores tar files as a data set."""
+        with Connection() as connection:
+            upload(
+                connection,
+                Location(container, ""),
+                [Path(shard) for shard in shards],
+                SilentReporter(),
+            )
+
+    def prepare(
+        self,
+        model: str,
+        freeze: str,
+        container: str,
+        floor: str,
+        epochs: int | None,
+    ) -> None:
+        """Chooses the model, from seeded random weights, and the data.
+
+        Args:
+            model: a name in :data:`benchmarks.cells.NETWORKS`.
+            freeze: name of the last frozen module.
+            container: of the data set.
+            floor: of the encodings.
+            epochs: that the jobs are told they will run; None for so many
+                that no one-off cost matters.
+        """
+        network = NETWORKS[model]
+        torch.manual_seed(SEED)
+        builder = torchvision.models.get_model_builder(model)
+        sized = {"image_size": network.crop_size} if "vit" in model else {}
+        self._model = builder(weights=None, **sized)
+        self._arguments = {
+            "freeze": freeze,
+            "data": f"swift://{container}",
+            "batch_size": network.batch_size,
+            "transform": ImageTransform(
+                resize_size=network.resize_size, crop_size=network.crop_size
+            ),
+            "seed": SEED,
+            "options": OPTIONS,
+            "floor": floor,
+            "epochs": STEADY_EPOCHS if epochs is None else epochs,
+        }
+
+    def open(
+        self,
+        name: str,
+        cut: int | str,
+        encoding: str | None = None,
+        models_container: str = DEFAULT_MODELS_CONTAINER,
+    ) -> None:
+        """Makes a job; a contender of this name from now on.
+
+        Each has a connection of its own, so that bytes are counted apart.
+        """
+        assert self._model is not None
+        arguments = dict(self._arguments)
+        if encoding is not None:
+            arguments["encoding"] = encoding
+        connection = self._stack.enter_context(Connection())
+        job = self._stack.enter_context(
+            TransferJob(
+                self._model,
+                cut=cut,
+                connection=connection,
+                models_container=models_container,
+                **arguments,
+            )
+        )
+        self._jobs[name] = job
+        self._optimizers[name] = torch.optim.SGD(
+            job.tail.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM
+        )
+
+    def run(self, name: str, epoch: int) -> dict[str, Any]:
+        """Trains one epoch; what it took."""
+        job = self._jobs[name]
+        before = job.stats
+        started = time.perf_counter()
+        train_epoch(job, self._optimizers[name], epoch)
+        seconds = time.perf_counter() - started
+        after = job.stats
+        samples = after.samples - before.samples
+        return {
+            "seconds": seconds,
+            "samples_per_second": samples / seconds,
+            "bytes_per_sample": (after.bytes - before.bytes) / samples,
+            "fallbacks": after.fallbacks - before.fallbacks,
+        }
+
+    def outlook(self, link: float | None, container: str) -> dict[str, Any]:
+        """The cuts worth a measurement; see :mod:`benchmarks.contenders`.
+
+        Also stores the package, and has the worker profile it.
+
+        Args:
+            link: bytes per second of the cell; None measures it.
+            container: of the data set.
+        """
+        assert self._model is not None
+        region = FrozenRegion(
+            self._model,
+            self._arguments["freeze"],
+            self._arguments["transform"],
+            torch.device("cpu"),
+        )
+        question = Question(
+            floor=self._arguments["floor"],
+            epochs=STEADY_EPOCHS,
+            batch_size=self._arguments["batch_size"],
+            link=link,
+            num_samples=None,
+            upload=True,
+            name="model",
+        )
+        with Connection() as connection:
+            advice = advise(
+                region,
+                question,
+                SilentReporter(),
+                connection,
+                Location(container, ""),
+            )
+        return {
+            **outlook(advice.report).to_json(),
+            "package_bytes": region.parameter_bytes,
+        }
+
+    def plan(self, name: str) -> dict[str, Any]:
+        """The present plan of a job with ``cut="auto"``."""
+        plan = self._jobs[name].plan
+        if plan is None:
+            return {"label": None, "samples_per_second": None}
+        return {
+            "label": plan.label,
+            "samples_per_second": plan.samples_per_second,
+        }
+
+    def cold(
+        self,
+        cut: int | str,
+        encoding: str | None,
+        epochs: int,
+        models_container: str,
+    ) -> dict[str, Any]:
+        """A whole run from its start; the container has no package yet."""
+        started = time.perf_counter()
+        self.open("cold", cut, encoding, models_container)
+        for epoch in range(epochs):
+            train_epoch(self._jobs["cold"], self._optimizers["cold"], epoch)
+        seconds = time.perf_counter() - started
+        stats = self._jobs["cold"].stats
+        return {
+            "seconds": seconds,
+            "samples": stats.samples,
+            "bytes": stats.bytes,
+            "package_bytes": stats.package_bytes,
+            "fallbacks": stats.fallbacks,
+        }
+
+    def close(self) -> None:
+        """Ends all jobs and their connections."""
+        self._stack.close()
+
+
+def train_epoch(
+    job: TransferJob, optimizer: torch.optim.Optimizer, epoch: int
+) -> None:
+    """One pass over the data set with a step for each batch."""
+    criterion = torch.nn.CrossEntropyLoss()
+    job.tail.train()
+    for features, labels in job.loader(epoch):
+        loss = criterion(job.tail(features), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def main() -> NoReturn:
+    tier = ClientTier()
+    with contextlib.closing(tier):
+        serve(
+            {
+                "upload": tier.upload,
+                "prepare": tier.prepare,
+                "open": tier.open,
+                "run": tier.run,
+                "outlook": tier.outlook,
+                "plan": tier.plan,
+                "cold": tier.cold,
+            }
+        )
+    # Freeing graphs and weights one by one takes torch seconds, and the
+    # next process would share its core with that.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

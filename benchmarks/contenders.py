@@ -1,0 +1,165 @@
+"""Which static cuts are worth a measurement, and what the planner expects."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hapi_splitter.plan import LINK, RAW, Option, Problem, static, static_at
+from hapi_splitter.report import Report
+
+TOLERANCE = 0.15
+"""Cuts this close in every resource count as one; see :func:`distinct`."""
+
+PUBLISHED_RULES = ("hapi-2022", "hapi-sc24")
+
+Uses = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Static:
+    """A fixed cut, with its best encoding under the floor.
+
+    Attributes:
+        cut: 0 for streaming.
+        encoding: on the wire.
+        link_bytes: on the wire, per sample.
+    """
+
+    cut: int
+    encoding: str
+    link_bytes: float
+
+    @property
+    def name(self) -> str:
+        return f"cut-{self.cut}" if self.cut else "stream"
+
+    @property
+    def way(self) -> tuple[int, str]:
+        return self.cut, self.encoding
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is worth a measurement.
+
+    Attributes:
+        statics: cuts that no other one dominates.
+        rules: published rule to the (cut, encoding) it chooses.
+        predicted: samples per second by contender, from the profiles.
+    """
+
+    statics: Sequence[Static]
+    rules: Mapping[str, Static]
+    predicted: Mapping[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Outlook:
+        return cls(
+            statics=[Static(**each) for each in body["statics"]],
+            rules={k: Static(**each) for k, each in body["rules"].items()},
+            predicted=body["predicted"],
+        )
+
+
+def distinct(
+    uses: Mapping[int, Uses], scales: Uses, tolerance: float = TOLERANCE
+) -> list[int]:
+    """Cuts that represent all non-dominated ones.
+
+    A cut is left out when one that is kept needs, of every resource, at
+    most as much plus ``tolerance`` of that resource's scale (additive
+    epsilon-dominance: Laumanns et al., Evolutionary Computation 10(3), 2002).
+
+    Args:
+        uses: per cut and resource.
+        scales: per resource, what counts as much.
+        tolerance: 0 leaves out only what is dominated outright.
+
+    Returns:
+        In ascending order.
+    """
+
+    def total(cut: int) -> float:
+        return sum(uses[cut][name] / scales[name] for name in scales)
+
+    kept: list[int] = []
+    for cut in sorted(uses, key=lambda cut: (total(cut), cut)):
+        if not any(
+            all(
+                uses[other][name] <= uses[cut][name] + tolerance * scale
+                for name, scale in scales.items()
+            )
+            for other in kept
+        ):
+            kept.append(cut)
+    return sorted(kept)
+
+
+def outlook(report: Report) -> Outlook:
+    """What to measure beside streaming and the job's own plan.
+
+    Args:
+        report: of :func:`hapi_client.advice.advise`, for the cell's link.
+    """
+    problem = report.problem
+    statics = _statics(problem)
+    rules = {
+        name: _fixed(report.plans[name].mix[0][0])
+        for name in PUBLISHED_RULES
+        if name in report.plans
+    }
+    rates = {
+        (option.cut, option.encoding): problem.samples_per_second(option)
+        for option in problem.options
+    }
+    named = {**{each.name: each for each in statics}, **rules}
+    predicted = {name: rates[each.way] for name, each in named.items()}
+    predicted["stream"] = rates[0, RAW]
+    predicted["auto"] = report.plans["auto"].samples_per_second
+    return Outlook(statics, rules, predicted)
+
+
+def _fixed(option: Option) -> Static:
+    return Static(option.cut, option.encoding, option.use.get(LINK, 0.0))
+
+
+def _statics(problem: Problem) -> list[Static]:
+    """Each cut in its fastest encoding, near ones left out."""
+    options = {
+        cut: static_at(problem, cut).mix[0][0]
+        for cut in sorted(
+            {o.cut for o in problem.options if o.cut and problem.fits(o)}
+        )
+    }
+    names = [each.name for each in problem.resources if each.capacity]
+    uses = {
+        cut: {name: problem.seconds(option, name) for name in names}
+        for cut, option in options.items()
+    }
+    # Near is what differs little beside the time that the best one takes.
+    fastest = static(problem).samples_per_second
+    kept = distinct(uses, dict.fromkeys(names, 1 / fastest))
+    return [_fixed(options[cut]) for cut in kept]
+
+
+def who_measures(found: Outlook) -> tuple[list[Static], dict[str, str]]:
+    """Jobs to run, each (cut, encoding) once, and who shares whose.
+
+    Returns:
+        The jobs beside ``stream`` and ``auto``, and by name of a
+        contender that of the job whose measurements it shares.
+    """
+    jobs = {each.way: each for each in found.statics}
+    shared = {}
+    for name, each in found.rules.items():
+        # A cut may be left out as near to another one, and still be chosen.
+        if each.cut:
+            jobs.setdefault(each.way, each)
+        shared[name] = each.name
+    return sorted(jobs.values(), key=lambda job: job.cut), shared

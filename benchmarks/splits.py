@@ -1,0 +1,248 @@
+"""How far ``cut="auto"`` stays behind the best fixed cut.
+
+    python -m benchmarks.splits --quick --data DIR --json splits.json
+
+Two tiers of one core each stand in for two machines, with a link of a chosen
+rate between them (benchmarks/testbed.py).  A cell is a network, a freeze
+point and a link; the link is a multiple of the byte rate at which streaming
+the images saturates the client, measured for each cell without a limit.  In
+a cell, every contender trains the same tail on the same samples, one pass
+each in every round: ``auto``, ``stream``, fixed cuts (``cut-K``) and the
+cuts that two published rules choose (``hapi-2022``, ``hapi-sc24``).
+
+What is measured, and what is not:
+
+* The rounds show the steady state.  Before them every contender has an
+  unmeasured pass, and ``auto`` as many as its plan needs to stay (at most
+  six).
+* Fixed cuts are those that no other one dominates in every resource (within
+  0.15 of the best one's time per sample), each in its fastest encoding that
+  the floor allows.  Left out of the rounds: a cut whose bytes the link cannot
+  carry as fast as some contender already went (``ruled_out``), and from the
+  second round on a cut that went at less than 0.7 of the best
+  (``out_of_reach``).
+* Contenders with the same cut and encoding are measured once and share the
+  figures (``shared``).
+* One contender has a second pass in each round: ``noise`` is its regret
+  against itself, and no regret smaller than that says anything.
+* ``cold`` holds whole runs from the start, each with a new worker and without
+  the package in the store: tracing, upload, profile and loading included.
+
+The JSON file: ``settings``, ``machine``, ``versions``, ``calibration`` (by
+network and freeze point) and ``cells``, a list of
+
+  name, model, freeze, freeze_module, link, link_bytes_per_second, samples
+  samples_per_second   {contender: median over the rounds}
+  rounds               {contender: [samples per second]}
+  regret, interval     1 - median of auto / best_static over the rounds, and
+                       its 95 % interval (bootstrap)
+  against_stream       the same against stream
+  missed               interval above 0.05, or above 0.02 against stream
+  above_best_static    interval below 0
+  bytes_per_sample     {contender: bytes on the wire, last pass}
+  predicted            {contender: samples per second, by the profiles}
+  best_static, noise, encodings, shared, ruled_out, out_of_reach, fallbacks,
+  cold
+  plan, settling       auto's plan at the end, and after each pass of its
+                       warm-up
+  complete             false while the cell is being measured
+
+Root, iproute2 and util-linux are needed; --no-netns does without, and then
+no link is shaped: the cells are those of the unshaped link.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.cell_run import CellRun, Settings
+from benchmarks.cells import QUICK, Cell, chosen_cells
+from benchmarks.remote import RemoteError
+from benchmarks.results import Results, cold_table, table
+from benchmarks.shards import find_tars
+from benchmarks.testbed import Testbed, TestbedError, two_tiers
+
+from hapi_protocol.encodings import FLOORS
+
+DATA_VARIABLE = "HAPI_TEST_DATA"
+EXIT_FAILURE = 1
+EXIT_TERMINATED = 128 + signal.SIGTERM
+QUICK_SCALE = 0.5
+
+
+def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.splits",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add(
+        "--quick",
+        action="store_true",
+        help="four cells, half the samples, no runs from cold",
+    )
+    add(
+        "--cells",
+        nargs="+",
+        default=[],
+        metavar="PATTERN",
+        help="such as resnet18/backbone/0.25 or 'vit_b_16/*'",
+    )
+    add("--rounds", type=int, default=5, help="at least 5 (default)")
+    add(
+        "--data",
+        nargs="+",
+        type=Path,
+        metavar="DIR|TAR",
+        help=f"WebDataset tars of photographs; else {DATA_VARIABLE}",
+    )
+    add("--floor", choices=FLOORS, default=FLOORS[0])
+    add(
+        "--scale",
+        type=float,
+        help="of the number of samples of a pass (default 1, quick 0.5)",
+    )
+    add("--cold-epochs", type=int, help="0: no runs from cold (default 1)")
+    add(
+        "--cold-upload-seconds",
+        type=float,
+        default=90.0,
+        help="no run from cold whose package takes longer (default 90)",
+    )
+    add("--json", type=Path, metavar="PATH", help="where the results go")
+    add(
+        "--resume",
+        action="store_true",
+        help="keep the complete cells of the JSON file",
+    )
+    add(
+        "--no-netns",
+        action="store_true",
+        help="no namespaces, no root; no link is shaped",
+    )
+    found = parser.parse_args(argv)
+    if found.rounds < 5:
+        parser.error(f"--rounds is {found.rounds}; at least 5")
+    if found.resume and found.json is None:
+        parser.error("--resume needs --json")
+    if found.data is None:
+        folder = os.environ.get(DATA_VARIABLE)
+        if not folder:
+            parser.error(f"give --data, or set {DATA_VARIABLE}")
+        found.data = [Path(folder)]
+    if found.scale is None:
+        found.scale = QUICK_SCALE if found.quick else 1.0
+    if found.scale <= 0:
+        parser.error(f"--scale is {found.scale}; above 0")
+    if found.cold_epochs is None:
+        found.cold_epochs = 0 if found.quick else 1
+    if found.quick and not found.cells:
+        found.cells = list(QUICK)
+    return found
+
+
+class Progress:
+    """Lines with the time since the start, and what is left.
+
+    Args:
+        num_cells: still to be measured.
+    """
+
+    def __init__(self, num_cells: int) -> None:
+        self._started = time.monotonic()
+        self._num_cells = num_cells
+        self._done = 0
+        self._cell = ""
+
+    def begin(self, cell: Cell) -> None:
+        self._cell = cell.name
+        left = ""
+        if self._done:
+            each = (time.monotonic() - self._started) / self._done
+            minutes = each * (self._num_cells - self._done) / 60
+            left = f"; about {minutes:.0f} min left"
+        self.note(f"cell {self._done + 1} of {self._num_cells}{left}")
+
+    def end(self) -> None:
+        self._done += 1
+
+    def note(self, text: str) -> None:
+        minutes, seconds = divmod(int(time.monotonic() - self._started), 60)
+        print(f"{minutes:3}:{seconds:02} {self._cell}: {text}", flush=True)
+
+
+def measure(
+    bed: Testbed,
+    cells: Sequence[Cell],
+    settings: Settings,
+    tars: Sequence[Path],
+    results: Results,
+) -> None:
+    """Measures all cells that the results do not have."""
+    todo = [cell for cell in cells if not results.done(cell.name)]
+    progress = Progress(len(todo))
+    for cell in todo:
+        progress.begin(cell)
+        run = CellRun(bed, cell, settings, tars, progress.note, results.put)
+        results.put(run.run())
+        print(table([run.entry]), flush=True)
+        progress.end()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = arguments_of(argv)
+    # Unwinds, so that servers and folders are removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except (TestbedError, RemoteError, ValueError) as error:
+        print(f"benchmarks.splits: {error}", file=sys.stderr)
+        return EXIT_FAILURE
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    shaped = not arguments.no_netns
+    tars = find_tars(arguments.data)
+    cells = chosen_cells(arguments.cells, shaped=shaped)
+    settings = Settings(
+        rounds=arguments.rounds,
+        floor=arguments.floor,
+        scale=arguments.scale,
+        cold_epochs=arguments.cold_epochs,
+        cold_upload_seconds=arguments.cold_upload_seconds,
+        tars=[tar.name for tar in tars],
+    )
+    results = Results(
+        arguments.json,
+        {**dataclasses.asdict(settings), "shaped": shaped},
+        resume=arguments.resume,
+    )
+    if not shaped:
+        print("--no-netns: no link is shaped; one network for both tiers")
+    with two_tiers(netns=shaped) as bed:
+        for folder in bed.removed:
+            print(f"removed what a killed run had left: {folder}")
+        results.body["affinities"] = {
+            **bed.affinities(),
+            "client": [bed.client.core],
+        }
+        measure(bed, cells, settings, tars, results)
+    results.save()
+    print(table(results.cells))
+    if cold := cold_table(results.cells):
+        print(cold)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""The process that owns a testbed's storage tier.
+
+``python -m benchmarks.storage_tier FOLDER`` runs a cluster in
+``FOLDER/swift``, in the network namespace and on the cores that it was
+started with, until its standard input ends; then it stops the cluster and
+removes the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.folders import remove_folder
+from benchmarks.remote import serve
+
+from hapi_cluster import Cluster
+
+SWIFT_FOLDER = "swift"
+
+
+class StorageTier:
+    """Answers the testbed's questions; see :func:`serve`."""
+
+    def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
+        self._folder = folder
+        self._stack = stack
+
+    def start(self, **settings: Any) -> dict[str, Any]:
+        """Starts the cluster; its credentials' environment variables."""
+        cluster = self._stack.enter_context(
+            Cluster.start(
+                self._folder / SWIFT_FOLDER, die_with_parent=True, **settings
+            )
+        )
+        return dict(cluster.environment)
+
+    def affinities(self) -> dict[str, list[int]]:
+        """Cores that each process of the cluster may use."""
+        cluster = Cluster.attach(self._folder / SWIFT_FOLDER)
+        children = cluster.status()["children"]
+        return {
+            name: sorted(os.sched_getaffinity(child["pid"]))
+            for name, child in children.items()
+            if child["pid"] is not None
+        }
+
+    def restart_worker(self) -> None:
+        """A new worker, which knows no model and no profile."""
+        Cluster.attach(self._folder / SWIFT_FOLDER).restart_worker()
+
+
+def main(argv: list[str]) -> int:
+    folder = Path(argv[0])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with contextlib.ExitStack() as stack:
+        stack.callback(remove_folder, folder)
+        tier = StorageTier(folder, stack)
+        serve(
+            {
+                "start": tier.start,
+                "affinities": tier.affinities,
+                "restart_worker": tier.restart_worker,
+            }
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,121 @@
+"""``torch.fx`` traces of models with one batch of samples as their input.
+
+A *full* trace goes into every module of the user's. Where one of them
+cannot be traced, a *shallow* trace goes only into those that hold the
+modules to be frozen: all others stay whole, as ``torch.nn``'s own do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from hapi_protocol.errors import FreezeError
+
+
+def trace_graph(model: nn.Module, targets: Sequence[str] | None) -> fx.Graph:
+    """The graph of a model in its present mode.
+
+    Args:
+        model: its first argument is the batch; what else it takes must
+            have defaults, which it gets.
+        targets: None for a full trace; else dotted names, and only the
+            forwards of the modules that hold one of them are traced.
+
+    Raises:
+        FreezeError: ``cannot_trace``.
+    """
+    _check_signature(model)
+    try:
+        return _Tracer(targets).trace(model)
+    except Exception as error:  # tracing runs the user's own code
+        raise FreezeError(
+            "cannot_trace",
+            f"torch.fx cannot trace {type(model).__name__}: {error}. Move "
+            "branches that depend on values into a module of their own "
+            "behind the freeze point",
+        ) from error
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module that ``torch.compile`` was given, or the model itself.
+
+    Raises:
+        FreezeError: ``cannot_freeze`` for a model that is wrapped to run
+            on several devices: split alone, its tail would not.
+    """
+    if isinstance(
+        model, nn.DataParallel | nn.parallel.DistributedDataParallel
+    ):
+        wrapper = type(model).__name__
+        raise FreezeError(
+            "cannot_freeze",
+            f"the model is wrapped in {wrapper}; give its .module, and wrap "
+            f"the tail: {wrapper}(tail)",
+        )
+    inner = model._modules.get("_orig_mod")
+    if isinstance(model, torch._dynamo.OptimizedModule) and inner is not None:
+        return unwrapped(inner)
+    return model
+
+
+class _Tracer(fx.Tracer):
+    def __init__(self, targets: Sequence[str] | None) -> None:
+        super().__init__()
+        self._targets = targets
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if self._targets is None:
+            return bool(super().is_leaf_module(m, module_qualified_name))
+        inside = module_qualified_name + "."
+        return not any(target.startswith(inside) for target in self._targets)
+
+    def create_args_for_root(
+        self,
+        root_fn: Callable[..., Any],
+        is_module: bool,
+        concrete_args: Any = None,
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        """One placeholder; other arguments keep their defaults."""
+        name = _inputs(self.root)[0].name
+        batch = self.create_proxy("placeholder", name, (), {})
+        return root_fn, [self.root, batch]
+
+    def create_arg(self, a: Any) -> Any:
+        """Keeps the class of results such as Hugging Face's."""
+        if isinstance(a, dict) and dataclasses.is_dataclass(a):
+            fields = {
+                field.name: self.create_arg(getattr(a, field.name))
+                for field in dataclasses.fields(a)
+            }
+            return self.create_node("call_function", type(a), (), fields)
+        return super().create_arg(a)
+
+
+def _check_signature(model: nn.Module) -> None:
+    inputs = _inputs(model)
+    required = [p for p in inputs if p.default is inspect.Parameter.empty]
+    positional = [
+        p for p in inputs if p.kind is not inspect.Parameter.KEYWORD_ONLY
+    ]
+    if len(required) > 1 or not positional:
+        raise FreezeError(
+            "cannot_trace",
+            f"{type(model).__name__} takes {len(required)} tensors; a model "
+            "of one batch of samples is needed",
+        )
+
+
+def _inputs(model: nn.Module) -> list[inspect.Parameter]:
+    """What ``forward`` takes after ``self``, ``**kwargs`` left out."""
+    _, *parameters = inspect.signature(type(model).forward).parameters.values()
+    return [
+        parameter
+        for parameter in parameters
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
