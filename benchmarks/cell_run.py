@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ CLIENT = "benchmarks.client_tier"
 AGAIN = "again"
 """The second pass of one contender in each round: the noise floor."""
 
-CALIBRATION_PASSES = 3
+CALIBRATION_PASSES = 2
 OUT_OF_REACH = 0.7
 """A static cut slower than this part of the best is measured once."""
 
@@ -106,10 +107,10 @@ class CellRun:
     @property
     def _num_samples(self) -> int:
         network = self.cell.network
-        shards = round(
+        shards = math.ceil(
             network.samples * self.settings.scale / network.shard_samples
         )
-        return max(1, shards) * network.shard_samples
+        return shards * network.shard_samples
 
     @property
     def _container(self) -> str:

@@ -21,7 +21,8 @@ class Network:
         crop_size: pixels of both sides of what the network sees.
         freeze: module to freeze, by ``backbone`` (all but the head) and
             ``inner`` (about half of it).
-        samples: of one pass.
+        samples: of one pass; so many that filling and emptying the
+            pipeline counts little.
         shard_samples: of one shard; each is one span.
         batch_size: of one training step.
     """
@@ -36,10 +37,15 @@ class Network:
 
 NETWORKS: Mapping[str, Network] = {
     "resnet18": Network(
-        256, 224, {BACKBONE: "layer4", INNER: "layer2"}, 128, 8, 16
+        256, 224, {BACKBONE: "layer4", INNER: "layer2"}, 240, 8, 8
     ),
     "mobilenet_v3_small": Network(
-        256, 224, {BACKBONE: "features", INNER: "features.6"}, 256, 16, 32
+        256,
+        224,
+        {BACKBONE: "features", INNER: "features.6"},
+        480,
+        16,
+        16,
     ),
     "vit_b_16": Network(
         128,
@@ -48,9 +54,9 @@ NETWORKS: Mapping[str, Network] = {
             BACKBONE: "encoder",
             INNER: "encoder.layers.encoder_layer_5",
         },
-        64,
+        96,
         4,
-        16,
+        8,
     ),
 }
 

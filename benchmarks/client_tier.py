@@ -36,9 +36,9 @@ SEED = 0
 LEARNING_RATE = 1e-4
 MOMENTUM = 0.9
 
-# Few requests at once and a narrow shuffle buffer: a pass has only a dozen
-# spans, and it is the steady state that is wanted, not the pipeline's start.
-OPTIONS = FetchOptions(num_threads=2, buffer_spans=1)
+# A narrow shuffle buffer: it is the steady state that is wanted, and a wide
+# one takes long to fill.
+OPTIONS = FetchOptions(buffer_spans=1)
 STEADY_EPOCHS = 100_000
 
 
@@ -130,7 +130,7 @@ class ClientTier:
         )
 
     def run(self, name: str, epoch: int) -> dict[str, Any]:
-        """Trains one epoch; what it took."""
+        """Trains one epoch; what it took, its first and last span too."""
         job = self._jobs[name]
         before = job.stats
         started = time.perf_counter()

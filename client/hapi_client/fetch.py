@@ -121,6 +121,7 @@ class Fetcher:
         self._busy: Counter[str] = Counter()
         self._ahead_bytes = 0
         self._closed = False
+        self._own_threads: set[int] = set()
 
     def __iter__(self) -> Iterator[LoadedSpan]:
         """
@@ -156,7 +157,12 @@ class Fetcher:
             span = self._todo.popleft()
             self._ahead_bytes += task.cost_bytes
             self._busy[task.lane] += 1
-            future = self._pools[task.lane].submit(self._load, task)
+            try:
+                future = self._pools[task.lane].submit(self._load, task)
+            except RuntimeError:  # closed meanwhile
+                if not self._closed:
+                    raise
+                return
             self._pending.append(_Pending(span, task, future))
 
     def _has_room(self, lane: str) -> bool:
@@ -175,6 +181,7 @@ class Fetcher:
         )
 
     def _load(self, task: SpanTask) -> LoadedSpan:
+        self._own_threads.add(threading.get_ident())
         try:
             with self._connection.working_for(self._scope):
                 return task.load(self._scope)
@@ -197,8 +204,10 @@ class Fetcher:
 
     def close(self) -> None:
         """Ends all requests under way and waits for the threads."""
-        with self._lock:
-            self._closed = True
+        # Without the lock: Python's collector may close a forgotten fetcher
+        # from any thread at any moment, even from one of its own.
+        self._closed = True
         self._connection.cancel(self._scope)
+        others = threading.get_ident() not in self._own_threads
         for pool in self._pools.values():
-            pool.shutdown(wait=True, cancel_futures=True)
+            pool.shutdown(wait=others, cancel_futures=True)

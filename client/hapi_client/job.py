@@ -123,7 +123,7 @@ class TransferJob:
         self._options = options or FetchOptions()
         self._order_arguments = (batch_size, seed)
         self._counters = JobCounters()
-        self._loaders: weakref.WeakSet[FeatureLoader] = weakref.WeakSet()
+        self._fetchers: weakref.WeakSet[Fetcher] = weakref.WeakSet()
         self._frozen = FrozenRegion(
             model,
             freeze,
@@ -310,19 +310,19 @@ class TransferJob:
             )
         if self._planner is not None:
             self._planner.begin()
-        loader = FeatureLoader(
+        return FeatureLoader(
             self._plan, order, self._open_spans, self._frozen.device
         )
-        self._loaders.add(loader)
-        return loader
 
     def _open_spans(self, spans: Sequence[Span]) -> Fetcher:
-        return Fetcher(self._connection, self._source, spans, self._options)
+        fetcher = Fetcher(self._connection, self._source, spans, self._options)
+        self._fetchers.add(fetcher)
+        return fetcher
 
     def close(self) -> None:
         """Ends all requests and threads of the job."""
-        for loader in list(self._loaders):
-            loader.close()
+        for fetcher in list(self._fetchers):
+            fetcher.close()
         if self._planner is not None:
             self._planner.close()
         self._pool.close()

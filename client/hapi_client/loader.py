@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ from hapi_protocol.errors import ClientError, HapiError
 from hapi_protocol.index import Span
 
 ON_ERROR = ("raise", "skip")
+
+LabelledBatch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""Features and labels of one batch."""
 
 
 class LoadedSpans(Protocol):
@@ -82,33 +85,48 @@ class FeatureLoader:
         open_spans: Callable[[Sequence[Span]], LoadedSpans],
         device: torch.device,
     ) -> None:
-        self._plan = plan
-        self._order = order
-        self._open_spans = open_spans
-        self._device = device
-        self._batches: Iterator[tuple[torch.Tensor, torch.Tensor]] | None = (
-            None
-        )
+        self._delivery = _Delivery(plan, order, open_spans, device)
+        self._batches: Generator[LabelledBatch, None, None] | None = None
 
     def __len__(self) -> int:
         """Batches of the epoch when no sample is skipped."""
-        return self._order.num_batches
+        return self._delivery.order.num_batches
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def __iter__(self) -> Iterator[LabelledBatch]:
         if self._batches is not None:
             raise RuntimeError(
                 "a loader serves one epoch; call job.loader(epoch) again"
             )
-        self._batches = self._run()
+        # The generator must not know this loader: a cycle of the two would
+        # outlive a loop that is left, with its threads, until Python's
+        # collector comes by, in whatever thread.
+        self._batches = self._delivery.run()
         return self._batches
 
     def close(self) -> None:
         if self._batches is not None:
-            self._batches.close()  # type: ignore[attr-defined]
+            self._batches.close()
 
-    def _run(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+
+class _Delivery:
+    """Makes batches of spans."""
+
+    def __init__(
+        self,
+        plan: LoaderPlan,
+        order: EpochOrder,
+        open_spans: Callable[[Sequence[Span]], LoadedSpans],
+        device: torch.device,
+    ) -> None:
+        self.order = order
+        self._plan = plan
+        self._open_spans = open_spans
+        self._device = device
+
+    def run(self) -> Generator[LabelledBatch, None, None]:
+        """All batches; closing it ends what is under way."""
         started = time.monotonic()
-        spans = [self._plan.spans[number] for number in self._order.spans]
+        spans = [self._plan.spans[number] for number in self.order.spans]
         fetcher = self._open_spans(spans)
         try:
             with self._plan.meter.loading():
@@ -119,12 +137,12 @@ class FeatureLoader:
 
     def _deliver(
         self, loaded: Iterator[LoadedSpan]
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    ) -> Iterator[LabelledBatch]:
         window: dict[int, _Ready] = {}
         next_position = 0
-        for batch in self._order.batches():
+        for batch in self.order.batches():
             while next_position <= batch.last_position:
-                number = self._order.spans[next_position]
+                number = self.order.spans[next_position]
                 window[next_position] = self._ready(number, next(loaded))
                 next_position += 1
                 self._plan.span_came()
@@ -161,7 +179,7 @@ class FeatureLoader:
 
     def _gather(
         self, batch: Batch, window: dict[int, _Ready]
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+    ) -> LabelledBatch | None:
         features = []
         labels = []
         for position, row in zip(

@@ -146,6 +146,7 @@ class PushedSource:
                 try:
                     loaded = self._load(span)
                 except HapiError as error:
+                    scope.check()
                     if not is_cured_by_streaming(error):
                         raise
                     last = error

@@ -160,6 +160,7 @@ class RawSource:
             try:
                 return self._load(span, scope)
             except HapiError as error:
+                scope.check()
                 if failures == backoff.attempts or not is_retryable(error):
                     raise
                 logger.info("span again after: %s", error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 
@@ -259,3 +260,41 @@ def test_its_length_is_the_number_of_batches():
 def test_options_below_one_are_refused_by_name(name):
     with pytest.raises(ValueError, match=name):
         FetchOptions(**{name: 0})
+
+
+def test_leaving_the_loop_ends_the_threads_without_a_collector():
+    gc.collect()
+    gc.disable()
+    try:
+        loader, _ = make_loader(Source(seconds=0.01), [4] * 50)
+        for _ in loader:
+            assert fetch_threads()
+            break
+        del loader
+        assert fetch_threads() == []
+    finally:
+        gc.enable()
+
+
+def test_loader_that_nobody_named_ends_with_its_loop():
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in make_loader(Source(seconds=0.01), [4] * 50)[0]:
+            break
+        assert fetch_threads() == []
+    finally:
+        gc.enable()
+
+
+def test_fetcher_may_be_closed_from_a_thread_of_its_own():
+    made = []
+
+    class Closing(Source):
+        def load(self, span, scope):
+            made[0].close()
+            return super().load(span, scope)
+
+    made.append(open_with(Closing())(make_spans([4, 4])))
+    with pytest.raises(HapiError, match="closed"):
+        list(made[0])
