@@ -31,9 +31,9 @@ from hapi_splitter.repeated import BatchSized, draws, is_size, reads
 from hapi_splitter.rewrites import (
     ASSERTIONS,
     DECOMPOSED,
-    IDENTITIES,
     RESHAPES,
     SPLITS,
+    is_identity,
     rewrite,
 )
 
@@ -131,7 +131,7 @@ class _Translation:
             return
         if node.target is operator_module.getitem:
             self._known[node] = self._item(*node.args)
-        elif name in IDENTITIES:
+        elif is_identity(node):
             self._known[node] = self._known[node.all_input_nodes[0]]
         elif name in SPLITS:
             self._known[node] = self._split(node, name)

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from hapi_splitter.program import Affine
-from hapi_splitter.rewrites import IDENTITIES
+from hapi_splitter.rewrites import is_identity
 
 _BATCHES = (2, 3)
 _LIKE = frozenset(
@@ -57,7 +57,7 @@ def draws(node: fx.Node) -> bool:
     """Whether a call yields random numbers, in eval mode."""
     tags = getattr(node.target, "tags", ())
     random = torch.Tag.nondeterministic_seeded in tags
-    return random and str(node.target) not in IDENTITIES
+    return random and not is_identity(node)
 
 
 class BatchSized:

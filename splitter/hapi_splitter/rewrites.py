@@ -33,7 +33,18 @@ IDENTITIES = frozenset(
         "feature_dropout.default",
     )
 )
-"""Operators that do nothing in eval mode."""
+"""Operators that do nothing in eval mode; see :func:`is_identity`."""
+
+
+def is_identity(node: fx.Node) -> bool:
+    """Whether a call yields what it is given.
+
+    Dropout that is on even in eval mode is none: it is random.
+    """
+    if str(node.target) not in IDENTITIES:
+        return False
+    return "dropout" not in str(node.target) or not all(node.args[1:3])
+
 
 SPLITS = frozenset(
     {

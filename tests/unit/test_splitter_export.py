@@ -125,3 +125,20 @@ def test_operator_that_cannot_be_packaged_is_named(
     with pytest.raises(FreezeError, match=operator) as caught:
         loaded(function)
     assert caught.value.code == "unknown_op"
+
+
+def test_dropout_that_is_always_on_is_refused() -> None:
+    with pytest.raises(FreezeError, match=r"dropout") as caught:
+        loaded(lambda x: F.dropout(x, 0.5, training=True))
+    assert caught.value.code == "unknown_op"
+
+
+@pytest.mark.parametrize(("p", "training"), [(0.5, False), (0.0, True)])
+def test_dropout_that_does_nothing_is_left_out(
+    p: float, training: bool
+) -> None:
+    model, frozen = loaded(lambda x: F.dropout(x, p, training=training))
+    x = torch.randn(3, *SHAPE)
+    torch.testing.assert_close(
+        frozen.prefix(frozen.num_cuts)(x), model(x).detach()
+    )
