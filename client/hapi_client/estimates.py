@@ -168,8 +168,14 @@ class Estimates:
     def _observe_link(self, seen: Observation, profiled: Problem) -> None:
         cores = _capacity(profiled, CLIENT_CPU)
         busy = seen.client_cpu_seconds / (seen.seconds * cores)
-        limited = busy < BUSY and (
-            seen.reading_share > READING or seen.blocked_share > BLOCKED
+        # Where reads were not even under way all the time, nobody waited
+        # for them.
+        under_way = seen.stream_seconds + seen.push_seconds
+        limited = (
+            busy < BUSY
+            and seen.received_bytes > 0
+            and under_way >= seen.seconds
+            and (seen.reading_share > READING or seen.blocked_share > BLOCKED)
         )
         self.link.observe(
             seen.received_bytes / seen.seconds, limited, seen.seconds

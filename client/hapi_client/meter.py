@@ -59,6 +59,7 @@ class Observation:
             waited for bytes (the rest decodes); 0 without such spans.
         blocked_share: of the pushed reads' time, the part in which the
             worker could not send.
+        stream_seconds: summed durations of the plain reads.
         push_seconds: summed durations of the pushed reads.
         pushed_samples: that were pushed, without those that fell back.
         server_cpu_seconds: of the worker, for these.
@@ -77,6 +78,7 @@ class Observation:
     train_seconds: float = 0.0
     reading_share: float = 0.0
     blocked_share: float = 0.0
+    stream_seconds: float = 0.0
     push_seconds: float = 0.0
     pushed_samples: int = 0
     server_cpu_seconds: float = 0.0
@@ -113,7 +115,8 @@ class Meter:
         self._received_bytes = received_bytes
         self._clock = clock
         self._cpu_clock = cpu_clock
-        self._lock = threading.Lock()
+        # Python's collector may close a forgotten loop in this very thread.
+        self._lock = threading.RLock()
         self._load: Load | None = None
         self.num_spans = 0
         """That came so far, in all windows."""
@@ -220,6 +223,7 @@ class Meter:
                 blocked_share=_share(
                     sums["send_blocked_seconds"], sums["push"]
                 ),
+                stream_seconds=sums["stream"],
                 push_seconds=sums["push"],
                 pushed_samples=int(sums["pushed"]),
                 server_cpu_seconds=sums["server_cpu_seconds"],

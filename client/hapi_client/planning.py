@@ -71,9 +71,10 @@ class Horizon:
     epochs: float | None
 
     def epochs_to_come(self, samples_so_far: int) -> float:
+        """At least the rest of the epoch under way."""
         done = samples_so_far / self.num_samples
         if self.epochs is not None:
-            return max(self.epochs - done, 0.0)
+            return max(self.epochs - done, 1.0 - done % 1.0)
         return max(done, 1.0 - done % 1.0)
 
 
@@ -198,6 +199,9 @@ class JobPlanner:
                     "no plan, streaming for %.0f s more: %s", pause, error
                 )
                 done = False
+            except Exception:
+                logger.exception("a defect: no plan, the job streams")
+                done = False
             self._settled.set()
             if done or self._sleep(pause):
                 return
@@ -235,14 +239,14 @@ class JobPlanner:
     def _watch(self) -> bool:
         """Lets the job stream for a while; whether spans came."""
         started = time.monotonic()
+        before = self._meter.num_spans
         while not self._sleep(POLL_SECONDS):
             waited = time.monotonic() - started
-            if waited >= FIRST_LOOK_SECONDS and (
-                self._meter.num_spans >= FIRST_LOOK_SPANS
-            ):
+            spans = self._meter.num_spans - before
+            if waited >= FIRST_LOOK_SECONDS and spans >= FIRST_LOOK_SPANS:
                 return True
             if waited >= MOST_LOOK_SECONDS:
-                return self._meter.num_spans > 0
+                return spans > 0
         return False
 
     def _may_pay(self) -> bool:

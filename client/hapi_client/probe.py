@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -181,23 +181,31 @@ def cut_facts(region: FrozenRegion) -> tuple[CutFacts, ...]:
 
 def profile_device(region: FrozenRegion) -> ModelProfile:
     """The profile of the client's own device, at its batch size."""
-    memory = memory_bytes(region.device)
-    return profile_model(
+    profile = profile_model(
         region.local,
         region.device,
         cores=available_cores(),
-        memory_limit_bytes=memory,
+        memory_limit_bytes=memory_bytes(region.device),
         batches=(region.forward_samples,),
         budget_seconds=BUDGET_SECONDS,
+    )
+    # It has just run, so there is as much.
+    least = profile.peak_bytes[-1]
+    return replace(
+        profile, memory_limit_bytes=max(profile.memory_limit_bytes, least)
     )
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Memory of the device that the job may take."""
+    """Memory of the device that the job has or may still take."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free)
-    pages: int = os.sysconf("SC_AVPHYS_PAGES")
+        return int(free + torch.cuda.memory_reserved(device))
+    with contextlib.suppress(OSError), open("/proc/meminfo") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    pages: int = os.sysconf("SC_PHYS_PAGES")  # not Linux
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -18,6 +18,7 @@ from hapi_client.retry import (
 )
 from hapi_client.sources import (
     LANE_PUSH,
+    LANE_STREAM,
     LoadedSpan,
     RawSource,
     SpanLimits,
@@ -103,7 +104,16 @@ class PushedSource:
         self._counters = counters
 
     def task(self, span: Span) -> SpanTask:
-        """How to load a span from here."""
+        """How to load a span from here.
+
+        A plain read, in its lane and at its cost, while push-down rests.
+        """
+        if self._gate.is_shut():
+            return SpanTask(
+                LANE_STREAM,
+                self._raw.cost_bytes(span),
+                lambda scope: self._fall_back(span, scope),
+            )
         return SpanTask(
             LANE_PUSH,
             self.cost_bytes(span),
@@ -131,6 +141,9 @@ class PushedSource:
                 # Limits of the operator's must not decide which samples an
                 # epoch has: what fails there is tried here.
                 return self._stream(span, scope)
+        return self._fall_back(span, scope)
+
+    def _fall_back(self, span: Span, scope: CancelScope) -> LoadedSpan:
         self._counters.add(fallbacks=1)
         return self._stream(span, scope)
 

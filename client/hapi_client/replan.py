@@ -130,7 +130,11 @@ class Replanner:
             self._spans >= self._options.least_spans
             and self._clock() >= self._next
         ):
-            self.look()
+            try:
+                self.look()
+            except Exception:
+                # A defect of the planning must not end a training run.
+                logger.exception("a defect: the plan stays as it is")
 
     def look(self) -> None:
         """Takes the interval in, and moves the mix if that pays."""

@@ -113,6 +113,13 @@ class PushGate:
             self._probing = True
             return True
 
+    def is_shut(self) -> bool:
+        """Whether :meth:`admits` would say no."""
+        with self._lock:
+            return self._opens_at is not None and (
+                self._probing or self._clock() < self._opens_at
+            )
+
     def succeeded(self) -> None:
         with self._lock:
             self._opens_at = None

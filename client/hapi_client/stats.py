@@ -36,7 +36,7 @@ class JobCounters:
     """Thread-safe counters behind :class:`JobStats`."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._stats = JobStats()
 
     def add(

@@ -38,7 +38,7 @@ class Traffic:
     """A thread-safe :class:`TrafficCount` that only grows."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._count = TrafficCount()
 
     def add(

@@ -63,7 +63,7 @@ class SocketOwners:
     """Which scope waits on which socket."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._owners: weakref.WeakKeyDictionary[socket.socket, CancelScope] = (
             weakref.WeakKeyDictionary()
         )

@@ -25,7 +25,7 @@ import pyarrow as pa
 from hapi_protocol.encodings import Encoding, num_groups
 from hapi_protocol.errors import TruncatedStreamError
 from hapi_protocol.messages import API_VERSION
-from hapi_protocol.summary import Load, Summary
+from hapi_protocol.summary import Load, Summary, check_amount
 
 METADATA_TIMINGS = b"hapi.timings"
 METADATA_SUMMARY = b"hapi.summary"
@@ -38,6 +38,8 @@ _BROKEN = (
     ValueError,
     TypeError,
     KeyError,
+    AttributeError,
+    OverflowError,
 )
 """What reading a cut-off or damaged stream may raise."""
 
@@ -434,10 +436,17 @@ def _read_batch(batch: Any, timings: bytes | None) -> FeatureBatch:
     return FeatureBatch(
         rows=rows,
         features=features,
-        timings=json.loads(timings) if timings else {},
+        timings=_read_timings(timings),
         scale=scale,
         zero=zero,
     )
+
+
+def _read_timings(text: bytes | None) -> dict[str, float]:
+    timings = dict(json.loads(text)) if text else {}
+    for stage, seconds in timings.items():
+        check_amount(seconds, stage)
+    return timings
 
 
 def _read_lists(column: Any, shape: Sequence[int]) -> npt.NDArray[Any]:

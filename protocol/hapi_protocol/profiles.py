@@ -7,12 +7,15 @@ makes one of its own device: the planner compares the two.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 from hapi_protocol.errors import AnnotationError
 from hapi_protocol.messages import API_VERSION
+from hapi_protocol.summary import check_amount
 
 MAX_PROFILE_BYTES = 16 * 1024 * 1024
 """A longer profile is not one of ours."""
@@ -96,7 +99,13 @@ class ModelProfile:
         try:
             fields = json.loads(body)
             return cls._from_fields(fields)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             raise AnnotationError(
                 "bad_request", f"this is no profile of a model: {error!r}"
             ) from error
@@ -115,7 +124,7 @@ class ModelProfile:
         lengths = {len(each.cut_seconds) for each in batches}
         if lengths != {len(peak_bytes)}:
             raise ValueError("lists of different lengths")
-        return cls(
+        found = cls(
             digest=str(fields["digest"]),
             numerics_tag=str(fields["numerics_tag"]),
             device=str(fields["device"]),
@@ -130,3 +139,28 @@ class ModelProfile:
             memory_limit_bytes=int(fields["memory_limit_bytes"]),
             peak_bytes=peak_bytes,
         )
+        found._check()
+        return found
+
+    def _check(self) -> None:
+        """A worker of another kind must not break the planner."""
+        amounts = (
+            self.cores,
+            self.num_devices,
+            *(each.batch for each in self.batches),
+        )
+        if min(amounts) <= 0 or not all(map(math.isfinite, amounts)):
+            raise ValueError("no cores, no devices or an empty batch")
+        for name in (
+            "forward_threads",
+            "reference_seconds",
+            "load_seconds",
+            "parameter_bytes",
+            "memory_limit_bytes",
+        ):
+            check_amount(getattr(self, name), name)
+        for each in self.batches:
+            seconds = each.cut_seconds
+            check_amount(seconds[-1], "cut_seconds")
+            if seconds[0] != 0 or any(a > b for a, b in pairwise(seconds)):
+                raise ValueError("cut_seconds that do not grow from 0")

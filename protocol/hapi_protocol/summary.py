@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -65,5 +66,20 @@ class Summary:
 def _known(kind: type, given: Any) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise TypeError(f"{given!r:.80} in the place of a {kind.__name__}")
-    names = {each.name for each in fields(kind)}
-    return {name: value for name, value in given.items() if name in names}
+    types = {each.name: str(each.type) for each in fields(kind)}
+    known = {name: value for name, value in given.items() if name in types}
+    for name, value in known.items():
+        if types[name] == "int" and type(value) is not int:
+            raise TypeError(f"{name} is {value!r:.80}, not a count")
+        if types[name] in ("int", "float"):
+            check_amount(value, name)
+    return known
+
+
+def check_amount(value: Any, name: str) -> None:
+    """
+    Raises:
+        ValueError: it is no finite number from 0 on.
+    """
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise ValueError(f"{name} is {value!r:.80}: no number from 0 on")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from hapi_protocol.errors import FreezeError
+from hapi_protocol.errors import FreezeError, PackageError
 from hapi_splitter.naming import call_names
 from hapi_splitter.ops import operators
 from hapi_splitter.program import (
@@ -26,6 +26,7 @@ from hapi_splitter.program import (
     Call,
     Program,
     Ref,
+    read_call,
 )
 from hapi_splitter.repeated import BatchSized, draws, is_size, reads
 from hapi_splitter.rewrites import (
@@ -258,8 +259,25 @@ class _Translation:
             for op, args in (self._calls[c] for c in used_calls)
         )
         weights = {i: self._weights[w] for i, w in enumerate(used_weights, 1)}
+        program = Program(len(weights), calls)
+        self._check(program, used_calls)
         names = call_names([self._origins[c] for c in used_calls])
-        return ExportedRegion(Program(len(weights), calls), weights, names)
+        return ExportedRegion(program, weights, names)
+
+    def _check(self, program: Program, used_calls: Sequence[int]) -> None:
+        """Refuses what no package may hold, before it is run anywhere."""
+        entries = program.to_json()["calls"]
+        for place, entry in enumerate(entries):
+            try:
+                read_call(entry, program.first_call + place)
+            except PackageError as error:
+                node = self._origins[used_calls[place]]
+                raise FreezeError(
+                    "unknown_op",
+                    f"in {_where(node)}: {error.message}; freeze before it, "
+                    "or write it with others",
+                    details={"op": entry[1]},
+                ) from error
 
     def _used(self, output: Any) -> tuple[list[int], list[int]]:
         calls: set[int] = set()
@@ -344,11 +362,15 @@ def _size(value: int | torch.SymInt) -> int | Affine:
 
 
 def _unknown(node: fx.Node, name: str) -> FreezeError:
-    stack = node.meta.get("nn_module_stack") or {}
-    where = [path for path, _ in stack.values() if path]
     return FreezeError(
         "unknown_op",
-        f"operator {name} in {where[-1] if where else 'the model'} cannot go "
-        "into a model package; freeze before it, or write it with others",
+        f"operator {name} in {_where(node)} cannot go into a model package; "
+        "freeze before it, or write it with others",
         details={"op": name},
     )
+
+
+def _where(node: fx.Node) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [path for path, _ in stack.values() if path]
+    return paths[-1] if paths else "the model"

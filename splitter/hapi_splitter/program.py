@@ -141,13 +141,18 @@ def program_from_json(document: Any, max_calls: int) -> Program:
     return Program(
         num_weights,
         tuple(
-            _read_call(entry, node)
+            read_call(entry, node)
             for node, entry in enumerate(calls, num_weights + 1)
         ),
     )
 
 
-def _read_call(entry: Any, node: int) -> Call:
+def read_call(entry: Any, node: int) -> Call:
+    """Reads one call, as :func:`program_from_json` does.
+
+    Raises:
+        PackageError: naming the call and what is wrong with it.
+    """
     if not isinstance(entry, list) or len(entry) != 3:
         raise _error(f"call {node} is not a list of id, operator, arguments")
     identifier, op, args = entry

@@ -248,6 +248,7 @@ def _observation(
         train_seconds=count * truth.train,
         reading_share=0.9 if link_limited else 0.2,
         blocked_share=0.0,
+        stream_seconds=weights.get((0, "raw"), 0.0) * 4 * seconds,
         push_seconds=streams * seconds,
         pushed_samples=round(sum(pushed.values()) * count),
         server_cpu_seconds=sum(

@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi_client.estimates import LINK_GROWTH, UNKNOWN_LINK, LinkEstimate
+from hapi_client.meter import Observation
+from hapi_client.planning import Horizon
 from hapi_client.replan import MOST_MOVED, ReplanOptions, describe_mix, step
 from simulated_tiers import Clock, SimulatedJob, Truth, joint_optimum, run
 
@@ -203,3 +205,42 @@ def test_describe_mix_names_the_larger_part_first() -> None:
 def test_bad_replan_options_are_refused() -> None:
     with pytest.raises(ValueError, match="positive"):
         ReplanOptions(seconds=0.0)
+
+
+def test_failing_plan_never_ends_the_training(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    job = SimulatedJob(BALANCED, clock)
+    job.replanner.begin()
+    before = dict(job.mixer.weights)
+
+    def fail(*_: object) -> None:
+        raise ValueError("no option can run")
+
+    monkeypatch.setattr(job.estimates, "observe", fail)
+    clock.now += 60.0
+    job.replanner.span_came()
+
+    assert job.mixer.weights == before
+    assert "no option can run" in caplog.text
+
+
+def test_epoch_under_way_is_always_still_to_come() -> None:
+    assert Horizon(100, 10.0).epochs_to_come(250) == pytest.approx(7.5)
+    assert Horizon(100, 2.0).epochs_to_come(200) == pytest.approx(1.0)
+    assert Horizon(100, 2.0).epochs_to_come(530) == pytest.approx(0.7)
+    assert Horizon(100, None).epochs_to_come(0) == pytest.approx(1.0)
+    assert Horizon(100, None).epochs_to_come(640) == pytest.approx(6.4)
+
+
+def test_interval_without_bytes_says_nothing_of_the_link() -> None:
+    clock = Clock()
+    job = SimulatedJob(BALANCED, clock)
+    idle = Observation(
+        5.0, samples={STREAM: 64}, reading_share=0.9, stream_seconds=20.0
+    )
+
+    job.estimates.observe(idle, job.build(job.estimates.conditions(False)))
+
+    assert job.estimates.link.bytes_per_second == UNKNOWN_LINK

@@ -404,3 +404,19 @@ def test_the_pool_leaves_the_callers_threads_as_they_were():
     pool.close()
     assert inside == [1]
     assert torch.get_num_threads() == before
+
+
+def test_spans_go_the_plain_lane_while_push_down_rests(bench):
+    assert bench.pushed.task(bench.span).lane == "push"
+    bench.pushed._gate.failed()
+
+    task = bench.pushed.task(bench.span)
+    loaded = task.load(CancelScope())
+
+    assert task.lane == "stream"
+    assert task.cost_bytes == bench.raw.cost_bytes(bench.span)
+    assert loaded.cut == 0
+    assert loaded.report.fell_back
+    assert bench.counters.snapshot().fallbacks == 1
+    bench.now += 5
+    assert bench.pushed.task(bench.span).lane == "push"

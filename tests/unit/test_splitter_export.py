@@ -142,3 +142,28 @@ def test_dropout_that_does_nothing_is_left_out(
     torch.testing.assert_close(
         frozen.prefix(frozen.num_cuts)(x), model(x).detach()
     )
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5),
+        lambda x: x / x.shape[0],
+    ],
+    ids=["random attention", "divided by the batch"],
+)
+def test_what_no_package_may_hold_is_refused_when_splitting(
+    function: Function,
+) -> None:
+    with pytest.raises(FreezeError) as caught:
+        loaded(function)
+    assert caught.value.code in ("unknown_op", "cannot_trace")
+
+
+def test_values_that_differ_in_later_samples_are_not_taken_for_one() -> None:
+    def masked(x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(x.shape[0]) // 3
+        return x + places.reshape(-1, 1, 1, 1).float()
+
+    with pytest.raises(FreezeError):
+        loaded(masked)
