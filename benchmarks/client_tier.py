@@ -130,7 +130,7 @@ class ClientTier:
         )
 
     def run(self, name: str, epoch: int) -> dict[str, Any]:
-        """Trains one epoch; what it took, its first and last span too."""
+        """Trains one epoch; what it took."""
         job = self._jobs[name]
         before = job.stats
         started = time.perf_counter()

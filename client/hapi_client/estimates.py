@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 from hapi_client.meter import STREAMED, Observation
 from hapi_splitter.costs import Conditions
-from hapi_splitter.plan import Problem
-
-LINK = "link"
-SERVER_CPU = "server cpu"
-SERVER_DEVICE = "server device"
-CLIENT_CPU = "client cpu"
-CLIENT_DEVICE = "client device"
+from hapi_splitter.problem import (
+    CLIENT_CPU,
+    CLIENT_DEVICE,
+    SERVER_CPU,
+    SERVER_DEVICE,
+    Problem,
+)
 
 UNKNOWN_LINK = 1e12
 """Bytes per second of a link that has not been a limit yet."""
