@@ -31,7 +31,9 @@ CALIBRATION_PASSES = 2
 OUT_OF_REACH = 0.7
 """A static cut slower than this part of the best is measured once."""
 
-MOST_SETTLING_PASSES = 6
+SETTLED_SECONDS = 12.0
+"""A plan that stayed this long, two looks at it, is taken to stay."""
+MOST_SETTLING_SECONDS = 90.0
 QUESTION_SECONDS = 1800.0
 
 
@@ -177,6 +179,7 @@ class CellRun:
             client, "outlook", link=self._link, container=self._container
         )
         self._package_bytes = answer["package_bytes"]
+        self.entry["problem"] = answer["problem"]
         if self._link is not None:
             self.bed.set_link(self._link)
         return Outlook.from_json(answer)
@@ -220,11 +223,15 @@ class CellRun:
     def _settle(self, client: Remote) -> float:
         """Passes of ``auto`` until its plan stays; the last one's rate."""
         plans: list[str | None] = []
+        began = changed = time.monotonic()
         while True:
             rate = self._pass(client, AUTO, 0)
+            now = time.monotonic()
             plans.append(_ask(client, "plan", name=AUTO)["label"])
-            steady = plans[-1] is not None and plans[-2:-1] == plans[-1:]
-            if steady or len(plans) == MOST_SETTLING_PASSES:
+            if plans[-1] is None or plans[-2:-1] != plans[-1:]:
+                changed = now
+            steady = now - changed >= SETTLED_SECONDS
+            if steady or now - began >= MOST_SETTLING_SECONDS:
                 self.entry["settling"] = plans
                 return rate
 
@@ -250,6 +257,7 @@ class CellRun:
         self.entry["rounds"] = rounds
         self.entry["bytes_per_sample"] = {}
         self.entry["fallbacks"] = {}
+        self.entry["stages"] = {}
         self.entry["out_of_reach"] = []
         active = list(names)
         for number in range(self.settings.rounds):
@@ -276,7 +284,9 @@ class CellRun:
 
     def _pass(self, client: Remote, name: str, epoch: int) -> float:
         job = self.entry.get("again", name) if name == AGAIN else name
+        before = self.bed.core_seconds()
         done = _ask(client, "run", name=job, epoch=epoch)
+        self._note_stages(name, done, before)
         if done["fallbacks"]:
             counts = self.entry.setdefault("fallbacks", {})
             counts[name] = counts.get(name, 0) + done["fallbacks"]
@@ -289,6 +299,23 @@ class CellRun:
         ]
         return float(done["samples_per_second"])
 
+    def _note_stages(
+        self, name: str, done: Mapping[str, Any], before: Mapping[str, float]
+    ) -> None:
+        """Keeps what a sample took of each resource, mean of the pass."""
+        after = self.bed.core_seconds()
+        samples = done["samples"]
+        stages = self.entry.setdefault("stages", {}).setdefault(name, [])
+        stages.append(
+            {
+                "link_bytes": done["bytes_per_sample"],
+                **{
+                    f"{tier}_seconds": (after[tier] - before[tier]) / samples
+                    for tier in after
+                },
+            }
+        )
+
     # -- after the rounds -------------------------------------------------
 
     def _judge(self) -> None:
@@ -296,14 +323,15 @@ class CellRun:
         entry = self.entry
         rounds = entry["rounds"]
         again = rounds.pop(AGAIN)
-        entry["bytes_per_sample"].pop(AGAIN, None)
+        for key in ("bytes_per_sample", "stages"):
+            entry[key].pop(AGAIN, None)
         entry["noise"] = {
             "contender": entry["again"],
             "rounds": again,
             **_regret_json(regret_of(again, rounds[entry.pop("again")])),
         }
         for name, measured in entry["shared"].items():
-            for key in ("rounds", "bytes_per_sample"):
+            for key in ("rounds", "bytes_per_sample", "stages"):
                 if measured in entry[key]:
                     entry[key][name] = entry[key][measured]
         entry["samples_per_second"] = medians(rounds)

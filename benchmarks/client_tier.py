@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import torch
 import torchvision
 from benchmarks.cells import NETWORKS
-from benchmarks.contenders import outlook
+from benchmarks.contenders import outlook, problem_json
 from benchmarks.remote import serve
 
 from hapi_client.advice import Question, advise
@@ -140,6 +140,7 @@ class ClientTier:
         samples = after.samples - before.samples
         return {
             "seconds": seconds,
+            "samples": samples,
             "samples_per_second": samples / seconds,
             "bytes_per_sample": (after.bytes - before.bytes) / samples,
             "fallbacks": after.fallbacks - before.fallbacks,
@@ -181,6 +182,9 @@ class ClientTier:
         return {
             **outlook(advice.report).to_json(),
             "package_bytes": region.parameter_bytes,
+            "problem": problem_json(
+                advice.report.problem, advice.train_seconds
+            ),
         }
 
     def plan(self, name: str) -> dict[str, Any]:

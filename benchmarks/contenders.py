@@ -125,6 +125,25 @@ def outlook(report: Report) -> Outlook:
     return Outlook(statics, rules, predicted)
 
 
+def problem_json(problem: Problem, train_seconds: float) -> dict[str, Any]:
+    """What the profiles say, for :mod:`benchmarks.replay`.
+
+    Args:
+        problem: of the planner.
+        train_seconds: of the training loop, per sample; it is in the
+            problem's options.
+    """
+    return {
+        "capacities": {r.name: r.capacity for r in problem.resources},
+        "options": [
+            {"cut": o.cut, "encoding": o.encoding, "use": dict(o.use)}
+            for o in problem.options
+            if problem.fits(o)
+        ],
+        "train_seconds": train_seconds,
+    }
+
+
 def _fixed(option: Option) -> Static:
     return Static(option.cut, option.encoding, option.use.get(LINK, 0.0))
 

@@ -14,7 +14,7 @@ What is measured, and what is not:
 
 * The rounds show the steady state.  Before them every contender has an
   unmeasured pass, and ``auto`` as many as its plan needs to stay (at most
-  six).
+  90 seconds of them).
 * Fixed cuts are those that no other one dominates in every resource (within
   0.15 of the best one's time per sample), each in its fastest encoding that
   the floor allows.  Left out of the rounds: a cut whose bytes the link cannot
@@ -40,6 +40,10 @@ network and freeze point) and ``cells``, a list of
   missed               interval above 0.05, or above 0.02 against stream
   above_best_static    interval below 0
   bytes_per_sample     {contender: bytes on the wire, last pass}
+  stages               {contender: [by round, what one sample took:
+                       link_bytes, storage_seconds and client_seconds, for
+                       which that tier's core was busy]}
+  problem              what the planner knew from profiles and samples
   predicted            {contender: samples per second, by the profiles}
   best_static, noise, encodings, shared, ruled_out, out_of_reach, fallbacks,
   cold

@@ -102,12 +102,14 @@ class Advice:
         report: plan, alternatives and costs.
         other_floors: what they would change.
         link_bytes_per_second: measured, told or assumed.
+        train_seconds: of the training loop, per sample.
         assumptions: of what was not measured.
     """
 
     report: Report
     other_floors: tuple[str, ...]
     link_bytes_per_second: float
+    train_seconds: float
     assumptions: tuple[str, ...]
 
 
@@ -172,6 +174,7 @@ def advise(
         ),
         what_if(solve(asked), {floor: problem(floor) for floor in coarser}),
         link,
+        conditions.train_seconds,
         tuple(assumptions),
     )
 

@@ -1,0 +1,343 @@
+"""More cells of ``benchmarks.splits``, by replay of measured stage times.
+
+    python -m benchmarks.replay splits.json --json replay.json
+
+Takes what a sample took of the link and of each tier's core in every
+measured pass (``stages`` in the file of ``benchmarks.splits``), and lets
+spans with these times go through a simulated link and two simulated cores
+at other rates of the link.  Mixer, meter, estimates and planner are those of
+a real job, and the planner knows what it knew in the measured cell: its
+profiles, with their errors.
+
+Replayed figures are labelled ``replayed`` and are no measurements.  Every
+measured cell is replayed too, at its own link: ``validation`` shows by how
+much the replay of each contender is off.
+
+What a replay cannot show: anything that depends on what does not go through
+these three (latency of requests, memory, garbage collection), and cuts that
+no cell has measured.
+
+The JSON file: ``source``, ``settings``, ``machine``, ``versions``,
+``validation`` and ``cells``, two lists of
+
+  name, model, freeze, link, link_bytes_per_second, replayed (true)
+  samples_per_second   {contender: median over the seeds}
+  rounds               {contender: [by seed]}
+  best_static, regret, interval, against_stream, missed, above_best_static
+                       as in benchmarks.splits
+  plan                 auto's, at the end
+and for ``validation`` also
+  measured             {contender: samples per second}
+  error                {contender: replayed / measured - 1}
+  measured_regret
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cells import NETWORKS
+from benchmarks.client_options import OPTIONS
+from benchmarks.regret import AUTO, STREAM, judge, medians
+from benchmarks.results import machine, versions, write_json
+from benchmarks.simulation import Knowledge, SimulatedJob, Stage
+
+from hapi_client.meter import STREAMED, Way
+
+LINKS = (0.1, 0.5, 1.0, 4.0, 10.0)
+SEEDS = 5
+FILL_SECONDS = 90.0
+"""For filling the pipeline, and for the planner to find its plan."""
+MEASURED_SECONDS = 60.0
+FORMAT = 1
+EXIT_FAILURE = 1
+
+Cell = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """All that is known of a network and a freeze point.
+
+    Attributes:
+        name: ``resnet18/backbone``.
+        cells: measured ones.
+        stages: of all of them, by way.
+    """
+
+    name: str
+    cells: Sequence[Cell]
+    stages: Mapping[Way, Sequence[Stage]]
+
+    def knowledge(self, link: float) -> Knowledge:
+        """Of the measured cell whose link is nearest."""
+        nearest = min(
+            self.cells,
+            key=lambda cell: abs(cell["link_bytes_per_second"] - link),
+        )
+        return Knowledge.from_json(nearest["problem"])
+
+    @property
+    def saturating(self) -> float:
+        """Bytes per second at which streaming saturates the client."""
+        return statistics.median(
+            cell["calibration"]["saturating_bytes_per_second"]
+            for cell in self.cells
+        )
+
+    def rounds(
+        self, link: float, ways: Mapping[str, Way], seeds: int
+    ) -> tuple[dict[str, list[float]], str]:
+        """Samples per second by contender and seed; ``auto``'s plan."""
+        network = NETWORKS[self.cells[0]["model"]]
+        rounds: dict[str, list[float]] = {}
+        label = ""
+        for name in [*ways, AUTO]:
+            fixed = {ways[name]: 1.0} if name in ways else None
+            rates = rounds.setdefault(name, [])
+            for seed in range(seeds):
+                job = SimulatedJob(
+                    self.stages,
+                    self.knowledge(link),
+                    link,
+                    span_samples=network.shard_samples,
+                    weights=fixed,
+                    options=OPTIONS,
+                    seed=seed,
+                )
+                job.run(FILL_SECONDS)
+                rates.append(job.run(MEASURED_SECONDS))
+                if job.plan is not None:
+                    label = job.plan.label
+        return rounds, label
+
+
+def workloads(cells: Sequence[Cell]) -> Iterator[Workload]:
+    """Of the complete cells of a file of ``benchmarks.splits``.
+
+    Raises:
+        ValueError: when there is none, or one lacks its stages.
+    """
+    complete = [cell for cell in cells if cell["complete"]]
+    if not complete:
+        raise ValueError("no cell of the file is complete")
+    for cell in complete:
+        if "stages" not in cell or cell["link_bytes_per_second"] is None:
+            raise ValueError(
+                f"cell {cell['name']} has no stage times of a shaped link;"
+                " measure it again, without --no-netns"
+            )
+    names = {f"{c['model']}/{c['freeze']}": None for c in complete}
+    for name in names:
+        mine = [c for c in complete if f"{c['model']}/{c['freeze']}" == name]
+        stages: dict[Way, list[Stage]] = {}
+        for cell in mine:
+            for contender, way in ways_of(cell).items():
+                passes = [Stage(**each) for each in cell["stages"][contender]]
+                stages.setdefault(way, []).extend(passes)
+        yield Workload(name, mine, stages)
+
+
+def ways_of(cell: Cell) -> dict[str, Way]:
+    """The fixed contenders of a cell that have measured stages."""
+    ways: dict[str, Way] = {STREAM: STREAMED}
+    for name, encoding in cell["encodings"].items():
+        if cell["stages"].get(name):
+            ways[name] = (int(name.removeprefix("cut-")), encoding)
+    return ways
+
+
+def replay_cell(
+    workload: Workload,
+    multiple: float,
+    link: float,
+    ways: Mapping[str, Way],
+    seeds: int,
+) -> dict[str, Any]:
+    """The entry of one cell.
+
+    Args:
+        workload: see there.
+        multiple: the link, as a multiple of the saturating rate.
+        link: bytes per second.
+        ways: of the fixed contenders.
+        seeds: runs of each contender.
+    """
+    rounds, plan = workload.rounds(link, ways, seeds)
+    verdict = judge(rounds, list(ways))
+    assert verdict is not None, "auto is among the rounds"
+    model, freeze = workload.name.split("/")
+    return {
+        "name": f"{workload.name}/{multiple:g}",
+        "model": model,
+        "freeze": freeze,
+        "link": multiple,
+        "link_bytes_per_second": link,
+        "replayed": True,
+        "rounds": rounds,
+        "samples_per_second": medians(rounds),
+        "best_static": verdict.best,
+        "regret": verdict.against_best.regret,
+        "interval": list(verdict.against_best.interval),
+        "against_stream": {
+            "regret": verdict.against_stream.regret,
+            "interval": list(verdict.against_stream.interval),
+        },
+        "missed": verdict.missed,
+        "above_best_static": verdict.above_best_static,
+        "plan": plan,
+        "complete": True,
+    }
+
+
+def validate(
+    workload: Workload, cell: Cell, seeds: int
+) -> dict[str, Any]:
+    """A measured cell, replayed at its own link, and the difference."""
+    entry = replay_cell(
+        workload,
+        cell["link"],
+        cell["link_bytes_per_second"],
+        ways_of(cell),
+        seeds,
+    )
+    measured = {
+        name: cell["samples_per_second"][name]
+        for name in entry["samples_per_second"]
+    }
+    return {
+        **entry,
+        "measured": measured,
+        "error": {
+            name: rate / measured[name] - 1
+            for name, rate in entry["samples_per_second"].items()
+        },
+        "measured_regret": cell["regret"],
+    }
+
+
+def validation_table(entries: Sequence[Cell]) -> str:
+    """Replayed against measured, a line for each contender."""
+    lines = [f"{'cell':34} {'contender':>10} {'measured':>9} {'replayed':>9}"]
+    for entry in entries:
+        for name, rate in entry["samples_per_second"].items():
+            lines.append(
+                f"{entry['name']:34} {name:>10} {entry['measured'][name]:9.1f}"
+                f" {rate:9.1f} {entry['error'][name]:+6.1%}"
+            )
+    return "\n".join(lines)
+
+
+def cells_table(entries: Sequence[Cell]) -> str:
+    """Regret of each replayed cell, a line each."""
+    lines = [
+        f"{'cell (replayed)':34} {'auto':>7} {'stream':>7}"
+        f" {'best static':>16} {'regret':>8}  plan"
+    ]
+    for entry in entries:
+        rates = entry["samples_per_second"]
+        best = entry["best_static"]
+        lines.append(
+            f"{entry['name']:34} {rates[AUTO]:7.1f} {rates[STREAM]:7.1f}"
+            f" {best:>8} {rates[best]:7.1f} {entry['regret']:8.1%}"
+            f"  {entry['plan']}"
+        )
+    return "\n".join(lines)
+
+
+def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.replay",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("splits", type=Path, help="the JSON file of benchmarks.splits")
+    add(
+        "--links",
+        type=float,
+        nargs="+",
+        default=list(LINKS),
+        metavar="MULTIPLE",
+        help="of the rate at which streaming saturates the client"
+        f" (default {' '.join(f'{each:g}' for each in LINKS)})",
+    )
+    add("--seeds", type=int, default=SEEDS, help="at least 2 (default 5)")
+    add("--json", type=Path, metavar="PATH", help="where the results go")
+    found = parser.parse_args(argv)
+    if found.seeds < 2:
+        parser.error(f"--seeds is {found.seeds}; at least 2")
+    if min(found.links) <= 0:
+        parser.error(f"--links has {min(found.links):g}; above 0")
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = arguments_of(argv)
+    try:
+        body = json.loads(arguments.splits.read_text())
+        return _run(arguments, body)
+    except (OSError, ValueError) as error:
+        print(f"benchmarks.replay: {error}", file=sys.stderr)
+        return EXIT_FAILURE
+
+
+def _run(arguments: argparse.Namespace, body: Mapping[str, Any]) -> int:
+    validation = []
+    cells = []
+    for workload in workloads(body["cells"]):
+        print(f"{workload.name}", file=sys.stderr, flush=True)
+        validation += [
+            validate(workload, cell, arguments.seeds)
+            for cell in workload.cells
+        ]
+        ways = {
+            name: way
+            for cell in workload.cells
+            for name, way in ways_of(cell).items()
+        }
+        cells += [
+            replay_cell(
+                workload,
+                multiple,
+                multiple * workload.saturating,
+                ways,
+                arguments.seeds,
+            )
+            for multiple in arguments.links
+        ]
+    print(validation_table(validation))
+    print()
+    print(cells_table(cells))
+    if arguments.json is not None:
+        write_json(
+            arguments.json,
+            {
+                "benchmark": "replay",
+                "format": FORMAT,
+                "source": arguments.splits.name,
+                "settings": {
+                    "links": arguments.links,
+                    "seeds": arguments.seeds,
+                    "fill_seconds": FILL_SECONDS,
+                    "measured_seconds": MEASURED_SECONDS,
+                },
+                "machine": machine(),
+                "versions": versions(),
+                "measured_on": body["machine"],
+                "validation": validation,
+                "cells": cells,
+            },
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

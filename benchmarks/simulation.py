@@ -1,0 +1,340 @@
+"""A training job over two simulated tiers, span by span.
+
+The planner's own parts are the real ones (mixer, meter, estimates,
+re-planning); simulated are the link, one core on each tier, and the threads
+that wait for them.  Times come from measurements: see
+:mod:`benchmarks.replay`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, deque
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import simpy
+
+from hapi_client.estimates import Estimates
+from hapi_client.fetch import FetchOptions
+from hapi_client.meter import STREAMED, Meter, SpanReport, Way
+from hapi_client.mixing import Mixer
+from hapi_client.replan import Replanner, ReplanOptions
+from hapi_client.sources import LANE_PUSH, LANE_STREAM
+from hapi_protocol.summary import Load
+from hapi_splitter.costs import Conditions
+from hapi_splitter.plan import Option, Plan, Problem, Resource
+from hapi_splitter.problem import (
+    CLIENT_CPU,
+    CLIENT_DEVICE,
+    LINK,
+    SERVER_CPU,
+    SERVER_DEVICE,
+    UNITS,
+)
+
+LOAD_SECONDS = 10.0
+"""Window of what the worker says of itself."""
+ENDLESS_EPOCHS = 1e5
+
+Steps: TypeAlias = Generator[simpy.Event, Any, None]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one sample took, mean of a measured pass.
+
+    Attributes:
+        link_bytes: on the wire.
+        storage_seconds: for which the storage tier's core was busy.
+        client_seconds: for which the client's core was busy.
+    """
+
+    link_bytes: float
+    storage_seconds: float
+    client_seconds: float
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What a planner knows from profiles.
+
+    Attributes:
+        capacities: by resource.
+        options: without the training loop's seconds.
+        train_seconds: of the training loop, per sample.
+    """
+
+    capacities: Mapping[str, float]
+    options: Sequence[Option]
+    train_seconds: float
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Knowledge:
+        """Of what :func:`benchmarks.contenders.problem_json` wrote."""
+        options = [
+            Option(each["cut"], each["encoding"], each["use"], 0, 0)
+            for each in body["options"]
+        ]
+        return cls(body["capacities"], options, body["train_seconds"])
+
+    def only(self, ways: Mapping[Way, object]) -> Knowledge:
+        """With the options alone for which there are measurements."""
+        kept = [o for o in self.options if (o.cut, o.encoding) in ways]
+        return dataclasses.replace(self, options=kept)
+
+    def problem(self, conditions: Conditions) -> Problem:
+        """As :func:`hapi_splitter.costs.build_problem` makes it."""
+        share = conditions.server_share
+        capacities = {
+            **self.capacities,
+            LINK: conditions.link_bytes_per_second,
+            SERVER_CPU: self.capacities[SERVER_CPU] * share,
+            SERVER_DEVICE: self.capacities[SERVER_DEVICE] * share,
+        }
+        return Problem(
+            resources=tuple(
+                Resource(name, capacity, UNITS[name])
+                for name, capacity in capacities.items()
+            ),
+            options=tuple(self._option(o, conditions) for o in self.options),
+            num_samples=1,
+            epochs=ENDLESS_EPOCHS,
+            push_one_off_seconds=0.0,
+            server_limit_bytes=0,
+            client_limit_bytes=0,
+            last_cut=max(o.cut for o in self.options),
+        )
+
+    def _option(self, option: Option, conditions: Conditions) -> Option:
+        more = conditions.train_seconds - self.train_seconds
+        use = dict(option.use)
+        for name in (CLIENT_CPU, CLIENT_DEVICE):
+            use[name] = max(0.0, use[name] + more)
+        scaled = {
+            name: amount * conditions.scale.get(name, 1.0)
+            for name, amount in use.items()
+        }
+        return dataclasses.replace(option, use=scaled)
+
+    def loop_part(self, way: Way) -> float:
+        """Of the client's seconds, the part in the training loop's thread.
+
+        There run the layers behind the cut and the training step.
+        """
+        for option in self.options:
+            if (option.cut, option.encoding) == way:
+                whole = option.use[CLIENT_CPU]
+                return min(1.0, option.use[CLIENT_DEVICE] / whole)
+        raise KeyError(way)
+
+
+class _Core:
+    """Serves one sample after the other, in the order they come."""
+
+    def __init__(self, env: simpy.Environment) -> None:
+        self._env = env
+        self._resource = simpy.Resource(env)
+        self.busy_seconds = 0.0
+
+    def work(self, seconds: float, samples: int) -> Steps:
+        """So many pieces of work, each waiting for its turn."""
+        for _ in range(samples):
+            with self._resource.request() as turn:
+                yield turn
+                yield self._env.timeout(seconds)
+                self.busy_seconds += seconds
+
+
+@dataclass
+class _Span:
+    way: Way
+    stage: Stage
+    done: simpy.Event
+
+
+class SimulatedJob:
+    """Trains for ever; ask it how many samples it had.
+
+    Args:
+        stages: measured passes, by way.
+        knowledge: of the planner.
+        link: bytes per second.
+        span_samples: of each span.
+        batch_size: of the training loop.
+        weights: of a fixed mix; None for the planner's.
+        options: of the job.
+        seed: of the passes drawn and the planner's jitter.
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[Way, Sequence[Stage]],
+        knowledge: Knowledge,
+        link: float,
+        *,
+        span_samples: int,
+        weights: Mapping[Way, float] | None,
+        options: FetchOptions,
+        seed: int,
+    ) -> None:
+        self._env = simpy.Environment()
+        self._stages = stages
+        self._knowledge = knowledge.only(stages)
+        self._link = link
+        self._span_samples = span_samples
+        self._options = options
+        self._random = np.random.default_rng(seed)
+        self._wire = _Core(self._env)
+        self._storage = _Core(self._env)
+        self._client = _Core(self._env)
+        self._received = 0.0
+        self._loop_seconds = 0.0
+        self.samples = 0
+        self._busy: Counter[str] = Counter()
+        self._ahead: deque[_Span] = deque()
+        self._more = self._env.event()
+        self._loads: deque[tuple[float, float]] = deque([(0.0, 0.0)])
+        self._mixer: Mixer[Way] = Mixer(weights or {STREAMED: 1.0})
+        self._meter = Meter(
+            lambda: int(self._received),
+            clock=lambda: self._env.now,
+            cpu_clock=lambda: self._client.busy_seconds,
+            thread_clock=lambda: self._loop_seconds,
+        )
+        self.replanner: Replanner | None = None
+        if weights is None:
+            self.replanner = self._make_replanner()
+        self._env.process(self._train())
+
+    def _make_replanner(self) -> Replanner:
+        return Replanner(
+            self._knowledge.problem,
+            Estimates(
+                push_width=lambda: self._options.num_threads,
+                train_on_cpu=True,
+                server_threads=1,
+            ),
+            self._mixer,
+            self._meter,
+            ReplanOptions(),
+            clock=lambda: self._env.now,
+            random=self._random.random,
+        )
+
+    def run(self, seconds: float) -> float:
+        """Goes on for a while; samples per second of it."""
+        before = self.samples
+        self._env.run(self._env.now + seconds)
+        return (self.samples - before) / seconds
+
+    @property
+    def plan(self) -> Plan | None:
+        return self.replanner.plan if self.replanner else None
+
+    # -- the client ---------------------------------------------------
+
+    def _top_up(self) -> None:
+        """As :class:`hapi_client.fetch.Fetcher` does it."""
+        while len(self._ahead) < self._options.ahead_spans:
+            way = self._mixer.choose(
+                self._span_samples, lambda way: self._has_room(_lane(way))
+            )
+            if way is None:
+                return
+            passes = self._stages[way]
+            drawn = passes[int(self._random.integers(len(passes)))]
+            span = _Span(way, drawn, self._env.event())
+            self._busy[_lane(way)] += 1
+            self._ahead.append(span)
+            self._env.process(self._load(span))
+
+    def _has_room(self, lane: str) -> bool:
+        return self._busy[lane] < self._options.num_threads
+
+    def _load(self, span: _Span) -> Steps:
+        env, count, stage = self._env, self._span_samples, span.stage
+        started = env.now
+        yield from self._storage.work(stage.storage_seconds, count)
+        computed = env.now
+        each = stage.link_bytes / self._link
+        for _ in range(count):
+            yield from self._wire.work(each, 1)
+            self._received += stage.link_bytes
+        read = env.now
+        rest = 1 - self._knowledge.loop_part(span.way)
+        yield from self._client.work(rest * stage.client_seconds, count)
+        self._meter.loaded(
+            span.way,
+            count,
+            env.now - started,
+            self._report(span, read - started, read - computed),
+        )
+        self._busy[_lane(span.way)] -= 1
+        span.done.succeed()
+        self._top_up()
+
+    def _report(
+        self, span: _Span, read_seconds: float, sending_seconds: float
+    ) -> SpanReport:
+        if span.way == STREAMED:
+            return SpanReport(read_seconds=read_seconds)
+        seconds = span.stage.storage_seconds * self._span_samples
+        forward = seconds * self._knowledge_of(span.way)
+        alone = self._span_samples * span.stage.link_bytes / self._link
+        return SpanReport(
+            server_cpu_seconds=seconds,
+            forward_seconds=forward,
+            forward_cpu_seconds=forward,
+            send_blocked_seconds=max(0.0, sending_seconds - alone),
+            load=self._load_now(),
+        )
+
+    def _knowledge_of(self, way: Way) -> float:
+        """Of the worker's CPU seconds, the part of its forwards."""
+        for option in self._knowledge.options:
+            if (option.cut, option.encoding) == way:
+                whole = option.use[SERVER_CPU]
+                return min(1.0, option.use[SERVER_DEVICE] / whole)
+        raise KeyError(way)
+
+    def _load_now(self) -> Load:
+        now, busy = self._env.now, self._storage.busy_seconds
+        self._loads.append((now, busy))
+        while len(self._loads) > 1 and now - self._loads[0][0] > LOAD_SECONDS:
+            self._loads.popleft()
+        then, before = self._loads[0]
+        part = (busy - before) / (now - then) if now > then else 0.0
+        return Load(
+            share=1.0,
+            streams=self._busy[LANE_PUSH],
+            device_busy=min(1.0, part),
+            cpu_busy=min(1.0, part),
+        )
+
+    def _train(self) -> Steps:
+        if self.replanner is not None:
+            self.replanner.begin()
+        train_seconds = self._knowledge.train_seconds
+        with self._meter.loading():
+            while True:
+                self._top_up()
+                span = self._ahead.popleft()
+                yield span.done
+                part = self._knowledge.loop_part(span.way)
+                loop = part * span.stage.client_seconds
+                training = min(train_seconds, loop)
+                count = self._span_samples
+                yield from self._client.work(loop - training, count)
+                if self.replanner is not None:
+                    self.replanner.span_came()
+                with self._meter.training(count):
+                    yield from self._client.work(training, count)
+                    self._loop_seconds += training * count
+                self.samples += count
+
+
+def _lane(way: Way) -> str:
+    return LANE_STREAM if way == STREAMED else LANE_PUSH
