@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from benchmarks.cells import Cell
@@ -30,6 +31,8 @@ AGAIN = "again"
 CALIBRATION_PASSES = 2
 OUT_OF_REACH = 0.7
 """A static cut slower than this part of the best is measured once."""
+STREAM_OUT_OF_REACH = 0.5
+"""Streaming slower than this part of the best is measured twice."""
 
 SETTLED_SECONDS = 12.0
 """A plan that stayed this long, two looks at it, is taken to stay."""
@@ -124,21 +127,14 @@ class CellRun:
         """Stores the data, before the link is shaped."""
         if self.bed.shaped:
             self.bed.set_link(None)
-        folder = self.bed.folder / "data" / self._container
-        if not folder.exists():
-            folder.mkdir(parents=True)
-            shards = write_shards(
-                self.tars,
-                folder,
-                self._num_samples,
-                self.cell.network.shard_samples,
-            )
-            _ask(
-                client,
-                "upload",
-                shards=[str(shard) for shard in shards],
-                container=self._container,
-            )
+        store_data(
+            self.bed.folder,
+            client,
+            self.tars,
+            self._container,
+            self._num_samples,
+            self.cell.network.shard_samples,
+        )
         self._choose_model(client, None)
         _ask(client, "open", name=STREAM, cut=STREAM)
 
@@ -263,10 +259,9 @@ class CellRun:
         for number in range(self.settings.rounds):
             for name in rotated(active, number):
                 rounds[name].append(self._pass(client, name, number + 1))
-            if number == 0:
-                slow = out_of_reach(rounds, self._statics)
-                self.entry["out_of_reach"] = slow
-                active = [name for name in active if name not in slow]
+            slow = out_of_reach(rounds, self._statics)
+            self.entry["out_of_reach"] = slow
+            active = [name for name in active if name not in slow]
             self.save(self.entry)
             self.note(
                 f"round {number + 1}/{self.settings.rounds}: "
@@ -393,6 +388,36 @@ class CellRun:
         return dict(done)
 
 
+def store_data(
+    folder: Path,
+    client: Remote,
+    tars: Sequence[Any],
+    container: str,
+    samples: int,
+    shard_samples: int,
+) -> None:
+    """Makes a data set and stores it, unless that was done.
+
+    Args:
+        folder: of the testbed.
+        client: stores it.
+        tars: where the samples come from.
+        container: to store it in.
+        samples, shard_samples: of the whole, of each shard.
+    """
+    place = folder / "data" / container
+    if place.exists():
+        return
+    place.mkdir(parents=True)
+    shards = write_shards(tars, place, samples, shard_samples)
+    _ask(
+        client,
+        "upload",
+        shards=[str(shard) for shard in shards],
+        container=container,
+    )
+
+
 def rotated(names: Sequence[str], number: int) -> list[str]:
     """The order of a round: each contender begins in turn."""
     start = number % len(names)
@@ -402,13 +427,20 @@ def rotated(names: Sequence[str], number: int) -> list[str]:
 def out_of_reach(
     rounds: Mapping[str, Sequence[float]], statics: Sequence[str]
 ) -> list[str]:
-    """Cuts that the first round shows far behind; never ``stream``."""
+    """Cuts that the first round shows far behind.
+
+    Also ``stream``, when the first two rounds show it further behind.
+    """
     best = max(rounds[name][0] for name in statics)
-    return [
+    slow = [
         name
         for name in statics
         if name != STREAM and rounds[name][0] < OUT_OF_REACH * best
     ]
+    seen = rounds[STREAM][:2]
+    if len(seen) == 2 and max(seen) < STREAM_OUT_OF_REACH * best:
+        slow.append(STREAM)
+    return slow
 
 
 def _ask(client: Remote, do: str, **arguments: Any) -> Any:

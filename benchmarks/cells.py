@@ -7,9 +7,15 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hapi_client.fetch import FetchOptions
+
 BACKBONE = "backbone"
 INNER = "inner"
 LINKS = (0.25, 2.0)
+
+# A narrow shuffle buffer: it is the steady state that is wanted, and a wide
+# one takes long to fill.
+FETCH_OPTIONS = FetchOptions(buffer_spans=1)
 
 
 @dataclass(frozen=True)

@@ -12,23 +12,25 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torchvision
-from benchmarks.cells import NETWORKS
+from benchmarks.cells import FETCH_OPTIONS, NETWORKS
 from benchmarks.contenders import outlook, problem_json
 from benchmarks.remote import serve
 
 from hapi_client.advice import Question, advise
 from hapi_client.connection import Connection
-from hapi_client.fetch import FetchOptions
 from hapi_client.frozen import FrozenRegion
 from hapi_client.job import TransferJob
 from hapi_client.location import Location
 from hapi_client.packages import DEFAULT_MODELS_CONTAINER
 from hapi_client.progress import SilentReporter
+from hapi_client.replan import describe_mix
 from hapi_client.upload import upload
 from hapi_splitter.transforms import ImageTransform
 
@@ -36,9 +38,6 @@ SEED = 0
 LEARNING_RATE = 1e-4
 MOMENTUM = 0.9
 
-# A narrow shuffle buffer: it is the steady state that is wanted, and a wide
-# one takes long to fill.
-OPTIONS = FetchOptions(buffer_spans=1)
 STEADY_EPOCHS = 100_000
 
 
@@ -90,11 +89,12 @@ class ClientTier:
             "freeze": freeze,
             "data": f"swift://{container}",
             "batch_size": network.batch_size,
+            "labels": position_of,
             "transform": ImageTransform(
                 resize_size=network.resize_size, crop_size=network.crop_size
             ),
             "seed": SEED,
-            "options": OPTIONS,
+            "options": FETCH_OPTIONS,
             "floor": floor,
             "epochs": STEADY_EPOCHS if epochs is None else epochs,
         }
@@ -134,7 +134,7 @@ class ClientTier:
         job = self._jobs[name]
         before = job.stats
         started = time.perf_counter()
-        train_epoch(job, self._optimizers[name], epoch)
+        exhaust(train_epoch(job, self._optimizers[name], epoch))
         seconds = time.perf_counter() - started
         after = job.stats
         samples = after.samples - before.samples
@@ -144,6 +144,48 @@ class ClientTier:
             "samples_per_second": samples / seconds,
             "bytes_per_sample": (after.bytes - before.bytes) / samples,
             "fallbacks": after.fallbacks - before.fallbacks,
+        }
+
+    def follow(self, name: str, seconds: float) -> dict[str, Any]:
+        """Trains whole epochs for a while, and keeps a diary.
+
+        Args:
+            name: of a job with ``cut="auto"``.
+            seconds: no epoch begins later.
+
+        Returns:
+            ``progress``, ``[[time, samples so far]]`` about every second;
+            ``plans``, each with its time; ``epochs``, each with the number
+            of its samples and how many were ``lost`` or ``doubled``;
+            ``fallbacks`` and ``retries``. Times are of the machine's
+            monotonic clock.
+        """
+        job = self._jobs[name]
+        diary = _Diary(job)
+        before = job.stats
+        started = time.monotonic()
+        epochs = []
+        while time.monotonic() - started < seconds:
+            seen: Counter[int] = Counter()
+            for labels in train_epoch(
+                job, self._optimizers[name], len(epochs)
+            ):
+                seen.update(labels.tolist())
+                diary.note(len(labels))
+            epochs.append(
+                {
+                    "samples": seen.total(),
+                    "lost": job.num_samples - len(seen),
+                    "doubled": seen.total() - len(seen),
+                }
+            )
+        after = job.stats
+        return {
+            "progress": diary.progress,
+            "plans": diary.plans,
+            "epochs": epochs,
+            "fallbacks": after.fallbacks - before.fallbacks,
+            "retries": after.retries - before.retries,
         }
 
     def outlook(self, link: float | None, container: str) -> dict[str, Any]:
@@ -208,7 +250,11 @@ class ClientTier:
         started = time.perf_counter()
         self.open("cold", cut, encoding, models_container)
         for epoch in range(epochs):
-            train_epoch(self._jobs["cold"], self._optimizers["cold"], epoch)
+            exhaust(
+                train_epoch(
+                    self._jobs["cold"], self._optimizers["cold"], epoch
+                )
+            )
         seconds = time.perf_counter() - started
         stats = self._jobs["cold"].stats
         return {
@@ -224,10 +270,49 @@ class ClientTier:
         self._stack.close()
 
 
+def exhaust(steps: Iterator[object]) -> None:
+    """Goes through all of them."""
+    for _ in steps:
+        pass
+
+
+class _Diary:
+    """Of a job: samples by time, and plans."""
+
+    def __init__(self, job: TransferJob) -> None:
+        self._job = job
+        self._samples = 0
+        self._noted = len(job.plan_changes)
+        self.progress: list[tuple[float, int]] = [(time.monotonic(), 0)]
+        self.plans: list[dict[str, Any]] = []
+
+    def note(self, samples: int) -> None:
+        """Told of each batch."""
+        now = time.monotonic()
+        self._samples += samples
+        if now - self.progress[-1][0] >= 1.0:
+            self.progress.append((now, self._samples))
+        changes = self._job.plan_changes
+        for change in changes[self._noted :]:
+            self.plans.append(
+                {
+                    "time": now,
+                    "mix": describe_mix(change.mix),
+                    "samples_per_second": change.samples_per_second,
+                    "why": change.why,
+                }
+            )
+        self._noted = len(changes)
+
+
 def train_epoch(
     job: TransferJob, optimizer: torch.optim.Optimizer, epoch: int
-) -> None:
-    """One pass over the data set with a step for each batch."""
+) -> Iterator[torch.Tensor]:
+    """One pass over the data set with a step for each batch.
+
+    Yields:
+        The labels of each batch, when its step is done.
+    """
     criterion = torch.nn.CrossEntropyLoss()
     job.tail.train()
     for features, labels in job.loader(epoch):
@@ -235,6 +320,16 @@ def train_epoch(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        yield labels
+
+
+def position_of(key: str) -> int:
+    """Number of a sample in the data set, by its key.
+
+    As the label it tells which samples came; see
+    :func:`benchmarks.shards.write_shards`.
+    """
+    return int(key.partition("-")[0])
 
 
 def main() -> NoReturn:
@@ -248,6 +343,7 @@ def main() -> NoReturn:
                 "run": tier.run,
                 "outlook": tier.outlook,
                 "plan": tier.plan,
+                "follow": tier.follow,
                 "cold": tier.cold,
             }
         )

@@ -118,7 +118,8 @@ def judge(rounds: Rounds, statics: Sequence[str]) -> Verdict | None:
         return None
     best = best_static(rounds, statics)
     against_best = regret_of(rounds[AUTO], rounds[best])
-    against_stream = regret_of(rounds[AUTO], rounds[STREAM])
+    streamed = rounds[STREAM]
+    against_stream = regret_of(rounds[AUTO][: len(streamed)], streamed)
     return Verdict(
         best,
         against_best,

@@ -43,8 +43,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cells import NETWORKS
-from benchmarks.client_options import OPTIONS
+from benchmarks.cells import FETCH_OPTIONS, NETWORKS
 from benchmarks.regret import AUTO, STREAM, judge, medians
 from benchmarks.results import machine, versions, write_json
 from benchmarks.simulation import Knowledge, SimulatedJob, Stage
@@ -109,7 +108,7 @@ class Workload:
                     link,
                     span_samples=network.shard_samples,
                     weights=fixed,
-                    options=OPTIONS,
+                    options=FETCH_OPTIONS,
                     seed=seed,
                 )
                 job.run(FILL_SECONDS)
@@ -197,9 +196,7 @@ def replay_cell(
     }
 
 
-def validate(
-    workload: Workload, cell: Cell, seeds: int
-) -> dict[str, Any]:
+def validate(workload: Workload, cell: Cell, seeds: int) -> dict[str, Any]:
     """A measured cell, replayed at its own link, and the difference."""
     entry = replay_cell(
         workload,

@@ -79,11 +79,15 @@ class Results:
 
     def save(self) -> None:
         """Writes the file, whole or not at all."""
-        if self._path is None:
-            return
-        partial = self._path.with_name(self._path.name + ".partial")
-        partial.write_text(json.dumps(self.body, indent=2) + "\n")
-        os.replace(partial, self._path)
+        if self._path is not None:
+            write_json(self._path, self.body)
+
+
+def write_json(path: Path, body: Mapping[str, Any]) -> None:
+    """Writes a file, whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(body, indent=2) + "\n")
+    os.replace(partial, path)
 
 
 def machine() -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter, deque
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -240,7 +241,8 @@ class SimulatedJob:
         """As :class:`hapi_client.fetch.Fetcher` does it."""
         while len(self._ahead) < self._options.ahead_spans:
             way = self._mixer.choose(
-                self._span_samples, lambda way: self._has_room(_lane(way))
+                self._span_samples,
+                lambda way: self._has_room(_lane(way)),
             )
             if way is None:
                 return
@@ -257,12 +259,15 @@ class SimulatedJob:
     def _load(self, span: _Span) -> Steps:
         env, count, stage = self._env, self._span_samples, span.stage
         started = env.now
-        yield from self._storage.work(stage.storage_seconds, count)
-        computed = env.now
-        each = stage.link_bytes / self._link
-        for _ in range(count):
-            yield from self._wire.work(each, 1)
-            self._received += stage.link_bytes
+        with ExitStack() as stack:
+            if span.way == STREAMED:
+                stack.enter_context(self._meter.reading())
+            yield from self._storage.work(stage.storage_seconds, count)
+            computed = env.now
+            each = stage.link_bytes / self._link
+            for _ in range(count):
+                yield from self._wire.work(each, 1)
+                self._received += stage.link_bytes
         read = env.now
         rest = 1 - self._knowledge.loop_part(span.way)
         yield from self._client.work(rest * stage.client_seconds, count)

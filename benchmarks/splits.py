@@ -18,9 +18,9 @@ What is measured, and what is not:
 * Fixed cuts are those that no other one dominates in every resource (within
   0.15 of the best one's time per sample), each in its fastest encoding that
   the floor allows.  Left out of the rounds: a cut whose bytes the link cannot
-  carry as fast as some contender already went (``ruled_out``), and from the
-  second round on a cut that went at less than 0.7 of the best
-  (``out_of_reach``).
+  carry as fast as some contender already went (``ruled_out``), from the
+  second round on a cut that went at less than 0.7 of the best, and from the
+  third on streaming, if it went at less than half of it (``out_of_reach``).
 * Contenders with the same cut and encoding are measured once and share the
   figures (``shared``).
 * One contender has a second pass in each round: ``noise`` is its regret

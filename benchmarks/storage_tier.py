@@ -53,6 +53,10 @@ class StorageTier:
         """A new worker, which knows no model and no profile."""
         Cluster.attach(self._folder / SWIFT_FOLDER).restart_worker()
 
+    def stop_worker(self) -> None:
+        """No worker, until it is restarted."""
+        Cluster.attach(self._folder / SWIFT_FOLDER).stop_worker()
+
 
 def main(argv: list[str]) -> int:
     folder = Path(argv[0])
@@ -65,6 +69,7 @@ def main(argv: list[str]) -> int:
                 "start": tier.start,
                 "affinities": tier.affinities,
                 "restart_worker": tier.restart_worker,
+                "stop_worker": tier.stop_worker,
             }
         )
     return 0

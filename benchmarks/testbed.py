@@ -182,6 +182,10 @@ class Testbed:
         """A new worker, which knows no model and no profile."""
         self._ask("restart_worker")
 
+    def stop_worker(self) -> None:
+        """No worker, until it is restarted."""
+        self._ask("stop_worker")
+
     def _ask(self, do: str) -> Any:
         assert self._storage is not None
         return self._storage.ask(do, seconds=QUESTION_SECONDS)

@@ -28,6 +28,9 @@ BUSY = 0.9
 READING = 0.5
 """Plain reads that wait for bytes this part of their time are limited by
 the link (or by Swift, which is the same to the plan)."""
+LEAST_READING = 0.05
+"""Of an interval: waiting for bytes in less of it than this tells nothing
+of the link."""
 BLOCKED = 0.3
 """Pushed reads that cannot send this part of their time, likewise."""
 FULL_LANE = 0.75
@@ -167,19 +170,23 @@ class Estimates:
 
     def _observe_link(self, seen: Observation, profiled: Problem) -> None:
         cores = _capacity(profiled, CLIENT_CPU)
-        busy = seen.client_cpu_seconds / (seen.seconds * cores)
-        # Where reads were not even under way all the time, nobody waited
-        # for them.
-        under_way = seen.stream_seconds + seen.push_seconds
-        limited = (
-            busy < BUSY
+        waited = (
+            seen.client_cpu_seconds < BUSY * seen.seconds * cores
             and seen.received_bytes > 0
-            and under_way >= seen.seconds
-            and (seen.reading_share > READING or seen.blocked_share > BLOCKED)
         )
-        self.link.observe(
-            seen.received_bytes / seen.seconds, limited, seen.seconds
-        )
+        rate, limited = seen.received_bytes / seen.seconds, False
+        if (
+            waited
+            and seen.reading_share > READING
+            and seen.reading_seconds > LEAST_READING * seen.seconds
+        ):
+            # What came while nobody waited for it does not count, for a
+            # plan that streams little leaves the link idle in between.
+            rate = seen.reading_bytes / seen.reading_seconds
+            limited = True
+        elif waited and seen.blocked_share > BLOCKED:
+            limited = seen.push_seconds >= seen.seconds
+        self.link.observe(rate, limited, seen.seconds)
 
     def _device_seconds(self, seen: Observation) -> float:
         if not self.server_threads:

@@ -107,6 +107,7 @@ class Fetcher:
         self._connection = connection
         self._source = source
         self._todo = deque(spans)
+        self._samples_left = sum(len(span.rows) for span in spans)
         self._options = options
         self._scope = CancelScope()
         self._pools = {
@@ -148,7 +149,7 @@ class Fetcher:
         """Starts as many spans as there is room for; under the lock."""
         while self._todo and not self._closed:
             task = self._head or self._source.task(
-                self._todo[0], self._has_room
+                self._todo[0], self._has_room, self._samples_left
             )
             self._head = task
             if task is None or not self._has_room_for(task):
@@ -158,7 +159,9 @@ class Fetcher:
             self._ahead_bytes += task.cost_bytes
             self._busy[task.lane] += 1
             try:
-                future = self._pools[task.lane].submit(self._load, task)
+                future = self._pools[task.lane].submit(
+                    self._load, task, len(span.rows)
+                )
             except RuntimeError:  # closed meanwhile
                 if not self._closed:
                     raise
@@ -180,7 +183,7 @@ class Fetcher:
             and more_bytes <= self._options.ahead_bytes
         )
 
-    def _load(self, task: SpanTask) -> LoadedSpan:
+    def _load(self, task: SpanTask, num_samples: int) -> LoadedSpan:
         self._own_threads.add(threading.get_ident())
         try:
             with self._connection.working_for(self._scope):
@@ -188,6 +191,7 @@ class Fetcher:
         finally:
             with self._lock:
                 self._busy[task.lane] -= 1
+                self._samples_left -= num_samples
                 self._top_up()
 
     def _await(self, pending: _Pending) -> LoadedSpan:

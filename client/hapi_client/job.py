@@ -151,6 +151,7 @@ class TransferJob:
             self._pool,
             self._options,
             self._counters,
+            self._meter,
         )
         try:
             if self.cut == AUTO:

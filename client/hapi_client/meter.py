@@ -17,6 +17,9 @@ Way: TypeAlias = tuple[int, str]
 
 STREAMED: Way = (0, "raw")
 
+NEW_WEIGHT = 0.3
+"""Of the newest span in the moving averages."""
+
 
 @dataclass(frozen=True)
 class SpanReport:
@@ -57,6 +60,8 @@ class Observation:
         train_seconds: wall seconds, likewise.
         reading_share: of the plain reads' time, the part in which they
             waited for bytes (the rest decodes); 0 without such spans.
+        reading_seconds: in which at least one of them did.
+        reading_bytes: of all answers, received in these.
         blocked_share: of the pushed reads' time, the part in which the
             worker could not send.
         stream_seconds: summed durations of the plain reads.
@@ -77,6 +82,8 @@ class Observation:
     train_cpu_seconds: float = 0.0
     train_seconds: float = 0.0
     reading_share: float = 0.0
+    reading_seconds: float = 0.0
+    reading_bytes: int = 0
     blocked_share: float = 0.0
     stream_seconds: float = 0.0
     push_seconds: float = 0.0
@@ -92,6 +99,20 @@ class Observation:
         return sum(self.samples.values())
 
 
+@dataclass(frozen=True)
+class Pace:
+    """How fast spans come.
+
+    Attributes:
+        samples_per_second: of the last window; 0 before the first.
+        sample_seconds: by way, from the start of a span to its end for
+            each of its samples: a moving average.
+    """
+
+    samples_per_second: float = 0.0
+    sample_seconds: Mapping[Way, float] = field(default_factory=dict)
+
+
 class Meter:
     """Adds up what threads report; :meth:`take` begins a new window.
 
@@ -103,6 +124,7 @@ class Meter:
         received_bytes: bytes received by the job so far.
         clock: monotonic seconds.
         cpu_clock: CPU seconds of this process.
+        thread_clock: CPU seconds of the calling thread.
     """
 
     def __init__(
@@ -111,16 +133,21 @@ class Meter:
         *,
         clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.process_time,
+        thread_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._received_bytes = received_bytes
         self._clock = clock
         self._cpu_clock = cpu_clock
+        self._thread_clock = thread_clock
         # Python's collector may close a forgotten loop in this very thread.
         self._lock = threading.RLock()
         self._load: Load | None = None
+        self._rate = 0.0
+        self._sample_seconds: dict[Way, float] = {}
         self.num_spans = 0
         """That came so far, in all windows."""
         self._num_loading = 0
+        self._num_reading = 0
         self._mark()
         self._begin()
 
@@ -146,7 +173,9 @@ class Meter:
         with self._lock:
             self.num_spans += 1
             sums = self._sums
-            if way == STREAMED or report.fell_back:
+            came = STREAMED if report.fell_back else way
+            self._note_pace(came, seconds / max(num_samples, 1))
+            if came == STREAMED:
                 self._samples[STREAMED] += num_samples
                 sums["stream"] += seconds
                 sums["read"] += report.read_seconds
@@ -165,6 +194,15 @@ class Meter:
             sums["pushed"] += num_samples
             self._load = report.load or self._load
 
+    def _note_pace(self, way: Way, seconds: float) -> None:
+        before = self._sample_seconds.get(way, seconds)
+        self._sample_seconds[way] = before + NEW_WEIGHT * (seconds - before)
+
+    @property
+    def pace(self) -> Pace:
+        with self._lock:
+            return Pace(self._rate, dict(self._sample_seconds))
+
     @contextmanager
     def loading(self) -> Iterator[None]:
         """What happens inside belongs to the job."""
@@ -178,6 +216,19 @@ class Meter:
                 self._add_up()
                 self._num_loading -= 1
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """What happens inside is a plain read that waits for bytes."""
+        with self._lock:
+            self._add_up()
+            self._num_reading += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._add_up()
+                self._num_reading -= 1
+
     def _mark(self) -> None:
         self._wall_before = self._clock()
         self._cpu_before = self._cpu_clock()
@@ -188,19 +239,25 @@ class Meter:
         wall, cpu = self._wall_before, self._cpu_before
         received = self._bytes_before
         self._mark()
-        if self._num_loading:
-            self._sums["wall"] += self._wall_before - wall
-            self._sums["cpu"] += self._cpu_before - cpu
-            self._sums["received"] += self._bytes_before - received
+        if not self._num_loading:
+            return
+        sums = self._sums
+        sums["wall"] += self._wall_before - wall
+        sums["cpu"] += self._cpu_before - cpu
+        sums["received"] += self._bytes_before - received
+        if self._num_reading:
+            sums["reading"] += self._wall_before - wall
+            sums["reading_bytes"] += self._bytes_before - received
 
     @contextmanager
     def training(self, num_samples: int) -> Iterator[None]:
         """Measures the training loop's work on a batch."""
-        wall, cpu = self._clock(), time.thread_time()
+        wall, cpu = self._clock(), self._thread_clock()
         try:
             yield
         finally:
-            spent, used = self._clock() - wall, time.thread_time() - cpu
+            spent = self._clock() - wall
+            used = self._thread_clock() - cpu
             with self._lock:
                 self._sums["train_samples"] += num_samples
                 self._sums["train"] += spent
@@ -220,6 +277,8 @@ class Meter:
                 train_cpu_seconds=sums["train_cpu"],
                 train_seconds=sums["train"],
                 reading_share=_share(sums["read"], sums["stream"]),
+                reading_seconds=sums["reading"],
+                reading_bytes=int(sums["reading_bytes"]),
                 blocked_share=_share(
                     sums["send_blocked_seconds"], sums["push"]
                 ),
@@ -233,6 +292,8 @@ class Meter:
                 load=self._load,
             )
             self._begin()
+            if found.num_samples and found.seconds > 0:
+                self._rate = found.num_samples / found.seconds
             return found
 
 

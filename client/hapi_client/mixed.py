@@ -11,7 +11,7 @@ from hapi_client.decode import DecodePool
 from hapi_client.fetch import FetchOptions
 from hapi_client.frozen import FrozenRegion
 from hapi_client.meter import STREAMED, Meter, Way
-from hapi_client.mixing import Mixer
+from hapi_client.mixing import Mixer, too_late
 from hapi_client.pushed import PushedSource, PushPlan
 from hapi_client.retry import PushGate, PushWidth
 from hapi_client.sources import (
@@ -37,6 +37,7 @@ class Sources:
         pool: decodes here.
         options: of the job.
         counters: of the job.
+        meter: of the job.
 
     Attributes:
         model: the package; to be set before anything is pushed.
@@ -52,6 +53,7 @@ class Sources:
         pool: DecodePool,
         options: FetchOptions,
         counters: JobCounters,
+        meter: Meter,
     ) -> None:
         self.model: ModelPath | None = None
         self._connection = connection
@@ -66,6 +68,7 @@ class Sources:
             region.input_shape,
             self._limits,
             counters,
+            meter,
         )
         # One gate for all: a worker that is gone is gone for every cut.
         self._gate = PushGate(
@@ -123,11 +126,16 @@ class MixedSource:
         return self._sources.num_threads
 
     def task(
-        self, span: Span, has_room: Callable[[str], bool]
+        self,
+        span: Span,
+        has_room: Callable[[str], bool],
+        samples_left: int,
     ) -> SpanTask | None:
         """The way that the plan owes most, among those with room."""
         way = self._mixer.choose(
-            len(span.rows), lambda way: has_room(lane_of(way))
+            len(span.rows),
+            lambda way: has_room(lane_of(way)),
+            self._too_late(span, samples_left),
         )
         if way is None:
             return None
@@ -145,6 +153,16 @@ class MixedSource:
             return loaded
 
         return replace(task, load=load)
+
+    def _too_late(self, span: Span, samples_left: int) -> set[Way]:
+        pace = self._meter.pace
+        seconds = {
+            way: each * len(span.rows)
+            for way, each in pace.sample_seconds.items()
+        }
+        return too_late(
+            self._mixer.weights, seconds, pace.samples_per_second, samples_left
+        )
 
 
 def lane_of(way: Way) -> str:

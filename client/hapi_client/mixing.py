@@ -4,12 +4,16 @@ Each span credits every way with its samples times the way's weight, and is
 charged to the way it goes: smooth weighted round robin. The debt of a way
 is bounded, so after any number of spans the samples that went a way differ
 from its weight's share by a few spans only.
+
+The last spans of an epoch are dealt otherwise: one that a slow way brings
+after all others would keep everybody waiting (:func:`too_late`). What that
+way is owed then, the next epoch begins with.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -56,13 +60,18 @@ class Mixer(Generic[T]):
             self._credit = {w: x - rest for w, x in kept.items()}
 
     def choose(
-        self, num_samples: int, has_room: Callable[[T], bool]
+        self,
+        num_samples: int,
+        has_room: Callable[[T], bool],
+        avoid: Collection[T] = (),
     ) -> T | None:
         """Deals one span.
 
         Args:
             num_samples: of the span.
             has_room: whether a way can take a span now.
+            avoid: ways that this span must not go, though it counts for
+                what they are owed; not all of them.
 
         Returns:
             The way owed most among those with room; None to wait, when
@@ -73,11 +82,51 @@ class Mixer(Generic[T]):
                 way: self._credit[way] + weight * num_samples
                 for way, weight in self._weights.items()
             }
-            for way in sorted(owed, key=lambda w: owed[w], reverse=True):
+            most = MOST_DEBT_SPANS * num_samples
+            allowed = [way for way in owed if way not in avoid]
+            for way in sorted(allowed, key=lambda w: owed[w], reverse=True):
                 after = owed[way] - num_samples
-                if after < -MOST_DEBT_SPANS * num_samples:
+                if not avoid and after < -most:
                     return None
                 if has_room(way):
-                    self._credit = {**owed, way: after}
+                    credit = {**owed, way: after}
+                    if avoid:
+                        credit = _bounded(credit, most)
+                    self._credit = credit
                     return way
             return None
+
+
+def too_late(
+    weights: Mapping[T, float],
+    span_seconds: Mapping[T, float],
+    rate: float,
+    samples_left: int,
+) -> set[T]:
+    """Ways on which the next span would come after everything else.
+
+    Args:
+        weights: by way.
+        span_seconds: that a span takes on its way; a way not named is not
+            known to be slow.
+        rate: samples per second of all ways together.
+        samples_left: in this epoch: not dealt yet, or under way.
+
+    Returns:
+        Never all of them: at least the fastest stays.
+    """
+    late = {
+        way
+        for way, weight in weights.items()
+        if span_seconds.get(way, 0.0) * (1 - weight) * rate > samples_left
+    }
+    if late and len(late) == len(weights):
+        late.remove(min(late, key=lambda way: span_seconds[way]))
+    return late
+
+
+def _bounded(credit: Mapping[T, float], most: float) -> dict[T, float]:
+    """Credits that sum to 0 again, none above ``most``."""
+    cut = {way: min(owed, most) for way, owed in credit.items()}
+    rest = sum(cut.values()) / len(cut)
+    return {way: owed - rest for way, owed in cut.items()}

@@ -14,7 +14,7 @@ import torch
 
 from hapi_client.connection import Connection
 from hapi_client.decode import DecodePool
-from hapi_client.meter import SpanReport
+from hapi_client.meter import Meter, SpanReport
 from hapi_client.retry import (
     Backoff,
     is_retryable,
@@ -80,13 +80,18 @@ class SpanSource(Protocol):
         ...
 
     def task(
-        self, span: Span, has_room: Callable[[str], bool]
+        self,
+        span: Span,
+        has_room: Callable[[str], bool],
+        samples_left: int,
     ) -> SpanTask | None:
         """How to load a span.
 
         Args:
             span: the next one.
             has_room: whether a lane has a free thread.
+            samples_left: of the epoch, this span's and those under way
+                included.
 
         Returns:
             None to wait until a lane has room.
@@ -117,6 +122,7 @@ class RawSource:
         shape: of a transformed image.
         limits: of each span.
         counters: of the job.
+        meter: measures the waiting for bytes.
     """
 
     def __init__(
@@ -127,6 +133,7 @@ class RawSource:
         shape: Sequence[int],
         limits: SpanLimits,
         counters: JobCounters,
+        meter: Meter,
     ) -> None:
         self._connection = connection
         self._container = container
@@ -134,6 +141,7 @@ class RawSource:
         self._shape = tuple(shape)
         self._limits = limits
         self._counters = counters
+        self._meter = meter
 
     def task(self, span: Span) -> SpanTask:
         """How to load a span from here."""
@@ -170,13 +178,14 @@ class RawSource:
 
     def _load(self, span: Span, scope: CancelScope) -> LoadedSpan:
         started = time.monotonic()
-        data = self._connection.get_range(
-            self._container,
-            span.shard,
-            span.byte_range,
-            if_match=span.etag,
-            seconds=self._limits.seconds,
-        )
+        with self._meter.reading():
+            data = self._connection.get_range(
+                self._container,
+                span.shard,
+                span.byte_range,
+                if_match=span.etag,
+                seconds=self._limits.seconds,
+            )
         report = SpanReport(read_seconds=time.monotonic() - started)
         samples = list(
             iter_samples(

@@ -57,6 +57,8 @@ class Child:
         self.spec = spec
         self.identity: ProcessIdentity | None = None
         self.num_restarts = 0
+        self.held = False
+        """Not started again until this is taken back."""
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
         self._backoff = Backoff()
@@ -70,7 +72,8 @@ class Child:
     @property
     def due(self) -> float | None:
         """When (monotonic seconds) :meth:`act` has something to do."""
-        times = [t for t in (self._start_at, self._kill_at) if t is not None]
+        start_at = None if self.held else self._start_at
+        times = [t for t in (start_at, self._kill_at) if t is not None]
         return min(times, default=None)
 
     def start(self) -> None:
@@ -99,7 +102,7 @@ class Child:
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             self.signal_group(signal.SIGKILL)
-        if self._start_at is None or now < self._start_at:
+        if self.held or self._start_at is None or now < self._start_at:
             return False
         self.num_restarts += 1
         self.start()

@@ -190,14 +190,35 @@ class Cluster:
     ) -> None:
         """End the worker in order, and return when a new one answers.
 
-        Raises NotRunningError, or StartError after the timeout.
+        Starts it where :meth:`stop_worker` has ended it. Raises
+        NotRunningError, or StartError after the timeout.
         """
+        old = self._worker()
+        self._send_for_worker(signal.SIGUSR1)
+        self.wait_for_worker(old, timeout_seconds)
+
+    def stop_worker(
+        self, timeout_seconds: float = DEFAULT_START_SECONDS
+    ) -> None:
+        """End the worker in order, until :meth:`restart_worker`.
+
+        Raises NotRunningError, or StopError after the timeout.
+        """
+        self._send_for_worker(signal.SIGUSR2)
+        deadline = time.monotonic() + timeout_seconds
+        while self.worker_pid is not None:
+            if time.monotonic() > deadline:
+                raise StopError(
+                    f"the worker did not end in {timeout_seconds:g} s.",
+                    f"Read {self.log('worker')}.",
+                )
+            time.sleep(POLL_SECONDS)
+
+    def _send_for_worker(self, number: signal.Signals) -> None:
         supervisor = _supervisor(self._paths)
         if supervisor is None or self.worker_socket is None:
             raise _no_worker(self.directory)
-        old = self._worker()
-        supervisor.send(signal.SIGUSR1)
-        self.wait_for_worker(old, timeout_seconds)
+        supervisor.send(number)
 
     def wait_for_worker(
         self,

@@ -3,8 +3,8 @@
 ``python -m hapi_cluster.supervisor DIR FD`` reads its settings (JSON) from
 standard input, starts the servers and the worker, tells the result to the
 pipe FD (``{"ok": true}`` or an error), restarts what dies and, on SIGTERM,
-leaves nothing behind. SIGUSR1 restarts the worker. It has one thread and
-sleeps in one ``select``.
+leaves nothing behind. SIGUSR1 restarts the worker, SIGUSR2 ends it until the
+next SIGUSR1. It has one thread and sleeps in one ``select``.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class Supervisor:
         self._children: list[Child] = []
         self._stopping = False
         self._restart_worker = False
+        self._hold_worker = False
         self._state: dict[str, Any] = {}
         self._wake_read, self._wake_write = os.pipe2(
             os.O_NONBLOCK | os.O_CLOEXEC
@@ -203,9 +204,9 @@ class Supervisor:
             logger.info("the parent process ended")
             self._stopping = True
         self._reap()
-        if self._restart_worker:
-            self._restart_worker = False
-            self._terminate_worker()
+        if self._restart_worker or self._hold_worker:
+            self._terminate_worker(self._hold_worker)
+            self._restart_worker = self._hold_worker = False
         if not self._stopping:
             now = time.monotonic()
             started = [child.act(now) for child in self._children]
@@ -233,9 +234,10 @@ class Supervisor:
         if changed:
             self._publish(self._state["status"])
 
-    def _terminate_worker(self) -> None:
+    def _terminate_worker(self, hold: bool) -> None:
         for child in self._children:
             if child.spec.name == "worker":
+                child.held = hold
                 child.terminate(self._settings.stop_seconds)
 
     # -- stopping ---------------------------------------------------------
@@ -282,6 +284,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_stop)
         signal.signal(signal.SIGUSR1, self._on_restart)
+        signal.signal(signal.SIGUSR2, self._on_hold)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
@@ -290,6 +293,11 @@ class Supervisor:
 
     def _on_restart(self, *_: object) -> None:
         self._restart_worker = True
+        self._hold_worker = False
+
+    def _on_hold(self, *_: object) -> None:
+        self._hold_worker = True
+        self._restart_worker = False
 
 
 def _free_port() -> int:

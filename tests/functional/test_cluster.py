@@ -348,6 +348,20 @@ def test_restart_worker_gives_another_process_on_the_same_socket(
         assert cluster.worker_socket == path
 
 
+def test_a_stopped_worker_stays_away_until_it_is_restarted(
+    directory: Path,
+) -> None:
+    with start(directory, **WATCHED, worker=True) as cluster:
+        old, path = cluster.worker_pid, cluster.worker_socket
+        cluster.stop_worker(DEADLINE_SECONDS)
+        with pytest.raises(StartError, match="no new worker answers"):
+            cluster.wait_for_worker(timeout_seconds=2.0)
+        assert cluster.worker_pid is None
+        cluster.restart_worker(DEADLINE_SECONDS)
+        assert cluster.worker_pid not in (None, old)
+        assert cluster.worker_socket == path
+
+
 def test_a_killed_swift_is_started_again_on_its_port(directory: Path) -> None:
     with start(directory) as cluster:
         request(cluster, "PUT", "/c")

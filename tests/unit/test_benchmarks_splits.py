@@ -75,6 +75,26 @@ def test_there_is_no_verdict_when_auto_was_not_measured() -> None:
     assert judge({"stream": STEADY}, ["stream"]) is None
 
 
+def test_streaming_that_is_left_out_early_is_judged_by_its_own_rounds() -> (
+    None
+):
+    rounds = {"auto": STEADY, "cut-3": STEADY, "stream": times(0.3)[:2]}
+    verdict = judge(rounds, ["stream", "cut-3"])
+    assert verdict is not None
+    assert verdict.best == "cut-3"
+    assert verdict.against_stream.regret == pytest.approx(1 - 1 / 0.3)
+
+
+def test_slow_streaming_is_measured_twice() -> None:
+    rounds = {"stream": [2.0], "cut-1": [10.0], "auto": [11.0]}
+    statics = ["stream", "cut-1"]
+    assert out_of_reach(rounds, statics) == []
+    rounds = {"stream": [2.0, 2.1], "cut-1": [10.0, 9.0], "auto": [11.0, 9.0]}
+    assert out_of_reach(rounds, statics) == ["stream"]
+    rounds["stream"] = [2.0, 5.1]
+    assert out_of_reach(rounds, statics) == []
+
+
 def test_a_cut_of_one_lucky_round_is_not_the_best() -> None:
     rounds = {"stream": STEADY, "cut-1": times(0.8), "cut-2": [99.0]}
     assert best_static(rounds, ["stream", "cut-1", "cut-2"]) == "stream"

@@ -52,7 +52,7 @@ class Source:
     def lane_width(self, lane):
         return 99
 
-    def task(self, span, has_room):
+    def task(self, span, has_room, samples_left):
         return SpanTask(
             "stream",
             10 * len(span.rows),

@@ -64,6 +64,22 @@ def test_windows_do_not_overlap(world: World) -> None:
     assert (first.seconds, second.seconds) == (3, 4)
 
 
+def test_reading_counts_once_while_several_reads_wait(world: World) -> None:
+    meter = world.meter
+    with meter.loading():
+        world.passes(1, received=7)
+        with meter.reading():
+            world.passes(2, received=20)
+            with meter.reading():
+                world.passes(3, received=30)
+        world.passes(4, received=5)
+        seen = meter.take()
+
+    assert seen.seconds == 10
+    assert seen.reading_seconds == 5
+    assert (seen.reading_bytes, seen.received_bytes) == (50, 62)
+
+
 def test_spans_are_summed_by_their_way(world: World) -> None:
     meter, load = world.meter, Load(0.5, 2, 0.9, 0.8)
     meter.loaded(STREAMED, 10, 4.0, SpanReport(read_seconds=3.0))

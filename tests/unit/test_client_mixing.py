@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hapi_client.mixing import MOST_DEBT_SPANS, Mixer
+from hapi_client.mixing import MOST_DEBT_SPANS, Mixer, too_late
 
 WEIGHTS = st.lists(st.floats(0.02, 1.0), min_size=1, max_size=5).map(
     lambda parts: {n: p / sum(parts) for n, p in enumerate(parts)}
@@ -94,3 +94,49 @@ def test_weights_that_are_no_shares_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match="do not sum to 1"):
         Mixer(weights)
+
+
+def test_avoided_way_gets_nothing_and_is_owed_a_few_spans_for_it() -> None:
+    mixer = Mixer({"stream": 0.5, "push": 0.5})
+
+    last = [mixer.choose(8, always, {"stream"}) for _ in range(20)]
+    first = [mixer.choose(8, always) for _ in range(20)]
+
+    assert last == ["push"] * 20
+    assert first[:3] == ["stream"] * 3
+    assert 11 <= first.count("stream") <= 13
+
+
+def test_avoided_way_is_waited_for_when_the_others_are_full() -> None:
+    mixer = Mixer({"stream": 0.5, "push": 0.5})
+
+    assert mixer.choose(8, lambda way: way == "stream", {"stream"}) is None
+
+
+def test_span_is_too_late_when_all_others_come_sooner() -> None:
+    weights = {"stream": 0.25, "push": 0.75}
+    seconds = {"stream": 4.0, "push": 0.5}
+
+    # The others bring 30 samples a second: 120 while one span is streamed.
+    assert too_late(weights, seconds, 40.0, 200) == set()
+    assert too_late(weights, seconds, 40.0, 100) == {"stream"}
+    assert too_late(weights, seconds, 40.0, 1) == {"stream"}
+
+
+def test_nothing_is_too_late_while_nothing_is_known() -> None:
+    weights = {"stream": 0.25, "push": 0.75}
+
+    assert too_late(weights, {}, 40.0, 1) == set()
+    assert too_late(weights, {"stream": 4.0, "push": 0.5}, 0.0, 1) == set()
+
+
+@given(weights=WEIGHTS, data=st.data())
+def test_one_way_always_stays(
+    weights: dict[int, float], data: st.DataObject
+) -> None:
+    seconds = {way: data.draw(st.floats(0.001, 100.0)) for way in weights}
+    left = data.draw(st.integers(1, 1000))
+
+    late = too_late(weights, seconds, data.draw(st.floats(0, 1e4)), left)
+
+    assert late < set(weights)

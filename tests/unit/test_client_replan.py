@@ -234,6 +234,25 @@ def test_epoch_under_way_is_always_still_to_come() -> None:
     assert Horizon(100, None).epochs_to_come(640) == pytest.approx(6.4)
 
 
+def test_link_is_known_though_little_is_streamed() -> None:
+    estimates = SimulatedJob(BALANCED, Clock()).estimates
+    problem = SimulatedJob(BALANCED, Clock()).build(estimates.conditions())
+    seldom = Observation(
+        10.0,
+        samples={STREAM: 10, PUSH: 90},
+        received_bytes=1_280_000,
+        reading_share=0.95,
+        reading_seconds=2.0,
+        reading_bytes=1_120_000,
+        stream_seconds=2.1,
+        push_seconds=40.0,
+    )
+
+    estimates.observe_start(seldom, problem)
+
+    assert estimates.link.bytes_per_second == pytest.approx(560_000)
+
+
 def test_interval_without_bytes_says_nothing_of_the_link() -> None:
     clock = Clock()
     job = SimulatedJob(BALANCED, clock)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hapi_client.decode import DecodePool
+from hapi_client.meter import Meter
 from hapi_client.pushed import PushedSource, PushPlan
 from hapi_client.retry import Backoff, PushGate, PushWidth
 from hapi_client.sources import RawSource, SpanLimits
@@ -131,7 +132,13 @@ class Bench:
         self.now = 0.0
         self.width = PushWidth(4)
         self.raw = RawSource(
-            self.connection, "c", pool, SHAPE, LIMITS, self.counters
+            self.connection,
+            "c",
+            pool,
+            SHAPE,
+            LIMITS,
+            self.counters,
+            Meter(lambda: 0),
         )
         self.pushed = PushedSource(
             self.connection,
