@@ -53,6 +53,8 @@ class FairPool:
         self._queue: FairQueue[Work] = FairQueue()
         self._changed = threading.Condition()
         self._closed = False
+        self._num_busy = 0
+        self._num_pauses = 0
         self._torch_threads = torch_threads
         self._meter = meter
         self._on_device = on_device
@@ -82,6 +84,28 @@ class FairPool:
         with self._changed:
             return len(self._queue)
 
+    @contextlib.contextmanager
+    def paused(self, seconds: float) -> Iterator[bool]:
+        """No work runs inside; what is queued meanwhile waits.
+
+        Args:
+            seconds: to wait for the work that runs.
+
+        Yields:
+            Whether that has ended; if not, it goes on inside.
+        """
+        with self._changed:
+            self._num_pauses += 1
+            idle = self._changed.wait_for(
+                lambda: not self._num_busy or self._closed, seconds
+            )
+        try:
+            yield idle
+        finally:
+            with self._changed:
+                self._num_pauses -= 1
+                self._changed.notify_all()
+
     def close(self) -> None:
         """Drops what waits and joins the threads, for at most 5 s each."""
         with self._changed:
@@ -109,6 +133,9 @@ class FairPool:
             del work, found
             with self._changed:
                 self._queue.charge(account, self._clock() - started)
+                self._num_busy -= 1
+                if self._num_pauses:
+                    self._changed.notify_all()
 
     @contextlib.contextmanager
     def _metered(self, account: str) -> Iterator[None]:
@@ -124,7 +151,9 @@ class FairPool:
     def _next(self) -> tuple[str, Work] | None:
         with self._changed:
             while not self._closed:
-                if (found := self._queue.pop()) is not None:
+                found = None if self._num_pauses else self._queue.pop()
+                if found is not None:
+                    self._num_busy += 1
                     return found
                 self._changed.wait()
             return None

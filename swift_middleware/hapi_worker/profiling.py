@@ -2,8 +2,8 @@
 
 A profile is measured on the device's own thread, from the queue that is
 fair between accounts; the account that asks pays for the seconds.  One is
-measured at a time, and none begins while a job runs, since it would measure
-that job as well.  Jobs that begin meanwhile wait in the device's queue.
+measured at a time, and the threads that decode rest meanwhile, since it would
+measure them as well.  Jobs wait; their streams stay open.
 
 Profiles stay when their model leaves memory: they are small, and bounded in
 number.
@@ -34,6 +34,8 @@ from hapi_worker.uploads import busy, copied
 
 MAX_PROFILES = 256
 """Kept; the least recently asked for leaves first."""
+QUIET_SECONDS = 5.0
+"""For the samples that are just being decoded."""
 MAX_WAITING = 4
 """Requests that wait for the one run, the first included."""
 
@@ -61,7 +63,8 @@ class Profiling:
     Args:
         residency: of the models.
         device_pool: runs them, on one thread.
-        admission: knows whether a job runs.
+        decode_pool: rests meanwhile.
+        admission: knows whether the worker is shutting down.
         metrics: counts runs and requests.
         batches: sizes to measure; those that fit the memory.
         cores: of this host that the worker may use.
@@ -74,6 +77,7 @@ class Profiling:
         self,
         residency: Residency,
         device_pool: FairPool,
+        decode_pool: FairPool,
         admission: Admission,
         metrics: Metrics,
         *,
@@ -85,6 +89,7 @@ class Profiling:
     ) -> None:
         self._residency = residency
         self._device_pool = device_pool
+        self._decode_pool = decode_pool
         self._admission = admission
         self._metrics = metrics
         self._batches = tuple(batches)
@@ -103,8 +108,9 @@ class Profiling:
 
         Raises:
             ConflictError: ``model_needed``: the caller is the one to upload.
-            UnavailableError: ``queue_full`` while jobs run, another model
-                is profiled, or too many wait; ``draining``.
+            UnavailableError: ``queue_full`` while another model is
+                profiled, too many wait, or the device has no time;
+                ``draining``.
             UnsupportedError: ``does_not_fit``, or the error of the upload
                 it waited for.
             InternalError: the run failed.
@@ -173,13 +179,6 @@ class Profiling:
             raise busy("draining", "this worker is shutting down")
         if self._run is not None:
             raise busy("queue_full", "another model is profiled at present")
-        num_running = self._admission.num_running()
-        if num_running:
-            raise busy(
-                "queue_full",
-                f"{num_running} jobs run here, which a profile would "
-                "measure too: ask again when they have ended",
-            )
 
     def _lease(self, identity: ModelIdentity) -> Lease:
         # How many cuts there are is known only once the model is there.
@@ -241,7 +240,15 @@ class Profiling:
             run.started = True
         result: ModelProfile | HapiError
         try:
-            result = self._measured(run.lease)
+            with self._decode_pool.paused(QUIET_SECONDS) as idle:
+                if not idle:
+                    raise busy(
+                        "queue_full",
+                        "the samples of other jobs took more than "
+                        f"{QUIET_SECONDS:g} s to decode, and a profile "
+                        "would measure that too",
+                    )
+                result = self._measured(run.lease)
         except HapiError as error:
             result = error
         except Exception as error:

@@ -135,6 +135,7 @@ class Worker:
         self.profiling = Profiling(
             self.residency,
             self.device_pool,
+            self.decode_pool,
             self.admission,
             self.metrics,
             batches=_profiled_batches(

@@ -170,7 +170,7 @@ def test_each_contender_begins_a_round_in_turn() -> None:
     assert all(sorted(order) == sorted(names) for order in orders)
 
 
-def test_far_cuts_leave_after_a_round_and_streaming_never() -> None:
+def test_far_cuts_leave_after_a_round_and_streaming_stays() -> None:
     first = {"stream": [1.0], "cut-1": [6.9], "cut-2": [7.1], "cut-3": [10.0]}
     assert out_of_reach(first, list(first)) == ["cut-1"]
 

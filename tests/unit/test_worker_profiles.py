@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from hapi_protocol.errors import DoesNotFitError, PackageError
+from hapi_protocol.features import read_features
 from hapi_protocol.messages import ModelIdentity, ProfileRequest
 from hapi_protocol.profiles import ModelProfile
 from hapi_splitter.numerics import numerics_tag
@@ -179,7 +180,9 @@ def test_other_model_is_refused_while_one_is_measured(
     assert ask(worker, OTHER).status == 200
 
 
-def test_no_profile_begins_while_a_job_runs(worker: WorkerUnderTest) -> None:
+def test_profile_is_had_while_a_job_runs_and_the_job_goes_on(
+    worker: WorkerUnderTest,
+) -> None:
     tar = shard(4, size=90)
     worker.put(PACKAGE)
     release = threading.Event()
@@ -189,16 +192,50 @@ def test_no_profile_begins_while_a_job_runs(worker: WorkerUnderTest) -> None:
         release.wait(20)
         yield tar[2000:]
 
-    with worker.streaming(job_for(tar, PACKAGE), PACKAGE, body()):
+    with worker.streaming(job_for(tar, PACKAGE), PACKAGE, body()) as stream:
         until(lambda: worker.worker.admission.num_running() == 1)
-        refused = ask(worker)
-        # Not even the upload is asked for.
-        unknown = ask(worker, OTHER)
+        answer = ask(worker)
+        assert worker.worker.admission.num_running() == 1
         release.set()
+        reader = read_features(stream.answer())
+        rows = sum(len(batch.rows) for batch in reader)
+    assert answer.status == 200, answer.body
+    assert rows == 4
+    assert count(worker, "done") == 1
+
+
+def test_nothing_is_decoded_while_a_profile_is_measured(
+    worker: WorkerUnderTest, gate: Gate
+) -> None:
+    worker.put(PACKAGE)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, worker)
+        assert gate.begun.wait(10)
+        decoded = threading.Event()
+        worker.worker.decode_pool.submit("AUTH_b", decoded.set)
+        assert not decoded.wait(0.3)
+        gate.opened.set()
+        assert asked.result().status == 200
+    assert decoded.wait(5)
+
+
+def test_profile_is_refused_when_decoding_takes_too_long(
+    worker: WorkerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "QUIET_SECONDS", 0.1)
+    worker.put(PACKAGE)
+    begun, release = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        begun.set()
+        release.wait(20)
+
+    worker.worker.decode_pool.submit("AUTH_b", slow)
+    assert begun.wait(5)
+    refused = ask(worker)
+    release.set()
     assert (refused.status, refused.code) == (503, "queue_full")
-    assert (unknown.status, unknown.code) == (503, "queue_full")
-    assert count(worker, "done") == 0
-    assert worker.idle()
+    assert count(worker, "failed", "queue_full") == 1
     assert ask(worker).status == 200
 
 
@@ -212,7 +249,7 @@ def test_job_that_begins_meanwhile_waits_for_the_end(
         assert gate.begun.wait(10)
         job = job_for(tar, PACKAGE, charged_account="AUTH_b")
         done = pool.submit(worker.run, job, PACKAGE, tar)
-        until(lambda: len(worker.worker.device_pool) >= 1)
+        until(lambda: len(worker.worker.decode_pool) >= 1)
         assert not done.done()
         gate.opened.set()
         assert asked.result(20).status == 200

@@ -53,6 +53,27 @@ def test_pool_survives_work_that_raises(
     assert "ZeroDivisionError" in caplog.text
 
 
+def test_paused_pool_ends_what_runs_and_begins_nothing(
+    pool: FairPool,
+) -> None:
+    begun, release, after = (threading.Event() for _ in range(3))
+
+    def work() -> None:
+        begun.set()
+        release.wait(5)
+
+    pool.submit("a", work)
+    assert begun.wait(5)
+    with pool.paused(0.05) as idle:
+        assert not idle
+    pool.submit("a", after.set)
+    threading.Timer(0.1, release.set).start()
+    with pool.paused(5) as idle:
+        assert idle
+        assert not after.wait(0.2)
+    assert after.wait(5)
+
+
 def test_pool_threads_have_their_own_number_of_torch_threads() -> None:
     before = torch.get_num_threads()
     pools = [FairPool(f"t{n}", 1, torch_threads=n) for n in (1, 3)]
