@@ -300,6 +300,8 @@ class Connection:
             {HEADER_PROFILE: "true"},
             object_name=where,
             seconds=seconds,
+            # It comes as a whole, after all that was measured.
+            read_seconds=seconds,
         ) as body:
             content_type = body.headers.get("Content-Type", "")
             if content_type.partition(";")[0].strip() != "application/json":

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import (
+    CancelledError,
+    Future,
+    ThreadPoolExecutor,
+    wait,
+)
 from dataclasses import dataclass, field
 
 from hapi_client.connection import Connection
@@ -21,7 +24,7 @@ from hapi_client.sources import (
     SpanTask,
 )
 from hapi_client.transport import CancelScope
-from hapi_protocol.errors import TooSlowError
+from hapi_protocol.errors import ClientError, TooSlowError
 from hapi_protocol.index import Span
 
 
@@ -129,10 +132,13 @@ class Fetcher:
         Raises:
             HapiError: of the first span, in order, that cannot be had.
             TooSlowError: when a span does not come in ``wait_seconds``.
+            ClientError: ``not_connected`` when it was closed meanwhile.
         """
         while True:
             pending = self._next()
             if pending is None:
+                if self._todo:
+                    raise _closed_meanwhile()
                 return
             yield self._await(pending)
             with self._lock:
@@ -196,8 +202,12 @@ class Fetcher:
 
     def _await(self, pending: _Pending) -> LoadedSpan:
         seconds = self._options.wait_seconds
-        with contextlib.suppress(FutureTimeoutError):
-            return pending.future.result(seconds)
+        wait([pending.future], seconds)
+        if pending.future.done():
+            try:
+                return pending.future.result()
+            except CancelledError:
+                raise _closed_meanwhile() from None
         span = pending.span
         raise TooSlowError(
             "too_slow",
@@ -215,3 +225,7 @@ class Fetcher:
         others = threading.get_ident() not in self._own_threads
         for pool in self._pools.values():
             pool.shutdown(wait=others, cancel_futures=True)
+
+
+def _closed_meanwhile() -> ClientError:
+    return ClientError("not_connected", "the loader was closed")

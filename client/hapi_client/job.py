@@ -71,8 +71,9 @@ class TransferJob:
             means float32 with a fixed cut.
         floor: what a plan may round: ``"lossless"`` nothing, ``"half"``
             to 16 bits, ``"uint8"`` to 8.
-        epochs: that will be trained, to judge whether one-off costs pay;
-            None expects as many to come as there were already.
+        epochs: passes over the data that there will be, evaluations of it
+            included, to judge whether one-off costs pay; None expects as
+            many to come as there were already.
         labels: class name or key to integer, or a function of the key;
             None for the integers of the index.
         on_error: ``"raise"`` for a sample that cannot be decoded, or

@@ -13,6 +13,7 @@ import logging
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -132,8 +133,13 @@ class JobPlanner:
         self._replanner: Replanner | None = None
         self._settled = threading.Event()
         self._lock = threading.Lock()
+        # The thread must not keep a job alive that nobody wants any more.
+        weakref.finalize(self, self._scope.set_cancelled)
         self._thread = threading.Thread(
-            target=self._prepare, name="hapi-plan", daemon=True
+            target=_prepare,
+            args=(weakref.ref(self), self._scope),
+            name="hapi-plan",
+            daemon=True,
         )
 
     # --- the training loop's thread ---
@@ -186,34 +192,23 @@ class JobPlanner:
 
     # --- the planning thread ---
 
-    def _prepare(self) -> None:
-        pause = RETRY_SECONDS
-        while not self._scope.cancelled:
-            try:
-                with self._parts.connection.working_for(self._scope):
-                    done = self._try()
-            except HapiError as error:
-                if self._scope.cancelled:
-                    return
-                logger.warning(
-                    "no plan, streaming for %.0f s more: %s", pause, error
-                )
-                done = False
-            except Exception:
-                logger.exception("a defect: no plan, the job streams")
-                done = False
-            self._settled.set()
-            if done or self._sleep(pause):
-                return
-            pause = min(2 * pause, MOST_RETRY_SECONDS)
-
-    def _sleep(self, seconds: float) -> bool:
-        """Whether the job ended meanwhile."""
+    def attempt(self, pause: float) -> bool:
+        """Whether no other attempt is wanted, else it comes after a pause."""
         try:
-            self._scope.wait(seconds)
-        except HapiError:
-            return True
-        return False
+            with self._parts.connection.working_for(self._scope):
+                done = self._try()
+        except HapiError as error:
+            if self._scope.cancelled:
+                return True
+            logger.warning(
+                "no plan, streaming for %.0f s more: %s", pause, error
+            )
+            done = False
+        except Exception:
+            logger.exception("a defect: no plan, the job streams")
+            done = False
+        self._settled.set()
+        return done
 
     def _try(self) -> bool:
         """Whether there is a plan now; else it is too early for one."""
@@ -240,7 +235,7 @@ class JobPlanner:
         """Lets the job stream for a while; whether spans came."""
         started = time.monotonic()
         before = self._meter.num_spans
-        while not self._sleep(POLL_SECONDS):
+        while not _slept(self._scope, POLL_SECONDS):
             waited = time.monotonic() - started
             spans = self._meter.num_spans - before
             if waited >= FIRST_LOOK_SECONDS and spans >= FIRST_LOOK_SPANS:
@@ -309,6 +304,26 @@ class JobPlanner:
             epochs=parts.horizon.epochs_to_come(parts.samples_so_far()),
             one_off=self._one_off,
         )
+
+
+def _prepare(reference: weakref.ref[JobPlanner], scope: CancelScope) -> None:
+    """The planning thread, until there is a plan or nobody wants one."""
+    pause = RETRY_SECONDS
+    while (planner := reference()) is not None:
+        done = planner.attempt(pause)
+        del planner
+        if done or _slept(scope, pause):
+            return
+        pause = min(2 * pause, MOST_RETRY_SECONDS)
+
+
+def _slept(scope: CancelScope, seconds: float) -> bool:
+    """Whether the scope was cancelled meanwhile."""
+    try:
+        scope.wait(seconds)
+    except HapiError:
+        return True
+    return False
 
 
 def with_encodings(

@@ -116,6 +116,7 @@ class Requester:
         object_name: str,
         source: Source | None = None,
         seconds: float | None = None,
+        read_seconds: float | None = None,
         patient: bool = True,
     ) -> Body:
         """The answer to a request, its body unread.
@@ -124,6 +125,7 @@ class Requester:
             object_name: what it is about, for errors.
             source: request body.
             seconds: for the whole answer; None for the usual.
+            read_seconds: for its next bytes, likewise.
             patient: repeat after 429, 5xx and broken connections.
 
         Raises:
@@ -132,6 +134,10 @@ class Requester:
         """
         seconds = seconds or self._options.body_seconds
         deadline = time.monotonic() + seconds
+        timeout = (
+            self._options.connect_seconds,
+            read_seconds or self._options.read_seconds,
+        )
 
         def send(token: str) -> Body:
             return Body(
@@ -141,6 +147,7 @@ class Requester:
                     {**(headers or {}), "X-Auth-Token": token},
                     source,
                     object_name,
+                    timeout,
                     patient,
                 ),
                 object_name,
@@ -167,12 +174,12 @@ class Requester:
         headers: Mapping[str, str],
         source: Source | None,
         object_name: str,
+        timeout: tuple[float, float],
         patient: bool,
     ) -> requests.Response:
         transport = self._transport()
         session = transport.patient if patient else transport.eager
         self.traffic.add(requests=1)
-        timeout = (self._options.connect_seconds, self._options.read_seconds)
         try:
             return session.request(
                 method,

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nn.modules.batchnorm import _NormBase as _Normalisation
 
 from hapi_protocol.errors import FreezeError
 from hapi_splitter.choice import Choice
@@ -190,9 +191,13 @@ class ModelTrace:
         """That nothing else with parameters runs before the end."""
         others: dict[str, int] = {}
         for index, node in enumerate(self._nodes[: end + 1]):
-            for parameter in self._parameters([node]).values():
-                if not choice.covers(parameter):
-                    others.setdefault(choice.outside(parameter), index)
+            names = [*self._parameters([node]).values()]
+            # A function was not asked for modules without parameters.
+            if not choice.asked:
+                names += self._statistics(node)
+            for name in names:
+                if not choice.covers(name):
+                    others.setdefault(choice.outside(name), index)
         if not others:
             return
         first = min(others, key=others.__getitem__)
@@ -366,6 +371,18 @@ class ModelTrace:
                 if isinstance(value, nn.Parameter):
                     found[id(value)] = target
         return found
+
+    def _statistics(self, node: fx.Node) -> list[str]:
+        """What training moves though it is no parameter."""
+        if node.op != "call_module":
+            return []
+        path = str(node.target)
+        return [
+            f"{path}.{name}.running_mean" if name else f"{path}.running_mean"
+            for name, module in self._model.get_submodule(path).named_modules()
+            if isinstance(module, _Normalisation)
+            and module.running_mean is not None
+        ]
 
     # What partition.py needs
 

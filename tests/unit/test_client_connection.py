@@ -319,6 +319,16 @@ def test_profile_is_asked_for_again_while_the_worker_is_busy(
     assert asked.headers["X-Hapi-Profile"] == "true"
 
 
+def test_profile_may_take_longer_than_other_answers(swift):
+    profile = stub_profile("d" * 64, 3)
+    headers = {"Content-Type": "application/json"}
+    swift.script(Answer(200, profile.to_body(), headers, hang_seconds=0.5))
+    options = ConnectionOptions(read_seconds=0.1, backoff=Backoff(attempts=1))
+    login = Credentials.v1(swift.auth_url, "u", "k")
+    with Connection(login, options) as connection:
+        assert connection.get_profile("m", "x.hapi", seconds=5) == profile
+
+
 def test_profile_of_a_busy_worker_is_an_error_in_the_end(swift, connection):
     swift.script(BUSY)
     with pytest.raises(UnavailableError) as caught:

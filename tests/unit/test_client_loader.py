@@ -230,6 +230,31 @@ def test_closing_ends_waits_at_once():
     assert not fetch_threads()
 
 
+def test_closing_from_another_thread_is_a_named_error_in_the_loop():
+    fetchers = []
+
+    def open_spans(spans):
+        made = open_with(Source(seconds=30.0))(spans)
+        fetchers.append(made)
+        return made
+
+    loader, _ = make_loader(Source(), SIZES)
+    loader._delivery._open_spans = open_spans
+    timer = threading.Timer(0.2, lambda: fetchers[0].close())
+    timer.start()
+    with pytest.raises(ClientError, match="the loader was closed"):
+        list(loader)
+    timer.join()
+    assert not fetch_threads()
+
+
+def test_time_out_of_a_source_is_not_taken_for_the_loops_own():
+    source = Source(error=TimeoutError("of something else"))
+    loader, _ = make_loader(source, SIZES)
+    with pytest.raises(TimeoutError, match="of something else"):
+        list(loader)
+
+
 def test_an_error_in_the_training_loop_leaves_no_thread():
     def train():
         loader, _ = make_loader(Source(seconds=0.01), [4] * 50)

@@ -202,6 +202,31 @@ def test_freeze_that_cannot_be_had_is_an_error_naming_why(
     assert caught.value.code == code
 
 
+class UnscaledNorms(nn.Module):
+    """Statistics that training moves, in a module without parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4, affine=False)
+        self.body = nn.Conv2d(4, 4, 3)
+        self.head = nn.Sequential(nn.Flatten(), nn.LazyLinear(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.body(self.norm(self.stem(x))))
+        return found
+
+
+def test_running_statistics_are_frozen_only_if_the_list_says_so() -> None:
+    model = UnscaledNorms()
+    model(torch.zeros(2, *SHAPE))
+    with pytest.raises(FreezeError, match="run before its end: 'norm'"):
+        split(model, ["stem", "body"], sample_shape=SHAPE)
+    for freeze in (["stem", "norm", "body"], "body"):
+        split(model, freeze, sample_shape=SHAPE)
+    split(model, lambda name, _: name in ("stem", "body"), sample_shape=SHAPE)
+
+
 @pytest.mark.parametrize(
     ("model", "freeze", "said"),
     [

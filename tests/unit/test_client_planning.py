@@ -1,0 +1,98 @@
+"""The thread that plans a job; its planning has functional tests."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import time
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hapi_client import planning
+from hapi_client.estimates import Estimates
+from hapi_client.meter import STREAMED, Meter
+from hapi_client.mixing import Mixer
+from hapi_client.planning import JobPlanner
+from hapi_protocol.errors import ClientError
+
+
+class Connection:
+    """Fails each attempt, and counts them."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.attempts = 0
+
+    @contextlib.contextmanager
+    def working_for(self, scope: object) -> Any:
+        self.attempts += 1
+        raise self.error
+        yield
+
+    def cancel(self, scope: Any) -> None:
+        scope.set_cancelled()
+
+
+def planner_of(connection: Connection) -> JobPlanner:
+    parts: Any = SimpleNamespace(
+        connection=connection, facts=SimpleNamespace(samples=None)
+    )
+    return JobPlanner(
+        parts,
+        Estimates(push_width=lambda: 4, train_on_cpu=True),
+        Mixer({STREAMED: 1.0}),
+        Meter(lambda: 0),
+    )
+
+
+def threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name == "hapi-plan"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ClientError("not_connected", "no proxy"), "no proxy"),
+        (RuntimeError("of ours"), "a defect: no plan, the job streams"),
+    ],
+)
+def test_attempts_that_fail_are_logged_and_repeated(
+    error: Exception,
+    said: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planning, "RETRY_SECONDS", 0.01)
+    connection = Connection(error)
+    planner = planner_of(connection)
+    planner.begin()
+    try:
+        assert planner.wait(5)
+        deadline = time.monotonic() + 5
+        while connection.attempts < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    finally:
+        planner.close()
+    assert connection.attempts >= 3
+    assert said in caplog.text
+    assert planner.plan is None
+    assert not threads()
+
+
+def test_planner_that_is_forgotten_ends_its_thread() -> None:
+    planner = planner_of(Connection(ClientError("not_connected", "none")))
+    planner.begin()
+    assert planner.wait(5)
+    [thread] = threads()
+    forgotten = weakref.ref(planner)
+    del planner
+    deadline = time.monotonic() + 5
+    while thread.is_alive() and time.monotonic() < deadline:
+        gc.collect()
+        thread.join(0.05)
+    assert not thread.is_alive()
+    assert forgotten() is None
