@@ -149,6 +149,56 @@ class _Core:
                 self.busy_seconds += seconds
 
 
+class _Link:
+    """Shared equally by all that send at a time, as TCP flows do."""
+
+    def __init__(
+        self, env: simpy.Environment, bytes_per_second: float
+    ) -> None:
+        self._env = env
+        self._rate = bytes_per_second
+        self._left: dict[simpy.Event, float] = {}
+        self._since = 0.0
+        self._changes = 0
+        self.sent_bytes = 0.0
+
+    def send(self, num_bytes: float) -> simpy.Event:
+        """Happens when the last byte is there."""
+        self._advance()
+        arrived = self._env.event()
+        self._left[arrived] = num_bytes
+        self._plan()
+        return arrived
+
+    def _advance(self) -> None:
+        """Takes the time since the last change in."""
+        seconds, self._since = self._env.now - self._since, self._env.now
+        if not self._left:
+            return
+        each = seconds * self._rate / len(self._left)
+        self.sent_bytes += seconds * self._rate
+        self._left = {flow: left - each for flow, left in self._left.items()}
+
+    def _plan(self) -> None:
+        """Wakes up when the flow with the least left is done."""
+        self._changes += 1
+        if self._left:
+            least = max(0.0, min(self._left.values()))
+            seconds = least * len(self._left) / self._rate
+            self._env.process(self._wake(seconds, self._changes))
+
+    def _wake(self, seconds: float, change: int) -> Steps:
+        yield self._env.timeout(seconds)
+        if change != self._changes:
+            return
+        self._advance()
+        done = [flow for flow, left in self._left.items() if left < 0.5]
+        for flow in done:
+            del self._left[flow]
+            flow.succeed()
+        self._plan()
+
+
 @dataclass
 class _Span:
     way: Way
@@ -188,10 +238,9 @@ class SimulatedJob:
         self._span_samples = span_samples
         self._options = options
         self._random = np.random.default_rng(seed)
-        self._wire = _Core(self._env)
+        self._wire = _Link(self._env, link)
         self._storage = _Core(self._env)
         self._client = _Core(self._env)
-        self._received = 0.0
         self._loop_seconds = 0.0
         self.samples = 0
         self._busy: Counter[str] = Counter()
@@ -200,7 +249,7 @@ class SimulatedJob:
         self._loads: deque[tuple[float, float]] = deque([(0.0, 0.0)])
         self._mixer: Mixer[Way] = Mixer(weights or {STREAMED: 1.0})
         self._meter = Meter(
-            lambda: int(self._received),
+            lambda: int(self._wire.sent_bytes),
             clock=lambda: self._env.now,
             cpu_clock=lambda: self._client.busy_seconds,
             thread_clock=lambda: self._loop_seconds,
@@ -264,10 +313,7 @@ class SimulatedJob:
                 stack.enter_context(self._meter.reading())
             yield from self._storage.work(stage.storage_seconds, count)
             computed = env.now
-            each = stage.link_bytes / self._link
-            for _ in range(count):
-                yield from self._wire.work(each, 1)
-                self._received += stage.link_bytes
+            yield self._wire.send(count * stage.link_bytes)
         read = env.now
         rest = 1 - self._knowledge.loop_part(span.way)
         yield from self._client.work(rest * stage.client_seconds, count)

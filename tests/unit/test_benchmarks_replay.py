@@ -1,0 +1,227 @@
+"""Replayed cells, and the pure parts of ``benchmarks.adaptation``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks import replay
+from benchmarks.adaptation import (
+    changes_per_minute,
+    joint_optimum,
+    phases_of,
+    report,
+)
+from benchmarks.cells import FETCH_OPTIONS
+from benchmarks.simulation import Knowledge, SimulatedJob, Stage
+
+STREAM = (0, "raw")
+PUSH = (9, "float32")
+STAGES = {
+    STREAM: [Stage(100e3, 0.5e-3, 10e-3), Stage(100e3, 0.5e-3, 11e-3)],
+    PUSH: [Stage(2e3, 12e-3, 0.5e-3)],
+}
+KNOWLEDGE = Knowledge.from_json(
+    {
+        "capacities": {
+            "link": 1e9,
+            "server cpu": 1.0,
+            "server device": 1.0,
+            "client cpu": 1.0,
+            "client device": 1.0,
+        },
+        # What profiles say is not quite what was measured.
+        "options": [
+            {
+                "cut": 0,
+                "encoding": "raw",
+                "use": {
+                    "link": 100e3,
+                    "server cpu": 0.3e-3,
+                    "client cpu": 8e-3,
+                    "client device": 4e-3,
+                },
+            },
+            {
+                "cut": 9,
+                "encoding": "float32",
+                "use": {
+                    "link": 2e3,
+                    "server cpu": 9e-3,
+                    "server device": 6e-3,
+                    "client cpu": 0.4e-3,
+                    "client device": 0.2e-3,
+                },
+            },
+        ],
+        "train_seconds": 0.1e-3,
+    }
+)
+
+
+def rate_of(link: float, weights: dict[Any, float] | None) -> float:
+    job = SimulatedJob(
+        STAGES,
+        KNOWLEDGE,
+        link,
+        span_samples=8,
+        weights=weights,
+        options=FETCH_OPTIONS,
+        seed=0,
+    )
+    job.run(60.0)
+    return job.run(30.0)
+
+
+def test_fixed_way_goes_as_fast_as_what_limits_it() -> None:
+    assert rate_of(1e9, {PUSH: 1.0}) == pytest.approx(1 / 12e-3, rel=0.03)
+    assert rate_of(1e9, {STREAM: 1.0}) == pytest.approx(1 / 10.5e-3, rel=0.03)
+    assert rate_of(1e6, {STREAM: 1.0}) == pytest.approx(10.0, rel=0.1)
+
+
+@pytest.mark.parametrize("link", [1e9, 3e6, 0.5e6])
+def test_planned_job_comes_near_the_optimum_of_its_mix(link: float) -> None:
+    best = joint_optimum(
+        [
+            {
+                "link_bytes": each.link_bytes,
+                "storage_seconds": each.storage_seconds,
+                "client_seconds": each.client_seconds,
+            }
+            for each in (STAGES[STREAM][0], STAGES[PUSH][0])
+        ],
+        link,
+    )
+    assert 0.85 * best <= rate_of(link, None) <= 1.02 * best
+
+
+def a_cell(link: float, bytes_per_second: float) -> dict[str, Any]:
+    stages = {
+        name: [vars(stage) for stage in STAGES[way]]
+        for name, way in (("stream", STREAM), ("cut-9", PUSH))
+    }
+    return {
+        "name": f"resnet18/backbone/{link:g}",
+        "model": "resnet18",
+        "freeze": "backbone",
+        "link": link,
+        "link_bytes_per_second": bytes_per_second,
+        "complete": True,
+        "calibration": {"saturating_bytes_per_second": 9.5e6},
+        "encodings": {"cut-9": "float32"},
+        "stages": stages,
+        "problem": {
+            "capacities": dict(KNOWLEDGE.capacities),
+            "options": [
+                {"cut": o.cut, "encoding": o.encoding, "use": dict(o.use)}
+                for o in KNOWLEDGE.options
+            ],
+            "train_seconds": KNOWLEDGE.train_seconds,
+        },
+        "samples_per_second": {"auto": 150.0, "stream": 95.0, "cut-9": 80.0},
+        "regret": -0.5,
+    }
+
+
+def test_replay_says_what_it_is_and_how_far_off(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replay, "FILL_SECONDS", 30.0)
+    monkeypatch.setattr(replay, "MEASURED_SECONDS", 10.0)
+    source, target = tmp_path / "splits.json", tmp_path / "replay.json"
+    source.write_text(
+        json.dumps({"cells": [a_cell(2.0, 19e6)], "machine": {}})
+    )
+    status = replay.main(
+        [str(source), "--links", "0.5", "--seeds", "2", "--json", str(target)]
+    )
+    assert status == 0
+    body = json.loads(target.read_text())
+    [known], [more] = body["validation"], body["cells"]
+    assert known["replayed"]
+    assert more["replayed"]
+    assert known["error"]["cut-9"] == pytest.approx(1 / 12e-3 / 80 - 1, 0.1)
+    assert known["measured_regret"] == -0.5
+    assert more["link_bytes_per_second"] == pytest.approx(4.75e6)
+    assert more["samples_per_second"]["stream"] == pytest.approx(47.5, 0.1)
+    assert set(more["samples_per_second"]) == {"auto", "stream", "cut-9"}
+    assert "cell (replayed)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ({"complete": False}, "no cell of the file is complete"),
+        (
+            {"complete": True, "name": "a/b/2", "link_bytes_per_second": 1},
+            "cell a/b/2 has no stage times",
+        ),
+    ],
+)
+def test_file_without_stages_is_refused(
+    cell: dict[str, Any],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source = tmp_path / "splits.json"
+    source.write_text(json.dumps({"cells": [cell], "machine": {}}))
+    assert replay.main([str(source)]) == 1
+    assert said in capsys.readouterr().err
+
+
+# -- adaptation ---------------------------------------------------------
+
+
+def test_joint_optimum_uses_both_tiers_and_the_link() -> None:
+    stream = {
+        "link_bytes": 100.0,
+        "storage_seconds": 0.0,
+        "client_seconds": 0.01,
+    }
+    push = {"link_bytes": 0.0, "storage_seconds": 0.02, "client_seconds": 0.0}
+    assert joint_optimum([stream, push], 1e6) == pytest.approx(150.0)
+    assert joint_optimum([stream, push], 1e3) == pytest.approx(60.0)
+
+
+def test_phases_show_the_last_part_of_each() -> None:
+    progress = [(0.0, 0), (100.0, 1000), (200.0, 6000)]
+    slow, fast = phases_of([progress, progress], [0.0, 100.0, 200.0])
+    assert slow["samples_per_second"] == pytest.approx(20.0)
+    assert fast["samples_per_second"] == pytest.approx(100.0)
+    assert fast["part"] == (160.0, 200.0)
+
+
+def test_plan_changes_count_in_their_minute() -> None:
+    plans = [{"time": t} for t in (5.0, 65.0, 70.0)]
+    assert changes_per_minute(plans, 60.0, 90.0) == pytest.approx(4.0)
+
+
+def test_report_has_events_and_plans_in_the_order_of_time() -> None:
+    job = {
+        "plans": [{"time": 12.0, "mix": "100 % stream", "why": "slow"}],
+        "epochs": [{"samples": 8}],
+        "fallbacks": 2,
+    }
+    phases = phases_of([[(0.0, 0), (20.0, 40)]], [0.0, 10.0, 20.0])
+    text = report(
+        "worker",
+        {
+            "events": [{"time": 10.0, "what": "worker stopped"}],
+            "jobs": [job],
+            "phases": phases,
+            "lost": 0,
+            "doubled": 0,
+        },
+    ).splitlines()
+    assert [line.split()[0] for line in text[1:5]] == [
+        "10.0",
+        "10.0",
+        "12.0",
+        "20.0",
+    ]
+    assert "0 samples lost, 0 doubled; 2 spans fell back" in text[-1]
