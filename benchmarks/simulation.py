@@ -373,7 +373,8 @@ class SimulatedJob:
             while True:
                 self._top_up()
                 span = self._ahead.popleft()
-                yield span.done
+                with self._meter.waiting():
+                    yield span.done
                 part = self._knowledge.loop_part(span.way)
                 loop = part * span.stage.client_seconds
                 training = min(train_seconds, loop)

@@ -49,6 +49,9 @@ MOST_OVER = 1.5
 """What a link at its limit carries tells so well how fast it is that an
 older estimate is kept within this factor of it."""
 SCALE_RANGE = (0.2, 10.0)
+SELDOM_WAITING = 0.1
+"""A training loop that waits for spans in less than this part of the time is
+what limits the job, or the device it computes on is."""
 WAITING_LOOP = 0.3
 """A training loop that uses less of a core than this waits for something
 else: its wall time counts, not its CPU time."""
@@ -147,13 +150,33 @@ class Estimates:
         modelled = _modelled(seen, profiled)
         self._observe_link(seen, profiled)
         self._rescale(CLIENT_CPU, seen.client_cpu_seconds, modelled)
-        if self.train_on_cpu and CLIENT_CPU in self.scale:
-            self.scale[CLIENT_DEVICE] = self.scale[CLIENT_CPU]
+        self._observe_client_device(seen, modelled)
         if seen.pushed_samples:
             pushed = _modelled(seen, profiled, without=STREAMED)
             self._rescale(SERVER_CPU, seen.server_cpu_seconds, pushed)
             self._rescale(SERVER_DEVICE, self._device_seconds(seen), pushed)
             self._observe_share(seen, profiled, modelled)
+
+    def _observe_client_device(
+        self, seen: Observation, modelled: Mapping[str, float]
+    ) -> None:
+        """How much slower the client's device is than its profile.
+
+        An accelerator computes while the loop goes on, so nobody sees its
+        seconds. But when the loop never waits for a span, and cores are not
+        what is scarce, it is the device that takes all the time; and it
+        never takes more than there is.
+        """
+        if self.train_on_cpu:
+            if CLIENT_CPU in self.scale:
+                self.scale[CLIENT_DEVICE] = self.scale[CLIENT_CPU]
+            return
+        scaled = modelled.get(CLIENT_DEVICE, 0.0) * self.scale.get(
+            CLIENT_DEVICE, 1.0
+        )
+        limiting = seen.waiting_seconds < SELDOM_WAITING * seen.seconds
+        if limiting or scaled > seen.seconds:
+            self._rescale(CLIENT_DEVICE, seen.seconds, modelled)
 
     def _observe_training(self, seen: Observation) -> None:
         if not seen.train_samples:

@@ -143,7 +143,9 @@ class _Delivery:
         for batch in self.order.batches():
             while next_position <= batch.last_position:
                 number = self.order.spans[next_position]
-                window[next_position] = self._ready(number, next(loaded))
+                with self._plan.meter.waiting():
+                    span = next(loaded)
+                window[next_position] = self._ready(number, span)
                 next_position += 1
                 self._plan.span_came()
             delivered = self._gather(batch, window)

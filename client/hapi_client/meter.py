@@ -58,6 +58,7 @@ class Observation:
         train_cpu_seconds: CPU seconds of the loop's own thread, outside
             the loader.
         train_seconds: wall seconds, likewise.
+        waiting_seconds: in which the loader had no span for the loop.
         reading_share: of the plain reads' time, the part in which they
             waited for bytes (the rest decodes); 0 without such spans.
         reading_seconds: in which at least one of them did.
@@ -81,6 +82,7 @@ class Observation:
     train_samples: int = 0
     train_cpu_seconds: float = 0.0
     train_seconds: float = 0.0
+    waiting_seconds: float = 0.0
     reading_share: float = 0.0
     reading_seconds: float = 0.0
     reading_bytes: int = 0
@@ -250,6 +252,16 @@ class Meter:
             sums["reading_bytes"] += self._bytes_before - received
 
     @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Measures how long the training loop waits for a span."""
+        started = self._clock()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._sums["waiting"] += self._clock() - started
+
+    @contextmanager
     def training(self, num_samples: int) -> Iterator[None]:
         """Measures the training loop's work on a batch."""
         wall, cpu = self._clock(), self._thread_clock()
@@ -276,6 +288,7 @@ class Meter:
                 train_samples=int(sums["train_samples"]),
                 train_cpu_seconds=sums["train_cpu"],
                 train_seconds=sums["train"],
+                waiting_seconds=sums["waiting"],
                 reading_share=_share(sums["read"], sums["stream"]),
                 reading_seconds=sums["reading"],
                 reading_bytes=int(sums["reading_bytes"]),

@@ -6,10 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hapi_client.estimates import LINK_GROWTH, UNKNOWN_LINK, LinkEstimate
+from hapi_client.estimates import (
+    LINK_GROWTH,
+    UNKNOWN_LINK,
+    Estimates,
+    LinkEstimate,
+)
 from hapi_client.meter import Observation
 from hapi_client.planning import Horizon
 from hapi_client.replan import MOST_MOVED, ReplanOptions, describe_mix, step
+from hapi_splitter.plan import Option, Problem, Resource
 from simulated_tiers import Clock, SimulatedJob, Truth, joint_optimum, run
 
 STREAM = (0, "raw")
@@ -251,6 +257,48 @@ def test_link_is_known_though_little_is_streamed() -> None:
     estimates.observe_start(seldom, problem)
 
     assert estimates.link.bytes_per_second == pytest.approx(560_000)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "profiled", "expected"),
+    [
+        (0.2, 4.0, 2.5),  # the loop is never idle: all the time is its
+        (5.0, 4.0, None),  # it waits: the profile stays
+        (5.0, 20.0, 0.5),  # more seconds than there were
+    ],
+)
+def test_accelerator_of_the_client_is_known_by_the_loop_that_never_waits(
+    waiting: float, profiled: float, expected: float | None
+) -> None:
+    estimates = Estimates(push_width=lambda: 4, train_on_cpu=False)
+    option = Option(0, "raw", {"client device": profiled / 1000}, 0, 0)
+    problem = Problem(
+        resources=(
+            Resource("link", 1e9, "bytes/s"),
+            Resource("client cpu", 4.0, "cores"),
+            Resource("client device", 1.0, "devices"),
+        ),
+        options=(option,),
+        num_samples=1,
+        epochs=1.0,
+        push_one_off_seconds=0.0,
+        server_limit_bytes=0,
+        client_limit_bytes=0,
+        last_cut=1,
+    )
+    seen = Observation(
+        10.0,
+        samples={STREAM: 1000},
+        train_samples=1000,
+        train_seconds=0.5,
+        waiting_seconds=waiting,
+    )
+
+    estimates.observe(seen, problem)
+
+    assert estimates.scale.get("client device") == (
+        expected if expected is None else pytest.approx(expected)
+    )
 
 
 def test_interval_without_bytes_says_nothing_of_the_link() -> None:
