@@ -43,13 +43,13 @@ class Network:
 
 NETWORKS: Mapping[str, Network] = {
     "resnet18": Network(
-        256, 224, {BACKBONE: "layer4", INNER: "layer2"}, 240, 8, 8
+        256, 224, {BACKBONE: "layer4", INNER: "layer2"}, 192, 8, 8
     ),
     "mobilenet_v3_small": Network(
         256,
         224,
         {BACKBONE: "features", INNER: "features.6"},
-        480,
+        400,
         16,
         16,
     ),
@@ -60,7 +60,7 @@ NETWORKS: Mapping[str, Network] = {
             BACKBONE: "encoder",
             INNER: "encoder.layers.encoder_layer_5",
         },
-        96,
+        80,
         4,
         8,
     ),

@@ -14,13 +14,14 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torchvision
 from benchmarks.cells import FETCH_OPTIONS, NETWORKS
-from benchmarks.contenders import outlook, problem_json
+from benchmarks.contenders import more_cuts, outlook, problem_json
 from benchmarks.remote import serve
 
 from hapi_client.advice import Question, advise
@@ -213,19 +214,25 @@ class ClientTier:
             upload=True,
             name="model",
         )
+        place = Location(container, "")
+        reporter = SilentReporter()
         with Connection() as connection:
-            advice = advise(
-                region,
-                question,
-                SilentReporter(),
-                connection,
-                Location(container, ""),
+            advice = advise(region, question, reporter, connection, place)
+            more = more_cuts(
+                advice.facts.cuts,
+                advice.server,
+                advice.facts.client,
+                advice.facts.samples,
+                advice.conditions,
             )
+            if more:
+                question = replace(question, cuts=more)
+                advice = advise(region, question, reporter, connection, place)
         return {
             **outlook(advice.report).to_json(),
             "package_bytes": region.parameter_bytes,
             "problem": problem_json(
-                advice.report.problem, advice.train_seconds
+                advice.report.problem, advice.conditions.train_seconds
             ),
         }
 

@@ -7,12 +7,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hapi_protocol.encodings import FLOORS
+from hapi_protocol.profiles import ModelProfile
+from hapi_splitter.costs import (
+    Conditions,
+    CutFacts,
+    OneOff,
+    SampleCosts,
+    build_problem,
+)
 from hapi_splitter.plan import LINK, RAW, Option, Problem, static, static_at
 from hapi_splitter.report import Report
 
-TOLERANCE = 0.15
+TOLERANCE = 0.05
 """Cuts this close in every resource count as one; see :func:`distinct`."""
 
+MOST_MORE_CUTS = 2
+NEARLY = 0.9
+"""Beside the fastest measured cut; see :func:`more_cuts`."""
+PLAIN = "float32"
 PUBLISHED_RULES = ("hapi-2022", "hapi-sc24")
 
 Uses = Mapping[str, float]
@@ -162,9 +175,69 @@ def _statics(problem: Problem) -> list[Static]:
         for cut, option in options.items()
     }
     # Near is what differs little beside the time that the best one takes.
-    fastest = static(problem).samples_per_second
-    kept = distinct(uses, dict.fromkeys(names, 1 / fastest))
-    return [_fixed(options[cut]) for cut in kept]
+    best = static(problem)
+    scales = dict.fromkeys(names, 1 / best.samples_per_second)
+    kept = {*distinct(uses, scales), best.mix[0][0].cut} - {0}
+    return [_fixed(options[cut]) for cut in sorted(kept)]
+
+
+def more_cuts(
+    cuts: Sequence[CutFacts],
+    server: ModelProfile,
+    client: ModelProfile,
+    samples: SampleCosts,
+    conditions: Conditions,
+) -> list[int]:
+    """Cuts that were not measured and may be good ones by themselves.
+
+    A plan mixes, and for a mix the cuts near the hull of bytes over work do;
+    a single cut may do best elsewhere, where both tiers take as long. All
+    cuts are compared by the profiles, uncompressed, and with the seconds a
+    byte that encoding takes at a measured cut.
+
+    Args:
+        cuts, server, client, samples, conditions: as for
+            :func:`hapi_splitter.costs.build_problem`.
+
+    Returns:
+        Those at least nearly as fast as the best measured one, at most
+        :data:`MOST_MORE_CUTS`, in ascending order.
+    """
+    known = max(cut for cut, encoding in samples.wire_bytes)
+    per_byte = [
+        seconds[known, PLAIN] / samples.wire_bytes[known, PLAIN]
+        for seconds in (samples.encode_seconds, samples.unpack_seconds)
+    ]
+    plain = {(cut.index, PLAIN): cut.float32_bytes for cut in cuts}
+    problem = build_problem(
+        cuts,
+        server,
+        client,
+        SampleCosts(
+            raw_bytes=samples.raw_bytes,
+            decode_seconds=samples.decode_seconds,
+            wire_bytes=plain,
+            encode_seconds={w: n * per_byte[0] for w, n in plain.items()},
+            unpack_seconds={w: n * per_byte[1] for w, n in plain.items()},
+        ),
+        conditions,
+        floor=FLOORS[0],
+        num_samples=1,
+        epochs=1.0,
+        one_off=OneOff(),
+    )
+    rates = {
+        option.cut: problem.samples_per_second(option)
+        for option in problem.options
+        if option.cut and problem.fits(option)
+    }
+    measured = {cut for cut, _ in samples.wire_bytes}
+    least = NEARLY * max(rates[cut] for cut in measured if cut in rates)
+    others = [
+        cut for cut in rates if cut not in measured and rates[cut] >= least
+    ]
+    best = sorted(others, key=lambda cut: (-rates[cut], cut))
+    return sorted(best[:MOST_MORE_CUTS])
 
 
 def who_measures(found: Outlook) -> tuple[list[Static], dict[str, str]]:

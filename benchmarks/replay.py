@@ -14,8 +14,8 @@ measured cell is replayed too, at its own link: ``validation`` shows by how
 much the replay of each contender is off.
 
 What a replay cannot show: anything that depends on what does not go through
-these three (latency of requests, memory, garbage collection), and cuts that
-no cell has measured.
+these three (latency of requests, memory, garbage collection), cuts that no
+cell has measured, and the published rules, whose choice depends on the link.
 
 The JSON file: ``source``, ``settings``, ``machine``, ``versions``,
 ``validation`` and ``cells``, two lists of
@@ -30,6 +30,8 @@ and for ``validation`` also
   measured             {contender: samples per second}
   error                {contender: replayed / measured - 1}
   measured_regret
+and ``error``: the median and the largest absolute error of all validated
+figures, apart for ``auto`` and for the fixed cuts.
 """
 
 from __future__ import annotations
@@ -232,6 +234,18 @@ def validation_table(entries: Sequence[Cell]) -> str:
     return "\n".join(lines)
 
 
+def errors(entries: Sequence[Cell]) -> dict[str, dict[str, float]]:
+    """How far off replays are, without their sign."""
+    found: dict[str, list[float]] = {AUTO: [], "fixed": []}
+    for entry in entries:
+        for name, error in entry["error"].items():
+            found[AUTO if name == AUTO else "fixed"].append(abs(error))
+    return {
+        who: {"median": statistics.median(each), "largest": max(each)}
+        for who, each in found.items()
+    }
+
+
 def cells_table(entries: Sequence[Cell]) -> str:
     """Regret of each replayed cell, a line each."""
     lines = [
@@ -311,6 +325,12 @@ def _run(arguments: argparse.Namespace, body: Mapping[str, Any]) -> int:
             for multiple in arguments.links
         ]
     print(validation_table(validation))
+    found = errors(validation)
+    for who, error in found.items():
+        print(
+            f"{who}: {error['median']:.1%} off in the median,"
+            f" {error['largest']:.1%} at most"
+        )
     print()
     print(cells_table(cells))
     if arguments.json is not None:
@@ -329,6 +349,7 @@ def _run(arguments: argparse.Namespace, body: Mapping[str, Any]) -> int:
                 "machine": machine(),
                 "versions": versions(),
                 "measured_on": body["machine"],
+                "error": found,
                 "validation": validation,
                 "cells": cells,
             },

@@ -14,13 +14,15 @@ What is measured, and what is not:
 
 * The rounds show the steady state.  Before them every contender has an
   unmeasured pass, and ``auto`` as many as its plan needs to stay (at most
-  90 seconds of them).
+  60 seconds of them).
 * Fixed cuts are those that no other one dominates in every resource (within
-  0.15 of the best one's time per sample), each in its fastest encoding that
-  the floor allows.  Left out of the rounds: a cut whose bytes the link cannot
-  carry as fast as some contender already went (``ruled_out``), from the
-  second round on a cut that went at less than 0.7 of the best, and from the
-  third on streaming, if it went at less than half of it (``out_of_reach``).
+  0.05 of the best one's time per sample), each in its fastest encoding that
+  the floor allows; among all cuts up to two are looked for that may be fast by
+  themselves though no mix would use them.  Left out of the rounds: a cut whose
+  bytes the link cannot carry as fast as some fixed cut already went
+  (``ruled_out``), from the second round on a cut that went at less than 0.75
+  of the best, and from the third on streaming, if it went at less than half of
+  it (``out_of_reach``).
 * Contenders with the same cut and encoding are measured once and share the
   figures (``shared``).
 * One contender has a second pass in each round: ``noise`` is its regret
@@ -32,7 +34,8 @@ The JSON file: ``settings``, ``machine``, ``versions``, ``calibration`` (by
 network and freeze point) and ``cells``, a list of
 
   name, model, freeze, freeze_module, link, link_bytes_per_second, samples
-  samples_per_second   {contender: median over the rounds}
+  samples_per_second   {contender: median over the rounds}, also best_static;
+                       null for a rule whose cut was ruled out
   rounds               {contender: [samples per second]}
   regret, interval     1 - median of auto / best_static over the rounds, and
                        its 95 % interval (bootstrap)
@@ -44,9 +47,12 @@ network and freeze point) and ``cells``, a list of
                        link_bytes, storage_seconds and client_seconds, for
                        which that tier's core was busy]}
   problem              what the planner knew from profiles and samples
-  predicted            {contender: samples per second, by the profiles}
-  best_static, noise, encodings, shared, ruled_out, out_of_reach, fallbacks,
-  cold
+  predicted            {contender: samples per second, by the profiles}, also
+                       best_static
+  best_static          name of the fastest fixed cut, or stream
+  noise, encodings, shared, ruled_out, out_of_reach, fallbacks
+  cold, cold_regret    seconds of whole runs, and by how much of its time auto
+                       took longer than each other one
   plan, settling       auto's plan at the end, and after each pass of its
                        warm-up
   complete             false while the cell is being measured
@@ -118,8 +124,8 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add(
         "--cold-upload-seconds",
         type=float,
-        default=90.0,
-        help="no run from cold whose package takes longer (default 90)",
+        default=30.0,
+        help="no run from cold whose package takes longer (default 30)",
     )
     add("--json", type=Path, metavar="PATH", help="where the results go")
     add(

@@ -83,6 +83,7 @@ class Question:
         upload: whether the package may be stored, for the worker's own
             profile; else the worker is taken to be like this machine.
         name: of the model, for titles.
+        cuts: to measure beside those that may be part of a plan.
     """
 
     floor: str
@@ -92,6 +93,7 @@ class Question:
     num_samples: int | None
     upload: bool
     name: str
+    cuts: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -101,15 +103,17 @@ class Advice:
     Attributes:
         report: plan, alternatives and costs.
         other_floors: what they would change.
-        link_bytes_per_second: measured, told or assumed.
-        train_seconds: of the training loop, per sample.
+        conditions: measured, told or assumed.
+        facts: that were measured here.
+        server: profile of the worker, or of this machine in its place.
         assumptions: of what was not measured.
     """
 
     report: Report
     other_floors: tuple[str, ...]
-    link_bytes_per_second: float
-    train_seconds: float
+    conditions: Conditions
+    facts: LocalFacts
+    server: ModelProfile
     assumptions: tuple[str, ...]
 
 
@@ -136,7 +140,7 @@ def advise(
     finder = _Finder(region, question, reporter, assumptions.append)
     probe, link, num_samples = finder.data(connection, location)
     reporter.note("measuring samples and this machine's device")
-    facts = measure(region, probe, ENCODINGS)
+    facts = measure(region, probe, ENCODINGS, question.cuts)
     server, one_off = finder.server(facts, connection)
     conditions = Conditions(
         link_bytes_per_second=link,
@@ -173,8 +177,9 @@ def advise(
             model=question.name,
         ),
         what_if(solve(asked), {floor: problem(floor) for floor in coarser}),
-        link,
-        conditions.train_seconds,
+        conditions,
+        facts,
+        server,
         tuple(assumptions),
     )
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 from urllib.parse import quote, urlencode, urlsplit
@@ -204,6 +205,7 @@ class Connection:
         *,
         if_match: str,
         seconds: float | None = None,
+        reading: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> bytes:
         """Bytes of one version of an object.
 
@@ -211,6 +213,7 @@ class Connection:
             byte_range: first and last byte.
             if_match: ETag of the version, without quotes.
             seconds: for the whole answer.
+            reading: entered while the body comes.
 
         Raises:
             SourceChangedError: when the object has another ETag by now.
@@ -235,7 +238,8 @@ class Connection:
                     f"status {body.status}; a gateway between drops Range",
                     object_name=f"{container}/{name}",
                 )
-            return body.read(byte_range.length_bytes)
+            with reading():
+                return body.read(byte_range.length_bytes)
 
     def get_features(
         self,

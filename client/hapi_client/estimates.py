@@ -31,6 +31,8 @@ the link (or by Swift, which is the same to the plan)."""
 LEAST_READING = 0.05
 """Of an interval: waiting for bytes in less of it than this tells nothing
 of the link."""
+MANY_FLOWS = 1.5
+"""Plain reads at a time, on average, that together fill a link."""
 BLOCKED = 0.3
 """Pushed reads that cannot send this part of their time, likewise."""
 FULL_LANE = 0.75
@@ -99,12 +101,14 @@ class Estimates:
         train_on_cpu: whether the training loop computes on the CPU.
         server_threads: cores of one forward of the worker; 0 where it
             computes on an accelerator.
+        stream_width: plain reads that may be under way at a time.
         link: what is known of it at the start.
     """
 
     push_width: Callable[[], int]
     train_on_cpu: bool
     server_threads: int = 0
+    stream_width: int = 4
     link: LinkEstimate = field(default_factory=LinkEstimate)
     server_share: float = 1.0
     train_seconds: float = 0.0
@@ -171,12 +175,15 @@ class Estimates:
             if CLIENT_CPU in self.scale:
                 self.scale[CLIENT_DEVICE] = self.scale[CLIENT_CPU]
             return
-        scaled = modelled.get(CLIENT_DEVICE, 0.0) * self.scale.get(
-            CLIENT_DEVICE, 1.0
-        )
+        # Spans may have come that the loop has not had, and vice versa.
+        had = seen.train_samples / seen.num_samples
+        expected = had * modelled.get(CLIENT_DEVICE, 0.0)
         limiting = seen.waiting_seconds < SELDOM_WAITING * seen.seconds
+        scaled = expected * self.scale.get(CLIENT_DEVICE, 1.0)
         if limiting or scaled > seen.seconds:
-            self._rescale(CLIENT_DEVICE, seen.seconds, modelled)
+            self._rescale(
+                CLIENT_DEVICE, seen.seconds, {CLIENT_DEVICE: expected}
+            )
 
     def _observe_training(self, seen: Observation) -> None:
         if not seen.train_samples:
@@ -206,7 +213,10 @@ class Estimates:
             # What came while nobody waited for it does not count, for a
             # plan that streams little leaves the link idle in between.
             rate = seen.reading_bytes / seen.reading_seconds
-            limited = True
+            # One flow alone may be slow for reasons of its own.
+            limited = seen.reading_flows >= min(
+                MANY_FLOWS, 0.5 * self.stream_width
+            )
         elif waited and seen.blocked_share > BLOCKED:
             limited = seen.push_seconds >= seen.seconds
         self.link.observe(rate, limited, seen.seconds)

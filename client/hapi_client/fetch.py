@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import (
-    CancelledError,
-    Future,
-    ThreadPoolExecutor,
-    wait,
-)
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 
 from hapi_client.connection import Connection
@@ -26,6 +23,8 @@ from hapi_client.sources import (
 from hapi_client.transport import CancelScope
 from hapi_protocol.errors import ClientError, TooSlowError
 from hapi_protocol.index import Span
+
+JOIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ class Fetcher:
         self._busy: Counter[str] = Counter()
         self._ahead_bytes = 0
         self._closed = False
-        self._own_threads: set[int] = set()
+        self._threads: set[threading.Thread] = set()
 
     def __iter__(self) -> Iterator[LoadedSpan]:
         """
@@ -137,7 +136,7 @@ class Fetcher:
         while True:
             pending = self._next()
             if pending is None:
-                if self._todo:
+                if self._todo and self._closed:
                     raise _closed_meanwhile()
                 return
             yield self._await(pending)
@@ -169,6 +168,7 @@ class Fetcher:
                     self._load, task, len(span.rows)
                 )
             except RuntimeError:  # closed meanwhile
+                self._todo.appendleft(span)
                 if not self._closed:
                     raise
                 return
@@ -190,7 +190,7 @@ class Fetcher:
         )
 
     def _load(self, task: SpanTask, num_samples: int) -> LoadedSpan:
-        self._own_threads.add(threading.get_ident())
+        self._threads.add(threading.current_thread())
         try:
             with self._connection.working_for(self._scope):
                 return task.load(self._scope)
@@ -202,12 +202,13 @@ class Fetcher:
 
     def _await(self, pending: _Pending) -> LoadedSpan:
         seconds = self._options.wait_seconds
-        wait([pending.future], seconds)
-        if pending.future.done():
-            try:
-                return pending.future.result()
-            except CancelledError:
-                raise _closed_meanwhile() from None
+        try:
+            return pending.future.result(seconds)
+        except CancelledError:
+            raise _closed_meanwhile() from None
+        except FutureTimeoutError:
+            if pending.future.done():  # an error of the span's own
+                raise
         span = pending.span
         raise TooSlowError(
             "too_slow",
@@ -217,14 +218,18 @@ class Fetcher:
         )
 
     def close(self) -> None:
-        """Ends all requests under way and waits for the threads."""
-        # Without the lock: Python's collector may close a forgotten fetcher
-        # from any thread at any moment, even from one of its own.
+        """Ends all requests under way, and waits for the threads a little."""
+        # Without the lock, and not for long: Python's collector may close a
+        # forgotten fetcher from any thread at any moment, also from one of
+        # its own, or from one that holds what they wait for.
         self._closed = True
         self._connection.cancel(self._scope)
-        others = threading.get_ident() not in self._own_threads
         for pool in self._pools.values():
-            pool.shutdown(wait=others, cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
+        deadline = time.monotonic() + JOIN_SECONDS
+        for thread in list(self._threads):
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _closed_meanwhile() -> ClientError:

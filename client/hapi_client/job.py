@@ -25,7 +25,7 @@ from hapi_client.mixing import Mixer
 from hapi_client.order import index_order, shuffled_order
 from hapi_client.packages import DEFAULT_MODELS_CONTAINER
 from hapi_client.planning import Horizon, JobPlanner, PlanningParts
-from hapi_client.probe import measure, read_samples
+from hapi_client.probe import LocalFacts, measure, read_samples
 from hapi_client.replan import PlanChange, ReplanOptions
 from hapi_client.sources import SpanSource
 from hapi_client.stats import JobCounters, JobStats
@@ -209,15 +209,17 @@ class TransferJob:
         horizon: Horizon,
         replan: ReplanOptions,
     ) -> SpanSource:
-        probe = read_samples(self._connection, container, self._plan.spans)
-        facts = measure(self._frozen, probe, encodings)
+        def measured() -> LocalFacts:
+            probe = read_samples(self._connection, container, self._plan.spans)
+            return measure(self._frozen, probe, encodings)
+
         mixer = Mixer({STREAMED: 1.0})
         self._planner = JobPlanner(
             PlanningParts(
                 connection=self._connection,
                 region=self._frozen,
                 models_container=models_container,
-                facts=facts,
+                measure=measured,
                 horizon=horizon,
                 options=replan,
                 package_stored=self._package_stored,
@@ -226,6 +228,7 @@ class TransferJob:
             Estimates(
                 push_width=lambda: self._sources.width.limit,
                 train_on_cpu=self._frozen.device.type == "cpu",
+                stream_width=self._options.num_threads,
             ),
             mixer,
             self._meter,

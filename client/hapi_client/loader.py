@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -104,7 +105,10 @@ class FeatureLoader:
         return self._batches
 
     def close(self) -> None:
-        if self._batches is not None:
+        """Ends the epoch; in another thread's loop it is an error then."""
+        if self._batches is None:
+            return
+        if not self._delivery.break_off():
             self._batches.close()
 
 
@@ -122,12 +126,22 @@ class _Delivery:
         self._plan = plan
         self._open_spans = open_spans
         self._device = device
+        self._fetcher: LoadedSpans | None = None
+        self._thread = 0
+
+    def break_off(self) -> bool:
+        """Ends what is under way, if the loop runs in another thread."""
+        if self._fetcher is None or self._thread == threading.get_ident():
+            return False
+        self._fetcher.close()
+        return True
 
     def run(self) -> Generator[LabelledBatch, None, None]:
         """All batches; closing it ends what is under way."""
         started = time.monotonic()
         spans = [self._plan.spans[number] for number in self.order.spans]
         fetcher = self._open_spans(spans)
+        self._fetcher, self._thread = fetcher, threading.get_ident()
         try:
             with self._plan.meter.loading():
                 yield from self._deliver(iter(fetcher))

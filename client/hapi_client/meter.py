@@ -18,7 +18,11 @@ Way: TypeAlias = tuple[int, str]
 STREAMED: Way = (0, "raw")
 
 NEW_WEIGHT = 0.3
-"""Of the newest span in the moving averages."""
+"""Of the newest span in the moving average of its way."""
+NEW_RATE_WEIGHT = 0.5
+"""Of the newest window in that of the rate."""
+LEAST_WINDOW_SECONDS = 1.0
+"""A shorter window says nothing of the rate."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,8 @@ class SpanReport:
 
     Attributes:
         read_seconds: of a plain read, until its last byte was here.
+        plain_seconds: of a plain read, decoding included; of the try that
+            succeeded, without what may have failed before.
         server_cpu_seconds: CPU seconds of the worker for a pushed span.
         forward_seconds: wall seconds of its forwards there.
         forward_cpu_seconds: CPU seconds of them.
@@ -37,6 +43,7 @@ class SpanReport:
     """
 
     read_seconds: float = 0.0
+    plain_seconds: float = 0.0
     server_cpu_seconds: float = 0.0
     forward_seconds: float = 0.0
     forward_cpu_seconds: float = 0.0
@@ -63,6 +70,7 @@ class Observation:
             waited for bytes (the rest decodes); 0 without such spans.
         reading_seconds: in which at least one of them did.
         reading_bytes: of all answers, received in these.
+        reading_flows: how many of them did at a time, on average.
         blocked_share: of the pushed reads' time, the part in which the
             worker could not send.
         stream_seconds: summed durations of the plain reads.
@@ -86,6 +94,7 @@ class Observation:
     reading_share: float = 0.0
     reading_seconds: float = 0.0
     reading_bytes: int = 0
+    reading_flows: float = 0.0
     blocked_share: float = 0.0
     stream_seconds: float = 0.0
     push_seconds: float = 0.0
@@ -106,9 +115,10 @@ class Pace:
     """How fast spans come.
 
     Attributes:
-        samples_per_second: of the last window; 0 before the first.
+        samples_per_second: of one loop; 0 before the first window.
         sample_seconds: by way, from the start of a span to its end for
-            each of its samples: a moving average.
+            each of its samples: a moving average, halved with each window
+            in which no span came that way, so that it is tried again.
     """
 
     samples_per_second: float = 0.0
@@ -176,6 +186,9 @@ class Meter:
             self.num_spans += 1
             sums = self._sums
             came = STREAMED if report.fell_back else way
+            if came == STREAMED:
+                # Not what was tried before, and waited for.
+                seconds = report.plain_seconds or seconds
             self._note_pace(came, seconds / max(num_samples, 1))
             if came == STREAMED:
                 self._samples[STREAMED] += num_samples
@@ -249,6 +262,7 @@ class Meter:
         sums["received"] += self._bytes_before - received
         if self._num_reading:
             sums["reading"] += self._wall_before - wall
+            sums["flows"] += self._num_reading * (self._wall_before - wall)
             sums["reading_bytes"] += self._bytes_before - received
 
     @contextmanager
@@ -292,6 +306,7 @@ class Meter:
                 reading_share=_share(sums["read"], sums["stream"]),
                 reading_seconds=sums["reading"],
                 reading_bytes=int(sums["reading_bytes"]),
+                reading_flows=_share(sums["flows"], sums["reading"]),
                 blocked_share=_share(
                     sums["send_blocked_seconds"], sums["push"]
                 ),
@@ -305,9 +320,17 @@ class Meter:
                 load=self._load,
             )
             self._begin()
-            if found.num_samples and found.seconds > 0:
-                self._rate = found.num_samples / found.seconds
+            self._note_rate(found)
             return found
+
+    def _note_rate(self, seen: Observation) -> None:
+        if not seen.num_samples or seen.seconds < LEAST_WINDOW_SECONDS:
+            return
+        rate = seen.num_samples / seen.seconds / max(1, self._num_loading)
+        before = self._rate or rate
+        self._rate = before + NEW_RATE_WEIGHT * (rate - before)
+        for way in self._sample_seconds.keys() - seen.samples.keys():
+            self._sample_seconds[way] /= 2
 
 
 def _share(part: float, whole: float) -> float:

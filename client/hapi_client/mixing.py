@@ -36,6 +36,7 @@ class Mixer(Generic[T]):
         self._lock = threading.Lock()
         self._credit: dict[T, float] = {}
         self._weights: dict[T, float] = {}
+        self._largest = 0
         self.change(weights)
 
     @property
@@ -82,19 +83,29 @@ class Mixer(Generic[T]):
                 way: self._credit[way] + weight * num_samples
                 for way, weight in self._weights.items()
             }
-            most = MOST_DEBT_SPANS * num_samples
-            allowed = [way for way in owed if way not in avoid]
+            allowed = [way for way in owed if way not in avoid] or list(owed)
+            # Among themselves, those that are left keep to their shares.
+            base = sum(owed[way] for way in allowed) / len(allowed)
+            base = base if avoid else 0.0
+            self._largest = max(self._largest, num_samples)
             for way in sorted(allowed, key=lambda w: owed[w], reverse=True):
                 after = owed[way] - num_samples
-                if not avoid and after < -most:
+                if after < base - MOST_DEBT_SPANS * num_samples:
                     return None
                 if has_room(way):
                     credit = {**owed, way: after}
-                    if avoid:
-                        credit = _bounded(credit, most)
-                    self._credit = credit
+                    self._credit = self._bounded(credit) if avoid else credit
                     return way
             return None
+
+    def _bounded(self, credit: Mapping[T, float]) -> dict[T, float]:
+        """What is owed for having been avoided is a few spans at most."""
+        most = MOST_DEBT_SPANS * self._largest
+        if max(credit.values()) <= most:
+            return dict(credit)
+        cut = {way: min(owed, most) for way, owed in credit.items()}
+        rest = sum(cut.values()) / len(cut)
+        return {way: owed - rest for way, owed in cut.items()}
 
 
 def too_late(
@@ -123,10 +134,3 @@ def too_late(
     if late and len(late) == len(weights):
         late.remove(min(late, key=lambda way: span_seconds[way]))
     return late
-
-
-def _bounded(credit: Mapping[T, float], most: float) -> dict[T, float]:
-    """Credits that sum to 0 again, none above ``most``."""
-    cut = {way: min(owed, most) for way, owed in credit.items()}
-    rest = sum(cut.values()) / len(cut)
-    return {way: owed - rest for way, owed in cut.items()}

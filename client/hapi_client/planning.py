@@ -1,10 +1,15 @@
 """Plans a running job: measures, stores the package, asks the worker, mixes.
 
 A job begins by streaming. Meanwhile a thread of its own waits until the
-link has shown what it carries, asks whether push-down could pay even with
-an infinitely fast worker, stores the package, has the worker profile it,
-and only then are spans pushed. Whatever fails there costs the job nothing
-but the chance: it is logged, and the job goes on streaming.
+link has shown what it carries, has samples and the device measured, asks
+whether push-down could pay even with an infinitely fast worker, stores the
+package, has the worker profile it, and only then are spans pushed. Whatever
+fails there costs the job nothing but the chance: it is logged, and the job
+goes on streaming.
+
+It is the training loop's own thread that measures, between two spans: torch's
+settings of precision are the whole process's, and must not change while the
+loop computes. What is fetched ahead meanwhile is not lost.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from dataclasses import dataclass, replace
 from hapi_client.connection import Connection
 from hapi_client.estimates import Estimates
 from hapi_client.frozen import FrozenRegion
-from hapi_client.meter import Meter, Way
+from hapi_client.meter import Meter, Observation, Way
 from hapi_client.mixing import Mixer
 from hapi_client.probe import LocalFacts
 from hapi_client.replan import PlanChange, Replanner, ReplanOptions
@@ -45,6 +50,8 @@ and longer until :data:`FIRST_LOOK_SPANS` have come."""
 FIRST_LOOK_SPANS = 2
 MOST_LOOK_SECONDS = 60.0
 POLL_SECONDS = 0.2
+LEAST_TO_COME_SECONDS = 10.0
+"""Of streaming: what would be over sooner is not worth measuring."""
 RETRY_SECONDS = 30.0
 """After a plan that did not come about; doubles up to the longest."""
 MOST_RETRY_SECONDS = 600.0
@@ -87,7 +94,8 @@ class PlanningParts:
         connection: to the account.
         region: of the model.
         models_container: where packages are stored.
-        facts: that the client measured.
+        measure: samples and the client's device; called once, in the
+            training loop's thread.
         horizon: of the job.
         options: when to look again.
         package_stored: told where the package is, and the bytes sent for
@@ -98,7 +106,7 @@ class PlanningParts:
     connection: Connection
     region: FrozenRegion
     models_container: str
-    facts: LocalFacts
+    measure: Callable[[], LocalFacts]
     horizon: Horizon
     options: ReplanOptions
     package_stored: Callable[[ModelPath, int], None]
@@ -129,7 +137,13 @@ class JobPlanner:
         self._scope = CancelScope()
         self._server: ModelProfile | None = None
         self._one_off = OneOff()
-        self._samples = parts.facts.samples
+        self._facts: LocalFacts | None = None
+        self._failure: Exception | None = None
+        self._facts_wanted = threading.Event()
+        self._measuring = threading.Lock()
+        self._first_window: Observation | None = None
+        self._encodings: Sequence[str] = ENCODINGS
+        self._pause = RETRY_SECONDS
         self._replanner: Replanner | None = None
         self._settled = threading.Event()
         self._lock = threading.Lock()
@@ -152,10 +166,25 @@ class JobPlanner:
 
     def span_came(self) -> None:
         """Called after each span."""
+        if self._facts_wanted.is_set():
+            self._measure()
         with self._lock:
             replanner = self._replanner
         if replanner is not None:
             replanner.span_came()
+
+    def _measure(self) -> None:
+        if not self._measuring.acquire(blocking=False):
+            return  # another loop of this job is at it
+        try:
+            if self._facts_wanted.is_set():
+                self._facts = self._parts.measure()
+        except Exception as error:
+            # The planning thread tells of it; the loop goes on.
+            self._failure = error
+        finally:
+            self._facts_wanted.clear()
+            self._measuring.release()
 
     def wait(self, seconds: float) -> bool:
         """Whether the first plan was made, or given up, in time.
@@ -177,10 +206,10 @@ class JobPlanner:
     @property
     def problem(self) -> Problem | None:
         """The planner's problem under the present conditions."""
-        server = self._server
-        if server is None:
+        server, facts = self._server, self._facts
+        if server is None or facts is None:
             return None
-        return self._build(server, self._estimates.conditions())
+        return self._build(facts, server, self._estimates.conditions())
 
     def close(self) -> None:
         """Ends what is under way."""
@@ -192,33 +221,42 @@ class JobPlanner:
 
     # --- the planning thread ---
 
-    def attempt(self, pause: float) -> bool:
-        """Whether no other attempt is wanted, else it comes after a pause."""
+    def attempt(self) -> float | None:
+        """Seconds until another attempt; None when none is wanted."""
         try:
             with self._parts.connection.working_for(self._scope):
-                done = self._try()
+                wait = self._try()
         except HapiError as error:
             if self._scope.cancelled:
-                return True
+                return None
+            wait = self._longer_pause()
             logger.warning(
-                "no plan, streaming for %.0f s more: %s", pause, error
+                "no plan, streaming for %.0f s more: %s", wait, error
             )
-            done = False
         except Exception:
             logger.exception("a defect: no plan, the job streams")
-            done = False
-        self._settled.set()
-        return done
+            wait = self._longer_pause()
+        if wait != POLL_SECONDS:
+            self._settled.set()
+        return wait
 
-    def _try(self) -> bool:
-        """Whether there is a plan now; else it is too early for one."""
+    def _longer_pause(self) -> float:
+        pause = self._pause
+        self._pause = min(2 * pause, MOST_RETRY_SECONDS)
+        return pause
+
+    def _try(self) -> float | None:
+        """One step on the way to a plan; as :meth:`attempt`."""
+        facts = self._facts
+        if facts is None:
+            return self._ask_for_facts()
         if self._server is None:
-            if not self._watch() or not self._may_pay():
-                return False
+            if not self._may_pay(facts):
+                return self._longer_pause()
             self._server = self._ask_server()
         server = self._server
         replanner = Replanner(
-            lambda conditions: self._build(server, conditions),
+            lambda conditions: self._build(facts, server, conditions),
             self._estimates,
             self._mixer,
             self._meter,
@@ -229,6 +267,35 @@ class JobPlanner:
         replanner.begin()
         with self._lock:
             self._replanner = replanner
+        return None
+
+    def _ask_for_facts(self) -> float:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            self._first_window = None
+            raise failure
+        if self._first_window is None:
+            if not self._watch():
+                return self._longer_pause()
+            seen = self._meter.take()
+            if self._is_nearly_over(seen):
+                return self._longer_pause()
+            self._first_window = seen
+            self._facts_wanted.set()
+        return POLL_SECONDS
+
+    def _is_nearly_over(self, seen: Observation) -> bool:
+        parts = self._parts
+        epochs = parts.horizon.epochs_to_come(parts.samples_so_far())
+        to_come = epochs * parts.horizon.num_samples
+        seconds = to_come * seen.seconds / max(1, seen.num_samples)
+        if seconds >= LEAST_TO_COME_SECONDS:
+            return False
+        logger.info(
+            "plan: stream: what is to come takes %.1f s, which is not worth "
+            "measuring",
+            seconds,
+        )
         return True
 
     def _watch(self) -> bool:
@@ -244,16 +311,26 @@ class JobPlanner:
                 return spans > 0
         return False
 
-    def _may_pay(self) -> bool:
+    def _may_pay(self, facts: LocalFacts) -> bool:
         """Whether push-down would pay with a worker of endless speed."""
-        server = endless(self._parts.facts.client)
+        server = endless(facts.client)
         estimates = self._estimates
-        self._one_off = OneOff(package_bytes=self._package_bytes())
-        estimates.observe_start(
-            self._meter.take(),
-            self._build(server, estimates.conditions(scaled=False)),
+        seen, self._first_window = self._first_window, None
+        if seen is None:
+            seen = self._meter.take()
+        self._one_off = OneOff(
+            package_bytes=self._package_bytes(),
+            # A link without a known limit is no reason to take an upload
+            # for nothing: it is as fast as what was seen to come.
+            upload_bytes_per_second=seen.received_bytes / seen.seconds
+            if seen.received_bytes
+            else None,
         )
-        best = solve(self._build(server, estimates.conditions()))
+        estimates.observe_start(
+            seen,
+            self._build(facts, server, estimates.conditions(scaled=False)),
+        )
+        best = solve(self._build(facts, server, estimates.conditions()))
         if best.pushes:
             return True
         logger.info("plan: stream: %s", best.reasons[0])
@@ -268,9 +345,7 @@ class JobPlanner:
     def _ask_server(self) -> ModelProfile:
         parts = self._parts
         section = parts.connection.require_hapi()
-        self._samples = with_encodings(
-            parts.facts.samples, section.get("encodings", ENCODINGS)
-        )
+        self._encodings = section.get("encodings", ENCODINGS)
         started = time.monotonic()
         model, sent_bytes = parts.region.store(
             parts.connection, parts.models_container
@@ -290,13 +365,15 @@ class JobPlanner:
             self._estimates.server_threads = profile.forward_threads
         return profile
 
-    def _build(self, server: ModelProfile, conditions: Conditions) -> Problem:
+    def _build(
+        self, facts: LocalFacts, server: ModelProfile, conditions: Conditions
+    ) -> Problem:
         parts = self._parts
         return build_problem(
-            parts.facts.cuts,
+            facts.cuts,
             server,
-            parts.facts.client,
-            self._samples,
+            facts.client,
+            with_encodings(facts.samples, self._encodings),
             conditions,
             # Only what the floor allows was measured.
             floor=FLOORS[-1],
@@ -308,13 +385,11 @@ class JobPlanner:
 
 def _prepare(reference: weakref.ref[JobPlanner], scope: CancelScope) -> None:
     """The planning thread, until there is a plan or nobody wants one."""
-    pause = RETRY_SECONDS
     while (planner := reference()) is not None:
-        done = planner.attempt(pause)
+        wait = planner.attempt()
         del planner
-        if done or _slept(scope, pause):
+        if wait is None or _slept(scope, wait):
             return
-        pause = min(2 * pause, MOST_RETRY_SECONDS)
 
 
 def _slept(scope: CancelScope, seconds: float) -> bool:

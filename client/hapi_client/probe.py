@@ -19,7 +19,7 @@ import torch
 from hapi_client.connection import Connection
 from hapi_client.decode import available_cores
 from hapi_client.frozen import FrozenRegion
-from hapi_protocol.errors import ClientError
+from hapi_protocol.errors import ClientError, DoesNotFitError
 from hapi_protocol.features import (
     FeatureStreamWriter,
     Row,
@@ -134,13 +134,30 @@ def measure(
 
     Raises:
         ClientError: ``bad_sample`` when none of the samples decodes.
+        DoesNotFitError: the device has no memory for it.
     """
+    try:
+        return _measure(region, probe, encodings, cuts)
+    except torch.OutOfMemoryError as error:
+        torch.cuda.empty_cache()
+        raise DoesNotFitError(
+            "does_not_fit",
+            "this device has no memory left to measure the frozen layers on "
+            f"{region.forward_samples} samples: {error}; cut='freeze' "
+            "computes all of them in the store",
+        ) from error
+
+
+def _measure(
+    region: FrozenRegion,
+    probe: ProbeSamples,
+    encodings: Sequence[str],
+    cuts: Sequence[int],
+) -> LocalFacts:
     facts = cut_facts(region)
     images, decode_seconds = _decode(region, probe)
     chosen = set(candidate_cuts(facts, probe.bytes_each)) | set(cuts)
-    features = prefix_outputs(
-        region.local, images.to(region.device), sorted(chosen)
-    )
+    features = _features(region, images, sorted(chosen))
     wire_bytes, encode_seconds, unpack_seconds = {}, {}, {}
     for cut in sorted(chosen):
         for encoding in encodings:
@@ -162,6 +179,17 @@ def measure(
         client=profile_device(region),
         num_probed=len(images),
     )
+
+
+def _features(
+    region: FrozenRegion, images: torch.Tensor, cuts: Sequence[int]
+) -> dict[int, torch.Tensor]:
+    """At each cut, computed in batches of the size that is usual here."""
+    parts = [
+        prefix_outputs(region.local, part.to(region.device), cuts)
+        for part in torch.split(images, region.forward_samples)
+    ]
+    return {cut: torch.cat([part[cut] for part in parts]) for cut in cuts}
 
 
 def cut_facts(region: FrozenRegion) -> tuple[CutFacts, ...]:

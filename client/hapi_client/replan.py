@@ -9,12 +9,13 @@ and only for a gain worth it.
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hapi_client.estimates import Estimates
-from hapi_client.meter import Meter, Way
+from hapi_client.meter import STREAMED, Meter, Observation, Way
 from hapi_client.mixing import Mixer
 from hapi_splitter.costs import Conditions
 from hapi_splitter.plan import Option, Plan, Problem, evaluate, solve
@@ -102,6 +103,8 @@ class Replanner:
         self._random = random
         self._started = clock()
         self._spans = 0
+        self._lost = False
+        self._looking = threading.Lock()
         self._changes: deque[PlanChange] = deque(maxlen=MAX_CHANGES)
         self.plan: Plan | None = None
         self._postpone()
@@ -126,15 +129,23 @@ class Replanner:
     def span_came(self) -> None:
         """Told of each span; now and then looks at the plan."""
         self._spans += 1
-        if (
+        # Several loops may be under way; one of them looks.
+        if not self._is_due() or not self._looking.acquire(blocking=False):
+            return
+        try:
+            if self._is_due():
+                self.look()
+        except Exception:
+            # A defect of the planning must not end a training run.
+            logger.exception("a defect: the plan stays as it is")
+        finally:
+            self._looking.release()
+
+    def _is_due(self) -> bool:
+        return (
             self._spans >= self._options.least_spans
             and self._clock() >= self._next
-        ):
-            try:
-                self.look()
-            except Exception:
-                # A defect of the planning must not end a training run.
-                logger.exception("a defect: the plan stays as it is")
+        )
 
     def look(self) -> None:
         """Takes the interval in, and moves the mix if that pays."""
@@ -143,14 +154,43 @@ class Replanner:
         estimates = self._estimates
         estimates.observe(seen, self._build(estimates.conditions(False)))
         problem = self._build(estimates.conditions())
-        wanted = solve(problem)
         now = dict(self._mixer.weights)
+        if self._is_lost(seen, problem, now):
+            return
+        wanted = solve(problem)
         present = evaluate(problem, _options(problem, now), "auto")
         if wanted.samples_per_second < LEAST_GAIN * present.samples_per_second:
             self.plan = present
             return
         moved = step(now, _weights(wanted.mix), MOST_MOVED)
         self._take(problem, moved, wanted)
+
+    def _is_lost(
+        self, seen: Observation, problem: Problem, now: Mapping[Way, float]
+    ) -> bool:
+        """Whether nothing that should be pushed is, at present.
+
+        Spans that cannot be pushed are streamed one by one, and the worker is
+        asked again by itself; the weights stay for when it is back.
+        """
+        if seen.pushed_samples or not seen.fell_back:
+            if self._lost and seen.pushed_samples:
+                self._lost = False
+                plan = evaluate(problem, _options(problem, now), "auto")
+                self._record(now, plan, "The worker answers again.")
+            return self._lost
+        streaming = {STREAMED: 1.0}
+        plan = evaluate(problem, _options(problem, streaming), "auto")
+        if not self._lost:
+            self._lost = True
+            self._record(
+                streaming,
+                plan,
+                "The worker does not answer: what it should compute is "
+                "streamed until it does.",
+            )
+        self.plan = plan
+        return True
 
     def _take(
         self,
@@ -162,6 +202,11 @@ class Replanner:
         why = " ".join(wanted.reasons[1:2] or wanted.reasons)
         self._mixer.change(weights)
         plan = evaluate(problem, _options(problem, weights), wanted.rule)
+        self._record(weights, plan, why)
+
+    def _record(
+        self, weights: Mapping[Way, float], plan: Plan, why: str
+    ) -> None:
         self.plan = plan
         change = PlanChange(
             seconds=self._clock() - self._started,

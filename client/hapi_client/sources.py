@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -178,15 +178,15 @@ class RawSource:
 
     def _load(self, span: Span, scope: CancelScope) -> LoadedSpan:
         started = time.monotonic()
-        with self._meter.reading():
-            data = self._connection.get_range(
-                self._container,
-                span.shard,
-                span.byte_range,
-                if_match=span.etag,
-                seconds=self._limits.seconds,
-            )
-        report = SpanReport(read_seconds=time.monotonic() - started)
+        data = self._connection.get_range(
+            self._container,
+            span.shard,
+            span.byte_range,
+            if_match=span.etag,
+            seconds=self._limits.seconds,
+            reading=self._meter.reading,
+        )
+        read_seconds = time.monotonic() - started
         samples = list(
             iter_samples(
                 io.BytesIO(data),
@@ -196,13 +196,19 @@ class RawSource:
             )
         )
         check_keys(span, [(each.index, each.key) for each in samples])
-        return self._decode(span, samples, report, scope)
+        loaded = self._decode(span, samples, scope)
+        return replace(
+            loaded,
+            report=SpanReport(
+                read_seconds=read_seconds,
+                plain_seconds=time.monotonic() - started,
+            ),
+        )
 
     def _decode(
         self,
         span: Span,
         samples: Sequence[Sample],
-        report: SpanReport,
         scope: CancelScope,
     ) -> LoadedSpan:
         images = torch.empty((len(samples), *self._shape), dtype=torch.float32)
@@ -226,7 +232,7 @@ class RawSource:
                 future.cancel()
         if failures:
             images = images[[r for r in futures if r not in failures]]
-        return LoadedSpan(span, 0, images, failures, report)
+        return LoadedSpan(span, 0, images, failures)
 
 
 def delay_seconds(backoff: Backoff, failures: int, error: HapiError) -> float:

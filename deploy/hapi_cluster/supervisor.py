@@ -204,9 +204,10 @@ class Supervisor:
             logger.info("the parent process ended")
             self._stopping = True
         self._reap()
-        if self._restart_worker or self._hold_worker:
-            self._terminate_worker(self._hold_worker)
-            self._restart_worker = self._hold_worker = False
+        restart, hold = self._restart_worker, self._hold_worker
+        self._restart_worker = self._hold_worker = False
+        if restart or hold:
+            self._terminate_worker(hold)
         if not self._stopping:
             now = time.monotonic()
             started = [child.act(now) for child in self._children]

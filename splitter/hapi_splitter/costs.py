@@ -122,6 +122,8 @@ class OneOff:
 
     Attributes:
         package_bytes: to upload, 0 if the package is there.
+        upload_bytes_per_second: at most, whatever the link has; None for
+            the link's.
         load_seconds: until the worker has checked and loaded it.
         profile_seconds: until the worker has profiled it.
     """
@@ -129,12 +131,14 @@ class OneOff:
     package_bytes: float = 0.0
     load_seconds: float = 0.0
     profile_seconds: float = 0.0
+    upload_bytes_per_second: float | None = None
 
     def seconds(self, link_bytes_per_second: float) -> float:
         """All of it, the upload over the link of the job."""
         upload = 0.0
         if self.package_bytes:
-            upload = self.package_bytes / link_bytes_per_second
+            rate = self.upload_bytes_per_second or link_bytes_per_second
+            upload = self.package_bytes / min(rate, link_bytes_per_second)
         return upload + self.load_seconds + self.profile_seconds
 
 

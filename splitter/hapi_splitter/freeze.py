@@ -191,11 +191,11 @@ class ModelTrace:
         """That nothing else with parameters runs before the end."""
         others: dict[str, int] = {}
         for index, node in enumerate(self._nodes[: end + 1]):
-            names = [*self._parameters([node]).values()]
+            found = [*self._parameters([node]).values()]
             # A function was not asked for modules without parameters.
             if not choice.asked:
-                names += self._statistics(node)
-            for name in names:
+                found += self._statistics(node)
+            for name in found:
                 if not choice.covers(name):
                     others.setdefault(choice.outside(name), index)
         if not others:

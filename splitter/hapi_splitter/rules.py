@@ -60,6 +60,17 @@ class RuleFacts:
     cut_bytes: Mapping[int, int]
     parameter_bytes: int
     unpack_seconds: Mapping[tuple[int, str], float]
+    server_device: str = ""
+
+    @property
+    def server_stages(self) -> tuple[str, ...]:
+        """Whose seconds follow one another in the prototype's server.
+
+        Without an accelerator the seconds of its cores hold the layers.
+        """
+        if self.server_device == "cpu":
+            return SERVER_CPU, LINK
+        return SERVER_DEVICE, SERVER_CPU, LINK
 
     @classmethod
     def of(
@@ -79,6 +90,7 @@ class RuleFacts:
             cut_bytes={cut.index: cut.float32_bytes for cut in cuts},
             parameter_bytes=server.parameter_bytes,
             unpack_seconds=samples.unpack_seconds,
+            server_device=server.device,
         )
 
 
@@ -240,8 +252,7 @@ def _total(
         facts.unpack_seconds[option.cut, option.encoding], CLIENT_CPU
     )
     one_wave = (batch / waves) * sum(
-        problem.seconds(option, name)
-        for name in (SERVER_DEVICE, SERVER_CPU, LINK)
+        problem.seconds(option, name) for name in facts.server_stages
     )
     streaming = waves * one_wave
     client = batch * max(

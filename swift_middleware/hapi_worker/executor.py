@@ -100,7 +100,7 @@ class FairPool:
                 lambda: not self._num_busy or self._closed, seconds
             )
         try:
-            yield idle
+            yield idle and not self._closed
         finally:
             with self._changed:
                 self._num_pauses -= 1

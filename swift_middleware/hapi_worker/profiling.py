@@ -3,7 +3,9 @@
 A profile is measured on the device's own thread, from the queue that is
 fair between accounts; the account that asks pays for the seconds.  One is
 measured at a time, and the threads that decode rest meanwhile, since it would
-measure them as well.  Jobs wait; their streams stay open.
+measure them as well.  Jobs wait; their streams stay open.  So that nobody can
+keep others waiting with profiles, a worker with jobs rests after each one, for
+nine times as long as it took.
 
 Profiles stay when their model leaves memory: they are small, and bounded in
 number.
@@ -36,6 +38,8 @@ MAX_PROFILES = 256
 """Kept; the least recently asked for leaves first."""
 QUIET_SECONDS = 5.0
 """For the samples that are just being decoded."""
+REST = 9.0
+"""Times its duration: how long after a profile none begins beside jobs."""
 MAX_WAITING = 4
 """Requests that wait for the one run, the first included."""
 
@@ -101,6 +105,7 @@ class Profiling:
         self._changed = threading.Condition()
         self._kept: OrderedDict[Key, ModelProfile] = OrderedDict()
         self._run: _Run | None = None
+        self._rests_until = 0.0
         self._closed = False
 
     def profile(self, request: ProfileRequest) -> ModelProfile:
@@ -109,8 +114,8 @@ class Profiling:
         Raises:
             ConflictError: ``model_needed``: the caller is the one to upload.
             UnavailableError: ``queue_full`` while another model is
-                profiled, too many wait, or the device has no time;
-                ``draining``.
+                profiled, too many wait, jobs have waited for one lately,
+                or the device has no time; ``draining``.
             UnsupportedError: ``does_not_fit``, or the error of the upload
                 it waited for.
             InternalError: the run failed.
@@ -179,6 +184,13 @@ class Profiling:
             raise busy("draining", "this worker is shutting down")
         if self._run is not None:
             raise busy("queue_full", "another model is profiled at present")
+        left = self._rests_until - self._clock()
+        if left > 0 and self._admission.num_running():
+            raise busy(
+                "queue_full",
+                f"jobs run here that have waited for a profile; {left:.0f} s "
+                "until they may have to again",
+            )
 
     def _lease(self, identity: ModelIdentity) -> Lease:
         # How many cuts there are is known only once the model is there.
@@ -238,6 +250,7 @@ class Profiling:
             if run.cancelled or self._closed:
                 return
             run.started = True
+        started = self._clock()
         result: ModelProfile | HapiError
         try:
             with self._decode_pool.paused(QUIET_SECONDS) as idle:
@@ -258,6 +271,8 @@ class Profiling:
         else:
             self._count("done")
         with self._changed:
+            ended = self._clock()
+            self._rests_until = ended + REST * (ended - started)
             self._finish(run, result)
 
     def _measured(self, lease: Lease) -> ModelProfile:

@@ -248,6 +248,7 @@ def _observation(
         train_seconds=count * truth.train,
         reading_share=0.9 if link_limited else 0.2,
         reading_seconds=seconds,
+        reading_flows=4.0,
         reading_bytes=round(count * job.use(truth.link)),
         blocked_share=0.0,
         stream_seconds=weights.get((0, "raw"), 0.0) * 4 * seconds,

@@ -10,13 +10,21 @@ from typing import Any
 import pytest
 from benchmarks.cell_run import AGAIN, out_of_reach, rotated
 from benchmarks.cells import QUICK, all_cells, chosen_cells
-from benchmarks.contenders import Outlook, Static, distinct, who_measures
+from benchmarks.contenders import (
+    Outlook,
+    Static,
+    distinct,
+    more_cuts,
+    who_measures,
+)
 from benchmarks.regret import best_static, judge, medians, regret_of
 from benchmarks.results import Results, cold_table, table
 from benchmarks.shards import find_tars, write_shards
 from benchmarks.splits import arguments_of
 
+from hapi_protocol.profiles import BatchProfile, ModelProfile
 from hapi_protocol.shards import iter_samples
+from hapi_splitter.costs import Conditions, CutFacts, SampleCosts
 
 STEADY = [10.0, 10.1, 9.9, 10.0, 10.05]
 
@@ -133,6 +141,43 @@ def test_one_of_equal_cuts_is_kept() -> None:
     assert distinct(uses, {"cpu": 1.0}, 0.0) == [2]
 
 
+def test_a_cut_where_both_tiers_take_as_long_is_worth_a_measurement() -> None:
+    cuts = [
+        CutFacts(n, f"block{n}", "relu", (4,), 100_000, 10 * n)
+        for n in range(1, 9)
+    ]
+    seconds = tuple(0.001 * n for n in range(9))
+    one = profile("cpu", 1, seconds)
+    samples = SampleCosts(
+        raw_bytes=110e3,
+        decode_seconds=0.0,
+        wire_bytes={(1, "float32"): 100e3, (8, "float32"): 100e3},
+        encode_seconds={(1, "float32"): 0.0, (8, "float32"): 0.0},
+        unpack_seconds={(1, "float32"): 0.0, (8, "float32"): 0.0},
+    )
+    assert more_cuts(cuts, one, one, samples, Conditions(1e9)) == [3, 4]
+
+
+def profile(
+    device: str, cores: float, seconds: tuple[float, ...]
+) -> ModelProfile:
+    return ModelProfile(
+        digest="d" * 64,
+        device=device,
+        device_name=device,
+        numerics_tag="t",
+        cores=cores,
+        num_devices=1,
+        forward_threads=1,
+        batches=(BatchProfile(1, seconds),),
+        reference_seconds=0.01,
+        load_seconds=0.0,
+        parameter_bytes=0,
+        memory_limit_bytes=1,
+        peak_bytes=(0,) * len(seconds),
+    )
+
+
 def outlook(**rules: Static) -> Outlook:
     statics = [Static(3, "float32", 300.0), Static(9, "float16", 20.0)]
     return Outlook(statics, rules, {})
@@ -171,7 +216,7 @@ def test_each_contender_begins_a_round_in_turn() -> None:
 
 
 def test_far_cuts_leave_after_a_round_and_streaming_stays() -> None:
-    first = {"stream": [1.0], "cut-1": [6.9], "cut-2": [7.1], "cut-3": [10.0]}
+    first = {"stream": [1.0], "cut-1": [7.4], "cut-2": [7.6], "cut-3": [10.0]}
     assert out_of_reach(first, list(first)) == ["cut-1"]
 
 

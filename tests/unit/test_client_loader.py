@@ -230,22 +230,31 @@ def test_closing_ends_waits_at_once():
     assert not fetch_threads()
 
 
-def test_closing_from_another_thread_is_a_named_error_in_the_loop():
-    fetchers = []
-
-    def open_spans(spans):
-        made = open_with(Source(seconds=30.0))(spans)
-        fetchers.append(made)
-        return made
-
-    loader, _ = make_loader(Source(), SIZES)
-    loader._delivery._open_spans = open_spans
-    timer = threading.Timer(0.2, lambda: fetchers[0].close())
+@pytest.mark.parametrize("in_step", [False, True])
+def test_closing_from_another_thread_is_a_named_error_in_the_loop(in_step):
+    seconds = 0.0 if in_step else 30.0
+    loader, _ = make_loader(Source(seconds=seconds), [4] * 200, ahead_spans=4)
+    timer = threading.Timer(0.2, loader.close)
     timer.start()
+
+    def train():
+        for _batch in loader:
+            timer.join()
+
     with pytest.raises(ClientError, match="the loader was closed"):
-        list(loader)
+        train()
     timer.join()
     assert not fetch_threads()
+
+
+def test_closing_reaches_spans_that_have_not_begun():
+    made = open_with(Source(seconds=30.0), num_threads=1)(make_spans([4, 4]))
+    found = iter(made)
+    threading.Timer(0.2, made.close).start()
+    started = time.monotonic()
+    with pytest.raises(ClientError, match="closed"):
+        next(found)
+    assert time.monotonic() - started < 5
 
 
 def test_time_out_of_a_source_is_not_taken_for_the_loops_own():

@@ -95,7 +95,12 @@ def test_spans_are_summed_by_their_way(world: World) -> None:
             load=load,
         ),
     )
-    meter.loaded(PUSHED, 6, 4.0, SpanReport(read_seconds=1.0, fell_back=True))
+    meter.loaded(
+        PUSHED,
+        6,
+        9.0,
+        SpanReport(read_seconds=1.0, plain_seconds=4.0, fell_back=True),
+    )
 
     seen = meter.take()
 
@@ -121,3 +126,43 @@ def test_training_is_measured_between_batches(world: World) -> None:
     assert seen.train_samples == 32
     assert seen.train_seconds == 1.5
     assert seen.train_cpu_seconds >= 0
+
+
+def test_pace_of_a_way_that_is_not_used_is_forgotten(world: World) -> None:
+    meter = world.meter
+
+    def window() -> None:
+        with meter.loading():
+            world.passes(5)
+            meter.loaded(STREAMED, 10, 2.0, SpanReport(plain_seconds=1.0))
+        meter.take()
+
+    meter.loaded(PUSHED, 10, 40.0, SpanReport())
+    window()
+    assert meter.pace.sample_seconds[PUSHED] == pytest.approx(4.0)
+    window()
+    window()
+    pace = meter.pace
+    assert pace.sample_seconds[PUSHED] == pytest.approx(1.0)
+    assert pace.sample_seconds[STREAMED] == pytest.approx(0.1)
+    assert pace.samples_per_second == pytest.approx(2.5)
+
+
+def test_failed_pushes_are_not_slow_streams(world: World) -> None:
+    meter = world.meter
+    meter.loaded(
+        PUSHED,
+        10,
+        120.0,
+        SpanReport(read_seconds=0.9, plain_seconds=1.0, fell_back=True),
+    )
+    assert meter.pace.sample_seconds == {STREAMED: pytest.approx(0.1)}
+    assert meter.take().reading_share == pytest.approx(0.9)
+
+
+def test_short_window_says_nothing_of_the_rate(world: World) -> None:
+    with world.meter.loading():
+        world.passes(0.1)
+        world.meter.loaded(STREAMED, 50, 0.1, SpanReport())
+    world.meter.take()
+    assert world.meter.pace.samples_per_second == 0.0

@@ -140,3 +140,18 @@ def test_one_way_always_stays(
     late = too_late(weights, seconds, data.draw(st.floats(0, 1e4)), left)
 
     assert late < set(weights)
+
+
+def test_ways_that_are_left_keep_to_their_shares() -> None:
+    mixer = Mixer({"a": 0.6, "b": 0.3, "c": 0.1})
+    dealt = Counter(mixer.choose(8, always, {"c"}) for _ in range(60))
+    assert dealt["c"] == 0
+    assert 35 <= dealt["a"] <= 45
+
+    alone = [mixer.choose(8, lambda way: way == "b", {"c"}) for _ in range(40)]
+    assert alone.count("b") <= 8
+
+
+def test_something_is_dealt_though_all_ways_are_to_be_avoided() -> None:
+    mixer = Mixer({"a": 1.0})
+    assert mixer.choose(8, always, {"a"}) == "a"

@@ -39,9 +39,7 @@ class Connection:
 
 
 def planner_of(connection: Connection) -> JobPlanner:
-    parts: Any = SimpleNamespace(
-        connection=connection, facts=SimpleNamespace(samples=None)
-    )
+    parts: Any = SimpleNamespace(connection=connection)
     return JobPlanner(
         parts,
         Estimates(push_width=lambda: 4, train_on_cpu=True),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -232,6 +234,41 @@ def test_failing_plan_never_ends_the_training(
     assert "no option can run" in caplog.text
 
 
+def test_log_of_plans_tells_of_a_worker_that_is_gone_and_comes_back() -> None:
+    clock = Clock()
+    job = SimulatedJob(BALANCED, clock)
+    job.replanner.begin()
+    run([job], clock, rounds=6)
+    mix = dict(job.mixer.weights)
+    before = len(job.replanner.changes)
+    assert mix[PUSH] > 0
+
+    def passes(**seen: object) -> None:
+        clock.now += 10.0
+        job.meter.pending = Observation(
+            5.0, train_samples=400, train_seconds=1.0, **seen
+        )
+        job.replanner.span_came()
+
+    for _ in range(3):
+        passes(samples={STREAM: 400}, fell_back=200)
+        assert job.replanner.plan is not None
+        assert not job.replanner.plan.pushes
+    passes(
+        samples={STREAM: 200, PUSH: 200},
+        pushed_samples=200,
+        server_cpu_seconds=2.4,
+        push_seconds=10.0,
+    )
+
+    lost, back = job.replanner.changes[before : before + 2]
+    assert lost.mix == {STREAM: 1.0}
+    assert "does not answer" in lost.why
+    assert back.mix == mix
+    assert "answers again" in back.why
+    assert job.replanner.plan.pushes
+
+
 def test_epoch_under_way_is_always_still_to_come() -> None:
     assert Horizon(100, 10.0).epochs_to_come(250) == pytest.approx(7.5)
     assert Horizon(100, 2.0).epochs_to_come(200) == pytest.approx(1.0)
@@ -255,7 +292,14 @@ def test_link_is_known_though_little_is_streamed() -> None:
     )
 
     estimates.observe_start(seldom, problem)
+    assert estimates.link.bytes_per_second == UNKNOWN_LINK
 
+    estimates.observe_start(replace(seldom, reading_flows=2.0), problem)
+    assert estimates.link.bytes_per_second == pytest.approx(560_000)
+
+    # Alone, it may be slow for reasons of its own.
+    slow = replace(seldom, reading_bytes=100_000, reading_flows=1.0)
+    estimates.observe_start(slow, problem)
     assert estimates.link.bytes_per_second == pytest.approx(560_000)
 
 

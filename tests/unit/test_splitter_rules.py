@@ -186,3 +186,36 @@ def test_rules_that_cannot_run_are_missing() -> None:
     assert set(plans) == {"auto", "stream", "static"}
     with pytest.raises(ValueError, match="lack of memory"):
         hapi_2022(problem, facts_of(sizes, 256))
+
+
+def test_layers_count_once_on_a_server_without_an_accelerator() -> None:
+    sizes = {1: 100_000, 2: 1_000}
+    facts = facts_of(sizes, 512)
+    both = replace(facts, server_device="cpu")
+    assert facts.server_stages == ("server device", "server cpu", "link")
+    assert both.server_stages == ("server cpu", "link")
+    problem = problem_of(sizes, 1e9)
+    slower = replace(
+        problem,
+        options=tuple(
+            replace(
+                option,
+                use={
+                    **option.use,
+                    "server device": 0.02 * bool(option.cut),
+                    "server cpu": 0.02 * bool(option.cut),
+                    "client device": 0.0 if option.cut else 0.03,
+                },
+            )
+            for option in problem.options
+        ),
+        resources=(
+            Resource("link", 1e9, "bytes/s"),
+            Resource("server cpu", 1.0, "cores"),
+            Resource("server device", 1.0, "devices"),
+            Resource("client cpu", 1.0, "cores"),
+            Resource("client device", 1.0, "devices"),
+        ),
+    )
+    assert cut_of(hapi_sc24(slower, facts)) == 0
+    assert cut_of(hapi_sc24(slower, both)) != 0

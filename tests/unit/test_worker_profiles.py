@@ -204,6 +204,33 @@ def test_profile_is_had_while_a_job_runs_and_the_job_goes_on(
     assert count(worker, "done") == 1
 
 
+def test_worker_with_jobs_rests_after_a_profile(
+    worker: WorkerUnderTest,
+) -> None:
+    tar = shard(4, size=90)
+    worker.put(PACKAGE)
+    worker.put(OTHER, OTHER_NAME)
+    release = threading.Event()
+
+    def body() -> Iterator[bytes]:
+        yield tar[:2000]
+        release.wait(20)
+        yield tar[2000:]
+
+    with worker.streaming(job_for(tar, PACKAGE), PACKAGE, body()) as stream:
+        until(lambda: worker.worker.admission.num_running() == 1)
+        assert ask(worker).status == 200
+        refused = ask(worker, OTHER)
+        kept = ask(worker)
+        release.set()
+        list(read_features(stream.answer()))
+    assert (refused.status, refused.code) == (503, "queue_full")
+    assert "until they may have to again" in refused.body.decode()
+    assert kept.status == 200
+    assert worker.idle()
+    assert ask(worker, OTHER).status == 200
+
+
 def test_nothing_is_decoded_while_a_profile_is_measured(
     worker: WorkerUnderTest, gate: Gate
 ) -> None:

@@ -185,7 +185,7 @@ def plan_command(
             "model": model,
             "freeze": region.freeze,
             "floor": floor,
-            "link_bytes_per_second": advice.link_bytes_per_second,
+            "link_bytes_per_second": advice.conditions.link_bytes_per_second,
             "assumptions": list(advice.assumptions),
             "other_floors": list(advice.other_floors),
             **report_body(advice.report),
@@ -213,7 +213,7 @@ def print_advice(advice: Advice, every: bool) -> None:
 
     for assumption in advice.assumptions:
         say(f"assumed: {assumption}")
-    say(f"link: {link_text(advice.link_bytes_per_second)}")
+    say(f"link: {link_text(advice.conditions.link_bytes_per_second)}")
     _print_table(cut_table(advice.report, every=every))
     _print_table(plans_table(advice.report))
     for line in (*summary(advice.report), *advice.other_floors):
