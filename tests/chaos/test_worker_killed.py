@@ -12,9 +12,11 @@ import pytest
 import requests
 import torch
 
-from hapi_client import FetchOptions, TransferJob
+from hapi_client import FetchOptions, TransferJob, planning, replan
+from hapi_client.replan import ReplanOptions
 from hapi_client.retry import Backoff
 from hapi_protocol.errors import HapiError
+from hapi_splitter.plan import static_at
 from networks import small_network, small_transform
 from photos import shard, with_corrupt_member
 
@@ -287,3 +289,48 @@ def test_mixed_plan_loses_nothing_when_the_worker_stops_and_comes_back(
     assert back.pushed_samples + back.samples.get(STREAMED, 0) == sum(
         back.samples.values()
     )
+
+
+def test_log_of_plans_tells_of_the_worker_and_no_sample_is_lost(
+    fragile, connection, shards, monkeypatch
+):
+    def freeze(problem):
+        return static_at(problem, problem.last_cut)
+
+    # On one machine a plan might well stream.
+    for module in (planning, replan):
+        monkeypatch.setattr(module, "solve", freeze)
+    store(connection, "told", shards)
+    deadline = time.monotonic() + 110
+    told: list[str] = []
+
+    def train_until(said) -> None:
+        while not said():
+            assert time.monotonic() < deadline, told
+            seen = features_by_label(auto.loader(len(told)))
+            assert sorted(seen) == list(range(NUM_SHARDS * PER_SHARD))
+            told.append(auto.plan.label if auto.plan else "")
+
+    def last_reason(words: str) -> bool:
+        return any(words in each.why for each in auto.plan_changes)
+
+    with job(
+        connection,
+        "told",
+        cut="auto",
+        epochs=1e6,
+        replan=ReplanOptions(seconds=0.5, least_spans=1),
+        options=FetchOptions(
+            backoff=Backoff(attempts=1),
+            pause_seconds=0.5,
+            most_pause_seconds=1.0,
+        ),
+    ) as auto:
+        train_until(lambda: auto.plan is not None and auto.plan.pushes)
+        fragile.stop_worker()
+        train_until(lambda: last_reason("does not answer"))
+        assert not auto.plan.pushes
+        fragile.restart_worker()
+        train_until(lambda: last_reason("answers again"))
+        assert auto.plan.pushes
+        assert auto.stats.fallbacks > 0

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hapi_client.cli.train import facts
 from hapi_client.connection import Connection
 from hapi_client.credentials import Credentials
 from hapi_client.demo import largest_difference
@@ -17,7 +18,7 @@ from hapi_client.location import Location
 from hapi_client.meter import STREAMED
 from hapi_client.progress import SilentReporter
 from hapi_client.replan import ReplanOptions
-from hapi_client.training import train_tail
+from hapi_client.training import History, train_tail
 from hapi_client.upload import upload
 from hapi_protocol.errors import ClientError
 from networks import small_network, small_transform
@@ -114,6 +115,7 @@ def test_job_plans_while_it_trains(connection, photos):
         for epoch in range(20):
             assert sum(len(y) for _, y in job.loader(epoch)) == NUM_SAMPLES
         plan, problem, changes = job.plan, job.problem, job.plan_changes
+        told = facts(job, History())
 
     assert plan is not None
     assert sum(weight for _, weight in plan.mix) == pytest.approx(1.0)
@@ -121,6 +123,10 @@ def test_job_plans_while_it_trains(connection, photos):
     assert len(problem.options) > 1
     assert changes[0].why
     assert changes[0].samples_per_second > 0
+    assert told["plan"] == plan.label
+    for change in told["plan_changes"]:
+        shares = [part["share"] for part in change["mix"]]
+        assert sum(shares) == pytest.approx(1.0)
 
 
 def test_job_that_is_nearly_over_uploads_nothing(connection, photos):

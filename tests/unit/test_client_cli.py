@@ -112,7 +112,9 @@ def test_upload_wants_a_source_and_a_place(swift, monkeypatch, capsys):
     assert "SOURCE" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["upload", "index", "ls", "train", "demo"])
+@pytest.mark.parametrize(
+    "command", ["upload", "index", "ls", "train", "plan", "demo"]
+)
 def test_help_has_an_example_and_the_json_keys(monkeypatch, capsys, command):
     assert hapi(monkeypatch, command, "--help") == 0
     text = capsys.readouterr().out

@@ -96,7 +96,8 @@ def train_command(
 
     Keys of --json: model, freeze, cut, epochs (loss, accuracy, seconds,
     samples), losses, stats (bytes, package_bytes, retries, fallbacks,
-    skipped, samples, seconds).
+    skipped, saturated, samples, seconds), plan (null with a fixed cut),
+    plan_changes (seconds, mix, samples_per_second, why).
     """
     # torch takes seconds to import; --help must not wait for it.
     from hapi_client.job import TransferJob
@@ -139,7 +140,7 @@ def train_command(
                 epochs=epochs,
                 learning_rate=learning_rate,
                 on_epoch=lambda number, result: reporter.note(
-                    f"epoch {number}: {describe(result)}"
+                    f"epoch {number}: {describe(result)}{plan_text(job)}"
                 ),
             )
             _print(job, history)
@@ -163,6 +164,11 @@ def describe(result: EpochResult) -> str:
         f"loss {result.mean_loss:.4f}, accuracy {result.accuracy:.3f}, "
         f"{result.num_samples / result.seconds:.0f} samples/s"
     )
+
+
+def plan_text(job: TransferJob) -> str:
+    """The present plan, as the end of a line."""
+    return f"; {job.plan.label}" if job.plan else ""
 
 
 def _check_labels(job: TransferJob, classes: int) -> None:
@@ -191,6 +197,19 @@ def facts(job: TransferJob, history: History) -> dict[str, Any]:
         ],
         "losses": history.losses,
         "stats": asdict(job.stats),
+        "plan": job.plan.label if job.plan else None,
+        "plan_changes": [
+            {
+                "seconds": change.seconds,
+                "mix": [
+                    {"cut": cut, "encoding": encoding, "share": share}
+                    for (cut, encoding), share in change.mix.items()
+                ],
+                "samples_per_second": change.samples_per_second,
+                "why": change.why,
+            }
+            for change in job.plan_changes
+        ],
     }
 
 
@@ -208,6 +227,16 @@ def _print(job: TransferJob, history: History) -> None:
             for number, each in enumerate(history.epochs)
         ],
     )
+    if job.plan_changes:
+        from hapi_client.replan import describe_mix
+
+        print_table(
+            ("seconds", "plan", "why"),
+            [
+                (f"{each.seconds:.0f}", describe_mix(each.mix), each.why)
+                for each in job.plan_changes
+            ],
+        )
     stats = job.stats
     print_table(
         ("cut", "over the wire", "package", "retries", "fallbacks", "skipped"),
