@@ -45,6 +45,7 @@ from hapi_splitter.quantities import (
     percent_text,
     seconds_text,
 )
+from hapi_splitter.rules import RULES
 
 PLOT_SUFFIXES = (".png", ".html")
 _NAME_WIDTH = 36
@@ -191,13 +192,15 @@ def plans_table(report: Report) -> Table:
         f"times {report.chosen}",
         "limited by",
     )
-    return Table(
-        header,
-        tuple(rows),
-        2,
+    note = (
         f"Totals are for {number_text(report.problem.samples_to_come)} "
-        f"samples, one-off costs included.",
+        f"samples, one-off costs included. The hapi plans choose their cut by "
+        f"the published rules, with the costs measured here in the place of "
+        f"their authors' constants."
     )
+    if missing := [name for name in RULES if name not in report.plans]:
+        note += f" Their cut does not fit into memory: {', '.join(missing)}."
+    return Table(header, tuple(rows), 2, note)
 
 
 def summary(report: Report) -> tuple[str, ...]:
