@@ -286,7 +286,7 @@ class Scenarios:
                 jobs = list(
                     pool.map(
                         lambda client: _ask(
-                            client, "follow", name=AUTO, seconds=length
+                            client, "follow", name=AUTO, length=length
                         ),
                         clients,
                     )

@@ -147,12 +147,12 @@ class ClientTier:
             "fallbacks": after.fallbacks - before.fallbacks,
         }
 
-    def follow(self, name: str, seconds: float) -> dict[str, Any]:
+    def follow(self, name: str, length: float) -> dict[str, Any]:
         """Trains whole epochs for a while, and keeps a diary.
 
         Args:
             name: of a job with ``cut="auto"``.
-            seconds: no epoch begins later.
+            length: seconds after which no epoch begins.
 
         Returns:
             ``progress``, ``[[time, samples so far]]`` about every second;
@@ -166,7 +166,7 @@ class ClientTier:
         before = job.stats
         started = time.monotonic()
         epochs = []
-        while time.monotonic() - started < seconds:
+        while time.monotonic() - started < length:
             seen: Counter[int] = Counter()
             for labels in train_epoch(
                 job, self._optimizers[name], len(epochs)

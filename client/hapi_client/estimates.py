@@ -205,19 +205,23 @@ class Estimates:
             and seen.received_bytes > 0
         )
         rate, limited = seen.received_bytes / seen.seconds, False
-        if (
-            waited
-            and seen.reading_share > READING
-            and seen.reading_seconds > LEAST_READING * seen.seconds
-        ):
+        if waited and seen.reading_seconds > LEAST_READING * seen.seconds:
             # What came while nobody waited for it does not count, for a
             # plan that streams little leaves the link idle in between.
-            rate = seen.reading_bytes / seen.reading_seconds
-            # One flow alone may be slow for reasons of its own.
-            limited = seen.reading_flows >= min(
-                MANY_FLOWS, 0.5 * self.stream_width
-            )
-        elif waited and seen.blocked_share > BLOCKED:
+            while_reading = seen.reading_bytes / seen.reading_seconds
+            if seen.reading_share > READING:
+                rate = while_reading
+                # One flow alone may be slow for reasons of its own.
+                limited = seen.reading_flows >= min(
+                    MANY_FLOWS, 0.5 * self.stream_width
+                )
+            else:
+                # Bytes that a socket had kept for us come faster than any
+                # link: such a rate is believed step by step.
+                most = MOST_OVER * self.link.bytes_per_second
+                rate = max(rate, min(while_reading, most))
+        if waited and not limited and seen.blocked_share > BLOCKED:
+            rate = seen.received_bytes / seen.seconds
             limited = seen.push_seconds >= seen.seconds
         self.link.observe(rate, limited, seen.seconds)
 

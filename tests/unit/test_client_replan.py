@@ -303,6 +303,32 @@ def test_link_is_known_though_little_is_streamed() -> None:
     assert estimates.link.bytes_per_second == pytest.approx(560_000)
 
 
+def test_link_that_became_fast_is_found_when_reads_no_longer_wait() -> None:
+    job = SimulatedJob(BALANCED, Clock())
+    estimates = job.estimates
+    estimates.link = LinkEstimate(2e6)
+    fast = Observation(
+        5.0,
+        samples={STREAM: 80, PUSH: 200},
+        received_bytes=9_000_000,
+        client_cpu_seconds=2.0,
+        reading_share=0.1,
+        reading_seconds=0.5,
+        reading_flows=1.0,
+        reading_bytes=10_000_000,
+        stream_seconds=5.0,
+        push_seconds=20.0,
+    )
+
+    found = []
+    for _ in range(7):
+        estimates.observe_start(fast, job.build(estimates.conditions()))
+        found.append(estimates.link.bytes_per_second / 1e6)
+
+    assert found[:3] == [pytest.approx(3e0), pytest.approx(4.5), 6.75]
+    assert found[-1] == pytest.approx(20.0)
+
+
 @pytest.mark.parametrize(
     ("waiting", "profiled", "expected"),
     [
