@@ -3,7 +3,9 @@
 Every job plans for itself, and all of them meet at the same workers: jobs
 that all jump to where room has just been seen, jump away together as well.
 So a move takes at most a quarter of the weight, comes at a jittered time,
-and only for a gain worth it.
+and only for a gain worth it. Moves to and fro become smaller each time, and
+moves on the same way larger again (as steps do in Rprop: Riedmiller and
+Braun, ICNN 1993).
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 MOST_MOVED = 0.25
 """Weight that one re-plan may move."""
+LEAST_MOVED = 0.03
+SMALLER, LARGER = 0.5, 1.5
+"""Factors of that weight after a move back, and after one on the same way."""
 LEAST_GAIN = 1.02
 """A better mix must be this much faster under the model to be taken."""
 LEAST_WEIGHT = 0.02
@@ -104,6 +109,8 @@ class Replanner:
         self._started = clock()
         self._spans = 0
         self._lost = False
+        self._most_moved = MOST_MOVED
+        self._direction: Mapping[Way, float] = {}
         self._looking = threading.Lock()
         self._changes: deque[PlanChange] = deque(maxlen=MAX_CHANGES)
         self.plan: Plan | None = None
@@ -162,8 +169,20 @@ class Replanner:
         if wanted.samples_per_second < LEAST_GAIN * present.samples_per_second:
             self.plan = present
             return
-        moved = step(now, _weights(wanted.mix), MOST_MOVED)
-        self._take(problem, moved, wanted)
+        target = _weights(wanted.mix)
+        direction = difference(target, now)
+        self._most_moved = self._next_most(direction)
+        self._direction = direction
+        self._take(problem, step(now, target, self._most_moved), wanted)
+
+    def _next_most(self, direction: Mapping[Way, float]) -> float:
+        along = sum(
+            part * self._direction.get(way, 0.0)
+            for way, part in direction.items()
+        )
+        if along < 0:
+            return max(LEAST_MOVED, SMALLER * self._most_moved)
+        return min(MOST_MOVED, LARGER * self._most_moved)
 
     def _is_lost(
         self, seen: Observation, problem: Problem, now: Mapping[Way, float]
@@ -234,11 +253,10 @@ def step(
         wanted: likewise.
         most: weight that may move; all of it if less has to.
     """
-    ways = sorted({*now, *wanted})
-    change = {way: wanted.get(way, 0.0) - now.get(way, 0.0) for way in ways}
+    change = difference(wanted, now)
     distance = sum(abs(each) for each in change.values()) / 2
     part = min(1.0, most / distance) if distance > 0 else 1.0
-    moved = {way: now.get(way, 0.0) + part * change[way] for way in ways}
+    moved = {way: now.get(way, 0.0) + part * change[way] for way in change}
     kept = {
         way: weight
         for way, weight in moved.items()
@@ -246,6 +264,14 @@ def step(
     }
     whole = sum(kept.values())
     return {way: weight / whole for way, weight in kept.items()}
+
+
+def difference(
+    wanted: Mapping[Way, float], now: Mapping[Way, float]
+) -> dict[Way, float]:
+    """Of weights, by way."""
+    ways = sorted({*now, *wanted})
+    return {way: wanted.get(way, 0.0) - now.get(way, 0.0) for way in ways}
 
 
 def describe_mix(weights: Mapping[Way, float]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -14,9 +15,16 @@ from hapi_client.estimates import (
     Estimates,
     LinkEstimate,
 )
-from hapi_client.meter import Observation
+from hapi_client.meter import Observation, Way
 from hapi_client.planning import Horizon
-from hapi_client.replan import MOST_MOVED, ReplanOptions, describe_mix, step
+from hapi_client.replan import (
+    LEAST_MOVED,
+    MOST_MOVED,
+    ReplanOptions,
+    describe_mix,
+    difference,
+    step,
+)
 from hapi_splitter.plan import Option, Problem, Resource
 from simulated_tiers import Clock, SimulatedJob, Truth, joint_optimum, run
 
@@ -193,6 +201,28 @@ def test_step_moves_at_most_a_quarter(
     distance = sum(abs(moved.get(w, 0) - now.get(w, 0)) for w in ways) / 2
     # Ways not worth a request leave at once.
     assert distance <= MOST_MOVED + 0.08 + 1e-9
+
+
+def test_moves_to_and_fro_become_smaller() -> None:
+    clock = Clock()
+    job = SimulatedJob(BALANCED, clock)
+    job.replanner.begin()
+    run([job], clock, rounds=10)
+    moved = []
+    for number in range(16):
+        # Worlds that no mix can follow.
+        link = 0.6e6 if number % 2 else 100e6
+        job.estimates.link = LinkEstimate(link)
+        job.meter.pending = Observation(1.0)
+        before = dict(job.mixer.weights)
+        job.replanner.look()
+        moved.append(distance(before, job.mixer.weights))
+    assert moved[0] > 1.5 * LEAST_MOVED
+    assert moved[-4:] == pytest.approx([LEAST_MOVED] * 4)
+
+
+def distance(one: Mapping[Way, float], other: Mapping[Way, float]) -> float:
+    return sum(abs(part) for part in difference(one, other).values()) / 2
 
 
 def test_steps_arrive_after_four() -> None:
