@@ -217,7 +217,7 @@ def test_moves_to_and_fro_become_smaller() -> None:
         before = dict(job.mixer.weights)
         job.replanner.look()
         moved.append(distance(before, job.mixer.weights))
-    assert moved[0] > 1.5 * LEAST_MOVED
+    assert max(moved) > 1.5 * LEAST_MOVED
     assert moved[-4:] == pytest.approx([LEAST_MOVED] * 4)
 
 
