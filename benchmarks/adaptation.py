@@ -27,8 +27,10 @@ The JSON file: ``settings``, ``machine``, ``versions`` and, by scenario,
   phases      between two events: samples_per_second of its last part
   lost, doubled   samples, of all epochs and jobs
 and for ``tenants`` also
-  stages      {contender: link_bytes, storage_seconds, client_seconds}
+  stages      {contender: link_bytes, storage_seconds, client_seconds}, mean
+              of before and after the run
   optimum     samples per second of the linear program
+  optima      the same with the costs measured before the run, and after it
   samples_per_second   of all jobs in the last part
   ratio, goal   of the two, and what it should be at least
   plan_changes_per_minute   [by job, in the last part]
@@ -43,6 +45,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import statistics
 import sys
 import threading
 import time
@@ -176,18 +179,31 @@ class Scenarios:
             ]
             for client in clients:
                 self._prepare(client)
-            stages = self._stages(clients[0])
+            names = self._open_fixed(clients[0])
+            measured = [self._stages(clients[0], names)]
             link = TENANTS_LINK * self._saturating
             self.bed.set_link(link)
             for client in clients:
                 _ask(client, "open", name=AUTO, cut=AUTO)
             entry = self._run(clients, [], seconds=3 * self.phase_seconds)
+            # The machine's speed may have changed meanwhile.
+            measured.append(self._stages(clients[0], names))
+        stages = {
+            name: {
+                key: statistics.mean(each[name][key] for each in measured)
+                for key in measured[0][name]
+            }
+            for name in names
+        }
         optimum = joint_optimum(stages.values(), link)
         rate = entry["phases"][-1]["samples_per_second"]
         return {
             **entry,
             "link_bytes_per_second": link,
             "stages": stages,
+            "optima": [
+                joint_optimum(each.values(), link) for each in measured
+            ],
             "optimum": optimum,
             "samples_per_second": rate,
             "ratio": rate / optimum,
@@ -228,8 +244,8 @@ class Scenarios:
                 done["samples_per_second"] * done["bytes_per_sample"]
             )
 
-    def _stages(self, client: Remote) -> dict[str, dict[str, float]]:
-        """What a sample of each fixed cut takes, without a limit."""
+    def _open_fixed(self, client: Remote) -> list[str]:
+        """Jobs of all fixed cuts worth it; their names."""
         answer = _ask(
             client,
             "outlook",
@@ -241,13 +257,20 @@ class Scenarios:
             for each in Outlook.from_json(answer).statics
         }
         jobs.setdefault(STREAM, {"cut": STREAM})
-        stages = {}
         for name, arguments in jobs.items():
-            opened = f"fixed-{name}"
-            _ask(client, "open", name=opened, **arguments)
-            _ask(client, "run", name=opened, epoch=0)
+            _ask(client, "open", name=f"fixed-{name}", **arguments)
+            _ask(client, "run", name=f"fixed-{name}", epoch=0)
+        return list(jobs)
+
+    def _stages(
+        self, client: Remote, names: Sequence[str]
+    ) -> dict[str, dict[str, float]]:
+        """What a sample of each fixed cut takes, without a limit."""
+        self.bed.set_link(None)
+        stages = {}
+        for name in names:
             before = self.bed.core_seconds()
-            done = _ask(client, "run", name=opened, epoch=1)
+            done = _ask(client, "run", name=f"fixed-{name}", epoch=1)
             after = self.bed.core_seconds()
             stages[name] = {
                 "link_bytes": done["bytes_per_sample"],

@@ -133,8 +133,9 @@ class PushedSource:
         Raises:
             HapiError: that repeating or streaming would not cure.
         """
-        if self._gate.admits():
-            loaded = self._try_pushed(span, scope)
+        tries = self._gate.tries(self._limits.backoff.attempts)
+        if tries:
+            loaded = self._try_pushed(span, scope, tries)
             if loaded is not None and not loaded.failures:
                 return loaded
             if loaded is not None:
@@ -151,10 +152,12 @@ class PushedSource:
         loaded = self._raw.load(span, scope)
         return replace(loaded, report=replace(loaded.report, fell_back=True))
 
-    def _try_pushed(self, span: Span, scope: CancelScope) -> LoadedSpan | None:
+    def _try_pushed(
+        self, span: Span, scope: CancelScope, tries: int
+    ) -> LoadedSpan | None:
         backoff = self._limits.backoff
         try:
-            for failures in range(1, backoff.attempts + 1):
+            for failures in range(1, tries + 1):
                 scope.check()
                 try:
                     loaded = self._load(span)
@@ -171,7 +174,7 @@ class PushedSource:
                     self._gate.succeeded()
                     self._width.succeeded()
                     return loaded
-                if failures < backoff.attempts:
+                if failures < tries:
                     self._counters.add(retries=1)
                     seconds = delay_seconds(backoff, failures, last)
                     logger.warning(
@@ -180,7 +183,7 @@ class PushedSource:
                         span.shard,
                         span.samples,
                         failures,
-                        backoff.attempts,
+                        tries,
                         seconds,
                         last,
                     )

@@ -103,18 +103,26 @@ class PushGate:
         self._probing = False
         self._lock = threading.Lock()
 
-    def admits(self) -> bool:
-        """Whether this span should be pushed; its fate must be reported."""
+    def tries(self, most: int) -> int:
+        """How often this span should be pushed; its fate must be reported.
+
+        Args:
+            most: while nothing is wrong. After a fall-back one span tries
+                once: all others would have to wait for it.
+
+        Returns:
+            0 while push-down rests.
+        """
         with self._lock:
             if self._opens_at is None:
-                return True
+                return most
             if self._probing or self._clock() < self._opens_at:
-                return False
+                return 0
             self._probing = True
-            return True
+            return 1
 
     def is_shut(self) -> bool:
-        """Whether :meth:`admits` would say no."""
+        """Whether :meth:`tries` would be 0."""
         with self._lock:
             return self._opens_at is not None and (
                 self._probing or self._clock() < self._opens_at

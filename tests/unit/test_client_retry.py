@@ -71,24 +71,24 @@ def gate(clock):
 
 
 def test_an_open_gate_admits_all(gate):
-    assert all(gate.admits() for _ in range(5))
+    assert [gate.tries(4) for _ in range(5)] == [4] * 5
 
 
 def test_after_a_failure_spans_stream_without_trying(gate, clock):
     gate.failed()
-    assert not gate.admits()
+    assert gate.tries(4) == 0
     clock.now += 4.9
-    assert not gate.admits()
+    assert gate.tries(4) == 0
 
 
 def test_one_span_probes_after_the_pause_and_opens_the_gate(gate, clock):
     gate.failed()
     clock.now += 5
-    assert gate.admits()
-    assert not gate.admits()
+    assert gate.tries(4) == 1
+    assert gate.tries(4) == 0
     gate.succeeded()
-    assert gate.admits()
-    assert gate.admits()
+    assert gate.tries(4) == 4
+    assert gate.tries(4) == 4
 
 
 def test_the_pause_doubles_while_probes_fail(gate, clock):
@@ -96,7 +96,7 @@ def test_the_pause_doubles_while_probes_fail(gate, clock):
     pauses = []
     for _ in range(3):
         waited = 0
-        while not gate.admits():
+        while not gate.tries(4):
             clock.now += 1
             waited += 1
         pauses.append(waited)
@@ -108,15 +108,15 @@ def test_spans_that_fail_together_count_as_one_failure(gate, clock):
     for _ in range(4):
         gate.failed()
     clock.now += 5
-    assert gate.admits()
+    assert gate.tries(4)
 
 
 def test_an_abandoned_probe_leaves_the_next_one_to_others(gate, clock):
     gate.failed()
     clock.now += 5
-    assert gate.admits()
+    assert gate.tries(4) == 1
     gate.abandoned()
-    assert gate.admits()
+    assert gate.tries(4) == 1
 
 
 def no_room(code="share_exceeded"):
