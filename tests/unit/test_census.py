@@ -108,3 +108,10 @@ def test_page_in_the_documentation_is_what_the_census_writes() -> None:
     page = Path(__file__).parents[2] / "docs" / "models.rst"
     head = write_rst([]).partition("0 of 0 models")[0]
     assert page.read_text().startswith(head)
+
+
+def test_no_model_is_missing_on_that_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.rst").read_text()
+    for entry in entries():
+        name = entry.key.partition("/")[2]
+        assert f"* - ``{name}``\n" in page, entry.key
