@@ -177,6 +177,7 @@ class CellRun:
         )
         self._package_bytes = answer["package_bytes"]
         self.entry["problem"] = answer["problem"]
+        self.entry["more_cuts"] = answer["more_cuts"]
         if self._link is not None:
             self.bed.set_link(self._link)
         return Outlook.from_json(answer)

@@ -22,6 +22,7 @@ import torch
 import torchvision
 from benchmarks.cells import FETCH_OPTIONS, NETWORKS
 from benchmarks.contenders import more_cuts, outlook, problem_json
+from benchmarks.regret import AUTO
 from benchmarks.remote import serve
 
 from hapi_client.advice import Question, advise
@@ -225,11 +226,16 @@ class ClientTier:
                 advice.facts.samples,
                 advice.conditions,
             )
+            # A job of its own never measures these.
+            planned = advice.report.plans[AUTO].samples_per_second
             if more:
                 question = replace(question, cuts=more)
                 advice = advise(region, question, reporter, connection, place)
+        found = outlook(advice.report).to_json()
+        found["predicted"][AUTO] = planned
         return {
-            **outlook(advice.report).to_json(),
+            **found,
+            "more_cuts": more,
             "package_bytes": region.parameter_bytes,
             "problem": problem_json(
                 advice.report.problem, advice.conditions.train_seconds

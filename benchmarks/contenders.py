@@ -203,7 +203,11 @@ def more_cuts(
         Those at least nearly as fast as the best measured one, at most
         :data:`MOST_MORE_CUTS`, in ascending order.
     """
-    known = max(cut for cut, encoding in samples.wire_bytes)
+    # The largest: of a small one the time is all overhead.
+    known = max(
+        (cut for cut, encoding in samples.wire_bytes),
+        key=lambda cut: samples.wire_bytes[cut, PLAIN],
+    )
     per_byte = [
         seconds[known, PLAIN] / samples.wire_bytes[known, PLAIN]
         for seconds in (samples.encode_seconds, samples.unpack_seconds)

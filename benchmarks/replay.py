@@ -40,7 +40,8 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ from typing import Any
 from benchmarks.cells import FETCH_OPTIONS, NETWORKS
 from benchmarks.regret import AUTO, STREAM, judge, medians
 from benchmarks.results import machine, versions, write_json
-from benchmarks.simulation import Knowledge, SimulatedJob, Stage
+from benchmarks.simulation import Knowledge, Parts, SimulatedJob, Stage
 
 from hapi_client.meter import STREAMED, Way
 
@@ -78,12 +79,26 @@ class Workload:
     stages: Mapping[Way, Sequence[Stage]]
 
     def knowledge(self, link: float) -> Knowledge:
-        """Of the measured cell whose link is nearest."""
+        """What a job knew in the measured cell whose link is nearest."""
         nearest = min(
             self.cells,
             key=lambda cell: abs(cell["link_bytes_per_second"] - link),
         )
-        return Knowledge.from_json(nearest["problem"])
+        known = Knowledge.from_json(nearest["problem"])
+        return known.only(self.stages, without=nearest["more_cuts"])
+
+    @property
+    def parts(self) -> dict[Way, Parts]:
+        """Of all ways that any cell has measured."""
+        options = [
+            option
+            for cell in self.cells
+            for option in Knowledge.from_json(cell["problem"]).options
+        ]
+        return {
+            (option.cut, option.encoding): Parts.of(option)
+            for option in options
+        }
 
     @property
     def saturating(self) -> float:
@@ -106,6 +121,7 @@ class Workload:
             for seed in range(seeds):
                 job = SimulatedJob(
                     self.stages,
+                    self.parts,
                     self.knowledge(link),
                     link,
                     span_samples=network.shard_samples,
@@ -153,6 +169,18 @@ def ways_of(cell: Cell) -> dict[str, Way]:
         if cell["stages"].get(name):
             ways[name] = (int(name.removeprefix("cut-")), encoding)
     return ways
+
+
+def named(ways: Iterable[Way]) -> dict[str, Way]:
+    """Names for ways; with the encoding where a cut has several."""
+    unique = sorted(set(ways))
+    cuts = Counter(cut for cut, _ in unique)
+    return {
+        STREAM
+        if way == STREAMED
+        else f"cut-{way[0]}" + (f" {way[1]}" if cuts[way[0]] > 1 else ""): way
+        for way in unique
+    }
 
 
 def replay_cell(
@@ -309,11 +337,9 @@ def _run(arguments: argparse.Namespace, body: Mapping[str, Any]) -> int:
             validate(workload, cell, arguments.seeds)
             for cell in workload.cells
         ]
-        ways = {
-            name: way
-            for cell in workload.cells
-            for name, way in ways_of(cell).items()
-        }
+        ways = named(
+            way for cell in workload.cells for way in ways_of(cell).values()
+        )
         cells += [
             replay_cell(
                 workload,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -81,9 +81,21 @@ class Knowledge:
         ]
         return cls(body["capacities"], options, body["train_seconds"])
 
-    def only(self, ways: Mapping[Way, object]) -> Knowledge:
-        """With the options alone for which there are measurements."""
-        kept = [o for o in self.options if (o.cut, o.encoding) in ways]
+    def only(
+        self, ways: Mapping[Way, object], without: Collection[int] = ()
+    ) -> Knowledge:
+        """With the options alone for which there are measurements.
+
+        Args:
+            ways: these.
+            without: cuts that a planner does not know of.
+        """
+        kept = [
+            option
+            for option in self.options
+            if (option.cut, option.encoding) in ways
+            and option.cut not in without
+        ]
         return dataclasses.replace(self, options=kept)
 
     def problem(self, conditions: Conditions) -> Problem:
@@ -120,16 +132,26 @@ class Knowledge:
         }
         return dataclasses.replace(option, use=scaled)
 
-    def loop_part(self, way: Way) -> float:
-        """Of the client's seconds, the part in the training loop's thread.
 
-        There run the layers behind the cut and the training step.
-        """
-        for option in self.options:
-            if (option.cut, option.encoding) == way:
-                whole = option.use[CLIENT_CPU]
-                return min(1.0, option.use[CLIENT_DEVICE] / whole)
-        raise KeyError(way)
+@dataclass(frozen=True)
+class Parts:
+    """How the seconds of a way divide, by the profiles.
+
+    Attributes:
+        loop: of the client's, what runs in the training loop's thread: the
+            layers behind the cut and the training step.
+        forward: of the worker's, what its forwards take.
+    """
+
+    loop: float
+    forward: float
+
+    @classmethod
+    def of(cls, option: Option) -> Parts:
+        use = option.use
+        forward = use.get(SERVER_DEVICE, 0.0) / use[SERVER_CPU]
+        loop = use[CLIENT_DEVICE] / use[CLIENT_CPU]
+        return cls(min(1.0, loop), min(1.0, forward))
 
 
 class _Core:
@@ -211,6 +233,7 @@ class SimulatedJob:
 
     Args:
         stages: measured passes, by way.
+        parts: of each of these ways.
         knowledge: of the planner.
         link: bytes per second.
         span_samples: of each span.
@@ -223,6 +246,7 @@ class SimulatedJob:
     def __init__(
         self,
         stages: Mapping[Way, Sequence[Stage]],
+        parts: Mapping[Way, Parts],
         knowledge: Knowledge,
         link: float,
         *,
@@ -233,7 +257,8 @@ class SimulatedJob:
     ) -> None:
         self._env = simpy.Environment()
         self._stages = stages
-        self._knowledge = knowledge.only(stages)
+        self._parts = parts
+        self._knowledge = knowledge
         self._link = link
         self._span_samples = span_samples
         self._options = options
@@ -315,25 +340,33 @@ class SimulatedJob:
             computed = env.now
             yield self._wire.send(count * stage.link_bytes)
         read = env.now
-        rest = 1 - self._knowledge.loop_part(span.way)
+        rest = 1 - self._parts[span.way].loop
         yield from self._client.work(rest * stage.client_seconds, count)
         self._meter.loaded(
             span.way,
             count,
             env.now - started,
-            self._report(span, read - started, read - computed),
+            self._report(
+                span, read - started, read - computed, env.now - started
+            ),
         )
         self._busy[_lane(span.way)] -= 1
         span.done.succeed()
         self._top_up()
 
     def _report(
-        self, span: _Span, read_seconds: float, sending_seconds: float
+        self,
+        span: _Span,
+        read_seconds: float,
+        sending_seconds: float,
+        all_seconds: float,
     ) -> SpanReport:
         if span.way == STREAMED:
-            return SpanReport(read_seconds=read_seconds)
+            return SpanReport(
+                read_seconds=read_seconds, plain_seconds=all_seconds
+            )
         seconds = span.stage.storage_seconds * self._span_samples
-        forward = seconds * self._knowledge_of(span.way)
+        forward = seconds * self._parts[span.way].forward
         alone = self._span_samples * span.stage.link_bytes / self._link
         return SpanReport(
             server_cpu_seconds=seconds,
@@ -342,14 +375,6 @@ class SimulatedJob:
             send_blocked_seconds=max(0.0, sending_seconds - alone),
             load=self._load_now(),
         )
-
-    def _knowledge_of(self, way: Way) -> float:
-        """Of the worker's CPU seconds, the part of its forwards."""
-        for option in self._knowledge.options:
-            if (option.cut, option.encoding) == way:
-                whole = option.use[SERVER_CPU]
-                return min(1.0, option.use[SERVER_DEVICE] / whole)
-        raise KeyError(way)
 
     def _load_now(self) -> Load:
         now, busy = self._env.now, self._storage.busy_seconds
@@ -375,8 +400,7 @@ class SimulatedJob:
                 span = self._ahead.popleft()
                 with self._meter.waiting():
                     yield span.done
-                part = self._knowledge.loop_part(span.way)
-                loop = part * span.stage.client_seconds
+                loop = self._parts[span.way].loop * span.stage.client_seconds
                 training = min(train_seconds, loop)
                 count = self._span_samples
                 yield from self._client.work(loop - training, count)

@@ -46,7 +46,8 @@ network and freeze point) and ``cells``, a list of
   stages               {contender: [by round, what one sample took:
                        link_bytes, storage_seconds and client_seconds, for
                        which that tier's core was busy]}
-  problem              what the planner knew from profiles and samples
+  problem, more_cuts   what the planner knew from profiles and samples; cuts
+                       in it that were measured as fixed ones only
   predicted            {contender: samples per second, by the profiles}, also
                        best_static
   best_static          name of the fastest fixed cut, or stream

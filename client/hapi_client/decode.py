@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 
@@ -35,7 +36,28 @@ class DecodePool:
         self._pool = ThreadPoolExecutor(
             self.num_threads, thread_name_prefix="hapi-decode"
         )
+        self._changed = threading.Condition()
+        self._num_busy = 0
+        self._num_pauses = 0
+        self._closed = False
         self._make_single_threaded()
+
+    @contextmanager
+    def paused(self, seconds: float) -> Iterator[None]:
+        """Nothing is decoded inside; what is submitted waits.
+
+        Args:
+            seconds: to wait at most for what is being decoded.
+        """
+        with self._changed:
+            self._num_pauses += 1
+            self._changed.wait_for(lambda: not self._num_busy, seconds)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_pauses -= 1
+                self._changed.notify_all()
 
     def _make_single_threaded(self) -> None:
         # Each thread that calls torch would start OpenMP threads of its
@@ -61,7 +83,20 @@ class DecodePool:
         return self._pool.submit(self._into, image, target)
 
     def _into(self, image: bytes, target: torch.Tensor) -> None:
-        target.copy_(self._decode(image))
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not self._num_pauses or self._closed
+            )
+            self._num_busy += 1
+        try:
+            target.copy_(self._decode(image))
+        finally:
+            with self._changed:
+                self._num_busy -= 1
+                self._changed.notify_all()
 
     def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
         self._pool.shutdown(wait=True, cancel_futures=True)

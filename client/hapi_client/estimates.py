@@ -31,6 +31,8 @@ the link (or by Swift, which is the same to the plan)."""
 LEAST_READING = 0.05
 """Of an interval: waiting for bytes in less of it than this tells nothing
 of the link."""
+LEAST_READ_BYTES = 256 * 1024
+"""In an interval: fewer tell nothing of how fast the link is."""
 MANY_FLOWS = 1.5
 """Plain reads at a time, on average, that together fill a link."""
 BLOCKED = 0.3
@@ -78,8 +80,13 @@ class LinkEstimate:
         if not limited:
             self._since_limited += seconds
             if self._since_limited > LINK_MEMORY_SECONDS:
+                full = rate >= BUSY * self.bytes_per_second
                 self.bytes_per_second *= 1 + self._growth
                 self._growth *= 2
+                if full:
+                    # It may well be what is believed: one small step.
+                    self._since_limited = 0.0
+                    self._growth = LINK_GROWTH
             self.bytes_per_second = min(
                 max(self.bytes_per_second, rate), UNKNOWN_LINK
             )
@@ -205,21 +212,22 @@ class Estimates:
             and seen.received_bytes > 0
         )
         rate, limited = seen.received_bytes / seen.seconds, False
-        if waited and seen.reading_seconds > LEAST_READING * seen.seconds:
-            # What came while nobody waited for it does not count, for a
-            # plan that streams little leaves the link idle in between.
+        # What came while nobody waited for it does not count, for a plan
+        # that streams little leaves the link idle in between.
+        if waited and seen.reading_seconds > 0:
             while_reading = seen.reading_bytes / seen.reading_seconds
-            if seen.reading_share > READING:
+            if seen.reading_share <= READING:
+                # Bytes that a socket had kept for us come faster than any
+                # link: such a rate is believed step by step.
+                most = MOST_OVER * self.link.bytes_per_second
+                if seen.reading_bytes >= LEAST_READ_BYTES:
+                    rate = max(rate, min(while_reading, most))
+            elif seen.reading_seconds > LEAST_READING * seen.seconds:
                 rate = while_reading
                 # One flow alone may be slow for reasons of its own.
                 limited = seen.reading_flows >= min(
                     MANY_FLOWS, 0.5 * self.stream_width
                 )
-            else:
-                # Bytes that a socket had kept for us come faster than any
-                # link: such a rate is believed step by step.
-                most = MOST_OVER * self.link.bytes_per_second
-                rate = max(rate, min(while_reading, most))
         if waited and not limited and seen.blocked_share > BLOCKED:
             rate = seen.received_bytes / seen.seconds
             limited = seen.push_seconds >= seen.seconds

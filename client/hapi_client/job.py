@@ -25,7 +25,12 @@ from hapi_client.mixing import Mixer
 from hapi_client.order import index_order, shuffled_order
 from hapi_client.packages import DEFAULT_MODELS_CONTAINER
 from hapi_client.planning import Horizon, JobPlanner, PlanningParts
-from hapi_client.probe import LocalFacts, measure, read_samples
+from hapi_client.probe import (
+    LocalFacts,
+    ProbeSamples,
+    measure,
+    read_samples,
+)
 from hapi_client.replan import PlanChange, ReplanOptions
 from hapi_client.sources import SpanSource
 from hapi_client.stats import JobCounters, JobStats
@@ -34,6 +39,11 @@ from hapi_protocol.headers import ModelPath
 from hapi_protocol.index import Span
 from hapi_splitter.choice import Freeze
 from hapi_splitter.plan import Plan, Problem
+
+PROBE_SECONDS = 30.0
+"""To read the samples that are measured."""
+PAUSE_SECONDS = 5.0
+"""For the images that are just being decoded."""
 
 
 class TransferJob:
@@ -209,9 +219,18 @@ class TransferJob:
         horizon: Horizon,
         replan: ReplanOptions,
     ) -> SpanSource:
-        def measured() -> LocalFacts:
-            probe = read_samples(self._connection, container, self._plan.spans)
-            return measure(self._frozen, probe, encodings)
+        def read() -> ProbeSamples:
+            return read_samples(
+                self._connection,
+                container,
+                self._plan.spans,
+                seconds=PROBE_SECONDS,
+            )
+
+        def measured(probe: ProbeSamples) -> LocalFacts:
+            # What is decoded meanwhile would make all else look slow.
+            with self._pool.paused(PAUSE_SECONDS):
+                return measure(self._frozen, probe, encodings)
 
         mixer = Mixer({STREAMED: 1.0})
         self._planner = JobPlanner(
@@ -219,6 +238,7 @@ class TransferJob:
                 connection=self._connection,
                 region=self._frozen,
                 models_container=models_container,
+                read=read,
                 measure=measured,
                 horizon=horizon,
                 options=replan,

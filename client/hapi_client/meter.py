@@ -32,7 +32,8 @@ class SpanReport:
     Attributes:
         read_seconds: of a plain read, until its last byte was here.
         plain_seconds: of a plain read, decoding included; of the try that
-            succeeded, without what may have failed before.
+            succeeded, without what may have failed before. 0 for a span
+            that came as features.
         server_cpu_seconds: CPU seconds of the worker for a pushed span.
         forward_seconds: wall seconds of its forwards there.
         forward_cpu_seconds: CPU seconds of them.
@@ -118,7 +119,7 @@ class Pace:
         samples_per_second: of one loop; 0 before the first window.
         sample_seconds: by way, from the start of a span to its end for
             each of its samples: a moving average, halved with each window
-            in which no span came that way, so that it is tried again.
+            in which no span was on that way, so that it is tried again.
     """
 
     samples_per_second: float = 0.0
@@ -156,6 +157,7 @@ class Meter:
         self._load: Load | None = None
         self._rate = 0.0
         self._sample_seconds: dict[Way, float] = {}
+        self._under_way: Counter[Way] = Counter()
         self.num_spans = 0
         """That came so far, in all windows."""
         self._num_loading = 0
@@ -185,7 +187,8 @@ class Meter:
         with self._lock:
             self.num_spans += 1
             sums = self._sums
-            came = STREAMED if report.fell_back else way
+            plain = report.fell_back or report.plain_seconds > 0
+            came = STREAMED if plain else way
             if came == STREAMED:
                 # Not what was tried before, and waited for.
                 seconds = report.plain_seconds or seconds
@@ -212,6 +215,17 @@ class Meter:
     def _note_pace(self, way: Way, seconds: float) -> None:
         before = self._sample_seconds.get(way, seconds)
         self._sample_seconds[way] = before + NEW_WEIGHT * (seconds - before)
+
+    @contextmanager
+    def under_way(self, way: Way) -> Iterator[None]:
+        """What happens inside loads a span that was dealt to a way."""
+        with self._lock:
+            self._under_way[way] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way[way] -= 1
 
     @property
     def pace(self) -> Pace:
@@ -329,7 +343,8 @@ class Meter:
         rate = seen.num_samples / seen.seconds / max(1, self._num_loading)
         before = self._rate or rate
         self._rate = before + NEW_RATE_WEIGHT * (rate - before)
-        for way in self._sample_seconds.keys() - seen.samples.keys():
+        unused = self._sample_seconds.keys() - seen.samples.keys()
+        for way in unused - set(self._under_way.elements()):
             self._sample_seconds[way] /= 2
 
 

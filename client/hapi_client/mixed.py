@@ -143,7 +143,8 @@ class MixedSource:
 
         def load(scope: CancelScope) -> LoadedSpan:
             started = time.monotonic()
-            loaded = task.load(scope)
+            with self._meter.under_way(way):
+                loaded = task.load(scope)
             self._meter.loaded(
                 way,
                 len(span.rows),

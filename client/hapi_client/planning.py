@@ -27,11 +27,11 @@ from hapi_client.estimates import Estimates
 from hapi_client.frozen import FrozenRegion
 from hapi_client.meter import Meter, Observation, Way
 from hapi_client.mixing import Mixer
-from hapi_client.probe import LocalFacts
+from hapi_client.probe import LocalFacts, ProbeSamples
 from hapi_client.replan import PlanChange, Replanner, ReplanOptions
 from hapi_client.transport import CancelScope
 from hapi_protocol.encodings import ENCODINGS, FLOORS
-from hapi_protocol.errors import HapiError
+from hapi_protocol.errors import ClientError, HapiError
 from hapi_protocol.headers import ModelPath
 from hapi_protocol.profiles import BatchProfile, ModelProfile
 from hapi_splitter.costs import (
@@ -50,8 +50,9 @@ and longer until :data:`FIRST_LOOK_SPANS` have come."""
 FIRST_LOOK_SPANS = 2
 MOST_LOOK_SECONDS = 60.0
 POLL_SECONDS = 0.2
-LEAST_TO_COME_SECONDS = 10.0
-"""Of streaming: what would be over sooner is not worth measuring."""
+LEAST_TO_COME_SECONDS = 60.0
+"""Of streaming: what would be over sooner is not worth the measuring, for
+which the loop stands still for some seconds."""
 RETRY_SECONDS = 30.0
 """After a plan that did not come about; doubles up to the longest."""
 MOST_RETRY_SECONDS = 600.0
@@ -94,7 +95,8 @@ class PlanningParts:
         connection: to the account.
         region: of the model.
         models_container: where packages are stored.
-        measure: samples and the client's device; called once, in the
+        read: gets samples to be measured.
+        measure: these and the client's device; called once, in the
             training loop's thread.
         horizon: of the job.
         options: when to look again.
@@ -106,7 +108,8 @@ class PlanningParts:
     connection: Connection
     region: FrozenRegion
     models_container: str
-    measure: Callable[[], LocalFacts]
+    read: Callable[[], ProbeSamples]
+    measure: Callable[[ProbeSamples], LocalFacts]
     horizon: Horizon
     options: ReplanOptions
     package_stored: Callable[[ModelPath, int], None]
@@ -139,7 +142,7 @@ class JobPlanner:
         self._one_off = OneOff()
         self._facts: LocalFacts | None = None
         self._failure: Exception | None = None
-        self._facts_wanted = threading.Event()
+        self._probe: ProbeSamples | None = None
         self._measuring = threading.Lock()
         self._first_window: Observation | None = None
         self._encodings: Sequence[str] = ENCODINGS
@@ -166,7 +169,7 @@ class JobPlanner:
 
     def span_came(self) -> None:
         """Called after each span."""
-        if self._facts_wanted.is_set():
+        if self._probe is not None:
             self._measure()
         with self._lock:
             replanner = self._replanner
@@ -177,13 +180,18 @@ class JobPlanner:
         if not self._measuring.acquire(blocking=False):
             return  # another loop of this job is at it
         try:
-            if self._facts_wanted.is_set():
-                self._facts = self._parts.measure()
+            if self._probe is not None:
+                self._facts = self._parts.measure(self._probe)
         except Exception as error:
             # The planning thread tells of it; the loop goes on.
             self._failure = error
+        except BaseException:
+            self._failure = ClientError(
+                "not_connected", "the loop was left while it measured"
+            )
+            raise
         finally:
-            self._facts_wanted.clear()
+            self._probe = None
             self._measuring.release()
 
     def wait(self, seconds: float) -> bool:
@@ -280,8 +288,8 @@ class JobPlanner:
             seen = self._meter.take()
             if self._is_nearly_over(seen):
                 return self._longer_pause()
+            self._probe = self._parts.read()
             self._first_window = seen
-            self._facts_wanted.set()
         return POLL_SECONDS
 
     def _is_nearly_over(self, seen: Observation) -> bool:

@@ -43,6 +43,8 @@ MAX_SAMPLE_BYTES = 16 * 1024 * 1024
 """Of all samples together; large ones are fewer."""
 BUDGET_SECONDS = 3.0
 """Of the pass through the client's own device."""
+TRAVEL_SECONDS = 5.0
+"""Of the cuts' encodings; no other cut begins later."""
 TAR_BLOCK_BYTES = 512
 REFERENCE_SAMPLES = 8
 """As many as a worker without a GPU sends in a batch."""
@@ -80,9 +82,19 @@ class ProbeSamples:
 
 
 def read_samples(
-    connection: Connection, container: str, spans: Sequence[Span]
+    connection: Connection,
+    container: str,
+    spans: Sequence[Span],
+    *,
+    seconds: float | None = None,
 ) -> ProbeSamples:
     """Reads the first samples of the span in the middle, by a Range GET.
+
+    Args:
+        connection: to the account.
+        container: of the shards.
+        spans: of the data set.
+        seconds: for the read; None for the connection's own limit.
 
     Raises:
         HapiError: of the read.
@@ -95,7 +107,7 @@ def read_samples(
         rows.append(row)
     part = ByteRange(rows[0].offset, rows[-1].offset + rows[-1].length - 1)
     data = connection.get_range(
-        container, span.shard, part, if_match=span.etag
+        container, span.shard, part, if_match=span.etag, seconds=seconds
     )
     found = iter_samples(
         io.BytesIO(data),
@@ -158,8 +170,13 @@ def _measure(
     images, decode_seconds = _decode(region, probe)
     chosen = set(candidate_cuts(facts, probe.bytes_each)) | set(cuts)
     features = _features(region, images, sorted(chosen))
-    wire_bytes, encode_seconds, unpack_seconds = {}, {}, {}
-    for cut in sorted(chosen):
+    wire_bytes: dict[tuple[int, str], float] = {}
+    encode_seconds, unpack_seconds = {}, {}
+    deadline = time.monotonic() + TRAVEL_SECONDS
+    # Small ones first: where time runs out, the large ones are no loss.
+    for cut in sorted(chosen, key=lambda cut: features[cut].nbytes):
+        if wire_bytes and not cuts and time.monotonic() > deadline:
+            break
         for encoding in encodings:
             key = cut, encoding
             (

@@ -141,14 +141,11 @@ class PushedSource:
             if loaded is not None:
                 # Limits of the operator's must not decide which samples an
                 # epoch has: what fails there is tried here.
-                return self._stream(span, scope)
+                return self._raw.load(span, scope)
         return self._fall_back(span, scope)
 
     def _fall_back(self, span: Span, scope: CancelScope) -> LoadedSpan:
         self._counters.add(fallbacks=1)
-        return self._stream(span, scope)
-
-    def _stream(self, span: Span, scope: CancelScope) -> LoadedSpan:
         loaded = self._raw.load(span, scope)
         return replace(loaded, report=replace(loaded.report, fell_back=True))
 
@@ -191,7 +188,7 @@ class PushedSource:
         except BaseException:
             self._gate.abandoned()
             raise
-        self._gate.failed()
+        self._gate.failed(last)
         logger.warning(
             "push-down of %s %s failed, streaming for a while: %s",
             span.shard,

@@ -3,9 +3,9 @@
 Every job plans for itself, and all of them meet at the same workers: jobs
 that all jump to where room has just been seen, jump away together as well.
 So a move takes at most a quarter of the weight, comes at a jittered time,
-and only for a gain worth it. Moves to and fro become smaller each time, and
-moves on the same way larger again (as steps do in Rprop: Riedmiller and
-Braun, ICNN 1993).
+and only for a gain worth it. Moves to and fro become smaller each time; moves
+on the same way, and looks without any, make them larger again (as steps do in
+Rprop: Riedmiller and Braun, ICNN 1993).
 """
 
 from __future__ import annotations
@@ -168,6 +168,7 @@ class Replanner:
         present = evaluate(problem, _options(problem, now), "auto")
         if wanted.samples_per_second < LEAST_GAIN * present.samples_per_second:
             self.plan = present
+            self._most_moved = min(MOST_MOVED, LARGER * self._most_moved)
             return
         target = _weights(wanted.mix)
         direction = difference(target, now)
@@ -187,29 +188,31 @@ class Replanner:
     def _is_lost(
         self, seen: Observation, problem: Problem, now: Mapping[Way, float]
     ) -> bool:
-        """Whether nothing that should be pushed is, at present.
+        """Whether most of what should be pushed is not, at present.
 
         Spans that cannot be pushed are streamed one by one, and the worker is
         asked again by itself; the weights stay for when it is back.
         """
-        if seen.pushed_samples or not seen.fell_back:
-            if self._lost and seen.pushed_samples:
-                self._lost = False
-                plan = evaluate(problem, _options(problem, now), "auto")
-                self._record(now, plan, "The worker answers again.")
-            return self._lost
-        streaming = {STREAMED: 1.0}
-        plan = evaluate(problem, _options(problem, streaming), "auto")
-        if not self._lost:
-            self._lost = True
-            self._record(
-                streaming,
-                plan,
-                "The worker does not answer: what it should compute is "
-                "streamed until it does.",
-            )
-        self.plan = plan
-        return True
+        if all(way == STREAMED for way in now):
+            self._lost = False  # nobody asks it any more
+        elif seen.fell_back > seen.pushed_samples:
+            streaming = {STREAMED: 1.0}
+            plan = evaluate(problem, _options(problem, streaming), "auto")
+            if not self._lost:
+                self._lost = True
+                self._record(
+                    streaming,
+                    plan,
+                    f"The worker does not answer ({seen.fell_back} samples, "
+                    f"{seen.pushed_samples} came): what it should compute is "
+                    "streamed until it does.",
+                )
+            self.plan = plan
+        elif self._lost and seen.pushed_samples:
+            self._lost = False
+            plan = evaluate(problem, _options(problem, now), "auto")
+            self._record(now, plan, "The worker answers again.")
+        return self._lost
 
     def _take(
         self,

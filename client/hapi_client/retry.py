@@ -134,13 +134,19 @@ class PushGate:
             self._probing = False
             self._pause = self._first_pause
 
-    def failed(self) -> None:
-        """Reports a fall-back."""
+    def failed(self, error: HapiError | None = None) -> None:
+        """Reports a fall-back.
+
+        Args:
+            error: the last one. A worker that has no room is there, and the
+                next pause is no longer than this one.
+        """
         with self._lock:
             if self._opens_at is not None and not self._probing:
                 return  # a straggler of the failure that shut the gate
             self._opens_at = self._clock() + self._pause
-            self._pause = min(self._pause * 2, self._most_pause)
+            if error is None or error.code not in _NO_ROOM_CODES:
+                self._pause = min(self._pause * 2, self._most_pause)
             self._probing = False
 
     def abandoned(self) -> None:

@@ -14,6 +14,7 @@ number.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -22,7 +23,12 @@ from dataclasses import dataclass
 
 import torch
 
-from hapi_protocol.errors import DoesNotFitError, HapiError, InternalError
+from hapi_protocol.errors import (
+    DoesNotFitError,
+    HapiError,
+    InternalError,
+    UnavailableError,
+)
 from hapi_protocol.messages import ModelIdentity, ProfileRequest
 from hapi_protocol.profiles import ModelProfile
 from hapi_splitter.numerics import numerics_tag
@@ -186,10 +192,11 @@ class Profiling:
             raise busy("queue_full", "another model is profiled at present")
         left = self._rests_until - self._clock()
         if left > 0 and self._admission.num_running():
-            raise busy(
+            raise UnavailableError(
                 "queue_full",
                 f"jobs run here that have waited for a profile; {left:.0f} s "
                 "until they may have to again",
+                retry_after=math.ceil(left),
             )
 
     def _lease(self, identity: ModelIdentity) -> Lease:

@@ -247,7 +247,9 @@ def _observation(
         train_cpu_seconds=count * truth.train,
         train_seconds=count * truth.train,
         reading_share=0.9 if link_limited else 0.2,
-        reading_seconds=seconds,
+        reading_seconds=seconds
+        if link_limited
+        else min(seconds, count * job.use(truth.link) / truth.link_capacity),
         reading_flows=4.0,
         reading_bytes=round(count * job.use(truth.link)),
         blocked_share=0.0,

@@ -15,7 +15,7 @@ from benchmarks.adaptation import (
     report,
 )
 from benchmarks.cells import FETCH_OPTIONS
-from benchmarks.simulation import Knowledge, SimulatedJob, Stage
+from benchmarks.simulation import Knowledge, Parts, SimulatedJob, Stage
 
 STREAM = (0, "raw")
 PUSH = (9, "float32")
@@ -64,6 +64,7 @@ KNOWLEDGE = Knowledge.from_json(
 def rate_of(link: float, weights: dict[Any, float] | None) -> float:
     job = SimulatedJob(
         STAGES,
+        {(o.cut, o.encoding): Parts.of(o) for o in KNOWLEDGE.options},
         KNOWLEDGE,
         link,
         span_samples=8,
@@ -111,6 +112,7 @@ def a_cell(link: float, bytes_per_second: float) -> dict[str, Any]:
         "complete": True,
         "calibration": {"saturating_bytes_per_second": 9.5e6},
         "encodings": {"cut-9": "float32"},
+        "more_cuts": [],
         "stages": stages,
         "problem": {
             "capacities": dict(KNOWLEDGE.capacities),
@@ -150,6 +152,41 @@ def test_replay_says_what_it_is_and_how_far_off(
     assert more["samples_per_second"]["stream"] == pytest.approx(47.5, 0.1)
     assert set(more["samples_per_second"]) == {"auto", "stream", "cut-9"}
     assert "cell (replayed)" in capsys.readouterr().out
+
+
+def test_cut_that_one_cell_alone_has_measured_is_replayed_as_fixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "FILL_SECONDS", 10.0)
+    monkeypatch.setattr(replay, "MEASURED_SECONDS", 10.0)
+    slow, fast = a_cell(0.25, 2.4e6), a_cell(2.0, 19e6)
+    fast["more_cuts"] = [5]
+    fast["encodings"]["cut-5"] = "float32"
+    fast["samples_per_second"]["cut-5"] = 100.0
+    fast["stages"]["cut-5"] = [
+        {
+            "link_bytes": 50e3,
+            "storage_seconds": 10e-3,
+            "client_seconds": 5e-3,
+        }
+    ]
+    option = {**fast["problem"]["options"][1], "cut": 5}
+    fast["problem"]["options"].append(option)
+    slow["encodings"]["cut-9"] = "float32;zstd"
+    slow["problem"]["options"][1]["encoding"] = "float32;zstd"
+    source, target = tmp_path / "splits.json", tmp_path / "replay.json"
+    source.write_text(json.dumps({"cells": [slow, fast], "machine": {}}))
+    arguments = ["--links", "1", "--seeds", "2", "--json", str(target)]
+    assert replay.main([str(source), *arguments]) == 0
+    [cell] = json.loads(target.read_text())["cells"]
+    assert set(cell["samples_per_second"]) == {
+        "auto",
+        "stream",
+        "cut-5",
+        "cut-9 float32",
+        "cut-9 float32;zstd",
+    }
+    assert "cut 5" not in cell["plan"]
 
 
 @pytest.mark.parametrize(

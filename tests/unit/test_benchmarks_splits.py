@@ -151,9 +151,10 @@ def test_a_cut_where_both_tiers_take_as_long_is_worth_a_measurement() -> None:
     samples = SampleCosts(
         raw_bytes=110e3,
         decode_seconds=0.0,
-        wire_bytes={(1, "float32"): 100e3, (8, "float32"): 100e3},
-        encode_seconds={(1, "float32"): 0.0, (8, "float32"): 0.0},
-        unpack_seconds={(1, "float32"): 0.0, (8, "float32"): 0.0},
+        wire_bytes={(1, "float32"): 100e3, (8, "float32"): 10.0},
+        # Of a few bytes the time is all overhead.
+        encode_seconds={(1, "float32"): 1e-5, (8, "float32"): 1e-5},
+        unpack_seconds={(1, "float32"): 1e-5, (8, "float32"): 1e-5},
     )
     assert more_cuts(cuts, one, one, samples, Conditions(1e9)) == [3, 4]
 

@@ -148,6 +148,27 @@ def test_pace_of_a_way_that_is_not_used_is_forgotten(world: World) -> None:
     assert pace.samples_per_second == pytest.approx(2.5)
 
 
+def test_pace_of_a_way_stays_while_a_span_is_on_it(world: World) -> None:
+    meter = world.meter
+    meter.loaded(PUSHED, 10, 120.0, SpanReport())
+    with meter.under_way(PUSHED):
+        for _ in range(3):
+            with meter.loading():
+                world.passes(5)
+                meter.loaded(STREAMED, 10, 1.0, SpanReport())
+            meter.take()
+        assert meter.pace.sample_seconds[PUSHED] == pytest.approx(12.0)
+
+
+def test_span_with_bad_rows_was_streamed_and_did_not_fall_back(
+    world: World,
+) -> None:
+    world.meter.loaded(PUSHED, 10, 9.0, SpanReport(plain_seconds=4.0))
+    seen = world.meter.take()
+    assert seen.samples == {STREAMED: 10}
+    assert (seen.fell_back, seen.pushed_samples) == (0, 0)
+
+
 def test_failed_pushes_are_not_slow_streams(world: World) -> None:
     meter = world.meter
     meter.loaded(

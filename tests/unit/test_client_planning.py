@@ -99,3 +99,38 @@ def test_planner_that_is_forgotten_ends_its_thread(
         thread.join(0.05)
     assert not thread.is_alive()
     assert forgotten() is None
+
+
+def loop_of(planner: JobPlanner, measure: Any) -> None:
+    """Measures as the training loop's thread does."""
+    planner._parts.measure = measure  # type: ignore[misc]
+    planner._probe = SimpleNamespace()  # type: ignore[assignment]
+    planner.span_came()
+
+
+def test_error_of_measuring_is_told_by_the_planning_thread() -> None:
+    planner = planner_of(Connection(RuntimeError()))
+
+    def fail(probe: object) -> None:
+        raise ClientError("bad_sample", "none of the samples decodes")
+
+    loop_of(planner, fail)
+
+    with pytest.raises(ClientError, match="none of the samples decodes"):
+        planner._ask_for_facts()
+    assert planner._probe is None
+
+
+def test_loop_that_is_interrupted_while_it_measures_may_measure_again() -> (
+    None
+):
+    planner = planner_of(Connection(RuntimeError()))
+
+    def interrupt(probe: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        loop_of(planner, interrupt)
+
+    with pytest.raises(ClientError, match="while it measured"):
+        planner._ask_for_facts()

@@ -173,6 +173,16 @@ def test_interval_without_limit_only_raises_the_link() -> None:
     assert link.bytes_per_second == 12e6
 
 
+def test_link_that_carries_what_is_believed_of_it_grows_slowly() -> None:
+    link = LinkEstimate(10e6)
+
+    for _ in range(30):
+        rate = 0.95 * link.bytes_per_second
+        link.observe(rate, limited=False, seconds=5.0)
+
+    assert link.bytes_per_second == pytest.approx(10e6 * 1.1**2)
+
+
 def test_link_is_tried_again_after_a_minute() -> None:
     link = LinkEstimate(10e6)
 
@@ -297,6 +307,39 @@ def test_log_of_plans_tells_of_a_worker_that_is_gone_and_comes_back() -> None:
     assert back.mix == mix
     assert "answers again" in back.why
     assert job.replanner.plan.pushes
+
+
+def test_late_straggler_of_a_plan_that_streams_is_no_lost_worker() -> None:
+    clock = Clock()
+    job = SimulatedJob(BALANCED, clock)
+    job.replanner.begin()
+    job.mixer.change({STREAM: 1.0})
+    job.meter.pending = Observation(
+        5.0, samples={STREAM: 400}, fell_back=8, train_samples=400
+    )
+    before = len(job.replanner.changes)
+
+    job.replanner.look()
+
+    assert "does not answer" not in str(job.replanner.changes[before:])
+    # It goes on looking.
+    assert job.mixer.weights != {STREAM: 1.0}
+
+
+def test_worker_that_mostly_fails_counts_as_gone() -> None:
+    job = SimulatedJob(BALANCED, Clock())
+    job.replanner.begin()
+    job.meter.pending = Observation(
+        5.0,
+        samples={STREAM: 300, PUSH: 50},
+        pushed_samples=50,
+        server_cpu_seconds=0.6,
+        fell_back=150,
+    )
+
+    job.replanner.look()
+
+    assert "150 samples, 50 came" in job.replanner.changes[-1].why
 
 
 def test_epoch_under_way_is_always_still_to_come() -> None:

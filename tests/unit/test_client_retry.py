@@ -111,6 +111,15 @@ def test_spans_that_fail_together_count_as_one_failure(gate, clock):
     assert gate.tries(4)
 
 
+def test_the_pause_stays_while_the_worker_only_has_no_room(gate, clock):
+    for _ in range(4):
+        gate.failed(no_room())
+        clock.now += 4.9
+        assert gate.tries(4) == 0
+        clock.now += 0.1
+        assert gate.tries(4) == 1
+
+
 def test_an_abandoned_probe_leaves_the_next_one_to_others(gate, clock):
     gate.failed()
     clock.now += 5
