@@ -13,7 +13,7 @@ Jobs with ``cut="auto"`` train for some minutes on a testbed of two tiers
     Four jobs, each a process of its own, share one worker, one link and one
     core of the client tier.  Their samples per second, together, stand beside
     the optimum of a linear program with all four in it, whose costs are
-    measured: for how long each tier's core was busy for one sample of each
+    measured: CPU seconds of each tier's processes for one sample of each
     fixed cut.
 
 The label of each sample is its number in the data set, so that every epoch
@@ -60,7 +60,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.cell_run import CLIENT, store_data
+from benchmarks.cell_run import CLIENT, stage_of, store_data
 from benchmarks.cells import NETWORKS
 from benchmarks.contenders import Outlook
 from benchmarks.regret import AUTO, STREAM
@@ -270,22 +270,15 @@ class Scenarios:
         self.bed.set_link(None)
         stages = {}
         for name in names:
-            before = self.bed.core_seconds()
+            before = self.bed.storage_seconds()
             done = _ask(client, "run", name=f"fixed-{name}", epoch=1)
             if done["fallbacks"]:
                 raise ValueError(
                     f"{name}: {done['fallbacks']} spans were streamed; such "
                     "a pass does not measure its cut"
                 )
-            after = self.bed.core_seconds()
-            stages[name] = {
-                "link_bytes": done["bytes_per_sample"],
-                **{
-                    f"{tier}_seconds": (after[tier] - before[tier])
-                    / done["samples"]
-                    for tier in after
-                },
-            }
+            seconds = self.bed.storage_seconds() - before
+            stages[name] = stage_of(done, seconds)
         return stages
 
     def _run(

@@ -283,9 +283,10 @@ class CellRun:
 
     def _pass(self, client: Remote, name: str, epoch: int) -> float:
         job = self.entry.get("again", name) if name == AGAIN else name
-        before = self.bed.core_seconds()
+        before = self.bed.storage_seconds()
         done = _ask(client, "run", name=job, epoch=epoch)
-        self._note_stages(name, done, before)
+        stages = self.entry.setdefault("stages", {}).setdefault(name, [])
+        stages.append(stage_of(done, self.bed.storage_seconds() - before))
         if done["fallbacks"]:
             counts = self.entry.setdefault("fallbacks", {})
             counts[name] = counts.get(name, 0) + done["fallbacks"]
@@ -297,23 +298,6 @@ class CellRun:
             "bytes_per_sample"
         ]
         return float(done["samples_per_second"])
-
-    def _note_stages(
-        self, name: str, done: Mapping[str, Any], before: Mapping[str, float]
-    ) -> None:
-        """Keeps what a sample took of each resource, mean of the pass."""
-        after = self.bed.core_seconds()
-        samples = done["samples"]
-        stages = self.entry.setdefault("stages", {}).setdefault(name, [])
-        stages.append(
-            {
-                "link_bytes": done["bytes_per_sample"],
-                **{
-                    f"{tier}_seconds": (after[tier] - before[tier]) / samples
-                    for tier in after
-                },
-            }
-        )
 
     # -- after the rounds -------------------------------------------------
 
@@ -453,6 +437,22 @@ def out_of_reach(
     if len(seen) == 2 and max(seen) < STREAM_OUT_OF_REACH * best:
         slow.append(STREAM)
     return slow
+
+
+def stage_of(
+    done: Mapping[str, Any], storage_seconds: float
+) -> dict[str, float]:
+    """What one sample took of each resource, mean of a pass.
+
+    Args:
+        done: the client tier's answer to ``run``.
+        storage_seconds: CPU seconds of the storage tier meanwhile.
+    """
+    return {
+        "link_bytes": done["bytes_per_sample"],
+        "storage_seconds": storage_seconds / done["samples"],
+        "client_seconds": done["cpu_seconds"] / done["samples"],
+    }
 
 
 def cold_regret(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:

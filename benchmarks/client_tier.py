@@ -135,13 +135,15 @@ class ClientTier:
         """Trains one epoch; what it took."""
         job = self._jobs[name]
         before = job.stats
-        started = time.perf_counter()
+        started, started_cpu = time.perf_counter(), time.process_time()
         exhaust(train_epoch(job, self._optimizers[name], epoch))
         seconds = time.perf_counter() - started
+        cpu_seconds = time.process_time() - started_cpu
         after = job.stats
         samples = after.samples - before.samples
         return {
             "seconds": seconds,
+            "cpu_seconds": cpu_seconds,
             "samples": samples,
             "samples_per_second": samples / seconds,
             "bytes_per_sample": (after.bytes - before.bytes) / samples,

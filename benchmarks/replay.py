@@ -2,7 +2,7 @@
 
     python -m benchmarks.replay splits.json --json replay.json
 
-Takes what a sample took of the link and of each tier's core in every
+Takes what a sample took of the link and of each tier's processes in every
 measured pass (``stages`` in the file of ``benchmarks.splits``), and lets
 spans with these times go through a simulated link and two simulated cores
 at other rates of the link.  Mixer, meter, estimates and planner are those of

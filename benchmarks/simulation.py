@@ -49,8 +49,8 @@ class Stage:
 
     Attributes:
         link_bytes: on the wire.
-        storage_seconds: for which the storage tier's core was busy.
-        client_seconds: for which the client's core was busy.
+        storage_seconds: CPU seconds of the storage tier's processes.
+        client_seconds: CPU seconds of the training process.
     """
 
     link_bytes: float

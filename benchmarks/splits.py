@@ -44,8 +44,8 @@ network and freeze point) and ``cells``, a list of
   above_best_static    interval below 0
   bytes_per_sample     {contender: bytes on the wire, last pass}
   stages               {contender: [by round, what one sample took:
-                       link_bytes, storage_seconds and client_seconds, for
-                       which that tier's core was busy]}
+                       link_bytes, and CPU seconds of each tier's processes,
+                       storage_seconds and client_seconds]}
   problem, more_cuts   what the planner knew from profiles and samples; cuts
                        in it that were measured as fixed ones only
   predicted            {contender: samples per second, by the profiles}, also

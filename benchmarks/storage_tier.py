@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,15 @@ class StorageTier:
             if child["pid"] is not None
         }
 
+    def cpu_seconds(self) -> float:
+        """Of all processes of the cluster that live now.
+
+        Each server has a session of its own, which holds what it started.
+        """
+        cluster = Cluster.attach(self._folder / SWIFT_FOLDER)
+        children = cluster.status()["children"].values()
+        return session_seconds({child["pid"] for child in children})
+
     def restart_worker(self) -> None:
         """A new worker, which knows no model and no profile."""
         Cluster.attach(self._folder / SWIFT_FOLDER).restart_worker()
@@ -56,6 +66,20 @@ class StorageTier:
     def stop_worker(self) -> None:
         """No worker, until it is restarted."""
         Cluster.attach(self._folder / SWIFT_FOLDER).stop_worker()
+
+
+def session_seconds(sessions: Collection[int]) -> float:
+    """CPU seconds of all processes of some sessions, as proc(5) has them."""
+    ticks = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The name, in parentheses, may hold blanks.
+            fields = path.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended
+        if int(fields[3]) in sessions:
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def main(argv: list[str]) -> int:
@@ -68,6 +92,7 @@ def main(argv: list[str]) -> int:
             {
                 "start": tier.start,
                 "affinities": tier.affinities,
+                "cpu_seconds": tier.cpu_seconds,
                 "restart_worker": tier.restart_worker,
                 "stop_worker": tier.stop_worker,
             }

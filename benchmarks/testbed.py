@@ -169,14 +169,9 @@ class Testbed:
         """Cores that each process of the storage tier may use."""
         return dict(self._ask("affinities"))
 
-    def core_seconds(self) -> dict[str, float]:
-        """Seconds for which each tier's core was busy, since the boot."""
-        busy = busy_seconds()
-        return {each.name: busy[each.core] for each in self.tiers}
-
-    @property
-    def tiers(self) -> tuple[Tier, Tier]:
-        return self.storage, self.client
+    def storage_seconds(self) -> float:
+        """CPU seconds of the storage tier's processes so far."""
+        return float(self._ask("cpu_seconds"))
 
     def restart_worker(self) -> None:
         """A new worker, which knows no model and no profile."""
@@ -247,19 +242,6 @@ def two_tiers(
             "client", client_core, spaces[1], {**environment, **credentials}
         )
         yield Testbed(storage, client, folder, link, removed, remote)
-
-
-def busy_seconds() -> dict[int, float]:
-    """By core, as proc(5) counts them; stolen and waiting time apart."""
-    tick = os.sysconf("SC_CLK_TCK")
-    found = {}
-    for line in Path("/proc/stat").read_text().splitlines():
-        name, *numbers = line.split()
-        if name[:3] == "cpu" and name[3:]:
-            user, nice, system, _, _, irq, softirq = map(int, numbers[:7])
-            busy = user + nice + system + irq + softirq
-            found[int(name[3:])] = busy / tick
-    return found
 
 
 def _two_cores() -> tuple[int, int]:

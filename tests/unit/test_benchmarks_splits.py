@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.cell_run import AGAIN, out_of_reach, rotated
+from benchmarks.cell_run import AGAIN, out_of_reach, rotated, stage_of
 from benchmarks.cells import QUICK, all_cells, chosen_cells
 from benchmarks.contenders import (
     Outlook,
@@ -21,6 +24,7 @@ from benchmarks.regret import best_static, judge, medians, regret_of
 from benchmarks.results import Results, cold_table, table
 from benchmarks.shards import find_tars, write_shards
 from benchmarks.splits import arguments_of
+from benchmarks.storage_tier import session_seconds
 
 from hapi_protocol.profiles import BatchProfile, ModelProfile
 from hapi_protocol.shards import iter_samples
@@ -207,6 +211,33 @@ def test_outlook_survives_its_way_between_processes() -> None:
     assert Outlook.from_json(json.loads(json.dumps(before.to_json()))) == (
         before
     )
+
+
+def test_seconds_of_a_session_are_those_of_its_processes() -> None:
+    mine = os.getsid(0)
+    before = session_seconds({mine})
+    burn = "import time\nwhile time.process_time() < 0.3: pass"
+    subprocess.run([sys.executable, "-c", burn], check=True)
+    assert session_seconds({mine}) - before >= 0.25
+    code = f"{burn}\nprint(flush=True)\ntime.sleep(60)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        assert session_seconds({other.pid}) >= 0.25
+        other.kill()
+
+
+def test_stage_is_what_one_sample_took() -> None:
+    done = {"samples": 10, "cpu_seconds": 0.5, "bytes_per_sample": 7.0}
+    assert stage_of(done, 2.0) == {
+        "link_bytes": 7.0,
+        "storage_seconds": pytest.approx(0.2),
+        "client_seconds": pytest.approx(0.05),
+    }
 
 
 def test_each_contender_begins_a_round_in_turn() -> None:
