@@ -272,6 +272,13 @@ class TransferJob:
         return self._planner.plan if self._planner else None
 
     @property
+    def no_plan_reason(self) -> str | None:
+        """Why :attr:`plan` is None; None when it is not."""
+        if self._planner is None:
+            return "the cut is fixed"
+        return None if self.plan else self._planner.no_plan_reason
+
+    @property
     def problem(self) -> Problem | None:
         """What :attr:`plan` solves, under the present conditions."""
         return self._planner.problem if self._planner else None

@@ -124,6 +124,9 @@ class JobPlanner:
         estimates: of the conditions.
         mixer: begins with streaming alone.
         meter: of the job.
+
+    Attributes:
+        no_plan_reason: while there is none; a sentence's second half.
     """
 
     def __init__(
@@ -147,6 +150,8 @@ class JobPlanner:
         self._first_window: Observation | None = None
         self._encodings: Sequence[str] = ENCODINGS
         self._pause = RETRY_SECONDS
+        self._samples_before = 0
+        self.no_plan_reason = "it has not trained for long enough"
         self._replanner: Replanner | None = None
         self._settled = threading.Event()
         self._lock = threading.Lock()
@@ -238,11 +243,13 @@ class JobPlanner:
             if self._scope.cancelled:
                 return None
             wait = self._longer_pause()
+            self.no_plan_reason = str(error)
             logger.warning(
                 "no plan, streaming for %.0f s more: %s", wait, error
             )
         except Exception:
             logger.exception("a defect: no plan, the job streams")
+            self.no_plan_reason = "a defect, see the log"
             wait = self._longer_pause()
         if wait != POLL_SECONDS:
             self._settled.set()
@@ -285,6 +292,10 @@ class JobPlanner:
         if self._first_window is None:
             if not self._watch():
                 return self._longer_pause()
+            so_far = self._parts.samples_so_far()
+            if so_far == self._samples_before:
+                return POLL_SECONDS  # the loop has had nothing yet
+            self._samples_before = so_far
             seen = self._meter.take()
             if self._is_nearly_over(seen):
                 return self._longer_pause()
@@ -296,15 +307,19 @@ class JobPlanner:
         parts = self._parts
         epochs = parts.horizon.epochs_to_come(parts.samples_so_far())
         to_come = epochs * parts.horizon.num_samples
-        seconds = to_come * seen.seconds / max(1, seen.num_samples)
+        # What the loop has had: far more may have been fetched ahead.
+        seconds = to_come * seen.seconds / max(1, seen.train_samples)
         if seconds >= LEAST_TO_COME_SECONDS:
             return False
-        logger.info(
-            "plan: stream: what is to come takes %.1f s, which is not worth "
-            "measuring",
-            seconds,
+        self._say_why(
+            f"what is to come takes about {seconds:.0f} s, and measuring pays "
+            f"from {LEAST_TO_COME_SECONDS:.0f} s on"
         )
         return True
+
+    def _say_why(self, reason: str) -> None:
+        self.no_plan_reason = reason
+        logger.info("no plan, the job streams: %s", reason)
 
     def _watch(self) -> bool:
         """Lets the job stream for a while; whether spans came."""
@@ -341,7 +356,7 @@ class JobPlanner:
         best = solve(self._build(facts, server, estimates.conditions()))
         if best.pushes:
             return True
-        logger.info("plan: stream: %s", best.reasons[0])
+        self._say_why(best.reasons[0])
         return False
 
     def _package_bytes(self) -> int:

@@ -73,8 +73,15 @@ def train_tail(
         on_epoch: told each epoch's number, from 0 on, and result.
 
     Raises:
+        ClientError: ``bad_configuration`` when there is nothing to train.
         HapiError: of the job's loader.
     """
+    if not any(p.requires_grad for p in job.tail.parameters()):
+        raise ClientError(
+            "bad_configuration",
+            "no parameter is left to train behind the freeze point; freeze "
+            "less of the model (freeze=, --freeze)",
+        )
     optimizer = torch.optim.SGD(
         job.tail.parameters(), lr=learning_rate, momentum=MOMENTUM
     )

@@ -15,9 +15,9 @@ import pytest
 
 from hapi_client import planning
 from hapi_client.estimates import Estimates
-from hapi_client.meter import STREAMED, Meter
+from hapi_client.meter import STREAMED, Meter, Observation
 from hapi_client.mixing import Mixer
-from hapi_client.planning import JobPlanner
+from hapi_client.planning import Horizon, JobPlanner
 from hapi_protocol.errors import ClientError
 
 
@@ -134,3 +134,17 @@ def test_loop_that_is_interrupted_while_it_measures_may_measure_again() -> (
 
     with pytest.raises(ClientError, match="while it measured"):
         planner._ask_for_facts()
+
+
+def test_what_was_fetched_ahead_does_not_make_a_job_nearly_over() -> None:
+    planner = planner_of(Connection(RuntimeError()))
+    parts: Any = planner._parts
+    parts.horizon = Horizon(200, 10.0)
+    parts.samples_so_far = lambda: 20
+    seen = Observation(5.0, samples={STREAMED: 200}, train_samples=20)
+    # 1,980 samples at 4 a second; 200 were loaded meanwhile.
+    assert not planner._is_nearly_over(seen)
+
+    parts.horizon = Horizon(200, 1.0)
+    assert planner._is_nearly_over(seen)
+    assert "about 45 s" in planner.no_plan_reason

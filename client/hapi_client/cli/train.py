@@ -83,7 +83,8 @@ def train_command(
 ) -> None:
     """Train the tail of a torchvision model on a data set in Swift.
 
-    The frozen layers run in the store (--cut), the tail here: SGD with
+    Frozen layers run in the store or here, as --cut has it, and the tail
+    here: SGD with
     momentum 0.9 and cross entropy. Without --weights and --checkpoint the
     weights are random.
 
@@ -96,8 +97,8 @@ def train_command(
 
     Keys of --json: model, freeze, cut, epochs (loss, accuracy, seconds,
     samples), losses, stats (bytes, package_bytes, retries, fallbacks,
-    skipped, saturated, samples, seconds), plan (null with a fixed cut),
-    plan_changes (seconds, mix, samples_per_second, why).
+    skipped, saturated, samples, seconds), plan (null without one),
+    no_plan_reason, plan_changes (seconds, mix, samples_per_second, why).
     """
     # torch takes seconds to import; --help must not wait for it.
     from hapi_client.job import TransferJob
@@ -143,6 +144,8 @@ def train_command(
                     f"epoch {number}: {describe(result)}{plan_text(job)}"
                 ),
             )
+            if job.cut == "auto" and job.plan is None:
+                reporter.note(f"no plan, all streamed: {job.no_plan_reason}")
             _print(job, history)
             write_json(
                 json_path,
@@ -198,6 +201,7 @@ def facts(job: TransferJob, history: History) -> dict[str, Any]:
         "losses": history.losses,
         "stats": asdict(job.stats),
         "plan": job.plan.label if job.plan else None,
+        "no_plan_reason": job.no_plan_reason,
         "plan_changes": [
             {
                 "seconds": change.seconds,
