@@ -60,7 +60,7 @@ class FetchOptions:
     wait_seconds: float = 900.0
     backoff: Backoff = field(default_factory=Backoff)
     pause_seconds: float = 5.0
-    most_pause_seconds: float = 60.0
+    most_pause_seconds: float = 20.0
 
     def __post_init__(self) -> None:
         for name in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -156,6 +157,7 @@ class PushedSource:
         try:
             for failures in range(1, tries + 1):
                 scope.check()
+                started = time.monotonic()
                 try:
                     loaded = self._load(span)
                 except HapiError as error:
@@ -188,7 +190,7 @@ class PushedSource:
         except BaseException:
             self._gate.abandoned()
             raise
-        self._gate.failed(last)
+        self._gate.failed(last, time.monotonic() - started)
         logger.warning(
             "push-down of %s %s failed, streaming for a while: %s",
             span.shard,

@@ -80,6 +80,9 @@ class Backoff:
         return min(bound, self.most_seconds) * random
 
 
+REST = 4.0
+
+
 class PushGate:
     """Decides, span by span, whether push-down is worth a try.
 
@@ -134,17 +137,22 @@ class PushGate:
             self._probing = False
             self._pause = self._first_pause
 
-    def failed(self, error: HapiError | None = None) -> None:
+    def failed(
+        self, error: HapiError | None = None, seconds: float = 0.0
+    ) -> None:
         """Reports a fall-back.
 
         Args:
             error: the last one. A worker that has no room is there, and the
                 next pause is no longer than this one.
+            seconds: that the last try took. The pause is four times as long
+                at least: who asks a worker that hangs, waits.
         """
         with self._lock:
             if self._opens_at is not None and not self._probing:
                 return  # a straggler of the failure that shut the gate
-            self._opens_at = self._clock() + self._pause
+            pause = max(self._pause, REST * seconds)
+            self._opens_at = self._clock() + pause
             if error is None or error.code not in _NO_ROOM_CODES:
                 self._pause = min(self._pause * 2, self._most_pause)
             self._probing = False

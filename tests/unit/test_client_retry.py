@@ -120,6 +120,14 @@ def test_the_pause_stays_while_the_worker_only_has_no_room(gate, clock):
         assert gate.tries(4) == 1
 
 
+def test_the_pause_is_long_after_a_try_that_took_long(gate, clock):
+    gate.failed(None, 60.0)
+    clock.now += 239
+    assert gate.tries(4) == 0
+    clock.now += 1
+    assert gate.tries(4) == 1
+
+
 def test_an_abandoned_probe_leaves_the_next_one_to_others(gate, clock):
     gate.failed()
     clock.now += 5
