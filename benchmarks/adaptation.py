@@ -45,8 +45,6 @@ util-linux are needed.
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import statistics
 import sys
 import threading
@@ -62,17 +60,21 @@ from typing import Any
 import numpy as np
 from benchmarks.cell_run import CLIENT, stage_of, store_data
 from benchmarks.cells import NETWORKS
+from benchmarks.commands import (
+    add_workload,
+    exit_status,
+    parser_of,
+    require_data,
+)
 from benchmarks.contenders import Outlook
 from benchmarks.regret import AUTO, STREAM
-from benchmarks.remote import Remote, RemoteError
+from benchmarks.remote import Remote
 from benchmarks.results import machine, versions, write_json
 from benchmarks.shards import find_tars
-from benchmarks.splits import DATA_VARIABLE
-from benchmarks.testbed import Testbed, TestbedError, two_tiers
+from benchmarks.testbed import Testbed, two_tiers
 from scipy.optimize import linprog
 
 from hapi_client.replan import ReplanOptions
-from hapi_protocol.encodings import FLOORS
 
 MODEL = "mobilenet_v3_small"
 FREEZE = "features"
@@ -88,8 +90,6 @@ MOST_CHANGES_PER_MINUTE = 60 / (0.75 * ReplanOptions().seconds)
 """The shortest time between two looks, and a change at each."""
 LAST_PART = 0.4
 """Of a phase: what is taken to be its steady state."""
-EXIT_FAILURE = 1
-EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
 @dataclass(frozen=True)
@@ -430,50 +430,26 @@ def _ask(client: Remote, do: str, **arguments: Any) -> Any:
 
 
 def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.adaptation",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("adaptation", __doc__)
+    add_workload(parser)
     add = parser.add_argument
     add("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
-    add(
-        "--data",
-        nargs="+",
-        type=Path,
-        metavar="DIR|TAR",
-        help=f"WebDataset tars of photographs; else {DATA_VARIABLE}",
-    )
-    add("--floor", choices=FLOORS, default=FLOORS[0])
     add(
         "--phase-seconds",
         type=float,
         default=60.0,
         help="between two events (default 60)",
     )
-    add("--json", type=Path, metavar="PATH", help="where the results go")
     found = parser.parse_args(argv)
     if found.phase_seconds <= 0:
         parser.error(f"--phase-seconds is {found.phase_seconds:g}; above 0")
-    if found.data is None:
-        folder = os.environ.get(DATA_VARIABLE)
-        if not folder:
-            parser.error(f"give --data, or set {DATA_VARIABLE}")
-        found.data = [Path(folder)]
+    require_data(parser, found)
     return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = arguments_of(argv)
-    # Unwinds, so that servers and folders are removed.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
-    try:
-        return _run(arguments)
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except (TestbedError, RemoteError, ValueError) as error:
-        print(f"benchmarks.adaptation: {error}", file=sys.stderr)
-        return EXIT_FAILURE
+    return exit_status("adaptation", lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -47,6 +47,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cells import FETCH_OPTIONS, NETWORKS
+from benchmarks.commands import EXIT_FAILURE, parser_of
 from benchmarks.regret import AUTO, STREAM, judge, medians
 from benchmarks.results import machine, versions, write_json
 from benchmarks.simulation import Knowledge, Parts, SimulatedJob, Stage
@@ -59,7 +60,6 @@ FILL_SECONDS = 90.0
 """For filling the pipeline, and for the planner to find its plan."""
 MEASURED_SECONDS = 60.0
 FORMAT = 1
-EXIT_FAILURE = 1
 
 Cell = Mapping[str, Any]
 
@@ -292,11 +292,7 @@ def cells_table(entries: Sequence[Cell]) -> str:
 
 
 def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.replay",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("replay", __doc__)
     add = parser.add_argument
     add("splits", type=Path, help="the JSON file of benchmarks.splits")
     add(
@@ -309,7 +305,6 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
         f" (default {' '.join(f'{each:g}' for each in LINKS)})",
     )
     add("--seeds", type=int, default=SEEDS, help="at least 2 (default 5)")
-    add("--json", type=Path, metavar="PATH", help="where the results go")
     found = parser.parse_args(argv)
     if found.seeds < 2:
         parser.error(f"--seeds is {found.seeds}; at least 2")

@@ -66,8 +66,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -75,25 +73,22 @@ from pathlib import Path
 
 from benchmarks.cell_run import CellRun, Settings
 from benchmarks.cells import QUICK, Cell, chosen_cells
-from benchmarks.remote import RemoteError
+from benchmarks.commands import (
+    add_workload,
+    exit_status,
+    parser_of,
+    require_data,
+)
 from benchmarks.results import Results, cold_table, table
 from benchmarks.shards import find_tars
-from benchmarks.testbed import Testbed, TestbedError, two_tiers
+from benchmarks.testbed import Testbed, two_tiers
 
-from hapi_protocol.encodings import FLOORS
-
-DATA_VARIABLE = "HAPI_TEST_DATA"
-EXIT_FAILURE = 1
-EXIT_TERMINATED = 128 + signal.SIGTERM
 QUICK_SCALE = 0.5
 
 
 def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.splits",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("splits", __doc__)
+    add_workload(parser)
     add = parser.add_argument
     add(
         "--quick",
@@ -109,14 +104,6 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--rounds", type=int, default=5, help="at least 5 (default)")
     add(
-        "--data",
-        nargs="+",
-        type=Path,
-        metavar="DIR|TAR",
-        help=f"WebDataset tars of photographs; else {DATA_VARIABLE}",
-    )
-    add("--floor", choices=FLOORS, default=FLOORS[0])
-    add(
         "--scale",
         type=float,
         help="of the number of samples of a pass (default 1, quick 0.5)",
@@ -128,7 +115,6 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default=30.0,
         help="no run from cold whose package takes longer (default 30)",
     )
-    add("--json", type=Path, metavar="PATH", help="where the results go")
     add(
         "--resume",
         action="store_true",
@@ -144,11 +130,7 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--rounds is {found.rounds}; at least 5")
     if found.resume and found.json is None:
         parser.error("--resume needs --json")
-    if found.data is None:
-        folder = os.environ.get(DATA_VARIABLE)
-        if not folder:
-            parser.error(f"give --data, or set {DATA_VARIABLE}")
-        found.data = [Path(folder)]
+    require_data(parser, found)
     if found.scale is None:
         found.scale = QUICK_SCALE if found.quick else 1.0
     if found.scale <= 0:
@@ -210,15 +192,7 @@ def measure(
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = arguments_of(argv)
-    # Unwinds, so that servers and folders are removed.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
-    try:
-        return _run(arguments)
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except (TestbedError, RemoteError, ValueError) as error:
-        print(f"benchmarks.splits: {error}", file=sys.stderr)
-        return EXIT_FAILURE
+    return exit_status("splits", lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -93,7 +93,8 @@ class DecodePool:
         finally:
             with self._changed:
                 self._num_busy -= 1
-                self._changed.notify_all()
+                if self._num_pauses:
+                    self._changed.notify_all()
 
     def close(self) -> None:
         with self._changed:

@@ -7,9 +7,8 @@ package, has the worker profile it, and only then are spans pushed. Whatever
 fails there costs the job nothing but the chance: it is logged, and the job
 goes on streaming.
 
-It is the training loop's own thread that measures, between two spans: torch's
-settings of precision are the whole process's, and must not change while the
-loop computes. What is fetched ahead meanwhile is not lost.
+It is the training loop's own thread that measures; see
+:mod:`hapi_client.loop_measurement`.
 """
 
 from __future__ import annotations
@@ -25,13 +24,14 @@ from dataclasses import dataclass, replace
 from hapi_client.connection import Connection
 from hapi_client.estimates import Estimates
 from hapi_client.frozen import FrozenRegion
+from hapi_client.loop_measurement import LoopMeasurement
 from hapi_client.meter import Meter, Observation, Way
 from hapi_client.mixing import Mixer
 from hapi_client.probe import LocalFacts, ProbeSamples
 from hapi_client.replan import PlanChange, Replanner, ReplanOptions
 from hapi_client.transport import CancelScope
 from hapi_protocol.encodings import ENCODINGS, FLOORS
-from hapi_protocol.errors import ClientError, HapiError
+from hapi_protocol.errors import HapiError
 from hapi_protocol.headers import ModelPath
 from hapi_protocol.profiles import BatchProfile, ModelProfile
 from hapi_splitter.costs import (
@@ -143,10 +143,7 @@ class JobPlanner:
         self._scope = CancelScope()
         self._server: ModelProfile | None = None
         self._one_off = OneOff()
-        self._facts: LocalFacts | None = None
-        self._failure: Exception | None = None
-        self._probe: ProbeSamples | None = None
-        self._measuring = threading.Lock()
+        self._measurement = LoopMeasurement(parts.measure)
         self._first_window: Observation | None = None
         self._encodings: Sequence[str] = ENCODINGS
         self._pause = RETRY_SECONDS
@@ -174,30 +171,11 @@ class JobPlanner:
 
     def span_came(self) -> None:
         """Called after each span."""
-        if self._probe is not None:
-            self._measure()
+        self._measurement.span_came()
         with self._lock:
             replanner = self._replanner
         if replanner is not None:
             replanner.span_came()
-
-    def _measure(self) -> None:
-        if not self._measuring.acquire(blocking=False):
-            return  # another loop of this job is at it
-        try:
-            if self._probe is not None:
-                self._facts = self._parts.measure(self._probe)
-        except Exception as error:
-            # The planning thread tells of it; the loop goes on.
-            self._failure = error
-        except BaseException:
-            self._failure = ClientError(
-                "not_connected", "the loop was left while it measured"
-            )
-            raise
-        finally:
-            self._probe = None
-            self._measuring.release()
 
     def wait(self, seconds: float) -> bool:
         """Whether the first plan was made, or given up, in time.
@@ -219,7 +197,7 @@ class JobPlanner:
     @property
     def problem(self) -> Problem | None:
         """The planner's problem under the present conditions."""
-        server, facts = self._server, self._facts
+        server, facts = self._server, self._measurement.facts
         if server is None or facts is None:
             return None
         return self._build(facts, server, self._estimates.conditions())
@@ -262,7 +240,7 @@ class JobPlanner:
 
     def _try(self) -> float | None:
         """One step on the way to a plan; as :meth:`attempt`."""
-        facts = self._facts
+        facts = self._measurement.facts
         if facts is None:
             return self._ask_for_facts()
         if self._server is None:
@@ -285,10 +263,11 @@ class JobPlanner:
         return None
 
     def _ask_for_facts(self) -> float:
-        failure, self._failure = self._failure, None
-        if failure is not None:
+        try:
+            self._measurement.check()
+        except Exception:
             self._first_window = None
-            raise failure
+            raise
         if self._first_window is None:
             if not self._watch():
                 return self._longer_pause()
@@ -299,7 +278,7 @@ class JobPlanner:
             seen = self._meter.take()
             if self._is_nearly_over(seen):
                 return self._longer_pause()
-            self._probe = self._parts.read()
+            self._measurement.ask(self._parts.read())
             self._first_window = seen
         return POLL_SECONDS
 

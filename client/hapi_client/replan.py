@@ -60,7 +60,7 @@ class PlanChange:
     """One entry of a job's log of plans.
 
     Attributes:
-        seconds: of the job's life.
+        seconds: since the job's first plan.
         mix: weights by (cut, encoding) from then on.
         samples_per_second: that the model expects of it.
         why: one sentence.

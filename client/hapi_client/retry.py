@@ -81,6 +81,7 @@ class Backoff:
 
 
 REST = 4.0
+"""Times what a failed try took: how long at least none follows it."""
 
 
 class PushGate:

@@ -15,9 +15,11 @@ import pytest
 
 from hapi_client import planning
 from hapi_client.estimates import Estimates
+from hapi_client.loop_measurement import LoopMeasurement
 from hapi_client.meter import STREAMED, Meter, Observation
 from hapi_client.mixing import Mixer
 from hapi_client.planning import Horizon, JobPlanner
+from hapi_client.probe import LocalFacts, ProbeSamples
 from hapi_protocol.errors import ClientError
 
 
@@ -39,7 +41,7 @@ class Connection:
 
 
 def planner_of(connection: Connection) -> JobPlanner:
-    parts: Any = SimpleNamespace(connection=connection)
+    parts: Any = SimpleNamespace(connection=connection, measure=None)
     return JobPlanner(
         parts,
         Estimates(push_width=lambda: 4, train_on_cpu=True),
@@ -101,39 +103,48 @@ def test_planner_that_is_forgotten_ends_its_thread(
     assert forgotten() is None
 
 
-def loop_of(planner: JobPlanner, measure: Any) -> None:
-    """Measures as the training loop's thread does."""
-    planner._parts.measure = measure  # type: ignore[misc]
-    planner._probe = SimpleNamespace()  # type: ignore[assignment]
-    planner.span_came()
+PROBE = ProbeSamples((), 1.0)
 
 
-def test_error_of_measuring_is_told_by_the_planning_thread() -> None:
-    planner = planner_of(Connection(RuntimeError()))
-
-    def fail(probe: object) -> None:
+def test_error_of_measuring_is_told_by_the_thread_that_asked() -> None:
+    def fail(probe: object) -> LocalFacts:
         raise ClientError("bad_sample", "none of the samples decodes")
 
-    loop_of(planner, fail)
+    measurement = LoopMeasurement(fail)
+    measurement.ask(PROBE)
+    measurement.span_came()
 
     with pytest.raises(ClientError, match="none of the samples decodes"):
-        planner._ask_for_facts()
-    assert planner._probe is None
+        measurement.check()
+    measurement.check()  # once
+    assert measurement.facts is None
 
 
-def test_loop_that_is_interrupted_while_it_measures_may_measure_again() -> (
+def test_loop_that_is_interrupted_while_it_measures_may_be_asked_again() -> (
     None
 ):
-    planner = planner_of(Connection(RuntimeError()))
+    asked = []
+    measured: Any = SimpleNamespace()
 
-    def interrupt(probe: object) -> None:
-        raise KeyboardInterrupt
+    def measure(probe: object) -> LocalFacts:
+        asked.append(probe)
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+        found: LocalFacts = measured
+        return found
 
+    measurement = LoopMeasurement(measure)
+    measurement.ask(PROBE)
     with pytest.raises(KeyboardInterrupt):
-        loop_of(planner, interrupt)
-
+        measurement.span_came()
     with pytest.raises(ClientError, match="while it measured"):
-        planner._ask_for_facts()
+        measurement.check()
+
+    measurement.span_came()
+    assert asked == [PROBE]
+    measurement.ask(PROBE)
+    measurement.span_came()
+    assert measurement.facts is measured
 
 
 def test_what_was_fetched_ahead_does_not_make_a_job_nearly_over() -> None:

@@ -180,19 +180,21 @@ def test_other_model_is_refused_while_one_is_measured(
     assert ask(worker, OTHER).status == 200
 
 
+def held(tar: bytes, release: threading.Event) -> Iterator[bytes]:
+    """A body that stops in the middle until it is released."""
+    yield tar[:2000]
+    release.wait(20)
+    yield tar[2000:]
+
+
 def test_profile_is_had_while_a_job_runs_and_the_job_goes_on(
     worker: WorkerUnderTest,
 ) -> None:
     tar = shard(4, size=90)
     worker.put(PACKAGE)
     release = threading.Event()
-
-    def body() -> Iterator[bytes]:
-        yield tar[:2000]
-        release.wait(20)
-        yield tar[2000:]
-
-    with worker.streaming(job_for(tar, PACKAGE), PACKAGE, body()) as stream:
+    body = held(tar, release)
+    with worker.streaming(job_for(tar, PACKAGE), PACKAGE, body) as stream:
         until(lambda: worker.worker.admission.num_running() == 1)
         answer = ask(worker)
         assert worker.worker.admission.num_running() == 1
@@ -211,13 +213,8 @@ def test_worker_with_jobs_rests_after_a_profile(
     worker.put(PACKAGE)
     worker.put(OTHER, OTHER_NAME)
     release = threading.Event()
-
-    def body() -> Iterator[bytes]:
-        yield tar[:2000]
-        release.wait(20)
-        yield tar[2000:]
-
-    with worker.streaming(job_for(tar, PACKAGE), PACKAGE, body()) as stream:
+    body = held(tar, release)
+    with worker.streaming(job_for(tar, PACKAGE), PACKAGE, body) as stream:
         until(lambda: worker.worker.admission.num_running() == 1)
         assert ask(worker).status == 200
         refused = ask(worker, OTHER)

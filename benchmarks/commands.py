@@ -1,0 +1,67 @@
+"""What the commands that run a testbed have in common."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.remote import RemoteError
+from benchmarks.testbed import TestbedError
+
+from hapi_protocol.encodings import FLOORS
+
+DATA_VARIABLE = "HAPI_TEST_DATA"
+EXIT_FAILURE = 1
+EXIT_TERMINATED = 128 + signal.SIGTERM
+
+
+def parser_of(name: str, description: str | None) -> argparse.ArgumentParser:
+    """A parser of ``python -m benchmarks.<name>``, with ``--json``."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="PATH", help="where the results go"
+    )
+    return parser
+
+
+def add_workload(parser: argparse.ArgumentParser) -> None:
+    """Options ``--data`` and ``--floor``."""
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        type=Path,
+        metavar="DIR|TAR",
+        help=f"WebDataset tars of photographs; else {DATA_VARIABLE}",
+    )
+    parser.add_argument("--floor", choices=FLOORS, default=FLOORS[0])
+
+
+def require_data(
+    parser: argparse.ArgumentParser, found: argparse.Namespace
+) -> None:
+    """Takes the environment's data, or ends with what to give."""
+    if found.data is None:
+        folder = os.environ.get(DATA_VARIABLE)
+        if not folder:
+            parser.error(f"give --data, or set {DATA_VARIABLE}")
+        found.data = [Path(folder)]
+
+
+def exit_status(name: str, run: Callable[[], int]) -> int:
+    """Runs a command so that its servers and folders go, however it ends."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
+    try:
+        return run()
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except (TestbedError, RemoteError, ValueError) as error:
+        print(f"benchmarks.{name}: {error}", file=sys.stderr)
+        return EXIT_FAILURE
