@@ -84,9 +84,10 @@ class Mixer(Generic[T]):
                 for way, weight in self._weights.items()
             }
             allowed = [way for way in owed if way not in avoid] or list(owed)
-            # Among themselves, those that are left keep to their shares.
-            base = sum(owed[way] for way in allowed) / len(allowed)
-            base = base if avoid else 0.0
+            base = 0.0
+            if avoid:
+                # Among themselves, those that are left keep to their shares.
+                base = sum(owed[way] for way in allowed) / len(allowed)
             self._largest = max(self._largest, num_samples)
             for way in sorted(allowed, key=lambda w: owed[w], reverse=True):
                 after = owed[way] - num_samples

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 MOST_MOVED = 0.25
 """Weight that one re-plan may move."""
 LEAST_MOVED = 0.03
+"""That it may move however often moves went to and fro."""
 SMALLER, LARGER = 0.5, 1.5
 """Factors of that weight after a move back, and after one on the same way."""
 LEAST_GAIN = 1.02
