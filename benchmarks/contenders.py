@@ -149,7 +149,12 @@ def problem_json(problem: Problem, train_seconds: float) -> dict[str, Any]:
     return {
         "capacities": {r.name: r.capacity for r in problem.resources},
         "options": [
-            {"cut": o.cut, "encoding": o.encoding, "use": dict(o.use)}
+            {
+                "cut": o.cut,
+                "encoding": o.encoding,
+                "link_bytes": o.use[LINK],
+                "work": dict(o.work),
+            }
             for o in problem.options
             if problem.fits(o)
         ],
@@ -223,6 +228,7 @@ def more_cuts(
             wire_bytes=plain,
             encode_seconds={w: n * per_byte[0] for w, n in plain.items()},
             unpack_seconds={w: n * per_byte[1] for w, n in plain.items()},
+            span_samples=samples.span_samples,
         ),
         conditions,
         floor=FLOORS[0],

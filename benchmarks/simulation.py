@@ -35,6 +35,12 @@ from hapi_splitter.problem import (
     SERVER_DEVICE,
     UNITS,
 )
+from hapi_splitter.work import (
+    CLIENT_HANDLING,
+    TRAINING,
+    resource_use,
+    scaled,
+)
 
 LOAD_SECONDS = 10.0
 """Window of what the worker says of itself."""
@@ -63,8 +69,8 @@ class Knowledge:
     """What a planner knows from profiles.
 
     Attributes:
-        capacities: by resource.
-        options: without the training loop's seconds.
+        capacities: by resource; each tier computes on one core.
+        options: as profiled.
         train_seconds: of the training loop, per sample.
     """
 
@@ -76,7 +82,14 @@ class Knowledge:
     def from_json(cls, body: Mapping[str, Any]) -> Knowledge:
         """Of what :func:`benchmarks.contenders.problem_json` wrote."""
         options = [
-            Option(each["cut"], each["encoding"], each["use"], 0, 0)
+            Option(
+                each["cut"],
+                each["encoding"],
+                _use(each["link_bytes"], each["work"], 1.0),
+                0,
+                0,
+                each["work"],
+            )
             for each in body["options"]
         ]
         return cls(body["capacities"], options, body["train_seconds"])
@@ -122,15 +135,26 @@ class Knowledge:
         )
 
     def _option(self, option: Option, conditions: Conditions) -> Option:
-        more = conditions.train_seconds - self.train_seconds
-        use = dict(option.use)
-        for name in (CLIENT_CPU, CLIENT_DEVICE):
-            use[name] = max(0.0, use[name] + more)
-        scaled = {
-            name: amount * conditions.scale.get(name, 1.0)
-            for name, amount in use.items()
+        work = {
+            **option.work,
+            TRAINING: conditions.train_seconds,
+            CLIENT_HANDLING: conditions.handling_seconds,
         }
-        return dataclasses.replace(option, use=scaled)
+        work = scaled(work, conditions.scale)
+        use = _use(option.use[LINK], work, conditions.server_share)
+        return dataclasses.replace(option, use=use, work=work)
+
+
+def _use(
+    link_bytes: float, work: Mapping[str, float], server_share: float
+) -> dict[str, float]:
+    return resource_use(
+        link_bytes,
+        work,
+        server_share=server_share,
+        server_threads=1,
+        client_threads=1,
+    )
 
 
 @dataclass(frozen=True)
@@ -363,7 +387,11 @@ class SimulatedJob:
     ) -> SpanReport:
         if span.way == STREAMED:
             return SpanReport(
-                read_seconds=read_seconds, plain_seconds=all_seconds
+                read_seconds=read_seconds,
+                plain_seconds=all_seconds,
+                decode_cpu_seconds=self._span_samples
+                * span.stage.client_seconds
+                * (1 - self._parts[span.way].loop),
             )
         seconds = span.stage.storage_seconds * self._span_samples
         forward = seconds * self._parts[span.way].forward
@@ -403,7 +431,9 @@ class SimulatedJob:
                 loop = self._parts[span.way].loop * span.stage.client_seconds
                 training = min(train_seconds, loop)
                 count = self._span_samples
-                yield from self._client.work(loop - training, count)
+                with self._meter.finishing(span.way[0], count):
+                    yield from self._client.work(loop - training, count)
+                    self._loop_seconds += (loop - training) * count
                 if self.replanner is not None:
                     self.replanner.span_came()
                 with self._meter.training(count):

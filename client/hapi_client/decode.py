@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -78,18 +79,20 @@ class DecodePool:
         started.wait(START_SECONDS)
         torch.set_num_threads(before)
 
-    def submit(self, image: bytes, target: torch.Tensor) -> Future[None]:
-        """Decodes ``image`` into ``target``."""
+    def submit(self, image: bytes, target: torch.Tensor) -> Future[float]:
+        """Decodes ``image`` into ``target``; the CPU seconds that it took."""
         return self._pool.submit(self._into, image, target)
 
-    def _into(self, image: bytes, target: torch.Tensor) -> None:
+    def _into(self, image: bytes, target: torch.Tensor) -> float:
         with self._changed:
             self._changed.wait_for(
                 lambda: not self._num_pauses or self._closed
             )
             self._num_busy += 1
+        started = time.thread_time()
         try:
             target.copy_(self._decode(image))
+            return time.thread_time() - started
         finally:
             with self._changed:
                 self._num_busy -= 1

@@ -8,17 +8,25 @@ what limited it; what did not limit it gives a bound, not a figure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hapi_client.meter import STREAMED, Observation
+from hapi_client.meter import STREAMED, Observation, Way
 from hapi_splitter.costs import Conditions
 from hapi_splitter.problem import (
     CLIENT_CPU,
-    CLIENT_DEVICE,
     SERVER_CPU,
     SERVER_DEVICE,
+    Option,
     Problem,
+)
+from hapi_splitter.work import (
+    CLIENT_DECODING,
+    CLIENT_LAYERS,
+    SERVER_DECODING,
+    SERVER_LAYERS,
+    TRAINING,
 )
 
 UNKNOWN_LINK = 1e12
@@ -106,6 +114,7 @@ class Estimates:
     Args:
         push_width: pushed reads that may be under way at a time, now.
         train_on_cpu: whether the training loop computes on the CPU.
+        client_threads: cores that it takes then.
         server_threads: cores of one forward of the worker; 0 where it
             computes on an accelerator.
         stream_width: plain reads that may be under way at a time.
@@ -114,11 +123,13 @@ class Estimates:
 
     push_width: Callable[[], int]
     train_on_cpu: bool
+    client_threads: int = 1
     server_threads: int = 0
     stream_width: int = 4
     link: LinkEstimate = field(default_factory=LinkEstimate)
     server_share: float = 1.0
     train_seconds: float = 0.0
+    handling_seconds: float = 0.0
     scale: dict[str, float] = field(default_factory=dict)
 
     def conditions(self, scaled: bool = True) -> Conditions:
@@ -131,6 +142,7 @@ class Estimates:
             link_bytes_per_second=self.link.bytes_per_second,
             server_share=self.server_share,
             train_seconds=self.train_seconds,
+            handling_seconds=self.handling_seconds,
             scale=dict(self.scale) if scaled else {},
         )
 
@@ -147,28 +159,43 @@ class Estimates:
             self._observe_training(seen)
             self._observe_link(seen, profiled)
 
-    def observe(self, seen: Observation, profiled: Problem) -> None:
+    def observe(
+        self, seen: Observation, build: Callable[[Conditions], Problem]
+    ) -> None:
         """Takes one interval in.
 
         Args:
             seen: its sums.
-            profiled: the problem under the present conditions, but not
-                scaled.
+            build: the problem under given conditions.
         """
         if seen.seconds <= 0 or not seen.num_samples:
             return
+        profiled = build(self.conditions(scaled=False))
         self._observe_training(seen)
-        modelled = _modelled(seen, profiled)
         self._observe_link(seen, profiled)
-        self._rescale(CLIENT_CPU, seen.client_cpu_seconds, modelled)
-        self._observe_client_device(seen, modelled)
+        self._observe_client(seen, profiled)
         if seen.pushed_samples:
-            pushed = _modelled(seen, profiled, without=STREAMED)
-            self._rescale(SERVER_CPU, seen.server_cpu_seconds, pushed)
-            self._rescale(SERVER_DEVICE, self._device_seconds(seen), pushed)
-            self._observe_share(seen, profiled, modelled)
+            self._observe_server(seen, profiled)
+            self._observe_share(seen, build(self.conditions()))
 
-    def _observe_client_device(
+    def _observe_client(self, seen: Observation, profiled: Problem) -> None:
+        streamed = _modelled(seen, profiled, lambda way: way == STREAMED)
+        self._rescale(
+            CLIENT_DECODING,
+            seen.decode_cpu_seconds,
+            streamed.get(CLIENT_DECODING, 0.0),
+        )
+        if self.train_on_cpu:
+            self._rescale(
+                CLIENT_LAYERS,
+                seen.finish_cpu_seconds,
+                _modelled_layers(seen, profiled),
+            )
+        else:
+            self._observe_accelerator(seen, _modelled(seen, profiled))
+        self._observe_handling(seen, profiled)
+
+    def _observe_accelerator(
         self, seen: Observation, modelled: Mapping[str, float]
     ) -> None:
         """How much slower the client's device is than its profile.
@@ -178,19 +205,41 @@ class Estimates:
         what is scarce, it is the device that takes all the time; and it
         never takes more than there is.
         """
-        if self.train_on_cpu:
-            if CLIENT_CPU in self.scale:
-                self.scale[CLIENT_DEVICE] = self.scale[CLIENT_CPU]
-            return
         # Spans may have come that the loop has not had, and vice versa.
         had = seen.train_samples / seen.num_samples
-        expected = had * modelled.get(CLIENT_DEVICE, 0.0)
+        expected = had * sum(
+            modelled.get(kind, 0.0) for kind in (CLIENT_LAYERS, TRAINING)
+        )
         limiting = seen.waiting_seconds < SELDOM_WAITING * seen.seconds
-        scaled = expected * self.scale.get(CLIENT_DEVICE, 1.0)
+        scaled = expected * self.scale.get(CLIENT_LAYERS, 1.0)
         if limiting or scaled > seen.seconds:
-            self._rescale(
-                CLIENT_DEVICE, seen.seconds, {CLIENT_DEVICE: expected}
-            )
+            self._rescale(CLIENT_LAYERS, seen.seconds, expected)
+            if CLIENT_LAYERS in self.scale:
+                self.scale[TRAINING] = self.scale[CLIENT_LAYERS]
+
+    def _observe_handling(self, seen: Observation, profiled: Problem) -> None:
+        """What the client's cores do beside what is known by itself."""
+        known = seen.decode_cpu_seconds
+        if self.train_on_cpu:
+            looping = seen.finish_cpu_seconds + seen.train_cpu_seconds
+            known += self.client_threads * looping
+        pushed = _modelled(seen, profiled, lambda way: way != STREAMED)
+        known += pushed.get(CLIENT_DECODING, 0.0)
+        rest = max(0.0, seen.client_cpu_seconds - known)
+        each = rest / seen.num_samples
+        self.handling_seconds += NEW_WEIGHT * (each - self.handling_seconds)
+
+    def _observe_server(self, seen: Observation, profiled: Problem) -> None:
+        pushed = _modelled(seen, profiled, lambda way: way != STREAMED)
+        decoding = seen.server_cpu_seconds
+        layers = seen.forward_seconds
+        if self.server_threads:
+            # Wall seconds of a forward that shares its cores with decoding
+            # would count the sharing as work.
+            layers = seen.forward_cpu_seconds / self.server_threads
+            decoding -= seen.forward_cpu_seconds
+        self._rescale(SERVER_DECODING, decoding, pushed[SERVER_DECODING])
+        self._rescale(SERVER_LAYERS, layers, pushed[SERVER_LAYERS])
 
     def _observe_training(self, seen: Observation) -> None:
         if not seen.train_samples:
@@ -233,32 +282,17 @@ class Estimates:
             limited = seen.push_seconds >= seen.seconds
         self.link.observe(rate, limited, seen.seconds)
 
-    def _device_seconds(self, seen: Observation) -> float:
-        if not self.server_threads:
-            return seen.forward_seconds
-        # Wall seconds of a forward that shares its cores with decoding
-        # would count the sharing as work.
-        return seen.forward_cpu_seconds / self.server_threads
-
-    def _rescale(
-        self, resource: str, seconds: float, modelled: Mapping[str, float]
-    ) -> None:
-        expected = modelled.get(resource, 0.0)
+    def _rescale(self, kind: str, seconds: float, expected: float) -> None:
         if seconds <= 0 or expected <= 0:
             return
         low, high = SCALE_RANGE
         found = min(max(seconds / expected, low), high)
-        before = self.scale.get(resource)
+        before = self.scale.get(kind)
         if before is not None:
             found = before + NEW_WEIGHT * (found - before)
-        self.scale[resource] = found
+        self.scale[kind] = found
 
-    def _observe_share(
-        self,
-        seen: Observation,
-        profiled: Problem,
-        modelled: Mapping[str, float],
-    ) -> None:
+    def _observe_share(self, seen: Observation, problem: Problem) -> None:
         """How much of the storage tier is ours.
 
         While our requests queue there we get what we get; else what is
@@ -266,10 +300,10 @@ class Estimates:
         """
         if seen.load is None:
             return
-        resource = _scarcer(profiled, modelled, self.scale)
-        whole = _capacity(profiled, resource) / self.server_share
-        used = modelled[resource] * self.scale.get(resource, 1.0)
-        mine = used / seen.seconds / whole
+        used = _used(seen, problem)
+        resource = _scarcer(problem, used)
+        whole = _capacity(problem, resource) / self.server_share
+        mine = used.get(resource, 0.0) / seen.seconds / whole
         busy = (
             seen.load.cpu_busy
             if resource == SERVER_CPU
@@ -297,17 +331,42 @@ class Estimates:
 
 
 def _modelled(
-    seen: Observation, problem: Problem, without: object = None
+    seen: Observation,
+    problem: Problem,
+    counts: Callable[[Way], bool] = lambda way: True,
 ) -> dict[str, float]:
-    """Seconds on each resource that the model gives for what came."""
-    use = {(each.cut, each.encoding): each.use for each in problem.options}
-    sums: dict[str, float] = {}
-    for way, count in seen.samples.items():
-        if way == without:
-            continue
-        for resource, seconds in use.get(way, {}).items():
-            sums[resource] = sums.get(resource, 0.0) + count * seconds
+    """Seconds by kind of work that the model gives for what came."""
+    sums: dict[str, float] = defaultdict(float)
+    for option, count in _came(seen, problem):
+        if counts((option.cut, option.encoding)):
+            for kind, seconds in option.work.items():
+                sums[kind] += count * seconds
     return sums
+
+
+def _modelled_layers(seen: Observation, problem: Problem) -> float:
+    """Device-seconds that the model gives for what was finished here."""
+    each = {
+        option.cut: option.work.get(CLIENT_LAYERS, 0.0)
+        for option in problem.options
+    }
+    return sum(each.get(cut, 0.0) * n for cut, n in seen.finished.items())
+
+
+def _used(seen: Observation, problem: Problem) -> dict[str, float]:
+    """Of each resource, that the model gives for what came."""
+    sums: dict[str, float] = defaultdict(float)
+    for option, count in _came(seen, problem):
+        for resource, amount in option.use.items():
+            sums[resource] += count * amount
+    return sums
+
+
+def _came(seen: Observation, problem: Problem) -> Iterator[tuple[Option, int]]:
+    known = {(each.cut, each.encoding): each for each in problem.options}
+    for way, count in seen.samples.items():
+        if way in known:
+            yield known[way], count
 
 
 def _capacity(problem: Problem, name: str) -> float:
@@ -317,13 +376,9 @@ def _capacity(problem: Problem, name: str) -> float:
     raise KeyError(name)
 
 
-def _scarcer(
-    problem: Problem, modelled: Mapping[str, float], scale: Mapping[str, float]
-) -> str:
+def _scarcer(problem: Problem, used: Mapping[str, float]) -> str:
     """The resource of the storage tier that was used to a higher part."""
-
-    def part(name: str) -> float:
-        used = modelled.get(name, 0.0) * scale.get(name, 1.0)
-        return used / _capacity(problem, name)
-
-    return max((SERVER_CPU, SERVER_DEVICE), key=part)
+    return max(
+        (SERVER_CPU, SERVER_DEVICE),
+        key=lambda name: used.get(name, 0.0) / _capacity(problem, name),
+    )

@@ -169,7 +169,11 @@ class _Delivery:
 
     def _ready(self, number: int, loaded: LoadedSpan) -> _Ready:
         self._judge(loaded)
-        with torch.inference_mode():
+        count = len(loaded.features)
+        with (
+            self._plan.meter.finishing(loaded.cut, count),
+            torch.inference_mode(),
+        ):
             features = self._plan.to_freeze_point(loaded.cut, loaded.features)
         num_rows = len(loaded.span.rows)
         good = [r for r in range(num_rows) if r not in loaded.failures]

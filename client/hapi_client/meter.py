@@ -34,6 +34,7 @@ class SpanReport:
         plain_seconds: of a plain read, decoding included; of the try that
             succeeded, without what may have failed before. 0 for a span
             that came as features.
+        decode_cpu_seconds: of a plain read.
         server_cpu_seconds: CPU seconds of the worker for a pushed span.
         forward_seconds: wall seconds of its forwards there.
         forward_cpu_seconds: CPU seconds of them.
@@ -45,6 +46,7 @@ class SpanReport:
 
     read_seconds: float = 0.0
     plain_seconds: float = 0.0
+    decode_cpu_seconds: float = 0.0
     server_cpu_seconds: float = 0.0
     forward_seconds: float = 0.0
     forward_cpu_seconds: float = 0.0
@@ -62,6 +64,10 @@ class Observation:
         samples: that arrived, by the way they came.
         received_bytes: of all answers.
         client_cpu_seconds: of the whole process, all threads.
+        decode_cpu_seconds: of the plain reads.
+        finished: samples whose layers behind the cut were computed here, by
+            cut.
+        finish_cpu_seconds: CPU seconds of the loop's own thread, for these.
         train_samples: that the training loop took.
         train_cpu_seconds: CPU seconds of the loop's own thread, outside
             the loader.
@@ -88,6 +94,9 @@ class Observation:
     samples: Mapping[Way, int] = field(default_factory=dict)
     received_bytes: int = 0
     client_cpu_seconds: float = 0.0
+    decode_cpu_seconds: float = 0.0
+    finished: Mapping[int, int] = field(default_factory=dict)
+    finish_cpu_seconds: float = 0.0
     train_samples: int = 0
     train_cpu_seconds: float = 0.0
     train_seconds: float = 0.0
@@ -167,6 +176,7 @@ class Meter:
 
     def _begin(self) -> None:
         self._samples: Counter[Way] = Counter()
+        self._finished: Counter[int] = Counter()
         self._sums: defaultdict[str, float] = defaultdict(float)
 
     def loaded(
@@ -197,6 +207,7 @@ class Meter:
                 self._samples[STREAMED] += num_samples
                 sums["stream"] += seconds
                 sums["read"] += report.read_seconds
+                sums["decode_cpu"] += report.decode_cpu_seconds
                 if report.fell_back:
                     sums["fell_back"] += num_samples
                 return
@@ -290,6 +301,18 @@ class Meter:
                 self._sums["waiting"] += self._clock() - started
 
     @contextmanager
+    def finishing(self, cut: int, num_samples: int) -> Iterator[None]:
+        """Measures the layers behind a cut, in the loop's thread."""
+        before = self._thread_clock()
+        try:
+            yield
+        finally:
+            used = self._thread_clock() - before
+            with self._lock:
+                self._finished[cut] += num_samples
+                self._sums["finish_cpu"] += used
+
+    @contextmanager
     def training(self, num_samples: int) -> Iterator[None]:
         """Measures the training loop's work on a batch."""
         wall, cpu = self._clock(), self._thread_clock()
@@ -313,6 +336,9 @@ class Meter:
                 samples=dict(self._samples),
                 received_bytes=int(sums["received"]),
                 client_cpu_seconds=sums["cpu"],
+                decode_cpu_seconds=sums["decode_cpu"],
+                finished=dict(self._finished),
+                finish_cpu_seconds=sums["finish_cpu"],
                 train_samples=int(sums["train_samples"]),
                 train_cpu_seconds=sums["train_cpu"],
                 train_seconds=sums["train"],

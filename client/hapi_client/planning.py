@@ -39,6 +39,7 @@ from hapi_splitter.costs import (
     OneOff,
     SampleCosts,
     build_problem,
+    layer_threads,
 )
 from hapi_splitter.plan import Plan, Problem, solve
 
@@ -317,6 +318,7 @@ class JobPlanner:
         """Whether push-down would pay with a worker of endless speed."""
         server = endless(facts.client)
         estimates = self._estimates
+        estimates.client_threads = layer_threads(facts.client)
         seen, self._first_window = self._first_window, None
         if seen is None:
             seen = self._meter.take()
@@ -363,8 +365,7 @@ class JobPlanner:
         )
         # What has been paid is no reason against pushing any more.
         self._one_off = OneOff()
-        if profile.device == "cpu":
-            self._estimates.server_threads = profile.forward_threads
+        self._estimates.server_threads = layer_threads(profile)
         return profile
 
     def _build(

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 import torch
 
@@ -27,7 +28,7 @@ from hapi_protocol.features import (
     read_features,
 )
 from hapi_protocol.headers import ByteRange
-from hapi_protocol.index import Span
+from hapi_protocol.index import MAX_SPAN_SAMPLES, Span
 from hapi_protocol.profiles import ModelProfile
 from hapi_protocol.shards import iter_samples
 from hapi_splitter.costs import CutFacts, SampleCosts, candidate_cuts
@@ -75,10 +76,12 @@ class ProbeSamples:
     Attributes:
         images: of those that have one.
         bytes_each: in the shard, per sample.
+        span_samples: that one request brings, on average.
     """
 
     images: tuple[bytes, ...]
     bytes_each: float
+    span_samples: float = MAX_SPAN_SAMPLES
 
 
 def read_samples(
@@ -119,6 +122,7 @@ def read_samples(
     return ProbeSamples(
         tuple(image for image in images if image is not None),
         len(data) / len(rows),
+        fmean(len(each.rows) for each in spans),
     )
 
 
@@ -192,6 +196,7 @@ def _measure(
             wire_bytes=wire_bytes,
             encode_seconds=encode_seconds,
             unpack_seconds=unpack_seconds,
+            span_samples=probe.span_samples,
         ),
         client=profile_device(region),
         num_probed=len(images),

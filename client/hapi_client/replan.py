@@ -160,7 +160,7 @@ class Replanner:
         self._postpone()
         seen = self._meter.take()
         estimates = self._estimates
-        estimates.observe(seen, self._build(estimates.conditions(False)))
+        estimates.observe(seen, self._build)
         problem = self._build(estimates.conditions())
         now = dict(self._mixer.weights)
         if self._is_lost(seen, problem, now):

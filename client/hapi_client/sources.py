@@ -196,12 +196,13 @@ class RawSource:
             )
         )
         check_keys(span, [(each.index, each.key) for each in samples])
-        loaded = self._decode(span, samples, scope)
+        loaded, decode_cpu_seconds = self._decode(span, samples, scope)
         return replace(
             loaded,
             report=SpanReport(
                 read_seconds=read_seconds,
                 plain_seconds=time.monotonic() - started,
+                decode_cpu_seconds=decode_cpu_seconds,
             ),
         )
 
@@ -210,8 +211,10 @@ class RawSource:
         span: Span,
         samples: Sequence[Sample],
         scope: CancelScope,
-    ) -> LoadedSpan:
+    ) -> tuple[LoadedSpan, float]:
+        """And the CPU seconds that it took."""
         images = torch.empty((len(samples), *self._shape), dtype=torch.float32)
+        seconds = 0.0
         failures = {}
         futures = {}
         for row, sample in enumerate(samples):
@@ -224,7 +227,7 @@ class RawSource:
             for row, future in futures.items():
                 scope.check()
                 try:
-                    future.result(self._limits.seconds)
+                    seconds += future.result(self._limits.seconds)
                 except SampleError as error:
                     failures[row] = str(error)
         finally:
@@ -232,7 +235,7 @@ class RawSource:
                 future.cancel()
         if failures:
             images = images[[r for r in futures if r not in failures]]
-        return LoadedSpan(span, 0, images, failures)
+        return LoadedSpan(span, 0, images, failures), seconds
 
 
 def delay_seconds(backoff: Backoff, failures: int, error: HapiError) -> float:

@@ -2,7 +2,8 @@
 
 Costs are per sample: bytes on the link, core-seconds, device-seconds. The
 server's share of cores that go into Swift itself is in ``server cpu``, for
-Swift's processes run on the same hosts.
+Swift's processes run on the same hosts. Factors learned while training
+correct each kind of work by itself (:mod:`hapi_splitter.work`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from hapi_protocol.encodings import allowed_encodings
+from hapi_protocol.index import MAX_SPAN_SAMPLES
 from hapi_protocol.profiles import ModelProfile
 from hapi_splitter.problem import (
     CLIENT_CPU,
@@ -26,6 +28,18 @@ from hapi_splitter.problem import (
     Problem,
     Resource,
 )
+from hapi_splitter.work import (
+    CLIENT_DECODING,
+    CLIENT_HANDLING,
+    CLIENT_LAYERS,
+    KINDS,
+    SERVER_DECODING,
+    SERVER_LAYERS,
+    SERVING,
+    TRAINING,
+    resource_use,
+    scaled,
+)
 
 DEFAULT_SERVE_SECONDS_PER_BYTE = 1 / 350e6
 """Core-seconds that Swift takes to serve one byte of a large object.
@@ -33,6 +47,14 @@ DEFAULT_SERVE_SECONDS_PER_BYTE = 1 / 350e6
 Swift 2.38 (proxy and object server together) reads 340 to 360 MB/s on one
 core: GETs of 50 and 100 MB from a replicated policy on a memory file system,
 without TLS and encryption. Erasure coding, TLS and encryption cost more."""
+DEFAULT_SERVE_SECONDS_PER_REQUEST = 0.0057
+"""Core-seconds that Swift takes for a plain GET, whatever its length.
+
+As above: CPU seconds of proxy and object server for GETs of 4, 16 and 64
+photographs of 108 kB, less those for their bytes."""
+DEFAULT_PUSH_SECONDS_PER_REQUEST = 0.0124
+"""Likewise for an annotated GET, with its checks of rights and the exchange
+with the worker."""
 
 _CPU = "cpu"
 _MOST_SHRINKING = 8
@@ -73,6 +95,7 @@ class SampleCosts:
         wire_bytes: in the Arrow stream, by cut and encoding.
         encode_seconds: core-seconds on the *client's* CPU.
         unpack_seconds: core-seconds on the client from Arrow to float32.
+        span_samples: that one request brings.
     """
 
     raw_bytes: float
@@ -80,6 +103,7 @@ class SampleCosts:
     wire_bytes: Mapping[tuple[int, str], float]
     encode_seconds: Mapping[tuple[int, str], float]
     unpack_seconds: Mapping[tuple[int, str], float]
+    span_samples: float = MAX_SPAN_SAMPLES
 
 
 @dataclass(frozen=True)
@@ -91,15 +115,22 @@ class Conditions:
         server_share: part of the worker's capacity that is ours, 0 to 1.
         train_seconds: per sample, of the training loop itself. It runs
             between the client's own forwards, one after the other.
+        handling_seconds: per sample, of the client's cores: for what is
+            neither decoding, nor layers, nor training.
         serve_seconds_per_byte: Swift's core-seconds for a byte that it
             reads or sends.
-        scale: observed over profiled cost, by resource; 1 if not named.
+        serve_seconds_per_request: for a plain GET of any length.
+        push_seconds_per_request: for an annotated one.
+        scale: observed over profiled cost, by kind of work; 1 if not named.
     """
 
     link_bytes_per_second: float
     server_share: float = 1.0
     train_seconds: float = 0.0
+    handling_seconds: float = 0.0
     serve_seconds_per_byte: float = DEFAULT_SERVE_SECONDS_PER_BYTE
+    serve_seconds_per_request: float = DEFAULT_SERVE_SECONDS_PER_REQUEST
+    push_seconds_per_request: float = DEFAULT_PUSH_SECONDS_PER_REQUEST
     scale: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -109,10 +140,10 @@ class Conditions:
                 f"0 to 1"
             )
         for name in self.scale:
-            if name not in RESOURCES:
+            if name not in KINDS:
                 raise ValueError(
-                    f"{name!r} is no resource; there are "
-                    f"{', '.join(RESOURCES)}"
+                    f"{name!r} is no kind of work; there are "
+                    f"{', '.join(KINDS)}"
                 )
 
 
@@ -245,71 +276,84 @@ class _Costs:
     conditions: Conditions
 
     def streaming(self) -> Option:
-        client = self.client
-        use = {
-            LINK: self.samples.raw_bytes,
-            SERVER_CPU: self._serving(self.samples.raw_bytes),
-            CLIENT_CPU: self.samples.decode_seconds,
-            CLIENT_DEVICE: 0.0,
+        samples, conditions = self.samples, self.conditions
+        work = {
+            SERVING: self._serving(
+                samples.raw_bytes, conditions.serve_seconds_per_request
+            ),
+            CLIENT_DECODING: samples.decode_seconds,
+            **self._in_client(0),
         }
-        self._compute_in_client(use, 0)
-        return Option(0, RAW, self._scaled(use), 0, client.peak_bytes[-1])
+        return self._option(
+            0, RAW, samples.raw_bytes, work, 0, self.client.peak_bytes[-1]
+        )
 
     def pushed(self, cut: int, encoding: str) -> Option:
         samples, server = self.samples, self.server
         wire_bytes = samples.wire_bytes[cut, encoding]
-        forward = server.seconds_per_sample(cut)
-        server_cpu = self._on_server(
-            samples.decode_seconds
-            + _measured(samples.encode_seconds, cut, encoding, "encoding")
-        ) + self._serving(samples.raw_bytes + wire_bytes)
-        if server.device == _CPU:
-            server_cpu += forward * server.forward_threads
-        use = {
-            LINK: wire_bytes,
-            SERVER_CPU: server_cpu,
-            SERVER_DEVICE: forward,
-            CLIENT_CPU: _measured(
+        work = {
+            SERVING: self._serving(
+                samples.raw_bytes + wire_bytes,
+                self.conditions.push_seconds_per_request,
+            ),
+            SERVER_DECODING: self._on_server(
+                samples.decode_seconds
+                + _measured(samples.encode_seconds, cut, encoding, "encoding")
+            ),
+            SERVER_LAYERS: server.seconds_per_sample(cut),
+            CLIENT_DECODING: _measured(
                 samples.unpack_seconds, cut, encoding, "unpacking"
             ),
-            CLIENT_DEVICE: 0.0,
+            **self._in_client(cut),
         }
-        self._compute_in_client(use, cut)
         # A forward in the client from an inner cut needs at most what the
         # whole region needs; behind the last cut none of it runs there.
         inner = cut < server.num_cuts
-        return Option(
+        return self._option(
             cut,
             encoding,
-            self._scaled(use),
+            wire_bytes,
+            work,
             server.peak_bytes[cut],
             self.client.peak_bytes[-1] if inner else 0,
         )
 
-    def _compute_in_client(self, use: dict[str, float], cut: int) -> None:
-        """Adds the layers after a cut and the training loop."""
-        client = self.client
-        rest = max(
-            0.0,
-            client.seconds_per_sample(client.num_cuts)
-            - client.seconds_per_sample(cut),
+    def _option(
+        self,
+        cut: int,
+        encoding: str,
+        link_bytes: float,
+        work: Mapping[str, float],
+        server_bytes: int,
+        client_bytes: int,
+    ) -> Option:
+        work = scaled(work, self.conditions.scale)
+        use = resource_use(
+            link_bytes,
+            work,
+            server_share=self.conditions.server_share,
+            server_threads=layer_threads(self.server),
+            client_threads=layer_threads(self.client),
         )
-        rest += self.conditions.train_seconds
-        use[CLIENT_DEVICE] += rest
-        if client.device == _CPU:
-            use[CLIENT_CPU] += rest * client.forward_threads
+        return Option(cut, encoding, use, server_bytes, client_bytes, work)
 
-    def _serving(self, num_bytes: float) -> float:
-        """Core-seconds of Swift, which serves whom it likes.
+    def _in_client(self, cut: int) -> dict[str, float]:
+        """The layers after a cut, the training loop, and all the rest."""
+        client, conditions = self.client, self.conditions
+        layers = client.seconds_per_sample(
+            client.num_cuts
+        ) - client.seconds_per_sample(cut)
+        return {
+            CLIENT_LAYERS: max(0.0, layers),
+            CLIENT_HANDLING: conditions.handling_seconds,
+            TRAINING: conditions.train_seconds,
+        }
 
-        The share rations the worker's work, not Swift's. Capacity is the
-        share's, so Swift's seconds count for that much less.
-        """
-        conditions = self.conditions
+    def _serving(self, num_bytes: float, request_seconds: float) -> float:
+        """Core-seconds of Swift."""
         return (
-            num_bytes
-            * conditions.serve_seconds_per_byte
-            * conditions.server_share
+            num_bytes * self.conditions.serve_seconds_per_byte
+            + request_seconds / self.samples.span_samples
         )
 
     def _on_server(self, client_core_seconds: float) -> float:
@@ -317,9 +361,10 @@ class _Costs:
         ratio = self.server.reference_seconds / self.client.reference_seconds
         return client_core_seconds * ratio
 
-    def _scaled(self, use: Mapping[str, float]) -> dict[str, float]:
-        scale = self.conditions.scale
-        return {name: each * scale.get(name, 1) for name, each in use.items()}
+
+def layer_threads(profile: ModelProfile) -> int:
+    """Cores that a forward of this profile takes, 0 on an accelerator."""
+    return profile.forward_threads if profile.device == _CPU else 0
 
 
 def _resources(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hapi_protocol.encodings import COMPRESSIONS, DTYPES, Encoding
 from hapi_splitter.quantities import percent_text
@@ -65,6 +65,8 @@ class Option:
             device-seconds; a resource that is not named is not used.
         server_bytes: memory for one sample on the server's device.
         client_bytes: memory for one sample on the client's device.
+        work: seconds by kind (:mod:`hapi_splitter.work`), of which ``use``
+            was made; nothing where only that is known.
     """
 
     cut: int
@@ -72,6 +74,7 @@ class Option:
     use: Mapping[str, float]
     server_bytes: int
     client_bytes: int
+    work: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.cut < 0:

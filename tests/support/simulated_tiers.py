@@ -21,6 +21,14 @@ from hapi_client.replan import Replanner, ReplanOptions
 from hapi_protocol.summary import Load
 from hapi_splitter.costs import Conditions
 from hapi_splitter.plan import Option, Problem, Resource
+from hapi_splitter.work import (
+    CLIENT_HANDLING,
+    CLIENT_LAYERS,
+    SERVER_DECODING,
+    TRAINING,
+    resource_use,
+    scaled,
+)
 
 WIDTH = 4
 
@@ -67,7 +75,8 @@ class SimulatedJob:
 
     Args:
         truth: costs.
-        profiled: factor by which profiles are wrong, by resource.
+        profiled: factor by which profiles are wrong, by kind of work:
+            ``server decoding`` and ``client layers``.
         server_cores: of the worker.
         seed: of the jitter.
     """
@@ -99,28 +108,8 @@ class SimulatedJob:
         )
 
     def build(self, conditions: Conditions) -> Problem:
-        def amount(name: str, true: float) -> float:
-            scale = conditions.scale.get(name, 1.0)
-            return true * self._wrong.get(name, 1.0) * scale
-
         truth = self.truth
-        options = [
-            Option(
-                way[0],
-                way[1],
-                {
-                    "link": truth.link[way],
-                    "server cpu": amount("server cpu", truth.server[way]),
-                    "client cpu": amount(
-                        "client cpu",
-                        truth.client[way] + conditions.train_seconds,
-                    ),
-                },
-                0,
-                0,
-            )
-            for way in truth.link
-        ]
+        options = [self._option(way, conditions) for way in truth.link]
         share = conditions.server_share
         return Problem(
             resources=(
@@ -128,6 +117,7 @@ class SimulatedJob:
                 Resource("server cpu", self._server_cores * share, "cores"),
                 Resource("server device", share, "devices"),
                 Resource("client cpu", truth.client_cores, "cores"),
+                Resource("client device", truth.client_cores, "devices"),
             ),
             options=tuple(options),
             num_samples=10**9,
@@ -137,6 +127,31 @@ class SimulatedJob:
             client_limit_bytes=0,
             last_cut=max(way[0] for way in truth.link),
         )
+
+    def _option(self, way: Way, conditions: Conditions) -> Option:
+        truth = self.truth
+        profiled = {
+            # Each tier's seconds are of one kind, whatever they are of.
+            SERVER_DECODING: truth.server[way],
+            CLIENT_LAYERS: truth.client[way],
+        }
+        work = scaled(
+            {
+                kind: each * self._wrong.get(kind, 1.0)
+                for kind, each in profiled.items()
+            },
+            conditions.scale,
+        )
+        work[TRAINING] = conditions.train_seconds
+        work[CLIENT_HANDLING] = conditions.handling_seconds
+        use = resource_use(
+            truth.link[way],
+            work,
+            server_share=conditions.server_share,
+            server_threads=0,
+            client_threads=1,
+        )
+        return Option(way[0], way[1], use, 0, 0, work)
 
     def use(self, costs: Mapping[Way, float]) -> float:
         """Per sample of the present mix."""
@@ -243,6 +258,8 @@ def _observation(
         samples={way: round(w * count) for way, w in weights.items()},
         received_bytes=round(count * job.use(truth.link)),
         client_cpu_seconds=count * client,
+        finished={way[0]: round(w * count) for way, w in weights.items()},
+        finish_cpu_seconds=count * (client - truth.train),
         train_samples=round(count),
         train_cpu_seconds=count * truth.train,
         train_seconds=count * truth.train,

@@ -37,22 +37,25 @@ KNOWLEDGE = Knowledge.from_json(
             {
                 "cut": 0,
                 "encoding": "raw",
-                "use": {
-                    "link": 100e3,
-                    "server cpu": 0.3e-3,
-                    "client cpu": 8e-3,
-                    "client device": 4e-3,
+                "link_bytes": 100e3,
+                "work": {
+                    "serving": 0.3e-3,
+                    "client decoding": 4e-3,
+                    "client layers": 3.9e-3,
+                    "training": 0.1e-3,
                 },
             },
             {
                 "cut": 9,
                 "encoding": "float32",
-                "use": {
-                    "link": 2e3,
-                    "server cpu": 9e-3,
-                    "server device": 6e-3,
-                    "client cpu": 0.4e-3,
-                    "client device": 0.2e-3,
+                "link_bytes": 2e3,
+                "work": {
+                    "serving": 0.4e-3,
+                    "server decoding": 2.6e-3,
+                    "server layers": 6e-3,
+                    "client decoding": 0.2e-3,
+                    "client layers": 0.1e-3,
+                    "training": 0.1e-3,
                 },
             },
         ],
@@ -117,7 +120,12 @@ def a_cell(link: float, bytes_per_second: float) -> dict[str, Any]:
         "problem": {
             "capacities": dict(KNOWLEDGE.capacities),
             "options": [
-                {"cut": o.cut, "encoding": o.encoding, "use": dict(o.use)}
+                {
+                    "cut": o.cut,
+                    "encoding": o.encoding,
+                    "link_bytes": o.use["link"],
+                    "work": dict(o.work),
+                }
                 for o in KNOWLEDGE.options
             ],
             "train_seconds": KNOWLEDGE.train_seconds,

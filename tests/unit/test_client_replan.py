@@ -25,7 +25,10 @@ from hapi_client.replan import (
     difference,
     step,
 )
+from hapi_splitter.costs import Conditions
 from hapi_splitter.plan import Option, Problem, Resource
+from hapi_splitter.problem import UNITS
+from hapi_splitter.work import resource_use, scaled
 from simulated_tiers import Clock, SimulatedJob, Truth, joint_optimum, run
 
 STREAM = (0, "raw")
@@ -53,9 +56,9 @@ def rates_of(
     "wrong",
     [
         {},
-        {"server cpu": 0.5},
-        {"server cpu": 2.0},
-        {"client cpu": 0.6, "server cpu": 1.5},
+        {"server decoding": 0.5},
+        {"server decoding": 2.0},
+        {"client layers": 0.6, "server decoding": 1.5},
     ],
 )
 def test_job_comes_to_its_optimum_when_profiles_are_wrong(
@@ -414,7 +417,9 @@ def test_accelerator_of_the_client_is_known_by_the_loop_that_never_waits(
     waiting: float, profiled: float, expected: float | None
 ) -> None:
     estimates = Estimates(push_width=lambda: 4, train_on_cpu=False)
-    option = Option(0, "raw", {"client device": profiled / 1000}, 0, 0)
+    work = {"client layers": profiled / 1000}
+    use = {"client device": profiled / 1000}
+    option = Option(0, "raw", use, 0, 0, work)
     problem = Problem(
         resources=(
             Resource("link", 1e9, "bytes/s"),
@@ -437,11 +442,12 @@ def test_accelerator_of_the_client_is_known_by_the_loop_that_never_waits(
         waiting_seconds=waiting,
     )
 
-    estimates.observe(seen, problem)
+    estimates.observe(seen, lambda _: problem)
 
-    assert estimates.scale.get("client device") == (
-        expected if expected is None else pytest.approx(expected)
-    )
+    for kind in ("client layers", "training"):
+        assert estimates.scale.get(kind) == (
+            expected if expected is None else pytest.approx(expected)
+        )
 
 
 def test_interval_without_bytes_says_nothing_of_the_link() -> None:
@@ -451,6 +457,85 @@ def test_interval_without_bytes_says_nothing_of_the_link() -> None:
         5.0, samples={STREAM: 64}, reading_share=0.9, stream_seconds=20.0
     )
 
-    job.estimates.observe(idle, job.build(job.estimates.conditions(False)))
+    job.estimates.observe(idle, job.build)
 
     assert job.estimates.link.bytes_per_second == UNKNOWN_LINK
+
+
+def profiled(conditions: Conditions) -> Problem:
+    """A CPU client and a CPU worker; streaming, and a cut in the middle."""
+    way = {
+        "server decoding": 4e-3,
+        "server layers": 2e-3,
+        "client decoding": 0.5e-3,
+        "client layers": 1e-3,
+    }
+    works = {
+        STREAM: {"client decoding": 5e-3, "client layers": 3e-3},
+        PUSH: way,
+    }
+    options = tuple(
+        Option(
+            *way,
+            resource_use(
+                1e3,
+                scaled(work, conditions.scale),
+                server_share=1.0,
+                server_threads=1,
+                client_threads=1,
+            ),
+            0,
+            0,
+            scaled(work, conditions.scale),
+        )
+        for way, work in works.items()
+    )
+    return Problem(
+        resources=tuple(
+            Resource(name, 1.0, unit) for name, unit in UNITS.items()
+        ),
+        options=options,
+        num_samples=1,
+        epochs=1.0,
+        push_one_off_seconds=0.0,
+        server_limit_bytes=0,
+        client_limit_bytes=0,
+        last_cut=9,
+    )
+
+
+def test_each_kind_of_work_is_corrected_by_what_was_seen_of_it() -> None:
+    estimates = Estimates(
+        push_width=lambda: 4, train_on_cpu=True, server_threads=1
+    )
+    seen = Observation(
+        5.0,
+        samples={STREAM: 100, PUSH: 200},
+        client_cpu_seconds=2.1,
+        decode_cpu_seconds=0.6,  # 1.2 times as much as profiled
+        finished={0: 100, PUSH[0]: 200},
+        finish_cpu_seconds=1.0,  # 2 times
+        train_samples=300,
+        train_cpu_seconds=0.1,
+        train_seconds=0.1,
+        pushed_samples=200,
+        server_cpu_seconds=1.6,
+        forward_seconds=9.0,
+        forward_cpu_seconds=0.6,  # 1.5 times; decoding 1.25 times
+    )
+
+    estimates.observe(seen, profiled)
+
+    assert estimates.scale == pytest.approx(
+        {
+            "client decoding": 1.2,
+            "client layers": 2.0,
+            "server decoding": 1.25,
+            "server layers": 1.5,
+        }
+    )
+    # 2.1 less 0.6, 1.0, 0.1 and 200 times 0.5 ms to unpack.
+    assert estimates.handling_seconds == pytest.approx(0.5 * 0.3 / 300)
+    conditions = estimates.conditions()
+    assert conditions.handling_seconds == estimates.handling_seconds
+    assert conditions.train_seconds == pytest.approx(0.1 / 300)

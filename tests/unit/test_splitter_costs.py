@@ -56,8 +56,14 @@ SAMPLES = SampleCosts(
     wire_bytes={KEYS[0]: 520.0, KEYS[1]: 130.0, KEYS[2]: 20.0},
     encode_seconds=dict.fromkeys(KEYS, 0.001),
     unpack_seconds=dict.fromkeys(KEYS, 0.0005),
+    span_samples=10,
 )
-CONDITIONS = Conditions(link_bytes_per_second=1e6, serve_seconds_per_byte=1e-6)
+CONDITIONS = Conditions(
+    link_bytes_per_second=1e6,
+    serve_seconds_per_byte=1e-6,
+    serve_seconds_per_request=0.003,
+    push_seconds_per_request=0.008,
+)
 
 
 def build(
@@ -93,7 +99,8 @@ def test_streaming_takes_the_image_and_the_whole_region() -> None:
     assert found.use == pytest.approx(
         {
             "link": 1000,
-            "server cpu": 1e-3,
+            "server cpu": 1e-3 + 0.0003,
+            "server device": 0,
             "client cpu": 0.005,
             "client device": 0.06,
         }
@@ -107,7 +114,7 @@ def test_an_inner_cut_takes_of_both_tiers() -> None:
         {
             "link": 130,
             # decoding and encoding take twice as long there
-            "server cpu": 2 * (0.005 + 0.001) + 1130e-6,
+            "server cpu": 2 * (0.005 + 0.001) + 1130e-6 + 0.0008,
             "server device": 0.01,
             "client cpu": 0.0005,
             "client device": 0.04,
@@ -186,12 +193,39 @@ def test_it_streams_when_our_share_of_the_server_is_nothing() -> None:
     assert solve(build()).pushes
 
 
-def test_observed_costs_scale_their_resource_alone() -> None:
-    conditions = replace(CONDITIONS, scale={"server device": 3.0})
-    found = option(build(conditions=conditions), 2, "uint8")
-    usual = option(build(), 2, "uint8")
-    assert found.use["server device"] == 3 * usual.use["server device"]
-    assert found.use["link"] == usual.use["link"]
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("server decoding", {"server cpu": 2 * 2 * 0.006}),
+        ("server layers", {"server cpu": 8 * 0.02, "server device": 0.02}),
+        ("client decoding", {"client cpu": 2 * 0.0005}),
+        ("client layers", {"client cpu": 2 * 0.08, "client device": 0.08}),
+        ("serving", {"server cpu": 2 * (1130e-6 + 0.0008)}),
+    ],
+)
+def test_what_was_observed_scales_its_kind_of_work_alone(
+    kind: str, more: dict[str, float]
+) -> None:
+    server = replace(SERVER, device="cpu", forward_threads=8)
+    client = replace(CLIENT, device="cpu", forward_threads=2)
+    conditions = replace(CONDITIONS, scale={kind: 3.0})
+    found, usual = (
+        option(build(server=server, client=client, conditions=c), 2, "uint8")
+        for c in (conditions, CONDITIONS)
+    )
+    assert found.use == pytest.approx(
+        {name: n + more.get(name, 0.0) for name, n in usual.use.items()}
+    )
+
+
+def test_the_client_handles_every_sample() -> None:
+    conditions = replace(CONDITIONS, handling_seconds=0.02)
+    for usual, found in zip(
+        build().options, build(conditions=conditions).options, strict=True
+    ):
+        assert found.use["client cpu"] == pytest.approx(
+            usual.use["client cpu"] + 0.02
+        )
 
 
 @pytest.mark.parametrize(
@@ -256,8 +290,7 @@ def test_measurements_that_do_not_belong_together_are_refused(
     ("changes", "message"),
     [
         ({"server_share": 1.5}, "share of the server is 1.5"),
-        ({"scale": {"gpu": 2.0}}, "'gpu' is no resource"),
-        ({"scale": {"disk": 2.0}}, "'disk' is no resource"),
+        ({"scale": {"gpu": 2.0}}, "'gpu' is no kind of work"),
     ],
 )
 def test_bad_conditions_are_refused(
