@@ -131,7 +131,8 @@ def outlook(report: Report) -> Outlook:
         (option.cut, option.encoding): problem.samples_per_second(option)
         for option in problem.options
     }
-    named = {**{each.name: each for each in statics}, **rules}
+    chosen = [*statics, *rules.values()]
+    named = {**{each.name: each for each in chosen}, **rules}
     predicted = {name: rates[each.way] for name, each in named.items()}
     predicted["stream"] = rates[0, RAW]
     predicted["auto"] = report.plans["auto"].samples_per_second

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-import re
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from hapi_client.connection import Connection
+from hapi_client.decode import available_cores
 from hapi_client.frozen import FrozenRegion
 from hapi_client.index import load_index
 from hapi_client.location import Location
@@ -27,12 +28,17 @@ from hapi_client.probe import (
 )
 from hapi_client.progress import Reporter
 from hapi_protocol.encodings import ENCODINGS, FLOORS
-from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import ByteRange
 from hapi_protocol.index import Span
 from hapi_protocol.profiles import ModelProfile
 from hapi_splitter.costs import Conditions, OneOff, build_problem
 from hapi_splitter.plan import Problem, solve, what_if
+from hapi_splitter.quantities import (
+    bytes_text,
+    link_text,
+    number_text,
+    seconds_text,
+)
 from hapi_splitter.report import Report
 from hapi_splitter.rules import RuleFacts, alternatives
 
@@ -45,29 +51,8 @@ LINK_FLOWS = 4
 LINK_SECONDS = 3.0
 LINK_PART_BYTES = 4 * 1024 * 1024
 TRAIN_STEPS = 3
-
-_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(bit|b)(?:/s|ps)?", re.I)
-_FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-
-
-def parse_link(text: str) -> float:
-    """``"100mbit"`` → 12.5e6 bytes per second; ``"12MB/s"`` → 12e6.
-
-    ``bit`` is a bit, as networks are sold, and ``B`` a byte, of powers of
-    1000; ``b`` alone could be either and is refused.
-
-    Raises:
-        ClientError: ``bad_configuration`` naming what is allowed.
-    """
-    match = _RATE.fullmatch(text.strip())
-    if match and match[3] != "b" and float(match[1]) > 0:
-        rate = float(match[1]) * _FACTORS[match[2].lower()]
-        return rate / 8 if match[3].lower() == "bit" else rate
-    raise ClientError(
-        "bad_configuration",
-        f"link is {text!r}; give bits as in 100mbit or 1gbit, or bytes as "
-        "in 12MB/s",
-    )
+BUSY = 0.5
+"""Of the cores: what else runs with that load makes all figures longer."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +124,13 @@ def advise(
     assumptions: list[str] = []
     finder = _Finder(region, question, reporter, assumptions.append)
     probe, link, num_samples = finder.data(connection, location)
+    busy = other_load()
+    if busy > BUSY * available_cores():
+        assumptions.append(
+            f"other work on this machine (load {busy:.1f} on "
+            f"{available_cores()} cores) does not count; measured beside it, "
+            "all seconds may be too long"
+        )
     reporter.note("measuring samples and this machine's device")
     facts = measure(region, probe, ENCODINGS, question.cuts)
     server, one_off = finder.server(facts, connection)
@@ -168,6 +160,7 @@ def advise(
         input_bytes=4 * int(torch.Size(region.input_shape).numel()),
     )
     asked = problem(question.floor)
+    measured = _measured(facts, server, conditions)
     coarser = FLOORS[FLOORS.index(question.floor) + 1 :]
     return Advice(
         Report(
@@ -175,12 +168,39 @@ def advise(
             asked,
             alternatives(asked, rule_facts),
             model=question.name,
+            notes=(*measured, *(f"assumed: {each}" for each in assumptions)),
         ),
         what_if(solve(asked), {floor: problem(floor) for floor in coarser}),
         conditions,
         facts,
         server,
         tuple(assumptions),
+    )
+
+
+def other_load() -> float:
+    """Processes that want a core, averaged over the last minute."""
+    return os.getloadavg()[0]
+
+
+def _measured(
+    facts: LocalFacts, server: ModelProfile, conditions: Conditions
+) -> tuple[str, ...]:
+    """What was measured, and how: sentences' beginnings."""
+    tiers = [("this machine", facts.client)]
+    if server is not facts.client:
+        tiers.append(("the worker", server))
+    return (
+        f"link: {link_text(conditions.link_bytes_per_second)}",
+        *(
+            f"{name}: {profile.device_name}, {number_text(profile.cores)} "
+            f"cores; layers in batches of {profile.best().batch}"
+            for name, profile in tiers
+        ),
+        f"bytes, decoding and encoding: mean of {facts.num_probed} images, "
+        "on one core",
+        f"the training step: {seconds_text(conditions.train_seconds)} a "
+        "sample, SGD",
     )
 
 
@@ -240,6 +260,10 @@ class _Finder:
                 "the storage side's worker is as fast as this machine"
                 + ("" if connection else "; --data asks the worker itself")
             )
+            self._assume(
+                "the worker checks, loads and profiles the model in no time; "
+                "only its upload is counted"
+            )
             return facts.client, OneOff(
                 package_bytes=self._region.parameter_bytes
             )
@@ -248,13 +272,24 @@ class _Finder:
         model, sent_bytes = self._region.store(
             connection, DEFAULT_MODELS_CONTAINER, self._reporter.reading
         )
+        place = f"{model.container}/{model.object}"
+        self._reporter.note(
+            f"stored as {place}, {bytes_text(sent_bytes)}; a job with this "
+            "model uses it"
+            if sent_bytes
+            else f"the store has it as {place}"
+        )
         self._reporter.note("the worker profiles the model")
+        started = time.monotonic()
         profile = connection.get_profile(
             model.container, model.object, seconds=PROFILE_SECONDS
         )
+        waited = time.monotonic() - started
         # What this very command has sent is counted: a job would have.
         return profile, OneOff(
-            package_bytes=sent_bytes, load_seconds=profile.load_seconds
+            package_bytes=sent_bytes,
+            load_seconds=profile.load_seconds,
+            profile_seconds=max(0.0, waited - profile.load_seconds),
         )
 
 

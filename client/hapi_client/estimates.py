@@ -18,6 +18,7 @@ from hapi_splitter.problem import (
     CLIENT_CPU,
     SERVER_CPU,
     SERVER_DEVICE,
+    UNSEEN_LINK,
     Option,
     Problem,
 )
@@ -29,8 +30,6 @@ from hapi_splitter.work import (
     TRAINING,
 )
 
-UNKNOWN_LINK = 1e12
-"""Bytes per second of a link that has not been a limit yet."""
 BUSY = 0.9
 """A resource used to this part of its capacity may be what limits."""
 READING = 0.5
@@ -73,7 +72,7 @@ else: its wall time counts, not its CPU time."""
 class LinkEstimate:
     """Bytes per second of the job's path to Swift, all flows together."""
 
-    bytes_per_second: float = UNKNOWN_LINK
+    bytes_per_second: float = UNSEEN_LINK
     _since_limited: float = 0.0
     _growth: float = LINK_GROWTH
 
@@ -96,13 +95,13 @@ class LinkEstimate:
                     self._since_limited = 0.0
                     self._growth = LINK_GROWTH
             self.bytes_per_second = min(
-                max(self.bytes_per_second, rate), UNKNOWN_LINK
+                max(self.bytes_per_second, rate), UNSEEN_LINK
             )
             return
         self._since_limited = 0.0
         self._growth = LINK_GROWTH
         before = min(self.bytes_per_second, MOST_OVER * rate)
-        if self.bytes_per_second >= UNKNOWN_LINK:
+        if self.bytes_per_second >= UNSEEN_LINK:
             before = rate
         self.bytes_per_second = before + NEW_WEIGHT * (rate - before)
 
@@ -319,9 +318,11 @@ class Estimates:
         )
         if queued:
             # The worker is at its limit: of all that it gives, our fair
-            # part, or what we get, if that is more.
-            part = min(1.0, mine / busy) if busy > 0 else 1.0
-            found, weight = max(mine, fair * mine / part), NEW_WEIGHT
+            # part, or what we get, if that is more. While the lane ran
+            # empty, at the end of an epoch say, it could have given more.
+            full = min(1.0, concurrent / self.push_width())
+            found = max(mine, fair * max(mine, busy)) / full
+            weight = NEW_WEIGHT
         else:
             found, weight = max(fair, mine + 1.0 - busy), RELAX_WEIGHT
             if found < self.server_share:

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from hapi_client.connection import Connection, ObjectInfo
 from hapi_client.location import Location
@@ -14,7 +15,7 @@ from hapi_client.retry import is_retryable
 from hapi_protocol.errors import DataIndexError, HapiError
 from hapi_protocol.features import Row, read_features
 from hapi_protocol.headers import Annotation
-from hapi_protocol.index import DataIndex, IndexRow, ShardIndex
+from hapi_protocol.index import INDEX_NAME, DataIndex, IndexRow, ShardIndex
 from hapi_protocol.shards import Sample
 
 logger = logging.getLogger(__name__)
@@ -22,6 +23,9 @@ logger = logging.getLogger(__name__)
 SHARD_SUFFIX = ".tar"
 CONTENT_TYPE_INDEX = "application/vnd.apache.arrow.stream"
 SHARD_TRIES = 3
+MOST_LISTED = 10_000
+"""Objects that are looked at for data sets of another name."""
+MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ def load_index(connection: Connection, location: Location) -> DataIndex:
     if index is None:
         raise DataIndexError(
             "bad_index",
-            f"{location} has no index; write it with 'hapi index {location}'",
+            _what_is_missing(connection, location),
             object_name=location.index_name,
         )
     if not len(index):
@@ -53,6 +57,33 @@ def load_index(connection: Connection, location: Location) -> DataIndex:
             object_name=location.index_name,
         )
     return index
+
+
+def _what_is_missing(connection: Connection, location: Location) -> str:
+    """Why there is no index, as far as a listing tells.
+
+    Raises:
+        HapiError: of the listing; where there is no container, for one.
+    """
+    if list_shards(connection, location):
+        return (
+            f"{location} has shards and no index; write it with 'hapi index "
+            f"{location}'"
+        )
+    listed = islice(connection.list(location.container), MOST_LISTED)
+    folders = {
+        name.rpartition("/")[0]
+        for name in (each.name for each in listed)
+        if name.endswith((SHARD_SUFFIX, INDEX_NAME))
+    }
+    found = sorted(str(Location(location.container, each)) for each in folders)
+    if not found:
+        return f"{location} has no object ending in {SHARD_SUFFIX}"
+    more = ", ..." if len(found) > MOST_NAMED else ""
+    return (
+        f"{location} has no object ending in {SHARD_SUFFIX}; data sets in "
+        f"this container are {', '.join(found[:MOST_NAMED])}{more}"
+    )
 
 
 def find_index(connection: Connection, location: Location) -> DataIndex | None:

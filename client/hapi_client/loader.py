@@ -170,6 +170,7 @@ class _Delivery:
     def _ready(self, number: int, loaded: LoadedSpan) -> _Ready:
         self._judge(loaded)
         count = len(loaded.features)
+        self._plan.counters.came(loaded.cut, count)
         with (
             self._plan.meter.finishing(loaded.cut, count),
             torch.inference_mode(),

@@ -290,6 +290,13 @@ class Meter:
             sums["flows"] += self._num_reading * (self._wall_before - wall)
             sums["reading_bytes"] += self._bytes_before - received
 
+    @property
+    def window_seconds(self) -> float:
+        """Of loading, since the present window began."""
+        with self._lock:
+            self._add_up()
+            return self._sums["wall"]
+
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Measures how long the training loop waits for a span."""

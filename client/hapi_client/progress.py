@@ -8,7 +8,9 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -59,13 +61,42 @@ class ConsoleReporter:
             transient=True,
             disable=not self._console.is_terminal,
         )
+        self._counting: Progress | None = None
+        self._task: TaskID | None = None
 
     def __enter__(self) -> ConsoleReporter:
         self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._stop_counting()
         self._progress.stop()
+
+    def counting(self, description: str, done: int, total: int) -> None:
+        """A bar that shows how many of all samples were had."""
+        if self._counting is None:
+            # A terminal has one live display at a time.
+            self._progress.stop()
+            self._counting = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                console=self._console,
+                transient=True,
+                disable=not self._console.is_terminal,
+            )
+            self._counting.start()
+            self._task = self._counting.add_task(description, total=total)
+        assert self._task is not None, "made with its bar"
+        self._counting.update(
+            self._task, description=description, completed=done, total=total
+        )
+
+    def _stop_counting(self) -> None:
+        if self._counting is not None:
+            self._counting.stop()
+            self._counting = None
 
     def reading(
         self, file: BinaryIO, description: str, length_bytes: int

@@ -44,7 +44,8 @@ class ReplanOptions:
     """When a job looks at its plan again.
 
     Attributes:
-        seconds: between two looks; jittered by a quarter to either side.
+        seconds: of loading between two looks; jittered by a quarter to
+            either side.
         least_spans: that must have come meanwhile.
     """
 
@@ -152,7 +153,7 @@ class Replanner:
     def _is_due(self) -> bool:
         return (
             self._spans >= self._options.least_spans
-            and self._clock() >= self._next
+            and self._meter.window_seconds >= self._pause
         )
 
     def look(self) -> None:
@@ -243,7 +244,7 @@ class Replanner:
 
     def _postpone(self) -> None:
         jitter = 0.75 + 0.5 * self._random()
-        self._next = self._clock() + self._options.seconds * jitter
+        self._pause = self._options.seconds * jitter
         self._spans = 0
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class JobStats:
         skipped: samples left out under ``on_error="skip"``.
         saturated: features that the encoding clipped.
         samples: delivered in batches.
+        samples_by_cut: that the loop was given or will be, by the cut at
+            which they came; 0 for those that were streamed.
         seconds: spent inside loaders, the training step included.
     """
 
@@ -29,6 +32,7 @@ class JobStats:
     skipped: int = 0
     saturated: int = 0
     samples: int = 0
+    samples_by_cut: Mapping[int, int] = field(default_factory=dict)
     seconds: float = 0.0
 
 
@@ -62,6 +66,13 @@ class JobCounters:
                 samples=old.samples + samples,
                 seconds=old.seconds + seconds,
             )
+
+    def came(self, cut: int, samples: int) -> None:
+        """Notes good samples of a span."""
+        with self._lock:
+            by_cut = dict(self._stats.samples_by_cut)
+            by_cut[cut] = by_cut.get(cut, 0) + samples
+            self._stats = replace(self._stats, samples_by_cut=by_cut)
 
     def snapshot(self) -> JobStats:
         with self._lock:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from hapi_client.job import TransferJob
 from hapi_protocol.errors import ClientError
 
 MOMENTUM = 0.9
+MOST_NAMES = 5
+"""That an error tells."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ def train_tail(
     epochs: int,
     learning_rate: float,
     on_epoch: Callable[[int, EpochResult], None] = lambda number, result: None,
+    on_samples: Callable[[int, int], None] = lambda number, samples: None,
 ) -> History:
     """Trains ``job.tail`` with SGD and cross entropy.
 
@@ -71,6 +75,8 @@ def train_tail(
         epochs: at least 1.
         learning_rate: constant; the momentum is 0.9.
         on_epoch: told each epoch's number, from 0 on, and result.
+        on_samples: told after each batch the epoch's number, and its
+            samples so far.
 
     Raises:
         ClientError: ``bad_configuration`` when there is nothing to train.
@@ -88,14 +94,17 @@ def train_tail(
     history = History()
     job.tail.train()
     for epoch in range(epochs):
-        result = _train_epoch(job, optimizer, epoch)
+        result = _train_epoch(job, optimizer, epoch, on_samples)
         history.epochs.append(result)
         on_epoch(epoch, result)
     return history
 
 
 def _train_epoch(
-    job: TransferJob, optimizer: torch.optim.Optimizer, epoch: int
+    job: TransferJob,
+    optimizer: torch.optim.Optimizer,
+    epoch: int,
+    on_samples: Callable[[int, int], None],
 ) -> EpochResult:
     criterion = torch.nn.CrossEntropyLoss()
     started = time.monotonic()
@@ -110,6 +119,7 @@ def _train_epoch(
         losses.append(float(loss.detach()))
         num_correct += int((outputs.argmax(1) == labels).sum())
         num_samples += len(labels)
+        on_samples(epoch, num_samples)
     return EpochResult(
         tuple(losses), num_correct, num_samples, time.monotonic() - started
     )
@@ -143,14 +153,21 @@ def build_model(
     torch.manual_seed(seed)
     try:
         builder = torchvision.models.get_model_builder(name)
-        chosen = None
-        if weights is not None:
-            chosen = torchvision.models.get_model_weights(builder)[weights]
-    except (ValueError, KeyError) as error:
-        raise ClientError(
-            "bad_configuration",
-            f"torchvision has no model {name!r} with weights {weights!r}",
-        ) from error
+    except ValueError as error:
+        known = torchvision.models.list_models()
+        raise _unknown(
+            f"torchvision has no model {name!r}", name, known
+        ) from (error)
+    chosen = None
+    if weights is not None:
+        offered = torchvision.models.get_model_weights(builder)
+        if weights not in offered.__members__:
+            raise _unknown(
+                f"torchvision has no weights {weights!r} of {name}",
+                weights,
+                list(offered.__members__),
+            )
+        chosen = offered[weights]
     if checkpoint is None:
         model = _published(builder, chosen)
     else:
@@ -158,6 +175,16 @@ def build_model(
     if num_classes is not None:
         _replace_head(model, num_classes)
     return model, chosen.transforms() if chosen is not None else None
+
+
+def _unknown(what: str, name: str, known: Sequence[str]) -> ClientError:
+    near = difflib.get_close_matches(name, known, MOST_NAMES, cutoff=0.5)
+    there_are = "near it are" if near else "there are"
+    names = ", ".join(near or known[:MOST_NAMES])
+    more = "" if near or len(known) <= MOST_NAMES else ", ..."
+    return ClientError(
+        "bad_configuration", f"{what}; {there_are} {names}{more}"
+    )
 
 
 def _published(

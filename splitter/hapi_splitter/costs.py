@@ -263,6 +263,8 @@ def build_problem(
         server_limit_bytes=server.memory_limit_bytes,
         client_limit_bytes=client.memory_limit_bytes,
         last_cut=len(cuts),
+        server_threads=layer_threads(server),
+        client_threads=layer_threads(client),
     )
 
 

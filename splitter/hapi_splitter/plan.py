@@ -114,7 +114,7 @@ def evaluate(
     if any(option.cut for option, _ in parts):
         one_off = problem.push_one_off_seconds
     to_come = problem.samples_to_come
-    return Plan(
+    plan = Plan(
         rule=rule,
         mix=parts,
         samples_per_second=0.0 if blocked else 1 / slowest,
@@ -125,6 +125,7 @@ def evaluate(
         pays_from_samples=_pays_from(problem, parts, slowest),
         reasons=(),
     )
+    return replace(plan, reasons=reasons.describe(problem, plan))
 
 
 def stream(problem: Problem) -> Plan:

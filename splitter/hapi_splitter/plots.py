@@ -11,6 +11,7 @@ import html
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -33,27 +34,47 @@ from hapi_splitter.problem import (
     SERVER_CPU,
     SERVER_DEVICE,
     Option,
-    Plan,
     Problem,
 )
 from hapi_splitter.quantities import bytes_text, number_text, percent_text
 from hapi_splitter.report import (
     Report,
     Table,
+    cost_table,
     cut_table,
     plans_table,
     shortened,
     summary,
 )
+from hapi_splitter.work import (
+    CLIENT_DECODING,
+    CLIENT_HANDLING,
+    CLIENT_LAYERS,
+    SERVER_DECODING,
+    SERVER_LAYERS,
+    SERVING,
+    TRAINING,
+    stages,
+)
 
-_STAGES = {
-    SERVER_CPU: ("storage side: read, decode, encode", "#f2b36b"),
-    SERVER_DEVICE: ("storage side: first layers of the model", "#c8601d"),
+_ORDER = (SERVER_CPU, SERVER_DEVICE, LINK, CLIENT_CPU, CLIENT_DEVICE)
+"""Resources in the order of a sample's way."""
+_LOOKS = {
+    SERVING: ("storage side: Swift reads and sends", "#f9dcc0"),
+    SERVER_DECODING: ("storage side: decode, encode", "#f2b36b"),
+    SERVER_LAYERS: ("storage side: first layers of the model", "#c8601d"),
     LINK: ("network", "#4878b8"),
-    CLIENT_CPU: ("training side: decode or unpack", "#a6cf8c"),
-    CLIENT_DEVICE: ("training side: remaining layers", "#3f7f3a"),
+    CLIENT_DECODING: ("training side: decode or unpack", "#a6cf8c"),
+    CLIENT_HANDLING: ("training side: requests, copies", "#d9e8cf"),
+    CLIENT_LAYERS: ("training side: remaining layers", "#3f7f3a"),
+    TRAINING: ("training side: the training step", "#1d4420"),
+    # Where no more is known than the resource.
+    SERVER_CPU: ("storage side: cores", "#f2b36b"),
+    SERVER_DEVICE: ("storage side: device", "#c8601d"),
+    CLIENT_CPU: ("training side: cores", "#a6cf8c"),
+    CLIENT_DEVICE: ("training side: device", "#3f7f3a"),
 }
-"""Words and colour of each resource, in the order of a sample's way."""
+"""Words and colour of each kind of work."""
 _OTHER_COLOUR = "#999999"
 _CHOSEN = "#c2185b"
 _IMAGE = "#555555"
@@ -77,9 +98,9 @@ def png_image(report: Report) -> bytes:
 def html_page(report: Report) -> str:
     """The plot, reasons and tables in one file that loads nothing."""
     title = html.escape(f"Where to cut {report.model}")
-    lines = "".join(
-        f"<li>{html.escape(line)}</li>" for line in summary(report)
-    )
+    notes = ""
+    if report.notes:
+        notes = f"<h2>What it rests on</h2>\n{_html_list(report.notes)}"
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <style>
@@ -92,14 +113,22 @@ tr:nth-child(even) {{ background: #f3f3f3; }}
 .words {{ text-align: left; }}
 </style></head><body>
 <h1>{title}</h1>
-<ul>{lines}</ul>
+{_html_list(summary(report))}
 {_svg(report)}
 <h2>Plans compared</h2>
 {_html_table(plans_table(report))}
-<h2>Cuts</h2>
+<h2>What a cut costs</h2>
+{_html_table(cost_table(report))}
+<h2>Where the model can be cut</h2>
 {_html_table(cut_table(report, every=True))}
+{notes}
 </body></html>
 """
+
+
+def _html_list(lines: Sequence[str]) -> str:
+    items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
+    return f"<ul>{items}</ul>"
 
 
 def _svg(report: Report) -> str:
@@ -131,11 +160,28 @@ def _html_table(table: Table) -> str:
 
 @dataclass(frozen=True)
 class _Bar:
-    """One row of the lower plot."""
+    """One row of the lower plot.
+
+    Attributes:
+        stages: seconds by resource, and in each by kind of work.
+    """
 
     label: str
-    seconds: dict[str, float]
+    stages: dict[str, dict[str, float]]
     share: float
+
+    @property
+    def length(self) -> float:
+        return sum(sum(kinds.values()) for kinds in self.stages.values())
+
+    @property
+    def kinds(self) -> set[str]:
+        return {
+            kind
+            for kinds in self.stages.values()
+            for kind, seconds in kinds.items()
+            if seconds
+        }
 
 
 def _figure(report: Report) -> Figure:
@@ -150,11 +196,12 @@ def _figure(report: Report) -> Figure:
     figure.suptitle(_title(report), fontsize=13, fontweight="bold")
     _draw_sizes(upper_axes, report)
     _draw_stages(lower_axes, report, bars)
+    drawn = set().union(*(bar.kinds for bar in bars))
     figure.legend(
         handles=[
-            Patch(color=_look(name)[1], label=_look(name)[0])
-            for name in bars[0].seconds
-            if any(bar.seconds[name] for bar in bars)
+            Patch(color=colour, label=words)
+            for kind, (words, colour) in _LOOKS.items()
+            if kind in drawn
         ],
         loc="outside lower center",
         ncols=3,
@@ -280,8 +327,8 @@ def _bars(report: Report) -> list[_Bar]:
     names = {cut.index: cut.name for cut in report.cuts}
     bars = []
     if len(report.plan.mix) > 1:
-        seconds = _mixed_seconds(report.problem, report.plan)
-        bars.append(_Bar("the chosen mix, on average", seconds, 0.0))
+        mixed = _mixed_stages(report.problem, report.plan.mix)
+        bars.append(_Bar("the chosen mix, on average", mixed, 0.0))
     for cut in _cuts_to_show(report):
         option = report.shown(cut)
         if option is None:
@@ -291,8 +338,8 @@ def _bars(report: Report) -> list[_Bar]:
             encoding = f" · {option.encoding}"
             room = _LABEL_WIDTH - len(encoding) - len(f"cut {cut}: ")
             label = f"cut {cut}: {shortened(names[cut], room)}{encoding}"
-        seconds = _mixed_seconds(report.problem, [(option, 1.0)])
-        bars.append(_Bar(label, seconds, report.share(cut)))
+        mixed = _mixed_stages(report.problem, [(option, 1.0)])
+        bars.append(_Bar(label, mixed, report.share(cut)))
     return bars
 
 
@@ -307,23 +354,24 @@ def _cuts_to_show(report: Report) -> list[int]:
     return sorted([*used, *others[: _MOST_BARS - len(used)]])
 
 
-def _mixed_seconds(
-    problem: Problem, plan: Plan | Sequence[tuple[Option, float]]
-) -> dict[str, float]:
-    mix = plan.mix if isinstance(plan, Plan) else plan
-    order = {name: place for place, name in enumerate(_STAGES)}
-    resources = sorted(
-        (r.name for r in problem.resources),
-        key=lambda name: order.get(name, len(order)),
-    )
-    return {
-        name: sum(share * problem.seconds(o, name) for o, share in mix)
-        for name in resources
+def _mixed_stages(
+    problem: Problem, mix: Sequence[tuple[Option, float]]
+) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {
+        name: {}
+        for name in _ORDER
+        if name in {r.name for r in problem.resources}
     }
+    for option, share in mix:
+        for name, kinds in stages(problem, option).items():
+            sums = found.setdefault(name, {})
+            for kind, seconds in kinds.items():
+                sums[kind] = sums.get(kind, 0.0) + share * seconds
+    return found
 
 
 def _draw_stages(axes: Axes, report: Report, bars: Sequence[_Bar]) -> None:
-    lengths = [sum(bar.seconds.values()) for bar in bars]
+    lengths = [bar.length for bar in bars]
     limit = _limit(lengths)
     for row, bar in enumerate(bars):
         _draw_bar(axes, row, bar, limit)
@@ -342,30 +390,28 @@ def _draw_stages(axes: Axes, report: Report, bars: Sequence[_Bar]) -> None:
         title += f"\n(without the {hidden} slowest cuts)"
     axes.set_title(title, loc="left")
     axes.set_xlabel(
-        "milliseconds per sample\nStages work at the same time: the longest "
-        "one (outlined) sets the pace."
+        "milliseconds per sample\nProcessors and network work at the same "
+        "time: the one with the most to do (outlined) sets the pace."
     )
 
 
 def _draw_bar(axes: Axes, row: int, bar: _Bar, limit: float) -> None:
     left = 0.0
-    longest = max(bar.seconds.values())
-    for name, seconds in bar.seconds.items():
-        width = min(seconds, max(0.0, limit - left))
-        if width > 0:
-            outlined = seconds >= BINDING * longest
-            axes.barh(
-                row,
-                1000 * width,
-                left=1000 * left,
-                height=0.62,
-                color=_look(name)[1],
-                edgecolor="black" if outlined else "white",
-                linewidth=1.6 if outlined else 0.4,
-                zorder=3 if outlined else 2,
-            )
-        left += width
-    whole = sum(bar.seconds.values())
+    totals = {name: sum(kinds.values()) for name, kinds in bar.stages.items()}
+    longest = max(totals.values())
+    for name, kinds in bar.stages.items():
+        began = left
+        for kind, seconds in kinds.items():
+            width = min(seconds, max(0.0, limit - left))
+            if width > 0:
+                _draw_part(axes, row, left, width, color=_look(kind)[1])
+            left += width
+        if left > began and totals[name] >= BINDING * longest:
+            _draw_part(
+                axes, row, began, left - began,
+                fill=False, edgecolor="black", linewidth=1.6, zorder=3,
+            )  # fmt: skip
+    whole = bar.length
     note = percent_text(bar.share) if bar.share else ""
     if whole > limit:
         note = f"→ {number_text(1000 * whole)} ms  {note}"
@@ -381,6 +427,19 @@ def _draw_bar(axes: Axes, row: int, bar: _Bar, limit: float) -> None:
     )
 
 
+def _draw_part(
+    axes: Axes, row: int, left: float, width: float, **look: Any
+) -> None:
+    look = {"edgecolor": "white", "linewidth": 0.4, "zorder": 2, **look}
+    axes.barh(
+        row,
+        1000 * width,
+        left=1000 * left,
+        height=0.62,
+        **look,
+    )
+
+
 def _limit(lengths: Sequence[float]) -> float:
     """Where bars are cut off, so that one slow cut does not hide the rest."""
     finite = sorted(each for each in lengths if each != float("inf"))
@@ -390,5 +449,5 @@ def _limit(lengths: Sequence[float]) -> float:
     return min(finite[-1], _LONGEST_BAR * max(middle, finite[0]))
 
 
-def _look(resource: str) -> tuple[str, str]:
-    return _STAGES.get(resource, (resource, _OTHER_COLOUR))
+def _look(kind: str) -> tuple[str, str]:
+    return _LOOKS.get(kind, (kind, _OTHER_COLOUR))

@@ -10,6 +10,7 @@ from hapi_splitter.problem import (
     LINK,
     SERVER_CPU,
     SERVER_DEVICE,
+    UNSEEN_LINK,
     Option,
     Plan,
     Problem,
@@ -72,6 +73,11 @@ def explain(
     return tuple(sentences)
 
 
+def describe(problem: Problem, plan: Plan) -> tuple[str, ...]:
+    """What a mix is and what limits it."""
+    return (_mix(plan), *_limits(problem, plan))
+
+
 def other_floor(floor: str, chosen: Plan, other: Plan) -> str:
     """What another floor would give."""
     if not (chosen.pushes or other.pushes):
@@ -80,17 +86,11 @@ def other_floor(floor: str, chosen: Plan, other: Plan) -> str:
         return f"With --floor {floor} nothing would change: it is all done."
     ratio = other.total_seconds / chosen.total_seconds
     if 1 / _SLIGHTLY < ratio < _SLIGHTLY:
-        return f"With --floor {floor} it would take as long."
-    does = f"push {_cuts(other)}" if other.pushes else "stream"
+        return f"With --floor {floor} it would be no faster."
+    plan = f"With --floor {floor} the plan would be {other.label}"
     if ratio > 1:
-        return (
-            f"With --floor {floor} it would {does} and take {ratio:.3g} "
-            f"times as long: {_samples(other)}."
-        )
-    return (
-        f"With --floor {floor} it would {does} and be {1 / ratio:.3g} times "
-        f"as fast: {_samples(other)}."
-    )
+        return f"{plan}, {ratio:.3g} times as long: {_samples(other)}."
+    return f"{plan}, {1 / ratio:.3g} times as fast: {_samples(other)}."
 
 
 def too_big(problem: Problem, options: Sequence[Option]) -> str:
@@ -185,9 +185,9 @@ def _costs(
             f"{number_text(pays_from)} samples, and {to_come} are to come."
         ]
     return [
-        f"Pushing {_cuts(best)} would reach {_samples(best)}, but beginning "
-        f"costs {cost} once: it pays from {number_text(pays_from)} samples, "
-        f"and {to_come} are to come."
+        f"The plan {best.label} would reach {_samples(best)}, but beginning "
+        f"to push costs {cost} once: it pays from {number_text(pays_from)} "
+        f"samples, and {to_come} are to come."
     ]
 
 
@@ -200,16 +200,18 @@ def _link(
     if streaming is None or LINK not in {r.name for r in problem.resources}:
         return []
     now = problem.capacity(LINK)
+    known = (
+        f"it has {link_text(now)}"
+        if now < UNSEEN_LINK
+        else "no limit of it was seen"
+    )
     if turning is None:
-        return [
-            f"No other speed of the link ({link_text(now)}) would change "
-            f"whether it pushes."
-        ]
+        does = "push" if chosen.pushes else "stream"
+        return [f"It would {does} at any speed of the link ({known})."]
     faster = "faster" if turning > now else "slower"
     then = "make it stream" if chosen.pushes else "make push-down pay"
     return [
-        f"A link {faster} than {link_text(turning)} would {then} (it is "
-        f"{link_text(now)})."
+        f"A link {faster} than {link_text(turning)} would {then} ({known})."
     ]
 
 
@@ -245,14 +247,6 @@ def _names(options: Sequence[Option]) -> str:
             f"cut{'s' if len(pushed) > 1 else ''} {', '.join(pushed)}"
         )
     return " and ".join(names)
-
-
-def _cuts(plan: Plan) -> str:
-    return " and ".join(
-        f"cut {option.cut} as {option.encoding}"
-        for option, _ in plan.mix
-        if option.cut
-    )
 
 
 def _samples(plan: Plan) -> str:

@@ -50,10 +50,14 @@ from hapi_splitter.rules import RULES
 PLOT_SUFFIXES = (".png", ".html")
 _NAME_WIDTH = 36
 _CUTS_NOTE = (
-    "Sizes are bytes of one sample on the link, in the best compression. "
-    "Milliseconds are for one sample in the encoding named (the plan's, else "
-    "the fastest), with all of the resource; the longest of a row sets its "
-    "pace. Memory is for one sample; ! is more than there is."
+    "Sizes are bytes of one sample on the link, in the best compression of "
+    "each number format. The share is of the samples, by the plan."
+)
+_COSTS_NOTE = (
+    "For one sample in the encoding named, the plan's or else the fastest: "
+    "bytes on the link, then milliseconds of each resource, had it nothing "
+    "else to do; the largest of a row sets its pace. Memory is for one "
+    "sample; ! is more than there is."
 )
 
 
@@ -68,6 +72,7 @@ class Report:
             :func:`hapi_splitter.rules.alternatives` makes them.
         chosen: the rule whose plan is in force.
         model: for titles.
+        notes: what the figures rest on, sentences.
     """
 
     cuts: tuple[CutFacts, ...]
@@ -75,6 +80,7 @@ class Report:
     plans: Mapping[str, Plan]
     chosen: str = "auto"
     model: str = "model"
+    notes: tuple[str, ...] = ()
 
     @property
     def plan(self) -> Plan:
@@ -139,33 +145,41 @@ class Table:
 
 
 def cut_table(report: Report, *, every: bool = False) -> Table:
-    """One row for streaming and for each cut.
+    """Where the model can be cut: a row for streaming and for each cut.
 
     Args:
         report: of one plan.
         every: also cuts that were not measured; of these only what the
             trace says is known.
     """
-    resources = [resource.name for resource in report.problem.resources]
     dtypes = _dtypes(report.problem.options)
     rows = tuple(
-        _cut_row(report, facts, resources, dtypes)
+        _cut_row(report, facts, dtypes)
         for facts in (None, *report.cuts)
         if every or report.shown(facts.index if facts else 0)
     )
+    header = ("cut", "place", "operator", "shape", *dtypes, "share")
+    return Table(header, rows, 4, _CUTS_NOTE)
+
+
+def cost_table(report: Report) -> Table:
+    """What streaming and each measured cut costs."""
+    resources = [resource.name for resource in report.problem.resources]
+    rows = []
+    for cut in (0, *(facts.index for facts in report.cuts)):
+        option = report.shown(cut)
+        if option is not None:
+            rows.append(_cost_row(report, option, resources))
     header = (
         "cut",
-        "place",
-        "operator",
-        "shape",
         "encoding",
-        *dtypes,
-        *(f"{name} ms" for name in resources),
-        "server memory",
-        "client memory",
+        "size",
+        *resources,
+        "server mem",
+        "client mem",
         "share",
     )
-    return Table(header, rows, 5, _CUTS_NOTE)
+    return Table(header, tuple(rows), 2, _COSTS_NOTE)
 
 
 def plans_table(report: Report) -> Table:
@@ -328,25 +342,35 @@ def _dtypes(options: Sequence[Option]) -> list[str]:
 
 
 def _cut_row(
-    report: Report,
-    facts: CutFacts | None,
-    resources: Sequence[str],
-    dtypes: Sequence[str],
+    report: Report, facts: CutFacts | None, dtypes: Sequence[str]
 ) -> tuple[str, ...]:
     cut = facts.index if facts else 0
-    option = report.shown(cut)
-    share = report.share(cut)
     return (
         str(cut),
         _place(report, facts),
         op_text(facts.op) if facts else "",
         _shape(facts),
-        option.encoding if option else "",
         *_sizes(report, facts, dtypes),
-        *_stages(report.problem, option, resources),
-        *_memory(report.problem, option),
-        percent_text(share) if share else "",
+        _share_text(report, cut),
     )
+
+
+def _cost_row(
+    report: Report, option: Option, resources: Sequence[str]
+) -> tuple[str, ...]:
+    return (
+        str(option.cut),
+        option.encoding,
+        bytes_text(option.use.get("link", 0.0)),
+        *_milliseconds(report.problem, option, resources),
+        *_memory(report.problem, option),
+        _share_text(report, option.cut),
+    )
+
+
+def _share_text(report: Report, cut: int) -> str:
+    share = report.share(cut)
+    return percent_text(share) if share else ""
 
 
 def _place(report: Report, facts: CutFacts | None) -> str:
@@ -389,18 +413,14 @@ def _sizes(
     return [bytes_text(found[d]) if d in found else "" for d in dtypes]
 
 
-def _stages(
-    problem: Problem, option: Option | None, resources: Sequence[str]
+def _milliseconds(
+    problem: Problem, option: Option, resources: Sequence[str]
 ) -> list[str]:
-    if option is None:
-        return [""] * len(resources)
     seconds = [problem.seconds(option, name) for name in resources]
     return [number_text(1000 * each) if each else "-" for each in seconds]
 
 
-def _memory(problem: Problem, option: Option | None) -> list[str]:
-    if option is None:
-        return ["", ""]
+def _memory(problem: Problem, option: Option) -> list[str]:
     amounts = (
         (option.server_bytes, problem.server_limit_bytes),
         (option.client_bytes, problem.client_limit_bytes),

@@ -154,11 +154,16 @@ def _partition(
             raise full from error
         if error.code != "cannot_trace":
             raise
+        inner = ""
+        if error.message != full.message:
+            inner = (
+                f", nor can what holds {choice.text!r} by itself: "
+                f"{error.message}"
+            )
         raise FreezeError(
             "cannot_trace",
-            f"{full.message}. Tracing only what holds {choice.text!r} fails "
-            f"as well ({error.message}); two modules can be given instead: "
-            "split((frozen, tail))",
+            f"{full.message}{inner}. Give two modules instead of the model, "
+            "(frozen, tail), the second of which takes what the first yields",
         ) from error
 
 

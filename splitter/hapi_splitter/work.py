@@ -15,6 +15,8 @@ from hapi_splitter.problem import (
     LINK,
     SERVER_CPU,
     SERVER_DEVICE,
+    Option,
+    Problem,
 )
 
 SERVING = "serving"
@@ -64,18 +66,68 @@ def resource_use(
             accelerator; 0 with one.
         client_threads: likewise in the client.
     """
-    server_layers = work.get(SERVER_LAYERS, 0.0)
-    computing = work.get(CLIENT_LAYERS, 0.0) + work.get(TRAINING, 0.0)
+    parts = _parts(work, server_share, server_threads, client_threads)
     return {
         LINK: link_bytes,
-        SERVER_CPU: server_share * work.get(SERVING, 0.0)
-        + work.get(SERVER_DECODING, 0.0)
-        + server_threads * server_layers,
-        SERVER_DEVICE: server_layers,
-        CLIENT_CPU: work.get(CLIENT_DECODING, 0.0)
-        + work.get(CLIENT_HANDLING, 0.0)
-        + client_threads * computing,
-        CLIENT_DEVICE: computing,
+        **{name: sum(part.values()) for name, part in parts.items()},
+    }
+
+
+def stages(problem: Problem, option: Option) -> dict[str, dict[str, float]]:
+    """Seconds for one sample by resource, and in each by kind of work.
+
+    With all of the resource. Layers that take cores are with these, and not
+    once more with a device. An option of which only its use is known has
+    the resource's own name in the place of kinds.
+    """
+    if not option.work:
+        return {
+            resource.name: {
+                resource.name: problem.seconds(option, resource.name)
+            }
+            for resource in problem.resources
+        }
+    parts = _parts(
+        option.work, 1.0, problem.server_threads, problem.client_threads
+    )
+    cores = parts[SERVER_CPU]
+    used = option.use.get(SERVER_CPU, 0.0)
+    cores[SERVING] = max(0.0, used - sum(cores.values()) + cores[SERVING])
+    if problem.server_threads:
+        parts[SERVER_DEVICE] = {}
+    if problem.client_threads:
+        parts[CLIENT_DEVICE] = {}
+    parts[LINK] = {LINK: option.use.get(LINK, 0.0)}
+    return {
+        resource.name: {
+            kind: problem.seconds_for(amount, resource.name)
+            for kind, amount in parts[resource.name].items()
+        }
+        for resource in problem.resources
+    }
+
+
+def _parts(
+    work: Mapping[str, float],
+    server_share: float,
+    server_threads: int,
+    client_threads: int,
+) -> dict[str, dict[str, float]]:
+    """Of each resource but the link, by kind of work."""
+
+    def seconds(kind: str, times: float = 1.0) -> dict[str, float]:
+        return {kind: times * work.get(kind, 0.0)}
+
+    return {
+        SERVER_CPU: seconds(SERVING, server_share)
+        | seconds(SERVER_DECODING)
+        | seconds(SERVER_LAYERS, server_threads),
+        SERVER_DEVICE: seconds(SERVER_LAYERS),
+        CLIENT_CPU: seconds(CLIENT_DECODING)
+        | seconds(CLIENT_HANDLING)
+        | seconds(CLIENT_LAYERS, client_threads)
+        | seconds(TRAINING, client_threads),
+        CLIENT_DEVICE: seconds(CLIENT_LAYERS) | seconds(TRAINING),
     }
 
 

@@ -63,9 +63,16 @@ class Truth:
 class SimulatedMeter:
     """Gives the planner the interval that the simulation has made."""
 
+    clock: Clock
     pending: Observation = field(default_factory=lambda: Observation(0.0))
+    taken_at: float = 0.0
+
+    @property
+    def window_seconds(self) -> float:
+        return self.clock.now - self.taken_at
 
     def take(self) -> Observation:
+        self.taken_at = self.clock.now
         taken, self.pending = self.pending, Observation(0.0)
         return taken
 
@@ -95,7 +102,7 @@ class SimulatedJob:
         self._server_cores = server_cores
         self.estimates = Estimates(push_width=lambda: WIDTH, train_on_cpu=True)
         self.mixer: Mixer[Way] = Mixer({(0, "raw"): 1.0})
-        self.meter = SimulatedMeter()
+        self.meter = SimulatedMeter(clock)
         random = np.random.default_rng(seed)
         self.replanner = Replanner(
             self.build,

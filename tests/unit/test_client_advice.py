@@ -9,9 +9,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from hapi_client.advice import parse_link, train_seconds
+from hapi_client.advice import train_seconds
 from hapi_client.cli.main import app
 from hapi_client.frozen import FrozenRegion
+from hapi_client.link_speed import parse_link
 from hapi_client.models import ModelSource, load_region
 from hapi_client.probe import (
     ProbeSamples,

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from hapi_client.estimates import (
     LINK_GROWTH,
-    UNKNOWN_LINK,
     Estimates,
     LinkEstimate,
 )
@@ -27,7 +26,7 @@ from hapi_client.replan import (
 )
 from hapi_splitter.costs import Conditions
 from hapi_splitter.plan import Option, Problem, Resource
-from hapi_splitter.problem import UNITS
+from hapi_splitter.problem import UNITS, UNSEEN_LINK
 from hapi_splitter.work import resource_use, scaled
 from simulated_tiers import Clock, SimulatedJob, Truth, joint_optimum, run
 
@@ -160,7 +159,7 @@ def test_unknown_link_has_no_limit_until_it_was_one() -> None:
     link = LinkEstimate()
 
     link.observe(5e6, limited=False, seconds=5.0)
-    assert link.bytes_per_second == UNKNOWN_LINK
+    assert link.bytes_per_second == UNSEEN_LINK
 
     link.observe(3e6, limited=True, seconds=5.0)
     assert link.bytes_per_second == 3e6
@@ -368,7 +367,7 @@ def test_link_is_known_though_little_is_streamed() -> None:
     )
 
     estimates.observe_start(seldom, problem)
-    assert estimates.link.bytes_per_second == UNKNOWN_LINK
+    assert estimates.link.bytes_per_second == UNSEEN_LINK
 
     estimates.observe_start(replace(seldom, reading_flows=2.0), problem)
     assert estimates.link.bytes_per_second == pytest.approx(560_000)
@@ -459,7 +458,7 @@ def test_interval_without_bytes_says_nothing_of_the_link() -> None:
 
     job.estimates.observe(idle, job.build)
 
-    assert job.estimates.link.bytes_per_second == UNKNOWN_LINK
+    assert job.estimates.link.bytes_per_second == UNSEEN_LINK
 
 
 def profiled(conditions: Conditions) -> Problem:

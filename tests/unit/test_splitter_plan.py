@@ -27,7 +27,7 @@ from hapi_splitter.plan import (
     turning_link,
     what_if,
 )
-from hapi_splitter.problem import RESOURCES, UNITS
+from hapi_splitter.problem import RESOURCES, UNITS, UNSEEN_LINK
 
 CLOSE = 1e-5
 """Twenty times what ties may cost."""
@@ -524,7 +524,9 @@ def test_reasons_name_limits_speed_and_what_would_change_it() -> None:
     assert "A link slower than 80 bit/s would make it stream" in text
     small = {(3, "float16"): {"link": 0.1, "server device": 0.05}}
     text = " ".join(solve(case(cuts=small)).reasons)
-    assert "No other speed of the link (800 bit/s) would change" in text
+    assert "It would push at any speed of the link (it has 800 bit/s)" in text
+    unseen = " ".join(solve(case(link=UNSEEN_LINK)).reasons)
+    assert "(no limit of it was seen)" in unseen
     streaming = " ".join(solve(case(link=5.0)).reasons)
     assert streaming.startswith("Streaming: all samples come as images")
     assert "No cut is faster" in streaming
@@ -550,16 +552,16 @@ def test_another_floor_is_told_apart_by_what_it_gains() -> None:
     assert not plan.pushes
     sentences = what_if(plan, {"half": half, "uint8": lossless})
     assert sentences == (
-        "With --floor half it would push cut 3 as float16 and be 2 times as "
+        "With --floor half the plan would be cut 3 · float16, 2 times as "
         "fast: 2 samples/s.",
         "With --floor uint8 it would stream all the same.",
     )
     assert what_if(solve(half), {"lossless": lossless}) == (
-        "With --floor lossless it would stream and take 2 times as long: 1 "
+        "With --floor lossless the plan would be stream, 2 times as long: 1 "
         "samples/s.",
     )
     assert what_if(solve(half), {"uint8": half}) == (
-        "With --floor uint8 it would take as long.",
+        "With --floor uint8 it would be no faster.",
     )
 
 

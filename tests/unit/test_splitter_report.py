@@ -23,6 +23,7 @@ from hapi_splitter.quantities import (
 )
 from hapi_splitter.report import (
     Report,
+    cost_table,
     cut_table,
     op_text,
     plans_table,
@@ -85,7 +86,7 @@ def test_the_table_has_candidates_only_or_all_cuts(report: Report) -> None:
     assert [row[0] for row in every.rows] == [
         str(cut) for cut in range(NUM_CUTS + 1)
     ]
-    for table in (few, every, plans_table(report)):
+    for table in (few, every, cost_table(report), plans_table(report)):
         assert {len(row) for row in table.rows} == {len(table.header)}
         assert len(table.lines()) == len(table.rows) + 1
 
@@ -98,13 +99,20 @@ def test_a_row_says_what_a_cut_costs(report: Report) -> None:
     assert row["operator"] == "batch_norm"
     assert row["shape"] == "64x7x7"
     assert (row["float32"], row["uint8"]) == ("26.7 KB", "6.67 KB")
-    assert row["server device ms"] == "3"
-    assert row["server memory"] == "1 GB"
-    assert row["client memory"] == "-"
-    first = dict(zip(table.header, table.rows[1], strict=True))
-    assert first["server memory"] == "9 GB !"
     image = dict(zip(table.header, table.rows[0], strict=True))
     assert image["place"] == "stream: the image, 115 KB"
+
+    table = cost_table(report)
+    rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
+    assert [row["cut"] for row in rows] == ["0", "10", "30", "60"]
+    shown = report.shown(30)
+    assert shown is not None
+    assert rows[2]["encoding"] == shown.encoding
+    assert rows[2]["size"] == bytes_text(shown.use["link"])
+    assert rows[2]["server device"] == "3"
+    assert rows[2]["server mem"] == "1 GB"
+    assert rows[2]["client mem"] == "-"
+    assert rows[1]["server mem"] == "9 GB !"
 
 
 def test_shares_in_the_table_are_those_of_the_plan(report: Report) -> None:
@@ -242,7 +250,7 @@ def test_a_page_has_plot_and_tables_and_loads_nothing(
     page.feed(content)
     assert page.loaded == []
     assert page.tags.count("svg") == 1
-    assert page.tags.count("table") == 2
+    assert page.tags.count("table") == 3
     assert page.tags.count("script") == 0
     assert "Where to cut a <model>" in page.text
     assert "<stages>" not in content

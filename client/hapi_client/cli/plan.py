@@ -14,6 +14,8 @@ from hapi_client.cli.context import (
     connect,
     write_json,
 )
+from hapi_client.link_speed import parse_link
+from hapi_client.location import parse_location
 from hapi_client.progress import ConsoleReporter
 from hapi_protocol.encodings import FLOORS
 from hapi_protocol.errors import ClientError
@@ -148,21 +150,22 @@ def plan_command(
         raise typer.BadParameter(
             "--measure reads from --data, and goes not with --link"
         )
+    rate = None if link is None else parse_link(link)
+    checked_floor(floor)
+    location = None if data is None else parse_location(data)
     # torch takes seconds to import; --help must not wait for it.
-    from hapi_client.advice import Question, advise, parse_link
-    from hapi_client.location import parse_location
+    from hapi_client.advice import Question, advise
     from hapi_client.models import ModelSource, load_region
 
     question = Question(
-        floor=checked_floor(floor),
+        floor=floor,
         epochs=epochs,
         batch_size=batch_size,
-        link=None if link is None else parse_link(link),
+        link=rate,
         num_samples=samples,
         upload=upload,
         name=model,
     )
-    location = None if data is None else parse_location(data)
     with contextlib.ExitStack() as opened:
         connection = None
         if location is not None:
@@ -208,15 +211,20 @@ def checked_floor(floor: str) -> str:
 
 def print_advice(advice: Advice, every: bool) -> None:
     """Prints tables and sentences to standard output."""
-    from hapi_splitter.quantities import link_text
-    from hapi_splitter.report import cut_table, plans_table, summary
+    from hapi_splitter.report import (
+        cost_table,
+        cut_table,
+        plans_table,
+        summary,
+    )
 
-    for assumption in advice.assumptions:
-        say(f"assumed: {assumption}")
-    say(f"link: {link_text(advice.conditions.link_bytes_per_second)}")
-    _print_table(cut_table(advice.report, every=every))
-    _print_table(plans_table(advice.report))
-    for line in (*summary(advice.report), *advice.other_floors):
+    report = advice.report
+    for note in report.notes:
+        say(note)
+    _print_table(cut_table(report, every=every))
+    _print_table(cost_table(report))
+    _print_table(plans_table(report))
+    for line in (*summary(report), *advice.other_floors):
         say(line)
 
 

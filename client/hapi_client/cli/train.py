@@ -97,7 +97,8 @@ def train_command(
 
     Keys of --json: model, freeze, cut, epochs (loss, accuracy, seconds,
     samples), losses, stats (bytes, package_bytes, retries, fallbacks,
-    skipped, saturated, samples, seconds), plan (null without one),
+    skipped, saturated, samples, samples_by_cut, seconds), plan (null
+    without one),
     no_plan_reason, plan_changes (seconds, mix, samples_per_second, why).
     """
     # torch takes seconds to import; --help must not wait for it.
@@ -114,9 +115,14 @@ def train_command(
     with connect(context) as connection, ConsoleReporter() as reporter:
         if weights is None and checkpoint is None:
             reporter.note("weights are random: no --weights, no --checkpoint")
+        sends = cut not in ("auto", "stream", "0")
         reporter.note(
-            "splitting the model, and sending its package unless the store "
-            "has it"
+            "splitting the model"
+            + (
+                ", and sending its package unless the store has it"
+                if sends
+                else ""
+            )
         )
         with TransferJob(
             network,
@@ -133,15 +139,16 @@ def train_command(
             connection=connection,
         ) as job:
             _check_labels(job, classes)
-            reporter.note(
-                f"{job.num_samples} samples, cut {job.cut} of {job.num_cuts}"
-            )
+            reporter.note(f"{job.num_samples} samples, {what_is_cut(job)}")
             history = train_tail(
                 job,
                 epochs=epochs,
                 learning_rate=learning_rate,
                 on_epoch=lambda number, result: reporter.note(
                     f"epoch {number}: {describe(result)}{plan_text(job)}"
+                ),
+                on_samples=lambda number, samples: reporter.counting(
+                    f"epoch {number} of {epochs}", samples, job.num_samples
                 ),
             )
             if job.cut == "auto" and job.plan is None:
@@ -160,6 +167,15 @@ def train_command(
 def cut_value(cut: str) -> int | str:
     """A cut of the command line; names are judged by the job."""
     return int(cut) if cut.isdecimal() else cut
+
+
+def what_is_cut(job: TransferJob) -> str:
+    """What the store computes, as the end of a line."""
+    if job.cut == "auto":
+        return f"the plan chooses among {job.num_cuts} cuts"
+    if job.cut == 0:
+        return "all streamed"
+    return f"cut {job.cut} of {job.num_cuts}"
 
 
 def describe(result: EpochResult) -> str:
