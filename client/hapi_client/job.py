@@ -40,7 +40,7 @@ from hapi_protocol.index import Span
 from hapi_splitter.choice import Freeze
 from hapi_splitter.plan import Plan, Problem
 
-PROBE_SECONDS = 30.0
+PROBE_SECONDS = 60.0
 """To read the samples that are measured."""
 PAUSE_SECONDS = 5.0
 """For the images that are just being decoded."""
@@ -219,12 +219,13 @@ class TransferJob:
         horizon: Horizon,
         replan: ReplanOptions,
     ) -> SpanSource:
-        def read() -> ProbeSamples:
+        def read(most_bytes: float) -> ProbeSamples:
             return read_samples(
                 self._connection,
                 container,
                 self._plan.spans,
                 seconds=PROBE_SECONDS,
+                most_bytes=most_bytes,
             )
 
         def measured(probe: ProbeSamples) -> LocalFacts:

@@ -51,6 +51,8 @@ and longer until :data:`FIRST_LOOK_SPANS` have come."""
 FIRST_LOOK_SPANS = 2
 MOST_LOOK_SECONDS = 60.0
 POLL_SECONDS = 0.2
+READ_SECONDS = 8.0
+"""Of reading samples, about: a slow link brings fewer of them."""
 LEAST_TO_COME_SECONDS = 60.0
 """Of streaming: what would be over sooner is not worth the measuring, for
 which the loop stands still for some seconds."""
@@ -96,7 +98,7 @@ class PlanningParts:
         connection: to the account.
         region: of the model.
         models_container: where packages are stored.
-        read: gets samples to be measured.
+        read: gets samples to be measured, of so many bytes at most.
         measure: these and the client's device; called once, in the
             training loop's thread.
         horizon: of the job.
@@ -109,7 +111,7 @@ class PlanningParts:
     connection: Connection
     region: FrozenRegion
     models_container: str
-    read: Callable[[], ProbeSamples]
+    read: Callable[[float], ProbeSamples]
     measure: Callable[[ProbeSamples], LocalFacts]
     horizon: Horizon
     options: ReplanOptions
@@ -279,9 +281,14 @@ class JobPlanner:
             seen = self._meter.take()
             if self._is_nearly_over(seen):
                 return self._longer_pause()
-            self._measurement.ask(self._parts.read())
+            self._measurement.ask(self._parts.read(self._bytes_in_time(seen)))
             self._first_window = seen
         return POLL_SECONDS
+
+    def _bytes_in_time(self, seen: Observation) -> float:
+        """That a read beside those of the job may take."""
+        rate = seen.received_bytes / seen.seconds
+        return READ_SECONDS * rate / (1 + self._estimates.stream_width)
 
     def _is_nearly_over(self, seen: Observation) -> bool:
         parts = self._parts

@@ -90,6 +90,7 @@ def read_samples(
     spans: Sequence[Span],
     *,
     seconds: float | None = None,
+    most_bytes: float = MAX_SAMPLE_BYTES,
 ) -> ProbeSamples:
     """Reads the first samples of the span in the middle, by a Range GET.
 
@@ -98,14 +99,16 @@ def read_samples(
         container: of the shards.
         spans: of the data set.
         seconds: for the read; None for the connection's own limit.
+        most_bytes: to read, but one sample in any case.
 
     Raises:
         HapiError: of the read.
     """
     span = spans[len(spans) // 2]
+    most_bytes = min(most_bytes, MAX_SAMPLE_BYTES)
     rows = [span.rows[0]]
     for row in span.rows[1:MAX_SAMPLES]:
-        if row.offset + row.length - rows[0].offset > MAX_SAMPLE_BYTES:
+        if row.offset + row.length - rows[0].offset > most_bytes:
             break
         rows.append(row)
     part = ByteRange(rows[0].offset, rows[-1].offset + rows[-1].length - 1)

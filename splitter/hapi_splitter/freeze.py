@@ -211,7 +211,9 @@ class ModelTrace:
         raise FreezeError(
             "cannot_freeze",
             f"freeze: {later!r} is frozen, but trained modules run before "
-            f"its end: {names}; {remedy}",
+            f"its end: {names}; {remedy}. One name freezes all that runs "
+            f"before its end; the nearest: "
+            f"{nearest(others[first], self._valid)}",
         )
 
     def default_freeze(self) -> str:

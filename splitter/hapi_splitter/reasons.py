@@ -133,7 +133,7 @@ def _limits(problem: Problem, plan: Plan) -> list[str]:
         ]
         whole = sum(seconds for _, seconds in work)
         doing = [
-            _doing(name, option)
+            _doing(problem, name, option)
             + (f" ({percent_text(part / whole)})" if len(work) > 1 else "")
             for option, part in work
         ]
@@ -143,8 +143,13 @@ def _limits(problem: Problem, plan: Plan) -> list[str]:
     return sentences
 
 
-def _doing(resource: str, option: Option) -> str:
+def _doing(problem: Problem, resource: str, option: Option) -> str:
     streamed, pushed = _DOES.get(resource, ("serves the images", "serves {}"))
+    if resource == SERVER_CPU and problem.server_threads:
+        pushed = "reads, decodes, computes and encodes for {}"
+    if resource == CLIENT_CPU and problem.client_threads:
+        streamed = "decodes images, computes all layers and trains"
+        pushed = "unpacks features of {}, computes what follows and trains"
     return pushed.format(f"cut {option.cut}") if option.cut else streamed
 
 

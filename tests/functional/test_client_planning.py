@@ -13,9 +13,11 @@ from hapi_client.cli.train import facts
 from hapi_client.connection import Connection
 from hapi_client.credentials import Credentials
 from hapi_client.demo import largest_difference
+from hapi_client.index import load_index
 from hapi_client.job import TransferJob
 from hapi_client.location import Location
 from hapi_client.meter import STREAMED
+from hapi_client.probe import read_samples
 from hapi_client.progress import SilentReporter
 from hapi_client.replan import ReplanOptions
 from hapi_client.training import History, train_tail
@@ -55,6 +57,20 @@ def job_of(connection, place, **options) -> TransferJob:
         connection=connection,
         **{"freeze": "body", "batch_size": 8, **options},
     )
+
+
+@pytest.mark.parametrize(
+    ("most_bytes", "images"), [(1.0, 1), (float("inf"), PER_SHARD)]
+)
+def test_slow_link_brings_fewer_samples_to_measure(
+    connection, photos, most_bytes, images
+):
+    spans = load_index(connection, photos).spans()
+    probe = read_samples(
+        connection, photos.container, spans, most_bytes=most_bytes
+    )
+    assert len(probe.images) == images
+    assert probe.span_samples == PER_SHARD
 
 
 def losses_of(job: TransferJob, epochs: int = 2) -> list[float]:

@@ -16,7 +16,7 @@ from hapi_client.progress import SilentReporter
 from hapi_client.retry import Backoff
 from hapi_client.training import train_tail
 from hapi_client.upload import upload
-from hapi_protocol.errors import ClientError, DataIndexError
+from hapi_protocol.errors import ClientError, DataIndexError, HapiError
 from networks import small_network, small_transform
 from photos import shard, with_corrupt_member
 
@@ -67,6 +67,7 @@ def losses_of(connection, place, **options) -> list[float]:
         history = train_tail(job, epochs=2, learning_rate=0.01)
         assert job.stats.fallbacks == 0
         assert job.stats.samples == 2 * NUM_SAMPLES
+        assert sum(job.stats.samples_by_cut.values()) == 2 * NUM_SAMPLES
         return history.losses
 
 
@@ -139,6 +140,13 @@ def test_an_empty_place_cannot_be_indexed(connection, photos):
     with pytest.raises(DataIndexError, match=r"no object ending in \.tar"):
         update_index(connection, Location(photos.container, "empty"))
     assert find_index(connection, Location(photos.container, "empty")) is None
+
+
+def test_a_mistyped_place_brings_those_that_are_there(connection, photos):
+    with pytest.raises(DataIndexError, match=f"data sets .* are .*{photos}"):
+        load_index(connection, Location(photos.container, "phtoos"))
+    with pytest.raises(HapiError, match="there is no container 'nowhere'"):
+        load_index(connection, Location("nowhere", ""))
 
 
 def test_bad_samples_are_the_same_ones_on_both_tiers(connection, tmp_path):

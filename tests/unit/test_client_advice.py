@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from hapi_client.advice import train_seconds
+from hapi_client import advice
+from hapi_client.advice import Question, advise, train_seconds
 from hapi_client.cli.main import app
 from hapi_client.frozen import FrozenRegion
 from hapi_client.link_speed import parse_link
@@ -20,6 +22,7 @@ from hapi_client.probe import (
     measure,
     reference_samples,
 )
+from hapi_client.progress import SilentReporter
 from hapi_protocol.encodings import ENCODINGS
 from hapi_protocol.errors import ClientError, FreezeError
 from hapi_splitter.transforms import ImageTransform
@@ -51,6 +54,60 @@ def test_links_are_read_in_bits_and_bytes(text: str, rate: float) -> None:
 def test_links_that_say_no_speed_are_refused(text: str) -> None:
     with pytest.raises(ClientError, match="100mbit"):
         parse_link(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "message"),
+    [
+        ("resnet19", None, r"no model 'resnet19'; near it are .*resnet18"),
+        ("qqqqq", None, r"no model 'qqqqq'; there are alexnet, .*\.\.\."),
+        (
+            "resnet18",
+            "DEFALT",
+            r"no weights 'DEFALT' of .*near it are DEFAULT",
+        ),
+    ],
+)
+def test_names_that_are_none_bring_those_near_them(
+    name: str, weights: str | None, message: str
+) -> None:
+    with pytest.raises(ClientError, match=message):
+        ModelSource(name, weights).build()
+
+
+def test_random_weights_of_ones_own_model_are_always_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "made_here.py").write_text(
+        "import torch\n\ndef build():\n    return torch.nn.Linear(3, 2)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    first, second = (
+        ModelSource("made_here:build").build().state_dict() for _ in range(2)
+    )
+    assert torch.equal(first["weight"], second["weight"])
+
+
+def test_plan_tells_of_other_work_on_this_machine(
+    region: FrozenRegion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    question = Question(
+        floor="lossless",
+        epochs=1.0,
+        batch_size=2,
+        link=1e6,
+        num_samples=100,
+        upload=False,
+        name="small",
+    )
+    told = []
+    for load in (100.0, 0.0):
+        monkeypatch.setattr(advice, "other_load", lambda load=load: load)
+        found = advise(region, question, SilentReporter())
+        told.append([n for n in found.report.notes if "other work" in n])
+        assert any("this machine: " in note for note in found.report.notes)
+    assert [len(each) for each in told] == [1, 0]
 
 
 @pytest.fixture(scope="module")

@@ -53,6 +53,25 @@ def hapi(monkeypatch, *arguments):
     return caught.value.code
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--link", "fast"), "link is 'fast'"),
+        (("--floor", "low"), "floor is 'low'"),
+        (("--data", "http://x/y"), "'http://x/y'"),
+    ],
+)
+def test_plan_judges_its_options_before_it_works(
+    monkeypatch, capsys, arguments, message
+):
+    def works(*_):
+        raise AssertionError("it has begun")
+
+    monkeypatch.setattr("hapi_client.models.load_region", works)
+    assert hapi(monkeypatch, "plan", "resnet18", *arguments) == 1
+    assert message in capsys.readouterr().err
+
+
 def test_without_credentials_one_line_says_what_to_set(monkeypatch, capsys):
     assert hapi(monkeypatch, "ls", "c") == 1
     (line,) = capsys.readouterr().err.splitlines()

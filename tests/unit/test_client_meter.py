@@ -54,6 +54,39 @@ def test_two_loaders_at_a_time_count_once(world: World) -> None:
     assert world.meter.take().seconds == 5
 
 
+def test_what_another_job_of_the_process_computes_is_not_this_ones() -> None:
+    cpu = [0.0]
+    mine, other = (
+        Meter(lambda: 0, cpu_clock=lambda: cpu[0], thread_clock=lambda: cpu[0])
+        for _ in range(2)
+    )
+    with mine.loading(), other.loading():
+        cpu[0] += 1.0
+        with other.finishing(0, 8):
+            cpu[0] += 5.0
+        decoded = SpanReport(plain_seconds=9.0, decode_cpu_seconds=2.0)
+        other.loaded(STREAMED, 8, 9.0, decoded)
+        cpu[0] += 2.0
+        seen, theirs = mine.take(), other.take()
+
+    assert seen.client_cpu_seconds == pytest.approx(1.0)
+    assert theirs.client_cpu_seconds == pytest.approx(8.0)
+    assert theirs.finish_cpu_seconds == pytest.approx(5.0)
+    assert theirs.finished == {0: 8}
+    assert theirs.decode_cpu_seconds == pytest.approx(2.0)
+
+
+def test_the_window_tells_how_long_it_was_loaded(world: World) -> None:
+    world.passes(10)
+    with world.meter.loading():
+        world.passes(3)
+        assert world.meter.window_seconds == 3
+    world.passes(10)
+    assert world.meter.window_seconds == 3
+    world.meter.take()
+    assert world.meter.window_seconds == 0
+
+
 def test_windows_do_not_overlap(world: World) -> None:
     with world.meter.loading():
         world.passes(3)

@@ -159,3 +159,12 @@ def test_what_was_fetched_ahead_does_not_make_a_job_nearly_over() -> None:
     parts.horizon = Horizon(200, 1.0)
     assert planner._is_nearly_over(seen)
     assert "about 45 s" in planner.no_plan_reason
+
+
+def test_samples_are_read_for_some_seconds_of_what_the_link_carries() -> None:
+    planner = planner_of(Connection(ClientError("not_connected", "none")))
+    seen = Observation(4.0, received_bytes=2_000_000)
+    # Four plain reads of the job are under way as well.
+    assert planner._bytes_in_time(seen) == pytest.approx(
+        planning.READ_SECONDS * 500e3 / 5
+    )

@@ -24,6 +24,7 @@ from hapi_client.replan import (
     difference,
     step,
 )
+from hapi_protocol.summary import Load
 from hapi_splitter.costs import Conditions
 from hapi_splitter.plan import Option, Problem, Resource
 from hapi_splitter.problem import UNITS, UNSEEN_LINK
@@ -255,6 +256,42 @@ def test_describe_mix_names_the_larger_part_first() -> None:
 def test_bad_replan_options_are_refused() -> None:
     with pytest.raises(ValueError, match="positive"):
         ReplanOptions(seconds=0.0)
+
+
+def test_only_time_of_loading_counts_until_the_next_look() -> None:
+    clock = Clock()
+    job = SimulatedJob(BALANCED, clock)
+    job.replanner.begin()
+    clock.now += 60.0
+    job.meter.taken_at = clock.now - 2.0  # 58 s between two epochs
+    job.meter.pending = Observation(2.0, samples={STREAM: 50})
+    job.replanner.span_came()
+    assert job.meter.pending.num_samples == 50, "not looked at yet"
+
+    clock.now += 5.0
+    job.replanner.span_came()
+    assert job.meter.pending.num_samples == 0
+
+
+@pytest.mark.parametrize(("push_seconds", "share"), [(20.0, 0.8), (16.0, 1.0)])
+def test_worker_whose_lane_ran_empty_could_have_given_more(
+    push_seconds: float, share: float
+) -> None:
+    job = SimulatedJob(BALANCED, Clock())
+    estimates = job.estimates
+    seen = Observation(
+        5.0,
+        samples={PUSH: 333},
+        pushed_samples=333,
+        server_cpu_seconds=333 * BALANCED.server[PUSH],
+        push_seconds=push_seconds,  # four requests at a time are all
+        load=Load(share=1.0, streams=4, device_busy=0.0, cpu_busy=0.8),
+    )
+
+    for _ in range(20):
+        estimates.observe(seen, job.build)
+
+    assert estimates.server_share == pytest.approx(share, abs=0.01)
 
 
 def test_failing_plan_never_ends_the_training(

@@ -650,3 +650,13 @@ def test_a_bad_option_is_refused(
 def test_a_resource_without_a_capacity_is_refused() -> None:
     with pytest.raises(ValueError, match="capacity of 'link' is -1"):
         Resource("link", -1.0, "bytes/s")
+
+
+def test_a_plan_reads_as_what_it_does_and_what_limits_it() -> None:
+    problem = case(link=25.0)
+    plan = solve(problem)
+    assert str(plan).startswith(f"{plan.label}: ")
+    assert str(plan).endswith(f"limited by {' and '.join(plan.binding)}")
+    given = evaluate(problem, plan.mix, "auto")
+    assert given.reasons == plan.reasons[: len(given.reasons)]
+    assert "travel as float16" in given.reasons[0]

@@ -1,0 +1,93 @@
+"""Kinds of work, and the resources that they take."""
+
+from __future__ import annotations
+
+import pytest
+
+from hapi_splitter.problem import UNITS, Option, Problem, Resource
+from hapi_splitter.work import KINDS, resource_use, stages
+
+WORK = {kind: number / 1000 for number, kind in enumerate(KINDS, 1)}
+CAPACITIES = {
+    "link": 1e6,
+    "server cpu": 4.0,
+    "server device": 2.0,
+    "client cpu": 8.0,
+    "client device": 1.0,
+}
+
+
+def problem_of(
+    *, share: float = 1.0, server_threads: int = 0, client_threads: int = 0
+) -> Problem:
+    use = resource_use(
+        1000.0,
+        WORK,
+        server_share=share,
+        server_threads=server_threads,
+        client_threads=client_threads,
+    )
+    return Problem(
+        resources=tuple(
+            Resource(name, CAPACITIES[name], unit)
+            for name, unit in UNITS.items()
+        ),
+        options=(Option(0, "raw", use, 0, 0, WORK),),
+        num_samples=1,
+        epochs=1.0,
+        push_one_off_seconds=0.0,
+        server_limit_bytes=0,
+        client_limit_bytes=0,
+        last_cut=1,
+        server_threads=server_threads,
+        client_threads=client_threads,
+    )
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+@pytest.mark.parametrize(("server", "client"), [(0, 0), (2, 4), (0, 4)])
+def test_stages_of_a_resource_are_all_that_it_does(
+    share: float, server: int, client: int
+) -> None:
+    problem = problem_of(
+        share=share, server_threads=server, client_threads=client
+    )
+    (option,) = problem.options
+    found = stages(problem, option)
+    for resource in UNITS:
+        on_cores = (resource == "server device" and server) or (
+            resource == "client device" and client
+        )
+        assert sum(found[resource].values()) == pytest.approx(
+            0.0 if on_cores else problem.seconds(option, resource)
+        )
+
+
+def test_layers_are_with_the_cores_that_compute_them() -> None:
+    problem = problem_of(server_threads=2, client_threads=4)
+    found = stages(problem, problem.options[0])
+    assert found["server cpu"] == pytest.approx(
+        {
+            "serving": 1e-3 / 4,
+            "server decoding": 2e-3 / 4,
+            "server layers": 2 * 3e-3 / 4,
+        }
+    )
+    assert found["client cpu"] == pytest.approx(
+        {
+            "client decoding": 4e-3 / 8,
+            "client handling": 6e-3 / 8,
+            "client layers": 4 * 5e-3 / 8,
+            "training": 4 * 7e-3 / 8,
+        }
+    )
+    assert found["link"] == {"link": pytest.approx(1e-3)}
+
+
+def test_of_a_bare_option_the_resources_are_known() -> None:
+    problem = problem_of()
+    bare = Option(0, "raw", {"link": 500.0, "client cpu": 4.0}, 0, 0)
+    found = stages(problem, bare)
+    assert found["link"] == {"link": pytest.approx(0.5e-3)}
+    assert found["client cpu"] == {"client cpu": pytest.approx(0.5)}
+    assert found["server device"] == {"server device": 0.0}
