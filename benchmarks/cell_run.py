@@ -114,7 +114,7 @@ class CellRun:
     def _num_samples(self) -> int:
         network = self.cell.network
         shards = math.ceil(
-            network.samples * self.settings.scale / network.shard_samples
+            self.cell.samples * self.settings.scale / network.shard_samples
         )
         return shards * network.shard_samples
 

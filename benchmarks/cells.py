@@ -9,6 +9,10 @@ from dataclasses import dataclass
 
 from hapi_client.fetch import FetchOptions
 
+SLOW_FACTOR = 2
+"""Float32 features of an inner cut are larger than the images; with a slow
+link there is nothing but streaming, at the link's rate."""
+
 BACKBONE = "backbone"
 INNER = "inner"
 LINKS = (0.25, 2.0)
@@ -89,6 +93,12 @@ class Cell:
     @property
     def freeze_module(self) -> str:
         return self.network.freeze[self.freeze]
+
+    @property
+    def samples(self) -> int:
+        """Of one pass: fewer where even the fastest contender is slow."""
+        slow = self.freeze == INNER and self.link is not None and self.link < 1
+        return self.network.samples // (SLOW_FACTOR if slow else 1)
 
     @property
     def workload(self) -> str:

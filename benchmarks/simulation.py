@@ -37,6 +37,7 @@ from hapi_splitter.problem import (
 )
 from hapi_splitter.work import (
     CLIENT_HANDLING,
+    SERVING,
     TRAINING,
     resource_use,
     scaled,
@@ -80,7 +81,16 @@ class Knowledge:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Knowledge:
-        """Of what :func:`benchmarks.contenders.problem_json` wrote."""
+        """Of what :func:`benchmarks.contenders.problem_json` wrote.
+
+        Raises:
+            ValueError: an earlier version did.
+        """
+        if any("work" not in each for each in body["options"]):
+            raise ValueError(
+                "the file does not say what kinds of work a sample takes; "
+                "measure it again"
+            )
         options = [
             Option(
                 each["cut"],
@@ -132,6 +142,8 @@ class Knowledge:
             server_limit_bytes=0,
             client_limit_bytes=0,
             last_cut=max(o.cut for o in self.options),
+            server_threads=1,
+            client_threads=1,
         )
 
     def _option(self, option: Option, conditions: Conditions) -> Option:
@@ -164,18 +176,21 @@ class Parts:
     Attributes:
         loop: of the client's, what runs in the training loop's thread: the
             layers behind the cut and the training step.
-        forward: of the worker's, what its forwards take.
+        forward: of the storage tier's, what the worker's forwards take.
+        serving: of the storage tier's, what Swift takes.
     """
 
     loop: float
     forward: float
+    serving: float
 
     @classmethod
     def of(cls, option: Option) -> Parts:
         use = option.use
         forward = use.get(SERVER_DEVICE, 0.0) / use[SERVER_CPU]
         loop = use[CLIENT_DEVICE] / use[CLIENT_CPU]
-        return cls(min(1.0, loop), min(1.0, forward))
+        serving = option.work.get(SERVING, 0.0) / use[SERVER_CPU]
+        return cls(min(1.0, loop), min(1.0, forward), min(1.0, serving))
 
 
 class _Core:
@@ -393,11 +408,12 @@ class SimulatedJob:
                 * span.stage.client_seconds
                 * (1 - self._parts[span.way].loop),
             )
+        parts = self._parts[span.way]
         seconds = span.stage.storage_seconds * self._span_samples
-        forward = seconds * self._parts[span.way].forward
+        forward = seconds * parts.forward
         alone = self._span_samples * span.stage.link_bytes / self._link
         return SpanReport(
-            server_cpu_seconds=seconds,
+            server_cpu_seconds=seconds * (1 - parts.serving),
             forward_seconds=forward,
             forward_cpu_seconds=forward,
             send_blocked_seconds=max(0.0, sending_seconds - alone),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from hapi_client.decode import available_cores
 from hapi_client.frozen import FrozenRegion
 from hapi_client.index import load_index
 from hapi_client.location import Location
+from hapi_client.other_work import other_work
 from hapi_client.packages import DEFAULT_MODELS_CONTAINER
 from hapi_client.planning import PROFILE_SECONDS
 from hapi_client.probe import (
@@ -51,8 +51,8 @@ LINK_FLOWS = 4
 LINK_SECONDS = 3.0
 LINK_PART_BYTES = 4 * 1024 * 1024
 TRAIN_STEPS = 3
-BUSY = 0.5
-"""Of the cores: what else runs with that load makes all figures longer."""
+BUSY = 0.3
+"""Cores: what others use beside us may make all figures longer."""
 
 
 @dataclass(frozen=True)
@@ -124,15 +124,14 @@ def advise(
     assumptions: list[str] = []
     finder = _Finder(region, question, reporter, assumptions.append)
     probe, link, num_samples = finder.data(connection, location)
-    busy = other_load()
-    if busy > BUSY * available_cores():
-        assumptions.append(
-            f"other work on this machine (load {busy:.1f} on "
-            f"{available_cores()} cores) does not count; measured beside it, "
-            "all seconds may be too long"
-        )
     reporter.note("measuring samples and this machine's device")
-    facts = measure(region, probe, ENCODINGS, question.cuts)
+    with other_work() as others:
+        facts = measure(region, probe, ENCODINGS, question.cuts)
+    if others.cores > BUSY:
+        assumptions.append(
+            f"other work on this machine, {others.cores:.1f} cores of "
+            f"{available_cores()}, slowed nothing down while it was measured"
+        )
     server, one_off = finder.server(facts, connection)
     conditions = Conditions(
         link_bytes_per_second=link,
@@ -176,11 +175,6 @@ def advise(
         server,
         tuple(assumptions),
     )
-
-
-def other_load() -> float:
-    """Processes that want a core, averaged over the last minute."""
-    return os.getloadavg()[0]
 
 
 def _measured(

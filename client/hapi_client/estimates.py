@@ -27,6 +27,7 @@ from hapi_splitter.work import (
     CLIENT_LAYERS,
     SERVER_DECODING,
     SERVER_LAYERS,
+    SERVING,
     TRAINING,
 )
 
@@ -60,6 +61,9 @@ MOST_OVER = 1.5
 """What a link at its limit carries tells so well how fast it is that an
 older estimate is kept within this factor of it."""
 SCALE_RANGE = (0.2, 10.0)
+LEAST_EXPECTED = 0.02
+"""Of a kind of work, by the profile, as a part of the interval: less says
+nothing of how wrong the profile is."""
 SELDOM_WAITING = 0.1
 """A training loop that waits for spans in less than this part of the time is
 what limits the job, or the device it computes on is."""
@@ -128,7 +132,7 @@ class Estimates:
     link: LinkEstimate = field(default_factory=LinkEstimate)
     server_share: float = 1.0
     train_seconds: float = 0.0
-    handling_seconds: float = 0.0
+    handling_seconds: float | None = None
     scale: dict[str, float] = field(default_factory=dict)
 
     def conditions(self, scaled: bool = True) -> Conditions:
@@ -141,7 +145,7 @@ class Estimates:
             link_bytes_per_second=self.link.bytes_per_second,
             server_share=self.server_share,
             train_seconds=self.train_seconds,
-            handling_seconds=self.handling_seconds,
+            handling_seconds=self.handling_seconds or 0.0,
             scale=dict(self.scale) if scaled else {},
         )
 
@@ -183,12 +187,14 @@ class Estimates:
             CLIENT_DECODING,
             seen.decode_cpu_seconds,
             streamed.get(CLIENT_DECODING, 0.0),
+            seen.seconds,
         )
         if self.train_on_cpu:
             self._rescale(
                 CLIENT_LAYERS,
                 seen.finish_cpu_seconds,
                 _modelled_layers(seen, profiled),
+                seen.seconds,
             )
         else:
             self._observe_accelerator(seen, _modelled(seen, profiled))
@@ -212,21 +218,33 @@ class Estimates:
         limiting = seen.waiting_seconds < SELDOM_WAITING * seen.seconds
         scaled = expected * self.scale.get(CLIENT_LAYERS, 1.0)
         if limiting or scaled > seen.seconds:
-            self._rescale(CLIENT_LAYERS, seen.seconds, expected)
+            self._rescale(CLIENT_LAYERS, seen.seconds, expected, seen.seconds)
             if CLIENT_LAYERS in self.scale:
                 self.scale[TRAINING] = self.scale[CLIENT_LAYERS]
 
     def _observe_handling(self, seen: Observation, profiled: Problem) -> None:
-        """What the client's cores do beside what is known by itself."""
-        known = seen.decode_cpu_seconds
+        """What the client's cores do beyond what they are charged with.
+
+        Negative where a training step that uses few of the cores was
+        charged all of them.
+        """
+        charged = _modelled(seen, profiled)[CLIENT_DECODING] * self.scale.get(
+            CLIENT_DECODING, 1.0
+        )
+        least = 0.0
         if self.train_on_cpu:
-            looping = seen.finish_cpu_seconds + seen.train_cpu_seconds
-            known += self.client_threads * looping
-        pushed = _modelled(seen, profiled, lambda way: way != STREAMED)
-        known += pushed.get(CLIENT_DECODING, 0.0)
-        rest = max(0.0, seen.client_cpu_seconds - known)
-        each = rest / seen.num_samples
-        self.handling_seconds += NEW_WEIGHT * (each - self.handling_seconds)
+            layers = _modelled_layers(seen, profiled)
+            charged += self.client_threads * (
+                layers * self.scale.get(CLIENT_LAYERS, 1.0)
+                + seen.train_samples * self.train_seconds
+            )
+            least = -self.client_threads * self.train_seconds
+        each = (seen.client_cpu_seconds - charged) / seen.num_samples
+        if self.handling_seconds is not None:
+            each = self.handling_seconds + NEW_WEIGHT * (
+                each - self.handling_seconds
+            )
+        self.handling_seconds = max(least, each)
 
     def _observe_server(self, seen: Observation, profiled: Problem) -> None:
         pushed = _modelled(seen, profiled, lambda way: way != STREAMED)
@@ -237,8 +255,11 @@ class Estimates:
             # would count the sharing as work.
             layers = seen.forward_cpu_seconds / self.server_threads
             decoding -= seen.forward_cpu_seconds
-        self._rescale(SERVER_DECODING, decoding, pushed[SERVER_DECODING])
-        self._rescale(SERVER_LAYERS, layers, pushed[SERVER_LAYERS])
+        for kind, seconds in (
+            (SERVER_DECODING, decoding),
+            (SERVER_LAYERS, layers),
+        ):
+            self._rescale(kind, seconds, pushed.get(kind, 0.0), seen.seconds)
 
     def _observe_training(self, seen: Observation) -> None:
         if not seen.train_samples:
@@ -281,8 +302,14 @@ class Estimates:
             limited = seen.push_seconds >= seen.seconds
         self.link.observe(rate, limited, seen.seconds)
 
-    def _rescale(self, kind: str, seconds: float, expected: float) -> None:
-        if seconds <= 0 or expected <= 0:
+    def _rescale(
+        self, kind: str, seconds: float, expected: float, window: float
+    ) -> None:
+        """Takes in what a kind of work took, if enough was expected of it.
+
+        Of little, what was seen is mostly what comes with it.
+        """
+        if seconds <= 0 or expected <= LEAST_EXPECTED * window:
             return
         low, high = SCALE_RANGE
         found = min(max(seconds / expected, low), high)
@@ -321,7 +348,11 @@ class Estimates:
             # part, or what we get, if that is more. While the lane ran
             # empty, at the end of an epoch say, it could have given more.
             full = min(1.0, concurrent / self.push_width())
-            found = max(mine, fair * max(mine, busy)) / full
+            swift = 0.0
+            if resource == SERVER_CPU:
+                swift = self._served(seen, problem) / seen.seconds / whole
+            found = max(mine, fair * max(mine, busy))
+            found = swift + max(0.0, found - swift) / full
             weight = NEW_WEIGHT
         else:
             found, weight = max(fair, mine + 1.0 - busy), RELAX_WEIGHT
@@ -329,6 +360,11 @@ class Estimates:
                 weight = NEW_WEIGHT
         found = min(max(found, 0.01), 1.0)
         self.server_share += weight * (found - self.server_share)
+
+    def _served(self, seen: Observation, problem: Problem) -> float:
+        """Of what was used of the server's cores, Swift's own part."""
+        modelled = _modelled(seen, problem)
+        return self.server_share * modelled.get(SERVING, 0.0)
 
 
 def _modelled(

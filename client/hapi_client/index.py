@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -42,6 +42,7 @@ def load_index(connection: Connection, location: Location) -> DataIndex:
     Raises:
         DataIndexError: when there is none, none of this version, or an
             empty one.
+        RightsError: when there is no such container.
     """
     index = find_index(connection, location)
     if index is None:
@@ -60,29 +61,36 @@ def load_index(connection: Connection, location: Location) -> DataIndex:
 
 
 def _what_is_missing(connection: Connection, location: Location) -> str:
-    """Why there is no index, as far as a listing tells.
+    """Why there is no index, as far as a short listing tells.
 
     Raises:
-        HapiError: of the listing; where there is no container, for one.
+        HapiError: there is no container.
     """
-    if list_shards(connection, location):
-        return (
-            f"{location} has shards and no index; write it with 'hapi index "
-            f"{location}'"
-        )
-    listed = islice(connection.list(location.container), MOST_LISTED)
-    folders = {
-        name.rpartition("/")[0]
-        for name in (each.name for each in listed)
-        if name.endswith((SHARD_SUFFIX, INDEX_NAME))
-    }
+    remedy = f"{location} has no index; write it with 'hapi index {location}'"
+    try:
+        if any(
+            name.endswith(SHARD_SUFFIX)
+            for name in _some_names(connection, location)
+        ):
+            return remedy
+        folders = {
+            name.rpartition("/")[0]
+            for name in _some_names(connection, Location(location.container))
+            if name.endswith((SHARD_SUFFIX, INDEX_NAME))
+        }
+    except HapiError as error:
+        if error.status == 404:
+            raise
+        # Who may read objects may not list them for that.
+        logger.info("why there is no index is not known: %s", error)
+        return remedy
     found = sorted(str(Location(location.container, each)) for each in folders)
     if not found:
         return f"{location} has no object ending in {SHARD_SUFFIX}"
     more = ", ..." if len(found) > MOST_NAMED else ""
     return (
-        f"{location} has no object ending in {SHARD_SUFFIX}; data sets in "
-        f"this container are {', '.join(found[:MOST_NAMED])}{more}"
+        f"{location} has no object ending in {SHARD_SUFFIX}; among the data "
+        f"sets in this container are {', '.join(found[:MOST_NAMED])}{more}"
     )
 
 
@@ -115,12 +123,21 @@ def list_shards(
     connection: Connection, location: Location
 ) -> list[ObjectInfo]:
     """The data set's tar objects, in name order."""
-    prefix = f"{location.prefix}/" if location.prefix else ""
     return [
         found
-        for found in connection.list(location.container, prefix)
+        for found in connection.list(location.container, _folder(location))
         if found.name.endswith(SHARD_SUFFIX)
     ]
+
+
+def _folder(location: Location) -> str:
+    return f"{location.prefix}/" if location.prefix else ""
+
+
+def _some_names(connection: Connection, location: Location) -> Iterator[str]:
+    """The first ones."""
+    listed = connection.list(location.container, _folder(location))
+    return (each.name for each in islice(listed, MOST_LISTED))
 
 
 def sample_row(sample: Sample) -> NamedRow:

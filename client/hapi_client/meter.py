@@ -135,33 +135,12 @@ class Pace:
     sample_seconds: Mapping[Way, float] = field(default_factory=dict)
 
 
-class _Attributed:
-    """CPU seconds of this process of which it is known whose they are."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._seconds = 0.0
-
-    def add(self, seconds: float) -> None:
-        with self._lock:
-            self._seconds += seconds
-
-    @property
-    def seconds(self) -> float:
-        with self._lock:
-            return self._seconds
-
-
-_ALL_JOBS = _Attributed()
-
-
 class Meter:
     """Adds up what threads report; :meth:`take` begins a new window.
 
     Time, CPU time and bytes count while the job loads
     (:meth:`loading`) and no other: what a process does between its epochs
-    says nothing of the job. Nor does what another job in this process is
-    known to compute.
+    says nothing of the job.
 
     Args:
         received_bytes: bytes received by the job so far.
@@ -192,17 +171,8 @@ class Meter:
         """That came so far, in all windows."""
         self._num_loading = 0
         self._num_reading = 0
-        self._attributed = 0.0
         self._mark()
         self._begin()
-
-    def _attribute(self, seconds: float) -> None:
-        self._attributed += seconds
-        _ALL_JOBS.add(seconds)
-
-    def _own_cpu_seconds(self) -> float:
-        others = _ALL_JOBS.seconds - self._attributed
-        return self._cpu_clock() - others
 
     def _begin(self) -> None:
         self._samples: Counter[Way] = Counter()
@@ -238,7 +208,6 @@ class Meter:
                 sums["stream"] += seconds
                 sums["read"] += report.read_seconds
                 sums["decode_cpu"] += report.decode_cpu_seconds
-                self._attribute(report.decode_cpu_seconds)
                 if report.fell_back:
                     sums["fell_back"] += num_samples
                 return
@@ -302,7 +271,7 @@ class Meter:
 
     def _mark(self) -> None:
         self._wall_before = self._clock()
-        self._cpu_before = self._own_cpu_seconds()
+        self._cpu_before = self._cpu_clock()
         self._bytes_before = self._received_bytes()
 
     def _add_up(self) -> None:
@@ -349,7 +318,6 @@ class Meter:
             with self._lock:
                 self._finished[cut] += num_samples
                 self._sums["finish_cpu"] += used
-                self._attribute(used)
 
     @contextmanager
     def training(self, num_samples: int) -> Iterator[None]:
@@ -364,7 +332,6 @@ class Meter:
                 self._sums["train_samples"] += num_samples
                 self._sums["train"] += spent
                 self._sums["train_cpu"] += used
-                self._attribute(used)
 
     def take(self) -> Observation:
         """The window so far; the next one begins."""

@@ -59,8 +59,7 @@ class LocalFacts:
         cuts: all of them.
         samples: costs of samples.
         client: profile of the client's device.
-        num_probed: samples that were measured; 0 where the reference image
-            stands for them.
+        num_probed: images that were measured, of the data set or made here.
     """
 
     cuts: tuple[CutFacts, ...]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import BinaryIO, Protocol
 
 from rich.console import Console
@@ -10,7 +12,6 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
-    TaskID,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -61,42 +62,46 @@ class ConsoleReporter:
             transient=True,
             disable=not self._console.is_terminal,
         )
-        self._counting: Progress | None = None
-        self._task: TaskID | None = None
 
     def __enter__(self) -> ConsoleReporter:
         self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop_counting()
         self._progress.stop()
 
-    def counting(self, description: str, done: int, total: int) -> None:
-        """A bar that shows how many of all samples were had."""
-        if self._counting is None:
-            # A terminal has one live display at a time.
-            self._progress.stop()
-            self._counting = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                console=self._console,
-                transient=True,
-                disable=not self._console.is_terminal,
-            )
-            self._counting.start()
-            self._task = self._counting.add_task(description, total=total)
-        assert self._task is not None, "made with its bar"
-        self._counting.update(
-            self._task, description=description, completed=done, total=total
-        )
+    @contextmanager
+    def counting(self) -> Iterator[Callable[[str, int, int], None]]:
+        """A bar for samples, in the place of those for bytes.
 
-    def _stop_counting(self) -> None:
-        if self._counting is not None:
-            self._counting.stop()
-            self._counting = None
+        Yields:
+            What is told a description, how many were had, and of how many.
+        """
+        # A terminal has one live display at a time.
+        self._progress.stop()
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(
+            *columns,
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        ) as bar:
+            task = bar.add_task("", total=None)
+
+            def show(description: str, done: int, total: int) -> None:
+                if done < bar.tasks[0].completed:
+                    bar.reset(task)  # the next epoch
+                bar.update(
+                    task, description=description, completed=done, total=total
+                )
+
+            yield show
+        self._progress.start()
 
     def reading(
         self, file: BinaryIO, description: str, length_bytes: int

@@ -155,9 +155,8 @@ def build_model(
         builder = torchvision.models.get_model_builder(name)
     except ValueError as error:
         known = torchvision.models.list_models()
-        raise _unknown(
-            f"torchvision has no model {name!r}", name, known
-        ) from (error)
+        what = f"torchvision has no model {name!r}"
+        raise _unknown(what, name, known) from error
     chosen = None
     if weights is not None:
         offered = torchvision.models.get_model_weights(builder)

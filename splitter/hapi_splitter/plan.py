@@ -125,6 +125,8 @@ def evaluate(
         pays_from_samples=_pays_from(problem, parts, slowest),
         reasons=(),
     )
+    if blocked:
+        return plan
     return replace(plan, reasons=reasons.describe(problem, plan))
 
 

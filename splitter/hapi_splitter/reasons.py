@@ -211,8 +211,12 @@ def _link(
         else "no limit of it was seen"
     )
     if turning is None:
+        if now >= UNSEEN_LINK:
+            return []
         does = "push" if chosen.pushes else "stream"
-        return [f"It would {does} at any speed of the link ({known})."]
+        return [
+            f"It would {does} with a far faster or slower link, too ({known})."
+        ]
     faster = "faster" if turning > now else "slower"
     then = "make it stream" if chosen.pushes else "make push-down pay"
     return [

@@ -162,8 +162,8 @@ def _partition(
             )
         raise FreezeError(
             "cannot_trace",
-            f"{full.message}{inner}. Give two modules instead of the model, "
-            "(frozen, tail), the second of which takes what the first yields",
+            f"{full.message}{inner}; or give two modules in the model's "
+            "place, (frozen, tail): the second takes what the first yields",
         ) from error
 
 

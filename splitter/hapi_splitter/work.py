@@ -76,8 +76,8 @@ def resource_use(
 def stages(problem: Problem, option: Option) -> dict[str, dict[str, float]]:
     """Seconds for one sample by resource, and in each by kind of work.
 
-    With all of the resource. Layers that take cores are with these, and not
-    once more with a device. An option of which only its use is known has
+    With all of the resource. Layers that take all cores are with these, and
+    not once more with a device. An option of which only its use is known has
     the resource's own name in the place of kinds.
     """
     if not option.work:
@@ -93,15 +93,17 @@ def stages(problem: Problem, option: Option) -> dict[str, dict[str, float]]:
     cores = parts[SERVER_CPU]
     used = option.use.get(SERVER_CPU, 0.0)
     cores[SERVING] = max(0.0, used - sum(cores.values()) + cores[SERVING])
-    if problem.server_threads:
+    if problem.server_threads >= problem.capacity(SERVER_CPU):
         parts[SERVER_DEVICE] = {}
-    if problem.client_threads:
+    if problem.client_threads >= problem.capacity(CLIENT_CPU):
         parts[CLIENT_DEVICE] = {}
-    parts[LINK] = {LINK: option.use.get(LINK, 0.0)}
     return {
         resource.name: {
             kind: problem.seconds_for(amount, resource.name)
-            for kind, amount in parts[resource.name].items()
+            for kind, amount in parts.get(
+                resource.name,
+                {resource.name: option.use.get(resource.name, 0.0)},
+            ).items()
         }
         for resource in problem.resources
     }

@@ -143,7 +143,9 @@ def test_an_empty_place_cannot_be_indexed(connection, photos):
 
 
 def test_a_mistyped_place_brings_those_that_are_there(connection, photos):
-    with pytest.raises(DataIndexError, match=f"data sets .* are .*{photos}"):
+    with pytest.raises(
+        DataIndexError, match=f"among the data sets .* are .*{photos}"
+    ):
         load_index(connection, Location(photos.container, "phtoos"))
     with pytest.raises(HapiError, match="there is no container 'nowhere'"):
         load_index(connection, Location("nowhere", ""))

@@ -15,7 +15,10 @@ from benchmarks.adaptation import (
     report,
 )
 from benchmarks.cells import FETCH_OPTIONS
+from benchmarks.contenders import problem_json
 from benchmarks.simulation import Knowledge, Parts, SimulatedJob, Stage
+
+from hapi_splitter.costs import Conditions
 
 STREAM = (0, "raw")
 PUSH = (9, "float32")
@@ -76,13 +79,20 @@ def rate_of(link: float, weights: dict[Any, float] | None) -> float:
         seed=0,
     )
     job.run(60.0)
-    return job.run(30.0)
+    # Long beside what may be loaded ahead at its beginning.
+    return job.run(120.0)
 
 
 def test_fixed_way_goes_as_fast_as_what_limits_it() -> None:
     assert rate_of(1e9, {PUSH: 1.0}) == pytest.approx(1 / 12e-3, rel=0.03)
     assert rate_of(1e9, {STREAM: 1.0}) == pytest.approx(1 / 10.5e-3, rel=0.03)
     assert rate_of(1e6, {STREAM: 1.0}) == pytest.approx(10.0, rel=0.1)
+
+
+def test_worker_does_not_report_the_seconds_of_swift() -> None:
+    parts = Parts.of(KNOWLEDGE.options[1])
+    assert parts.serving == pytest.approx(0.4 / 9)
+    assert parts.forward == pytest.approx(6 / 9)
 
 
 @pytest.mark.parametrize("link", [1e9, 3e6, 0.5e6])
@@ -270,3 +280,20 @@ def test_report_has_events_and_plans_in_the_order_of_time() -> None:
         "20.0",
     ]
     assert "0 samples lost, 0 doubled; 2 spans fell back" in text[-1]
+
+
+def test_what_the_bench_writes_is_what_the_replay_reads() -> None:
+    problem = KNOWLEDGE.problem(
+        Conditions(
+            link_bytes_per_second=1e6, train_seconds=KNOWLEDGE.train_seconds
+        )
+    )
+    again = Knowledge.from_json(
+        json.loads(json.dumps(problem_json(problem, KNOWLEDGE.train_seconds)))
+    )
+    for option, read in zip(KNOWLEDGE.options, again.options, strict=True):
+        assert read.use == pytest.approx(option.use)
+    body = problem_json(problem, 0.0)
+    del body["options"][0]["work"]
+    with pytest.raises(ValueError, match="measure it again"):
+        Knowledge.from_json(body)

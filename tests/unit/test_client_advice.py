@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +20,7 @@ from hapi_client.cli.main import app
 from hapi_client.frozen import FrozenRegion
 from hapi_client.link_speed import parse_link
 from hapi_client.models import ModelSource, load_region
+from hapi_client.other_work import OtherWork, other_work
 from hapi_client.probe import (
     ProbeSamples,
     cut_facts,
@@ -101,13 +106,40 @@ def test_plan_tells_of_other_work_on_this_machine(
         upload=False,
         name="small",
     )
-    told = []
-    for load in (100.0, 0.0):
-        monkeypatch.setattr(advice, "other_load", lambda load=load: load)
-        found = advise(region, question, SilentReporter())
-        told.append([n for n in found.report.notes if "other work" in n])
-        assert any("this machine: " in note for note in found.report.notes)
-    assert [len(each) for each in told] == [1, 0]
+
+    def told(cores: float) -> list[str]:
+        @contextmanager
+        def others() -> Iterator[OtherWork]:
+            yield OtherWork(cores)
+
+        monkeypatch.setattr(advice, "other_work", others)
+        notes = advise(region, question, SilentReporter()).report.notes
+        assert any("this machine: " in note for note in notes)
+        return [note for note in notes if "other work" in note]
+
+    assert told(0.1) == []
+    (note,) = told(1.5)
+    assert note.startswith("assumed: other work on this machine, 1.5 cores")
+
+
+def test_what_others_compute_is_told_from_what_we_do() -> None:
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        with other_work() as beside:
+            time.sleep(1.0)
+    finally:
+        busy.kill()
+        busy.wait()
+    assert beside.cores > 0.5
+
+
+def test_a_system_that_tells_nothing_has_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hapi_client.other_work.STAT", tmp_path / "none")
+    with other_work() as alone:
+        time.sleep(0.01)
+    assert alone.cores == 0
 
 
 @pytest.fixture(scope="module")

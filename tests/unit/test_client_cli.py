@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -22,6 +24,7 @@ from hapi_client.demo import (
     check_plan,
     largest_difference,
 )
+from hapi_client.progress import ConsoleReporter
 from hapi_protocol.errors import HapiError
 from hapi_protocol.index import DataIndex, IndexRow, ShardIndex
 from scripted_swift import Answer, scripted_swift
@@ -95,11 +98,36 @@ def test_wrong_values_are_one_line(
     assert text in line
 
 
-def test_a_missing_index_names_the_remedy(swift, monkeypatch, capsys):
-    swift.script(Answer(404))
+def listing(*names: str) -> Answer:
+    entries = [{"name": name, "hash": "e", "bytes": 1} for name in names]
+    return Answer(200, json.dumps(entries).encode())
+
+
+@pytest.mark.parametrize(
+    ("listings", "message"),
+    [
+        ([listing("train/a.tar")], "hapi index swift://photos/train"),
+        ([Answer(403)], "hapi index swift://photos/train"),
+        (
+            [listing(), listing("a.jpg", "val/a.tar", "x/y/_hapi")],
+            "no object ending in .tar; among the data sets in this container "
+            "are swift://photos/val (",
+        ),
+        (
+            [listing(), listing(*(f"{n}/a.tar" for n in range(7)))],
+            "swift://photos/3, swift://photos/4, ... (",
+        ),
+        ([listing(), listing("a.jpg")], "has no object ending in .tar ("),
+        ([Answer(404)], "there is no container 'photos'"),
+    ],
+)
+def test_a_missing_index_names_the_remedy(
+    swift, monkeypatch, capsys, listings, message
+):
+    swift.script(Answer(404), *listings)
     assert hapi(monkeypatch, "ls", "photos/train") == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert "hapi index swift://photos/train" in line
+    assert message in line
 
 
 def test_ls_prints_and_writes_the_shards(swift, monkeypatch, capsys, tmp_path):
@@ -119,7 +147,7 @@ def test_ls_prints_and_writes_the_shards(swift, monkeypatch, capsys, tmp_path):
 
 def test_options_name_the_user(swift, monkeypatch, capsys):
     monkeypatch.delenv("ST_AUTH")
-    swift.script(Answer(404))
+    swift.script(Answer(404), listing("a.tar"))
     assert hapi(monkeypatch, "-A", swift.auth_url, "ls", "c") == 1
     assert "no index" in capsys.readouterr().err
     assert hapi(monkeypatch, "-U", "me", "ls", "c") == 1
@@ -249,3 +277,42 @@ def test_demo_says_so_when_push_down_costs_bytes():
 def test_plan_of_the_demo_is_judged_before_anything_starts(changed, said):
     with pytest.raises(HapiError, match=said):
         check_plan(DemoPlan(**changed))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_bar_of_an_epoch_begins_anew_with_the_next(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    before = threading.active_count()
+    with ConsoleReporter() as reporter:
+        with reporter.counting() as count:
+            count("epoch 0", 16, 16)
+            reporter.note("epoch 0: loss 1.0")
+            count("epoch 1", 4, 16)
+            count("epoch 1", 8, 16)
+            time.sleep(0.2)  # the bar is drawn ten times a second
+        with reporter.counting():
+            pass
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert threading.active_count() == before
+    shown = terminal.getvalue()
+    assert "epoch 0: loss 1.0" in shown
+    assert "epoch 1" in shown
+    assert "8/16" in shown
+    last = shown.rpartition("8/16")[2]
+    assert "0:00:00" not in last.splitlines()[0]
+
+
+def test_without_a_terminal_only_notes_are_shown(capsys):
+    with ConsoleReporter() as reporter, reporter.counting() as count:
+        count("epoch 0", 8, 16)
+        reporter.note("a note")
+    assert capsys.readouterr().err.strip() == "a note"

@@ -54,26 +54,24 @@ def test_two_loaders_at_a_time_count_once(world: World) -> None:
     assert world.meter.take().seconds == 5
 
 
-def test_what_another_job_of_the_process_computes_is_not_this_ones() -> None:
+def test_decoding_and_the_rest_of_the_layers_are_counted_apart() -> None:
     cpu = [0.0]
-    mine, other = (
-        Meter(lambda: 0, cpu_clock=lambda: cpu[0], thread_clock=lambda: cpu[0])
-        for _ in range(2)
+    meter = Meter(
+        lambda: 0, cpu_clock=lambda: cpu[0], thread_clock=lambda: cpu[0]
     )
-    with mine.loading(), other.loading():
+    with meter.loading():
         cpu[0] += 1.0
-        with other.finishing(0, 8):
+        with meter.finishing(0, 8):
             cpu[0] += 5.0
         decoded = SpanReport(plain_seconds=9.0, decode_cpu_seconds=2.0)
-        other.loaded(STREAMED, 8, 9.0, decoded)
+        meter.loaded(STREAMED, 8, 9.0, decoded)
         cpu[0] += 2.0
-        seen, theirs = mine.take(), other.take()
+        seen = meter.take()
 
-    assert seen.client_cpu_seconds == pytest.approx(1.0)
-    assert theirs.client_cpu_seconds == pytest.approx(8.0)
-    assert theirs.finish_cpu_seconds == pytest.approx(5.0)
-    assert theirs.finished == {0: 8}
-    assert theirs.decode_cpu_seconds == pytest.approx(2.0)
+    assert seen.client_cpu_seconds == pytest.approx(8.0)
+    assert seen.finish_cpu_seconds == pytest.approx(5.0)
+    assert seen.finished == {0: 8}
+    assert seen.decode_cpu_seconds == pytest.approx(2.0)
 
 
 def test_the_window_tells_how_long_it_was_loaded(world: World) -> None:

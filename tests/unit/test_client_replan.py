@@ -570,8 +570,52 @@ def test_each_kind_of_work_is_corrected_by_what_was_seen_of_it() -> None:
             "server layers": 1.5,
         }
     )
-    # 2.1 less 0.6, 1.0, 0.1 and 200 times 0.5 ms to unpack.
-    assert estimates.handling_seconds == pytest.approx(0.5 * 0.3 / 300)
+    # 2.1 less 0.6, 1.0, 0.1 and 200 times 1.2 * 0.5 ms to unpack.
+    assert estimates.handling_seconds == pytest.approx(0.28 / 300)
     conditions = estimates.conditions()
     assert conditions.handling_seconds == estimates.handling_seconds
     assert conditions.train_seconds == pytest.approx(0.1 / 300)
+
+
+def test_little_work_says_nothing_of_its_profile() -> None:
+    estimates = Estimates(push_width=lambda: 4, train_on_cpu=True)
+    seen = Observation(
+        5.0,
+        samples={STREAM: 2, PUSH: 20},
+        client_cpu_seconds=1.0,
+        decode_cpu_seconds=0.5,
+        finished={0: 2, PUSH[0]: 20},
+        finish_cpu_seconds=0.5,
+        pushed_samples=20,
+        server_cpu_seconds=0.5,
+        forward_seconds=0.4,
+    )
+    estimates.observe(seen, profiled)
+    assert estimates.scale == {}
+    # But the client is known to have been busy with it.
+    charged = 2 * 8e-3 + 20 * 1.5e-3
+    assert estimates.handling_seconds == pytest.approx((1 - charged) / 22)
+
+
+def test_step_that_uses_one_core_of_many_is_not_charged_with_all() -> None:
+    estimates = Estimates(
+        push_width=lambda: 4, train_on_cpu=True, client_threads=8
+    )
+    seen = Observation(
+        5.0,
+        samples={PUSH: 1000},
+        client_cpu_seconds=2.5,  # 1 to train, 0.5 to unpack, 1 of handling
+        train_samples=1000,
+        train_cpu_seconds=1.0,
+        train_seconds=1.0,
+    )
+    estimates.observe(seen, profiled)
+    work = {
+        "client decoding": 0.5e-3,
+        "client handling": estimates.conditions().handling_seconds,
+        "training": estimates.conditions().train_seconds,
+    }
+    use = resource_use(
+        0.0, work, server_share=1.0, server_threads=0, client_threads=8
+    )
+    assert use["client cpu"] == pytest.approx(2.5e-3)

@@ -524,9 +524,9 @@ def test_reasons_name_limits_speed_and_what_would_change_it() -> None:
     assert "A link slower than 80 bit/s would make it stream" in text
     small = {(3, "float16"): {"link": 0.1, "server device": 0.05}}
     text = " ".join(solve(case(cuts=small)).reasons)
-    assert "It would push at any speed of the link (it has 800 bit/s)" in text
+    assert "with a far faster or slower link, too (it has 800 bit/s)" in text
     unseen = " ".join(solve(case(link=UNSEEN_LINK)).reasons)
-    assert "(no limit of it was seen)" in unseen
+    assert "Tbit" not in unseen
     streaming = " ".join(solve(case(link=5.0)).reasons)
     assert streaming.startswith("Streaming: all samples come as images")
     assert "No cut is faster" in streaming

@@ -45,7 +45,9 @@ def problem_of(
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25])
-@pytest.mark.parametrize(("server", "client"), [(0, 0), (2, 4), (0, 4)])
+@pytest.mark.parametrize(
+    ("server", "client"), [(0, 0), (2, 4), (4, 8), (0, 8)]
+)
 def test_stages_of_a_resource_are_all_that_it_does(
     share: float, server: int, client: int
 ) -> None:
@@ -55,8 +57,9 @@ def test_stages_of_a_resource_are_all_that_it_does(
     (option,) = problem.options
     found = stages(problem, option)
     for resource in UNITS:
-        on_cores = (resource == "server device" and server) or (
-            resource == "client device" and client
+        # 4 and 8 are all cores of their tier.
+        on_cores = (resource == "server device" and server == 4) or (
+            resource == "client device" and client == 8
         )
         assert sum(found[resource].values()) == pytest.approx(
             0.0 if on_cores else problem.seconds(option, resource)

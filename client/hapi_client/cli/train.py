@@ -84,9 +84,8 @@ def train_command(
     """Train the tail of a torchvision model on a data set in Swift.
 
     Frozen layers run in the store or here, as --cut has it, and the tail
-    here: SGD with
-    momentum 0.9 and cross entropy. Without --weights and --checkpoint the
-    weights are random.
+    here: SGD with momentum 0.9 and cross entropy. Without --weights and
+    --checkpoint the weights are random.
 
     Examples:
 
@@ -140,17 +139,18 @@ def train_command(
         ) as job:
             _check_labels(job, classes)
             reporter.note(f"{job.num_samples} samples, {what_is_cut(job)}")
-            history = train_tail(
-                job,
-                epochs=epochs,
-                learning_rate=learning_rate,
-                on_epoch=lambda number, result: reporter.note(
-                    f"epoch {number}: {describe(result)}{plan_text(job)}"
-                ),
-                on_samples=lambda number, samples: reporter.counting(
-                    f"epoch {number} of {epochs}", samples, job.num_samples
-                ),
-            )
+            with reporter.counting() as count:
+                history = train_tail(
+                    job,
+                    epochs=epochs,
+                    learning_rate=learning_rate,
+                    on_epoch=lambda number, result: reporter.note(
+                        f"epoch {number}: {describe(result)}{plan_text(job)}"
+                    ),
+                    on_samples=lambda number, samples: count(
+                        f"epoch {number}", samples, job.num_samples
+                    ),
+                )
             if job.cut == "auto" and job.plan is None:
                 reporter.note(f"no plan, all streamed: {job.no_plan_reason}")
             _print(job, history)
