@@ -36,7 +36,6 @@ STREAM_OUT_OF_REACH = 0.5
 
 SETTLED_SECONDS = 12.0
 """A plan that stayed this long, two looks at it, is taken to stay."""
-MOST_SETTLING_SECONDS = 60.0
 QUESTION_SECONDS = 1800.0
 
 
@@ -51,6 +50,7 @@ class Settings:
         cold_epochs: of a run from cold; 0 leaves these out.
         cold_upload_seconds: a static cut whose package takes longer to
             send is not run from cold.
+        most_settling_seconds: for the plan, before the first round.
         tars: names of the files that the samples come from.
     """
 
@@ -59,6 +59,7 @@ class Settings:
     scale: float
     cold_epochs: int
     cold_upload_seconds: float
+    most_settling_seconds: float
     tars: Sequence[str]
 
 
@@ -231,7 +232,7 @@ class CellRun:
             if plans[-1] is None or plans[-2:-1] != plans[-1:]:
                 changed = now
             steady = now - changed >= SETTLED_SECONDS
-            if steady or now - began >= MOST_SETTLING_SECONDS:
+            if steady or now - began >= self.settings.most_settling_seconds:
                 self.entry["settling"] = plans
                 return rate
 
