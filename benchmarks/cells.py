@@ -53,7 +53,7 @@ NETWORKS: Mapping[str, Network] = {
         256,
         224,
         {BACKBONE: "features", INNER: "features.6"},
-        640,
+        480,
         16,
         16,
     ),

@@ -39,7 +39,7 @@ from hapi_splitter.quantities import (
     number_text,
     seconds_text,
 )
-from hapi_splitter.report import Report
+from hapi_splitter.report import ASSUMED, Report
 from hapi_splitter.rules import RuleFacts, alternatives
 
 logger = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ def advise(
             asked,
             alternatives(asked, rule_facts),
             model=question.name,
-            notes=(*measured, *(f"assumed: {each}" for each in assumptions)),
+            notes=(*measured, *(f"{ASSUMED}{each}" for each in assumptions)),
         ),
         what_if(solve(asked), {floor: problem(floor) for floor in coarser}),
         conditions,

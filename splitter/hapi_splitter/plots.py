@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import io
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,7 @@ from hapi_splitter.problem import (
 )
 from hapi_splitter.quantities import bytes_text, number_text, percent_text
 from hapi_splitter.report import (
+    ASSUMED,
     Report,
     Table,
     cost_table,
@@ -203,12 +205,21 @@ def _figure(report: Report) -> Figure:
             for kind, (words, colour) in _LOOKS.items()
             if kind in drawn
         ],
+        title=_assumed(report),
+        title_fontsize=8,
         loc="outside lower center",
         ncols=3,
         frameon=False,
         fontsize=9,
     )
     return figure
+
+
+def _assumed(report: Report) -> str | None:
+    """What was not measured, in lines; None where everything was."""
+    notes = [each for each in report.notes if each.startswith(ASSUMED)]
+    lines = [line for note in notes for line in textwrap.wrap(note, 140)]
+    return "\n".join(lines) or None
 
 
 def _title(report: Report) -> str:

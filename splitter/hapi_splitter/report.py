@@ -48,6 +48,8 @@ from hapi_splitter.quantities import (
 from hapi_splitter.rules import RULES
 
 PLOT_SUFFIXES = (".png", ".html")
+ASSUMED = "assumed: "
+"""How notes begin on what was not measured."""
 _NAME_WIDTH = 36
 _CUTS_NOTE = (
     "Sizes are bytes of one sample on the link, in the best compression of "
