@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 
 import torch
 
@@ -40,6 +39,8 @@ from hapi_splitter.transforms import SampleError
 logger = logging.getLogger(__name__)
 
 MAX_SAMPLES = 16
+SAMPLES_OF_SPAN = 4
+"""Read from one place of the data set, as far as there are several."""
 MAX_SAMPLE_BYTES = 16 * 1024 * 1024
 """Of all samples together; large ones are fewer."""
 BUDGET_SECONDS = 3.0
@@ -74,7 +75,7 @@ class ProbeSamples:
 
     Attributes:
         images: of those that have one.
-        bytes_each: in the shard, per sample.
+        bytes_each: in the shards, of the average sample of the data set.
         span_samples: that one request brings, on average.
     """
 
@@ -91,22 +92,58 @@ def read_samples(
     seconds: float | None = None,
     most_bytes: float = MAX_SAMPLE_BYTES,
 ) -> ProbeSamples:
-    """Reads the first samples of the span in the middle, by a Range GET.
+    """Reads a few samples from all over the data set, by Range GETs.
+
+    Images differ, and neighbours are often alike: so a few come from each
+    of several spans. How many bytes the average sample has is known of all,
+    from the index.
 
     Args:
         connection: to the account.
         container: of the shards.
         spans: of the data set.
-        seconds: for the read; None for the connection's own limit.
+        seconds: for each read; None for the connection's own limit.
         most_bytes: to read, but one sample in any case.
 
     Raises:
-        HapiError: of the read.
+        HapiError: of a read.
     """
-    span = spans[len(spans) // 2]
+    num_samples = sum(len(span.rows) for span in spans)
+    num_bytes = sum(span.byte_range.length_bytes for span in spans)
     most_bytes = min(most_bytes, MAX_SAMPLE_BYTES)
+    worth = most_bytes * num_samples / (num_bytes * SAMPLES_OF_SPAN)
+    places = max(
+        1, min(MAX_SAMPLES // SAMPLES_OF_SPAN, len(spans), int(worth))
+    )
+    images: list[bytes | None] = []
+    for place in range(places):
+        span = spans[(2 * place + 1) * len(spans) // (2 * places)]
+        images += _read_some(
+            connection,
+            container,
+            span,
+            MAX_SAMPLES // places,
+            most_bytes / places,
+            seconds,
+        )
+    return ProbeSamples(
+        tuple(image for image in images if image is not None),
+        num_bytes / num_samples,
+        num_samples / len(spans),
+    )
+
+
+def _read_some(
+    connection: Connection,
+    container: str,
+    span: Span,
+    most_samples: int,
+    most_bytes: float,
+    seconds: float | None,
+) -> list[bytes | None]:
+    """Images of the first samples of a span, at least of one."""
     rows = [span.rows[0]]
-    for row in span.rows[1:MAX_SAMPLES]:
+    for row in span.rows[1:most_samples]:
         if row.offset + row.length - rows[0].offset > most_bytes:
             break
         rows.append(row)
@@ -120,12 +157,7 @@ def read_samples(
         first_index=rows[0].sample,
         first_offset=rows[0].offset,
     )
-    images = [sample.image() for sample in found]
-    return ProbeSamples(
-        tuple(image for image in images if image is not None),
-        len(data) / len(rows),
-        fmean(len(each.rows) for each in spans),
-    )
+    return [sample.image() for sample in found]
 
 
 def reference_samples() -> ProbeSamples:
