@@ -16,6 +16,8 @@ import pytest
 from benchmarks import folders, testbed
 from benchmarks.network import STORAGE_ADDRESS, missing_requirements
 
+from children import heed_interrupts
+
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"worker": False, "processes": False}
 SECONDS = 60.0
@@ -169,6 +171,7 @@ def holder(network: None, cores: None) -> Iterator[subprocess.Popen[bytes]]:
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        preexec_fn=heed_interrupts,
     )
     yield process
     end(process)

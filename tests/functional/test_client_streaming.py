@@ -204,9 +204,14 @@ def test_shards_without_labels_need_labels_from_the_user(
     assert labels.tolist() == [0, 1, 2]
 
 
-def test_no_index_names_the_command_that_writes_it(connection):
-    connection.put_container("streaming")
-    with pytest.raises(DataIndexError, match="hapi index swift://streaming"):
+def test_no_index_names_the_command_that_writes_it(
+    connection, place, tmp_path
+):
+    store(connection, place, tmp_path, {"a.tar": shard(2)})
+    connection.delete(place.container, place.index_name)
+    with pytest.raises(DataIndexError, match=f"hapi index {place}"):
+        job_of(connection, place)
+    with pytest.raises(DataIndexError, match=r"no object ending in \.tar"):
         job_of(connection, parse_location("streaming/nothing-here"))
 
 
