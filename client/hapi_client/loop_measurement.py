@@ -39,11 +39,10 @@ class LoopMeasurement:
         """The next span's coming starts the measurement."""
         self._probe = probe
 
-    def check(self) -> None:
-        """Raises, once, what has made the measurement fail."""
+    def take_failure(self) -> Exception | None:
+        """What has made the measurement fail; told once."""
         failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        return failure
 
     # --- the training loop's thread ---
 

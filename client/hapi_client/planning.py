@@ -14,6 +14,7 @@ It is the training loop's own thread that measures; see
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -266,11 +267,10 @@ class JobPlanner:
         return None
 
     def _ask_for_facts(self) -> float:
-        try:
-            self._measurement.check()
-        except Exception:
+        failure = self._measurement.take_failure()
+        if failure is not None:
             self._first_window = None
-            raise
+            raise failure
         if self._first_window is None:
             if not self._watch():
                 return self._longer_pause()
@@ -287,6 +287,8 @@ class JobPlanner:
 
     def _bytes_in_time(self, seen: Observation) -> float:
         """That a read beside those of the job may take."""
+        if not seen.received_bytes:
+            return math.inf  # all had come before: the link is no limit
         rate = seen.received_bytes / seen.seconds
         return READ_SECONDS * rate / (1 + self._estimates.stream_width)
 

@@ -273,7 +273,8 @@ def write_plot(path: str | os.PathLike[str], report: Report) -> None:
     """
     check_plot_path(path)
     # Matplotlib takes a second to import, and only this needs it.
-    from hapi_splitter.plots import html_page, png_image
+    from hapi_splitter.page import html_page
+    from hapi_splitter.plots import png_image
 
     if Path(path).suffix.lower() == ".png":
         Path(path).write_bytes(png_image(report))

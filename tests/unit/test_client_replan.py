@@ -26,9 +26,10 @@ from hapi_client.replan import (
 )
 from hapi_protocol.summary import Load
 from hapi_splitter.costs import Conditions
-from hapi_splitter.plan import Option, Problem, Resource
+from hapi_splitter.plan import Option, Problem
 from hapi_splitter.problem import UNITS, UNSEEN_LINK
 from hapi_splitter.work import resource_use, scaled
+from problems import problem_of
 from simulated_tiers import Clock, SimulatedJob, Truth, joint_optimum, run
 
 STREAM = (0, "raw")
@@ -456,19 +457,8 @@ def test_accelerator_of_the_client_is_known_by_the_loop_that_never_waits(
     work = {"client layers": profiled / 1000}
     use = {"client device": profiled / 1000}
     option = Option(0, "raw", use, 0, 0, work)
-    problem = Problem(
-        resources=(
-            Resource("link", 1e9, "bytes/s"),
-            Resource("client cpu", 4.0, "cores"),
-            Resource("client device", 1.0, "devices"),
-        ),
-        options=(option,),
-        num_samples=1,
-        epochs=1.0,
-        push_one_off_seconds=0.0,
-        server_limit_bytes=0,
-        client_limit_bytes=0,
-        last_cut=1,
+    problem = problem_of(
+        [option], {"link": 1e9, "client cpu": 4.0, "client device": 1.0}
     )
     seen = Observation(
         10.0,
@@ -500,44 +490,23 @@ def test_interval_without_bytes_says_nothing_of_the_link() -> None:
 
 def profiled(conditions: Conditions) -> Problem:
     """A CPU client and a CPU worker; streaming, and a cut in the middle."""
-    way = {
-        "server decoding": 4e-3,
-        "server layers": 2e-3,
-        "client decoding": 0.5e-3,
-        "client layers": 1e-3,
-    }
     works = {
         STREAM: {"client decoding": 5e-3, "client layers": 3e-3},
-        PUSH: way,
+        PUSH: {
+            "server decoding": 4e-3,
+            "server layers": 2e-3,
+            "client decoding": 0.5e-3,
+            "client layers": 1e-3,
+        },
     }
-    options = tuple(
-        Option(
-            *way,
-            resource_use(
-                1e3,
-                scaled(work, conditions.scale),
-                server_share=1.0,
-                server_threads=1,
-                client_threads=1,
-            ),
-            0,
-            0,
-            scaled(work, conditions.scale),
+    options = []
+    for (cut, encoding), profile in works.items():
+        work = scaled(profile, conditions.scale)
+        use = resource_use(
+            1e3, work, server_share=1.0, server_threads=1, client_threads=1
         )
-        for way, work in works.items()
-    )
-    return Problem(
-        resources=tuple(
-            Resource(name, 1.0, unit) for name, unit in UNITS.items()
-        ),
-        options=options,
-        num_samples=1,
-        epochs=1.0,
-        push_one_off_seconds=0.0,
-        server_limit_bytes=0,
-        client_limit_bytes=0,
-        last_cut=9,
-    )
+        options.append(Option(cut, encoding, use, 0, 0, work))
+    return problem_of(options, dict.fromkeys(UNITS, 1.0), last_cut=9)
 
 
 def test_each_kind_of_work_is_corrected_by_what_was_seen_of_it() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hapi_splitter.problem import UNITS, Option, Problem, Resource
+from hapi_splitter.problem import UNITS, Option, Problem
 from hapi_splitter.work import KINDS, resource_use, stages
+from problems import problem_of
 
 WORK = {kind: number / 1000 for number, kind in enumerate(KINDS, 1)}
 CAPACITIES = {
@@ -17,30 +18,16 @@ CAPACITIES = {
 }
 
 
-def problem_of(
+def worked(
     *, share: float = 1.0, server_threads: int = 0, client_threads: int = 0
 ) -> Problem:
-    use = resource_use(
-        1000.0,
-        WORK,
-        server_share=share,
-        server_threads=server_threads,
-        client_threads=client_threads,
-    )
-    return Problem(
-        resources=tuple(
-            Resource(name, CAPACITIES[name], unit)
-            for name, unit in UNITS.items()
-        ),
-        options=(Option(0, "raw", use, 0, 0, WORK),),
-        num_samples=1,
-        epochs=1.0,
-        push_one_off_seconds=0.0,
-        server_limit_bytes=0,
-        client_limit_bytes=0,
-        last_cut=1,
-        server_threads=server_threads,
-        client_threads=client_threads,
+    threads = {
+        "server_threads": server_threads,
+        "client_threads": client_threads,
+    }
+    use = resource_use(1000.0, WORK, server_share=share, **threads)
+    return problem_of(
+        [Option(0, "raw", use, 0, 0, WORK)], CAPACITIES, **threads
     )
 
 
@@ -51,9 +38,7 @@ def problem_of(
 def test_stages_of_a_resource_are_all_that_it_does(
     share: float, server: int, client: int
 ) -> None:
-    problem = problem_of(
-        share=share, server_threads=server, client_threads=client
-    )
+    problem = worked(share=share, server_threads=server, client_threads=client)
     (option,) = problem.options
     found = stages(problem, option)
     for resource in UNITS:
@@ -67,7 +52,7 @@ def test_stages_of_a_resource_are_all_that_it_does(
 
 
 def test_layers_are_with_the_cores_that_compute_them() -> None:
-    problem = problem_of(server_threads=2, client_threads=4)
+    problem = worked(server_threads=2, client_threads=4)
     found = stages(problem, problem.options[0])
     assert found["server cpu"] == pytest.approx(
         {
@@ -88,7 +73,7 @@ def test_layers_are_with_the_cores_that_compute_them() -> None:
 
 
 def test_of_a_bare_option_the_resources_are_known() -> None:
-    problem = problem_of()
+    problem = worked()
     bare = Option(0, "raw", {"link": 500.0, "client cpu": 4.0}, 0, 0)
     found = stages(problem, bare)
     assert found["link"] == {"link": pytest.approx(0.5e-3)}
