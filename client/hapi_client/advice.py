@@ -8,17 +8,18 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from hapi_client.connection import Connection
-from hapi_client.decode import available_cores
 from hapi_client.frozen import FrozenRegion
 from hapi_client.index import load_index
 from hapi_client.location import Location
 from hapi_client.other_work import other_work
 from hapi_client.packages import DEFAULT_MODELS_CONTAINER
-from hapi_client.planning import PROFILE_SECONDS
+from hapi_client.planning import PROFILE_SECONDS, READ_SECONDS
 from hapi_client.probe import (
     LocalFacts,
     ProbeSamples,
@@ -28,10 +29,12 @@ from hapi_client.probe import (
 )
 from hapi_client.progress import Reporter
 from hapi_protocol.encodings import ENCODINGS, FLOORS
+from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import ByteRange
 from hapi_protocol.index import Span
 from hapi_protocol.profiles import ModelProfile
 from hapi_splitter.costs import Conditions, OneOff, build_problem
+from hapi_splitter.host import allowed_cores
 from hapi_splitter.plan import Problem, solve, what_if
 from hapi_splitter.quantities import (
     bytes_text,
@@ -49,7 +52,9 @@ ASSUMED_LINK = 125e6
 ASSUMED_SAMPLES = 10_000
 LINK_FLOWS = 4
 LINK_SECONDS = 3.0
-LINK_PART_BYTES = 4 * 1024 * 1024
+FIRST_PART_BYTES = 64 * 1024
+MOST_PART_BYTES = 4 * 1024 * 1024
+"""Of one read: each is twice as long as the one before."""
 TRAIN_STEPS = 3
 BUSY = 0.3
 """Cores: what others use beside us may make all figures longer."""
@@ -130,7 +135,13 @@ def advise(
     if others.cores > BUSY:
         assumptions.append(
             f"other work on this machine, {others.cores:.1f} cores of "
-            f"{available_cores()}, slowed nothing down while it was measured"
+            f"{number_text(allowed_cores())}, slowed nothing down while it "
+            "was measured"
+        )
+    if facts.skipped:
+        assumptions.append(
+            f"cuts {', '.join(map(str, facts.skipped))}, for which there was "
+            "no time, are none of the best"
         )
     server, one_off = finder.server(facts, connection)
     conditions = Conditions(
@@ -235,14 +246,21 @@ class _Finder:
                 question.link or ASSUMED_LINK,
                 question.num_samples or ASSUMED_SAMPLES,
             )
+        if question.upload:
+            _require_hapi(connection)
         index = load_index(connection, location)
         spans = index.spans()
-        self._reporter.note(f"reading a few samples of {location}")
-        probe = read_samples(connection, location.container, spans)
         link = question.link
         if link is None:
             self._reporter.note("measuring the link")
             link = measure_link(connection, location.container, spans)
+        self._reporter.note(f"reading a few samples of {location}")
+        probe = read_samples(
+            connection,
+            location.container,
+            spans,
+            most_bytes=READ_SECONDS * link,
+        )
         return probe, link, question.num_samples or len(index)
 
     def server(
@@ -261,7 +279,6 @@ class _Finder:
             return facts.client, OneOff(
                 package_bytes=self._region.parameter_bytes
             )
-        connection.require_hapi()
         self._reporter.note("storing the model package unless it is there")
         model, sent_bytes = self._region.store(
             connection, DEFAULT_MODELS_CONTAINER, self._reporter.reading
@@ -287,27 +304,43 @@ class _Finder:
         )
 
 
+def _require_hapi(connection: Connection) -> None:
+    try:
+        connection.require_hapi()
+    except ClientError as error:
+        raise ClientError(
+            error.code,
+            f"{error}; --no-upload plans with a worker like this machine",
+        ) from error
+
+
 def measure_link(
     connection: Connection, container: str, spans: Sequence[Span]
 ) -> float:
     """Bytes per second of several plain reads at a time, undecoded.
 
+    They begin small, so that a slow link takes little longer than a fast one.
+
     Raises:
         HapiError: of a read.
     """
     deadline = time.monotonic() + LINK_SECONDS
-    parts = [_part(span) for span in spans]
 
     def read(flow: int) -> int:
         count = 0
         number = flow
+        most_bytes = FIRST_PART_BYTES
         while time.monotonic() < deadline:
-            span, part = parts[number % len(parts)]
+            span = spans[number % len(spans)]
             data = connection.get_range(
-                container, span.shard, part, if_match=span.etag
+                container,
+                span.shard,
+                _beginning(span, most_bytes),
+                if_match=span.etag,
             )
             count += len(data)
             number += LINK_FLOWS
+            most_bytes = min(2 * most_bytes, MOST_PART_BYTES)
         return count
 
     started = time.monotonic()
@@ -316,10 +349,11 @@ def measure_link(
     return total / (time.monotonic() - started)
 
 
-def _part(span: Span) -> tuple[Span, ByteRange]:
+def _beginning(span: Span, most_bytes: int) -> ByteRange:
     whole = span.byte_range
-    last = min(whole.last, whole.first + LINK_PART_BYTES - 1)
-    return span, ByteRange(whole.first, last)
+    return ByteRange(
+        whole.first, min(whole.last, whole.first + most_bytes - 1)
+    )
 
 
 def train_seconds(region: FrozenRegion, batch_size: int) -> float:
@@ -330,8 +364,23 @@ def train_seconds(region: FrozenRegion, batch_size: int) -> float:
         batch_size: of the step.
 
     Returns:
-        The fastest of a few, divided by the batch.
+        The fastest of a few, divided by the batch; 0 where there is nothing
+        to train.
+
+    Raises:
+        ClientError: ``bad_configuration`` when the tail fails.
     """
+    try:
+        return _train_seconds(region, batch_size)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ClientError(
+            "bad_configuration",
+            f"a training step of the tail fails with a batch size of "
+            f"{batch_size}: {error}; --batch-size takes that of your training",
+        ) from error
+
+
+def _train_seconds(region: FrozenRegion, batch_size: int) -> float:
     tail = copy.deepcopy(region.tail).train()
     device = region.device
     features = torch.randn(
@@ -344,11 +393,22 @@ def train_seconds(region: FrozenRegion, batch_size: int) -> float:
     seconds = []
     for _ in range(1 + TRAIN_STEPS):
         started = time.monotonic()
-        outputs = tail(features)
-        loss = outputs.float().square().mean()
         optimizer.zero_grad()
-        loss.backward()
+        loss = _any_loss(tail(features))
+        if loss is None:
+            return 0.0
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         loss.item()  # waits for the device
         seconds.append(time.monotonic() - started)
     return min(seconds[1:]) / batch_size
+
+
+def _any_loss(outputs: Any) -> torch.Tensor | None:
+    """A number that all outputs have a part in; None if none is trained."""
+    trained = [
+        each.float().square().mean()
+        for each in tree_leaves(outputs)
+        if isinstance(each, torch.Tensor) and each.requires_grad
+    ]
+    return torch.stack(trained).sum() if trained else None

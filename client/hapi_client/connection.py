@@ -292,7 +292,7 @@ class Connection:
         Args:
             container: of the package.
             name: of the package.
-            seconds: for the whole answer.
+            seconds: for the answer to one try.
 
         Raises:
             ClientError: ``no_hapi`` when anything but a profile comes back.

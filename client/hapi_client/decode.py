@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import os
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
 
 import torch
 
+from hapi_protocol.errors import TooSlowError
+from hapi_splitter.host import allowed_cores
+
 START_SECONDS = 60.0
-
-
-def available_cores() -> int:
-    """Cores this process may run on (its affinity mask)."""
-    return len(os.sched_getaffinity(0))
+POLL_SECONDS = 0.5
+"""Between looks at whether decoding is paused."""
 
 
 class DecodePool:
@@ -33,7 +34,7 @@ class DecodePool:
         num_threads: int | None = None,
     ) -> None:
         self._decode = decode
-        self.num_threads = num_threads or available_cores()
+        self.num_threads = num_threads or math.ceil(allowed_cores())
         self._pool = ThreadPoolExecutor(
             self.num_threads, thread_name_prefix="hapi-decode"
         )
@@ -82,6 +83,29 @@ class DecodePool:
     def submit(self, image: bytes, target: torch.Tensor) -> Future[float]:
         """Decodes ``image`` into ``target``; the CPU seconds that it took."""
         return self._pool.submit(self._into, image, target)
+
+    def result(self, future: Future[float], seconds: float) -> float:
+        """Of :meth:`submit`: the CPU seconds that it took.
+
+        Args:
+            future: of an image.
+            seconds: to wait at most; pauses do not count.
+
+        Raises:
+            TooSlowError: they are over.
+            SampleError: the image cannot be decoded.
+        """
+        left = seconds
+        while left > 0:
+            step = min(left, POLL_SECONDS)
+            try:
+                return future.result(step)
+            except FutureTimeoutError:
+                if not self._num_pauses:
+                    left -= step
+        raise TooSlowError(
+            "too_slow", f"an image was not decoded in {seconds:g} s"
+        )
 
     def _into(self, image: bytes, target: torch.Tensor) -> float:
         with self._changed:

@@ -122,6 +122,15 @@ class Estimates:
             computes on an accelerator.
         stream_width: plain reads that may be under way at a time.
         link: what is known of it at the start.
+
+    Attributes:
+        server_share: part of the worker's capacity that is ours, 0 to 1.
+        train_seconds: of the training loop, per sample.
+        handling_seconds: core-seconds of the client per sample, for what is
+            neither decoding, nor layers, nor training; negative where the
+            loop uses fewer cores than it is charged. None before the first
+            interval.
+        scale: observed over profiled cost, by kind of work.
     """
 
     push_width: Callable[[], int]
@@ -275,7 +284,7 @@ class Estimates:
         self.train_seconds = each
 
     def _observe_link(self, seen: Observation, profiled: Problem) -> None:
-        cores = _capacity(profiled, CLIENT_CPU)
+        cores = profiled.capacity(CLIENT_CPU)
         waited = (
             seen.client_cpu_seconds < BUSY * seen.seconds * cores
             and seen.received_bytes > 0
@@ -328,7 +337,7 @@ class Estimates:
             return
         used = _used(seen, problem)
         resource = _scarcer(problem, used)
-        whole = _capacity(problem, resource) / self.server_share
+        whole = problem.capacity(resource) / self.server_share
         mine = used.get(resource, 0.0) / seen.seconds / whole
         busy = (
             seen.load.cpu_busy
@@ -406,16 +415,9 @@ def _came(seen: Observation, problem: Problem) -> Iterator[tuple[Option, int]]:
             yield known[way], count
 
 
-def _capacity(problem: Problem, name: str) -> float:
-    for resource in problem.resources:
-        if resource.name == name:
-            return resource.capacity
-    raise KeyError(name)
-
-
 def _scarcer(problem: Problem, used: Mapping[str, float]) -> str:
     """The resource of the storage tier that was used to a higher part."""
     return max(
         (SERVER_CPU, SERVER_DEVICE),
-        key=lambda name: used.get(name, 0.0) / _capacity(problem, name),
+        key=lambda name: used.get(name, 0.0) / problem.capacity(name),
     )

@@ -117,6 +117,7 @@ class Observation:
 
     @property
     def num_samples(self) -> int:
+        """That arrived on any way."""
         return sum(self.samples.values())
 
 

@@ -44,6 +44,13 @@ class ModelSource:
             ClientError: ``bad_configuration`` naming the value.
         """
         if ":" in self.name:
+            if self.weights is not None or self.checkpoint is not None:
+                raise ClientError(
+                    "bad_configuration",
+                    f"model {self.name!r} makes its own weights; --weights "
+                    "and --checkpoint go with models of torchvision only, so "
+                    "load yours in that function",
+                )
             return _own_model(self.name)
         model, _ = build_model(
             self.name,

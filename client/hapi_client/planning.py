@@ -43,6 +43,7 @@ from hapi_splitter.costs import (
     layer_threads,
 )
 from hapi_splitter.plan import Plan, Problem, solve
+from hapi_splitter.quantities import number_text
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ class JobPlanner:
         meter: of the job.
 
     Attributes:
-        no_plan_reason: while there is none; a sentence's second half.
+        no_plan_reason: while there is none; a clause that follows "no plan:".
     """
 
     def __init__(
@@ -190,11 +191,13 @@ class JobPlanner:
 
     @property
     def plan(self) -> Plan | None:
+        """The present one; None until there is one."""
         with self._lock:
             return self._replanner.plan if self._replanner else None
 
     @property
     def changes(self) -> Sequence[PlanChange]:
+        """All plans so far, oldest first."""
         with self._lock:
             return self._replanner.changes if self._replanner else ()
 
@@ -277,9 +280,9 @@ class JobPlanner:
             so_far = self._parts.samples_so_far()
             if so_far == self._samples_before:
                 return POLL_SECONDS  # the loop has had nothing yet
-            self._samples_before = so_far
+            had, self._samples_before = so_far - self._samples_before, so_far
             seen = self._meter.take()
-            if self._is_nearly_over(seen):
+            if self._is_nearly_over(seen.seconds / had):
                 return self._longer_pause()
             self._measurement.ask(self._parts.read(self._bytes_in_time(seen)))
             self._first_window = seen
@@ -292,12 +295,15 @@ class JobPlanner:
         rate = seen.received_bytes / seen.seconds
         return READ_SECONDS * rate / (1 + self._estimates.stream_width)
 
-    def _is_nearly_over(self, seen: Observation) -> bool:
+    def _is_nearly_over(self, sample_seconds: float) -> bool:
+        """
+        Args:
+            sample_seconds: for each that the loop has had, which may be far
+                fewer than were fetched ahead.
+        """
         parts = self._parts
         epochs = parts.horizon.epochs_to_come(parts.samples_so_far())
-        to_come = epochs * parts.horizon.num_samples
-        # What the loop has had: far more may have been fetched ahead.
-        seconds = to_come * seen.seconds / max(1, seen.train_samples)
+        seconds = epochs * parts.horizon.num_samples * sample_seconds
         if seconds >= LEAST_TO_COME_SECONDS:
             return False
         self._say_why(
@@ -346,7 +352,7 @@ class JobPlanner:
         best = solve(self._build(facts, server, estimates.conditions()))
         if best.pushes:
             return True
-        self._say_why(best.reasons[0])
+        self._say_why(_why_not(best))
         return False
 
     def _package_bytes(self) -> int:
@@ -393,6 +399,16 @@ class JobPlanner:
             epochs=parts.horizon.epochs_to_come(parts.samples_so_far()),
             one_off=self._one_off,
         )
+
+
+def _why_not(best: Plan) -> str:
+    """Why even a worker of endless speed would not be asked."""
+    if best.pays_from_samples is None:
+        return "no cut would be faster, not even on a worker of endless speed"
+    return (
+        "sending the package costs more than push-down would save, which "
+        f"pays from {number_text(best.pays_from_samples)} samples on"
+    )
 
 
 def _prepare(reference: weakref.ref[JobPlanner], scope: CancelScope) -> None:

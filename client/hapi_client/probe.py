@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from hapi_client.connection import Connection
-from hapi_client.decode import available_cores
 from hapi_client.frozen import FrozenRegion
 from hapi_protocol.errors import ClientError, DoesNotFitError
 from hapi_protocol.features import (
@@ -32,6 +31,7 @@ from hapi_protocol.profiles import ModelProfile
 from hapi_protocol.shards import iter_samples
 from hapi_splitter.costs import CutFacts, SampleCosts, candidate_cuts
 from hapi_splitter.encodings import decode, encode
+from hapi_splitter.host import allowed_cores, allowed_memory_bytes
 from hapi_splitter.profile import prefix_outputs, profile_model
 from hapi_splitter.reference import reference_image
 from hapi_splitter.transforms import SampleError
@@ -61,12 +61,14 @@ class LocalFacts:
         samples: costs of samples.
         client: profile of the client's device.
         num_probed: images that were measured, of the data set or made here.
+        skipped: cuts that might be worth it, but there was no time.
     """
 
     cuts: tuple[CutFacts, ...]
     samples: SampleCosts
     client: ModelProfile
     num_probed: int
+    skipped: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -193,8 +195,9 @@ def measure(
         raise DoesNotFitError(
             "does_not_fit",
             "this device has no memory left to measure the frozen layers on "
-            f"{region.forward_samples} samples: {error}; cut='freeze' "
-            "computes all of them in the store",
+            f"{region.forward_samples} samples: {error}; measure on another "
+            "device, or train with cut='freeze', which computes all of them "
+            "in the store",
         ) from error
 
 
@@ -211,10 +214,15 @@ def _measure(
     wire_bytes: dict[tuple[int, str], float] = {}
     encode_seconds, unpack_seconds = {}, {}
     deadline = time.monotonic() + TRAVEL_SECONDS
-    # Small ones first: where time runs out, the large ones are no loss.
-    for cut in sorted(chosen, key=lambda cut: features[cut].nbytes):
+    skipped = []
+    # Small ones first: where time runs out, the large ones are no loss. But
+    # the whole frozen region is what others are compared with.
+    for cut in sorted(
+        chosen, key=lambda cut: (cut != len(facts), features[cut].nbytes)
+    ):
         if wire_bytes and not cuts and time.monotonic() > deadline:
-            break
+            skipped.append(cut)
+            continue
         for encoding in encodings:
             key = cut, encoding
             (
@@ -234,6 +242,7 @@ def _measure(
         ),
         client=profile_device(region),
         num_probed=len(images),
+        skipped=tuple(sorted(skipped)),
     )
 
 
@@ -245,7 +254,10 @@ def _features(
         prefix_outputs(region.local, part.to(region.device), cuts)
         for part in torch.split(images, region.forward_samples)
     ]
-    return {cut: torch.cat([part[cut] for part in parts]) for cut in cuts}
+    # What is timed is encoding on one core of the CPU, as the plan has it.
+    return {
+        cut: torch.cat([part[cut] for part in parts]).cpu() for cut in cuts
+    }
 
 
 def cut_facts(region: FrozenRegion) -> tuple[CutFacts, ...]:
@@ -268,7 +280,7 @@ def profile_device(region: FrozenRegion) -> ModelProfile:
     profile = profile_model(
         region.local,
         region.device,
-        cores=available_cores(),
+        cores=allowed_cores(),
         memory_limit_bytes=memory_bytes(region.device),
         batches=(region.forward_samples,),
         budget_seconds=BUDGET_SECONDS,
@@ -285,6 +297,11 @@ def memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device))
+    available = _available_bytes()
+    return min(available, allowed_memory_bytes() or available)
+
+
+def _available_bytes() -> int:
     with contextlib.suppress(OSError), open("/proc/meminfo") as file:
         for line in file:
             if line.startswith("MemAvailable:"):
@@ -318,8 +335,8 @@ def _decode(
     if not images:
         raise ClientError(
             "bad_sample",
-            "none of the samples to be measured can be decoded; "
-            "cut='stream' trains without measuring",
+            "none of the samples to be measured can be decoded; look at the "
+            "images, or train with cut='stream', which measures nothing",
         )
     return torch.stack(images), seconds / len(images)
 
@@ -343,14 +360,19 @@ def _travel_once(
 ) -> tuple[float, float, float]:
     count = len(features)
     sink = io.BytesIO()
-    rows = [Row(number, str(number)) for number in range(count)]
     started = time.thread_time()
-    encoded = encode(features, encoding)
     writer = FeatureStreamWriter(
         sink, feature_schema(features.shape[1:], encoding)
     )
     header_bytes = sink.tell()
-    writer.write(rows, encoded.array, scale=encoded.scale, zero=encoded.zero)
+    # Neighbours travel in one batch. Samples of distant places would compress
+    # by what they have in common, as copies of one image have all.
+    for part in torch.split(features, SAMPLES_OF_SPAN):
+        encoded = encode(part, encoding)
+        rows = [Row(number, str(number)) for number in range(len(part))]
+        writer.write(
+            rows, encoded.array, scale=encoded.scale, zero=encoded.zero
+        )
     body_bytes = sink.tell() - header_bytes
     writer.close(source_etag="", source_bytes=0)
     written = time.thread_time()

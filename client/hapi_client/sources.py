@@ -227,7 +227,7 @@ class RawSource:
             for row, future in futures.items():
                 scope.check()
                 try:
-                    seconds += future.result(self._limits.seconds)
+                    seconds += self._pool.result(future, self._limits.seconds)
                 except SampleError as error:
                     failures[row] = str(error)
         finally:

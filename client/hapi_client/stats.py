@@ -12,7 +12,8 @@ class JobStats:
     """Figures of a job so far.
 
     Attributes:
-        bytes: of all request and response bodies but the package's; see
+        bytes: of all request and response bodies of the job's connection,
+            since it began, but the package's; see
             :class:`hapi_client.traffic.TrafficCount` for what counts.
         package_bytes: sent to store the model package; 0 if it was there.
         retries: requests that were repeated.

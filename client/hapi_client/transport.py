@@ -1,8 +1,8 @@
 """HTTP below :mod:`hapi_client.connection`: pools, retries, cancelling.
 
 A thread that waits on a socket cannot be stopped from outside by Python.
-So each connection notes, when it begins to wait for an answer, which
-:class:`CancelScope` its thread works for; cancelling a scope shuts the
+So each connection notes, before it sends and before it waits for an answer,
+which :class:`CancelScope` its thread works for; cancelling a scope shuts the
 sockets of its threads down and they end at once.  That is what makes Ctrl-C
 and ``close()`` prompt.
 """
@@ -39,14 +39,21 @@ class CancelScope:
     """Work of one or more threads that ends together."""
 
     def __init__(self) -> None:
-        self._cancelled = threading.Event()
+        # Not an Event, whose lock is not reentrant: Python's collector may
+        # cancel from the very thread that waits here.
+        self._changed = threading.Condition(threading.RLock())
+        self._cancelled = False
 
     @property
     def cancelled(self) -> bool:
-        return self._cancelled.is_set()
+        """Whether the work is to end."""
+        return self._cancelled
 
     def set_cancelled(self) -> None:
-        self._cancelled.set()
+        """Wakes those that wait."""
+        with self._changed:
+            self._cancelled = True
+            self._changed.notify_all()
 
     def check(self) -> None:
         """Raises ``not_connected`` once the scope is cancelled."""
@@ -55,7 +62,8 @@ class CancelScope:
 
     def wait(self, seconds: float) -> None:
         """Sleeps; raises as :meth:`check` when cancelled meanwhile."""
-        self._cancelled.wait(seconds)
+        with self._changed:
+            self._changed.wait_for(lambda: self._cancelled, seconds)
         self.check()
 
 
@@ -176,15 +184,29 @@ class _Adapter(HTTPAdapter):
         super().init_poolmanager(*args, blocksize=SEND_BLOCK_BYTES, **kwargs)
         owners = self._owners
 
-        class Connection(HTTPConnection):
-            def getresponse(self) -> Any:
-                owners.claim(self.sock)
-                return super().getresponse()
+        class Claims:
+            """Before a thread waits: to connect, to send, to receive."""
 
-        class TLSConnection(HTTPSConnection):
+            sock: socket.socket | None
+
+            def connect(self) -> None:
+                owners.claim(None)
+                super().connect()  # type: ignore[misc]
+                owners.claim(self.sock)
+
+            def request(self, *args: Any, **kwargs: Any) -> None:
+                owners.claim(self.sock)
+                super().request(*args, **kwargs)  # type: ignore[misc]
+
             def getresponse(self) -> Any:
                 owners.claim(self.sock)
-                return super().getresponse()
+                return super().getresponse()  # type: ignore[misc]
+
+        class Connection(Claims, HTTPConnection):
+            pass
+
+        class TLSConnection(Claims, HTTPSConnection):
+            pass
 
         class Pool(HTTPConnectionPool):
             ConnectionCls = Connection

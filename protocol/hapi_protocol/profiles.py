@@ -76,6 +76,7 @@ class ModelProfile:
 
     @property
     def num_cuts(self) -> int:
+        """The last one lies behind the whole region."""
         return len(self.peak_bytes) - 1
 
     def best(self) -> BatchProfile:
@@ -88,6 +89,7 @@ class ModelProfile:
         return best.cut_seconds[cut] / best.batch
 
     def to_body(self) -> bytes:
+        """As JSON."""
         return json.dumps({**asdict(self), "version": API_VERSION}).encode()
 
     @classmethod

@@ -8,6 +8,7 @@ correct each kind of work by itself (:mod:`hapi_splitter.work`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -260,6 +261,8 @@ def build_problem(
         num_samples=num_samples,
         epochs=epochs,
         push_one_off_seconds=one_off.seconds(conditions.link_bytes_per_second),
+        upload_bytes=one_off.package_bytes,
+        upload_bytes_per_second=one_off.upload_bytes_per_second or math.inf,
         server_limit_bytes=server.memory_limit_bytes,
         client_limit_bytes=client.memory_limit_bytes,
         last_cut=len(cuts),

@@ -44,9 +44,11 @@ __all__ = [
 
 BINDING = 0.999
 """A resource in use for at least this part of the time is a limit."""
-_FACTOR = 1e4
-"""No link is tried that is faster or slower than ours by more than this."""
-_HALVINGS = 14
+_STEP = math.sqrt(10.0)
+_STEPS = 8
+"""No link is tried that is faster or slower than ours by more than
+``_STEP ** _STEPS``, ten thousand."""
+_HALVINGS = 10
 """Bring a turning link to a thousandth."""
 
 
@@ -195,24 +197,28 @@ def turning_link(problem: Problem, chosen: Plan) -> float | None:
 
     That is, between streaming and pushing anything. Looked for among faster
     links first for a plan that pushes, among slower ones first for
-    streaming. Everything else, one-off seconds included, stays as it is.
-    None if no link between a ten-thousandth and the ten-thousandfold of
-    ours turns it.
+    streaming, the nearest ones before others: where a large package is to
+    be sent, very slow links stream again. None if no link between a
+    ten-thousandth and the ten-thousandfold of ours turns it.
     """
     now = problem.capacity(LINK)
     if not 0 < now < math.inf:
         return None
-    factors = (_FACTOR, 1 / _FACTOR)
+    factors = (_STEP, 1 / _STEP)
     for factor in factors if chosen.pushes else reversed(factors):
-        if _pushing_is_faster(problem, now * factor) != chosen.pushes:
-            return _turn_between(problem, chosen.pushes, now, now * factor)
+        same = now
+        for _ in range(_STEPS):
+            other = same * factor
+            if _pushing_is_faster(problem, other) != chosen.pushes:
+                return _turn_between(problem, chosen.pushes, same, other)
+            same = other
     return None
 
 
 def _turn_between(
-    problem: Problem, pushes: bool, now: float, beyond: float
+    problem: Problem, pushes: bool, near: float, far: float
 ) -> float:
-    same, other = math.log(now), math.log(beyond)
+    same, other = math.log(near), math.log(far)
     for _ in range(_HALVINGS):
         middle = (same + other) / 2
         if _pushing_is_faster(problem, math.exp(middle)) == pushes:
@@ -224,11 +230,7 @@ def _turn_between(
 
 def _steady(problem: Problem) -> Plan:
     """The mix with the highest rate, whatever it costs to begin."""
-    options = [
-        each
-        for each in _fitting(problem)
-        if problem.samples_per_second(each) > 0
-    ]
+    options = _able(problem)
     if not options:
         missing = [r.name for r in problem.resources if not r.capacity]
         raise ValueError(
@@ -250,24 +252,16 @@ def _favour(option: Option) -> float:
 
 def _pushing_is_faster(problem: Problem, link: float) -> bool:
     """Whether ``auto`` would push with a link of so many bytes per second."""
-    resources = tuple(
-        replace(each, capacity=link) if each.name == LINK else each
-        for each in problem.resources
-    )
-    changed = replace(problem, resources=resources)
-    options = [
-        each
-        for each in _fitting(changed)
-        if changed.samples_per_second(each) > 0
-    ]
+    changed = problem.with_link(link)
+    options = _able(changed)
     if not options or options[0].cut:
         return bool(options)
     pays_from = _break_even(
-        problem,
+        changed,
         streaming=1 / changed.samples_per_second(options[0]),
         mixed=1 / best_rate(_matrix(changed, options)),
     )
-    return _pays(pays_from, problem)
+    return _pays(pays_from, changed)
 
 
 def _pays(pays_from: float | None, problem: Problem) -> bool:
@@ -300,6 +294,15 @@ def _fitting(problem: Problem) -> list[Option]:
     if not fitting:
         raise ValueError(reasons.too_big(problem, problem.options))
     return sorted(fitting, key=lambda each: each.key)
+
+
+def _able(problem: Problem) -> list[Option]:
+    """Those that fit and for which every resource is there."""
+    return [
+        each
+        for each in _fitting(problem)
+        if problem.samples_per_second(each) > 0
+    ]
 
 
 def _least_time(

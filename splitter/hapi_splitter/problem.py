@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hapi_protocol.encodings import COMPRESSIONS, DTYPES, Encoding
 from hapi_splitter.quantities import number_text, percent_text
@@ -133,6 +133,9 @@ class Problem:
         epochs: still to come, may be a fraction.
         push_one_off_seconds: before the first features come: upload of the
             package, its loading, the profile; 0 once that is done.
+        upload_bytes: of the package, whose upload takes a part of them that
+            depends on the link.
+        upload_bytes_per_second: at most, whatever the link has.
         server_limit_bytes: options that need more memory are left out.
         client_limit_bytes: the same for the client's device.
         last_cut: the cut behind the whole frozen region.
@@ -150,6 +153,8 @@ class Problem:
     last_cut: int
     server_threads: int = 0
     client_threads: int = 0
+    upload_bytes: float = 0.0
+    upload_bytes_per_second: float = math.inf
 
     def __post_init__(self) -> None:
         _check_unique("resource", (each.name for each in self.resources))
@@ -157,6 +162,7 @@ class Problem:
         _check_amount(self.num_samples, "the number of samples")
         _check_amount(self.epochs, "the number of epochs")
         _check_amount(self.push_one_off_seconds, "the one-off cost")
+        _check_amount(self.upload_bytes, "the size of the package")
         if not any(each.cut == 0 for each in self.options):
             raise ValueError("streaming (cut 0) is not among the options")
         known = {each.name for each in self.resources}
@@ -182,6 +188,33 @@ class Problem:
             if each.name == resource:
                 return each.capacity
         return math.inf
+
+    def with_link(self, bytes_per_second: float) -> Problem:
+        """The same over another link, the package's upload included.
+
+        Args:
+            bytes_per_second: of the link, above 0.
+        """
+        resources = tuple(
+            replace(each, capacity=bytes_per_second)
+            if each.name == LINK
+            else each
+            for each in self.resources
+        )
+        upload = self._upload_seconds(bytes_per_second)
+        if upload:
+            upload -= self._upload_seconds(self.capacity(LINK))
+        return replace(
+            self,
+            resources=resources,
+            # Rounding must not make nothing less than nothing.
+            push_one_off_seconds=max(0.0, self.push_one_off_seconds + upload),
+        )
+
+    def _upload_seconds(self, link: float) -> float:
+        if not self.upload_bytes:
+            return 0.0
+        return self.upload_bytes / min(link, self.upload_bytes_per_second)
 
     def seconds(self, option: Option, resource: str) -> float:
         """Of a resource with all its capacity, for one sample."""

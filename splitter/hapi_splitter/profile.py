@@ -138,10 +138,11 @@ def profile_region(
 
     Raises:
         DoesNotFitError: not even the smallest batch fits.
-        ValueError: ``batches`` has none, or one below 1.
+        OutOfMemoryError: torch's, where the device has less than was said.
+        ValueError: one of ``batches`` is below 1.
     """
     sizes = sorted(set(batches or DEFAULT_BATCHES[device.type]))
-    if not sizes or sizes[0] < 1:
+    if sizes[0] < 1:
         raise ValueError(f"batches are {batches}; they must be from 1 on")
     sizes = _that_fit(frozen, sizes, available_bytes)
     deadline = clock() + budget_seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-_BYTES = ("B", "KB", "MB", "GB", "TB", "PB")
+_BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
 _BITS = ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s")
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
@@ -19,7 +19,7 @@ def number_text(number: float) -> str:
 
 
 def bytes_text(num_bytes: float) -> str:
-    """``33.1 KB``: powers of 1000."""
+    """``33.1 kB``: powers of 1000."""
     return _prefixed(num_bytes, _BYTES)
 
 

@@ -177,13 +177,11 @@ def _costs(
             "No cut is faster, alone or mixed with streaming, however many "
             "samples are to come."
         ]
-    if best.one_off_seconds == 0 or streaming is None:
+    pays_from = best.pays_from_samples
+    if not best.one_off_seconds or streaming is None or pays_from is None:
         return []
     cost = seconds_text(best.one_off_seconds)
     to_come = number_text(problem.samples_to_come)
-    pays_from = best.pays_from_samples
-    if pays_from is None:
-        raise AssertionError("push-down is the best and never pays")
     if chosen.pushes:
         return [
             f"Beginning to push costs {cost} once; it pays from "

@@ -52,6 +52,7 @@ class RuleFacts:
         cut_bytes: of one sample at each cut, float32, by cut.
         parameter_bytes: of the frozen region.
         unpack_seconds: core-seconds per sample by cut and encoding.
+        server_device: kind of the worker's, ``cpu`` or ``cuda``.
     """
 
     batch_size: int

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from hapi_splitter.host import allowed_memory_bytes
 from hapi_worker.load import LoadMeter
 from hapi_worker.scheduler import FairQueue
 
@@ -159,11 +160,6 @@ class FairPool:
             return None
 
 
-def num_allowed_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def choose_device(wanted: str) -> torch.device:
     """The torch device that an operator's ``device`` option means.
 
@@ -194,14 +190,4 @@ def device_memory_bytes(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * 0.9)
     host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(host, _control_group_bytes() or host) // 2
-
-
-def _control_group_bytes() -> int | None:
-    try:
-        with open("/proc/self/cgroup", encoding="ascii") as file:
-            group = file.read().strip().rpartition("::")[2]
-        with open(f"/sys/fs/cgroup{group}/memory.max") as limit:
-            return int(limit.read())
-    except (OSError, ValueError):  # version 1, or no limit ("max")
-        return None
+    return min(host, allowed_memory_bytes() or host) // 2

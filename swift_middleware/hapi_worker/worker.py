@@ -29,6 +29,7 @@ from hapi_protocol.messages import (
 from hapi_protocol.shards import Limits
 from hapi_protocol.summary import Load as LoadReport
 from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.host import allowed_cores
 from hapi_splitter.numerics import enforce_exact, numerics_tag
 from hapi_splitter.package import PackageLimits, load_package
 from hapi_splitter.profile import DEFAULT_BATCHES
@@ -41,7 +42,6 @@ from hapi_worker.executor import (
     FairPool,
     choose_device,
     device_memory_bytes,
-    num_allowed_cores,
 )
 from hapi_worker.forward import Computed, run_prefix
 from hapi_worker.load import LoadMeter
@@ -94,16 +94,17 @@ class Worker:
         enforce_exact()
         self.device = choose_device(config.device)
         self.numerics_tag = numerics_tag(self.device.type)
-        cores = num_allowed_cores()
-        torch.set_num_threads(config.torch_threads or cores)
+        cores = allowed_cores()
+        threads = math.ceil(cores)
+        torch.set_num_threads(config.torch_threads or threads)
         self.load_meter = LoadMeter(cores=cores)
         self.decode_pool = FairPool(
-            "decode", config.decode_threads or cores, meter=self.load_meter
+            "decode", config.decode_threads or threads, meter=self.load_meter
         )
         self.device_pool = FairPool(
             "device",
             1,
-            torch_threads=config.torch_threads or cores,
+            torch_threads=config.torch_threads or threads,
             meter=self.load_meter,
             on_device=True,
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from hapi_client.cli.train import facts
 from hapi_client.connection import Connection
 from hapi_client.credentials import Credentials
 from hapi_client.demo import largest_difference
+from hapi_client.frozen import FrozenRegion
 from hapi_client.index import load_index
 from hapi_client.job import TransferJob
 from hapi_client.location import Location
@@ -183,13 +186,45 @@ def test_job_streams_on_when_no_plan_can_be_made(
     assert "no hapi filter" in caplog.text
 
 
-def test_closing_a_job_ends_its_planning_at_once(connection, photos):
-    started = time.monotonic()
+def test_closing_a_job_ends_its_planning_at_once(
+    connection, photos, monkeypatch
+):
+    waiting = threading.Event()
+
+    def upload(region, connection, container):
+        # As long as a package of many gigabytes: it ends with its socket.
+        waiting.set()
+        connection.put(container, "endless", _Endless(), 2**40)
+
+    monkeypatch.setattr(FrozenRegion, "store", upload)
     with job_of(connection, photos, epochs=1e6) as job:
-        for _ in job.loader(0):
-            break
+        epoch = 0
+        deadline = time.monotonic() + 60
+        while not waiting.is_set() and time.monotonic() < deadline:
+            for _ in job.loader(epoch):
+                pass
+            epoch += 1
+        assert waiting.is_set()
+        started = time.monotonic()
+    assert time.monotonic() - started < 3
     assert not job._planner._thread.is_alive()
-    assert time.monotonic() - started < 60
+
+
+class _Endless(io.RawIOBase):
+    """A file without an end."""
+
+    def seekable(self):
+        return True
+
+    def tell(self):
+        return 0
+
+    def seek(self, position, whence=0):
+        return 0
+
+    def read(self, size=-1):
+        time.sleep(0.05)
+        return b"x" * min(size, 4096)
 
 
 @pytest.mark.parametrize(

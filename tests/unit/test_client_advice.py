@@ -14,7 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from hapi_client import advice
+from hapi_client import advice, probe
 from hapi_client.advice import Question, advise, train_seconds
 from hapi_client.cli.main import app
 from hapi_client.frozen import FrozenRegion
@@ -22,6 +22,7 @@ from hapi_client.link_speed import parse_link
 from hapi_client.models import ModelSource, load_region
 from hapi_client.other_work import OtherWork, other_work
 from hapi_client.probe import (
+    SAMPLES_OF_SPAN,
     ProbeSamples,
     cut_facts,
     measure,
@@ -35,6 +36,8 @@ from networks import small_network
 
 CPU = torch.device("cpu")
 SMALL = ImageTransform(resize_size=36, crop_size=32)
+SCALES_COUNT_BYTES = 1000
+"""Of smaller features, scales and zeros may be more than uint8 saves."""
 
 
 @pytest.mark.parametrize(
@@ -163,9 +166,30 @@ def test_all_encodings_of_a_measured_cut_have_costs(
         sent = {e: samples.wire_bytes[cut, e] for e in ENCODINGS}
         assert plain < sent["float32"] < plain + 400
         assert plain / 2 < sent["float16"] < plain / 2 + 400
-        assert sent["uint8"] < sent["float16"] < sent["float32"]
+        assert sent["float16"] < sent["float32"]
+        if plain > SCALES_COUNT_BYTES:
+            assert sent["uint8"] < sent["float16"]
     assert samples.raw_bytes > 30_000
     assert samples.decode_seconds > 0
+
+
+def test_copies_of_an_image_far_apart_do_not_make_it_smaller(
+    region: FrozenRegion,
+) -> None:
+    """They travel in batches of their own."""
+    probed = reference_samples()
+    some = probed.images[:SAMPLES_OF_SPAN]
+
+    def sizes(images: tuple[bytes, ...]) -> dict[tuple[int, str], float]:
+        probe = ProbeSamples(images, probed.bytes_each)
+        encodings = ("float32;lz4", "float32;zstd")
+        return dict(measure(region, probe, encodings).samples.wire_bytes)
+
+    copied = sizes(4 * some)
+    for way, size in sizes(some).items():
+        # What a stream begins with is spread over more samples; compressed
+        # with their copies, they would have a quarter of it.
+        assert 0.7 * size < copied[way] <= size
 
 
 def test_measuring_leaves_the_model_as_it_was(region: FrozenRegion) -> None:
@@ -243,6 +267,61 @@ def test_unknown_devices_and_modules_are_refused_by_name() -> None:
         load_region(ModelSource("alexnet"), "featurez", 64, "cpu")
 
 
+def test_weights_of_an_own_function_are_its_own_affair() -> None:
+    with pytest.raises(ClientError, match="makes its own weights"):
+        ModelSource("own:build", checkpoint=Path("x.pt")).build()
+
+
+class Outputs(torch.nn.Module):
+    """A tail with several results, one of them not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = torch.nn.Linear(4, 2)
+
+    def forward(self, features: torch.Tensor) -> dict[str, torch.Tensor]:
+        flat = features.flatten(1)
+        return {"scores": self.scores(flat), "norm": flat.norm()}
+
+
+class Fixed(torch.nn.Module):
+    """A tail whose result nothing of it has a part in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return features
+
+
+def split_with(tail: torch.nn.Module) -> FrozenRegion:
+    frozen = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 32), torch.nn.ReLU())
+    return FrozenRegion((frozen, tail), None, SMALL, CPU)
+
+
+def test_a_step_of_a_tail_with_several_outputs_has_a_time() -> None:
+    assert train_seconds(split_with(Outputs()), batch_size=4) > 0
+    assert train_seconds(split_with(Fixed()), batch_size=4) == 0
+
+
+def test_a_step_that_fails_names_the_batch_size() -> None:
+    normalised = split_with(torch.nn.BatchNorm2d(4))
+    assert train_seconds(normalised, batch_size=2) > 0
+    with pytest.raises(ClientError, match=r"batch size of 1.*--batch-size"):
+        train_seconds(normalised, batch_size=1)
+
+
+def test_the_whole_region_is_measured_however_little_time_there_is(
+    region: FrozenRegion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "TRAVEL_SECONDS", -1.0)
+    facts = measure(region, reference_samples(), ("float32",))
+    assert set(facts.samples.wire_bytes) == {(region.num_cuts, "float32")}
+    assert facts.skipped
+    assert region.num_cuts not in facts.skipped
+
+
 def plan(*arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(app, ["plan", *arguments])
     if result.exception and not isinstance(result.exception, SystemExit):
@@ -280,6 +359,8 @@ def test_plan_without_data_says_what_it_assumes(tmp_path: Path) -> None:
     ("arguments", "text"),
     [
         (["resnet18", "--plot", "plan.pdf"], ".png or .html"),
+        (["resnet18", "--plot", "/nowhere/plan.png"], "/nowhere is no folder"),
+        (["resnet18", "--json", "/nowhere/plan.json"], "/nowhere is no fold"),
         (["resnet18", "--measure"], "--measure reads from --data"),
         (["resnet18", "--floor", "low"], "floor is 'low'"),
         (["resnet18", "--link", "fast"], "link is 'fast'"),
@@ -288,8 +369,12 @@ def test_plan_without_data_says_what_it_assumes(tmp_path: Path) -> None:
     ],
 )
 def test_bad_options_are_refused_before_any_work(
-    arguments: list[str], text: str
+    arguments: list[str], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def works(*_: object) -> None:
+        raise AssertionError("it has begun")
+
+    monkeypatch.setattr("hapi_client.models.FrozenRegion", works)
     status, output = plan(*arguments)
 
     assert status != 0

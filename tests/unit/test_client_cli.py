@@ -15,7 +15,6 @@ import pytest
 
 from children import heed_interrupts
 from hapi_client.cli import main as cli
-from hapi_client.cli.context import human_bytes
 from hapi_client.cli.demo import _bytes_sentence
 from hapi_client.demo import (
     DemoPlan,
@@ -197,14 +196,6 @@ def test_ctrl_c_ends_with_130(swift):
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 130
     assert b"Traceback" not in errors
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.5e9, "2.5 GB")],
-)
-def test_bytes_are_readable(count, text):
-    assert human_bytes(count) == text
 
 
 @pytest.mark.parametrize(

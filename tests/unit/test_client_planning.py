@@ -20,7 +20,9 @@ from hapi_client.meter import STREAMED, Meter, Observation
 from hapi_client.mixing import Mixer
 from hapi_client.planning import Horizon, JobPlanner
 from hapi_client.probe import LocalFacts, ProbeSamples
+from hapi_client.transport import CancelScope
 from hapi_protocol.errors import ClientError
+from hapi_splitter.plan import Option, Problem, Resource, solve
 
 
 class Connection:
@@ -145,18 +147,76 @@ def test_loop_that_is_interrupted_while_it_measures_may_be_asked_again() -> (
     assert measurement.facts is measured
 
 
-def test_what_was_fetched_ahead_does_not_make_a_job_nearly_over() -> None:
+@pytest.mark.parametrize(
+    ("epochs", "so_far", "reason"),
+    [
+        # 1,980 samples at 4 a second; 200 were loaded meanwhile.
+        (10.0, 20, None),
+        (1.0, 20, "about 45 s"),
+        # Its first batch is still being trained.
+        (1.0, 32, "about 26 s"),
+    ],
+)
+def test_a_job_that_is_nearly_over_does_not_measure(
+    monkeypatch: pytest.MonkeyPatch,
+    epochs: float,
+    so_far: int,
+    reason: str | None,
+) -> None:
     planner = planner_of(Connection(RuntimeError()))
+    asked = []
     parts: Any = planner._parts
-    parts.horizon = Horizon(200, 10.0)
-    parts.samples_so_far = lambda: 20
-    seen = Observation(5.0, samples={STREAMED: 200}, train_samples=20)
-    # 1,980 samples at 4 a second; 200 were loaded meanwhile.
-    assert not planner._is_nearly_over(seen)
+    parts.horizon = Horizon(200, epochs)
+    parts.samples_so_far = lambda: so_far
+    parts.read = asked.append
+    seen = Observation(5.0, samples={STREAMED: 200}, train_samples=0)
+    monkeypatch.setattr(planner, "_watch", lambda: True)
+    monkeypatch.setattr(planner._meter, "take", lambda: seen)
 
-    parts.horizon = Horizon(200, 1.0)
-    assert planner._is_nearly_over(seen)
-    assert "about 45 s" in planner.no_plan_reason
+    planner._ask_for_facts()
+
+    assert bool(asked) is (reason is None)
+    if reason is not None:
+        assert reason in planner.no_plan_reason
+
+
+@pytest.mark.parametrize(
+    ("one_off_seconds", "reason"),
+    [
+        (0.0, "no cut would be faster, not even on a worker of endless"),
+        (1000.0, "pays from 20,000 samples on"),
+    ],
+)
+def test_a_job_says_why_it_will_not_push(
+    one_off_seconds: float, reason: str
+) -> None:
+    # With a cost once, streaming takes 0.1 s for each sample, pushing 0.05.
+    pushed = 0.05 if one_off_seconds else 0.2
+    problem = Problem(
+        resources=(Resource("client device", 1.0, "devices"),),
+        options=(
+            Option(0, "raw", {"client device": 0.1}, 0, 0),
+            Option(1, "float32", {"client device": pushed}, 0, 0),
+        ),
+        num_samples=100,
+        epochs=1.0,
+        push_one_off_seconds=one_off_seconds,
+        server_limit_bytes=0,
+        client_limit_bytes=0,
+        last_cut=1,
+    )
+    plan = solve(problem)
+    assert not plan.pushes
+    assert reason in planning._why_not(plan)
+
+
+def test_what_waits_in_a_scope_may_cancel_it() -> None:
+    scope = CancelScope()
+    # As the collector does, which may run anywhere in a wait.
+    with scope._changed:
+        scope.set_cancelled()
+    with pytest.raises(ClientError, match="closed"):
+        scope.wait(60)
 
 
 def test_samples_are_read_for_some_seconds_of_what_the_link_carries() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ from hapi_protocol.encodings import ENCODINGS
 from hapi_protocol.errors import (
     ClientError,
     SourceChangedError,
+    TooSlowError,
     TruncatedStreamError,
     UnavailableError,
     UnsupportedError,
@@ -399,6 +403,29 @@ def test_a_cancelled_scope_ends_the_tries(bench):
     with pytest.raises(ClientError, match="closed"):
         bench.pushed.load(bench.span, scope)
     assert not bench.connection.annotations
+
+
+def test_a_pause_of_decoding_is_no_time_of_a_span(bench, pool):
+    bench.raw._limits = SpanLimits(0.2, Backoff(attempts=1))
+    with ThreadPoolExecutor(1) as thread:
+        with pool.paused(5):
+            loading = thread.submit(bench.raw.load, bench.span, CancelScope())
+            with pytest.raises(FutureTimeoutError):
+                loading.result(1.0)
+        loaded = loading.result(5)
+    assert loaded.features[:, 0, 0, 0].tolist() == [10, 11, 12]
+
+
+def test_an_image_that_takes_too_long_is_named_as_that():
+    begun = threading.Event()
+    pool = DecodePool(lambda image: begun.wait(5) and None, 1)
+    try:
+        future = pool.submit(b"1", torch.empty(SHAPE))
+        with pytest.raises(TooSlowError, match=r"in 0\.2 s"):
+            pool.result(future, 0.2)
+    finally:
+        begun.set()
+        pool.close()
 
 
 def test_the_pool_leaves_the_callers_threads_as_they_were():

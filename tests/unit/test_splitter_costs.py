@@ -94,6 +94,20 @@ def option(problem: Problem, cut: int, encoding: str) -> Option:
     )
 
 
+@pytest.mark.parametrize("rate", [None, 2e5])
+def test_another_link_is_as_if_it_had_been_there(rate: float | None) -> None:
+    one_off = OneOff(3e6, 2.0, 1.0, upload_bytes_per_second=rate)
+    wide = replace(CONDITIONS, link_bytes_per_second=3e6)
+    built = build(one_off=one_off, conditions=wide)
+    changed = build(one_off=one_off).with_link(3e6)
+    assert changed.push_one_off_seconds == pytest.approx(
+        built.push_one_off_seconds
+    )
+    assert replace(changed, push_one_off_seconds=1.0) == replace(
+        built, push_one_off_seconds=1.0
+    )
+
+
 def test_streaming_takes_the_image_and_the_whole_region() -> None:
     found = option(build(), 0, "raw")
     assert found.use == pytest.approx(

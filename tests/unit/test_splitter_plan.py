@@ -545,6 +545,45 @@ def test_a_faster_link_is_named_that_would_make_it_stream() -> None:
     assert not solve(with_link(problem, turning * 1.01)).pushes
 
 
+def test_the_package_goes_over_the_link_that_would_turn_the_choice() -> None:
+    cuts = {(3, "float16"): {"link": 0.5}}
+    problem = replace(
+        case(link=100.0, client=1.0, one_off=50.0, num_samples=500, cuts=cuts),
+        upload_bytes=5000.0,
+    )
+    # At 100 bytes/s streaming takes 0.1 s a sample, and sending the package
+    # as long as all 500 of them. At n bytes/s it takes 5000 / n seconds.
+    plan = solve(problem)
+    assert not plan.pushes
+    turning = turning_link(problem, plan)
+    assert turning is not None
+    faster = problem.with_link(turning * 1.01)
+    assert faster.push_one_off_seconds == pytest.approx(5000 / turning / 1.01)
+    assert solve(faster).pushes
+    assert not solve(problem.with_link(turning / 1.01)).pushes
+    # 500 * 0.1 = 5000 / n + 500 * 0.5 / n
+    assert turning == pytest.approx(105.0, rel=0.01)
+
+
+def test_a_link_that_turns_the_choice_is_found_between_two_that_do_not() -> (
+    None
+):
+    """A package of such a size pays on slow links, and on fast ones."""
+    cuts = {(3, "float16"): {"link": 0.2, "server device": 0.11}}
+    problem = replace(
+        case(link=1e3, one_off=0.6, num_samples=1000, cuts=cuts),
+        upload_bytes=600.0,
+    )
+    links = (1e-3, 10.0, 1e3, 1e6)
+    pushed = [solve(problem.with_link(link)).pushes for link in links]
+    assert pushed == [True, False, True, True]
+    turning = turning_link(problem, solve(problem))
+    assert turning is not None
+    assert 10 < turning < 1e3
+    assert not solve(problem.with_link(turning * 0.99)).pushes
+    assert solve(problem.with_link(turning * 1.01)).pushes
+
+
 def test_another_floor_is_told_apart_by_what_it_gains() -> None:
     lossless = case(link=1.0, cuts={(3, "float32"): {"link": 2.0}})
     half = case(link=1.0, cuts={(3, "float16"): {"link": 0.5}})

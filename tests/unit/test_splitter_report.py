@@ -98,9 +98,9 @@ def test_a_row_says_what_a_cut_costs(report: Report) -> None:
     assert row["place"].endswith(".30")
     assert row["operator"] == "batch_norm"
     assert row["shape"] == "64x7x7"
-    assert (row["float32"], row["uint8"]) == ("26.7 KB", "6.67 KB")
+    assert (row["float32"], row["uint8"]) == ("26.7 kB", "6.67 kB")
     image = dict(zip(table.header, table.rows[0], strict=True))
-    assert image["place"] == "stream: the image, 115 KB"
+    assert image["place"] == "stream: the image, 115 kB"
 
     table = cost_table(report)
     rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
@@ -309,8 +309,8 @@ def test_planning_imports_neither_torch_nor_matplotlib() -> None:
         (number_text(15_432.4), "15,432"),
         (number_text(0.012345), "0.0123"),
         (number_text(float("inf")), "∞"),
-        (bytes_text(999.7), "1 KB"),
-        (bytes_text(33_100), "33.1 KB"),
+        (bytes_text(999.7), "1 kB"),
+        (bytes_text(33_100), "33.1 kB"),
         (link_text(12.5e6), "100 Mbit/s"),
         (seconds_text(0), "0 s"),
         (seconds_text(0.00125), "1.25 ms"),

@@ -18,8 +18,12 @@ from hapi_client.credentials import Credentials
 from hapi_protocol.errors import ClientError
 
 
-def _check_json_path(path: Path | None) -> Path | None:
-    """Refuses before any work a path that could not be written after it."""
+def checked_path(path: Path | None) -> Path | None:
+    """Refuses before any work a path that could not be written after it.
+
+    Raises:
+        BadParameter: naming it.
+    """
     if path is None:
         return None
     folder = path.parent
@@ -36,7 +40,7 @@ JsonPath: TypeAlias = Annotated[
         "--json",
         metavar="PATH",
         help="Also write the result there, as JSON.",
-        callback=_check_json_path,
+        callback=checked_path,
     ),
 ]
 DataArgument: TypeAlias = Annotated[
@@ -112,12 +116,3 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     Console(highlight=False).print(table)
-
-
-def human_bytes(count: float) -> str:
-    """``12.3 MB``; decimal units, as networks use."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

@@ -9,11 +9,11 @@ import typer
 
 from hapi_client.cli.context import (
     JsonPath,
-    human_bytes,
     print_table,
     write_json,
 )
 from hapi_client.progress import ConsoleReporter
+from hapi_splitter.quantities import bytes_text
 
 if TYPE_CHECKING:
     from hapi_client.demo import DemoResult, RunResult
@@ -150,7 +150,7 @@ def _print(result: DemoResult) -> None:
             (
                 run.name,
                 str(run.cut),
-                human_bytes(run.bytes),
+                bytes_text(run.bytes),
                 f"{run.seconds:.1f}",
                 f"{run.losses[-1]:.6f}",
                 f"{run.accuracy:.3f}",
@@ -177,7 +177,7 @@ def _bytes_sentence(result: DemoResult) -> str:
     streaming, pushdown = result.streaming.bytes, result.pushdown.bytes
     package = (
         "the model package, sent once, was "
-        f"{human_bytes(result.pushdown.package_bytes)} more"
+        f"{bytes_text(result.pushdown.package_bytes)} more"
     )
     if pushdown <= streaming:
         ratio = streaming / max(1, pushdown)

@@ -10,13 +10,13 @@ from hapi_client.cli.context import (
     DataArgument,
     JsonPath,
     connect,
-    human_bytes,
     print_table,
     write_json,
 )
 from hapi_client.index import load_index, update_index
 from hapi_client.location import parse_location
 from hapi_client.progress import ConsoleReporter
+from hapi_splitter.quantities import bytes_text
 
 
 def index_command(
@@ -70,7 +70,7 @@ def ls_command(
     print_table(
         ("shard", "samples", "bytes"),
         [
-            (shard.name, str(len(shard.rows)), human_bytes(size))
+            (shard.name, str(len(shard.rows)), bytes_text(size))
             for shard, size in zip(index.shards, sizes, strict=True)
         ],
     )

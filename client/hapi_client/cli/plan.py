@@ -11,6 +11,7 @@ from rich.console import Console
 
 from hapi_client.cli.context import (
     JsonPath,
+    checked_path,
     connect,
     write_json,
 )
@@ -115,6 +116,7 @@ def plan_command(
         Path | None,
         typer.Option(
             metavar="PATH.png|PATH.html",
+            callback=checked_path,
             help="Draw sizes and times at the cuts.",
         ),
     ] = None,
@@ -175,13 +177,10 @@ def plan_command(
         region = load_region(
             ModelSource(model, weights, checkpoint), freeze, size, device
         )
-        if weights is None and checkpoint is None:
+        if ":" not in model and weights is None and checkpoint is None:
             reporter.note("weights are random: no --weights, no --checkpoint")
         advice = advise(region, question, reporter, connection, location)
     print_advice(advice, all_cuts)
-    if plot is not None:
-        write_plot(plot, advice.report)
-        say(f"plot: {plot}")
     write_json(
         json_path,
         {
@@ -194,6 +193,14 @@ def plan_command(
             **report_body(advice.report),
         },
     )
+    if plot is not None:
+        try:
+            write_plot(plot, advice.report)
+        except OSError as error:
+            raise ClientError(
+                "bad_configuration", f"the plot cannot be written: {error}"
+            ) from error
+        say(f"plot: {plot}")
 
 
 def checked_floor(floor: str) -> str:

@@ -11,11 +11,11 @@ import typer
 from hapi_client.cli.context import (
     JsonPath,
     connect,
-    human_bytes,
     print_table,
     write_json,
 )
 from hapi_client.progress import ConsoleReporter
+from hapi_splitter.quantities import bytes_text
 
 if TYPE_CHECKING:
     from hapi_client.job import TransferJob
@@ -263,8 +263,8 @@ def _print(job: TransferJob, history: History) -> None:
         [
             (
                 str(job.cut),
-                human_bytes(stats.bytes),
-                human_bytes(stats.package_bytes),
+                bytes_text(stats.bytes),
+                bytes_text(stats.package_bytes),
                 str(stats.retries),
                 str(stats.fallbacks),
                 str(stats.skipped),

@@ -11,7 +11,6 @@ import typer
 from hapi_client.cli.context import (
     JsonPath,
     connect,
-    human_bytes,
     print_table,
     write_json,
 )
@@ -19,6 +18,7 @@ from hapi_client.location import parse_location
 from hapi_client.packing import DEFAULT_SHARD_BYTES, DEFAULT_SHARD_SAMPLES
 from hapi_client.progress import ConsoleReporter
 from hapi_client.upload import PackOptions, upload
+from hapi_splitter.quantities import bytes_text
 
 
 def upload_command(
@@ -72,7 +72,7 @@ def upload_command(
             (
                 str(report.uploaded),
                 str(report.skipped),
-                human_bytes(report.bytes),
+                bytes_text(report.bytes),
                 str(report.samples),
             )
         ],

@@ -1,0 +1,80 @@
+"""Limits of cores and memory, from control groups in a folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hapi_splitter.host import allowed_cores, allowed_memory_bytes
+
+AFFINITY = len(os.sched_getaffinity(0))
+
+
+def grouped(
+    folder: Path, line: str, limits: dict[str, str]
+) -> tuple[Path, Path]:
+    """The membership's file and the groups' folder."""
+    groups = folder / "groups"
+    for name, text in limits.items():
+        path = groups / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    membership = folder / "membership"
+    membership.write_text(line)
+    return membership, groups
+
+
+def test_a_quota_bounds_the_cores(tmp_path: Path) -> None:
+    where = grouped(
+        tmp_path,
+        "1:cpu:/\n0::/pod/box\n",
+        {"pod/box/cpu.max": "50000 100000\n"},
+    )
+    assert allowed_cores(*where) == 0.5
+
+
+@pytest.mark.parametrize(("pod", "box"), [("20000", "max"), ("max", "20000")])
+def test_the_least_of_nested_groups_holds(
+    tmp_path: Path, pod: str, box: str
+) -> None:
+    where = grouped(
+        tmp_path,
+        "0::/pod/box\n",
+        {
+            "pod/cpu.max": f"{pod} 100000\n",
+            "pod/box/cpu.max": f"{box} 100000\n",
+            "pod/memory.max": "3000\n",
+            "pod/box/memory.max": "2000\n",
+        },
+    )
+    assert allowed_cores(*where) == 0.2
+    assert allowed_memory_bytes(*where) == 2000
+
+
+def test_a_quota_above_the_affinity_allows_no_more(tmp_path: Path) -> None:
+    where = grouped(tmp_path, "0::/\n", {"cpu.max": "100000000 100000\n"})
+    assert allowed_cores(*where) == AFFINITY
+
+
+@pytest.mark.parametrize(
+    ("line", "limits"),
+    [
+        ("0::/\n", {"cpu.max": "max 100000\n", "memory.max": "max\n"}),
+        ("0::/gone\n", {}),
+        ("3:memory:/box\n", {"box/memory.max": "2000\n"}),
+        # Above what is mounted: a sibling seen from inside a container.
+        ("0::/../other\n", {"memory.max": "max\n"}),
+    ],
+)
+def test_without_limits_the_host_is_all_ours(
+    tmp_path: Path, line: str, limits: dict[str, str]
+) -> None:
+    where = grouped(tmp_path, line, limits)
+    assert allowed_cores(*where) == AFFINITY
+    assert allowed_memory_bytes(*where) is None
+
+
+def test_what_has_no_list_of_groups_has_no_limits(tmp_path: Path) -> None:
+    assert allowed_memory_bytes(tmp_path / "none", tmp_path) is None
