@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from hapi_protocol.errors import FreezeError
+from hapi_splitter.tracing import check_has_shapes
 
 DESCRIPTION = "(frozen, tail)"
 _BATCH = 2
@@ -45,6 +46,8 @@ def check_pair(modules: object, freeze: object) -> tuple[nn.Module, nn.Module]:
             f"{DESCRIPTION}, which say it already; leave it out",
         )
     frozen, tail = modules
+    for module in modules:
+        check_has_shapes(module)
     _check_shared(frozen, tail)
     return frozen, tail
 

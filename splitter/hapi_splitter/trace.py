@@ -38,7 +38,7 @@ from hapi_splitter.partition import (
 from hapi_splitter.propagation import example_for
 from hapi_splitter.shapes import infer
 from hapi_splitter.tail import Tail
-from hapi_splitter.tracing import unwrapped
+from hapi_splitter.tracing import check_has_shapes, unwrapped
 from hapi_splitter.transforms import ImageTransform
 
 DEFAULT_SAMPLE_SHAPE = (3, 224, 224)
@@ -98,6 +98,7 @@ def split(
     if not isinstance(model, nn.Module):
         return _split_pair(*pair.check_pair(model, freeze), shape, transform)
     model = unwrapped(model)
+    check_has_shapes(model)
     choice = choose(model, freeze)
     parts = _partition(model, choice, shape)
     with _mode(model, training=False):
@@ -119,6 +120,7 @@ def default_freeze(
         FreezeError: when the model has no such place.
     """
     model, shape = unwrapped(model), tuple(sample_shape)
+    check_has_shapes(model)
     with _mode(model, training=False):
         try:
             trace = ModelTrace(model, shape)

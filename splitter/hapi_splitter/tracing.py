@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nn.parameter import is_lazy
 
 from hapi_protocol.errors import FreezeError
 
@@ -40,6 +41,21 @@ def trace_graph(model: nn.Module, targets: Sequence[str] | None) -> fx.Graph:
             "branches that depend on values into a module of their own "
             "behind the freeze point",
         ) from error
+
+
+def check_has_shapes(model: nn.Module) -> None:
+    """That no module of a model waits for its first batch.
+
+    Raises:
+        FreezeError: ``cannot_freeze`` naming the parameter.
+    """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise FreezeError(
+                "cannot_freeze",
+                f"{name!r} of {type(model).__name__} has no shape yet (a lazy "
+                "module); run the model once on a batch, then split it",
+            )
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

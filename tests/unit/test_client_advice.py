@@ -243,7 +243,7 @@ def test_models_of_the_users_own_are_called(
         "def pair():\n"
         "    return (torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3),\n"
         "                                torch.nn.Flatten()),\n"
-        "            torch.nn.LazyLinear(2))\n"
+        "            torch.nn.Linear(3600, 2))\n"
         "def whole():\n"
         "    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3),\n"
         "        torch.nn.ReLU(), torch.nn.Flatten(),\n"
@@ -252,9 +252,11 @@ def test_models_of_the_users_own_are_called(
     )
 
     listed = load_region(ModelSource(f"{module}:whole"), "0,1", 32, "cpu")
+    two = load_region(ModelSource(f"{module}:pair"), None, 32, "cpu")
     unnamed = load_region(ModelSource(f"{module}:whole"), None, 32, "cpu")
 
     assert listed.num_cuts == unnamed.num_cuts == 3
+    assert two.num_cuts == 2
     for text in (f"{module}:number", f"{module}:nothing", "no_module_x:f"):
         with pytest.raises(ClientError, match="MODULE:FUNCTION"):
             load_region(ModelSource(text), None, 32, "cpu")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from hapi_protocol.errors import FreezeError
 from hapi_splitter.trace import SplitModel, default_freeze, split
@@ -225,6 +226,18 @@ def test_running_statistics_are_frozen_only_if_the_list_says_so() -> None:
     for freeze in (["stem", "norm", "body"], "body"):
         split(model, freeze, sample_shape=SHAPE)
     split(model, lambda name, _: name in ("stem", "body"), sample_shape=SHAPE)
+
+
+def test_lazy_modules_are_refused_and_left_alone() -> None:
+    model = UnscaledNorms()
+    pair = nn.Conv2d(3, 4, 3), model.head
+    with pytest.raises(FreezeError, match="no shape yet"):
+        split(model, "body", sample_shape=SHAPE)
+    with pytest.raises(FreezeError, match="no shape yet"):
+        split(pair, sample_shape=SHAPE)
+    with pytest.raises(FreezeError, match="no shape yet"):
+        default_freeze(model, sample_shape=SHAPE)
+    assert is_lazy(model.head[1].weight)
 
 
 @pytest.mark.parametrize(
