@@ -9,10 +9,6 @@ from dataclasses import dataclass
 
 from hapi_client.fetch import FetchOptions
 
-SLOW_FACTOR = 2
-"""Float32 features of an inner cut are larger than the images; with a slow
-link there is nothing but streaming, at the link's rate."""
-
 BACKBONE = "backbone"
 INNER = "inner"
 LINKS = (0.25, 2.0)
@@ -33,6 +29,9 @@ class Network:
             ``inner`` (about half of it).
         samples: of one pass; so many that filling and emptying the
             pipeline counts little.
+        slow_samples: likewise, of a pass with an inner freeze point and a slow
+            link: float32 features there are seldom smaller than the images,
+            and streaming goes at the link's rate, evenly.
         shard_samples: of one shard; each is one span.
         batch_size: of one training step.
     """
@@ -41,19 +40,21 @@ class Network:
     crop_size: int
     freeze: Mapping[str, str]
     samples: int
+    slow_samples: int
     shard_samples: int
     batch_size: int
 
 
 NETWORKS: Mapping[str, Network] = {
     "resnet18": Network(
-        256, 224, {BACKBONE: "layer4", INNER: "layer2"}, 192, 8, 8
+        256, 224, {BACKBONE: "layer4", INNER: "layer2"}, 192, 48, 8, 8
     ),
     "mobilenet_v3_small": Network(
         256,
         224,
         {BACKBONE: "features", INNER: "features.6"},
         480,
+        240,
         16,
         16,
     ),
@@ -65,6 +66,7 @@ NETWORKS: Mapping[str, Network] = {
             INNER: "encoder.layers.encoder_layer_5",
         },
         80,
+        20,
         4,
         8,
     ),
@@ -98,7 +100,7 @@ class Cell:
     def samples(self) -> int:
         """Of one pass: fewer where even the fastest contender is slow."""
         slow = self.freeze == INNER and self.link is not None and self.link < 1
-        return self.network.samples // (SLOW_FACTOR if slow else 1)
+        return self.network.slow_samples if slow else self.network.samples
 
     @property
     def workload(self) -> str:
