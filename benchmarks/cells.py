@@ -27,11 +27,12 @@ class Network:
         crop_size: pixels of both sides of what the network sees.
         freeze: module to freeze, by ``backbone`` (all but the head) and
             ``inner`` (about half of it).
-        samples: of one pass; so many that filling and emptying the
-            pipeline counts little.
-        slow_samples: likewise, of a pass with an inner freeze point and a slow
-            link: float32 features there are seldom smaller than the images,
-            and streaming goes at the link's rate, evenly.
+        samples: of one pass with ``backbone``; so many that filling and
+            emptying the pipeline counts little.
+        inner_samples: with ``inner``, where the client computes more.
+        slow_samples: with ``inner`` and a slow link: float32 features there
+            are seldom smaller than the images, and streaming goes at the
+            link's rate, evenly.
         shard_samples: of one shard; each is one span.
         batch_size: of one training step.
     """
@@ -40,6 +41,7 @@ class Network:
     crop_size: int
     freeze: Mapping[str, str]
     samples: int
+    inner_samples: int
     slow_samples: int
     shard_samples: int
     batch_size: int
@@ -47,12 +49,13 @@ class Network:
 
 NETWORKS: Mapping[str, Network] = {
     "resnet18": Network(
-        256, 224, {BACKBONE: "layer4", INNER: "layer2"}, 192, 48, 8, 8
+        256, 224, {BACKBONE: "layer4", INNER: "layer2"}, 192, 128, 48, 8, 8
     ),
     "mobilenet_v3_small": Network(
         256,
         224,
         {BACKBONE: "features", INNER: "features.6"},
+        480,
         480,
         240,
         16,
@@ -66,6 +69,7 @@ NETWORKS: Mapping[str, Network] = {
             INNER: "encoder.layers.encoder_layer_5",
         },
         80,
+        60,
         20,
         4,
         8,
@@ -99,8 +103,11 @@ class Cell:
     @property
     def samples(self) -> int:
         """Of one pass: fewer where even the fastest contender is slow."""
-        slow = self.freeze == INNER and self.link is not None and self.link < 1
-        return self.network.slow_samples if slow else self.network.samples
+        network = self.network
+        if self.freeze == BACKBONE:
+            return network.samples
+        slow = self.link is not None and self.link < 1
+        return network.slow_samples if slow else network.inner_samples
 
     @property
     def workload(self) -> str:

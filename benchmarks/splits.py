@@ -14,7 +14,7 @@ What is measured, and what is not:
 
 * The rounds show the steady state.  Before them every contender has an
   unmeasured pass, and ``auto`` as many as its plan needs to stay (at most
-  60 seconds of them, with ``--quick`` 20).
+  45 seconds of them, with ``--quick`` 15).
 * Fixed cuts are those that no other one dominates in every resource (within
   0.05 of the best one's time per sample), each in its fastest encoding that
   the floor allows; among all cuts up to two are looked for that may be fast by
@@ -84,7 +84,7 @@ from benchmarks.shards import find_tars
 from benchmarks.testbed import Testbed, two_tiers
 
 QUICK_SCALE = 0.4
-SETTLING_SECONDS, QUICK_SETTLING_SECONDS = 60.0, 20.0
+SETTLING_SECONDS, QUICK_SETTLING_SECONDS = 45.0, 15.0
 
 
 def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
