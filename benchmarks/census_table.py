@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from typing import Protocol
 
+from benchmarks.rst import rst_table
+
 _TITLES = {
     "torchvision": "torchvision",
     "timm": "timm",
@@ -65,29 +67,18 @@ def _sections(rows: Sequence[Result]) -> Iterator[str]:
         found = [r for r in rows if r.key.partition("/")[0] == source]
         if found:
             yield f"{title}\n{'-' * len(title)}\n"
-            yield from _table(found)
+            yield rst_table(_HEADER, map(_cells, found))
 
 
-def _table(rows: Sequence[Result]) -> Iterator[str]:
-    yield ".. list-table::\n   :header-rows: 1\n"
-    yield _row(_HEADER)
-    for row in rows:
-        yield _row(
-            (
-                f"``{row.key.partition('/')[2]}``",
-                f"{row.parameters / 1e6:.1f} M",
-                str(row.pixels),
-                f"``{row.freeze}``" if row.freeze else "-",
-                str(row.cuts or "-"),
-                f"no: ``{_literal(row.reason)}``" if row.reason else "yes",
-            )
-        )
-    yield ""
-
-
-def _row(cells: Sequence[str]) -> str:
-    first, *others = cells
-    return "\n".join([f"   * - {first}", *(f"     - {c}" for c in others)])
+def _cells(row: Result) -> Sequence[str]:
+    return (
+        f"``{row.key.partition('/')[2]}``",
+        f"{row.parameters / 1e6:.1f} M",
+        str(row.pixels),
+        f"``{row.freeze}``" if row.freeze else "-",
+        str(row.cuts or "-"),
+        f"no: ``{_literal(row.reason)}``" if row.reason else "yes",
+    )
 
 
 def _literal(text: str) -> str:
