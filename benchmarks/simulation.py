@@ -403,6 +403,7 @@ class SimulatedJob:
         if span.way == STREAMED:
             return SpanReport(
                 read_seconds=read_seconds,
+                read_bytes=round(self._span_samples * span.stage.link_bytes),
                 plain_seconds=all_seconds,
                 decode_cpu_seconds=self._span_samples
                 * span.stage.client_seconds

@@ -42,7 +42,8 @@ of the link."""
 LEAST_READ_BYTES = 256 * 1024
 """In an interval: fewer tell nothing of how fast the link is."""
 MANY_FLOWS = 1.5
-"""Plain reads at a time, on average, that together fill a link."""
+"""Plain reads at a time, on average, that together fill a link; or one, and
+pushed answers that bring half as much meanwhile."""
 BLOCKED = 0.3
 """Pushed reads that cannot send this part of their time, likewise."""
 FULL_LANE = 0.75

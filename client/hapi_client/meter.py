@@ -31,6 +31,7 @@ class SpanReport:
 
     Attributes:
         read_seconds: of a plain read, until its last byte was here.
+        read_bytes: of a plain read.
         plain_seconds: of a plain read, decoding included; of the try that
             succeeded, without what may have failed before. 0 for a span
             that came as features.
@@ -45,6 +46,7 @@ class SpanReport:
     """
 
     read_seconds: float = 0.0
+    read_bytes: int = 0
     plain_seconds: float = 0.0
     decode_cpu_seconds: float = 0.0
     server_cpu_seconds: float = 0.0
@@ -77,7 +79,8 @@ class Observation:
             waited for bytes (the rest decodes); 0 without such spans.
         reading_seconds: in which at least one of them did.
         reading_bytes: of all answers, received in these.
-        reading_flows: how many of them did at a time, on average.
+        reading_flows: how many of them did at a time, on average; what came
+            by other answers meanwhile counts as if it were plain reads.
         blocked_share: of the pushed reads' time, the part in which the
             worker could not send.
         stream_seconds: summed durations of the plain reads.
@@ -208,6 +211,7 @@ class Meter:
                 self._samples[STREAMED] += num_samples
                 sums["stream"] += seconds
                 sums["read"] += report.read_seconds
+                sums["read_bytes"] += report.read_bytes
                 sums["decode_cpu"] += report.decode_cpu_seconds
                 if report.fell_back:
                     sums["fell_back"] += num_samples
@@ -354,7 +358,7 @@ class Meter:
                 reading_share=_share(sums["read"], sums["stream"]),
                 reading_seconds=sums["reading"],
                 reading_bytes=int(sums["reading_bytes"]),
-                reading_flows=_share(sums["flows"], sums["reading"]),
+                reading_flows=_flows(sums),
                 blocked_share=_share(
                     sums["send_blocked_seconds"], sums["push"]
                 ),
@@ -380,6 +384,12 @@ class Meter:
         unused = self._sample_seconds.keys() - seen.samples.keys()
         for way in unused - set(self._under_way.elements()):
             self._sample_seconds[way] /= 2
+
+
+def _flows(sums: Mapping[str, float]) -> float:
+    """A flow for each plain read, and for as many bytes of pushed answers."""
+    plain = _share(sums["flows"], sums["reading"])
+    return plain * max(1.0, _share(sums["reading_bytes"], sums["read_bytes"]))
 
 
 def _share(part: float, whole: float) -> float:

@@ -201,6 +201,7 @@ class RawSource:
             loaded,
             report=SpanReport(
                 read_seconds=read_seconds,
+                read_bytes=len(data),
                 plain_seconds=time.monotonic() - started,
                 decode_cpu_seconds=decode_cpu_seconds,
             ),

@@ -111,6 +111,32 @@ def test_reading_counts_once_while_several_reads_wait(world: World) -> None:
     assert (seen.reading_bytes, seen.received_bytes) == (50, 62)
 
 
+@pytest.mark.parametrize(("pushed_bytes", "flows"), [(0, 1.0), (600, 3.0)])
+def test_answers_beside_a_plain_read_are_flows_by_their_bytes(
+    world: World, pushed_bytes: int, flows: float
+) -> None:
+    meter = world.meter
+    with meter.loading():
+        with meter.reading():
+            world.passes(2, received=300 + pushed_bytes)
+        world.passes(2, received=500)
+        report = SpanReport(read_seconds=2.0, read_bytes=300)
+        meter.loaded(STREAMED, 10, 2.5, report)
+        assert meter.take().reading_flows == pytest.approx(flows)
+
+
+def test_a_plain_read_of_two_windows_is_one_flow(world: World) -> None:
+    meter = world.meter
+    with meter.loading():
+        with meter.reading():
+            world.passes(2, received=200)
+            assert meter.take().reading_flows == 1
+            world.passes(1, received=100)
+        report = SpanReport(read_seconds=3.0, read_bytes=300)
+        meter.loaded(STREAMED, 10, 3.5, report)
+        assert meter.take().reading_flows == 1
+
+
 def test_spans_are_summed_by_their_way(world: World) -> None:
     meter, load = world.meter, Load(0.5, 2, 0.9, 0.8)
     meter.loaded(STREAMED, 10, 4.0, SpanReport(read_seconds=3.0))
