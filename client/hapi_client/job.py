@@ -15,6 +15,7 @@ from hapi_client.decode import DecodePool
 from hapi_client.estimates import Estimates
 from hapi_client.fetch import Fetcher, FetchOptions
 from hapi_client.frozen import AUTO, FrozenRegion, checked_encodings
+from hapi_client.horizon import Horizon
 from hapi_client.index import load_index
 from hapi_client.labels import Labels, span_labels
 from hapi_client.loader import FeatureLoader, LoaderPlan, check_on_error
@@ -24,7 +25,7 @@ from hapi_client.mixed import MixedSource, Sources
 from hapi_client.mixing import Mixer
 from hapi_client.order import index_order, shuffled_order
 from hapi_client.packages import DEFAULT_MODELS_CONTAINER
-from hapi_client.planning import Horizon, JobPlanner, PlanningParts
+from hapi_client.planning import JobPlanner, PlanningParts
 from hapi_client.probe import (
     LocalFacts,
     ProbeSamples,

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from hapi_client.connection import Connection
 from hapi_client.estimates import Estimates
 from hapi_client.frozen import FrozenRegion
+from hapi_client.horizon import Horizon
 from hapi_client.loop_measurement import LoopMeasurement
 from hapi_client.meter import Meter, Observation, Way
 from hapi_client.mixing import Mixer
@@ -66,30 +67,6 @@ JOIN_SECONDS = 10.0
 ENDLESS = 1e6
 """Speed of a worker that nothing limits, for the question whether it could
 pay at all."""
-
-
-@dataclass(frozen=True)
-class Horizon:
-    """How many samples are still to come.
-
-    Without a number of epochs as many are expected as have come already,
-    and at least the epoch under way: whoever has trained for long will go
-    on for long, and a wrong guess costs at most as much again.
-
-    Args:
-        num_samples: of the data set.
-        epochs: that the user announced, if so.
-    """
-
-    num_samples: int
-    epochs: float | None
-
-    def epochs_to_come(self, samples_so_far: int) -> float:
-        """At least the rest of the epoch under way."""
-        done = samples_so_far / self.num_samples
-        if self.epochs is not None:
-            return max(self.epochs - done, 1.0 - done % 1.0)
-        return max(done, 1.0 - done % 1.0)
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ import pytest
 
 from hapi_client import planning
 from hapi_client.estimates import Estimates
+from hapi_client.horizon import Horizon
 from hapi_client.loop_measurement import LoopMeasurement
 from hapi_client.meter import STREAMED, Meter, Observation
 from hapi_client.mixing import Mixer
-from hapi_client.planning import Horizon, JobPlanner
+from hapi_client.planning import JobPlanner
 from hapi_client.probe import LocalFacts, ProbeSamples
 from hapi_client.transport import CancelScope
 from hapi_protocol.errors import ClientError

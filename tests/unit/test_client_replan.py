@@ -14,8 +14,8 @@ from hapi_client.estimates import (
     Estimates,
     LinkEstimate,
 )
+from hapi_client.horizon import Horizon
 from hapi_client.meter import Observation, Way
-from hapi_client.planning import Horizon
 from hapi_client.replan import (
     LEAST_MOVED,
     MOST_MOVED,
