@@ -310,7 +310,8 @@ def _require_hapi(connection: Connection) -> None:
     except ClientError as error:
         raise ClientError(
             error.code,
-            f"{error}; --no-upload plans with a worker like this machine",
+            f"{error.message}; --no-upload plans with a worker like this "
+            "machine",
         ) from error
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -322,6 +323,18 @@ def test_the_whole_region_is_measured_however_little_time_there_is(
     assert set(facts.samples.wire_bytes) == {(region.num_cuts, "float32")}
     assert facts.skipped
     assert region.num_cuts not in facts.skipped
+
+
+def test_a_proxy_without_the_filter_names_what_does_without() -> None:
+    class Plain:
+        def require_hapi(self) -> None:
+            raise ClientError("no_hapi", "the proxy has no hapi filter")
+
+    connection: Any = Plain()
+    with pytest.raises(ClientError) as caught:
+        advice._require_hapi(connection)
+    assert str(caught.value).count("no_hapi") == 1
+    assert "filter; --no-upload plans" in caught.value.message
 
 
 def plan(*arguments: str) -> tuple[int, str]:
