@@ -49,7 +49,7 @@ class Network:
 
 NETWORKS: Mapping[str, Network] = {
     "resnet18": Network(
-        256, 224, {BACKBONE: "layer4", INNER: "layer2"}, 192, 128, 48, 8, 8
+        256, 224, {BACKBONE: "layer4", INNER: "layer2"}, 192, 128, 40, 8, 8
     ),
     "mobilenet_v3_small": Network(
         256,
@@ -57,7 +57,7 @@ NETWORKS: Mapping[str, Network] = {
         {BACKBONE: "features", INNER: "features.6"},
         480,
         480,
-        240,
+        192,
         16,
         16,
     ),
