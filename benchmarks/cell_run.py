@@ -51,6 +51,8 @@ class Settings:
         cold_upload_seconds: a static cut whose package takes longer to
             send is not run from cold.
         most_settling_seconds: for the plan, before the first round.
+        thorough: whether more fixed cuts are looked for than the planner
+            takes, and one contender has a second pass in each round.
         tars: names of the files that the samples come from.
     """
 
@@ -60,6 +62,7 @@ class Settings:
     cold_epochs: int
     cold_upload_seconds: float
     most_settling_seconds: float
+    thorough: bool
     tars: Sequence[str]
 
 
@@ -174,7 +177,11 @@ class CellRun:
             f" {rate * raw_bytes / 1e6:.2f} MB/s; link: {shown}"
         )
         answer = _ask(
-            client, "outlook", link=self._link, container=self._container
+            client,
+            "outlook",
+            link=self._link,
+            container=self._container,
+            thorough=self.settings.thorough,
         )
         self._package_bytes = answer["package_bytes"]
         self.entry["problem"] = answer["problem"]
@@ -211,14 +218,16 @@ class CellRun:
             )
             self.entry["encodings"][job.name] = job.encoding
             warm[job.name] = self._pass(client, job.name, 0)
-        statics = [name for name in warm if name != AUTO]
-        self.entry["again"] = max(statics, key=lambda name: warm[name])
         self.note(
             "warm: "
             + ", ".join(f"{name} {rate:.1f}" for name, rate in warm.items())
             + "; ruled out: "
             + (", ".join(self.entry["ruled_out"]) or "none")
         )
+        if not self.settings.thorough:
+            return list(warm)
+        statics = [name for name in warm if name != AUTO]
+        self.entry["again"] = max(statics, key=lambda name: warm[name])
         return [*warm, AGAIN]
 
     def _settle(self, client: Remote) -> float:
@@ -306,14 +315,7 @@ class CellRun:
         """Completes the entry with what follows from its rounds."""
         entry = self.entry
         rounds = entry["rounds"]
-        again = rounds.pop(AGAIN)
-        for key in ("bytes_per_sample", "stages"):
-            entry[key].pop(AGAIN, None)
-        entry["noise"] = {
-            "contender": entry["again"],
-            "rounds": again,
-            **_regret_json(regret_of(again, rounds[entry.pop("again")])),
-        }
+        entry["noise"] = self._noise() if AGAIN in rounds else None
         for name, measured in entry["shared"].items():
             for key in ("rounds", "bytes_per_sample", "stages"):
                 if measured in entry[key]:
@@ -337,6 +339,15 @@ class CellRun:
         entry["against_stream"] = _regret_json(verdict.against_stream)
         entry["missed"] = verdict.missed
         entry["above_best_static"] = verdict.above_best_static
+
+    def _noise(self) -> dict[str, Any]:
+        """Takes the second passes out of the entry, into one of their own."""
+        again = self.entry["rounds"].pop(AGAIN)
+        for key in ("bytes_per_sample", "stages"):
+            self.entry[key].pop(AGAIN, None)
+        name = self.entry.pop("again")
+        regret = regret_of(again, self.entry["rounds"][name])
+        return {"contender": name, "rounds": again, **_regret_json(regret)}
 
     def _cold_runs(self) -> dict[str, Any]:
         """Whole runs, each with a new worker and no package in the store."""

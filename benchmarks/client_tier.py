@@ -192,7 +192,9 @@ class ClientTier:
             "retries": after.retries - before.retries,
         }
 
-    def outlook(self, link: float | None, container: str) -> dict[str, Any]:
+    def outlook(
+        self, link: float | None, container: str, thorough: bool
+    ) -> dict[str, Any]:
         """The cuts worth a measurement; see :mod:`benchmarks.contenders`.
 
         Also stores the package, and has the worker profile it.
@@ -200,6 +202,8 @@ class ClientTier:
         Args:
             link: bytes per second of the cell; None measures it.
             container: of the data set.
+            thorough: looks among all cuts for some that the planner leaves
+                out and that may be fast by themselves.
         """
         assert self._model is not None
         region = FrozenRegion(
@@ -221,13 +225,15 @@ class ClientTier:
         reporter = SilentReporter()
         with Connection() as connection:
             advice = advise(region, question, reporter, connection, place)
-            more = more_cuts(
-                advice.facts.cuts,
-                advice.server,
-                advice.facts.client,
-                advice.facts.samples,
-                advice.conditions,
-            )
+            more: list[int] = []
+            if thorough:
+                more = more_cuts(
+                    advice.facts.cuts,
+                    advice.server,
+                    advice.facts.client,
+                    advice.facts.samples,
+                    advice.conditions,
+                )
             # A job of its own never measures these.
             planned = advice.report.plans[AUTO].samples_per_second
             if more:

@@ -37,14 +37,18 @@ figures, apart for ``auto`` and for the fixed cuts.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from benchmarks.cells import FETCH_OPTIONS, NETWORKS
 from benchmarks.commands import EXIT_FAILURE, parser_of
@@ -57,11 +61,27 @@ from hapi_client.meter import STREAMED, Way
 LINKS = (0.1, 0.5, 1.0, 4.0, 10.0)
 SEEDS = 5
 FILL_SECONDS = 90.0
-"""For filling the pipeline, and for the planner to find its plan."""
 MEASURED_SECONDS = 60.0
 FORMAT = 1
 
 Cell = Mapping[str, Any]
+Task: TypeAlias = Callable[[], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Length:
+    """Of a replay, in simulated time.
+
+    Attributes:
+        seeds: runs of each contender.
+        fill_seconds: for filling the pipeline, and for the planner to find
+            its plan.
+        measured_seconds: after these.
+    """
+
+    seeds: int
+    fill_seconds: float
+    measured_seconds: float
 
 
 @dataclass(frozen=True)
@@ -109,7 +129,7 @@ class Workload:
         )
 
     def rounds(
-        self, link: float, ways: Mapping[str, Way], seeds: int
+        self, link: float, ways: Mapping[str, Way], length: Length
     ) -> tuple[dict[str, list[float]], str]:
         """Samples per second by contender and seed; ``auto``'s plan."""
         network = NETWORKS[self.cells[0]["model"]]
@@ -118,7 +138,7 @@ class Workload:
         for name in [*ways, AUTO]:
             fixed = {ways[name]: 1.0} if name in ways else None
             rates = rounds.setdefault(name, [])
-            for seed in range(seeds):
+            for seed in range(length.seeds):
                 job = SimulatedJob(
                     self.stages,
                     self.parts,
@@ -129,8 +149,8 @@ class Workload:
                     options=FETCH_OPTIONS,
                     seed=seed,
                 )
-                job.run(FILL_SECONDS)
-                rates.append(job.run(MEASURED_SECONDS))
+                job.run(length.fill_seconds)
+                rates.append(job.run(length.measured_seconds))
                 if job.plan is not None:
                     label = job.plan.label
         return rounds, label
@@ -188,7 +208,7 @@ def replay_cell(
     multiple: float,
     link: float,
     ways: Mapping[str, Way],
-    seeds: int,
+    length: Length,
 ) -> dict[str, Any]:
     """The entry of one cell.
 
@@ -197,9 +217,9 @@ def replay_cell(
         multiple: the link, as a multiple of the saturating rate.
         link: bytes per second.
         ways: of the fixed contenders.
-        seeds: runs of each contender.
+        length: of the simulation.
     """
-    rounds, plan = workload.rounds(link, ways, seeds)
+    rounds, plan = workload.rounds(link, ways, length)
     verdict = judge(rounds, list(ways))
     assert verdict is not None, "auto is among the rounds"
     model, freeze = workload.name.split("/")
@@ -226,14 +246,14 @@ def replay_cell(
     }
 
 
-def validate(workload: Workload, cell: Cell, seeds: int) -> dict[str, Any]:
+def validate(workload: Workload, cell: Cell, length: Length) -> dict[str, Any]:
     """A measured cell, replayed at its own link, and the difference."""
     entry = replay_cell(
         workload,
         cell["link"],
         cell["link_bytes_per_second"],
         ways_of(cell),
-        seeds,
+        length,
     )
     measured = {
         name: cell["samples_per_second"][name]
@@ -305,9 +325,25 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
         f" (default {' '.join(f'{each:g}' for each in LINKS)})",
     )
     add("--seeds", type=int, default=SEEDS, help="at least 2 (default 5)")
+    add(
+        "--fill-seconds",
+        type=float,
+        default=FILL_SECONDS,
+        help="simulated, before the rate counts (default %(default)g)",
+    )
+    add(
+        "--measured-seconds",
+        type=float,
+        default=MEASURED_SECONDS,
+        help="simulated, in which it counts (default %(default)g)",
+    )
     found = parser.parse_args(argv)
     if found.seeds < 2:
         parser.error(f"--seeds is {found.seeds}; at least 2")
+    for name in ("fill_seconds", "measured_seconds"):
+        if getattr(found, name) <= 0:
+            option = "--" + name.replace("_", "-")
+            parser.error(f"{option} is {getattr(found, name):g}; above 0")
     if min(found.links) <= 0:
         parser.error(f"--links has {min(found.links):g}; above 0")
     return found
@@ -323,28 +359,48 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILURE
 
 
+def in_processes(tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """What the tasks return, in their order; each core does one at a time."""
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(task) for task in tasks]
+        try:
+            for number, future in enumerate(as_completed(futures), 1):
+                name = future.result()["name"]
+                progress = f"{number} of {len(tasks)}: {name}"
+                print(progress, file=sys.stderr, flush=True)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+        return [future.result() for future in futures]
+
+
 def _run(arguments: argparse.Namespace, body: Mapping[str, Any]) -> int:
-    validation = []
-    cells = []
+    length = Length(
+        arguments.seeds, arguments.fill_seconds, arguments.measured_seconds
+    )
+    measured: list[Task] = []
+    others: list[Task] = []
     for workload in workloads(body["cells"]):
-        print(f"{workload.name}", file=sys.stderr, flush=True)
-        validation += [
-            validate(workload, cell, arguments.seeds)
+        measured += [
+            partial(validate, workload, cell, length)
             for cell in workload.cells
         ]
         ways = named(
             way for cell in workload.cells for way in ways_of(cell).values()
         )
-        cells += [
-            replay_cell(
+        others += [
+            partial(
+                replay_cell,
                 workload,
                 multiple,
                 multiple * workload.saturating,
                 ways,
-                arguments.seeds,
+                length,
             )
             for multiple in arguments.links
         ]
+    entries = in_processes([*measured, *others])
+    validation, cells = entries[: len(measured)], entries[len(measured) :]
     print(validation_table(validation))
     found = errors(validation)
     for who, error in found.items():
@@ -363,9 +419,7 @@ def _run(arguments: argparse.Namespace, body: Mapping[str, Any]) -> int:
                 "source": arguments.splits.name,
                 "settings": {
                     "links": arguments.links,
-                    "seeds": arguments.seeds,
-                    "fill_seconds": FILL_SECONDS,
-                    "measured_seconds": MEASURED_SECONDS,
+                    **dataclasses.asdict(length),
                 },
                 "machine": machine(),
                 "versions": versions(),

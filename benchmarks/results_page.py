@@ -142,7 +142,7 @@ def _steady_row(cell: Body) -> Sequence[str]:
         f"{best} {rates[best]:.1f}",
         _percent(cell["regret"]),
         _interval(cell["interval"]),
-        _percent(cell["noise"]["regret"]),
+        _percent(cell["noise"]["regret"]) if cell["noise"] else "-",
         "above" if cell["above_best_static"] else verdict,
     )
 

@@ -17,16 +17,17 @@ What is measured, and what is not:
   45 seconds of them, with ``--quick`` 15).
 * Fixed cuts are those that no other one dominates in every resource (within
   0.05 of the best one's time per sample), each in its fastest encoding that
-  the floor allows; among all cuts up to two are looked for that may be fast by
-  themselves though no mix would use them.  Left out of the rounds: a cut whose
-  bytes the link cannot carry as fast as some fixed cut already went
-  (``ruled_out``), from the second round on a cut that went at less than 0.75
-  of the best, and from the third on streaming, if it went at less than half of
-  it (``out_of_reach``).
+  the floor allows; among all cuts up to two are looked for that may be fast
+  by themselves though no mix would use them (not with --quick).  Left out of
+  the rounds: a cut whose bytes the link cannot carry as fast as some fixed
+  cut already went (``ruled_out``), from the second round on a cut that went
+  at less than 0.75 of the best, and from the third on streaming, if it went
+  at less than half of it (``out_of_reach``).
 * Contenders with the same cut and encoding are measured once and share the
   figures (``shared``).
 * One contender has a second pass in each round: ``noise`` is its regret
-  against itself, and no regret smaller than that says anything.
+  against itself, and no regret smaller than that says anything; null with
+  --quick, where there is no such pass.
 * ``cold`` holds whole runs from the start, each with a new worker and without
   the package in the store: tracing, upload, profile and loading included.
 
@@ -94,7 +95,7 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add(
         "--quick",
         action="store_true",
-        help="four cells, short passes, no runs from cold",
+        help="four cells, short passes; no runs from cold, no noise",
     )
     add(
         "--cells",
@@ -209,6 +210,7 @@ def _run(arguments: argparse.Namespace) -> int:
         most_settling_seconds=QUICK_SETTLING_SECONDS
         if arguments.quick
         else SETTLING_SECONDS,
+        thorough=not arguments.quick,
         tars=[tar.name for tar in tars],
     )
     results = Results(

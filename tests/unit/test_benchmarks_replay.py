@@ -20,6 +20,7 @@ from benchmarks.simulation import Knowledge, Parts, SimulatedJob, Stage
 
 from hapi_splitter.costs import Conditions
 
+SHORT = ["--seeds", "2", "--fill-seconds", "30", "--measured-seconds", "10"]
 STREAM = (0, "raw")
 PUSH = (9, "float32")
 STAGES = {
@@ -146,20 +147,14 @@ def a_cell(link: float, bytes_per_second: float) -> dict[str, Any]:
 
 
 def test_replay_says_what_it_is_and_how_far_off(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(replay, "FILL_SECONDS", 30.0)
-    monkeypatch.setattr(replay, "MEASURED_SECONDS", 10.0)
     source, target = tmp_path / "splits.json", tmp_path / "replay.json"
     source.write_text(
         json.dumps({"cells": [a_cell(2.0, 19e6)], "machine": {}})
     )
-    status = replay.main(
-        [str(source), "--links", "0.5", "--seeds", "2", "--json", str(target)]
-    )
-    assert status == 0
+    arguments = ["--links", "0.5", *SHORT, "--json", str(target)]
+    assert replay.main([str(source), *arguments]) == 0
     body = json.loads(target.read_text())
     [known], [more] = body["validation"], body["cells"]
     assert known["replayed"]
@@ -173,10 +168,8 @@ def test_replay_says_what_it_is_and_how_far_off(
 
 
 def test_cut_that_one_cell_alone_has_measured_is_replayed_as_fixed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(replay, "FILL_SECONDS", 10.0)
-    monkeypatch.setattr(replay, "MEASURED_SECONDS", 10.0)
     slow, fast = a_cell(0.25, 2.4e6), a_cell(2.0, 19e6)
     fast["more_cuts"] = [5]
     fast["encodings"]["cut-5"] = "float32"
@@ -194,7 +187,7 @@ def test_cut_that_one_cell_alone_has_measured_is_replayed_as_fixed(
     slow["problem"]["options"][1]["encoding"] = "float32;zstd"
     source, target = tmp_path / "splits.json", tmp_path / "replay.json"
     source.write_text(json.dumps({"cells": [slow, fast], "machine": {}}))
-    arguments = ["--links", "1", "--seeds", "2", "--json", str(target)]
+    arguments = ["--links", "1", *SHORT, "--json", str(target)]
     assert replay.main([str(source), *arguments]) == 0
     [cell] = json.loads(target.read_text())["cells"]
     assert set(cell["samples_per_second"]) == {

@@ -51,6 +51,7 @@ SPLITS = {
             "resnet18/backbone/2",
             missed=True,
             above_best_static=False,
+            noise=None,
             cold={},
         ),
         cell("resnet18/inner/2", complete=False),
@@ -125,6 +126,7 @@ def test_cells_are_rows_and_incomplete_ones_are_not(tmp_path: Path) -> None:
     ]
     assert "resnet18/inner/2" not in page
     assert page.count("``resnet18/backbone/2``") == 1  # none from cold
+    assert "     - -\n     - missed\n" in page
     assert "     - cut-22 > 70\n" in page
     assert "replay" not in page.split("Plans against")[1]
 
