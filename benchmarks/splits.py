@@ -14,7 +14,7 @@ What is measured, and what is not:
 
 * The rounds show the steady state.  Before them every contender has an
   unmeasured pass, and ``auto`` as many as its plan needs to stay (at most
-  45 seconds of them, with ``--quick`` 15).
+  45 seconds of them, with ``--quick`` 10).
 * Fixed cuts are those that no other one dominates in every resource (within
   0.05 of the best one's time per sample), each in its fastest encoding that
   the floor allows; among all cuts up to two are looked for that may be fast
@@ -84,8 +84,8 @@ from benchmarks.results import Results, cold_table, table
 from benchmarks.shards import find_tars
 from benchmarks.testbed import Testbed, two_tiers
 
-QUICK_SCALE = 0.4
-SETTLING_SECONDS, QUICK_SETTLING_SECONDS = 45.0, 15.0
+QUICK_SCALE = 0.35
+SETTLING_SECONDS, QUICK_SETTLING_SECONDS = 45.0, 10.0
 
 
 def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -108,7 +108,7 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add(
         "--scale",
         type=float,
-        help="of the number of samples of a pass (default 1, quick 0.4)",
+        help="of the number of samples of a pass (default 1, quick 0.35)",
     )
     add("--cold-epochs", type=int, help="0: no runs from cold (default 1)")
     add(
