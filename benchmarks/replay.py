@@ -16,6 +16,9 @@ much the replay of each contender is off.
 What a replay cannot show: anything that depends on what does not go through
 these three (latency of requests, memory, garbage collection), cuts that no
 cell has measured, and the published rules, whose choice depends on the link.
+On slow links (below 0.25) its windows are too short: a simulated ``auto``
+plans before it has seen the link, which a real job does not, and what it had
+pushed by then is still under way when the rate counts.
 
 The JSON file: ``source``, ``settings``, ``machine``, ``versions``,
 ``validation`` and ``cells``, two lists of
