@@ -52,7 +52,8 @@ class Settings:
             send is not run from cold.
         most_settling_seconds: for the plan, before the first round.
         thorough: whether more fixed cuts are looked for than the planner
-            takes, and one contender has a second pass in each round.
+            takes, and one contender has a second pass in each round (but
+            for slow links, where passes are long and even).
         tars: names of the files that the samples come from.
     """
 
@@ -224,7 +225,7 @@ class CellRun:
             + "; ruled out: "
             + (", ".join(self.entry["ruled_out"]) or "none")
         )
-        if not self.settings.thorough:
+        if self.cell.slow or not self.settings.thorough:
             return list(warm)
         statics = [name for name in warm if name != AUTO]
         self.entry["again"] = max(statics, key=lambda name: warm[name])

@@ -49,7 +49,7 @@ class Network:
 
 NETWORKS: Mapping[str, Network] = {
     "resnet18": Network(
-        256, 224, {BACKBONE: "layer4", INNER: "layer2"}, 192, 128, 40, 8, 8
+        256, 224, {BACKBONE: "layer4", INNER: "layer2"}, 192, 192, 40, 8, 8
     ),
     "mobilenet_v3_small": Network(
         256,
@@ -69,7 +69,7 @@ NETWORKS: Mapping[str, Network] = {
             INNER: "encoder.layers.encoder_layer_5",
         },
         80,
-        60,
+        80,
         20,
         4,
         8,
@@ -106,8 +106,12 @@ class Cell:
         network = self.network
         if self.freeze == BACKBONE:
             return network.samples
-        slow = self.link is not None and self.link < 1
-        return network.slow_samples if slow else network.inner_samples
+        return network.slow_samples if self.slow else network.inner_samples
+
+    @property
+    def slow(self) -> bool:
+        """Whether the link carries less than streaming could use."""
+        return self.link is not None and self.link < 1
 
     @property
     def workload(self) -> str:

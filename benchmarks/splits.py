@@ -27,7 +27,7 @@ What is measured, and what is not:
   figures (``shared``).
 * One contender has a second pass in each round: ``noise`` is its regret
   against itself, and no regret smaller than that says anything; null with
-  --quick, where there is no such pass.
+  --quick and for links below 1, where there is no such pass.
 * ``cold`` holds whole runs from the start, each with a new worker and without
   the package in the store: tracing, upload, profile and loading included.
 
