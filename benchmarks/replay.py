@@ -16,9 +16,6 @@ much the replay of each contender is off.
 What a replay cannot show: anything that depends on what does not go through
 these three (latency of requests, memory, garbage collection), cuts that no
 cell has measured, and the published rules, whose choice depends on the link.
-On slow links (below 0.25) its windows are too short: a simulated ``auto``
-plans before it has seen the link, which a real job does not, and what it had
-pushed by then is still under way when the rate counts.
 
 The JSON file: ``source``, ``settings``, ``machine``, ``versions``,
 ``validation`` and ``cells``, two lists of
@@ -65,6 +62,7 @@ LINKS = (0.1, 0.5, 1.0, 4.0, 10.0)
 SEEDS = 5
 FILL_SECONDS = 90.0
 MEASURED_SECONDS = 60.0
+FILL_TURNS, MEASURED_TURNS = 4, 16
 FORMAT = 1
 
 Cell = Mapping[str, Any]
@@ -80,11 +78,15 @@ class Length:
         fill_seconds: for filling the pipeline, and for the planner to find
             its plan.
         measured_seconds: after these.
+        fill_turns, measured_turns: of the spans under way, at least; so
+            that a slow link has as many of them as a fast one.
     """
 
     seeds: int
     fill_seconds: float
     measured_seconds: float
+    fill_turns: int
+    measured_turns: int
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,10 @@ class Workload:
                     options=FETCH_OPTIONS,
                     seed=seed,
                 )
-                job.run(length.fill_seconds)
-                rates.append(job.run(length.measured_seconds))
+                job.run(length.fill_seconds, length.fill_turns)
+                rates.append(
+                    job.run(length.measured_seconds, length.measured_turns)
+                )
                 if job.plan is not None:
                     label = job.plan.label
         return rounds, label
@@ -328,25 +332,37 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
         f" (default {' '.join(f'{each:g}' for each in LINKS)})",
     )
     add("--seeds", type=int, default=SEEDS, help="at least 2 (default 5)")
-    add(
-        "--fill-seconds",
-        type=float,
-        default=FILL_SECONDS,
-        help="simulated, before the rate counts (default %(default)g)",
-    )
-    add(
-        "--measured-seconds",
-        type=float,
-        default=MEASURED_SECONDS,
-        help="simulated, in which it counts (default %(default)g)",
-    )
+    for option, kind, default, what in (
+        ("--fill-seconds", float, FILL_SECONDS, "before the rate counts"),
+        ("--measured-seconds", float, MEASURED_SECONDS, "in which it counts"),
+        (
+            "--fill-turns",
+            int,
+            FILL_TURNS,
+            "of all spans under way, before it counts",
+        ),
+        (
+            "--measured-turns",
+            int,
+            MEASURED_TURNS,
+            "of these, in which it counts",
+        ),
+    ):
+        add(
+            option,
+            type=kind,
+            default=default,
+            help=f"simulated, {what}; at least so many (default {default:g})",
+        )
     found = parser.parse_args(argv)
     if found.seeds < 2:
         parser.error(f"--seeds is {found.seeds}; at least 2")
-    for name in ("fill_seconds", "measured_seconds"):
-        if getattr(found, name) <= 0:
-            option = "--" + name.replace("_", "-")
-            parser.error(f"{option} is {getattr(found, name):g}; above 0")
+    for field in dataclasses.fields(Length):
+        if getattr(found, field.name) <= 0:
+            option = "--" + field.name.replace("_", "-")
+            parser.error(
+                f"{option} is {getattr(found, field.name):g}; above 0"
+            )
     if min(found.links) <= 0:
         parser.error(f"--links has {min(found.links):g}; above 0")
     return found
@@ -379,7 +395,10 @@ def in_processes(tasks: Sequence[Task]) -> list[dict[str, Any]]:
 
 def _run(arguments: argparse.Namespace, body: Mapping[str, Any]) -> int:
     length = Length(
-        arguments.seeds, arguments.fill_seconds, arguments.measured_seconds
+        **{
+            field.name: getattr(arguments, field.name)
+            for field in dataclasses.fields(Length)
+        }
     )
     measured: list[Task] = []
     others: list[Task] = []

@@ -55,9 +55,7 @@ simulated link and two simulated cores, at other rates of the link.  Replayed
 at their own link, measured cells came out {auto_median} off in the median for
 ``auto``, {auto_largest} at most, and {fixed_median} ({fixed_largest}) for the
 fixed choices.  Each field is the regret, and what was best among the fixed
-ones.  On links below 0.25 the regret can come out too high: the simulated job
-plans before it has seen the link, which a real one does not, and the windows
-are too short for that to pass.
+ones.
 """
 _TENANTS = """\
 Four jobs on one worker, one link and one core of the client tier had

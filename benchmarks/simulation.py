@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter, deque
 from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -22,6 +21,7 @@ from hapi_client.estimates import Estimates
 from hapi_client.fetch import FetchOptions
 from hapi_client.meter import STREAMED, Meter, SpanReport, Way
 from hapi_client.mixing import Mixer
+from hapi_client.planning import FIRST_LOOK_SECONDS, FIRST_LOOK_SPANS
 from hapi_client.replan import Replanner, ReplanOptions
 from hapi_client.sources import LANE_PUSH, LANE_STREAM
 from hapi_protocol.summary import Load
@@ -46,6 +46,11 @@ from hapi_splitter.work import (
 LOAD_SECONDS = 10.0
 """Window of what the worker says of itself."""
 ENDLESS_EPOCHS = 1e5
+MOST_STEPS = 1000
+PIECES = 4
+"""Into which a pushed span is cut: each is sent while others compute."""
+NOTHING_SECONDS = 1e-9
+"""What would take less is taken to be done: sums are rounded."""
 
 Steps: TypeAlias = Generator[simpy.Event, Any, None]
 
@@ -193,43 +198,37 @@ class Parts:
         return cls(min(1.0, loop), min(1.0, forward), min(1.0, serving))
 
 
-class _Core:
-    """Serves one sample after the other, in the order they come."""
+class _Shared:
+    """A link or a core: shared equally by all that need it at a time.
 
-    def __init__(self, env: simpy.Environment) -> None:
+    So do flows of TCP on a link, and threads on a core.
+
+    Args:
+        env: of the simulation.
+        rate: bytes, or CPU seconds, per second.
+    """
+
+    def __init__(self, env: simpy.Environment, rate: float) -> None:
         self._env = env
-        self._resource = simpy.Resource(env)
-        self.busy_seconds = 0.0
-
-    def work(self, seconds: float, samples: int) -> Steps:
-        """So many pieces of work, each waiting for its turn."""
-        for _ in range(samples):
-            with self._resource.request() as turn:
-                yield turn
-                yield self._env.timeout(seconds)
-                self.busy_seconds += seconds
-
-
-class _Link:
-    """Shared equally by all that send at a time, as TCP flows do."""
-
-    def __init__(
-        self, env: simpy.Environment, bytes_per_second: float
-    ) -> None:
-        self._env = env
-        self._rate = bytes_per_second
+        self._rate = rate
         self._left: dict[simpy.Event, float] = {}
         self._since = 0.0
         self._changes = 0
-        self.sent_bytes = 0.0
+        self._done = 0.0
 
-    def send(self, num_bytes: float) -> simpy.Event:
-        """Happens when the last byte is there."""
+    @property
+    def done(self) -> float:
+        """Bytes, or CPU seconds, so far."""
         self._advance()
-        arrived = self._env.event()
-        self._left[arrived] = num_bytes
+        return self._done
+
+    def take(self, amount: float) -> simpy.Event:
+        """Happens when so many bytes, or CPU seconds, are done."""
+        self._advance()
+        finished = self._env.event()
+        self._left[finished] = amount
         self._plan()
-        return arrived
+        return finished
 
     def _advance(self) -> None:
         """Takes the time since the last change in."""
@@ -237,11 +236,11 @@ class _Link:
         if not self._left:
             return
         each = seconds * self._rate / len(self._left)
-        self.sent_bytes += seconds * self._rate
-        self._left = {flow: left - each for flow, left in self._left.items()}
+        self._done += seconds * self._rate
+        self._left = {who: left - each for who, left in self._left.items()}
 
     def _plan(self) -> None:
-        """Wakes up when the flow with the least left is done."""
+        """Wakes up when the one with the least left is done."""
         self._changes += 1
         if self._left:
             least = max(0.0, min(self._left.values()))
@@ -253,10 +252,11 @@ class _Link:
         if change != self._changes:
             return
         self._advance()
-        done = [flow for flow, left in self._left.items() if left < 0.5]
-        for flow in done:
-            del self._left[flow]
-            flow.succeed()
+        nothing = NOTHING_SECONDS * self._rate
+        finished = [who for who, left in self._left.items() if left < nothing]
+        for who in finished:
+            del self._left[who]
+            who.succeed()
         self._plan()
 
 
@@ -302,9 +302,10 @@ class SimulatedJob:
         self._span_samples = span_samples
         self._options = options
         self._random = np.random.default_rng(seed)
-        self._wire = _Link(self._env, link)
-        self._storage = _Core(self._env)
-        self._client = _Core(self._env)
+        self._wire = _Shared(self._env, link)
+        self._storage = _Shared(self._env, 1.0)
+        self._worker = simpy.Resource(self._env)
+        self._client = _Shared(self._env, 1.0)
         self._loop_seconds = 0.0
         self.samples = 0
         self._busy: Counter[str] = Counter()
@@ -313,9 +314,9 @@ class SimulatedJob:
         self._loads: deque[tuple[float, float]] = deque([(0.0, 0.0)])
         self._mixer: Mixer[Way] = Mixer(weights or {STREAMED: 1.0})
         self._meter = Meter(
-            lambda: int(self._wire.sent_bytes),
+            lambda: int(self._wire.done),
             clock=lambda: self._env.now,
-            cpu_clock=lambda: self._client.busy_seconds,
+            cpu_clock=lambda: self._client.done,
             thread_clock=lambda: self._loop_seconds,
         )
         self.replanner: Replanner | None = None
@@ -338,11 +339,32 @@ class SimulatedJob:
             random=self._random.random,
         )
 
-    def run(self, seconds: float) -> float:
-        """Goes on for a while; samples per second of it."""
-        before = self.samples
-        self._env.run(self._env.now + seconds)
-        return (self.samples - before) / seconds
+    def run(self, seconds: float, turns: int = 0) -> float:
+        """Goes on for a while.
+
+        Args:
+            seconds: at least.
+            turns: of all spans that may be under way, at least: the loop
+                takes them in their order, and so has many at once when a
+                slow one has come.
+
+        Returns:
+            Samples per second of it.
+
+        Raises:
+            RuntimeError: these turns take too long.
+        """
+        before, started = self.samples, self._env.now
+        least = turns * self._options.ahead_spans * self._span_samples
+        for _ in range(MOST_STEPS):
+            self._env.run(self._env.now + seconds)
+            if self.samples - before >= least:
+                spent = self._env.now - started
+                return (self.samples - before) / spent
+        raise RuntimeError(
+            f"{self.samples - before} samples in {MOST_STEPS * seconds:.0f}"
+            f" simulated seconds; {least} were wanted"
+        )
 
     @property
     def plan(self) -> Plan | None:
@@ -370,45 +392,74 @@ class SimulatedJob:
         return self._busy[lane] < self._options.num_threads
 
     def _load(self, span: _Span) -> Steps:
-        env, count, stage = self._env, self._span_samples, span.stage
+        env, count = self._env, self._span_samples
         started = env.now
-        with ExitStack() as stack:
-            if span.way == STREAMED:
-                stack.enter_context(self._meter.reading())
-            yield from self._storage.work(stage.storage_seconds, count)
-            computed = env.now
-            yield self._wire.send(count * stage.link_bytes)
-        read = env.now
         rest = 1 - self._parts[span.way].loop
-        yield from self._client.work(rest * stage.client_seconds, count)
-        self._meter.loaded(
-            span.way,
-            count,
-            env.now - started,
-            self._report(
-                span, read - started, read - computed, env.now - started
-            ),
-        )
+        handled = count * rest * span.stage.client_seconds
+        if span.way == STREAMED:
+            with self._meter.reading():
+                yield self._storage.take(count * span.stage.storage_seconds)
+                yield self._wire.take(count * span.stage.link_bytes)
+            read = env.now
+            yield self._client.take(handled)
+            report = self._plain_report(
+                span, read - started, env.now - started
+            )
+        else:
+            sending = yield env.process(self._push(span))
+            yield self._client.take(handled)
+            report = self._pushed_report(span, sending)
+        self._meter.loaded(span.way, count, env.now - started, report)
         self._busy[_lane(span.way)] -= 1
         span.done.succeed()
         self._top_up()
 
-    def _report(
-        self,
-        span: _Span,
-        read_seconds: float,
-        sending_seconds: float,
-        all_seconds: float,
-    ) -> SpanReport:
-        if span.way == STREAMED:
-            return SpanReport(
-                read_seconds=read_seconds,
-                read_bytes=round(self._span_samples * span.stage.link_bytes),
-                plain_seconds=all_seconds,
-                decode_cpu_seconds=self._span_samples
-                * span.stage.client_seconds
-                * (1 - self._parts[span.way].loop),
+    def _push(self, span: _Span) -> Steps:
+        """Computes it piece by piece, in turn with other spans.
+
+        Each piece is sent while the next is computed; returns the seconds
+        that sending took.
+        """
+        part = self._span_samples / PIECES
+        seconds = part * span.stage.storage_seconds
+        serving = self._parts[span.way].serving
+        sent = self._env.timeout(0.0, 0.0)
+        for _ in range(PIECES):
+            with self._worker.request() as turn:
+                yield turn
+                yield self._storage.take(seconds * (1 - serving))
+            sent = self._env.process(
+                self._send(
+                    sent, seconds * serving, part * span.stage.link_bytes
+                )
             )
+        return (yield sent)
+
+    def _send(
+        self, before: simpy.Event, serving: float, link_bytes: float
+    ) -> Steps:
+        """Sends a piece after the one before; the seconds of both."""
+        sending = yield before
+        yield self._storage.take(serving)
+        started = self._env.now
+        yield self._wire.take(link_bytes)
+        return sending + self._env.now - started
+
+    def _plain_report(
+        self, span: _Span, read_seconds: float, all_seconds: float
+    ) -> SpanReport:
+        return SpanReport(
+            read_seconds=read_seconds,
+            read_bytes=round(self._span_samples * span.stage.link_bytes),
+            plain_seconds=all_seconds,
+            decode_cpu_seconds=self._span_samples
+            * span.stage.client_seconds
+            * (1 - self._parts[span.way].loop),
+        )
+
+    def _pushed_report(
+        self, span: _Span, sending_seconds: float
+    ) -> SpanReport:
         parts = self._parts[span.way]
         seconds = span.stage.storage_seconds * self._span_samples
         forward = seconds * parts.forward
@@ -422,7 +473,7 @@ class SimulatedJob:
         )
 
     def _load_now(self) -> Load:
-        now, busy = self._env.now, self._storage.busy_seconds
+        now, busy = self._env.now, self._storage.done
         self._loads.append((now, busy))
         while len(self._loads) > 1 and now - self._loads[0][0] > LOAD_SECONDS:
             self._loads.popleft()
@@ -435,9 +486,23 @@ class SimulatedJob:
             cpu_busy=min(1.0, part),
         )
 
+    def _plan(self, replanner: Replanner) -> None:
+        """As :class:`hapi_client.planning.JobPlanner` does it.
+
+        What a job takes to measure itself and the worker is left out.
+        """
+        if replanner.plan is not None:
+            replanner.span_came()
+            return
+        watched = self._meter.window_seconds >= FIRST_LOOK_SECONDS
+        if watched and self._meter.num_spans >= FIRST_LOOK_SPANS:
+            estimates = replanner.estimates
+            conditions = estimates.conditions(scaled=False)
+            seen = self._meter.take()
+            estimates.observe_start(seen, self._knowledge.problem(conditions))
+            replanner.begin()
+
     def _train(self) -> Steps:
-        if self.replanner is not None:
-            self.replanner.begin()
         train_seconds = self._knowledge.train_seconds
         with self._meter.loading():
             while True:
@@ -449,12 +514,12 @@ class SimulatedJob:
                 training = min(train_seconds, loop)
                 count = self._span_samples
                 with self._meter.finishing(span.way[0], count):
-                    yield from self._client.work(loop - training, count)
+                    yield self._client.take(count * (loop - training))
                     self._loop_seconds += (loop - training) * count
                 if self.replanner is not None:
-                    self.replanner.span_came()
+                    self._plan(self.replanner)
                 with self._meter.training(count):
-                    yield from self._client.work(training, count)
+                    yield self._client.take(count * training)
                     self._loop_seconds += training * count
                 self.samples += count
 

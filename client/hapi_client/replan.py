@@ -33,7 +33,8 @@ SMALLER, LARGER = 0.5, 1.5
 LEAST_GAIN = 1.02
 """A better mix must be this much faster under the model to be taken."""
 LEAST_WEIGHT = 0.02
-"""A way with less of the weight is not worth its requests."""
+"""A way with less of the weight is not worth its requests: the others are
+nearly as fast without it, and one slow span keeps many fast ones waiting."""
 MAX_CHANGES = 1000
 
 Build = Callable[[Conditions], Problem]
@@ -131,7 +132,7 @@ class Replanner:
         """The first plan, taken as it is."""
         self._meter.take()
         problem = self._build(self._estimates.conditions())
-        plan = solve(problem)
+        plan = worthwhile(problem, solve(problem))
         self._take(problem, _weights(plan.mix), plan)
         return plan
 
@@ -166,7 +167,7 @@ class Replanner:
         now = dict(self._mixer.weights)
         if self._is_lost(seen, problem, now):
             return
-        wanted = solve(problem)
+        wanted = worthwhile(problem, solve(problem))
         present = evaluate(problem, _options(problem, now), "auto")
         if wanted.samples_per_second < LEAST_GAIN * present.samples_per_second:
             self.plan = present
@@ -246,6 +247,21 @@ class Replanner:
         jitter = 0.75 + 0.5 * self._random()
         self._pause = self._options.seconds * jitter
         self._spans = 0
+
+
+def worthwhile(problem: Problem, plan: Plan) -> Plan:
+    """The plan without ways that are not worth their requests.
+
+    All that a job pushes is never left out: little as it is, it shows
+    whether the worker has more room by now.
+    """
+    kept = [each for each in plan.mix if each[1] >= LEAST_WEIGHT]
+    pushes = any(option.cut for option, _ in plan.mix)
+    if pushes and not any(option.cut for option, _ in kept):
+        return plan
+    if len(kept) == len(plan.mix):
+        return plan
+    return evaluate(problem, kept, plan.rule)
 
 
 def step(

@@ -23,10 +23,11 @@ from hapi_client.replan import (
     describe_mix,
     difference,
     step,
+    worthwhile,
 )
 from hapi_protocol.summary import Load
 from hapi_splitter.costs import Conditions
-from hapi_splitter.plan import Option, Problem
+from hapi_splitter.plan import Option, Problem, solve
 from hapi_splitter.problem import UNITS, UNSEEN_LINK
 from hapi_splitter.work import resource_use, scaled
 from problems import problem_of
@@ -88,6 +89,39 @@ def test_job_streams_when_the_server_is_slow() -> None:
     )
 
     assert min(rates_of(weak)[-5:]) >= 0.95 * joint_optimum([weak])
+
+
+def test_way_that_gains_little_is_left_out() -> None:
+    # The worker does 83 samples/s, which leave room for 0.3 streamed ones.
+    link = 83 * 2e3 + 0.3 * 110e3
+    truth = Truth(BALANCED.link, BALANCED.server, BALANCED.client, 0, link)
+    problem = SimulatedJob(truth, Clock()).build(
+        Conditions(link_bytes_per_second=link)
+    )
+    plan = solve(problem)
+    assert {option.cut for option, _ in plan.mix} == {0, 9}
+
+    kept = worthwhile(problem, plan)
+
+    assert [(o.cut, weight) for o, weight in kept.mix] == [(9, 1.0)]
+    assert kept.samples_per_second > 0.98 * plan.samples_per_second
+    assert worthwhile(problem, kept) == kept
+
+
+def test_the_only_pushed_way_is_kept_as_it_shows_the_worker() -> None:
+    weak = Truth(
+        BALANCED.link, {STREAM: 0, PUSH: 2.0}, BALANCED.client, 0, 1e9
+    )
+    problem = SimulatedJob(weak, Clock()).build(
+        Conditions(link_bytes_per_second=1e9)
+    )
+    plan = solve(problem)
+    assert {option.cut: w < 0.02 for option, w in plan.mix} == {
+        0: False,
+        9: True,
+    }
+
+    assert worthwhile(problem, plan) == plan
 
 
 def test_four_jobs_reach_the_joint_optimum_without_oscillating() -> None:
