@@ -92,6 +92,8 @@ def test_fixed_way_goes_as_fast_as_what_limits_it() -> None:
     assert rate_of(1e9, {PUSH: 1.0}) == pytest.approx(1 / 12e-3, rel=0.03)
     assert rate_of(1e9, {STREAM: 1.0}) == pytest.approx(1 / 10.5e-3, rel=0.03)
     assert rate_of(1e6, {STREAM: 1.0}) == pytest.approx(10.0, rel=0.1)
+    # The worker computes while its answers are on their way.
+    assert rate_of(0.5e6, {PUSH: 1.0}) == pytest.approx(1 / 12e-3, rel=0.03)
 
 
 def test_worker_does_not_report_the_seconds_of_swift() -> None:
@@ -100,7 +102,7 @@ def test_worker_does_not_report_the_seconds_of_swift() -> None:
     assert parts.forward == pytest.approx(6 / 9)
 
 
-@pytest.mark.parametrize("link", [1e9, 3e6, 0.5e6])
+@pytest.mark.parametrize("link", [1e9, 3e6, 0.5e6, 0.2e6])
 def test_planned_job_comes_near_the_optimum_of_its_mix(link: float) -> None:
     best = joint_optimum(
         [
