@@ -39,9 +39,9 @@ figures will differ, so measure them.  This page is written by
 _STEADY = """\
 Samples per second of the training loop, medians of {rounds} rounds.  *Regret*
 is by how much ``auto`` stays behind the best fixed choice; negative, it is
-ahead.  *Noise* is the regret of one contender against itself.  *Predicted* is
-what the plan expects of ``auto`` from profiles alone, before a job has
-corrected them.
+ahead.  *Noise* is the regret of one contender against itself, where that was
+measured.  *Predicted* is what the plan expects of ``auto`` from profiles alone,
+before a job has corrected them.
 """
 _COLD = """\
 Seconds of one whole run from the start with {epochs:g} epoch of the samples,
@@ -55,7 +55,7 @@ simulated link and two simulated cores, at other rates of the link.  Replayed
 at their own link, measured cells came out {auto_median} off in the median for
 ``auto``, {auto_largest} at most, and {fixed_median} ({fixed_largest}) for the
 fixed choices.  Each field is the regret, and what was best among the fixed
-ones.
+ones, also where only a planner at another link would have known of it.
 """
 _TENANTS = """\
 Four jobs on one worker, one link and one core of the client tier had
