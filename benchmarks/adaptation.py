@@ -252,6 +252,7 @@ class Scenarios:
             "outlook",
             link=TENANTS_LINK * self._saturating,
             container=f"adaptation-{MODEL}",
+            thorough=True,
         )
         jobs: dict[str, dict[str, Any]] = {
             each.name: {"cut": each.cut, "encoding": each.encoding}
