@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
-from benchmarks import folders
+from benchmarks import adaptation, cell_run, folders
+from benchmarks.client_tier import ClientTier
 from benchmarks.network import FRAME_BYTES, PAYLOAD_BYTES, tbf
 from benchmarks.remote import Remote, RemoteError
 
@@ -121,3 +125,26 @@ def test_the_rate_is_of_payload_and_headers_come_on_top() -> None:
     bits = int(words[words.index("rate") + 1].removesuffix("bit"))
     assert bits == round(8e6 * FRAME_BYTES / PAYLOAD_BYTES)
     assert int(words[words.index("burst") + 1]) >= FRAME_BYTES
+
+
+@pytest.mark.parametrize("module", [adaptation, cell_run])
+def test_client_tier_answers_every_question_of_the_benches(
+    module: ModuleType,
+) -> None:
+    questions = [
+        node
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "_ask"
+    ]
+    assert questions
+    for question in questions:
+        do = question.args[1]
+        assert isinstance(do, ast.Constant)
+        signature = inspect.signature(getattr(ClientTier, str(do.value)))
+        names = {each.arg: None for each in question.keywords if each.arg}
+        # Whoever spreads a mapping may ask for more.
+        spreads = len(names) < len(question.keywords)
+        bind = signature.bind_partial if spreads else signature.bind
+        bind(None, **names)
