@@ -10,11 +10,11 @@ Jobs with ``cut="auto"`` train for some minutes on a testbed of two tiers
 ``worker``
     The worker is stopped while spans are under way, and started again.
 ``tenants``
-    Four jobs, each a process of its own, share one worker, one link and one
-    core of the client tier.  Their samples per second, together, stand beside
-    the optimum of a linear program with all four in it, whose costs are
-    measured: CPU seconds of each tier's processes for one sample of each
-    fixed cut.
+    Four jobs, each a process of its own, with epochs of 1,920 samples, share
+    one worker, one link and one core of the client tier.  Their samples per
+    second, together, stand beside the optimum of a linear program with all
+    four in it, whose costs are measured: CPU seconds of each tier's processes
+    for one sample of each fixed cut.
 
 The label of each sample is its number in the data set, so that every epoch
 shows whether samples were lost or doubled.
@@ -84,6 +84,10 @@ FAST_LINK = 2.0
 SLOW_LINK = 0.25
 TENANTS_LINK = 0.5
 """Multiples of the rate at which streaming saturates the client tier."""
+EPOCH_SAMPLES = NETWORKS[MODEL].samples
+TENANTS_EPOCH_SAMPLES = 4 * EPOCH_SAMPLES
+"""Of jobs that share, and so take four times as long: an epoch that is over
+within seconds is mostly filling and emptying of the job's own pipeline."""
 QUESTION_SECONDS = 900.0
 GOAL = 0.95
 MOST_CHANGES_PER_MINUTE = 60 / (0.75 * ReplanOptions().seconds)
@@ -179,10 +183,11 @@ class Scenarios:
                 stack.enter_context(self.bed.client.remote(CLIENT))
                 for _ in range(NUM_TENANTS)
             ]
-            for client in clients:
-                self._prepare(client)
+            self._prepare(clients[0])
             names = self._open_fixed(clients[0])
             measured = [self._stages(clients[0], names)]
+            for client in clients:
+                self._prepare(client, TENANTS_EPOCH_SAMPLES)
             link = TENANTS_LINK * self._saturating
             self.bed.set_link(link)
             for client in clients:
@@ -216,16 +221,16 @@ class Scenarios:
             ],
         }
 
-    def _prepare(self, client: Remote) -> None:
+    def _prepare(self, client: Remote, samples: int = EPOCH_SAMPLES) -> None:
         network = NETWORKS[MODEL]
-        container = f"adaptation-{MODEL}"
+        container = _container(samples)
         self.bed.set_link(None)
         store_data(
             self.bed.folder,
             client,
             self.tars,
             container,
-            network.samples,
+            samples,
             network.shard_samples,
         )
         _ask(
@@ -251,7 +256,7 @@ class Scenarios:
             client,
             "outlook",
             link=TENANTS_LINK * self._saturating,
-            container=f"adaptation-{MODEL}",
+            container=_container(EPOCH_SAMPLES),
             thorough=True,
         )
         jobs: dict[str, dict[str, Any]] = {
@@ -424,6 +429,10 @@ def report(name: str, entry: Mapping[str, Any]) -> str:
             + ", ".join(f"{n:.1f}" for n in entry["plan_changes_per_minute"])
         )
     return "\n".join([f"{name}:", *shown])
+
+
+def _container(samples: int) -> str:
+    return f"adaptation-{MODEL}-{samples}"
 
 
 def _ask(client: Remote, do: str, **arguments: Any) -> Any:

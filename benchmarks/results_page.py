@@ -40,8 +40,8 @@ _STEADY = """\
 Samples per second of the training loop, medians of {rounds} rounds.  *Regret*
 is by how much ``auto`` stays behind the best fixed choice; negative, it is
 ahead.  *Noise* is the regret of one contender against itself, where that was
-measured.  *Predicted* is what the plan expects of ``auto`` from profiles alone,
-before a job has corrected them.
+measured.  *Predicted* is what the plan expects of ``auto`` from profiles
+alone, before a job has corrected them.
 """
 _COLD = """\
 Seconds of one whole run from the start with {epochs:g} epoch of the samples,
