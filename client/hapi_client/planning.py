@@ -382,9 +382,10 @@ def _why_not(best: Plan) -> str:
     """Why even a worker of endless speed would not be asked."""
     if best.pays_from_samples is None:
         return "no cut would be faster, not even on a worker of endless speed"
+    pays_from = math.ceil(best.pays_from_samples)
     return (
         "sending the package costs more than push-down would save, which "
-        f"pays from {number_text(best.pays_from_samples)} samples on"
+        f"pays from {number_text(pays_from)} samples on"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from hapi_splitter.problem import (
@@ -181,6 +182,7 @@ def _costs(
     if not best.one_off_seconds or streaming is None or pays_from is None:
         return []
     cost = seconds_text(best.one_off_seconds)
+    pays_from = math.ceil(pays_from)
     to_come = number_text(problem.samples_to_come)
     if chosen.pushes:
         return [

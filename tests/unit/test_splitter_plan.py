@@ -423,6 +423,9 @@ def test_it_streams_when_samples_are_too_few_for_the_one_off_cost() -> None:
     # 60 s / (1/10 s - 1/30 s)
     assert plan.pays_from_samples == pytest.approx(900, rel=1e-4)
     assert any("pays from 900 samples" in each for each in plan.reasons)
+    soon = solve(replace(problem, push_one_off_seconds=0.1))
+    assert soon.pays_from_samples == pytest.approx(1.5, rel=1e-4)
+    assert any("pays from 2 samples" in each for each in soon.reasons)
     more = solve(replace(problem, epochs=2.0))
     assert more.pushes
     assert more.total_seconds == pytest.approx(60 + 1600 / 30, rel=CLOSE)
