@@ -10,7 +10,7 @@ Jobs with ``cut="auto"`` train for some minutes on a testbed of two tiers
 ``worker``
     The worker is stopped while spans are under way, and started again.
 ``tenants``
-    Four jobs, each a process of its own, with epochs of 1,920 samples, share
+    Four jobs, each a process of its own, with epochs of 960 samples, share
     one worker, one link and one core of the client tier.  Their samples per
     second, together, stand beside the optimum of a linear program with all
     four in it, whose costs are measured: CPU seconds of each tier's processes
@@ -85,9 +85,10 @@ SLOW_LINK = 0.25
 TENANTS_LINK = 0.5
 """Multiples of the rate at which streaming saturates the client tier."""
 EPOCH_SAMPLES = NETWORKS[MODEL].samples
-TENANTS_EPOCH_SAMPLES = 4 * EPOCH_SAMPLES
-"""Of jobs that share, and so take four times as long: an epoch that is over
-within seconds is mostly filling and emptying of the job's own pipeline."""
+TENANTS_EPOCH_SAMPLES = 2 * EPOCH_SAMPLES
+"""Of jobs that share: an epoch that is over within seconds is mostly filling
+and emptying of the job's own pipeline.  Labels are numbers of samples, so
+there cannot be more of them than the model has classes (1,000)."""
 QUESTION_SECONDS = 900.0
 GOAL = 0.95
 MOST_CHANGES_PER_MINUTE = 60 / (0.75 * ReplanOptions().seconds)
