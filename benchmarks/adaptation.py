@@ -10,33 +10,47 @@ Jobs with ``cut="auto"`` train for some minutes on a testbed of two tiers
 ``worker``
     The worker is stopped while spans are under way, and started again.
 ``tenants``
-    Four jobs, each a process of its own, with epochs of 960 samples, share
-    one worker, one link and one core of the client tier.  Their samples per
+    Four jobs, each a process of its own, share one worker, one link and one
+    core of the client tier (benchmarks/tenants.py).  Their samples per
     second, together, stand beside the optimum of a linear program with all
-    four in it, whose costs are measured: CPU seconds of each tier's processes
-    for one sample of each fixed cut.
+    four in it, whose costs are measured, and beside what they have with that
+    program's mix dealt to them; all in turn, several times.
 
 The label of each sample is its number in the data set, so that every epoch
 shows whether samples were lost or doubled.
 
 The JSON file: ``settings``, ``machine``, ``versions`` and, by scenario,
 
+  lost, doubled   samples, of all epochs and jobs
+and for ``link`` and ``worker``
   events      [{time, what}]
   jobs        [{progress, plans, epochs, fallbacks, retries}], as
               benchmarks.client_tier.ClientTier.follow returns them
   phases      between two events: samples_per_second of its last part
-  lost, doubled   samples, of all epochs and jobs
-and for ``tenants`` also
-  stages      {contender: link_bytes, storage_seconds, client_seconds}, mean
-              of before and after the run
-  optima      samples per second of the linear program, with the costs
-              measured before the run, and after it
-  optimum     the larger one; a ratio above 1 says that the machine became
-              faster meanwhile, or that mixes of more ways do better
-  samples_per_second   of all jobs in the last part
-  ratio, goal   of the two, and what it should be at least
-  plan_changes_per_minute   [by job, in the last part]
-  most_changes_per_minute   that the pace of re-planning allows
+and for ``tenants``
+  link_bytes_per_second
+  passes      [{contender: {link_bytes, storage_seconds, client_seconds}}]:
+              costs of a sample of each fixed cut alone, before the first
+              round and after each
+  settling    a phase of ``auto`` before the first round
+  rounds      [{mix, auto, joint}]: the mix of the optimum with the costs of
+              the last phases, and a phase of each contender:
+              samples_per_second, used (part of link, storage core and client
+              core), by_cut (samples), jobs
+  samples_per_second, used   of ``auto``, mean of the rounds
+  dearer      what its samples took of each tier, over what they take alone
+  optimum     samples per second of the linear program with costs so much
+              dearer, mean of the rounds
+  ratios, ratio, interval    rate to optimum, by round; mean; 95 % by
+              bootstrap
+  goal        what the ratio should be at least
+  joint       the same of the dealt mix; and by which part ``auto`` is slower
+              (negative: faster): regret, regret_interval
+  alone       with costs as they are alone: stages (mean), optimum, optima
+              (of each pass: how much the machine's speed varies), ratio
+  plan_changes_per_minute    [by job]
+  most_changes_per_minute    that the pace of re-planning allows
+  fallbacks, retries         of all jobs
 
 Times are seconds since the start of the scenario.  Root, iproute2 and
 util-linux are needed.
@@ -45,20 +59,18 @@ util-linux are needed.
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from benchmarks.cell_run import CLIENT, stage_of, store_data
+from benchmarks.cell_run import CLIENT, store_data
 from benchmarks.cells import NETWORKS
 from benchmarks.commands import (
     add_workload,
@@ -71,10 +83,12 @@ from benchmarks.regret import AUTO, STREAM
 from benchmarks.remote import Remote
 from benchmarks.results import machine, versions, write_json
 from benchmarks.shards import find_tars
+from benchmarks.tenants import JOINT, Pace, Tenants, rate_of, since
+from benchmarks.tenants import report as report_tenants
 from benchmarks.testbed import Testbed, two_tiers
-from scipy.optimize import linprog
 
-from hapi_client.replan import ReplanOptions
+from hapi_client.frozen import FREEZE as FREEZE_CUT
+from hapi_client.meter import STREAMED
 
 MODEL = "mobilenet_v3_small"
 FREEZE = "features"
@@ -84,17 +98,12 @@ FAST_LINK = 2.0
 SLOW_LINK = 0.25
 TENANTS_LINK = 0.5
 """Multiples of the rate at which streaming saturates the client tier."""
-EPOCH_SAMPLES = NETWORKS[MODEL].samples
-TENANTS_EPOCH_SAMPLES = 2 * EPOCH_SAMPLES
-"""Of jobs that share: an epoch that is over within seconds is mostly filling
-and emptying of the job's own pipeline.  Labels are numbers of samples, so
-there cannot be more of them than the model has classes (1,000)."""
-QUESTION_SECONDS = 900.0
-GOAL = 0.95
-MOST_CHANGES_PER_MINUTE = 60 / (0.75 * ReplanOptions().seconds)
-"""The shortest time between two looks, and a change at each."""
+CONTAINER = f"adaptation-{MODEL}"
+QUESTION_SECONDS = 1800.0
+MOST_PHASE_SECONDS = 300.0
 LAST_PART = 0.4
 """Of a phase: what is taken to be its steady state."""
+LEAST_ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -121,12 +130,14 @@ class Scenarios:
         tars: files to make the data set from.
         floor: of the encodings.
         phase_seconds: between two events.
+        pace: of ``tenants``.
     """
 
     bed: Testbed
     tars: Sequence[Path]
     floor: str
     phase_seconds: float
+    pace: Pace = field(default_factory=Pace)
     _saturating: float = 0.0
 
     def link(self) -> dict[str, Any]:
@@ -140,7 +151,7 @@ class Scenarios:
             self.bed.set_link(fast)
             _ask(client, "open", name=AUTO, cut=AUTO)
             return self._run(
-                [client],
+                client,
                 [
                     Event(
                         self.phase_seconds,
@@ -162,7 +173,7 @@ class Scenarios:
             self.bed.set_link(FAST_LINK * self._saturating)
             _ask(client, "open", name=AUTO, cut=AUTO)
             return self._run(
-                [client],
+                client,
                 [
                     Event(
                         self.phase_seconds,
@@ -184,54 +195,33 @@ class Scenarios:
                 stack.enter_context(self.bed.client.remote(CLIENT))
                 for _ in range(NUM_TENANTS)
             ]
-            self._prepare(clients[0])
-            names = self._open_fixed(clients[0])
-            measured = [self._stages(clients[0], names)]
             for client in clients:
-                self._prepare(client, TENANTS_EPOCH_SAMPLES)
+                self._prepare(client)
             link = TENANTS_LINK * self._saturating
+            ways = self._open_fixed(clients[0], link)
             self.bed.set_link(link)
             for client in clients:
                 _ask(client, "open", name=AUTO, cut=AUTO)
-            entry = self._run(clients, [], seconds=3 * self.phase_seconds)
-            # The machine's speed may have changed meanwhile.
-            measured.append(self._stages(clients[0], names))
-        stages = {
-            name: {
-                key: statistics.mean(each[name][key] for each in measured)
-                for key in measured[0][name]
-            }
-            for name in names
-        }
-        optima = [joint_optimum(each.values(), link) for each in measured]
-        optimum = max(optima)
-        rate = entry["phases"][-1]["samples_per_second"]
-        return {
-            **entry,
-            "link_bytes_per_second": link,
-            "stages": stages,
-            "optima": optima,
-            "optimum": optimum,
-            "samples_per_second": rate,
-            "ratio": rate / optimum,
-            "goal": GOAL,
-            "most_changes_per_minute": MOST_CHANGES_PER_MINUTE,
-            "plan_changes_per_minute": [
-                changes_per_minute(job["plans"], *entry["phases"][-1]["part"])
-                for job in entry["jobs"]
-            ],
-        }
+                _ask(client, "open", name=JOINT, cut=FREEZE_CUT)
+            return Tenants(
+                bed=self.bed,
+                clients=clients,
+                ways=ways,
+                fixed=fixed_name,
+                link=link,
+                pace=self.pace,
+                note=lambda line: print(line, flush=True),
+            ).run()
 
-    def _prepare(self, client: Remote, samples: int = EPOCH_SAMPLES) -> None:
+    def _prepare(self, client: Remote) -> None:
         network = NETWORKS[MODEL]
-        container = _container(samples)
         self.bed.set_link(None)
         store_data(
             self.bed.folder,
             client,
             self.tars,
-            container,
-            samples,
+            CONTAINER,
+            network.samples,
             network.shard_samples,
         )
         _ask(
@@ -239,7 +229,7 @@ class Scenarios:
             "prepare",
             model=MODEL,
             freeze=FREEZE,
-            container=container,
+            container=CONTAINER,
             floor=self.floor,
             epochs=None,
         )
@@ -251,51 +241,31 @@ class Scenarios:
                 done["samples_per_second"] * done["bytes_per_sample"]
             )
 
-    def _open_fixed(self, client: Remote) -> list[str]:
-        """Jobs of all fixed cuts worth it; their names."""
+    def _open_fixed(
+        self, client: Remote, link: float
+    ) -> dict[str, tuple[int, str]]:
+        """Jobs of all fixed cuts worth it; their ways."""
         answer = _ask(
-            client,
-            "outlook",
-            link=TENANTS_LINK * self._saturating,
-            container=_container(EPOCH_SAMPLES),
-            thorough=True,
+            client, "outlook", link=link, container=CONTAINER, thorough=True
         )
-        jobs: dict[str, dict[str, Any]] = {
-            each.name: {"cut": each.cut, "encoding": each.encoding}
-            for each in Outlook.from_json(answer).statics
+        ways = {
+            each.name: each.way for each in Outlook.from_json(answer).statics
         }
-        jobs.setdefault(STREAM, {"cut": STREAM})
-        for name, arguments in jobs.items():
-            _ask(client, "open", name=f"fixed-{name}", **arguments)
-            _ask(client, "run", name=f"fixed-{name}", epoch=0)
-        return list(jobs)
+        ways.setdefault(STREAM, STREAMED)
+        for name, (cut, encoding) in ways.items():
+            fixed = {"cut": cut, "encoding": encoding} if cut else {}
+            _ask(
+                client,
+                "open",
+                name=fixed_name(name),
+                **{"cut": STREAM, **fixed},
+            )
+            _ask(client, "run", name=fixed_name(name), epoch=0)
+        return ways
 
-    def _stages(
-        self, client: Remote, names: Sequence[str]
-    ) -> dict[str, dict[str, float]]:
-        """What a sample of each fixed cut takes, without a limit."""
-        self.bed.set_link(None)
-        stages = {}
-        for name in names:
-            before = self.bed.storage_seconds()
-            done = _ask(client, "run", name=f"fixed-{name}", epoch=1)
-            if done["fallbacks"]:
-                raise ValueError(
-                    f"{name}: {done['fallbacks']} spans were streamed; such "
-                    "a pass does not measure its cut"
-                )
-            seconds = self.bed.storage_seconds() - before
-            stages[name] = stage_of(done, seconds)
-        return stages
-
-    def _run(
-        self,
-        clients: Sequence[Remote],
-        events: Sequence[Event],
-        seconds: float | None = None,
-    ) -> dict[str, Any]:
-        """All jobs for a while, with events."""
-        length = seconds or (len(events) + 1) * self.phase_seconds
+    def _run(self, client: Remote, events: Sequence[Event]) -> dict[str, Any]:
+        """A job for a while, with events."""
+        length = (len(events) + 1) * self.phase_seconds
         started = time.monotonic()
         happened: list[dict[str, Any]] = []
         over = threading.Event()
@@ -309,104 +279,52 @@ class Scenarios:
                 event.act()
                 happened.append({"time": begun, "what": event.what})
 
-        with ThreadPoolExecutor(len(clients) + 1) as pool:
+        with ThreadPoolExecutor(1) as pool:
             acting = pool.submit(act)
             try:
-                jobs = list(
-                    pool.map(
-                        lambda client: client.ask(
-                            "follow",
-                            seconds=length + QUESTION_SECONDS,
-                            name=AUTO,
-                            length=length,
-                        ),
-                        clients,
-                    )
-                )
+                job = _ask(client, "follow", name=AUTO, length=length)
             finally:
                 over.set()
             acting.result()
-        for job in jobs:
-            job["progress"] = [(t - started, n) for t, n in job["progress"]]
-            for plan in job["plans"]:
-                plan["time"] -= started
+        since(started, job)
         bounds = [0.0, *(event["time"] for event in happened), length]
-        epochs = [epoch for job in jobs for epoch in job["epochs"]]
         return {
             "events": happened,
-            "jobs": jobs,
-            "phases": phases_of([job["progress"] for job in jobs], bounds),
-            "lost": sum(epoch["lost"] for epoch in epochs),
-            "doubled": sum(epoch["doubled"] for epoch in epochs),
+            "jobs": [job],
+            "phases": phases_of(job["progress"], bounds),
+            "lost": sum(epoch["lost"] for epoch in job["epochs"]),
+            "doubled": sum(epoch["doubled"] for epoch in job["epochs"]),
         }
 
 
 def phases_of(
-    progress: Sequence[Sequence[tuple[float, int]]], bounds: Sequence[float]
+    progress: Sequence[tuple[float, int]], bounds: Sequence[float]
 ) -> list[dict[str, Any]]:
-    """Samples per second of all jobs, in the last part of each phase.
+    """Samples per second in the last part of each phase.
 
     Args:
-        progress: of each job, (time, samples so far).
+        progress: (time, samples so far).
         bounds: times at which phases begin and end.
     """
     phases = []
     for begin, end in pairwise(bounds):
         part = (end - LAST_PART * (end - begin), end)
-        samples = sum(
-            float(np.interp(part[1], *zip(*each, strict=True)))
-            - float(np.interp(part[0], *zip(*each, strict=True)))
-            for each in progress
-        )
         phases.append(
             {
                 "begin": begin,
                 "end": end,
                 "part": part,
-                "samples_per_second": samples / (part[1] - part[0]),
+                "samples_per_second": rate_of([progress], *part),
             }
         )
     return phases
 
 
-def joint_optimum(
-    stages: Sequence[Mapping[str, float]] | Any, link: float
-) -> float:
-    """The most samples per second of all jobs together.
-
-    Args:
-        stages: of each way, what a sample takes: ``link_bytes``,
-            ``storage_seconds``, ``client_seconds``.
-        link: bytes per second.
-    """
-    ways = list(stages)
-    names = {"link_bytes": link, "storage_seconds": 1.0, "client_seconds": 1.0}
-    found = linprog(
-        [-1.0] * len(ways),
-        A_ub=[
-            [way[name] / most for way in ways] for name, most in names.items()
-        ],
-        b_ub=[1.0] * len(names),
-    )
-    return float(-found.fun)
-
-
-def changes_per_minute(
-    plans: Sequence[Mapping[str, Any]], begin: float, end: float
-) -> float:
-    """Of the plans between two times."""
-    count = sum(begin <= plan["time"] < end for plan in plans)
-    return 60 * count / (end - begin)
-
-
 def report(name: str, entry: Mapping[str, Any]) -> str:
     """Events, plans and phases in the order of time."""
+    [job] = entry["jobs"]
     lines = [(e["time"], f"== {e['what']}") for e in entry["events"]]
-    for number, job in enumerate(entry["jobs"]):
-        which = f"job {number}: " if len(entry["jobs"]) > 1 else ""
-        lines += [
-            (p["time"], f"{which}{p['mix']}: {p['why']}") for p in job["plans"]
-        ]
+    lines += [(p["time"], f"{p['mix']}: {p['why']}") for p in job["plans"]]
     lines += [
         (
             phase["end"],
@@ -416,24 +334,16 @@ def report(name: str, entry: Mapping[str, Any]) -> str:
         for phase in entry["phases"]
     ]
     shown = [f"{time:7.1f} s  {text}" for time, text in sorted(lines)]
-    epochs = sum(len(job["epochs"]) for job in entry["jobs"])
     shown.append(
-        f"{epochs} epochs: {entry['lost']} samples lost,"
-        f" {entry['doubled']} doubled;"
-        f" {sum(job['fallbacks'] for job in entry['jobs'])} spans fell back"
+        f"{len(job['epochs'])} epochs: {entry['lost']} samples lost,"
+        f" {entry['doubled']} doubled; {job['fallbacks']} spans fell back"
     )
-    if "optimum" in entry:
-        shown.append(
-            f"together {entry['samples_per_second']:.1f} samples/s, joint"
-            f" optimum {entry['optimum']:.1f}: {entry['ratio']:.3f} of it"
-            f" (goal {entry['goal']}); plan changes per minute: "
-            + ", ".join(f"{n:.1f}" for n in entry["plan_changes_per_minute"])
-        )
     return "\n".join([f"{name}:", *shown])
 
 
-def _container(samples: int) -> str:
-    return f"adaptation-{MODEL}-{samples}"
+def fixed_name(contender: str) -> str:
+    """Of the job of a fixed contender."""
+    return f"fixed-{contender}"
 
 
 def _ask(client: Remote, do: str, **arguments: Any) -> Any:
@@ -451,9 +361,20 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default=60.0,
         help="between two events (default 60)",
     )
+    add(
+        "--rounds",
+        type=int,
+        default=Pace.rounds,
+        help=f"of tenants, two or more (default {Pace.rounds})",
+    )
     found = parser.parse_args(argv)
-    if found.phase_seconds <= 0:
-        parser.error(f"--phase-seconds is {found.phase_seconds:g}; above 0")
+    if not 0 < found.phase_seconds <= MOST_PHASE_SECONDS:
+        parser.error(
+            f"--phase-seconds is {found.phase_seconds:g}; above 0, and"
+            f" {MOST_PHASE_SECONDS:g} at most"
+        )
+    if found.rounds < LEAST_ROUNDS:
+        parser.error(f"--rounds is {found.rounds}; {LEAST_ROUNDS} or more")
     require_data(parser, found)
     return found
 
@@ -472,6 +393,7 @@ def _run(arguments: argparse.Namespace) -> int:
             "freeze": FREEZE,
             "floor": arguments.floor,
             "phase_seconds": arguments.phase_seconds,
+            "rounds": arguments.rounds,
             "tars": [tar.name for tar in tars],
         },
         "machine": machine(),
@@ -479,11 +401,20 @@ def _run(arguments: argparse.Namespace) -> int:
     }
     with two_tiers() as bed:
         scenarios = Scenarios(
-            bed, tars, arguments.floor, arguments.phase_seconds
+            bed,
+            tars,
+            arguments.floor,
+            arguments.phase_seconds,
+            Pace(rounds=arguments.rounds),
         )
         for name in arguments.scenarios:
             body[name] = getattr(scenarios, name)()
-            print(report(name, body[name]), flush=True)
+            text = (
+                report_tenants(body[name])
+                if name == "tenants"
+                else report(name, body[name])
+            )
+            print(text, flush=True)
             if arguments.json is not None:
                 write_json(arguments.json, body)
     return 0

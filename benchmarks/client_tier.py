@@ -30,6 +30,8 @@ from hapi_client.connection import Connection
 from hapi_client.frozen import FrozenRegion
 from hapi_client.job import TransferJob
 from hapi_client.location import Location
+from hapi_client.mixed import MixedSource
+from hapi_client.mixing import Mixer
 from hapi_client.packages import DEFAULT_MODELS_CONTAINER
 from hapi_client.progress import SilentReporter
 from hapi_client.replan import describe_mix
@@ -131,6 +133,19 @@ class ClientTier:
             job.tail.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM
         )
 
+    def deal(self, name: str, mix: list[tuple[int, str, float]]) -> None:
+        """Has a job follow a mix that somebody else planned.
+
+        Args:
+            name: of a job with a fixed cut.
+            mix: cut, encoding and weight of each way.
+        """
+        job = self._jobs[name]
+        mixer = Mixer({(cut, encoding): part for cut, encoding, part in mix})
+        # Users' jobs plan for themselves or have one cut, so that nothing
+        # public does this.
+        job._source = MixedSource(mixer, job._sources, job._meter)
+
     def run(self, name: str, epoch: int) -> dict[str, Any]:
         """Trains one epoch; what it took."""
         job = self._jobs[name]
@@ -154,11 +169,12 @@ class ClientTier:
         """Trains whole epochs for a while, and keeps a diary.
 
         Args:
-            name: of a job with ``cut="auto"``.
+            name: of a job; its plans are none if its cut is fixed.
             length: seconds after which no epoch begins.
 
         Returns:
             ``progress``, ``[[time, samples so far]]`` about every second;
+            ``cuts``, ``{cut: samples so far}`` at the same times;
             ``plans``, each with its time; ``epochs``, each with the number
             of its samples and how many were ``lost`` or ``doubled``;
             ``fallbacks`` and ``retries``. Times are of the machine's
@@ -186,6 +202,7 @@ class ClientTier:
         after = job.stats
         return {
             "progress": diary.progress,
+            "cuts": diary.cuts,
             "plans": diary.plans,
             "epochs": epochs,
             "fallbacks": after.fallbacks - before.fallbacks,
@@ -305,6 +322,7 @@ class _Diary:
         self._samples = 0
         self._noted = len(job.plan_changes)
         self.progress: list[tuple[float, int]] = [(time.monotonic(), 0)]
+        self.cuts = [job.stats.samples_by_cut]
         self.plans: list[dict[str, Any]] = []
 
     def note(self, samples: int) -> None:
@@ -313,6 +331,7 @@ class _Diary:
         self._samples += samples
         if now - self.progress[-1][0] >= 1.0:
             self.progress.append((now, self._samples))
+            self.cuts.append(self._job.stats.samples_by_cut)
         changes = self._job.plan_changes
         for change in changes[self._noted :]:
             self.plans.append(
@@ -361,6 +380,7 @@ def main() -> NoReturn:
                 "upload": tier.upload,
                 "prepare": tier.prepare,
                 "open": tier.open,
+                "deal": tier.deal,
                 "run": tier.run,
                 "outlook": tier.outlook,
                 "plan": tier.plan,

@@ -58,10 +58,22 @@ fixed choices.  Each field is the regret, and what was best among the fixed
 ones, also where only a planner at another link would have known of it.
 """
 _TENANTS = """\
-Four jobs on one worker, one link and one core of the client tier had
-{rate:.1f} samples/s together, {ratio:.2f} of the optimum of a linear program
-for all four ({optimum:.1f}; the goal is {goal:.2f}), and changed their plans
-{changes} times a minute each, where the pace of re-planning allows {most:.0f}.
+Four jobs on one worker, one link and one core of the client tier planned for
+themselves and had {rate:.1f} samples/s together, mean of {rounds} rounds:
+{ratio:.3f} of the optimum of a linear program for all four with the costs that
+held meanwhile (95 % interval {interval}; the goal is {goal:.2f}).  With that
+program's mix dealt to them, by somebody who knows all jobs and costs, they had
+{joint_rate:.1f} samples/s, {joint_ratio:.3f} of it ({joint_interval}).  They
+changed their plans {changes} times a minute each, where the pace of
+re-planning allows {most:.0f}.  Of all epochs, {lost} samples were lost and
+{doubled} doubled.
+"""
+_USED = """\
+Used, and dearer than alone, is what a sample takes of a tier's core over what
+it takes when one job has one cut.  With the costs alone the program's optimum
+is {optimum:.1f} samples/s, of which the jobs that planned for themselves had
+{ratio:.2f}; but measured alone, in turn with the rounds, the costs varied
+themselves, for optima of {optima} samples/s.
 """
 
 
@@ -231,16 +243,46 @@ def _adapted(body: Body) -> Iterator[str]:
         yield ""
     if "tenants" in body:
         found = body["tenants"]
+        joint, alone = found["joint"], found["alone"]
         yield _TENANTS.format(
             rate=found["samples_per_second"],
+            rounds=len(found["rounds"]),
             ratio=found["ratio"],
-            optimum=found["optimum"],
+            interval=_thousandths(found["interval"]),
             goal=found["goal"],
+            joint_rate=joint["samples_per_second"],
+            joint_ratio=joint["ratio"],
+            joint_interval=_thousandths(joint["interval"]),
             changes=", ".join(
                 f"{each:.1f}" for each in found["plan_changes_per_minute"]
             ),
             most=found["most_changes_per_minute"],
+            lost=found["lost"],
+            doubled=found["doubled"],
         )
+        yield rst_table(
+            ("", "``auto``", "dealt"),
+            (
+                (
+                    f"{tier}, {what}",
+                    *(form(who[key][tier]) for who in (found, joint)),
+                )
+                for key, what, form in (
+                    ("used", "used", lambda part: f"{100 * part:.0f} %"),
+                    ("dearer", "dearer than alone", "{:.2f}".format),
+                )
+                for tier in found[key]
+            ),
+        )
+        yield _USED.format(
+            optimum=alone["optimum"],
+            ratio=alone["ratio"],
+            optima=", ".join(f"{each:.0f}" for each in alone["optima"]),
+        )
+
+
+def _thousandths(ends: Iterable[float]) -> str:
+    return " … ".join(f"{end:.3f}" for end in ends)
 
 
 def _percent(part: float) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from benchmarks import adaptation, cell_run, folders
+from benchmarks import adaptation, cell_run, folders, tenants
 from benchmarks.client_tier import ClientTier
 from benchmarks.network import FRAME_BYTES, PAYLOAD_BYTES, tbf
 from benchmarks.remote import Remote, RemoteError
@@ -127,7 +127,7 @@ def test_the_rate_is_of_payload_and_headers_come_on_top() -> None:
     assert int(words[words.index("burst") + 1]) >= FRAME_BYTES
 
 
-@pytest.mark.parametrize("module", [adaptation, cell_run])
+@pytest.mark.parametrize("module", [adaptation, cell_run, tenants])
 def test_client_tier_answers_every_question_of_the_benches(
     module: ModuleType,
 ) -> None:

@@ -88,9 +88,22 @@ ADAPTATION = {
     },
     "tenants": {
         "samples_per_second": 120.0,
-        "ratio": 0.97,
-        "optimum": 123.7,
+        "ratio": 0.971,
+        "interval": [0.962, 0.984],
+        "rounds": [{}, {}],
         "goal": 0.95,
+        "used": {"link": 0.97, "storage": 0.99},
+        "dearer": {"storage": 1.12},
+        "joint": {
+            "samples_per_second": 118.4,
+            "ratio": 0.966,
+            "interval": [0.955, 0.977],
+            "used": {"link": 0.93, "storage": 0.98},
+            "dearer": {"storage": 1.1},
+        },
+        "alone": {"optimum": 130.2, "ratio": 0.92, "optima": [127.0, 133.4]},
+        "lost": 0,
+        "doubled": 0,
         "plan_changes_per_minute": [1.0, 0.0],
         "most_changes_per_minute": 16.0,
     },
@@ -140,8 +153,14 @@ def test_replay_and_adaptation_have_parts_of_their_own(tmp_path: Path) -> None:
     assert "   * - link from 8.0 to 1.0 MB/s\n     - 9.0\n" in page
     assert "0 samples were lost and 0 doubled" in page
     assert "* 3 s: 100 % stream" in page
-    assert "0.97 of the optimum" in page
-    assert "1.0, 0.0 times a minute" in page
+    assert "mean of 2 rounds:\n0.971 of the optimum" in page
+    assert "(95 % interval 0.962 … 0.984; the goal is 0.95)" in page
+    assert "118.4 samples/s, 0.966 of it (0.955 … 0.977)" in page
+    assert "changed their plans 1.0, 0.0 times a minute" in page
+    assert "   * - link, used\n     - 97 %\n     - 93 %\n" in page
+    assert "   * - storage, dearer than alone\n     - 1.12\n" in page
+    assert "is 130.2 samples/s, of which" in page
+    assert "for optima of 127, 133 samples/s" in page
 
 
 def test_a_file_that_is_none_is_named(
