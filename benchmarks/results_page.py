@@ -63,17 +63,19 @@ themselves and had {rate:.1f} samples/s together, mean of {rounds} rounds:
 {ratio:.3f} of the optimum of a linear program for all four with the costs that
 held meanwhile (95 % interval {interval}; the goal is {goal:.2f}).  With that
 program's mix dealt to them, by somebody who knows all jobs and costs, they had
-{joint_rate:.1f} samples/s, {joint_ratio:.3f} of it ({joint_interval}).  They
-changed their plans {changes} times a minute each, where the pace of
-re-planning allows {most:.0f}.  Of all epochs, {lost} samples were lost and
-{doubled} doubled.
+{joint_rate:.1f} samples/s, {joint_ratio:.3f} of it ({joint_interval}); paired
+by round, planning for themselves was {regret} slower in the median
+({regret_interval}; below zero is faster).  They changed their plans {changes}
+times a minute each, where the pace of re-planning allows {most:.0f}.  Of all
+epochs, {lost} samples were lost and {doubled} doubled.
 """
 _USED = """\
-Used, and dearer than alone, is what a sample takes of a tier's core over what
-it takes when one job has one cut.  With the costs alone the program's optimum
-is {optimum:.1f} samples/s, of which the jobs that planned for themselves had
-{ratio:.2f}; but measured alone, in turn with the rounds, the costs varied
-themselves, for optima of {optima} samples/s.
+Used is the part of the time in which the link or a tier's core was busy;
+dearer is by what a sample took more of a core than it takes when one job has
+one cut.  With the costs alone the program's optimum is {optimum:.1f}
+samples/s, of which the jobs that planned for themselves had {ratio:.2f}; but
+these costs too, each measured in turn with the rounds, varied with the
+machine's speed, for optima of {optima} samples/s.
 """
 
 
@@ -253,6 +255,8 @@ def _adapted(body: Body) -> Iterator[str]:
             joint_rate=joint["samples_per_second"],
             joint_ratio=joint["ratio"],
             joint_interval=_thousandths(joint["interval"]),
+            regret=_percent(joint["regret"]),
+            regret_interval=_interval(joint["regret_interval"]),
             changes=", ".join(
                 f"{each:.1f}" for each in found["plan_changes_per_minute"]
             ),
@@ -261,7 +265,7 @@ def _adapted(body: Body) -> Iterator[str]:
             doubled=found["doubled"],
         )
         yield rst_table(
-            ("", "``auto``", "dealt"),
+            ("", "planned by each", "dealt"),
             (
                 (
                     f"{tier}, {what}",

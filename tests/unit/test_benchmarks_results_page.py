@@ -98,6 +98,8 @@ ADAPTATION = {
             "samples_per_second": 118.4,
             "ratio": 0.966,
             "interval": [0.955, 0.977],
+            "regret": -0.013,
+            "regret_interval": [-0.04, 0.02],
             "used": {"link": 0.93, "storage": 0.98},
             "dearer": {"storage": 1.1},
         },
@@ -156,10 +158,11 @@ def test_replay_and_adaptation_have_parts_of_their_own(tmp_path: Path) -> None:
     assert "mean of 2 rounds:\n0.971 of the optimum" in page
     assert "(95 % interval 0.962 … 0.984; the goal is 0.95)" in page
     assert "118.4 samples/s, 0.966 of it (0.955 … 0.977)" in page
-    assert "changed their plans 1.0, 0.0 times a minute" in page
+    assert "was -1.3 % slower in the median\n(-4.0 % … 2.0 %;" in page
+    assert "changed their plans 1.0, 0.0\ntimes a minute" in page
     assert "   * - link, used\n     - 97 %\n     - 93 %\n" in page
     assert "   * - storage, dearer than alone\n     - 1.12\n" in page
-    assert "is 130.2 samples/s, of which" in page
+    assert "is 130.2\nsamples/s, of which" in page
     assert "for optima of 127, 133 samples/s" in page
 
 
