@@ -265,7 +265,7 @@ def _adapted(body: Body) -> Iterator[str]:
             doubled=found["doubled"],
         )
         yield rst_table(
-            ("", "planned by each", "dealt"),
+            ("Resource", "planned by each", "dealt"),
             (
                 (
                     f"{tier}, {what}",
