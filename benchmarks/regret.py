@@ -8,8 +8,9 @@ disturbs least.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.stats import bootstrap
@@ -50,19 +51,24 @@ def regret_of(rates: Sequence[float], other: Sequence[float]) -> Regret:
             " equally many, are needed"
         )
     ratios = np.array(rates) / np.array(other)
+    low, high = interval_of(ratios, np.median)
+    return Regret(float(1 - np.median(ratios)), (1 - high, 1 - low))
+
+
+def interval_of(
+    values: Sequence[float], statistic: Callable[..., Any]
+) -> tuple[float, float]:
+    """Of a statistic, 95 %, by bootstrap over two or more values."""
     found = bootstrap(
-        (ratios,),
-        np.median,
+        (values,),
+        statistic,
         confidence_level=CONFIDENCE,
         n_resamples=RESAMPLES,
         # BCa, the default, is undefined for the median of so few rounds.
         method="percentile",
         random_state=np.random.default_rng(SEED),
     ).confidence_interval
-    return Regret(
-        float(1 - np.median(ratios)),
-        (float(1 - found.high), float(1 - found.low)),
-    )
+    return float(found.low), float(found.high)
 
 
 def medians(rounds: Rounds) -> dict[str, float]:

@@ -31,19 +31,11 @@ from typing import Any
 import numpy as np
 from benchmarks.cell_run import stage_of
 from benchmarks.network import FRAME_BYTES, PAYLOAD_BYTES
-from benchmarks.regret import (
-    AUTO,
-    CONFIDENCE,
-    RESAMPLES,
-    SEED,
-    STREAM,
-    regret_of,
-)
+from benchmarks.regret import AUTO, STREAM, interval_of, regret_of
 from benchmarks.remote import Remote
 from benchmarks.storage_tier import session_seconds
 from benchmarks.testbed import Testbed
 from scipy.optimize import linprog
-from scipy.stats import bootstrap
 
 from hapi_client.replan import ReplanOptions
 
@@ -274,20 +266,12 @@ def contender(
     optima = [joint_optimum(scaled(alone, each), link) for each in factors]
     rates = [phase["samples_per_second"] for phase in phases]
     ratios = [rate / most for rate, most in zip(rates, optima, strict=True)]
-    interval = bootstrap(
-        (ratios,),
-        np.mean,
-        confidence_level=CONFIDENCE,
-        n_resamples=RESAMPLES,
-        method="percentile",
-        random_state=np.random.default_rng(SEED),
-    ).confidence_interval
     return {
         "samples_per_second": statistics.mean(rates),
         "optimum": statistics.mean(optima),
         "ratios": ratios,
         "ratio": statistics.mean(ratios),
-        "interval": (float(interval.low), float(interval.high)),
+        "interval": interval_of(ratios, np.mean),
         "used": _means([phase["used"] for phase in phases]),
         "dearer": _means(factors),
     }
