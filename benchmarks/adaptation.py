@@ -43,11 +43,11 @@ and for ``tenants``
               dearer, mean of the rounds
   ratios, ratio, interval    rate to optimum, by round; mean; 95 % by
               bootstrap
-  goal        what the ratio should be at least
   joint       the same of the dealt mix; and by which part ``auto`` is slower
               (negative: faster): regret, regret_interval
   alone       with costs as they are alone: stages (mean), optimum, optima
               (of each pass: how much the machine's speed varies), ratio
+  goal        what the ratio of ``alone`` should be at least
   plan_changes_per_minute    [by job]
   most_changes_per_minute    that the pace of re-planning allows
   fallbacks, retries         of all jobs

@@ -60,22 +60,24 @@ ones, also where only a planner at another link would have known of it.
 _TENANTS = """\
 Four jobs on one worker, one link and one core of the client tier planned for
 themselves and had {rate:.1f} samples/s together, mean of {rounds} rounds:
-{ratio:.3f} of the optimum of a linear program for all four with the costs that
-held meanwhile (95 % interval {interval}; the goal is {goal:.2f}).  With that
-program's mix dealt to them, by somebody who knows all jobs and costs, they had
-{joint_rate:.1f} samples/s, {joint_ratio:.3f} of it ({joint_interval}); paired
-by round, planning for themselves was {regret} slower in the median
-({regret_interval}; below zero is faster).  They changed their plans {changes}
-times a minute each, where the pace of re-planning allows {most:.0f}.  Of all
-epochs, {lost} samples were lost and {doubled} doubled.
+{alone_ratio:.2f} of the optimum of a linear program for all four
+({alone:.1f} samples/s; the goal is {goal:.2f}).  The program's costs are
+those of one job with one cut, in turn with the rounds; they varied with the
+machine's speed, for optima of {optima} samples/s, so that one
+such ratio says little.
+With the program's mix dealt to them, by somebody who knows all jobs and costs,
+the jobs had {joint_rate:.1f} samples/s; paired by round, planning for
+themselves was {regret} slower in the median ({regret_interval}; below zero is
+faster).  They changed their plans {changes} times a minute each, where the
+pace of re-planning allows {most:.0f}.  Of all epochs, {lost} samples were lost
+and {doubled} doubled.
 """
 _USED = """\
 Used is the part of the time in which the link or a tier's core was busy;
-dearer is by what a sample took more of a core than it takes when one job has
-one cut.  With the costs alone the program's optimum is {optimum:.1f}
-samples/s, of which the jobs that planned for themselves had {ratio:.2f}; but
-these costs too, each measured in turn with the rounds, varied with the
-machine's speed, for optima of {optima} samples/s.
+dearer is by what a sample took more of a core than alone.  With costs so much
+dearer the jobs had {ratio:.3f} of the optimum ({interval}), {joint_ratio:.3f}
+({joint_interval}) with its mix dealt to them: what is missing to 1 is idle
+time.  Work that is wasted does not show in it.
 """
 
 
@@ -249,12 +251,11 @@ def _adapted(body: Body) -> Iterator[str]:
         yield _TENANTS.format(
             rate=found["samples_per_second"],
             rounds=len(found["rounds"]),
-            ratio=found["ratio"],
-            interval=_thousandths(found["interval"]),
+            alone_ratio=alone["ratio"],
+            alone=alone["optimum"],
             goal=found["goal"],
+            optima=", ".join(f"{each:.0f}" for each in alone["optima"]),
             joint_rate=joint["samples_per_second"],
-            joint_ratio=joint["ratio"],
-            joint_interval=_thousandths(joint["interval"]),
             regret=_percent(joint["regret"]),
             regret_interval=_interval(joint["regret_interval"]),
             changes=", ".join(
@@ -279,9 +280,10 @@ def _adapted(body: Body) -> Iterator[str]:
             ),
         )
         yield _USED.format(
-            optimum=alone["optimum"],
-            ratio=alone["ratio"],
-            optima=", ".join(f"{each:.0f}" for each in alone["optima"]),
+            ratio=found["ratio"],
+            interval=_thousandths(found["interval"]),
+            joint_ratio=joint["ratio"],
+            joint_interval=_thousandths(joint["interval"]),
         )
 
 

@@ -7,14 +7,16 @@ Their samples per second are compared with two others:
   (``joint``): planned by somebody who knows all jobs and all costs so far.
 
 The program's costs are CPU seconds of each tier's processes, and bytes, for
-one sample of each fixed cut.  They are measured alone first, one cut by one
-job after the other.  But a machine that others share as well changes its
-speed by more than 10 % within minutes; and a core that computes features and
-serves images by turns does both more slowly than either alone, whoever has
-planned it.  So all is measured in turn, several times, and the costs that held
-in a phase are those of the passes alone, times what the phase's samples took
-more of each tier (``dearer``).  An optimum with these costs is what could have
-been had just then; what is missing is idle time, and ways not worth it.
+one sample of each fixed cut.  They are measured alone, one cut by one job
+after the other, in turn with the rounds: the speed of a machine that others
+share changes by more than 10 % within minutes.  The goal is that of the
+optimum with their mean (``alone``).
+
+A second optimum tells idle time from dear samples: its costs are those alone,
+times what a phase's own samples took more of each tier (``dearer``).  What is
+missing to it is idle time, and ways not worth it.  It is blind to work that is
+wasted, which makes samples dearer and keeps cores busy, and so no proof that
+the jobs do as well as they could.
 """
 
 from __future__ import annotations
@@ -458,9 +460,9 @@ def report(entry: Mapping[str, Any]) -> str:
         + ", ".join(f"{n:.1f}" for n in entry["plan_changes_per_minute"]),
         f"alone: joint optimum {alone['optimum']:.1f}"
         f" ({min(alone['optima']):.1f} to {max(alone['optima']):.1f}):"
-        f" {alone['ratio']:.3f} of it",
+        f" {alone['ratio']:.3f} of it; goal {entry['goal']}",
         f"{JOINT}: {_verdict(joint)}",
-        f"{AUTO}: {_verdict(entry)}; goal {entry['goal']}",
+        f"{AUTO}: {_verdict(entry)}",
     ]
     return "\n".join(lines)
 
@@ -472,8 +474,8 @@ def _verdict(found: Mapping[str, Any]) -> str:
     )
     return (
         f"together {found['samples_per_second']:.1f} samples/s,"
-        f" {found['ratio']:.3f} of what could be had ({low:.3f} to"
-        f" {high:.3f});"
+        f" {found['ratio']:.3f} of the optimum with the costs that held"
+        f" ({low:.3f} to {high:.3f});"
         f" dearer than alone: {more}"
     )
 
