@@ -14,7 +14,8 @@ Jobs with ``cut="auto"`` train for some minutes on a testbed of two tiers
     core of the client tier (benchmarks/tenants.py).  Their samples per
     second, together, stand beside the optimum of a linear program with all
     four in it, whose costs are measured, and beside what they have with that
-    program's mix dealt to them; all in turn, several times.
+    program's mix dealt to them; all in turn, several times, at equal speed of
+    the cores (benchmarks/speedometer.py).
 
 The label of each sample is its number in the data set, so that every epoch
 shows whether samples were lost or doubled.
@@ -29,25 +30,28 @@ and for ``link`` and ``worker``
   phases      between two events: samples_per_second of its last part
 and for ``tenants``
   link_bytes_per_second
-  passes      [{contender: {link_bytes, storage_seconds, client_seconds}}]:
-              costs of a sample of each fixed cut alone, before the first
-              round and after each
+  passes      [{contender: {link_bytes, storage_seconds, client_seconds,
+              speeds}}]: costs of a sample of each fixed cut alone, before the
+              first round and after each; and by tier what its speedometer
+              read meanwhile: seconds (of CPU time, for its piece of work),
+              used (part of the core)
   settling    a phase of ``auto`` before the first round
   rounds      [{mix, auto, joint}]: the mix of the optimum with the costs of
               the last phases, and a phase of each contender:
-              samples_per_second, used (part of link, storage core and client
-              core), by_cut (samples), jobs
+              samples_per_second, speeds, used (part of link, storage core
+              and client core), by_cut (samples), jobs
   samples_per_second, used   of ``auto``, mean of the rounds
-  dearer      what its samples took of each tier, over what they take alone
-  optimum     samples per second of the linear program with costs so much
-              dearer, mean of the rounds
-  ratios, ratio, interval    rate to optimum, by round; mean; 95 % by
+  optimum     samples per second of the linear program, at the speed that
+              the cores had in each phase of ``auto``; mean of the rounds
+  ratios, ratio, interval    rate to optimum, by round; median; 95 % by
               bootstrap
+  goal        what ``ratio`` should be at least
+  dearer      what a sample took of each tier, over what it takes alone, at
+              equal speed; mean of the rounds
   joint       the same of the dealt mix; and by which part ``auto`` is slower
               (negative: faster): regret, regret_interval
-  alone       with costs as they are alone: stages (mean), optimum, optima
-              (of each pass: how much the machine's speed varies), ratio
-  goal        what the ratio of ``alone`` should be at least
+  alone       without regard to speed: stages (mean of the passes), optimum,
+              optima (of each pass), ratio
   plan_changes_per_minute    [by job]
   most_changes_per_minute    that the pace of re-planning allows
   fallbacks, retries         of all jobs
@@ -98,6 +102,7 @@ FAST_LINK = 2.0
 SLOW_LINK = 0.25
 TENANTS_LINK = 0.5
 """Multiples of the rate at which streaming saturates the client tier."""
+SPEEDOMETER = "benchmarks.speedometer"
 CONTAINER = f"adaptation-{MODEL}"
 QUESTION_SECONDS = 1800.0
 MOST_PHASE_SECONDS = 300.0
@@ -195,6 +200,10 @@ class Scenarios:
                 stack.enter_context(self.bed.client.remote(CLIENT))
                 for _ in range(NUM_TENANTS)
             ]
+            speedometers = {
+                tier.name: stack.enter_context(tier.remote(SPEEDOMETER))
+                for tier in (self.bed.storage, self.bed.client)
+            }
             for client in clients:
                 self._prepare(client)
             link = TENANTS_LINK * self._saturating
@@ -206,6 +215,7 @@ class Scenarios:
             return Tenants(
                 bed=self.bed,
                 clients=clients,
+                speedometers=speedometers,
                 ways=ways,
                 fixed=fixed_name,
                 link=link,

@@ -60,13 +60,14 @@ ones, also where only a planner at another link would have known of it.
 _TENANTS = """\
 Four jobs on one worker, one link and one core of the client tier planned for
 themselves and had {rate:.1f} samples/s together, mean of {rounds} rounds:
-{alone_ratio:.2f} of the optimum of a linear program for all four
-({alone:.1f} samples/s; the goal is {goal:.2f}).  The program's costs are
-those of one job with one cut, in turn with the rounds; they varied with the
-machine's speed, for optima of {optima} samples/s, so that one
-such ratio says little.
+{ratio:.3f} ({interval}) of the optimum of a linear program for all four, in
+the median of the rounds; the goal is {goal:.2f}.  By round: {ratios}.  The
+program's costs are those of one job with one cut, in turn with the rounds, at
+the speed that the cores had in each ({optimum:.1f} samples/s in the mean;
+without regard to speed {alone:.1f}, of which the jobs had {alone_ratio:.3f}).
 With the program's mix dealt to them, by somebody who knows all jobs and costs,
-the jobs had {joint_rate:.1f} samples/s; paired by round, planning for
+the jobs had {joint_rate:.1f} samples/s, {joint_ratio:.3f}
+({joint_interval}) of the optimum; paired by round, planning for
 themselves was {regret} slower in the median ({regret_interval}; below zero is
 faster).  They changed their plans {changes} times a minute each, where the
 pace of re-planning allows {most:.0f}.  Of all epochs, {lost} samples were lost
@@ -74,10 +75,7 @@ and {doubled} doubled.
 """
 _USED = """\
 Used is the part of the time in which the link or a tier's core was busy;
-dearer is by what a sample took more of a core than alone.  With costs so much
-dearer the jobs had {ratio:.3f} of the optimum ({interval}), {joint_ratio:.3f}
-({joint_interval}) with its mix dealt to them: what is missing to 1 is idle
-time.  Work that is wasted does not show in it.
+dearer is by what a sample took more of a core than alone, at equal speed.
 """
 
 
@@ -251,11 +249,16 @@ def _adapted(body: Body) -> Iterator[str]:
         yield _TENANTS.format(
             rate=found["samples_per_second"],
             rounds=len(found["rounds"]),
+            ratio=found["ratio"],
+            interval=_thousandths(found["interval"]),
+            ratios=", ".join(f"{each:.2f}" for each in found["ratios"]),
+            optimum=found["optimum"],
             alone_ratio=alone["ratio"],
             alone=alone["optimum"],
             goal=found["goal"],
-            optima=", ".join(f"{each:.0f}" for each in alone["optima"]),
             joint_rate=joint["samples_per_second"],
+            joint_ratio=joint["ratio"],
+            joint_interval=_thousandths(joint["interval"]),
             regret=_percent(joint["regret"]),
             regret_interval=_interval(joint["regret_interval"]),
             changes=", ".join(
@@ -279,12 +282,7 @@ def _adapted(body: Body) -> Iterator[str]:
                 for tier in found[key]
             ),
         )
-        yield _USED.format(
-            ratio=found["ratio"],
-            interval=_thousandths(found["interval"]),
-            joint_ratio=joint["ratio"],
-            joint_interval=_thousandths(joint["interval"]),
-        )
+        yield _USED
 
 
 def _thousandths(ends: Iterable[float]) -> str:

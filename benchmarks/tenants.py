@@ -8,15 +8,13 @@ Their samples per second are compared with two others:
 
 The program's costs are CPU seconds of each tier's processes, and bytes, for
 one sample of each fixed cut.  They are measured alone, one cut by one job
-after the other, in turn with the rounds: the speed of a machine that others
-share changes by more than 10 % within minutes.  The goal is that of the
-optimum with their mean (``alone``).
+after the other, in turn with the rounds.
 
-A second optimum tells idle time from dear samples: its costs are those alone,
-times what a phase's own samples took more of each tier (``dearer``).  What is
-missing to it is idle time, and ways not worth it.  It is blind to work that is
-wasted, which makes samples dearer and keeps cores busy, and so no proof that
-the jobs do as well as they could.
+The speed of a machine that others share changes by more than 10 % within
+minutes, so a speedometer runs on each tier's core all the time
+(:mod:`benchmarks.speedometer`): costs of a pass count in pieces of its work,
+and the optimum of a phase is that at the phase's own speed.  What the jobs
+themselves waste makes the speedometer no slower, and so counts against them.
 """
 
 from __future__ import annotations
@@ -32,12 +30,19 @@ from typing import Any
 
 import numpy as np
 from benchmarks.cell_run import stage_of
+from benchmarks.joint_plan import (
+    at_speed,
+    dearer,
+    joint_optimum,
+    mean_costs,
+    optimal_mix,
+    scaled,
+)
 from benchmarks.network import FRAME_BYTES, PAYLOAD_BYTES
-from benchmarks.regret import AUTO, STREAM, interval_of, regret_of
+from benchmarks.regret import AUTO, interval_of, regret_of
 from benchmarks.remote import Remote
 from benchmarks.storage_tier import session_seconds
 from benchmarks.testbed import Testbed
-from scipy.optimize import linprog
 
 from hapi_client.replan import ReplanOptions
 
@@ -45,14 +50,7 @@ JOINT = "joint"
 GOAL = 0.95
 MOST_CHANGES_PER_MINUTE = 60 / (0.75 * ReplanOptions().seconds)
 """The shortest time between two looks, and a change at each."""
-LEAST_PART = 1e-3
-"""A smaller part of the optimum is the solver's rounding."""
 QUESTION_SECONDS = 900.0
-
-Costs = Mapping[str, Mapping[str, float]]
-"""Of a sample by contender: ``link_bytes``, ``storage_seconds``,
-``client_seconds``."""
-TIERS = {"storage": "storage_seconds", "client": "client_seconds"}
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class Pace:
         seconds: that are counted.
     """
 
-    rounds: int = 4
+    rounds: int = 8
     settling_seconds: float = 90.0
     filling_seconds: float = 15.0
     seconds: float = 45.0
@@ -80,6 +78,7 @@ class Tenants:
         bed: the testbed.
         clients: one for each job; each has contenders ``auto`` and
             ``joint``, the first one also those of ``ways``.
+        speedometers: of each tier.
         ways: cut and encoding of each fixed contender.
         fixed: name of such a contender's job.
         link: bytes per second.
@@ -89,6 +88,7 @@ class Tenants:
 
     bed: Testbed
     clients: Sequence[Remote]
+    speedometers: Mapping[str, Remote]
     ways: Mapping[str, tuple[int, str]]
     fixed: Callable[[str], str]
     link: float
@@ -102,7 +102,7 @@ class Tenants:
         last = [settling]
         rounds: list[dict[str, Any]] = []
         for number in range(self.pace.rounds):
-            mix = self._joint_mix(mean_costs(passes), last)
+            mix = self._joint_mix(passes, last)
             self._deal(mix)
             order = (AUTO, JOINT) if number % 2 else (JOINT, AUTO)
             phases = {name: self._phase(name) for name in order}
@@ -119,11 +119,12 @@ class Tenants:
             **judge(passes, settling, rounds, self.link),
         }
 
-    def _costs(self) -> dict[str, dict[str, float]]:
+    def _costs(self) -> dict[str, dict[str, Any]]:
         """What a sample of each fixed cut takes, without a limit."""
         self.bed.set_link(None)
         found = {}
         for name in self.ways:
+            begin = time.monotonic()
             before = self.bed.storage_seconds()
             done = _ask(self.clients[0], "run", name=self.fixed(name), epoch=1)
             if done["fallbacks"]:
@@ -132,19 +133,34 @@ class Tenants:
                     "a pass does not measure its cut"
                 )
             seconds = self.bed.storage_seconds() - before
-            found[name] = stage_of(done, seconds)
+            found[name] = {
+                **stage_of(done, seconds),
+                "speeds": self._speeds(begin, time.monotonic()),
+            }
         self.bed.set_link(self.link)
         self.note(
             f"costs: optimum {joint_optimum(found, self.link):.1f} samples/s"
         )
         return found
 
+    def _speeds(self, begin: float, end: float) -> dict[str, Any]:
+        return {
+            tier: _ask(speedometer, "read", begin=begin, end=end)
+            for tier, speedometer in self.speedometers.items()
+        }
+
     def _joint_mix(
-        self, alone: Costs, phases: Sequence[Mapping[str, Any]]
+        self,
+        passes: Sequence[Mapping[str, Any]],
+        phases: Sequence[Mapping[str, Any]],
     ) -> dict[str, float]:
         """The optimum's, with the costs that held in the last phases."""
-        factors = _means([dearer(phase, alone) for phase in phases])
-        return optimal_mix(scaled(alone, factors), self.link)
+        held = [
+            scaled(costs, dearer(phase, costs))
+            for phase in phases
+            for costs in [at_speed(passes, phase["speeds"])]
+        ]
+        return optimal_mix(mean_costs(held), self.link)
 
     def _deal(self, mix: Mapping[str, float]) -> None:
         parts = [(*self.ways[name], part) for name, part in mix.items()]
@@ -171,6 +187,7 @@ class Tenants:
             since(started, job)
         part = (begin - started, end - started)
         entry = {
+            "speeds": self._speeds(begin, end),
             "samples_per_second": rate_of(
                 [job["progress"] for job in jobs], *part
             ),
@@ -197,7 +214,7 @@ class Tenants:
 
 
 def judge(
-    passes: Sequence[Costs],
+    passes: Sequence[Mapping[str, Any]],
     settling: Mapping[str, Any],
     rounds: Sequence[Mapping[str, Any]],
     link: float,
@@ -212,8 +229,10 @@ def judge(
     """
     alone = mean_costs(passes)
     optimum = joint_optimum(alone, link)
-    planned = contender([each[AUTO] for each in rounds], alone, link)
-    joint = contender([each[JOINT] for each in rounds], alone, link)
+    planned, joint = (
+        contender([each[name] for each in rounds], passes, link)
+        for name in (AUTO, JOINT)
+    )
     against = regret_of(
         *(
             [each[n]["samples_per_second"] for each in rounds]
@@ -255,66 +274,33 @@ def judge(
 
 
 def contender(
-    phases: Sequence[Mapping[str, Any]], alone: Costs, link: float
+    phases: Sequence[Mapping[str, Any]],
+    passes: Sequence[Mapping[str, Any]],
+    link: float,
 ) -> dict[str, Any]:
     """What one contender had, of what could be had.
 
     Args:
         phases: of it.
-        alone: costs of each cut, measured alone.
+        passes: costs, alone.
         link: bytes per second.
     """
-    factors = [dearer(phase, alone) for phase in phases]
-    optima = [joint_optimum(scaled(alone, each), link) for each in factors]
+    costs = [at_speed(passes, phase["speeds"]) for phase in phases]
+    optima = [
+        joint_optimum(each, link, phase["speeds"])
+        for each, phase in zip(costs, phases, strict=True)
+    ]
     rates = [phase["samples_per_second"] for phase in phases]
     ratios = [rate / most for rate, most in zip(rates, optima, strict=True)]
     return {
         "samples_per_second": statistics.mean(rates),
         "optimum": statistics.mean(optima),
         "ratios": ratios,
-        "ratio": statistics.mean(ratios),
-        "interval": interval_of(ratios, np.mean),
+        "ratio": statistics.median(ratios),
+        "interval": interval_of(ratios, np.median),
         "used": _means([phase["used"] for phase in phases]),
-        "dearer": _means(factors),
+        "dearer": _means(list(map(dearer, phases, costs))),
     }
-
-
-def dearer(phase: Mapping[str, Any], alone: Costs) -> dict[str, float]:
-    """What a phase's samples took of each tier, over what they take alone.
-
-    Args:
-        phase: with ``samples_per_second``, ``used`` and ``by_cut``.
-        alone: costs by contender, ``stream`` or ``cut-N``. A cut without
-            any has those of the next one that has.
-    """
-    known = {cut_of(name): cost for name, cost in alone.items()}
-    counts = {int(cut): count for cut, count in phase["by_cut"].items()}
-    whole = sum(counts.values())
-    found = {}
-    for tier, key in TIERS.items():
-        each = sum(
-            count * known[min(known, key=lambda other: abs(other - cut))][key]
-            for cut, count in counts.items()
-        )
-        took = phase["used"][tier] / phase["samples_per_second"]
-        found[tier] = took / (each / whole)
-    return found
-
-
-def scaled(costs: Costs, factors: Mapping[str, float]) -> Costs:
-    """Costs with those of each tier times a factor."""
-    by_key = {key: factors[tier] for tier, key in TIERS.items()}
-    return {
-        name: {
-            key: value * by_key.get(key, 1.0) for key, value in cost.items()
-        }
-        for name, cost in costs.items()
-    }
-
-
-def cut_of(name: str) -> int:
-    """Of a fixed contender."""
-    return 0 if name == STREAM else int(name.removeprefix("cut-"))
 
 
 def by_cut(
@@ -337,55 +323,6 @@ def by_cut(
 
 def _means(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {key: statistics.mean(p[key] for p in parts) for key in parts[0]}
-
-
-def mean_costs(passes: Sequence[Costs]) -> dict[str, dict[str, float]]:
-    """Mean of all passes."""
-    return {
-        name: {
-            key: statistics.mean(each[name][key] for each in passes)
-            for key in cost
-        }
-        for name, cost in passes[0].items()
-    }
-
-
-def optimal_mix(costs: Costs, link: float) -> dict[str, float]:
-    """Part of the samples by way, as the joint optimum has them.
-
-    Args:
-        costs: of a sample.
-        link: bytes per second.
-    """
-    found = _optimum(costs, link)
-    whole = sum(found.values())
-    kept = {
-        way: rate for way, rate in found.items() if rate > LEAST_PART * whole
-    }
-    return {way: rate / sum(kept.values()) for way, rate in kept.items()}
-
-
-def joint_optimum(costs: Costs, link: float) -> float:
-    """The most samples per second of all jobs together.
-
-    Args:
-        costs, link: as for :func:`optimal_mix`.
-    """
-    return sum(_optimum(costs, link).values())
-
-
-def _optimum(costs: Costs, link: float) -> dict[str, float]:
-    """Samples per second of each way."""
-    most = {"link_bytes": link, "storage_seconds": 1.0, "client_seconds": 1.0}
-    found = linprog(
-        [-1.0] * len(costs),
-        A_ub=[
-            [cost[key] / limit for cost in costs.values()]
-            for key, limit in most.items()
-        ],
-        b_ub=[1.0] * len(most),
-    )
-    return dict(zip(costs, map(float, found.x), strict=True))
 
 
 def rate_of(
@@ -452,17 +389,17 @@ def report(entry: Mapping[str, Any]) -> str:
     for number, each in enumerate(entry["rounds"]):
         for name in (AUTO, JOINT):
             lines.append(f"round {number + 1}: {name}: {describe(each[name])}")
-    joint, alone = entry["joint"], entry["alone"]
+    alone = entry["alone"]
     lines += [
         f"{entry['lost']} samples lost, {entry['doubled']} doubled;"
         f" {entry['fallbacks']} spans fell back",
         "plan changes per minute: "
         + ", ".join(f"{n:.1f}" for n in entry["plan_changes_per_minute"]),
-        f"alone: joint optimum {alone['optimum']:.1f}"
-        f" ({min(alone['optima']):.1f} to {max(alone['optima']):.1f}):"
-        f" {alone['ratio']:.3f} of it; goal {entry['goal']}",
-        f"{JOINT}: {_verdict(joint)}",
-        f"{AUTO}: {_verdict(entry)}",
+        f"joint optimum without regard to speed: {alone['optimum']:.1f}"
+        f" ({min(alone['optima']):.1f} to {max(alone['optima']):.1f});"
+        f" {AUTO} has {alone['ratio']:.3f} of it",
+        f"{JOINT}: {_verdict(entry['joint'])}",
+        f"{AUTO}: {_verdict(entry)}; goal {entry['goal']}",
     ]
     return "\n".join(lines)
 
@@ -474,7 +411,7 @@ def _verdict(found: Mapping[str, Any]) -> str:
     )
     return (
         f"together {found['samples_per_second']:.1f} samples/s,"
-        f" {found['ratio']:.3f} of the optimum with the costs that held"
+        f" {found['ratio']:.3f} of the joint optimum at equal speed"
         f" ({low:.3f} to {high:.3f});"
         f" dearer than alone: {more}"
     )

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 from benchmarks import tenants
 from benchmarks.adaptation import arguments_of, phases_of, report
+from benchmarks.joint_plan import (
+    at_speed,
+    dearer,
+    joint_optimum,
+    mean_costs,
+    optimal_mix,
+)
+from benchmarks.speedometer import Piece, Reading, summary
 from benchmarks.tenants import (
     by_cut,
     changes_per_minute,
     contender,
-    dearer,
-    joint_optimum,
     judge,
-    mean_costs,
-    optimal_mix,
     rate_of,
     since,
     used,
@@ -24,8 +29,27 @@ from benchmarks.tenants import (
 STREAM = {"link_bytes": 100.0, "storage_seconds": 0.0, "client_seconds": 0.01}
 PUSH = {"link_bytes": 0.0, "storage_seconds": 0.02, "client_seconds": 0.0}
 COSTS = {"stream": STREAM, "cut-9": PUSH}
+
+
+def speeds(storage: float = 1.0, client: float = 1.0) -> dict[str, Any]:
+    return {
+        "storage": {"seconds": storage, "used": 0.0},
+        "client": {"seconds": client, "used": 0.0},
+    }
+
+
+def one_pass(factor: float = 1.0, piece: float = 1.0) -> dict[str, Any]:
+    """The costs above, times a factor, and what a piece took meanwhile."""
+    return {
+        name: {
+            **{key: factor * value for key, value in cost.items()},
+            "speeds": speeds(piece, piece),
+        }
+        for name, cost in COSTS.items()
+    }
+
+
 FAST, SLOW = 1e6, 1e3
-FULL = {"link": 0.0, "storage": 1.0, "client": 1.0}
 
 
 # -- one job ----------------------------------------------------------------
@@ -126,7 +150,9 @@ def test_samples_by_cut_are_those_between_two_times() -> None:
     assert by_cut([job, job], 10.0, 25.0) == {"0": 16, "9": 16}
 
 
-def phase(rate: float, lost: int = 0, busy: float = 1.0) -> dict[str, Any]:
+def phase(
+    rate: float, lost: int = 0, busy: float = 1.0, piece: float = 1.0
+) -> dict[str, Any]:
     job = {
         "epochs": [{"lost": lost, "doubled": 0}],
         "fallbacks": 1,
@@ -134,6 +160,7 @@ def phase(rate: float, lost: int = 0, busy: float = 1.0) -> dict[str, Any]:
     }
     return {
         "samples_per_second": rate,
+        "speeds": speeds(piece, piece),
         "used": {"link": 0.9, "storage": busy, "client": 0.5},
         "by_cut": {"0": 100, "9": 50},
         "plan_changes_per_minute": [4.0, 8.0],
@@ -150,48 +177,74 @@ def test_samples_are_dearer_by_what_they_took_more_than_alone() -> None:
     assert dearer(other, COSTS) == found
 
 
-def test_what_is_idle_is_missing_and_what_is_dearer_is_not() -> None:
-    # Alone, both tiers at their limits: 100 streamed and 50 pushed.
-    alone = contender([{**phase(150.0), "used": FULL}] * 2, COSTS, FAST)
-    assert alone["ratio"] == pytest.approx(1.0)
-    slow = contender([{**phase(120.0), "used": FULL}] * 2, COSTS, FAST)
-    assert slow["dearer"] == pytest.approx({"storage": 1.25, "client": 1.25})
-    assert slow["ratio"] == pytest.approx(1.0)
-    idle = {"link": 0.0, "storage": 0.8, "client": 0.8}
-    idling = contender([{**phase(120.0), "used": idle}] * 2, COSTS, FAST)
-    assert idling["dearer"] == pytest.approx({"storage": 1.0, "client": 1.0})
-    assert idling["ratio"] == pytest.approx(0.8)
+def test_optimum_is_that_at_the_speed_of_the_phase() -> None:
+    # A piece takes twice as long while costs are twice as high.
+    passes = [one_pass(2.0, piece=2.0), one_pass()]
+    costs = at_speed(passes, speeds())
+    assert costs["stream"]["client_seconds"] == pytest.approx(0.01)
+    assert costs["cut-9"]["storage_seconds"] == pytest.approx(0.02)
+    phases = [phase(150.0), phase(60.0, piece=2.0)]
+    found = contender(phases, passes, FAST)
+    assert found["optimum"] == pytest.approx((150 + 75) / 2)
+    assert found["ratios"] == pytest.approx([1.0, 0.8])
+    assert found["ratio"] == pytest.approx(0.9)
+    assert found["interval"] == pytest.approx((0.8, 1.0))
 
 
-def test_a_way_not_worth_it_is_missing_as_well() -> None:
-    dear = {**COSTS, "cut-7": {**PUSH, "storage_seconds": 0.04}}
-    wrong = {**phase(125.0), "by_cut": {"0": 100, "7": 25}, "used": FULL}
-    assert contender([wrong] * 2, dear, FAST)["ratio"] == pytest.approx(
-        125 / 150
+def test_each_tier_has_a_speed_of_its_own() -> None:
+    found = at_speed([one_pass()], speeds(storage=2.0))
+    assert found["cut-9"]["storage_seconds"] == pytest.approx(0.04)
+    assert found["stream"] == pytest.approx(COSTS["stream"])
+
+
+def test_samples_dearer_than_the_cores_are_slow_count_against_jobs() -> None:
+    slow = contender([phase(100.0), phase(100.0)], [one_pass()], FAST)
+    assert slow["ratio"] == pytest.approx(100 / 150)
+    assert slow["dearer"]["storage"] == pytest.approx(1.5)
+    same = contender([phase(100.0, piece=1.5)] * 2, [one_pass()], FAST)
+    assert same["ratio"] == pytest.approx(1.0)
+    assert same["dearer"]["storage"] == pytest.approx(1.0)
+
+
+def test_what_speedometers_use_is_not_to_be_had() -> None:
+    read = speeds()
+    read["client"]["used"] = 0.1
+    assert joint_optimum(COSTS, FAST, read) == pytest.approx(140.0)
+
+
+def test_speed_is_the_median_of_the_pieces_of_a_time() -> None:
+    readings = [
+        Reading(float(time), seconds)
+        for time, seconds in enumerate([9.0, 0.1, 0.2, 0.6, 9.0])
+    ]
+    assert summary(readings, 1.0, 4.0) == pytest.approx(
+        {"seconds": 0.2, "used": 0.3}
     )
+    with pytest.raises(ValueError, match="no reading of the speed in"):
+        summary(readings, 1.25, 1.75)
+
+
+def test_a_piece_of_work_takes_cpu_time() -> None:
+    work = Piece()
+    before = time.thread_time()
+    for _ in range(20):
+        work.do()
+    assert 1e-5 < (time.thread_time() - before) / 20 < 1.0
 
 
 def test_verdict_is_of_all_passes_and_rounds() -> None:
-    slower, faster = (
-        {
-            name: {key: factor * value for key, value in cost.items()}
-            for name, cost in COSTS.items()
-        }
-        for factor in (1.5, 0.5)
-    )
+    passes = [one_pass(1.5), one_pass(0.5)]
     rounds = [
         {"auto": phase(130.0), "joint": phase(125.0, lost=1)},
         {"auto": phase(150.0), "joint": phase(150.0)},
     ]
-    found = judge([slower, faster], phase(90.0, lost=3), rounds, FAST)
-    assert found["alone"]["stages"] == mean_costs([slower, faster])
+    found = judge(passes, phase(90.0, lost=3), rounds, FAST)
+    assert found["alone"]["stages"] == mean_costs(passes)
     assert found["alone"]["optimum"] == pytest.approx(150.0)
     assert found["alone"]["optima"] == pytest.approx([100.0, 300.0])
     assert found["alone"]["ratio"] == pytest.approx(140 / 150)
     assert found["samples_per_second"] == pytest.approx(140.0)
-    assert found["ratio"] == pytest.approx(sum(found["ratios"]) / 2)
-    low, high = found["interval"]
-    assert [low, high] == pytest.approx(sorted(found["ratios"]))
+    assert found["ratios"] == pytest.approx([130 / 150, 1.0])
     assert found["joint"]["samples_per_second"] == pytest.approx(137.5)
     assert found["joint"]["regret"] == pytest.approx(1 - (1.04 + 1) / 2)
     assert found["plan_changes_per_minute"] == [4.0, 8.0]
@@ -205,11 +258,12 @@ def test_report_of_tenants_has_every_round_and_the_verdict() -> None:
         {
             "rounds": rounds,
             "goal": tenants.GOAL,
-            **judge([COSTS, COSTS], phase(90.0), rounds, FAST),
+            **judge([one_pass()] * 2, phase(90.0), rounds, FAST),
         }
     )
     assert "round 2: auto: 150.0 samples/s; used: link 90 %" in text
     assert "0 samples lost, 0 doubled; 10 spans fell back" in text
-    assert "(150.0 to 150.0): 1.000 of it; goal 0.95" in text
-    assert "joint: together 120.0 samples/s, 0." in text
-    assert "dearer than alone: storage 1.00, client 0.50" in text
+    assert "(150.0 to 150.0); auto has 1.000 of it" in text
+    assert "joint: together 120.0 samples/s, 0.800 of the joint" in text
+    assert "auto: together 150.0 samples/s, 1.000 of the joint" in text
+    assert "dearer than alone: storage 1.00, client 0.50; goal 0.95" in text
