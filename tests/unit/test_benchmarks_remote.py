@@ -12,11 +12,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from benchmarks import adaptation, cell_run, folders, tenants
+from benchmarks import adaptation, cell_run, folders, tenants, worker
 from benchmarks.client_tier import ClientTier
 from benchmarks.network import FRAME_BYTES, PAYLOAD_BYTES, tbf
 from benchmarks.remote import Remote, RemoteError
 from benchmarks.speedometer import Speedometer
+from benchmarks.stream_client import StreamClient
 
 from hapi_cluster.identity import ProcessIdentity
 
@@ -128,9 +129,17 @@ def test_the_rate_is_of_payload_and_headers_come_on_top() -> None:
     assert int(words[words.index("burst") + 1]) >= FRAME_BYTES
 
 
-@pytest.mark.parametrize("module", [adaptation, cell_run, tenants])
+@pytest.mark.parametrize(
+    ("module", "answerer"),
+    [
+        (adaptation, ClientTier),
+        (cell_run, ClientTier),
+        (tenants, ClientTier),
+        (worker, StreamClient),
+    ],
+)
 def test_every_question_of_the_benches_is_answered(
-    module: ModuleType,
+    module: ModuleType, answerer: type
 ) -> None:
     questions = [
         node
@@ -143,8 +152,8 @@ def test_every_question_of_the_benches_is_answered(
     for question in questions:
         do = question.args[1]
         assert isinstance(do, ast.Constant)
-        answerer = Speedometer if do.value == "read" else ClientTier
-        signature = inspect.signature(getattr(answerer, str(do.value)))
+        asked = Speedometer if do.value == "read" else answerer
+        signature = inspect.signature(getattr(asked, str(do.value)))
         names = {each.arg: None for each in question.keywords if each.arg}
         # Whoever spreads a mapping may ask for more.
         spreads = len(names) < len(question.keywords)

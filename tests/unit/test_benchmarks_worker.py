@@ -1,0 +1,228 @@
+"""``benchmarks.worker``: its loop, its clients, and what it makes of both."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from benchmarks import tight_loop
+from benchmarks.stream_client import StreamClient
+from benchmarks.worker import (
+    ROOT,
+    arguments_of,
+    cell,
+    report,
+    running_worker,
+    thread_splits,
+)
+
+import worker_under_test
+from photos import shard
+from worker_under_test import small_package
+
+NUM_SAMPLES = 12
+SECONDS = 1.0
+
+
+@pytest.fixture(scope="module")
+def tar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tars") / "shard.tar"
+    path.write_bytes(shard(NUM_SAMPLES, size=80))
+    return path
+
+
+# -- the loop ---------------------------------------------------------------
+
+
+def test_loop_imports_nothing_of_ours() -> None:
+    tree = ast.parse(inspect.getsource(tight_loop))
+    modules = {
+        name
+        for node in ast.walk(tree)
+        for name in (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else [each.name for each in node.names]
+            if isinstance(node, ast.Import)
+            else []
+        )
+    }
+    assert "torch" in modules
+    assert not [name for name in modules if name.startswith("hapi")]
+    assert not [name for name in modules if name.startswith("benchmarks")]
+
+
+@pytest.mark.parametrize("decode_threads", [0, 2])
+def test_loop_runs_the_model_on_decoded_photographs(
+    tar: Path, decode_threads: int
+) -> None:
+    settings = {
+        "tar": str(tar),
+        "model": "mobilenet_v3_small",
+        "head": "classifier",
+        "device": "cpu",
+        "batch": 2,
+        "channels_last": True,
+        "decode_threads": decode_threads,
+        "forward_threads": 1,
+        "torch_threads": 1,
+        "seconds": SECONDS,
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.tight_loop"],
+        input=json.dumps(settings),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=60,
+        cwd=ROOT,
+    )
+    assert json.loads(done.stdout)["samples_per_second"] > 0
+
+
+def test_threads_share_the_cores_in_every_way_once() -> None:
+    splits = thread_splits(2)
+    as_tuples = [tuple(each.values()) for each in splits]
+    assert len(set(as_tuples)) == len(splits)
+    assert (0, 2, 1) in as_tuples  # each thread decodes and computes
+    assert (1, 1, 1) in as_tuples
+    assert (2, 1, 2) in as_tuples
+    assert all(each["forward_threads"] >= 1 for each in splits)
+
+
+# -- the clients ------------------------------------------------------------
+
+
+def test_clients_read_shard_after_shard(tar: Path, tmp_path: Path) -> None:
+    package = tmp_path / "model.hapi"
+    package.write_bytes(small_package())
+    client = StreamClient()
+    with worker_under_test.running_worker(tmp_path) as worker:
+        client.open(
+            worker.config.socket,
+            "AUTH_bench",
+            str(package),
+            str(tar),
+            cut=1,
+            encoding="float16",
+        )
+        begin = time.monotonic()
+        found = client.run(begin, begin + SECONDS, streams=2)
+        assert worker.idle()
+    assert found["shards"] >= 2
+    assert found["refused"] == 0
+    times, counts = zip(*found["progress"], strict=True)
+    assert counts[-1] == NUM_SAMPLES * found["shards"]
+    assert list(counts) == sorted(counts)
+    assert begin <= times[0] < times[-1]
+    assert found["cpu_seconds"] > 0
+
+
+def test_clients_wait_for_places(tar: Path, tmp_path: Path) -> None:
+    package = tmp_path / "model.hapi"
+    package.write_bytes(small_package())
+    client = StreamClient()
+    options = {"max_streams": 2, "max_streams_per_account": 1}
+    with worker_under_test.running_worker(tmp_path, **options) as worker:
+        client.open(
+            worker.config.socket,
+            "AUTH_bench",
+            str(package),
+            str(tar),
+            cut=1,
+            encoding="float32",
+        )
+        begin = time.monotonic()
+        found = client.run(begin, begin + SECONDS, streams=3)
+    assert found["refused"] > 0
+    assert found["progress"][-1][1] == NUM_SAMPLES * found["shards"] > 0
+
+
+def test_damaged_photographs_end_the_benchmark(tmp_path: Path) -> None:
+    package, damaged = tmp_path / "model.hapi", tmp_path / "damaged.tar"
+    package.write_bytes(small_package())
+    damaged.write_bytes(shard(2, size=80).replace(b"\xff\xd8", b"\0\0"))
+    client = StreamClient()
+    with worker_under_test.running_worker(tmp_path) as worker:
+        client.open(
+            worker.config.socket,
+            "AUTH_bench",
+            str(package),
+            str(damaged),
+            cut=1,
+            encoding="float32",
+        )
+        now = time.monotonic()
+        with pytest.raises(ValueError, match="neither a JPEG nor a PNG"):
+            client.run(now, now + SECONDS, streams=1)
+
+
+# -- the verdict ------------------------------------------------------------
+
+
+def test_efficiency_is_the_median_of_paired_ratios() -> None:
+    rounds = [
+        {"engine": 80.0, "loop": 100.0, "client_seconds": 1e-4},
+        {"engine": 45.0, "loop": 50.0, "client_seconds": 1e-4},
+        {"engine": 95.0, "loop": 100.0, "client_seconds": 1e-4},
+    ]
+    sweep = [{"batch": 8, "samples_per_second": 100.0}]
+    found = cell("resnet18", 4, rounds, sweep)
+    assert found["efficiency"] == pytest.approx(0.9)
+    assert found["interval"] == pytest.approx((0.8, 0.95))
+    assert found["engine_samples_per_second"] == 80.0
+    assert found["loop_samples_per_second"] == 100.0
+    assert (found["rounds"], found["sweep"]) == (rounds, sweep)
+    assert (
+        "resnet18, 4 clients: 80.0 samples/s through the socket, 100.0 in the"
+        " loop: 0.900 (0.800 to 0.950); goal 0.9" in report([found], 0.9)
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--rounds", "1"], "--rounds is 1; two or more"),
+        (["--seconds", "0.5"], "must be 1 or more"),
+        (["--options", "max_batch"], "'max_batch' is not KEY=VALUE"),
+    ],
+)
+def test_arguments_that_cannot_be_are_named(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        arguments_of(arguments)
+    assert said in capsys.readouterr().err
+
+
+def test_models_are_those_of_the_device() -> None:
+    data = ["--data", "somewhere"]
+    assert arguments_of(data).models == ["resnet18", "mobilenet_v3_small"]
+    assert arguments_of([*data, "--device", "cuda"]).models == ["resnet50"]
+
+
+def test_worker_that_does_not_start_is_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        pytest.raises(ValueError, match=r"did not start \(status 2\)"),
+        running_worker(tmp_path, "cpu", ["no_such_option = 1"]),
+    ):
+        pytest.fail("it runs")
+    assert "no_such_option" in capfd.readouterr().err
+
+
+def test_worker_of_the_benchmark_ends_with_it(tmp_path: Path) -> None:
+    seen: Any = SimpleNamespace(path=None)
+    with running_worker(tmp_path, "cpu", ["max_batch = 4"]) as path:
+        seen.path = path
+        assert path.is_socket()
+    assert not seen.path.exists()
