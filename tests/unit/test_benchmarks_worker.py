@@ -26,7 +26,7 @@ from benchmarks.worker import (
 
 import worker_under_test
 from photos import shard
-from worker_under_test import small_package
+from worker_under_test import WorkerUnderTest, small_package
 
 NUM_SAMPLES = 12
 SECONDS = 1.0
@@ -101,19 +101,24 @@ def test_threads_share_the_cores_in_every_way_once() -> None:
 # -- the clients ------------------------------------------------------------
 
 
-def test_clients_read_shard_after_shard(tar: Path, tmp_path: Path) -> None:
-    package = tmp_path / "model.hapi"
+def opened(worker: WorkerUnderTest, tar: Path) -> StreamClient:
+    package = tar.with_name("model.hapi")
     package.write_bytes(small_package())
     client = StreamClient()
+    client.open(
+        worker.config.socket,
+        "AUTH_bench",
+        str(package),
+        str(tar),
+        cut=1,
+        encoding="float16",
+    )
+    return client
+
+
+def test_clients_read_shard_after_shard(tar: Path, tmp_path: Path) -> None:
     with worker_under_test.running_worker(tmp_path) as worker:
-        client.open(
-            worker.config.socket,
-            "AUTH_bench",
-            str(package),
-            str(tar),
-            cut=1,
-            encoding="float16",
-        )
+        client = opened(worker, tar)
         begin = time.monotonic()
         found = client.run(begin, begin + SECONDS, streams=2)
         assert worker.idle()
@@ -127,19 +132,9 @@ def test_clients_read_shard_after_shard(tar: Path, tmp_path: Path) -> None:
 
 
 def test_clients_wait_for_places(tar: Path, tmp_path: Path) -> None:
-    package = tmp_path / "model.hapi"
-    package.write_bytes(small_package())
-    client = StreamClient()
     options = {"max_streams": 2, "max_streams_per_account": 1}
     with worker_under_test.running_worker(tmp_path, **options) as worker:
-        client.open(
-            worker.config.socket,
-            "AUTH_bench",
-            str(package),
-            str(tar),
-            cut=1,
-            encoding="float32",
-        )
+        client = opened(worker, tar)
         begin = time.monotonic()
         found = client.run(begin, begin + SECONDS, streams=3)
     assert found["refused"] > 0
@@ -147,19 +142,10 @@ def test_clients_wait_for_places(tar: Path, tmp_path: Path) -> None:
 
 
 def test_damaged_photographs_end_the_benchmark(tmp_path: Path) -> None:
-    package, damaged = tmp_path / "model.hapi", tmp_path / "damaged.tar"
-    package.write_bytes(small_package())
+    damaged = tmp_path / "damaged.tar"
     damaged.write_bytes(shard(2, size=80).replace(b"\xff\xd8", b"\0\0"))
-    client = StreamClient()
     with worker_under_test.running_worker(tmp_path) as worker:
-        client.open(
-            worker.config.socket,
-            "AUTH_bench",
-            str(package),
-            str(damaged),
-            cut=1,
-            encoding="float32",
-        )
+        client = opened(worker, damaged)
         now = time.monotonic()
         with pytest.raises(ValueError, match="neither a JPEG nor a PNG"):
             client.run(now, now + SECONDS, streams=1)
