@@ -7,6 +7,7 @@ then a shard of photographs as a chunked body, while the features come back.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import threading
@@ -34,10 +35,15 @@ PAUSE_SECONDS = 0.02
 
 
 class UnixConnection(http.client.HTTPConnection):
-    """HTTP over a unix socket."""
+    """HTTP over a unix socket.
 
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=TIMEOUT_SECONDS)
+    Args:
+        path: of the socket.
+        timeout: seconds, of each step.
+    """
+
+    def __init__(self, path: str, timeout: float = TIMEOUT_SECONDS) -> None:
+        super().__init__("localhost", timeout=timeout)
         self._path = path
 
     def connect(self) -> None:
@@ -146,7 +152,8 @@ class StreamClient:
         connection.putheader("Transfer-Encoding", "chunked")
         connection.putheader("Connection", "close")
         connection.endheaders()
-        sender = threading.Thread(target=self._send, args=(connection.sock,))
+        sock = connection.sock
+        sender = threading.Thread(target=self._send, args=(sock,))
         sender.start()
         try:
             response = connection.getresponse()
@@ -160,6 +167,9 @@ class StreamClient:
             response.read()
             counter.shards += 1
         finally:
+            # A sender that waits for a worker nobody reads from must end.
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
             connection.close()
             sender.join()
 

@@ -164,7 +164,14 @@ def headless(model: str, head: str) -> nn.Module:
     return module
 
 
+def give_up(failure: threading.ExceptHookArgs) -> None:
+    """Ends the process: without that thread the others wait for ever."""
+    threading.__excepthook__(failure)
+    os._exit(1)
+
+
 def main() -> None:
+    threading.excepthook = give_up
     rate = Loop(**json.load(sys.stdin)).run()
     json.dump({"samples_per_second": rate}, sys.stdout)
     sys.stdout.flush()

@@ -203,14 +203,19 @@ class Bench:
             "device": self.options.device,
             "seconds": seconds or self.options.seconds,
         }
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.tight_loop"],
-            input=json.dumps(question),
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=LOOP_SECONDS,
-            cwd=ROOT,
-        )
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "benchmarks.tight_loop"],
+                input=json.dumps(question),
+                stdout=subprocess.PIPE,
+                text=True,
+                timeout=LOOP_SECONDS,
+                cwd=ROOT,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ValueError(
+                f"the loop with {settings} took more than {LOOP_SECONDS:g} s"
+            ) from error
         if done.returncode:
             raise ValueError(
                 f"the loop with {settings} ended with status"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.stream_client import UnixConnection
 from torch import nn
 
 from hapi_protocol.features import FeatureStreamReader, read_features
@@ -117,17 +118,6 @@ def pieces(data: bytes, size: int = 65536) -> Iterator[bytes]:
         yield data[start : start + size]
 
 
-class UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=TIMEOUT_SECONDS)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
 @dataclass
 class Answer:
     status: int
@@ -148,7 +138,7 @@ class Streaming:
     """A job's stream under way; the body is sent by a thread."""
 
     def __init__(self, path: str, job_id: str, body: Iterable[bytes]) -> None:
-        self.connection = UnixConnection(path)
+        self.connection = UnixConnection(path, TIMEOUT_SECONDS)
         self.connection.connect()
         self.socket = self.connection.sock
         self._body = body
@@ -203,7 +193,9 @@ class WorkerUnderTest:
         admin: bool = False,
     ) -> Answer:
         suffix = ".admin" if admin else ""
-        connection = UnixConnection(self.config.socket + suffix)
+        connection = UnixConnection(
+            self.config.socket + suffix, TIMEOUT_SECONDS
+        )
         try:
             # A refusal may come before the body was read.
             with contextlib.suppress(BrokenPipeError):

@@ -60,10 +60,9 @@ def test_loop_imports_nothing_of_ours() -> None:
     assert not [name for name in modules if name.startswith("benchmarks")]
 
 
-@pytest.mark.parametrize("decode_threads", [0, 2])
-def test_loop_runs_the_model_on_decoded_photographs(
+def run_loop(
     tar: Path, decode_threads: int
-) -> None:
+) -> subprocess.CompletedProcess[str]:
     settings = {
         "tar": str(tar),
         "model": "mobilenet_v3_small",
@@ -76,15 +75,22 @@ def test_loop_runs_the_model_on_decoded_photographs(
         "torch_threads": 1,
         "seconds": SECONDS,
     }
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", "benchmarks.tight_loop"],
         input=json.dumps(settings),
-        stdout=subprocess.PIPE,
+        capture_output=True,
         text=True,
-        check=True,
         timeout=60,
         cwd=ROOT,
     )
+
+
+@pytest.mark.parametrize("decode_threads", [0, 2])
+def test_loop_runs_the_model_on_decoded_photographs(
+    tar: Path, decode_threads: int
+) -> None:
+    done = run_loop(tar, decode_threads)
+    assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["samples_per_second"] > 0
 
 
@@ -149,6 +155,29 @@ def test_damaged_photographs_end_the_benchmark(tmp_path: Path) -> None:
         now = time.monotonic()
         with pytest.raises(ValueError, match="neither a JPEG nor a PNG"):
             client.run(now, now + SECONDS, streams=1)
+
+
+def test_nothing_hangs_when_a_client_gives_up(tmp_path: Path) -> None:
+    # More features than fit a socket that nobody reads, so that the worker
+    # stops to read as well, with most of the shard still to be sent.
+    damaged = tmp_path / "damaged.tar"
+    damaged.write_bytes(shard(300, size=240).replace(b"\xff\xd8", b"\0\0", 1))
+    options = {"buffer_bytes": 1 << 20, "stall_seconds": 60.0}
+    with worker_under_test.running_worker(tmp_path, **options) as worker:
+        client = opened(worker, damaged)
+        now = time.monotonic()
+        with pytest.raises(ValueError, match="neither a JPEG nor a PNG"):
+            client.run(now, now + SECONDS, streams=1)
+        assert time.monotonic() - now < 30
+        assert worker.idle()
+
+
+def test_loop_that_fails_ends(tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.tar"
+    damaged.write_bytes(shard(2, size=80).replace(b"\xff\xd8", b"\0\0"))
+    done = run_loop(damaged, decode_threads=1)
+    assert done.returncode == 1
+    assert "decode_jpeg" in done.stderr
 
 
 # -- the verdict ------------------------------------------------------------

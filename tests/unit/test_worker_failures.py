@@ -24,6 +24,7 @@ from hapi_worker.forward import Computed
 from hapi_worker.worker import load_validated
 from photos import shard
 from worker_under_test import (
+    TIMEOUT_SECONDS,
     Streaming,
     UnixConnection,
     WorkerUnderTest,
@@ -407,7 +408,7 @@ def test_upload_that_breaks_off_leaves_the_next_asker_to_upload(
 ) -> None:
     job = job_for(tar, package)
     assert worker.ask(job).code == "model_needed"
-    connection = UnixConnection(worker.config.socket)
+    connection = UnixConnection(worker.config.socket, TIMEOUT_SECONDS)
     connection.putrequest("PUT", "/models")
     connection.putheader(HEADER_IDENTITY, identity_of(package).to_json())
     connection.putheader("Content-Length", str(len(package)))

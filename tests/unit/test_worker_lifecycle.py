@@ -19,6 +19,7 @@ from hapi_worker.main import notify_systemd
 from hapi_worker.server import SocketInUseError, remove_stale_socket
 from photos import shard
 from worker_under_test import (
+    TIMEOUT_SECONDS,
     UnixConnection,
     job_for,
     pieces,
@@ -80,7 +81,7 @@ def test_signal_ends_the_worker_cleanly(
 ) -> None:
     assert process.notification() == "READY=1"
     for path in (process.socket, process.socket + ".admin"):
-        connection = UnixConnection(path)
+        connection = UnixConnection(path, TIMEOUT_SECONDS)
         connection.request("GET", "/healthz")
         assert connection.getresponse().status == 200
         connection.close()
