@@ -8,7 +8,6 @@ then a shard of photographs as a chunked body, while the features come back.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import socket
 import threading
 import time
@@ -26,30 +25,13 @@ from hapi_protocol.messages import (
     JobRequest,
     ModelIdentity,
 )
+from hapi_protocol.unix_http import UnixConnection
 
 CONTAINER = "bench"
 PIECE_BYTES = 65536
 TIMEOUT_SECONDS = 120.0
 BUSY_STATUSES = (429, 503)
 PAUSE_SECONDS = 0.02
-
-
-class UnixConnection(http.client.HTTPConnection):
-    """HTTP over a unix socket.
-
-    Args:
-        path: of the socket.
-        timeout: seconds, of each step.
-    """
-
-    def __init__(self, path: str, timeout: float = TIMEOUT_SECONDS) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
 
 
 class StreamClient:
@@ -147,7 +129,7 @@ class StreamClient:
         if status != 201:
             raise ValueError(f"POST /jobs: {status}: {answer!r}")
         grant = JobGrant.from_body(answer)
-        connection = UnixConnection(self._path)
+        connection = UnixConnection(self._path, TIMEOUT_SECONDS)
         connection.putrequest("POST", f"/jobs/{grant.job_id}")
         connection.putheader("Transfer-Encoding", "chunked")
         connection.putheader("Connection", "close")
@@ -186,7 +168,7 @@ class StreamClient:
     def _ask(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
     ) -> tuple[int, bytes]:
-        connection = UnixConnection(self._path)
+        connection = UnixConnection(self._path, TIMEOUT_SECONDS)
         try:
             connection.request(method, path, body, dict(headers))
             answer = connection.getresponse()

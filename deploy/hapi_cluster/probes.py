@@ -7,18 +7,9 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+from hapi_protocol.unix_http import UnixConnection
+
 PROBE_SECONDS = 2.0
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path, timeout: float) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
 
 
 def ask(
@@ -34,7 +25,7 @@ def ask(
     """
     connection: http.client.HTTPConnection
     if isinstance(address, Path):
-        connection = _UnixConnection(address, timeout_seconds)
+        connection = UnixConnection(address, timeout_seconds)
     else:
         connection = http.client.HTTPConnection(
             *address, timeout=timeout_seconds

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
-import socket
 from collections.abc import Mapping
 
 import requests
 
 from hapi_cluster import Cluster
+from hapi_protocol.unix_http import UnixConnection
 
 SECONDS = 60.0
 USERS = {
@@ -79,7 +78,7 @@ class Caller:
 def metrics(cluster: Cluster) -> dict[str, float]:
     """All samples of the worker's ``/metrics``, by name with labels."""
     address = f"{cluster.worker_socket}.admin"
-    connection = _UnixConnection(address)
+    connection = UnixConnection(address, SECONDS)
     try:
         connection.request("GET", "/metrics")
         text = connection.getresponse().read().decode()
@@ -90,14 +89,3 @@ def metrics(cluster: Cluster) -> dict[str, float]:
         name: float(value)
         for name, _, value in (line.rpartition(" ") for line in lines)
     }
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, address: str) -> None:
-        super().__init__("worker", timeout=SECONDS)
-        self._address = address
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(SECONDS)
-        self.sock.connect(self._address)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.stream_client import UnixConnection
 from torch import nn
 
 from hapi_protocol.features import FeatureStreamReader, read_features
@@ -25,6 +24,7 @@ from hapi_protocol.messages import (
     JobRequest,
     ModelIdentity,
 )
+from hapi_protocol.unix_http import UnixConnection
 from hapi_splitter.package import load_package, package_pieces
 from hapi_splitter.trace import SplitModel, split
 from hapi_splitter.transforms import ImageTransform
