@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import struct
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -186,6 +188,34 @@ def test_jpeg_of_endless_scans_is_refused() -> None:
     bomb = progressive[:start] + scan * 200 + end
     with pytest.raises(SampleError, match="more than 100 scans"):
         decode_image(bomb)
+
+
+@pytest.mark.parametrize("num_scans", [0, 1, 99, 100])
+def test_start_of_a_scan_is_found_at_any_place(num_scans: int) -> None:
+    marker = b"\xff\xda"
+    between = itertools.cycle((b"", b"\xff", b"\xda", b"\xda\xff", b"abc"))
+    pieces = [marker + next(between) for _ in range(num_scans)]
+    data = b"\xff\xd8\xff" + b"".join(pieces)
+    assert transforms._num_scans(data) == data.count(marker) >= num_scans
+
+
+def test_transform_builds_its_preset_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built = []
+    preset = ImageTransform.preset
+
+    def counted(transform: ImageTransform) -> Callable[..., torch.Tensor]:
+        built.append(transform)
+        return preset(transform)
+
+    monkeypatch.setattr(ImageTransform, "preset", counted)
+    image = decode_image(picture())
+    transforms._kept_preset.cache_clear()
+    for size in (20, 24, 20):
+        transform = ImageTransform(resize_size=size, crop_size=16)
+        assert torch.equal(transform(image), preset(transform)(image))
+    assert [each.resize_size for each in built] == [20, 24]
 
 
 def test_want_of_memory_is_no_property_of_the_sample(
