@@ -11,14 +11,21 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import fx
 
 from hapi_protocol.errors import UnsupportedError
 from hapi_splitter.batchwise import Batch, Value
+from hapi_splitter.folding import Folding, fold, kept
+from hapi_splitter.layout import (
+    arranged,
+    has_channels_last,
+    images_with_channels_last,
+)
 from hapi_splitter.lowering import lower
 from hapi_splitter.ops import operators
 from hapi_splitter.program import INPUT, Program
@@ -132,6 +139,7 @@ class FrozenGraph:
         names: one for each call, for :attr:`Cut.name`.
         transform: from a decoded image to a sample, if the region has one.
         digest: sha256 of the package, hexadecimal.
+        folding: of the program, for a fast region; else None.
     """
 
     def __init__(
@@ -142,6 +150,7 @@ class FrozenGraph:
         names: Sequence[str],
         transform: ImageTransform | None,
         digest: str,
+        folding: Folding | None = None,
     ) -> None:
         self.program = program
         self.weights = dict(weights)
@@ -150,6 +159,7 @@ class FrozenGraph:
         self.transform = transform
         self.digest = digest
         self.cuts = find_cuts(program, values, names)
+        self._folding = folding
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -163,17 +173,53 @@ class FrozenGraph:
     @property
     def parameter_bytes(self) -> int:
         """Bytes of all weights, which every cut shares."""
-        return sum(weight.nbytes for weight in self.weights.values())
+        return sum(weight.nbytes for weight in self._all_weights.values())
 
-    def prefix(self, cut: int) -> fx.GraphModule:
+    @property
+    def is_fast(self) -> bool:
+        """Whether its modules run other calls than the program has."""
+        return self._folding is not None
+
+    @property
+    def known(self) -> Mapping[int, Value]:
+        """What is known of each tensor, by id; those of :meth:`stretch`."""
+        folded = self._folding.values() if self._folding else {}
+        return {**dict(enumerate(self.values)), **folded}
+
+    @cached_property
+    def channels_last(self) -> frozenset[int]:
+        """Ids of the tensors and weights that are sure to lie so.
+
+        They do in a fast region on a CPU, seen from its input.
+        """
+        if self._folding is None:
+            return frozenset()
+        return images_with_channels_last(
+            self.stretch(INPUT),
+            self.known,
+            {n for n, w in self._all_weights.items() if has_channels_last(w)},
+        )
+
+    @property
+    def _all_weights(self) -> dict[int, torch.Tensor]:
+        folded = self._folding.weights if self._folding else {}
+        return {**self.weights, **folded}
+
+    def prefix(self, cut: int, keep: Collection[int] = ()) -> fx.GraphModule:
         """The storage side: ``[B, *input_shape]`` to ``[B, *cut.shape]``.
 
-        The result may be a view; with cut 0 it is the input itself.
+        The result may be a view, and of a fast region its channels may be
+        innermost in memory; with cut 0 it is the input itself.
+
+        Args:
+            cut: 0 to ``num_cuts``.
+            keep: ids of tensors of cuts that calls of their own must yield,
+                for those who look at them.
 
         Raises:
             UnsupportedError: ``cut_out_of_range``.
         """
-        return self._range(INPUT, self.node_at(cut))
+        return self._range(INPUT, self.node_at(cut), keep)
 
     def suffix(self, cut: int) -> fx.GraphModule:
         """The compute side: ``[B, *cut.shape]`` to the last cut's shape.
@@ -183,19 +229,30 @@ class FrozenGraph:
         """
         return self._range(self.node_at(cut), self.program.output)
 
-    def to(self, device: torch.device | str) -> FrozenGraph:
-        """The same region with its weights on ``device``."""
+    def to(
+        self, device: torch.device | str, fast: bool = False
+    ) -> FrozenGraph:
+        """The same region with its weights on ``device``.
+
+        Args:
+            device: of the weights.
+            fast: whether batch norms are folded into convolutions, and
+                weights laid out for the device. Its weights are copies
+                then, but of a region that is fast already, which stays so.
+        """
+        device = torch.device(device)
+        if self._folding is not None:
+            return self._arranged(self.weights, self._folding, device)
+        if fast:
+            folding = fold(self.program, self.weights)
+            ends = {cut.node for cut in self.cuts}
+            read = kept(self.program, folding, ends)
+            weights = {node: self.weights[node] for node in read}
+            return self._arranged(weights, folding, device, copy=True)
         moved = {
             node: weight.to(device) for node, weight in self.weights.items()
         }
-        return FrozenGraph(
-            self.program,
-            moved,
-            self.values,
-            self.names,
-            self.transform,
-            self.digest,
-        )
+        return self._with(moved, None)
 
     def node_at(self, cut: int) -> int:
         """Id of the tensor that is live at a cut.
@@ -211,5 +268,62 @@ class FrozenGraph:
             )
         return self.cuts[cut - 1].node if cut else INPUT
 
-    def _range(self, start: int, stop: int) -> fx.GraphModule:
-        return lower(self.program, self.values, self.weights, start, stop)
+    def stretch(self, start: int, keep: Collection[int] = ()) -> Program:
+        """The calls that are run from a tensor on, under the same ids.
+
+        Args:
+            start: id of a cut's tensor, or of the input.
+            keep: as for :meth:`prefix`.
+        """
+        if self._folding is None:
+            return self.program
+        return self._folding.applied(self.program, {start, *keep})
+
+    def fused_into(self, node: int) -> int:
+        """Id of the call after which a cut lies in a stretch that passes it.
+
+        That is the cut's own, or the one that its convolution is fused
+        into.
+        """
+        if self._folding is None:
+            return node
+        return self._folding.convolutions.get(node, node)
+
+    def _arranged(
+        self,
+        weights: Mapping[int, torch.Tensor],
+        folding: Folding,
+        device: torch.device,
+        copy: bool = False,
+    ) -> FrozenGraph:
+        folded = arranged(
+            folding.applied(self.program), folding.weights, device
+        )
+        return self._with(
+            arranged(self.program, weights, device, copy),
+            replace(folding, weights=folded),
+        )
+
+    def _with(
+        self, weights: Mapping[int, torch.Tensor], folding: Folding | None
+    ) -> FrozenGraph:
+        return FrozenGraph(
+            self.program,
+            weights,
+            self.values,
+            self.names,
+            self.transform,
+            self.digest,
+            folding,
+        )
+
+    def _range(
+        self, start: int, stop: int, keep: Collection[int] = ()
+    ) -> fx.GraphModule:
+        return lower(
+            self.stretch(start, keep),
+            self.values,
+            self._all_weights,
+            start,
+            stop,
+        )

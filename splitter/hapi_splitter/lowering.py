@@ -32,8 +32,8 @@ from hapi_splitter.shapes import arrange
 META_CALL = "hapi_call"
 """Key of a ``torch.fx`` node's ``meta``: the id of the tensor it yields."""
 
+BATCH_NORM = "aten._native_batch_norm_legit_no_training.default"
 _LINEAR = "aten.linear.default"
-_BATCH_NORM = "aten._native_batch_norm_legit_no_training.default"
 
 
 def lower(
@@ -48,7 +48,8 @@ def lower(
     Args:
         program: a checked program.
         values: of :func:`hapi_splitter.shapes.infer`.
-        weights: by id; shared with the module, not copied.
+        weights: by id, below 0 for those of folded calls; shared with the
+            module, not copied.
         start: the id whose tensor is the module's input ``[B, ...]``; no
             call after it may read data that is not derived from it.
         stop: the id whose tensor is the output.
@@ -190,7 +191,7 @@ class _Lowering:
 
     def _emit(self, call: Call, target: int | None) -> fx.Node:
         operator = operators()[call.op]
-        if call.op == _BATCH_NORM:
+        if call.op == BATCH_NORM:
             return self._batch_norm(call)
         args = call.args
         if target is not None and args[0] != Ref(target):
@@ -230,7 +231,7 @@ class _Lowering:
 
     def _tensor(self, node: int) -> fx.Node:
         if node not in self._nodes:
-            name = f"weight_{node}"
+            name = f"weight_{node}" if node > 0 else f"folded_{-node}"
             self._root.register_buffer(name, self._weights[node])
             self._nodes[node] = self._graph.get_attr(name)
         return self._nodes[node]

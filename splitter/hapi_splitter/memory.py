@@ -8,7 +8,8 @@ what may be a copy counts as one, buffers are reused exactly as
 
 Workspaces are upper bounds of what torch's CPU kernels allocate for float32
 (:data:`hapi_splitter.ops.PRODUCTS` take nothing else): packed copies of
-what a convolution reads and writes, or the columns of a small one; the
+what a convolution reads and writes, of its weight alone where images have
+their channels last, or the columns of a small one; the
 operands of a product broadcast to its leading dimensions; several score
 matrices of attention; int64 indices of max pooling; contiguous copies of
 what other kernels read, and copies in another dtype. Not counted are the
@@ -30,9 +31,10 @@ from hapi_splitter import batchwise as by
 from hapi_splitter.batchwise import Bound, Value
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.encodings import encoder_step
-from hapi_splitter.lowering import BufferReuse, needed
+from hapi_splitter.layout import CONVOLUTION, POOLS
+from hapi_splitter.lowering import BATCH_NORM, BufferReuse, needed
 from hapi_splitter.ops import VIEWS, operators
-from hapi_splitter.program import INPUT
+from hapi_splitter.program import INPUT, Call
 from hapi_splitter.shapes import bind, tensors_of
 
 Step: TypeAlias = tuple[int, int]
@@ -45,8 +47,13 @@ _MAY_COPY = frozenset(
         "aten._to_copy.default",
     }
 )
+_MAX_POOL = "aten.max_pool2d.default"
 _PACKED_CHANNELS = 16
 """oneDNN's blocked layouts round channels up to this."""
+_PACKED_RESULTS = 64
+"""And a weight's, of more than that, up to this."""
+_SCRATCH_BYTES = 256 * 1024
+"""Of a convolution for itself, whatever it reads."""
 _COLUMNS_ELEMENTS = 20480
 _COLUMNS_SAMPLES = 15
 _COLUMNS_KERNEL = 3
@@ -138,10 +145,10 @@ def steps(frozen: FrozenGraph, cut: int) -> Iterator[Step]:
     """The needs of the input alone, of each call of a prefix, and of what
     is left at its end, the input included."""
     stop = frozen.node_at(cut)
-    program, values = frozen.program, frozen.values
+    program, values = frozen.stretch(INPUT), frozen.values
     nodes = needed(program, INPUT, stop)
     reuse = BufferReuse(program, values, nodes, INPUT, stop)
-    known = dict(enumerate(values))
+    known = frozen.known
     table = operators()
     live = {INPUT}
     total = _need(values[INPUT])
@@ -154,7 +161,12 @@ def steps(frozen: FrozenGraph, cut: int) -> Iterator[Step]:
             live.add(node)
             total = _added(total, _need(values[node]))
         bound = bind(table[call.op], call.args, known)
-        yield _added(total, _workspace(call.op, bound, values[node]))
+        need = _workspace_of_images(
+            call, bound, values[node], frozen.channels_last
+        )
+        if need is None:
+            need = _workspace(call.op, bound, values[node])
+        yield _added(total, need)
         for dead in reuse.released_by(node):
             if dead in live:
                 live.remove(dead)
@@ -194,6 +206,32 @@ def _workspace(op: str, bound: Bound, result: Value) -> Step:
     return (0, 0) if op in VIEWS else _copies(op, bound, result)
 
 
+def _workspace_of_images(
+    call: Call, bound: Bound, result: Value, last: frozenset[int]
+) -> Step | None:
+    """Of what works on images with their channels last, if it does.
+
+    Args:
+        call: that yields ``result``.
+        bound: its arguments.
+        result: of the call.
+        last: ids of what has its channels last.
+    """
+    image, *others = call.refs()
+    if call.op == CONVOLUTION and others[0] in last:
+        found = _conv_workspace(bound, result)
+        if _reads_channels_last(bound):
+            copied = [] if image in last else [bound["input"]]
+            packed = _total([*copied, _packed_weight(bound)])
+            found = _added(packed, _columns(bound, result))
+        return _added(found, (_SCRATCH_BYTES, 0))
+    if image in last and call.op in POOLS:
+        return _indices(result) if call.op == _MAX_POOL else (0, 0)
+    if image in last and call.op == BATCH_NORM:
+        return _total([bound["running_mean"], bound["running_var"]])
+    return None
+
+
 def _copies(op: str, bound: Bound, result: Value) -> Step:
     """Of what a kernel reads: in its dtype, and in one piece."""
     as_they_lie = operators()[op].rule in _READ_AS_THEY_LIE
@@ -219,22 +257,69 @@ def _packed(value: Value) -> Value:
     return replace(value, shape=(first, channels, *value.shape[2:]))
 
 
-def _rounded_up(channels: int) -> int:
-    return -(-channels // _PACKED_CHANNELS) * _PACKED_CHANNELS
+def _rounded_up(channels: int, block: int = _PACKED_CHANNELS) -> int:
+    return -(-channels // block) * block
 
 
 def _conv_workspace(bound: Bound, result: Value) -> Step:
-    image, weight = bound["input"], bound["weight"]
-    packed = _total(map(_packed, (image, weight, result)))
-    kernel = weight.shape[2:]
+    image = _packed(_with_margin(bound))
+    packed = _total([image, _packed_weight(bound), _packed(result)])
+    return _added(packed, _columns(bound, result))
+
+
+def _packed_weight(bound: Bound) -> Value:
+    """With the channels of each of its groups rounded up."""
+    weight: Value = bound["weight"]
+    groups: int = bound["groups"]
+    if _is_depthwise(bound):
+        return replace(weight, shape=(_rounded_up(groups), *weight.shape[1:]))
+    yielded, read = weight.shape[0] // groups, weight.shape[1]
+    few = yielded <= _PACKED_CHANNELS
+    block = _PACKED_CHANNELS if few else _PACKED_RESULTS
+    channels = groups * _rounded_up(yielded, block)
+    return replace(
+        weight, shape=(channels, _rounded_up(read), *weight.shape[2:])
+    )
+
+
+def _with_margin(bound: Bound) -> Value:
+    """The image, as a kernel for single pixels is given it."""
+    image: Value = bound["input"]
+    if not _has_margin(bound):
+        return image
+    sides = [
+        side + 2 * margin
+        for side, margin in zip(image.shape[2:], bound["padding"], strict=True)
+    ]
+    return replace(image, shape=(*image.shape[:2], *sides))
+
+
+def _has_margin(bound: Bound) -> bool:
+    single = math.prod(bound["weight"].shape[2:]) == 1
+    return single and any(bound["padding"])
+
+
+def _is_depthwise(bound: Bound) -> bool:
+    weight: Value = bound["weight"]
+    return (bound["groups"], 1) == weight.shape[:2]
+
+
+def _reads_channels_last(bound: Bound) -> bool:
+    """Whether oneDNN takes images as they lie, its channels last."""
+    image: Value = bound["input"]
+    grouped = bound["groups"] > 1 and not _is_depthwise(bound)
+    return image.shape[1] > 1 and not grouped and not _has_margin(bound)
+
+
+def _columns(bound: Bound, result: Value) -> Step:
+    image, kernel = bound["input"], bound["weight"].shape[2:]
     size = max(image.num_elements, 1)
     samples = min(_COLUMNS_ELEMENTS // size, _COLUMNS_SAMPLES)
-    if samples == 0 or max(kernel) > _COLUMNS_KERNEL:
-        return packed
+    if samples == 0 or min(kernel) > _COLUMNS_KERNEL:
+        return (0, 0)
     rows = image.shape[1] * math.prod(kernel)
     places = math.prod((result.shape[0], *result.shape[2:]))
-    columns = samples * rows * places * result.dtype.itemsize
-    return _added(packed, (columns, 0))
+    return samples * rows * places * result.dtype.itemsize, 0
 
 
 def _transposed_workspace(bound: Bound, result: Value) -> Step:
@@ -287,20 +372,23 @@ def _windows_workspace(bound: Bound, result: Value) -> Step:
 
 
 def _max_pool_workspace(bound: Bound, result: Value) -> Step:
-    indices = replace(result, dtype=torch.int64)
-    return _total([bound["self"], indices])
+    return _added(_need(bound["self"]), _indices(result))
+
+
+def _indices(result: Value) -> Step:
+    return _need(replace(result, dtype=torch.int64))
 
 
 _WORKSPACES: Mapping[str, Callable[[Bound, Value], Step]] = MappingProxyType(
     {
         "aten.conv1d.default": _conv_workspace,
-        "aten.conv2d.default": _conv_workspace,
+        CONVOLUTION: _conv_workspace,
         "aten.conv_transpose2d.input": _transposed_workspace,
         "aten.linear.default": _linear_workspace,
         "aten.matmul.default": _matmul_workspace,
         "aten.bmm.default": _matmul_workspace,
         "aten.scaled_dot_product_attention.default": _attention_workspace,
-        "aten.max_pool2d.default": _max_pool_workspace,
+        _MAX_POOL: _max_pool_workspace,
         "aten.im2col.default": _windows_workspace,
         "aten.col2im.default": _windows_workspace,
     }

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torchvision
 
-_PROTOCOL = 1
+_PROTOCOL = 2
 
 
 def enforce_exact() -> None:

@@ -81,6 +81,7 @@ def write_package(frozen: FrozenGraph, path: Path | str) -> PackageInfo:
 
     Raises:
         PackageError: when it passes 4 GiB.
+        ValueError: of a fast region.
         OSError: as opening and writing the file do.
     """
     path = Path(path)
@@ -107,7 +108,16 @@ def digest_of(frozen: FrozenGraph) -> str:
 
 
 def package_pieces(frozen: FrozenGraph) -> Iterator[bytes]:
-    """The bytes of a package, in pieces."""
+    """The bytes of a package, in pieces.
+
+    Raises:
+        ValueError: of a fast region.
+    """
+    if frozen.is_fast:
+        raise ValueError(
+            "a package cannot be written from a fast region; write it from "
+            "the one that this was made from"
+        )
     hapi = _dump(
         {
             "format": FORMAT,

@@ -192,14 +192,16 @@ def peak_bytes_by_cut(
 
 def _working_bytes(frozen: FrozenGraph) -> list[int]:
     # One walk to the last cut; :func:`needs_of` for each would be quadratic.
-    nodes = [INPUT, *needed(frozen.program, INPUT, frozen.program.output)]
+    program = frozen.stretch(INPUT)
+    nodes = [INPUT, *needed(program, INPUT, program.output)]
     needs = [
         constant + per_sample
         for constant, per_sample in steps(frozen, frozen.num_cuts)
     ]
     # The last step is what is left at the end, and no call's.
     highest = dict(zip(nodes, itertools.accumulate(needs, max), strict=False))
-    return [highest[frozen.node_at(cut)] for cut in range(frozen.num_cuts + 1)]
+    cuts = range(frozen.num_cuts + 1)
+    return [highest[frozen.fused_into(frozen.node_at(cut))] for cut in cuts]
 
 
 def _allocated_bytes(frozen: FrozenGraph, device: torch.device) -> int:
@@ -283,7 +285,10 @@ class _Region:
         self.timer = timer_for(device, clock)
         self.module = frozen.prefix(frozen.num_cuts)
         self.walk = TimedWalk(self.module, self.timer)
-        self.places = [self.walk.positions[cut.node] for cut in frozen.cuts]
+        self.places = [
+            self.walk.positions[frozen.fused_into(cut.node)]
+            for cut in frozen.cuts
+        ]
         """Number of the call that yields each cut's tensor."""
 
 

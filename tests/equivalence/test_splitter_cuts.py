@@ -58,10 +58,13 @@ def subject(request: pytest.FixtureRequest) -> Subject:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("fast", [False, True], ids=["plain", "fast"])
 def test_prefix_then_suffix_then_tail_equals_model_at_every_cut(
-    subject: Subject,
+    subject: Subject, fast: bool
 ) -> None:
-    parts, loaded = subject.parts, subject.loaded
+    parts, loaded, local = subject.parts, subject.loaded, subject.parts.frozen
+    if fast:
+        loaded, local = (r.to("cpu", fast=True) for r in (loaded, local))
     assert loaded.cuts[-1].shape == subject.reference.features
     samples = subject.samples()
     with torch.inference_mode():
@@ -76,7 +79,7 @@ def test_prefix_then_suffix_then_tail_equals_model_at_every_cut(
             assert tuple(crossing.shape[1:]) == cut.shape
             assert crossing[0].nbytes == cut.bytes_per_sample
             with threads(2):
-                features = parts.frozen.suffix(cut.index)(crossing)
+                features = local.suffix(cut.index)(crossing)
                 assert_equivalent(parts.tail(features), expected)
 
 
@@ -93,13 +96,19 @@ def test_loaded_package_equals_exported_region_bit_for_bit(
     assert package_bytes(loaded) == subject.data
 
 
+@pytest.mark.parametrize("fast", [False, True], ids=["plain", "fast"])
 def test_prefix_and_suffix_leave_input_and_weights_alone(
-    subject: Subject,
+    subject: Subject, fast: bool
 ) -> None:
     frozen = subject.loaded
+    if fast:
+        frozen = frozen.to("cpu", fast=True)
     samples = subject.samples()[:1]
     kept = samples.clone()
-    digest = frozen.digest
+    weights = {
+        name: buffer.clone()
+        for name, buffer in frozen.suffix(0).named_buffers()
+    }
     with torch.inference_mode():
         for cut in frozen.cuts[::3]:
             crossing = frozen.prefix(cut.index)(samples).clone()
@@ -107,7 +116,9 @@ def test_prefix_and_suffix_leave_input_and_weights_alone(
             frozen.suffix(cut.index)(crossing)
             assert torch.equal(crossing, before), cut
     assert torch.equal(samples, kept)
-    assert digest_of(frozen) == digest
+    for name, buffer in frozen.suffix(0).named_buffers():
+        assert torch.equal(buffer, weights[name]), name
+    assert digest_of(subject.loaded) == subject.loaded.digest
 
 
 def test_user_module_with_branches_is_equivalent_at_every_cut() -> None:
@@ -115,13 +126,14 @@ def test_user_module_with_branches_is_equivalent_at_every_cut() -> None:
     model = BranchedNet().eval()
     parts = split(model, "mix", sample_shape=(3, 16, 16))
     samples = torch.randn(4, 3, 16, 16)
+    assert parts.frozen.num_cuts > 3
     with torch.inference_mode():
         expected = model(samples)
-        assert parts.frozen.num_cuts > 3
-        for cut in parts.frozen.cuts:
-            crossing = parts.frozen.prefix(cut.index)(samples)
-            features = parts.frozen.suffix(cut.index)(crossing)
-            assert_equivalent(parts.tail(features), expected)
+        for frozen in (parts.frozen, parts.frozen.to("cpu", fast=True)):
+            for cut in frozen.cuts:
+                crossing = frozen.prefix(cut.index)(samples)
+                features = frozen.suffix(cut.index)(crossing)
+                assert_equivalent(parts.tail(features.contiguous()), expected)
 
 
 def test_cut_zero_and_the_last_cut_are_the_ends_of_the_region() -> None:

@@ -363,7 +363,7 @@ def test_encoder_step_grows_with_one_sample_and_is_bounded(
 def test_numerics_tag_names_class_versions_and_device() -> None:
     version = ".".join(torch.__version__.split(".")[:2])
     tag = numerics_tag("cpu")
-    assert tag.startswith("exact;protocol=1;")
+    assert tag.startswith("exact;protocol=2;")
     assert f"torch={version};" in tag
     assert tag.endswith(";device=cpu")
     assert numerics_tag("cuda:1").endswith(";device=cuda")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -77,8 +78,17 @@ def branched_region() -> FrozenGraph:
     return split(BranchedNet(), "mix", sample_shape=(3, 16, 16)).frozen
 
 
+def fast_region() -> FrozenGraph:
+    """With a cut between a convolution and its batch norm."""
+    return small_region().to(CPU, fast=True)
+
+
 def test_seconds_reach_every_cut_and_never_fall() -> None:
-    frozen = small_region()
+    assert_seconds_reach_every_cut(small_region())
+    assert_seconds_reach_every_cut(fast_region())
+
+
+def assert_seconds_reach_every_cut(frozen: FrozenGraph) -> None:
     profiles = profile_region(frozen, CPU, batches=(4, 1, 4))
     assert [each.batch for each in profiles] == [1, 4]
     for each in profiles:
@@ -105,8 +115,24 @@ def test_cuts_share_the_seconds_of_the_whole_forward() -> None:
         assert only.cut_seconds[cut.index] == pytest.approx(share)
 
 
-def test_region_is_the_same_bit_for_bit_afterwards() -> None:
-    frozen = branched_region()
+def test_cut_that_is_folded_away_costs_what_its_batch_norm_does() -> None:
+    frozen = fast_region()
+    (only,) = profile_region(
+        frozen, CPU, batches=(2,), budget_seconds=1000, clock=Ticks()
+    )
+    # One call is folded away, and one looks up the batch's size.
+    num_calls = len(frozen.program.calls)
+    convolved, normalised, following = only.cut_seconds[1:4]
+    assert convolved == normalised == pytest.approx(2 / num_calls)
+    assert following == pytest.approx(3 / num_calls)
+    assert only.cut_seconds[-1] == 1.0
+
+
+@pytest.mark.parametrize("build", [branched_region, fast_region])
+def test_region_is_the_same_bit_for_bit_afterwards(
+    build: Callable[[], FrozenGraph],
+) -> None:
+    frozen = build()
     samples = torch.randn(3, *frozen.input_shape)
     with torch.inference_mode():
         expected = frozen.prefix(frozen.num_cuts)(samples)
@@ -220,6 +246,18 @@ def test_outputs_are_those_of_each_prefix() -> None:
         assert torch.equal(samples, kept)
 
 
+def test_outputs_of_a_fast_region_are_those_of_each_prefix() -> None:
+    frozen = fast_region()
+    samples = torch.randn(3, *frozen.input_shape)
+    found = prefix_outputs(frozen, samples, range(frozen.num_cuts + 1))
+    assert found.keys() == set(range(frozen.num_cuts + 1))
+    for cut, tensor in found.items():
+        with torch.inference_mode():
+            expected = frozen.prefix(cut)(samples)
+        atol = 1e-5 * expected.abs().max().item()
+        torch.testing.assert_close(tensor, expected, rtol=1e-4, atol=atol)
+
+
 def test_outputs_of_some_cuts_need_no_more_than_the_last_of_them() -> None:
     frozen = small_region()
     samples = torch.randn(2, *frozen.input_shape)
@@ -231,7 +269,7 @@ def test_outputs_of_some_cuts_need_no_more_than_the_last_of_them() -> None:
 
 
 def test_peak_bytes_are_those_of_each_prefix() -> None:
-    for frozen in (small_region(), branched_region()):
+    for frozen in (small_region(), branched_region(), fast_region()):
         found = peak_bytes_by_cut(frozen, CPU)
         needs = [needs_of(frozen, c) for c in range(frozen.num_cuts + 1)]
         assert list(found) == [each.peak_bytes(1) for each in needs]
