@@ -49,7 +49,8 @@ class FrozenRegion:
     Attributes:
         tail: the trainable rest.
         freeze: what is frozen, in words.
-        local: the region with its weights on the device.
+        local: the region as it runs fastest on the device, with weights
+            of its own there.
         forward_samples: of one forward here.
         num_cuts: cut ``num_cuts`` is the whole region.
 
@@ -69,7 +70,7 @@ class FrozenRegion:
         parts = split(model, freeze, transform=self._transform)
         # The package is written from the CPU, before anything moves.
         self._graph = parts.frozen
-        self.local = parts.frozen.to(device)
+        self.local = parts.frozen.to(device, fast=True)
         self.tail: torch.nn.Module = parts.tail.to(device)
         self.freeze = parts.freeze
         self.device = device
@@ -124,7 +125,8 @@ class FrozenRegion:
             features: ``[n, *shape at cut]`` float32 on the CPU.
 
         Returns:
-            ``[n, *shape at the freeze point]`` float32 on the device.
+            ``[n, *shape at the freeze point]`` float32 on the device, in
+            one piece: a tail may view them in another shape.
         """
         if cut not in self._suffixes:
             self._suffixes[cut] = self.local.suffix(cut)
@@ -134,7 +136,8 @@ class FrozenRegion:
                 suffix(piece.to(self.device))
                 for piece in torch.split(features, self.forward_samples)
             ]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        found = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        return found.contiguous()
 
     def store(
         self,

@@ -1,0 +1,58 @@
+"""What of the frozen region the client computes itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from hapi_client.frozen import FrozenRegion
+from hapi_splitter.transforms import ImageTransform
+from reference_models import randomise_statistics
+
+CPU = torch.device("cpu")
+SMALL = ImageTransform(resize_size=36, crop_size=32)
+
+
+class Flat(nn.Module):
+    """A tail that takes its features for one piece of memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(6 * 30 * 30, 3)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.scores(features.view(features.size(0), 6 * 30 * 30))
+
+
+def frozen_part() -> nn.Module:
+    torch.manual_seed(0)
+    frozen = nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.Hardswish()
+    )
+    randomise_statistics(frozen)
+    return frozen.eval()
+
+
+def test_features_of_every_cut_are_finished_in_one_piece() -> None:
+    frozen = frozen_part()
+    region = FrozenRegion(
+        (frozen, Flat()), None, SMALL, CPU, forward_samples=2
+    )
+    images = torch.randn(3, 3, 32, 32)
+    with torch.inference_mode():
+        expected = frozen(images)
+        for cut in range(region.num_cuts + 1):
+            crossing = region.local.prefix(cut)(images).contiguous()
+            found = region.finish(cut, crossing)
+            found = found.view(3, *expected.shape[1:])
+            assert found.is_contiguous()
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+            assert region.tail(region.finish(cut, crossing)).shape == (3, 3)
+
+
+def test_region_is_computed_fast_and_stored_as_it_was_split() -> None:
+    region = FrozenRegion((frozen_part(), Flat()), None, SMALL, CPU)
+    assert region.local.is_fast
+    ops = [str(n.target) for n in region.local.suffix(0).graph.nodes]
+    assert not any("batch_norm" in op for op in ops)
+    assert region.parameter_bytes == 4 * (3 * 6 * 9 + 6 + 4 * 6)
