@@ -32,15 +32,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import torchvision
 from benchmarks.commands import exit_status, parser_of, require_data
 from benchmarks.folders import new_folder, remove_folder, remove_stale
 from benchmarks.regret import interval_of
@@ -48,13 +45,14 @@ from benchmarks.remote import Remote
 from benchmarks.results import machine, versions, write_json
 from benchmarks.shards import find_tars, write_shards
 from benchmarks.tenants import rate_of
+from benchmarks.worker_process import (
+    ROOT,
+    at_once,
+    client_process,
+    running_worker,
+    write_package,
+)
 
-from hapi_cluster.daemon import die_with
-from hapi_splitter.package import package_pieces
-from hapi_splitter.trace import split
-from hapi_splitter.transforms import ImageTransform
-
-ROOT = Path(__file__).resolve().parent.parent
 GOALS = {"cpu": 0.90, "cuda": 0.80}
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 SHARD_SAMPLES = 60
@@ -63,7 +61,6 @@ CLIENTS = (1, 4)
 STREAMS = 2
 ENCODING = "float32"
 WARM_SECONDS = 3.0
-START_SECONDS = 60.0
 LOOP_SECONDS = 120.0
 CONTENDERS = 2
 """Settings of the loop that take part in the rounds; the better one of each
@@ -118,7 +115,9 @@ class Bench:
 
     def run(self) -> Iterator[dict[str, Any]]:
         """The model's cells."""
-        package, cut = self._package()
+        package, cut = write_package(
+            self.folder, self.network.name, self.network.freeze
+        )
         sweep = self._sweep()
         best = sweep[:CONTENDERS]
         with ExitStack() as stack:
@@ -128,7 +127,7 @@ class Bench:
                 )
             )
             clients = [
-                stack.enter_context(_client(number))
+                stack.enter_context(client_process(f"client {number}"))
                 for number in range(max(CLIENTS))
             ]
             for client in clients:
@@ -158,19 +157,6 @@ class Bench:
                     )
         for count in CLIENTS:
             yield cell(self.network.name, count, rounds[count], sweep)
-
-    def _package(self) -> tuple[Path, int]:
-        torch.manual_seed(0)
-        model = torchvision.models.get_model(self.network.name, weights=None)
-        parts = split(
-            model.eval(),
-            self.network.freeze,
-            transform=ImageTransform(resize_size=256, crop_size=224),
-        )
-        path = self.folder / f"{self.network.name}.hapi"
-        with path.open("wb") as file:
-            file.writelines(package_pieces(parts.frozen))
-        return path, parts.frozen.num_cuts
 
     def _sweep(self) -> list[Settings]:
         """The loop's settings with what they reach, the best first."""
@@ -231,8 +217,7 @@ class Bench:
         def run(client: Remote) -> Any:
             return _ask(client, "run", begin=begin, end=end, streams=STREAMS)
 
-        with ThreadPoolExecutor(len(clients)) as pool:
-            done = list(pool.map(run, clients))
+        done = at_once(clients, run)
         samples = sum(each["progress"][-1][1] for each in done)
         return {
             "engine": rate_of([d["progress"] for d in done], counted, end),
@@ -273,44 +258,6 @@ def cell(
     }
 
 
-@contextmanager
-def running_worker(
-    folder: Path, device: str, options: Sequence[str]
-) -> Iterator[Path]:
-    """A worker with default options but for those given; its socket."""
-    path = folder / "worker.sock"
-    config = folder / "hapi-worker.conf"
-    config.write_text(
-        "\n".join(
-            [
-                "[hapi-worker]",
-                f"socket = {path}",
-                f"device = {device}",
-                "log_level = WARNING",
-                *options,
-                "",
-            ]
-        )
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hapi_worker.main", "--config", str(config)],
-        preexec_fn=die_with(os.getpid()),
-    )
-    try:
-        deadline = time.monotonic() + START_SECONDS
-        while not path.exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise ValueError(
-                    f"hapi-worker did not start (status {process.poll()});"
-                    " its error output stands above"
-                )
-            time.sleep(0.1)
-        yield path
-    finally:
-        process.terminate()
-        process.wait(START_SECONDS)
-
-
 def report(cells: Sequence[Mapping[str, Any]], goal: float) -> str:
     """One line for each cell."""
     return "\n".join(
@@ -321,17 +268,6 @@ def report(cells: Sequence[Mapping[str, Any]], goal: float) -> str:
         f"{each['interval'][1]:.3f}); goal {goal}"
         for each in cells
     )
-
-
-def _client(number: int) -> Remote:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.stream_client"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=ROOT,
-        start_new_session=True,
-    )
-    return Remote(process, f"client {number}")
 
 
 def _ask(client: Remote, do: str, **arguments: Any) -> Any:

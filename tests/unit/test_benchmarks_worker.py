@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +17,12 @@ import pytest
 from benchmarks import tight_loop
 from benchmarks.stream_client import StreamClient
 from benchmarks.worker import (
-    ROOT,
     arguments_of,
     cell,
     report,
-    running_worker,
     thread_splits,
 )
+from benchmarks.worker_process import ROOT, running_worker
 
 import worker_under_test
 from photos import shard
@@ -107,7 +107,9 @@ def test_threads_share_the_cores_in_every_way_once() -> None:
 # -- the clients ------------------------------------------------------------
 
 
-def opened(worker: WorkerUnderTest, tar: Path) -> StreamClient:
+def opened(
+    worker: WorkerUnderTest, tar: Path, owner: str | None = None
+) -> StreamClient:
     package = tar.with_name("model.hapi")
     package.write_bytes(small_package())
     client = StreamClient()
@@ -118,6 +120,7 @@ def opened(worker: WorkerUnderTest, tar: Path) -> StreamClient:
         str(tar),
         cut=1,
         encoding="float16",
+        owner=owner,
     )
     return client
 
@@ -145,6 +148,62 @@ def test_clients_wait_for_places(tar: Path, tmp_path: Path) -> None:
         found = client.run(begin, begin + SECONDS, streams=3)
     assert found["refused"] > 0
     assert found["progress"][-1][1] == NUM_SAMPLES * found["shards"] > 0
+
+
+def test_clients_wait_as_long_as_the_worker_says(
+    tar: Path, tmp_path: Path
+) -> None:
+    options = {"max_streams": 1}
+    with worker_under_test.running_worker(tmp_path, **options) as worker:
+        client = opened(worker, tar)
+        job = worker.ask(replace(client._job, charged_account="AUTH_other"))
+        assert job.status == 201
+        begun = time.monotonic()
+        found = client.run(begun, begun + SECONDS, streams=1)
+        # Once: it is not asked again before the two seconds are over.
+        assert (found["refused"], found["shards"]) == (1, 0)
+        assert SECONDS <= time.monotonic() - begun < 2 * SECONDS
+
+
+def test_clients_do_a_piece_of_work_and_say_what_it_cost(
+    tar: Path, tmp_path: Path
+) -> None:
+    with worker_under_test.running_worker(tmp_path) as worker:
+        client = opened(worker, tar)
+        begin = time.monotonic()
+        found = client.work(begin, streams=2, shards=3, limit=60.0)
+        elapsed = time.monotonic() - begin
+        assert found["shards"] == 3
+        assert found["progress"][-1][1] == 3 * NUM_SAMPLES
+        costs = [seconds for _, seconds in found["costs"]]
+        assert costs == sorted(costs)
+        # One thread for the forward and two that decode.
+        assert 0 < costs[-1] < 3 * elapsed
+        assert 0 < found["longest_seconds"] <= elapsed
+        assert found["uploads"] == 0
+        with pytest.raises(ValueError, match="0 of 2 shards came in 0 s"):
+            client.work(time.monotonic(), streams=1, shards=2, limit=0.0)
+
+
+def test_clients_upload_a_model_that_is_gone(
+    tar: Path, tmp_path: Path
+) -> None:
+    with worker_under_test.running_worker(tmp_path) as worker:
+        client = opened(worker, tar)
+    with worker_under_test.running_worker(tmp_path):
+        found = client.work(time.monotonic(), streams=2, shards=4, limit=60.0)
+        assert (found["shards"], found["uploads"]) == (4, 1)
+
+
+def test_clients_pay_with_another_account_than_the_owner(
+    tar: Path, tmp_path: Path
+) -> None:
+    with worker_under_test.running_worker(tmp_path) as worker:
+        client = opened(worker, tar, owner="AUTH_owner")
+        client.work(time.monotonic(), streams=1, shards=1, limit=60.0)
+    assert client._job.charged_account == "AUTH_bench"
+    assert client._job.model is not None
+    assert client._job.model.account == "AUTH_owner"
 
 
 def test_damaged_photographs_end_the_benchmark(tmp_path: Path) -> None:
