@@ -24,8 +24,8 @@ from benchmarks.tenants import rate_of
 from benchmarks.worker_process import (
     at_once,
     client_process,
+    package_model,
     running_worker,
-    write_package,
 )
 
 from hapi_protocol.messages import UNAUTHENTICATED_ACCOUNT
@@ -138,7 +138,7 @@ class Contention:
 
     def run(self) -> dict[str, Any]:
         """The scenario's entry in the results."""
-        package, cut = write_package(self.folder, self.model, FREEZE)
+        package, cut = package_model(self.folder, self.model, FREEZE)
         accounts = self.scenario.accounts
         options = [*self.scenario.options, *self.options]
         with ExitStack() as stack:

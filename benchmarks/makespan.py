@@ -21,8 +21,8 @@ from benchmarks.remote import Remote
 from benchmarks.worker_process import (
     at_once,
     client_process,
+    package_model,
     running_worker,
-    write_package,
 )
 
 MODELS = {
@@ -78,7 +78,7 @@ class Makespan:
     def run(self) -> dict[str, Any]:
         """The entry in the results."""
         packages = {
-            name: write_package(self.folder, name, freeze)
+            name: package_model(self.folder, name, freeze)
             for name, freeze in MODELS.items()
         }
         every = tenants()

@@ -119,7 +119,7 @@ class StreamClient:
             trans_id="benchmark",
         )
         deadline = time.monotonic() + TIMEOUT_SECONDS
-        if not _insist(self._upload, deadline, _Counter()):
+        if not _insist(self._upload, deadline, Counter()):
             raise ValueError(f"PUT /models: refused for {TIMEOUT_SECONDS:g} s")
 
     def run(self, begin: float, end: float, streams: int) -> dict[str, Any]:
@@ -174,9 +174,9 @@ class StreamClient:
         end: float,
         streams: int,
         more: Callable[[], bool],
-    ) -> _Counter:
+    ) -> Counter:
         time.sleep(max(0.0, begin - time.monotonic()))
-        counter = _Counter()
+        counter = Counter()
         threads = [
             threading.Thread(target=self._loop, args=(end, more, counter))
             for _ in range(streams)
@@ -190,7 +190,7 @@ class StreamClient:
         return counter
 
     def _loop(
-        self, end: float, more: Callable[[], bool], counter: _Counter
+        self, end: float, more: Callable[[], bool], counter: Counter
     ) -> None:
         try:
             while (
@@ -202,16 +202,19 @@ class StreamClient:
         except Exception as error:
             counter.failure = error
 
-    def _read_shard(self, counter: _Counter) -> None:
-        answer = self._ask("POST", "/jobs", self._job.to_body(), {})
-        if answer.needs_model:
-            self._upload(counter)
+    def _grant(self, counter: Counter) -> str:
+        while True:
             answer = self._ask("POST", "/jobs", self._job.to_body(), {})
+            if not answer.needs_model:
+                break
+            self._upload(counter)
         answer.check_free()
         if answer.status != 201:
             raise ValueError(f"POST /jobs: {answer.status}: {answer.body!r}")
-        grant = JobGrant.from_body(answer.body)
-        connection = self._start(grant.job_id)
+        return JobGrant.from_body(answer.body).job_id
+
+    def _read_shard(self, counter: Counter) -> None:
+        connection = self._start(self._grant(counter))
         sock = connection.sock
         sender = threading.Thread(target=self._send, args=(sock,))
         sender.start()
@@ -232,7 +235,7 @@ class StreamClient:
         connection.endheaders()
         return connection
 
-    def _receive(self, connection: UnixConnection, counter: _Counter) -> None:
+    def _receive(self, connection: UnixConnection, counter: Counter) -> None:
         response = connection.getresponse()
         if response.status != 200:
             answer = _answer(response)
@@ -255,7 +258,7 @@ class StreamClient:
         except OSError:
             return  # the reader of the answer says why
 
-    def _upload(self, counter: _Counter) -> None:
+    def _upload(self, counter: Counter) -> None:
         answer = self._ask(
             "PUT",
             "/models",
@@ -285,7 +288,7 @@ def _answer(response: http.client.HTTPResponse) -> Answer:
 
 
 def _insist(
-    attempt: Callable[[_Counter], None], end: float, counter: _Counter
+    attempt: Callable[[Counter], None], end: float, counter: Counter
 ) -> bool:
     """Tries again whenever the worker says so; whether it was done by then."""
     while True:
@@ -301,7 +304,7 @@ def _insist(
             return True
 
 
-class _Counter:
+class Counter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         now = time.monotonic()

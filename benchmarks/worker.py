@@ -49,8 +49,8 @@ from benchmarks.worker_process import (
     ROOT,
     at_once,
     client_process,
+    package_model,
     running_worker,
-    write_package,
 )
 
 GOALS = {"cpu": 0.90, "cuda": 0.80}
@@ -115,7 +115,7 @@ class Bench:
 
     def run(self) -> Iterator[dict[str, Any]]:
         """The model's cells."""
-        package, cut = write_package(
+        package, cut = package_model(
             self.folder, self.network.name, self.network.freeze
         )
         sweep = self._sweep()

@@ -20,7 +20,7 @@ from benchmarks.remote import Remote
 from hapi_cluster.daemon import die_with
 from hapi_protocol.unix_http import UnixConnection
 from hapi_splitter.cuts import FrozenGraph
-from hapi_splitter.package import package_pieces
+from hapi_splitter.package import write_package
 from hapi_splitter.trace import split
 from hapi_splitter.transforms import ImageTransform
 
@@ -106,12 +106,11 @@ def at_once(askees: Sequence[T], ask: Callable[[T], Any]) -> list[Any]:
         return list(pool.map(ask, askees))
 
 
-def write_package(folder: Path, name: str, freeze: str) -> tuple[Path, int]:
+def package_model(folder: Path, name: str, freeze: str) -> tuple[Path, int]:
     """A torchvision model with random weights as a package, and its cuts."""
     frozen = frozen_model(name, freeze)
     path = folder / f"{name}.hapi"
-    with path.open("wb") as file:
-        file.writelines(package_pieces(frozen))
+    write_package(frozen, path)
     return path, frozen.num_cuts
 
 
