@@ -122,20 +122,27 @@ class StreamClient:
         if not _insist(self._upload, deadline, Counter()):
             raise ValueError(f"PUT /models: refused for {TIMEOUT_SECONDS:g} s")
 
-    def run(self, begin: float, end: float, streams: int) -> dict[str, Any]:
+    def run(
+        self, begin: float, end: float, streams: int, grace: float = 0.0
+    ) -> dict[str, Any]:
         """Reads shard after shard.
 
         Args:
             begin, end: of the monotonic clock.
             streams: at a time.
+            grace: seconds after the end, in which those begun before are
+                still asked for again.
 
         Returns:
             ``progress`` as (time, samples so far), ``costs`` as (time,
             seconds of work so far), ``refused`` requests, ``uploads`` of the
             model, ``longest_seconds`` from a shard's first request to its
-            end, ``shards`` read, and ``cpu_seconds`` of this process.
+            end, ``shards`` read, ``unfinished`` ones, refused until the end,
+            and ``cpu_seconds`` of this process.
         """
-        counter = self._run(begin, end, streams, lambda: True)
+        counter = self._run(
+            begin, end + grace, streams, lambda: time.monotonic() < end
+        )
         return counter.found()
 
     def work(
@@ -199,6 +206,8 @@ class StreamClient:
                 begun = time.monotonic()
                 if _insist(self._read_shard, end, counter):
                     counter.end_shard(time.monotonic() - begun)
+                else:
+                    counter.give_up()
         except Exception as error:
             counter.failure = error
 
@@ -313,6 +322,7 @@ class Counter:
         self._costs: list[tuple[float, float]] = [(now, 0.0)]
         self._refused = 0
         self._longest = 0.0
+        self._unfinished = 0
         self.shards = 0
         self.uploads = 0
         self.failure: Exception | None = None
@@ -335,6 +345,10 @@ class Counter:
             self.shards += 1
             self._longest = max(self._longest, seconds)
 
+    def give_up(self) -> None:
+        with self._lock:
+            self._unfinished += 1
+
     def found(self) -> dict[str, Any]:
         return {
             "progress": self._progress,
@@ -343,6 +357,7 @@ class Counter:
             "uploads": self.uploads,
             "longest_seconds": self._longest,
             "shards": self.shards,
+            "unfinished": self._unfinished,
             "cpu_seconds": time.process_time() - self._before,
         }
 

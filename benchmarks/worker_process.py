@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,9 +34,22 @@ T = TypeVar("T")
 
 @contextmanager
 def running_worker(
-    folder: Path, device: str, options: Sequence[str]
+    folder: Path,
+    device: str,
+    options: Sequence[str],
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[Path]:
-    """A worker with default options but for those given; its socket."""
+    """A worker with default options but for those given; its socket.
+
+    Args:
+        folder: of socket and configuration.
+        device: an option of the worker.
+        options: further ones, as they stand in its file.
+        variables: of its environment, beside those of this process.
+
+    Raises:
+        ValueError: it does not start.
+    """
     path = folder / "worker.sock"
     config = folder / "hapi-worker.conf"
     config.write_text(
@@ -54,6 +67,7 @@ def running_worker(
     process = subprocess.Popen(
         [sys.executable, "-m", "hapi_worker.main", "--config", str(config)],
         preexec_fn=die_with(os.getpid()),
+        env={**os.environ, **(variables or {})},
     )
     try:
         deadline = time.monotonic() + START_SECONDS

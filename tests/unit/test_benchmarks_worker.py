@@ -162,7 +162,21 @@ def test_clients_wait_as_long_as_the_worker_says(
         found = client.run(begun, begun + SECONDS, streams=1)
         # Once: it is not asked again before the two seconds are over.
         assert (found["refused"], found["shards"]) == (1, 0)
+        assert found["unfinished"] == 1
         assert SECONDS <= time.monotonic() - begun < 2 * SECONDS
+
+
+def test_clients_end_what_they_began_in_a_time_of_grace(
+    tar: Path, tmp_path: Path
+) -> None:
+    options = {"max_streams": 1, "grant_seconds": 1.0}
+    with worker_under_test.running_worker(tmp_path, **options) as worker:
+        client = opened(worker, tar)
+        assert worker.ask(client._job).status == 201  # lapses unused
+        now = time.monotonic()
+        found = client.run(now, now + SECONDS, streams=1, grace=30.0)
+    assert (found["refused"], found["unfinished"]) == (1, 0)
+    assert found["shards"] == 1
 
 
 def test_clients_do_a_piece_of_work_and_say_what_it_cost(

@@ -1,0 +1,87 @@
+"""Peak memory of one forward pass, in a process that does nothing else.
+
+    python -m benchmarks.memory_probe < SETTINGS
+
+Standard input: JSON with ``package``, a file; ``cut``; ``batch``.  Standard
+output: JSON with ``measured_bytes``, by how much the peak of the resident set
+(VmHWM of proc(5)) during the forward pass is above the set before; and
+``predicted_bytes``, the working memory by hapi_splitter.memory.  Both hold the
+input, and neither the weights.
+
+A pass of one sample goes before, since code that torch loads at its first use
+is no activation; what it freed goes back to the system.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.memory import needs_of
+from hapi_splitter.package import load_package
+
+PEAK_RESET = "5"
+"""To clear_refs: the peak is the present size from now on."""
+
+
+def probe(package: str, cut: int, batch: int) -> dict[str, int]:
+    """See the module's text."""
+    torch.set_num_threads(1)
+    frozen = loaded(Path(package))
+    prefix = frozen.prefix(cut)
+    needs = needs_of(frozen, cut)
+    with torch.inference_mode():
+        prefix(samples(frozen, 1))
+        before = settled_bytes()
+        prefix(samples(frozen, batch))
+    return {
+        "measured_bytes": status_bytes("VmHWM") - before,
+        "predicted_bytes": needs.peak_bytes(batch) - needs.parameter_bytes,
+    }
+
+
+def loaded(package: Path) -> FrozenGraph:
+    """The region as a worker has it on a CPU."""
+    return load_package(bytearray(package.read_bytes())).to("cpu")
+
+
+def samples(frozen: FrozenGraph, batch: int) -> Any:
+    """``[batch, *input_shape]`` float32."""
+    return torch.ones(batch, *frozen.input_shape)
+
+
+def settled_bytes() -> int:
+    """The resident set, without what is free; the peak begins with it."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text(PEAK_RESET)
+    return status_bytes("VmRSS")
+
+
+def status_bytes(key: str, process: str = "self") -> int:
+    """A size in a process's status, of proc(5).
+
+    Raises:
+        ValueError: it has no such entry.
+    """
+    text = Path(f"/proc/{process}/status").read_text()
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name == key:
+            return int(value.split()[0]) * 1024
+    raise ValueError(f"/proc/{process}/status has no {key}")
+
+
+def main() -> None:
+    json.dump(probe(**json.load(sys.stdin)), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
