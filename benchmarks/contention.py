@@ -188,14 +188,15 @@ class Contention:
         begin = time.monotonic() + 0.5
         counted = begin + WARM_SECONDS
         end = counted + self.seconds
+        asked = {clients[each.name]: each for each in accounts}
 
-        def run(account: Account) -> Any:
-            return clients[account.name].ask(
+        def run(client: Remote) -> Any:
+            return client.ask(
                 "run",
                 seconds=ASK_SECONDS,
                 begin=begin,
                 end=end,
-                streams=account.streams,
+                streams=asked[client].streams,
             )
 
         found = {
@@ -205,7 +206,7 @@ class Contention:
                 "refused": done["refused"],
             }
             for account, done in zip(
-                accounts, at_once(accounts, run), strict=True
+                accounts, at_once(list(asked), run), strict=True
             )
         }
         self._note(found)

@@ -72,6 +72,8 @@ FIRST_BYTES = 96 << 20
 """Predicted for the first batch that is tried."""
 SPARE = 1.1
 PROBE_SECONDS = 600.0
+LEAST_MINUTES = 0.25
+"""In which there is something to compare."""
 MALLOC = "MALLOC_"
 QUICK = {"models": ["mobilenet_v3_small"], "repeats": 1, "quick": True}
 
@@ -259,8 +261,10 @@ def _check(parser: argparse.ArgumentParser, found: argparse.Namespace) -> None:
         if not variable.startswith(MALLOC) or "=" not in variable:
             parser.error(f"--malloc: {variable!r} is not {MALLOC}NAME=VALUE")
     if found.soak is not None:
-        if found.soak <= 0:
-            parser.error(f"--soak is {found.soak:g} minutes; above 0")
+        if found.soak < LEAST_MINUTES:
+            parser.error(
+                f"--soak is {found.soak:g} minutes; {LEAST_MINUTES:g} or more"
+            )
         require_data(parser, found)
 
 

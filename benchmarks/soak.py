@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -118,15 +119,23 @@ class Soak:
                 grace=GRACE_SECONDS,
             )
 
-        series = []
+        over = threading.Event()
         with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(at_once, clients, run)
-            while not running.done():
-                series.append((time.monotonic() - begin, _resident(pid)))
-                self._note(series)
-                time.sleep(SAMPLE_SECONDS)
-        minutes = [each for each in series if each[0] <= end - begin]
-        return running.result(), minutes
+            sampling = pool.submit(self._sample, pid, begin, over)
+            try:
+                done = at_once(clients, run)
+            finally:
+                over.set()
+        return done, [e for e in sampling.result() if e[0] <= end - begin]
+
+    def _sample(
+        self, pid: int, begin: float, over: threading.Event
+    ) -> list[tuple[float, float]]:
+        series: list[tuple[float, float]] = []
+        while not over.wait(SAMPLE_SECONDS):
+            series.append((time.monotonic() - begin, _resident(pid)))
+            self._note(series)
+        return series
 
     def _note(self, series: Series) -> None:
         seconds, resident = series[-1]

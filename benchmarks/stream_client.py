@@ -190,8 +190,12 @@ class StreamClient:
         ]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.join()
+        finally:
+            # Interrupted: they end after the shard that they are at.
+            counter.over.set()
         if counter.failure is not None:
             raise counter.failure
         return counter
@@ -201,7 +205,7 @@ class StreamClient:
     ) -> None:
         try:
             while (
-                time.monotonic() < end and counter.failure is None and more()
+                time.monotonic() < end and not counter.over.is_set() and more()
             ):
                 begun = time.monotonic()
                 if _insist(self._read_shard, end, counter):
@@ -210,6 +214,7 @@ class StreamClient:
                     counter.give_up()
         except Exception as error:
             counter.failure = error
+            counter.over.set()
 
     def _grant(self, counter: Counter) -> str:
         while True:
@@ -306,8 +311,8 @@ def _insist(
         except BusyError as busy:
             counter.refuse()
             again = time.monotonic() + busy.retry_after
-            time.sleep(max(0.0, min(again, end) - time.monotonic()))
-            if again >= end:
+            wait = max(0.0, min(again, end) - time.monotonic())
+            if counter.over.wait(wait) or again >= end:
                 return False
         else:
             return True
@@ -326,6 +331,7 @@ class Counter:
         self.shards = 0
         self.uploads = 0
         self.failure: Exception | None = None
+        self.over = threading.Event()
 
     def add(self, batch: FeatureBatch) -> None:
         seconds = sum(batch.timings.get(stage, 0.0) for stage in WORK_STAGES)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torchvision
@@ -28,8 +28,6 @@ ROOT = Path(__file__).resolve().parent.parent
 START_SECONDS = 60.0
 ASK_SECONDS = 5.0
 IMAGES = ImageTransform(resize_size=256, crop_size=224)
-
-T = TypeVar("T")
 
 
 @contextmanager
@@ -114,10 +112,21 @@ def client_process(name: str, module: str = "stream_client") -> Remote:
     return Remote(process, name)
 
 
-def at_once(askees: Sequence[T], ask: Callable[[T], Any]) -> list[Any]:
-    """What each answers to a question that is put to all at the same time."""
-    with ThreadPoolExecutor(len(askees)) as pool:
-        return list(pool.map(ask, askees))
+def at_once(
+    clients: Sequence[Remote], ask: Callable[[Remote], Any]
+) -> list[Any]:
+    """What each answers to a question that is put to all at the same time.
+
+    When one fails, or this process is to end, all clients end at once.
+    """
+    with ThreadPoolExecutor(len(clients)) as pool:
+        pending = [pool.submit(ask, client) for client in clients]
+        try:
+            return [each.result() for each in pending]
+        except BaseException:
+            with ThreadPoolExecutor(len(clients)) as closers:
+                list(closers.map(Remote.close, clients))
+            raise
 
 
 def package_model(folder: Path, name: str, freeze: str) -> tuple[Path, int]:

@@ -200,7 +200,7 @@ def test_limit_counts_uploads_and_streams(package: Path) -> None:
     [
         (["--repeats", "0"], "--repeats is 0; 1 or more"),
         (["--malloc", "ARENA=1"], "'ARENA=1' is not MALLOC_NAME=VALUE"),
-        (["--soak", "0"], "--soak is 0 minutes; above 0"),
+        (["--soak", "0"], "--soak is 0 minutes; 0.25 or more"),
         (["--options", "max_batch"], "'max_batch' is not KEY=VALUE"),
         (["--models", "alexnet"], "invalid choice: 'alexnet'"),
     ],

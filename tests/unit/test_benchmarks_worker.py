@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import os
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from benchmarks import tight_loop
+from benchmarks.remote import Remote, RemoteError
 from benchmarks.stream_client import StreamClient
 from benchmarks.worker import (
     arguments_of,
@@ -22,7 +24,12 @@ from benchmarks.worker import (
     report,
     thread_splits,
 )
-from benchmarks.worker_process import ROOT, running_worker
+from benchmarks.worker_process import (
+    ROOT,
+    at_once,
+    client_process,
+    running_worker,
+)
 
 import worker_under_test
 from photos import shard
@@ -314,3 +321,44 @@ def test_worker_of_the_benchmark_ends_with_it(tmp_path: Path) -> None:
         seen.path = path
         assert path.is_socket()
     assert not seen.path.exists()
+
+
+def test_clients_end_together_when_one_fails(tmp_path: Path) -> None:
+    clients = [client_process(f"client {number}") for number in range(2)]
+
+    def ask(client: Remote) -> None:
+        if client is clients[0]:
+            raise ValueError("the first")
+        client.ask("nonsense", seconds=60.0)
+
+    with pytest.raises(ValueError, match="the first"):
+        at_once(clients, ask)
+    for client in clients:
+        with pytest.raises(ProcessLookupError):
+            os.kill(client.pid, 0)
+
+
+def test_client_that_is_left_ends_after_its_shard(
+    tar: Path, tmp_path: Path
+) -> None:
+    """Not when its time is over."""
+    with worker_under_test.running_worker(tmp_path) as worker:
+        package = tar.with_name("model.hapi")
+        package.write_bytes(small_package())
+        client = client_process("the client")
+        client.ask(
+            "open",
+            seconds=60.0,
+            path=worker.config.socket,
+            account="AUTH_bench",
+            package=str(package),
+            shard=str(tar),
+            cut=1,
+            encoding="float32",
+        )
+        now = time.monotonic()
+        with pytest.raises(RemoteError, match="no answer within 1 s"):
+            client.ask("run", seconds=1.0, begin=now, end=now + 300, streams=2)
+        left = time.monotonic()
+        client.close()
+        assert time.monotonic() - left < 20
