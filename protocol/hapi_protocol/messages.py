@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from hapi_protocol.encodings import Encoding
 from hapi_protocol.errors import AnnotationError
 from hapi_protocol.headers import SampleRange
+from hapi_protocol.summary import check_amount
 
 API_VERSION = 1
 HEADER_IDENTITY = "X-Hapi-Identity"
@@ -22,6 +23,10 @@ HEADER_IDENTITY = "X-Hapi-Identity"
 KIND_FEATURES = "features"
 KIND_INDEX = "index"
 KINDS = (KIND_FEATURES, KIND_INDEX)
+OUTCOME_DONE = "done"
+OUTCOME_FAILED = "failed"
+OUTCOME_GONE = "gone"
+OUTCOMES = (OUTCOME_DONE, OUTCOME_FAILED, OUTCOME_GONE)
 UNAUTHENTICATED_ACCOUNT = ".unauthenticated"
 """Charged account of callers without a project; no Swift account can have
 this name, since an account's name carries its reseller prefix."""
@@ -234,6 +239,74 @@ class JobGrant:
         )
 
 
+@dataclass(frozen=True)
+class Usage:
+    """Answer to ``GET /jobs/<id>``: what a job used until it ended.
+
+    Attributes:
+        charged_account: who pays.
+        model_digest: sha256 of the package, None for ``index`` jobs.
+        cut: 0 for ``index`` jobs.
+        samples: rows sent, those with an error included.
+        errors: rows sent with an error.
+        device_seconds: that the device spent on it, sent or not.
+        decode_seconds: of the decoding threads, sent or not.
+        cpu_seconds: core-seconds of all stages; on a CPU those of the
+            device seconds included.
+        source_bytes: read of the source.
+        sent_bytes: of the stream.
+        outcome: ``done``, ``failed`` or ``gone`` (the reader went away).
+        reason: the error's code where it failed, else empty.
+    """
+
+    kind: str
+    charged_account: str
+    model_digest: str | None
+    cut: int
+    encoding: str
+    samples: int
+    errors: int
+    device_seconds: float
+    decode_seconds: float
+    cpu_seconds: float
+    source_bytes: int
+    sent_bytes: int
+    outcome: str
+    reason: str
+
+    def to_body(self) -> bytes:
+        return json.dumps({**vars(self), "version": API_VERSION}).encode()
+
+    @classmethod
+    def from_body(cls, body: bytes) -> Usage:
+        """
+        Raises:
+            AnnotationError: ``bad_request``, naming the field.
+        """
+        return _parse(body, cls._from_fields)
+
+    @classmethod
+    def _from_fields(cls, fields: Any) -> Usage:
+        given = _Fields(fields, "usage")
+        given.version()
+        return cls(
+            kind=given.choice("kind", KINDS),
+            charged_account=given.text("charged_account"),
+            model_digest=given.optional("model_digest", _parse_text),
+            cut=given.count("cut"),
+            encoding=given.text("encoding"),
+            samples=given.count("samples"),
+            errors=given.count("errors"),
+            device_seconds=given.amount("device_seconds"),
+            decode_seconds=given.amount("decode_seconds"),
+            cpu_seconds=given.amount("cpu_seconds"),
+            source_bytes=given.count("source_bytes"),
+            sent_bytes=given.count("sent_bytes"),
+            outcome=given.choice("outcome", OUTCOMES),
+            reason=given.text("reason", empty=True),
+        )
+
+
 def _parse(body: str | bytes, build: Callable[[Any], _T]) -> _T:
     if len(body) > MAX_MESSAGE_BYTES:
         raise AnnotationError(
@@ -295,6 +368,14 @@ class _Fields:
         if not _is_count(value):
             raise _bad_field(self._what, name, value)
         return int(value)
+
+    def amount(self, name: str) -> float:
+        value: Any = self._fields.get(name)
+        try:
+            check_amount(value, name)
+        except ValueError:
+            raise _bad_field(self._what, name, value) from None
+        return float(value)
 
     def flag(self, name: str) -> bool:
         value = self._fields.get(name)

@@ -1,9 +1,9 @@
 """The worker's HTTP interface, a WSGI application.
 
-``POST /jobs``, ``POST /jobs/<id>``, ``PUT /models``, ``GET /models``,
-``POST /profiles``, ``GET /healthz``, ``GET /metrics``.  Every refusal is an
-error of :mod:`hapi_protocol.errors` as JSON; every answer repeats
-``X-Trans-Id``.
+``POST /jobs``, ``POST /jobs/<id>``, ``GET /jobs/<id>``, ``PUT /models``,
+``GET /models``, ``POST /profiles``, ``GET /healthz``, ``GET /metrics``.  Every
+refusal is an error of :mod:`hapi_protocol.errors` as JSON; every answer
+repeats ``X-Trans-Id``.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class WorkerApp:
             if path == "/models":
                 return self._route(request, GET=self._known, PUT=self._put)
             if path.startswith("/jobs/"):
-                return self._route(request, POST=self._stream)
+                return self._route(request, POST=self._stream, GET=self._usage)
         raise RightsError("not_found", f"there is no {path[:100]!r} here")
 
     def _route(self, request: Any, **methods: Callable[[Any], Any]) -> Any:
@@ -174,8 +174,7 @@ class WorkerApp:
             raise AnnotationError(
                 "bad_request", "the body of a job must be chunked"
             )
-        job_id = request.path.removeprefix("/jobs/")
-        stream = self._worker.stream(job_id, connection)
+        stream = self._worker.stream(_job_id(request), connection)
         return Response(
             app_iter=stream,
             headerlist=[
@@ -183,6 +182,10 @@ class WorkerApp:
                 ("Connection", "close"),
             ],
         )
+
+    def _usage(self, request: Any) -> Any:
+        usage = self._worker.usages.find(_job_id(request))
+        return _json_body(200, usage.to_body())
 
     def _known(self, request: Any) -> Any:
         identity = _identity(request)
@@ -259,6 +262,10 @@ class WorkerApp:
                 f"Content-Length is {request.content_length}, and "
                 f"{HEADER_IDENTITY} says {identity.length_bytes}",
             )
+
+
+def _job_id(request: Any) -> str:
+    return str(request.path.removeprefix("/jobs/"))
 
 
 def _identity(request: Any) -> ModelIdentity:

@@ -56,7 +56,7 @@ class Pipeline:
         step_seconds: longest time without any step forward.
 
     Attributes:
-        read_cpu: CPU seconds of the reader, once all samples are read.
+        read_cpu: CPU seconds of the reader, once it has ended.
     """
 
     def __init__(
@@ -305,8 +305,9 @@ class Pipeline:
         except Exception as error:
             self._fail(error)
             return
-        with self._changed:
+        finally:
             self.read_cpu = time.thread_time()
+        with self._changed:
             self._ended = True
             self._step()
 

@@ -6,15 +6,22 @@ import errno
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 
 from hapi_protocol.errors import HapiError
 from hapi_protocol.features import FeatureStreamWriter
-from hapi_protocol.messages import JobRequest
+from hapi_protocol.messages import (
+    OUTCOME_DONE,
+    OUTCOME_FAILED,
+    OUTCOME_GONE,
+    JobRequest,
+)
 from hapi_protocol.summary import Load
 from hapi_worker.body import ChunkedBody, SenderGoneError
 from hapi_worker.flow import Batch
 from hapi_worker.metrics import Metrics
 from hapi_worker.pipeline import Pipeline
+from hapi_worker.usage import Sent
 
 PIECE_BYTES = 128 * 1024
 """The server copies what is left of a piece after each partial write."""
@@ -34,7 +41,8 @@ class JobStream:
 
     Args:
         load: asked at the end, for the summary.
-        ended: called once, whatever happened, when all stages stand still.
+        ended: called once, whatever happened, when all stages stand still:
+            with outcome and reason, as in ``Usage``, and what was sent.
     """
 
     def __init__(
@@ -45,7 +53,7 @@ class JobStream:
         schema: object,
         metrics: Metrics,
         load: Callable[[], Load],
-        ended: Callable[[], None],
+        ended: Callable[[str, str, Sent], None],
     ) -> None:
         self._request = request
         self._pipeline = pipeline
@@ -56,7 +64,10 @@ class JobStream:
         self._pieces: list[bytes] = []
         self._saturated = 0
         self._cpu_seconds = 0.0
-        self._outcome = ("gone", "")
+        self._started_cpu = time.thread_time()
+        self._sent = Sent()
+        self._sent_bytes = 0
+        self._outcome = (OUTCOME_GONE, "")
         self._closed = False
         self._writer = FeatureStreamWriter(_Appender(self._pieces), schema)
         self._output = self._run()
@@ -77,7 +88,20 @@ class JobStream:
             self._pipeline.cancel()
             self._report()
         finally:
-            self._ended()
+            self._ended(*self._outcome, self._all_sent())
+
+    def _all_sent(self) -> Sent:
+        return replace(
+            self._sent,
+            sent_bytes=self._sent_bytes,
+            source_bytes=self._body.bytes_read,
+            cpu_seconds=self._own_cpu(),
+        )
+
+    def _own_cpu(self) -> float:
+        """Of the reader and of this thread, which sends as well."""
+        own = time.thread_time() - self._started_cpu
+        return self._pipeline.read_cpu + own
 
     def _report(self) -> None:
         outcome, reason = self._outcome
@@ -100,31 +124,29 @@ class JobStream:
         try:
             yield from self._all_pieces()
         except HapiError as error:
-            self._outcome = ("failed", error.code)
+            self._outcome = (OUTCOME_FAILED, error.code)
             logger.warning("%s (%s)", error, self._request.trans_id)
             raise _broken() from error
         except SenderGoneError as error:
             raise _broken() from error
-        self._outcome = ("done", "")
+        self._outcome = (OUTCOME_DONE, "")
 
     def _all_pieces(self) -> Iterator[bytes]:
         blocked = 0.0
         # The server takes all pieces in one thread, which sends them too.
-        started_cpu = time.thread_time()
+        self._started_cpu = time.thread_time()
         for batch in self._pipeline.batches():
             batch.timings["send_blocked"] = blocked
             self._write(batch)
             started = time.monotonic()
             yield from self._take_pieces()
             blocked = time.monotonic() - started
+            self._sent = Sent(self._writer.num_rows, self._writer.num_errors)
         self._writer.close(
             source_etag=self._request.source_etag,
             source_bytes=self._body.bytes_read,
             saturated=self._saturated,
-            cpu_seconds=self._cpu_seconds
-            + self._pipeline.read_cpu
-            + time.thread_time()
-            - started_cpu,
+            cpu_seconds=self._cpu_seconds + self._own_cpu(),
             load=self._load(),
         )
         yield from self._take_pieces()
@@ -172,6 +194,7 @@ class JobStream:
         for start in range(0, len(whole), PIECE_BYTES):
             piece = whole[start : start + PIECE_BYTES]
             yield piece
+            self._sent_bytes += len(piece)
             self._metrics.sent_bytes.inc(len(piece))
 
 

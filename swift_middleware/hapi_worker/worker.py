@@ -23,6 +23,8 @@ from hapi_protocol.features import feature_schema, index_schema
 from hapi_protocol.headers import NUMERICS, TRANSFORMS
 from hapi_protocol.messages import (
     KIND_INDEX,
+    OUTCOME_FAILED,
+    OUTCOME_GONE,
     JobGrant,
     JobRequest,
 )
@@ -51,6 +53,13 @@ from hapi_worker.profiling import MAX_WAITING, Profiling
 from hapi_worker.residency import Lease, Residency
 from hapi_worker.samples import read_samples
 from hapi_worker.stream import JobStream
+from hapi_worker.usage import (
+    MAX_QUESTIONS,
+    Meter,
+    Metered,
+    Sent,
+    Usages,
+)
 
 MAX_BATCH: Mapping[str, int] = MappingProxyType({"cpu": 8, "cuda": 64})
 """Samples in a micro-batch by kind of device.  On a CPU larger ones compute
@@ -124,6 +133,7 @@ class Worker:
             config.max_streams_per_account,
             config.grant_seconds,
         )
+        self.usages = Usages()
         self.metrics = Metrics()
         self.metrics.watch(
             resident=self.residency.resident,
@@ -151,9 +161,9 @@ class Worker:
 
     @property
     def num_server_threads(self) -> int:
-        """Streams, those that wait for a model or a profile, uploads, and
-        a few."""
-        waiting = self.config.max_streams + MAX_WAITING
+        """Streams, those that wait for a model, a profile or a job's
+        usage, uploads, and a few."""
+        waiting = self.config.max_streams + MAX_WAITING + MAX_QUESTIONS
         return self.config.max_streams + waiting + MAX_UPLOADS + 4
 
     def close(self) -> None:
@@ -202,14 +212,18 @@ class Worker:
             length_bytes=job.request.source_length_bytes,
             idle_seconds=self.config.idle_seconds,
         )
-        pipeline = self._pipeline(job, body, connection)
+        digest = job.lease.digest if job.lease else None
+        meter = self.usages.begin(job_id, job.request, digest)
+        pipeline = self._pipeline(job, body, connection, meter)
         job.abort = pipeline.abort
         try:
             pipeline.start()
         except BaseException as error:
             pipeline.cancel()
-            self._count_early_end(job, error)
-            self.admission.end(job)
+            sent = Sent(
+                source_bytes=body.bytes_read, cpu_seconds=pipeline.read_cpu
+            )
+            self._end(job, *self._count_early_end(job, error), sent)
             if isinstance(error, SenderGoneError):
                 raise AnnotationError(
                     "bad_request", f"the job's body: {error}"
@@ -222,23 +236,33 @@ class Worker:
             _schema(job),
             self.metrics,
             lambda: self._load_for(job.request.charged_account),
-            lambda: self.admission.end(job),
+            partial(self._end, job),
         )
+
+    def _end(self, job: Job, outcome: str, reason: str, sent: Sent) -> None:
+        self.usages.end(job.job_id, outcome, reason, sent)
+        self.admission.end(job)
 
     def _load_for(self, account: str) -> LoadReport:
         return self.load_meter.report(
             account, self.admission.num_running(account)
         )
 
-    def _count_early_end(self, job: Job, error: BaseException) -> None:
+    def _count_early_end(
+        self, job: Job, error: BaseException
+    ) -> tuple[str, str]:
         gone = isinstance(error, SenderGoneError)
+        outcome = OUTCOME_GONE if gone else OUTCOME_FAILED
         reason = error.code if isinstance(error, HapiError) else ""
-        self.metrics.jobs.labels(
-            job.request.kind, "gone" if gone else "failed", reason
-        ).inc()
+        self.metrics.jobs.labels(job.request.kind, outcome, reason).inc()
+        return outcome, reason
 
     def _pipeline(
-        self, job: Job, body: ChunkedBody, connection: Connection
+        self,
+        job: Job,
+        body: ChunkedBody,
+        connection: Connection,
+        meter: Meter,
     ) -> Pipeline:
         config = self.config
         samples = read_samples(
@@ -252,7 +276,8 @@ class Worker:
         )
         compute = None
         if job.lease is not None:
-            compute = _Prefix(job.lease, job.request, self.device, config)
+            prefix = _Prefix(job.lease, job.request, self.device, config)
+            compute = Metered(prefix, meter)
         return Pipeline(
             samples,
             body,

@@ -233,8 +233,16 @@ class WorkerUnderTest:
     def streaming(
         self, job: JobRequest, package: bytes | None, body: Iterable[bytes]
     ) -> Iterator[Streaming]:
-        grant = self.grant(job, package)
-        stream = Streaming(self.config.socket, grant.job_id, body)
+        job_id = self.grant(job, package).job_id
+        with self.streaming_of(job_id, body) as stream:
+            yield stream
+
+    @contextlib.contextmanager
+    def streaming_of(
+        self, job_id: str, body: Iterable[bytes]
+    ) -> Iterator[Streaming]:
+        """The stream of a job that was granted."""
+        stream = Streaming(self.config.socket, job_id, body)
         try:
             yield stream
         finally:

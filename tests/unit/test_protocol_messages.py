@@ -17,7 +17,12 @@ from hapi_protocol.errors import (
     make_error,
 )
 from hapi_protocol.headers import SampleRange
-from hapi_protocol.messages import JobGrant, JobRequest, ModelIdentity
+from hapi_protocol.messages import (
+    JobGrant,
+    JobRequest,
+    ModelIdentity,
+    Usage,
+)
 
 IDENTITY = ModelIdentity("AUTH_a", "models", "é/x.hapi", "e" * 32, 1234)
 JOB = JobRequest(
@@ -37,6 +42,26 @@ JOB = JobRequest(
 )
 INDEX_JOB = dataclasses.replace(
     JOB, kind="index", model=None, cut=0, samples=None
+)
+
+USAGE = Usage(
+    kind="features",
+    charged_account="AUTH_b",
+    model_digest="d" * 64,
+    cut=3,
+    encoding="float16",
+    samples=64,
+    errors=1,
+    device_seconds=0.5,
+    decode_seconds=0.25,
+    cpu_seconds=1.5,
+    source_bytes=10_240,
+    sent_bytes=4096,
+    outcome="failed",
+    reason="too_slow",
+)
+INDEX_USAGE = dataclasses.replace(
+    USAGE, kind="index", model_digest=None, cut=0, outcome="done", reason=""
 )
 
 
@@ -89,6 +114,36 @@ def test_encoding_of_a_job_request_is_made_canonical():
     with pytest.raises(AnnotationError) as caught:
         JobRequest.from_body(json.dumps(fields).encode())
     assert caught.value.code == "unknown_encoding"
+
+
+@pytest.mark.parametrize("usage", [USAGE, INDEX_USAGE])
+def test_usage_survives_its_own_body(usage):
+    assert Usage.from_body(usage.to_body()) == usage
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("version", 99),
+        ("kind", "profile"),
+        ("charged_account", ""),
+        ("samples", -1),
+        ("samples", 1.5),
+        ("device_seconds", -0.1),
+        ("device_seconds", float("nan")),
+        ("decode_seconds", float("inf")),
+        ("cpu_seconds", True),
+        ("cpu_seconds", "1"),
+        ("sent_bytes", None),
+        ("outcome", "lost"),
+        ("reason", None),
+    ],
+)
+def test_bad_field_of_a_usage_is_named(field, value):
+    fields = {**json.loads(USAGE.to_body()), field: value}
+    with pytest.raises(AnnotationError, match=field) as caught:
+        Usage.from_body(json.dumps(fields).encode())
+    assert caught.value.code == "bad_request"
 
 
 @pytest.mark.parametrize(

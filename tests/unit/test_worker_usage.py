@@ -1,0 +1,339 @@
+"""What a job used is told after its end, whatever the end was."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hapi_protocol.errors import RightsError, TooSlowError, UnavailableError
+from hapi_protocol.messages import Usage
+from hapi_worker.forward import Computed
+from hapi_worker.usage import MAX_QUESTIONS, Meter, Metered, Sent, Usages
+from photos import shard, with_corrupt_member
+from worker_under_test import (
+    WorkerUnderTest,
+    job_for,
+    pieces,
+    running_worker,
+    small_package,
+)
+
+NUM_SAMPLES = 24
+SHORT = 0.05
+
+
+class Clock:
+    """Moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(scope="module")
+def package() -> bytes:
+    return small_package()
+
+
+@pytest.fixture(scope="module")
+def tar() -> bytes:
+    return shard(NUM_SAMPLES, size=80)
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[WorkerUnderTest]:
+    with running_worker(tmp_path, buffer_bytes=1 << 20) as worker:
+        yield worker
+
+
+def usage_of(worker: WorkerUnderTest, job_id: str) -> Usage:
+    answer = worker.request("GET", f"/jobs/{job_id}")
+    assert answer.status == 200, answer.body
+    return Usage.from_body(answer.body)
+
+
+def run(
+    worker: WorkerUnderTest, source: bytes, package: bytes | None, **job: Any
+) -> tuple[int, bytes, Usage]:
+    """Status, body and usage of a job that is read to its end."""
+    grant = worker.grant(job_for(source, package, **job), package)
+    with worker.streaming_of(grant.job_id, pieces(source)) as stream:
+        answer = stream.answer()
+        body = answer.read()
+        return answer.status, body, usage_of(worker, grant.job_id)
+
+
+# --- of real jobs ---------------------------------------------------------
+
+
+def test_whole_stream_is_accounted_by_what_was_sent_and_spent(
+    worker: WorkerUnderTest, package: bytes, tar: bytes
+) -> None:
+    source = with_corrupt_member(tar, "s0-0003")
+    started = time.monotonic()
+    status, body, usage = run(worker, source, package, cut=2)
+    elapsed = time.monotonic() - started
+
+    assert status == 200
+    assert (usage.outcome, usage.reason) == ("done", "")
+    assert (usage.samples, usage.errors) == (NUM_SAMPLES, 1)
+    assert usage.sent_bytes == len(body)
+    assert usage.source_bytes == len(source)
+    assert (usage.kind, usage.cut) == ("features", 2)
+    assert usage.charged_account == "AUTH_a"
+    assert usage.encoding == "float32"
+    assert usage.model_digest is not None
+    assert 0 < usage.device_seconds < elapsed
+    assert 0 < usage.decode_seconds < 2 * elapsed
+    # One thread of torch: the forward's core-seconds are the device's.
+    assert usage.cpu_seconds > 0.5 * usage.device_seconds
+
+
+def test_index_has_rows_and_bytes_and_no_model(
+    worker: WorkerUnderTest, tar: bytes
+) -> None:
+    _, body, usage = run(worker, tar, None)
+
+    assert (usage.kind, usage.cut) == ("index", 0)
+    assert usage.model_digest is None
+    assert usage.samples == NUM_SAMPLES
+    assert usage.sent_bytes == len(body)
+    assert usage.device_seconds == usage.decode_seconds == 0
+    assert usage.cpu_seconds > 0
+
+
+def test_job_refused_before_its_first_byte_is_accounted(
+    worker: WorkerUnderTest, package: bytes
+) -> None:
+    source = b"no tar at all" * 100
+    status, _, usage = run(worker, source, package)
+
+    assert status == 422
+    assert (usage.outcome, usage.reason) == ("failed", "unsupported_object")
+    assert (usage.samples, usage.sent_bytes) == (0, 0)
+    assert usage.source_bytes > 0
+
+
+def test_stream_that_breaks_in_the_middle_is_accounted_so_far(
+    worker: WorkerUnderTest, package: bytes, tar: bytes
+) -> None:
+    middle = len(tar) // 2 // 512 * 512
+    damaged = tar[:middle] + b"\xff" * (len(tar) - middle)
+    grant = worker.grant(job_for(damaged, package), package)
+    begun = threading.Event()
+    body = in_two(damaged, middle, begun)
+    with worker.streaming_of(grant.job_id, body) as stream:
+        answer = stream.answer()
+        begun.set()
+        assert answer.status == 200
+        with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+            answer.read()
+    usage = usage_of(worker, grant.job_id)
+
+    assert (usage.outcome, usage.reason) == ("failed", "damaged_shard")
+    assert usage.samples < NUM_SAMPLES
+    # Samples before the damage were decoded, whether they were sent or not.
+    assert usage.decode_seconds > 0
+
+
+def test_reader_that_leaves_pays_for_the_batch_that_runs_on(
+    worker: WorkerUnderTest,
+    package: bytes,
+    tar: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its question waits until the device has done with the job."""
+    worker.put(package)
+    entered, leave = threading.Event(), threading.Event()
+    hold_second_batch(monkeypatch, entered, leave)
+    done = threading.Event()
+    grant = worker.grant(job_for(tar, package), package)
+    body = never_ending(tar, done)
+    with worker.streaming_of(grant.job_id, body) as stream:
+        assert stream.answer().status == 200
+        assert entered.wait(10)
+        stream.socket.shutdown(socket.SHUT_RDWR)
+        done.set()
+    assert worker.idle(), "the job goes on"
+    threading.Timer(0.3, leave.set).start()
+    before = time.monotonic()
+    usage = usage_of(worker, grant.job_id)
+
+    assert usage.outcome == "gone"
+    assert time.monotonic() - before > 0.2, "it did not wait for the device"
+    assert usage.device_seconds > 0.3
+
+
+def hold_second_batch(
+    monkeypatch: pytest.MonkeyPatch,
+    entered: threading.Event,
+    leave: threading.Event,
+) -> None:
+    """The second micro-batch stays on the device until ``leave``."""
+    from hapi_worker import worker as worker_module
+
+    real = worker_module.run_prefix
+    calls: list[int] = []
+
+    def slow(*args: Any, **kwargs: Any) -> Computed:
+        calls.append(1)
+        if len(calls) == 2:
+            entered.set()
+            assert leave.wait(10)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(worker_module, "run_prefix", slow)
+
+
+def never_ending(tar: bytes, done: threading.Event) -> Iterator[bytes]:
+    yield from pieces(tar[:-1024])
+    done.wait(20)
+
+
+def test_running_job_is_waited_for_and_then_told(
+    worker: WorkerUnderTest, tar: bytes
+) -> None:
+    grant = worker.grant(job_for(tar))
+    done = threading.Event()
+    body = in_two(tar, len(tar) - 1024, done)
+    with worker.streaming_of(grant.job_id, body) as stream:
+        answer = stream.answer()
+        threading.Timer(0.2, done.set).start()
+        before = time.monotonic()
+        reader = threading.Thread(target=answer.read)
+        reader.start()
+        usage = usage_of(worker, grant.job_id)
+        assert time.monotonic() - before > 0.1
+        reader.join(5)
+    assert usage.outcome == "done"
+
+
+def in_two(data: bytes, at: int, event: threading.Event) -> Iterator[bytes]:
+    """The rest of ``data`` comes after ``event``."""
+    yield data[:at]
+    event.wait(20)
+    yield data[at:]
+
+
+@pytest.mark.parametrize("job_id", ["", "nobody", "%00", "x" * 500])
+def test_unknown_job_is_not_found_at_once(
+    worker: WorkerUnderTest, job_id: str
+) -> None:
+    before = time.monotonic()
+    answer = worker.request("GET", f"/jobs/{job_id}")
+
+    assert (answer.status, answer.code) == (404, "not_found")
+    assert time.monotonic() - before < 1
+
+
+def test_job_that_never_started_is_not_found(
+    worker: WorkerUnderTest, tar: bytes
+) -> None:
+    grant = worker.grant(job_for(tar))
+    answer = worker.request("GET", f"/jobs/{grant.job_id}")
+    assert (answer.status, answer.code) == (404, "not_found")
+
+
+def test_usage_is_not_told_on_the_admin_socket(
+    worker: WorkerUnderTest, tar: bytes
+) -> None:
+    grant = worker.grant(job_for(tar))
+    with worker.streaming_of(grant.job_id, pieces(tar)) as stream:
+        stream.answer().read()
+    path = f"/jobs/{grant.job_id}"
+    assert worker.request("GET", path).status == 200
+    assert worker.request("GET", path, admin=True).status == 404
+
+
+# --- the memory of them ---------------------------------------------------
+
+
+def ended(usages: Usages, job_id: str) -> Meter:
+    meter = usages.begin(job_id, job_for(b"x"), None)
+    usages.end(job_id, "done", "", Sent(samples=3))
+    return meter
+
+
+def test_old_usages_are_forgotten_by_age_and_by_number() -> None:
+    clock = Clock()
+    usages = Usages(max_ended=2, keep_seconds=60, clock=clock)
+    for name in ("a", "b", "c"):
+        ended(usages, name)
+        clock.now += 20
+    with pytest.raises(RightsError):
+        usages.find("a")
+    assert usages.find("b").samples == 3
+    clock.now += 20
+    with pytest.raises(RightsError):
+        usages.find("b")
+    assert usages.find("c").samples == 3
+
+
+def test_job_that_does_not_end_in_time_is_too_slow() -> None:
+    usages = Usages()
+    usages.begin("a", job_for(b"x"), None)
+    with pytest.raises(TooSlowError) as caught:
+        usages.find("a", SHORT)
+    assert caught.value.code == "too_slow"
+
+
+def test_questions_that_wait_are_bounded() -> None:
+    usages = Usages()
+    usages.begin("a", job_for(b"x"), None)
+    ended(usages, "b")
+    waiting = [
+        threading.Thread(target=usages.find, args=("a", 10))
+        for _ in range(MAX_QUESTIONS)
+    ]
+    for each in waiting:
+        each.start()
+    deadline = time.monotonic() + 5
+    while usages._num_waiting < MAX_QUESTIONS:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with pytest.raises(UnavailableError) as caught:
+        usages.find("a", SHORT)
+    assert caught.value.code == "queue_full"
+    assert usages.find("b").samples == 3
+    usages.end("a", "gone", "", Sent())
+    for each in waiting:
+        each.join(5)
+        assert not each.is_alive()
+
+
+def test_work_that_fails_costs_its_seconds() -> None:
+    class Failing:
+        input_bytes = 4
+
+        def batch_limit(self) -> int:
+            return 1
+
+        def decoder(self, sample: Any) -> torch.Tensor:
+            time.sleep(SHORT)
+            raise ValueError("no image")
+
+        def run(self, images: torch.Tensor) -> Computed:
+            time.sleep(SHORT)
+            raise ValueError("no memory")
+
+    usages = Usages()
+    compute = Metered(Failing(), usages.begin("a", job_for(b"x"), "d"))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no image"):
+        compute.decoder(None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no memory"):
+        compute.run(torch.zeros(1))
+    usages.end("a", "failed", "internal", Sent())
+    usage = usages.find("a")
+
+    assert usage.decode_seconds >= SHORT
+    assert usage.device_seconds >= SHORT
