@@ -10,18 +10,25 @@ whatever is to the right sees requests as if they had never been there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from swift.common.registry import register_swift_info
-from swift.common.request_helpers import append_log_info
 from swift.common.swob import Response
 from swift.common.utils import get_logger
 
+from hapi_middleware.access_log import (
+    LoggedStream,
+    UsageQuestion,
+    add_entry,
+    complete_when_read,
+    request_entry,
+)
 from hapi_middleware.concurrency import Timeout
 from hapi_middleware.config import FilterConfig
 from hapi_middleware.objects import (
+    ObjectBody,
     ObjectHead,
     Package,
     Source,
@@ -47,7 +54,7 @@ from hapi_middleware.responses import (
 )
 from hapi_middleware.rights import charged_account
 from hapi_middleware.uploads import PackageSender
-from hapi_middleware.worker_client import FeatureStream, WorkerClient
+from hapi_middleware.worker_client import WorkerClient
 from hapi_protocol.encodings import ENCODINGS
 from hapi_protocol.errors import (
     HapiError,
@@ -176,7 +183,7 @@ class FeatureCall:
             self._config.reseller_prefix,
             self._config.allow_unauthenticated_compute,
         )
-        self._log(account)
+        add_entry(self._env, request_entry(self._annotation, account))
         job = self._job(head, model, account)
         etag = self._known_etag(job)
         if etag and is_match(self._request.if_none_match, etag):
@@ -248,13 +255,29 @@ class FeatureCall:
             # The model was not on this host before.  The grant lapses.
             return headers_only("304 Not Modified", headers)
         body = self._source.open(head, self._annotation.byte_range)
+        return self._stream_response(self._open(grant, body, job), headers)
+
+    def _open(
+        self, grant: JobGrant, body: ObjectBody, job: JobRequest
+    ) -> Iterable[bytes]:
+        question = UsageQuestion(
+            self._worker, grant.job_id, job.trans_id, self._logger
+        )
+        if not self._request.is_s3:
+            complete_when_read(self._env, question)
         stream = self._worker.open_stream(
             grant, body, job.trans_id, self._broken
         )
-        return self._stream_response(stream, headers)
+        question.stream = stream
+        if not self._request.is_s3:
+            return stream
+        entry = request_entry(self._annotation, job.charged_account)
+        return LoggedStream(
+            stream, question, entry, job.trans_id, self._logger
+        )
 
     def _stream_response(
-        self, stream: FeatureStream, headers: Mapping[str, str]
+        self, stream: Iterable[bytes], headers: Mapping[str, str]
     ) -> Response:
         # Each batch is worth sending at once.
         self._env["eventlet.minimum_write_chunk_size"] = 0
@@ -273,15 +296,6 @@ class FeatureCall:
 
     def _headers(self, head: ObjectHead, etag: str | None) -> dict[str, str]:
         return stream_headers(head.etag, etag)
-
-    def _log(self, account: str) -> None:
-        annotation = self._annotation
-        model = annotation.model.quoted() if annotation.model else "-"
-        append_log_info(
-            self._env,
-            f"hapi:model={model};cut={annotation.cut};"
-            f"samples={annotation.samples or '-'};account={account}",
-        )
 
     def _broken(self, error: HapiError) -> None:
         self._logger.increment("hapi.broken_streams")

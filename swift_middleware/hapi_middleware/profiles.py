@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from swift.common.request_helpers import append_log_info
 from swift.common.swob import Response
 
+from hapi_middleware.access_log import add_entry, profile_entry
 from hapi_middleware.config import FilterConfig
 from hapi_middleware.objects import Package, Source
 from hapi_middleware.requests import Env, FeatureRequest
@@ -76,7 +76,7 @@ class ProfileCall:
             self._config.reseller_prefix,
             self._config.allow_unauthenticated_compute,
         )
-        append_log_info(self._env, f"hapi:profile=true;account={account}")
+        add_entry(self._env, profile_entry(account))
         self._logger.increment("hapi.profiles")
         etag = self._known_etag(model)
         if etag and self._is_known_to_client(etag):

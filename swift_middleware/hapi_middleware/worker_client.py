@@ -31,6 +31,7 @@ from hapi_protocol.messages import (
     JobRequest,
     ModelIdentity,
     ProfileRequest,
+    Usage,
 )
 from hapi_protocol.profiles import MAX_PROFILE_BYTES, ModelProfile
 
@@ -157,7 +158,7 @@ class WorkerClient:
                 _send_head(
                     connection,
                     "POST",
-                    f"/jobs/{quote(grant.job_id, safe='')}",
+                    _job_path(grant.job_id),
                     trans_id,
                     headers={"Transfer-Encoding": "chunked"},
                 )
@@ -171,19 +172,33 @@ class WorkerClient:
         stream.begin()
         return stream
 
+    def get_usage(self, job_id: str, trans_id: str, seconds: float) -> Usage:
+        """What a job has used that was sent, or is ending.
+
+        Args:
+            seconds: for each step; less than those of other requests.
+        """
+        with self._exchange(trans_id, seconds) as connection:
+            _send_head(connection, "GET", _job_path(job_id), trans_id)
+            body = _read_answer(connection.getresponse(), 200)
+        return Usage.from_body(body)
+
     @contextmanager
-    def _exchange(self, trans_id: str) -> Iterator[http.client.HTTPConnection]:
+    def _exchange(
+        self, trans_id: str, seconds: float | None = None
+    ) -> Iterator[http.client.HTTPConnection]:
         connection = http.client.HTTPConnection("hapi-worker")
-        connection.sock = self._connect(trans_id)
+        connection.sock = self._connect(trans_id, seconds or self._timeout)
         try:
             with _named_failures("answer", trans_id):
                 yield connection
         finally:
             connection.close()
 
-    def _connect(self, trans_id: str) -> Any:
+    def _connect(self, trans_id: str, seconds: float) -> Any:
+        patience = min(self._connect_timeout, seconds)
         try:
-            sock = connect_unix(self._socket_path, self._connect_timeout)
+            sock = connect_unix(self._socket_path, patience)
         except OSError as error:
             raise UnavailableError(
                 "worker_unavailable",
@@ -192,7 +207,7 @@ class WorkerClient:
                 trans_id=trans_id,
                 retry_after=RETRY_SECONDS,
             ) from error
-        sock.settimeout(self._timeout)
+        sock.settimeout(seconds)
         return sock
 
 
@@ -263,6 +278,11 @@ class FeatureStream:
         self.close()
         raise StopIteration
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended, broken or been closed."""
+        return self._closed
+
     def close(self) -> None:
         """End both directions and free all they hold.  Idempotent."""
         if self._closed:
@@ -320,6 +340,10 @@ class FeatureStream:
             self._sock.shutdown(1)
         except OSError:
             return
+
+
+def _job_path(job_id: str) -> str:
+    return f"/jobs/{quote(job_id, safe='')}"
 
 
 def _send_head(

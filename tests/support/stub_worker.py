@@ -25,6 +25,7 @@ from hapi_protocol.messages import (
     JobRequest,
     ModelIdentity,
     ProfileRequest,
+    Usage,
 )
 from hapi_protocol.profiles import BatchProfile, ModelProfile
 
@@ -42,6 +43,8 @@ class StubWorker:
         refuse_job: raised by ``POST /jobs`` instead of a grant.
         refuse_profile: likewise by ``POST /profiles``.
         is_forgetful: says ``model_needed`` whatever it has.
+        usage: what ``GET /jobs/<id>`` says of every job; None for 404.
+        usage_delay_seconds: how long it takes for that.
         is_chunked: whether the end of an answer differs from a break.
     """
 
@@ -54,6 +57,8 @@ class StubWorker:
     refuse_model: HapiError | None = None
     is_forgetful: bool = False
     is_chunked: bool = True
+    usage: Usage | None = None
+    usage_delay_seconds: float = 0.0
     delay_seconds: float = 0.0
     num_cuts: int = 9
     digests: dict[ModelIdentity, str] = field(default_factory=dict)
@@ -108,7 +113,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._serve(self._put_model)
 
     def do_GET(self) -> None:
-        self._serve(self._get_model)
+        is_job = self.path.startswith("/jobs/")
+        self._serve(self._get_usage if is_job else self._get_model)
 
     def _serve(self, action: Callable[[], None]) -> None:
         self.worker.calls.append((self.command, self.path))
@@ -182,6 +188,12 @@ class _Handler(BaseHTTPRequestHandler):
             "numerics_tag": NUMERICS_TAG,
         }
         self._reply(200, json.dumps(facts).encode())
+
+    def _get_usage(self) -> None:
+        time.sleep(self.worker.usage_delay_seconds)
+        if self.worker.usage is None:
+            raise make_error("not_found", "no such job here")
+        self._reply(200, self.worker.usage.to_body())
 
     def _stream(self) -> None:
         answer = self.worker.answer(self._source())

@@ -315,12 +315,11 @@ def test_info_says_what_can_be_had(world: FilterUnderTest) -> None:
 def test_log_line_tells_model_cut_samples_and_account(
     world: FilterUnderTest,
 ) -> None:
-    request = world.request(headers=annotation(samples="0-3"))
-    response = request.get_response(world.pipeline)
-    assert response.body
+    request = world.request("HEAD", headers=annotation(samples="0-3"))
+    assert request.get_response(world.pipeline).status_int == 200
 
     assert request.environ["swift.log_info"] == [
-        f"hapi:model={MODEL};cut=3;samples=0-3;account=AUTH_test"
+        f"hapi:model={MODEL};cut=3;wanted=0-3;account=AUTH_test"
     ]
 
 

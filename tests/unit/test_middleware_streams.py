@@ -276,6 +276,8 @@ def _get(
 ) -> http.client.HTTPResponse:
     connection = http.client.HTTPConnection(*address, timeout=10)
     headers = {**annotation(), "X-Auth-Token": world.token("test:tester")}
+    # Then the response alone holds the socket, and its close() closes it.
+    headers["Connection"] = "close"
     connection.request(
         "GET", f"/v1{SOURCE.replace(' ', '%20')}", None, headers
     )

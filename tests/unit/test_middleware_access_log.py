@@ -1,0 +1,289 @@
+"""What the access log says of a request: it must suffice for a bill."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from swift.common.middleware import proxy_logging
+from swift.common.swob import Request
+
+from filter_under_test import (
+    MODEL,
+    PACKAGE,
+    SHARD,
+    FilterUnderTest,
+    annotation,
+    filter_and_worker,
+)
+from hapi_protocol.errors import HapiError, make_error
+from hapi_protocol.messages import Usage
+
+USAGE = Usage(
+    kind="features",
+    charged_account="AUTH_test",
+    model_digest="d" * 64,
+    cut=3,
+    encoding="float32",
+    samples=64,
+    errors=2,
+    device_seconds=1.25,
+    decode_seconds=0.5,
+    cpu_seconds=3.0,
+    source_bytes=260_000,
+    sent_bytes=70_000,
+    outcome="done",
+    reason="",
+)
+ENTRY = f"hapi:model={MODEL};cut=3;account=AUTH_test"
+USED = (
+    ";samples=64;errors=2;device_seconds=1.250;decode_seconds=0.500"
+    ";source_bytes=260000;sent_bytes=70000;outcome=done"
+)
+
+
+@dataclasses.dataclass
+class Logged:
+    """The filter behind Swift's proxy-logging, and what both have logged."""
+
+    world: FilterUnderTest
+    app: Any
+    lines: list[str]
+    own: list[str]
+
+    def ask(self, **changes: Any) -> Request:
+        return self.world.request(
+            headers=changes.pop("headers", annotation()), **changes
+        )
+
+    def entries(self) -> list[str]:
+        """Our entries of the lines so far, which are forgotten."""
+        found = [unquote(line.split()[-5]) for line in self.lines]
+        self.lines.clear()
+        return found
+
+
+@pytest.fixture
+def logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Logged]:
+    with filter_and_worker(tmp_path, worker_timeout="2.0") as world:
+        world.swift.may_be_unread = True
+        world.send(headers=annotation())
+        world.worker.usage = USAGE
+        app = proxy_logging.ProxyLoggingMiddleware(world.pipeline, {})
+        lines: list[str] = []
+        own: list[str] = []
+        monkeypatch.setattr(app.access_logger, "info", lines.append)
+        monkeypatch.setattr(
+            world.filter.logger, "info", lambda text, *a: own.append(text % a)
+        )
+        yield Logged(world, app, lines, own)
+        world.swift.assert_nothing_is_open()
+
+
+def stream(logged: Logged, request: Request) -> Iterator[bytes]:
+    _, _, chunks = request.call_application(logged.app)
+    yield from chunks
+
+
+def questions(world: FilterUnderTest) -> list[str]:
+    return [
+        path
+        for method, path in world.worker.calls
+        if method == "GET" and path.startswith("/jobs/")
+    ]
+
+
+def test_whole_stream_tells_what_it_used(logged: Logged) -> None:
+    response = logged.ask().get_response(logged.app)
+    assert response.body == SHARD.upper()
+
+    assert logged.entries() == [ENTRY + USED]
+    assert questions(logged.world) == [
+        f"/jobs/j{len(logged.world.worker.jobs)}"
+    ]
+    assert logged.own == []
+
+
+def test_index_has_no_model(logged: Logged) -> None:
+    request = logged.ask(headers={"X-Hapi-Index": "true"})
+    assert request.get_response(logged.app).body
+
+    assert logged.entries() == ["hapi:model=-;cut=0;account=AUTH_test" + USED]
+
+
+def test_stream_that_its_client_gives_up_tells_what_it_used(
+    logged: Logged,
+) -> None:
+    """The line is written before Swift closes the stream's iterator."""
+    logged.world.worker.usage = dataclasses.replace(USAGE, outcome="gone")
+    held = threading.Event()
+    ended = logged.world.worker.ended
+    ended.clear()
+
+    def answer(source: Iterator[bytes]) -> Iterator[bytes]:
+        yield next(source)
+        held.wait(5)
+        yield from source
+
+    logged.world.worker.answer = answer
+    chunks = iter(logged.ask().get_response(logged.app).app_iter)
+    assert next(chunks)
+    held.set()
+    chunks.close()  # type: ignore[attr-defined]
+
+    assert logged.entries() == [ENTRY + USED.replace("done", "gone")]
+    assert ended.wait(5), "the worker still streams"
+
+
+def test_stream_that_breaks_tells_what_it_used_and_why(
+    logged: Logged,
+) -> None:
+    logged.world.worker.usage = dataclasses.replace(
+        USAGE, outcome="failed", reason="too_slow"
+    )
+
+    def answer(source: Iterator[bytes]) -> Iterator[bytes]:
+        yield next(source)
+        raise RuntimeError("out of memory")
+
+    logged.world.worker.answer = answer
+    with pytest.raises(HapiError):
+        assert logged.ask().get_response(logged.app).body
+
+    [entry] = logged.entries()
+    assert entry.endswith(";outcome=failed;reason=too_slow")
+
+
+def test_job_that_is_refused_before_its_stream_tells_what_it_used(
+    logged: Logged,
+) -> None:
+    logged.world.worker.usage = dataclasses.replace(
+        USAGE, outcome="failed", reason="damaged_shard", sent_bytes=0
+    )
+
+    def answer(source: Iterator[bytes]) -> Iterator[bytes]:
+        next(source)
+        raise make_error("damaged_shard", "no tar")
+        yield b""
+
+    logged.world.worker.answer = answer
+    response = logged.ask().get_response(logged.app)
+    assert (response.status_int, bool(response.body)) == (422, True)
+
+    [entry] = logged.entries()
+    assert entry.endswith(";outcome=failed;reason=damaged_shard")
+
+
+def test_worker_that_knows_nothing_costs_only_the_fields(
+    logged: Logged,
+) -> None:
+    logged.world.worker.usage = None
+    assert logged.ask().get_response(logged.app).body == SHARD.upper()
+
+    assert logged.entries() == [ENTRY]
+
+
+def test_worker_that_is_gone_costs_only_the_fields(logged: Logged) -> None:
+    chunks = iter(logged.ask().get_response(logged.app).app_iter)
+    assert next(chunks)
+    os.unlink(logged.world.worker.socket_path)
+    assert list(chunks)
+
+    assert logged.entries() == [ENTRY]
+
+
+def test_worker_that_does_not_tell_is_waited_for_a_second(
+    logged: Logged,
+) -> None:
+    logged.world.worker.usage_delay_seconds = 1.9
+    before = time.monotonic()
+    assert logged.ask().get_response(logged.app).body == SHARD.upper()
+    waited = time.monotonic() - before
+
+    assert 0.9 < waited < 1.7
+    assert logged.entries() == [ENTRY]
+
+
+def test_requests_that_run_no_job_ask_for_no_usage(logged: Logged) -> None:
+    response = logged.ask().get_response(logged.app)
+    assert response.body
+    etag = response.headers["ETag"]
+    logged.world.worker.calls.clear()
+    logged.lines.clear()
+    for request in (
+        logged.ask(method="HEAD"),
+        logged.ask(headers={**annotation(), "If-None-Match": etag}),
+        logged.ask(headers=annotation(cut="99"), method="HEAD"),
+    ):
+        _ = request.get_response(logged.app).body
+
+    assert logged.entries() == [
+        ENTRY,
+        ENTRY,
+        ENTRY.replace("cut=3", "cut=99"),
+    ]
+    assert questions(logged.world) == []
+
+
+def test_entry_says_which_samples_were_wanted(logged: Logged) -> None:
+    request = logged.ask(headers=annotation(samples="0-3"))
+    assert request.get_response(logged.app).body
+
+    [entry] = logged.entries()
+    assert entry.startswith(f"hapi:model={MODEL};cut=3;wanted=0-3;account=")
+
+
+def test_entry_is_one_word_whatever_the_model_is_called(
+    logged: Logged,
+) -> None:
+    world = logged.world
+    world.swift.put("/AUTH_test/models/a b,c;d=€", PACKAGE)
+    name = "/AUTH_test/models/a%20b%2Cc%3Bd%3D%E2%82%AC"
+    assert (
+        logged.ask(headers=annotation(model=name))
+        .get_response(logged.app)
+        .body
+    )
+
+    [entry] = logged.entries()
+    assert entry.split(";")[0] == f"hapi:model={name}"
+    assert entry.isascii()
+    assert not set(" ,") & set(entry)
+
+
+def test_other_entries_of_the_line_stay(logged: Logged) -> None:
+    request = logged.ask(env={"swift.log_info": ["cs:valid"]})
+    _, _, chunks = request.call_application(logged.app)
+    request.environ["swift.log_info"].append("late:one")
+    assert b"".join(chunks) == SHARD.upper()
+
+    [entry] = logged.entries()
+    assert entry.split(",") == ["cs:valid", ENTRY + USED, "late:one"]
+
+
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_s3_callers_stream_is_in_the_filters_own_log(
+    logged: Logged, is_given_up: bool
+) -> None:
+    """s3api hands on a copy of the request: no line would have its entry."""
+    request = logged.ask(env={"swift.source": "S3"})
+    response = request.get_response(logged.app)
+    chunks = iter(response.app_iter)
+    assert next(chunks)
+    if is_given_up:
+        chunks.close()  # type: ignore[attr-defined]
+    else:
+        assert list(chunks)
+    response.app_iter.close()
+
+    assert logged.own == [f"{ENTRY}{USED} (txn: tx1)"]
+    assert logged.entries() == [ENTRY]
