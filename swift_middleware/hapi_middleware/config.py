@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
+from hapi_protocol.messages import UNAUTHENTICATED_ACCOUNT
+
 DEFAULT_WORKER_SOCKET = "/run/hapi/worker.sock"
 GIB = 1024**3
 
@@ -42,6 +44,9 @@ class FilterConfig:
     allow_unauthenticated_compute: bool = False
     """Whether callers without a project (anonymous, TempURL) may compute."""
 
+    allowed_accounts: frozenset[str] = frozenset()
+    """Charged accounts that may compute; empty for all of them."""
+
     @classmethod
     def from_conf(
         cls, global_conf: Mapping[str, str], local_conf: Mapping[str, str]
@@ -58,13 +63,15 @@ class FilterConfig:
         """
         _refuse_unknown(local_conf)
         given = {**global_conf, **local_conf}
-        return cls(
+        config = cls(
             **{
                 name: _parse(name, given[name])
                 for name in OPTIONS
                 if name in given
             }
         )
+        _check_accounts(config)
+        return config
 
 
 def _refuse_unknown(local_conf: Mapping[str, str]) -> None:
@@ -75,6 +82,17 @@ def _refuse_unknown(local_conf: Mapping[str, str]) -> None:
             raise ValueError(
                 f"[filter:hapi] has the unknown option {key} = {value}; "
                 f"allowed are {', '.join(sorted(OPTIONS))}"
+            )
+
+
+def _check_accounts(config: FilterConfig) -> None:
+    prefix = config.reseller_prefix
+    for account in sorted(config.allowed_accounts):
+        if not account.startswith(prefix):
+            raise ValueError(
+                f"[filter:hapi] allowed_accounts has {account}, which is "
+                f"charged to nobody: names begin with the reseller_prefix "
+                f"{prefix}, as {prefix}{account}"
             )
 
 
@@ -128,6 +146,19 @@ def _flag(value: str) -> bool:
     return words[value.lower()]
 
 
+def _accounts(value: str) -> frozenset[str]:
+    names = [name.strip() for name in value.split(",")] if value else []
+    for name in names:
+        if name == UNAUTHENTICATED_ACCOUNT:
+            raise ValueError(
+                "names of accounts; callers without one are admitted by "
+                "allow_unauthenticated_compute"
+            )
+        if not name or "/" in name or any(map(str.isspace, name)):
+            raise ValueError("names of accounts, separated by commas")
+    return frozenset(names)
+
+
 OPTIONS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
     {
         "worker_socket": _socket_path,
@@ -137,6 +168,7 @@ OPTIONS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
         "max_package_bytes": _bytes,
         "reseller_prefix": _prefix,
         "allow_unauthenticated_compute": _flag,
+        "allowed_accounts": _accounts,
     }
 )
 """Parser of each option, by name."""

@@ -52,7 +52,7 @@ from hapi_middleware.responses import (
     stream_etag,
     stream_headers,
 )
-from hapi_middleware.rights import charged_account
+from hapi_middleware.rights import paying_account
 from hapi_middleware.uploads import PackageSender
 from hapi_middleware.worker_client import WorkerClient
 from hapi_protocol.encodings import ENCODINGS
@@ -178,11 +178,7 @@ class FeatureCall:
         # about them from the checks that follow.
         head = self._source.head()
         model = self._package.identify() if self._package else None
-        account = charged_account(
-            self._env,
-            self._config.reseller_prefix,
-            self._config.allow_unauthenticated_compute,
-        )
+        account = paying_account(self._env, self._config)
         add_entry(self._env, request_entry(self._annotation, account))
         job = self._job(head, model, account)
         etag = self._known_etag(job)

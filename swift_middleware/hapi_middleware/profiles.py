@@ -16,7 +16,7 @@ from hapi_middleware.responses import (
     profile_etag,
     profile_headers,
 )
-from hapi_middleware.rights import charged_account
+from hapi_middleware.rights import paying_account
 from hapi_middleware.uploads import PackageSender
 from hapi_middleware.worker_client import WorkerClient
 from hapi_protocol.headers import ModelPath
@@ -71,11 +71,7 @@ class ProfileCall:
         """
         # Rights come first, as for features.
         model = self._package.identity_by(self._source.head())
-        account = charged_account(
-            self._env,
-            self._config.reseller_prefix,
-            self._config.allow_unauthenticated_compute,
-        )
+        account = paying_account(self._env, self._config)
         add_entry(self._env, profile_entry(account))
         self._logger.increment("hapi.profiles")
         etag = self._known_etag(model)

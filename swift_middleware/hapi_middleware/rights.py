@@ -22,6 +22,7 @@ from swift.common.middleware.acl import parse_acl, referrer_allowed
 from swift.common.swob import HTTPUnauthorized, Request
 from swift.common.wsgi import make_subrequest
 
+from hapi_middleware.config import FilterConfig
 from hapi_protocol.errors import HapiError, make_error
 from hapi_protocol.messages import UNAUTHENTICATED_ACCOUNT
 
@@ -104,6 +105,29 @@ def charged_account(
         "compute_not_allowed",
         "only callers with a project may compute here; authenticate with a "
         "token (anonymous requests and temporary URLs have none)",
+    )
+
+
+def paying_account(env: Mapping[str, Any], config: FilterConfig) -> str:
+    """The charged account, which the operator lets compute.
+
+    ``allowed_accounts`` is about projects: callers without one are admitted
+    or not by ``allow_unauthenticated_compute`` alone.
+
+    Raises:
+        RightsError: ``compute_not_allowed``.
+    """
+    account = charged_account(
+        env, config.reseller_prefix, config.allow_unauthenticated_compute
+    )
+    allowed = config.allowed_accounts
+    if not allowed or account in allowed or account == UNAUTHENTICATED_ACCOUNT:
+        return account
+    raise make_error(
+        "compute_not_allowed",
+        f"the account {account} may not compute here; read the object "
+        "without X-Hapi-* headers, or ask the operator to admit it "
+        "(allowed_accounts)",
     )
 
 

@@ -17,7 +17,8 @@ SAMPLE = Path(__file__).parents[2] / "deploy" / "proxy-server.conf-sample"
 def _documented() -> dict[str, str]:
     """Options of the sample's filter section, commented or not."""
     section = SAMPLE.read_text().partition("[filter:hapi]")[2]
-    return dict(re.findall(r"^#? ?([a-z_]+) = (.*)$", section, re.MULTILINE))
+    lines = re.findall(r"^#? ?([a-z_]+) =(?: (.*))?$", section, re.MULTILINE)
+    return dict(lines)
 
 
 def test_every_option_is_documented_and_every_documented_one_is_read() -> None:
@@ -67,6 +68,10 @@ def test_pipeline_of_the_sample_puts_us_right_of_auth_left_of_copy() -> None:
         ("max_package_bytes", "0"),
         ("reseller_prefix", "AUTH_, SERVICE_"),
         ("allow_unauthenticated_compute", "ture"),
+        ("allowed_accounts", "AUTH_a,,AUTH_b"),
+        ("allowed_accounts", "AUTH_a AUTH_b"),
+        ("allowed_accounts", "/v1/AUTH_a"),
+        ("allowed_accounts", "AUTH_a,.unauthenticated"),
     ],
 )
 def test_bad_value_fails_at_start_and_is_named(name: str, value: str) -> None:
@@ -75,6 +80,20 @@ def test_bad_value_fails_at_start_and_is_named(name: str, value: str) -> None:
 
     assert name in str(caught.value)
     assert value in str(caught.value)
+
+
+def test_allowed_accounts_are_names_between_commas() -> None:
+    config = FilterConfig.from_conf({}, {"allowed_accounts": "AUTH_a, AUTH_b"})
+
+    assert config.allowed_accounts == {"AUTH_a", "AUTH_b"}
+    assert FilterConfig.from_conf({}, {}).allowed_accounts == frozenset()
+
+
+def test_allowed_account_that_can_never_pay_fails_at_start() -> None:
+    with pytest.raises(ValueError, match="AUTH_physics"):
+        FilterConfig.from_conf({}, {"allowed_accounts": "physics"})
+    options = {"allowed_accounts": "physics", "reseller_prefix": ""}
+    assert FilterConfig.from_conf({}, options).allowed_accounts == {"physics"}
 
 
 def test_unknown_option_fails_at_start_with_the_allowed_ones() -> None:

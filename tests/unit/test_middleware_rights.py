@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from swift.common.middleware import keystoneauth, tempurl
+from swift.common.registry import get_swift_info
 from swift.common.swob import HTTPNoContent, Request, Response
 
 from filter_under_test import (
@@ -317,6 +318,79 @@ def test_anonymous_compute_is_refused_by_default(
 
     assert (answer.status, answer.json["code"]) == (403, "compute_not_allowed")
     assert world.worker.calls == []
+
+
+# --- who of those may compute ---------------------------------------------
+
+
+def _shared(world: FilterUnderTest) -> FilterUnderTest:
+    """Both objects may be read by everybody, with and without a token."""
+    acl = f"{TESTER2},.r:*"
+    world.swift.read_acls.update({DATA: acl, MODELS: acl})
+    return world
+
+
+ASKED = {
+    "features": (SOURCE, annotation()),
+    "index": (SOURCE, {"X-Hapi-Index": "true"}),
+    "profile": (MODEL, {"X-Hapi-Profile": "true"}),
+}
+
+
+@pytest.mark.parametrize("kind", ASKED)
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_account_that_is_not_listed_computes_nothing(
+    tmp_path: Path, kind: str, method: str
+) -> None:
+    path, headers = ASKED[kind]
+    options = {"allowed_accounts": f"{OTHER}, AUTH_more"}
+    with filter_and_worker(tmp_path, **options) as world:
+        refused = _shared(world).send(method, path, headers)
+        assert refused.status == 403
+        assert world.worker.calls == []
+        if method == "GET":
+            assert refused.json["code"] == "compute_not_allowed"
+            assert ACCOUNT in refused.json["message"]
+            assert OTHER not in refused.json["message"]
+            # It is the caller who counts, not the owner of the data.
+            found = world.send(method, path, headers, user=TESTER2)
+            assert found.status == 200
+        assert world.send(method, path).status == 200
+
+
+def test_unreadable_object_is_answered_as_ever_to_an_account_not_listed(
+    tmp_path: Path,
+) -> None:
+    with filter_and_worker(tmp_path, allowed_accounts="AUTH_more") as world:
+        plain = world.send(user=TESTER2)
+        answer = world.send(headers=annotation(), user=TESTER2)
+        assert (plain.status, answer.status) == (403, 403)
+        assert _same(answer, plain)
+
+
+def test_callers_without_a_project_need_no_listing(tmp_path: Path) -> None:
+    options = {
+        "allowed_accounts": OTHER,
+        "allow_unauthenticated_compute": "yes",
+    }
+    with filter_and_worker(tmp_path, **options) as world:
+        answer = _shared(world).send(headers=annotation(), user=None)
+        assert answer.status == 200
+
+
+def test_list_of_accounts_admits_nobody_without_a_project(
+    tmp_path: Path,
+) -> None:
+    with filter_and_worker(tmp_path, allowed_accounts=OTHER) as world:
+        answer = _shared(world).send(headers=annotation(), user=None)
+        assert answer.json["code"] == "compute_not_allowed"
+
+
+def test_info_tells_nothing_of_the_accounts(tmp_path: Path) -> None:
+    with filter_and_worker(tmp_path, allowed_accounts=OTHER):
+        found = repr(get_swift_info(admin=True))
+    assert OTHER not in found
+    assert "allowed_accounts" not in found
 
 
 def test_anonymous_compute_is_charged_to_a_class_of_its_own(
