@@ -30,6 +30,8 @@ from hapi_protocol.messages import (
 from hapi_protocol.profiles import BatchProfile, ModelProfile
 
 NUMERICS_TAG = "exact;stub"
+USAGE_SECONDS = 2.0
+"""For which a question for a job's usage waits for the stream's end."""
 
 
 @dataclass
@@ -43,7 +45,8 @@ class StubWorker:
         refuse_job: raised by ``POST /jobs`` instead of a grant.
         refuse_profile: likewise by ``POST /profiles``.
         is_forgetful: says ``model_needed`` whatever it has.
-        usage: what ``GET /jobs/<id>`` says of every job; None for 404.
+        usage: what ``GET /jobs/<id>`` says of every job that has ended;
+            None for 404.
         usage_delay_seconds: how long it takes for that.
         is_chunked: whether the end of an answer differs from a break.
     """
@@ -191,6 +194,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _get_usage(self) -> None:
         time.sleep(self.worker.usage_delay_seconds)
+        if not self.worker.ended.wait(USAGE_SECONDS):
+            raise make_error("too_slow", "the job still runs")
         if self.worker.usage is None:
             raise make_error("not_found", "no such job here")
         self._reply(200, self.worker.usage.to_body())
