@@ -4,8 +4,9 @@ A *sample* is a run of consecutive regular members that share a key; the key
 is the member's path up to the first dot of its base name (the WebDataset
 convention), the rest is the extension.  Directories are passed over; links,
 devices and sparse members are refused.  Long names (GNU ``L``, POSIX ``x``)
-are read by the standard library from a bounded number of bytes, so a header
-cannot make any tier allocate what it claims.
+are read by the standard library from a bounded number of bytes, and a member
+is read only when its header keeps all limits, so a header cannot make any
+tier allocate what it claims.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class Limits:
     max_sample_bytes: int = 64 * 1024 * 1024
     """Of all members of a sample together."""
     max_extended_header_bytes: int = 64 * 1024
+    """Of all that stand before one member, their own headers included."""
     max_key_bytes: int = 1024
+    max_extension_bytes: int = 256
     max_text_bytes: int = 64 * 1024
     """Of a ``.json`` or ``.cls`` member."""
     max_members_per_sample: int = 32
@@ -113,7 +116,7 @@ def _text(data: bytes | None) -> str | None:
 
 
 def sniff(start: bytes) -> str | None:
-    """``tar``, ``jpeg`` or ``png`` by magic bytes, else None.
+    """``tar``, ``jpeg``, ``png`` or ``npy`` by magic bytes, else None.
 
     Args:
         start: the object's first :data:`SNIFF_BYTES` bytes, or all.
@@ -122,6 +125,8 @@ def sniff(start: bytes) -> str | None:
         return "jpeg"
     if start.startswith(b"\x89PNG\r\n\x1a\n"):
         return "png"
+    if start.startswith(b"\x93NUMPY"):
+        return "npy"
     if len(start) < BLOCK_BYTES:
         return None
     if start[:BLOCK_BYTES] == _ZERO_BLOCK:
@@ -162,32 +167,27 @@ def iter_samples(
     """
     reader = _MemberReader(stream, name, limits, first_offset)
     sample: Sample | None = None
-    for key, extension, start, data in reader.members():
-        if sample is None or key != sample.key:
+    for member in reader.members():
+        if sample is None or member.key != sample.key:
             if sample is not None:
                 yield sample
             index = first_index if sample is None else sample.index + 1
-            sample = Sample(index=index, key=key, offset=start)
-        if extension in sample.members:
-            raise reader.damaged(
-                start, f"member {key}.{extension} stands twice"
-            )
-        if len(sample.members) >= limits.max_members_per_sample:
-            raise reader.over(
-                start,
-                f"sample {key!r} has more than "
-                f"{limits.max_members_per_sample} members",
-            )
-        sample.members[extension] = data
+            sample = Sample(index, member.key, member.offset)
+        reader.check_fits(member, sample)
+        sample.members[member.extension] = reader.content(member)
         sample.length = reader.position - sample.offset
-        if sum(map(len, sample.members.values())) > limits.max_sample_bytes:
-            raise reader.over(
-                start,
-                f"sample {key!r} has more than {limits.max_sample_bytes} "
-                "bytes",
-            )
     if sample is not None:
         yield sample
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A member whose content comes next in the stream."""
+
+    key: str
+    extension: str
+    offset: int
+    size: int
 
 
 class _MemberReader:
@@ -201,8 +201,8 @@ class _MemberReader:
         self._limits = limits
         self.position = offset
 
-    def members(self) -> Iterator[tuple[str, str, int, bytes]]:
-        """Yields key, extension, offset of the first header, content."""
+    def members(self) -> Iterator[_Member]:
+        """Yields each before its content, which must be read then."""
         skipped = 0
         while (found := self._next_header()) is not None:
             start, info = found
@@ -213,8 +213,40 @@ class _MemberReader:
                 continue
             skipped = 0
             key, extension = self._name_parts(start, info)
-            data = self._content(start, info, extension)
-            yield key, extension, start, data
+            self._check_size(start, info, extension)
+            yield _Member(key, extension, start, info.size)
+
+    def check_fits(self, member: _Member, sample: Sample) -> None:
+        """Whether the sample may have this member too.
+
+        Raises:
+            UnsupportedError: naming sample and limit.
+        """
+        limits = self._limits
+        if member.extension in sample.members:
+            raise self.damaged(
+                member.offset,
+                f"member {member.key}.{member.extension} stands twice",
+            )
+        if len(sample.members) >= limits.max_members_per_sample:
+            raise self.over(
+                member.offset,
+                f"sample {sample.key!r} has more than "
+                f"{limits.max_members_per_sample} members",
+            )
+        so_far = sum(map(len, sample.members.values()))
+        if so_far + member.size > limits.max_sample_bytes:
+            raise self.over(
+                member.offset,
+                f"sample {sample.key!r} has {so_far + member.size} bytes or "
+                f"more; at most {limits.max_sample_bytes}",
+            )
+
+    def content(self, member: _Member) -> bytes:
+        """What the member holds; its padding is passed over."""
+        data = self._read(member.size)
+        self._read(_padded(member.size) - member.size)
+        return data
 
     def _next_header(self) -> tuple[int, tarfile.TarInfo] | None:
         start = self.position
@@ -227,10 +259,11 @@ class _MemberReader:
             if info.type not in _EXTENDED_TYPES:
                 break
             extended += block + self._extended(start, info, len(extended))
-        if extended:
-            info = self._resolve(start, extended + block)
+        # Before the names are resolved, which follows a sparse member's maps.
         if not (info.isdir() or info.type in _REGULAR_TYPES):
             raise self.damaged(start, f"{info.name!r} is not a regular member")
+        if extended:
+            info = self._resolve(start, extended + block)
         if info.issparse():
             raise self.damaged(start, f"{info.name!r} is sparse")
         return start, info
@@ -245,10 +278,10 @@ class _MemberReader:
         self, start: int, info: tarfile.TarInfo, so_far: int
     ) -> bytes:
         limit = self._limits.max_extended_header_bytes
-        if info.size < 0 or so_far + info.size > limit:
+        total = so_far + BLOCK_BYTES + info.size
+        if info.size < 0 or total > limit:
             raise self.over(
-                start,
-                f"an extended header of {info.size} bytes; at most {limit}",
+                start, f"extended headers of {total} bytes; at most {limit}"
             )
         return self._read(_padded(info.size))
 
@@ -282,11 +315,18 @@ class _MemberReader:
                 f"a key of {len(raw)} bytes; at most "
                 f"{self._limits.max_key_bytes}",
             )
+        num_bytes = len(extension.encode("utf-8", "surrogateescape"))
+        if num_bytes > self._limits.max_extension_bytes:
+            raise self.over(
+                start,
+                f"an extension of {num_bytes} bytes; at most "
+                f"{self._limits.max_extension_bytes}",
+            )
         return raw.decode("utf-8", "replace"), extension
 
-    def _content(
+    def _check_size(
         self, start: int, info: tarfile.TarInfo, extension: str
-    ) -> bytes:
+    ) -> None:
         is_text = extension in (LABEL_EXTENSION, META_EXTENSION)
         limit = (
             self._limits.max_text_bytes
@@ -298,7 +338,6 @@ class _MemberReader:
                 start,
                 f"member {info.name!r} has {info.size} bytes; at most {limit}",
             )
-        return self._read(_padded(info.size))[: info.size]
 
     def _read(self, size: int, *, at_end_is_fine: bool = False) -> bytes:
         pieces = []

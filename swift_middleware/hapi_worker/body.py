@@ -21,6 +21,8 @@ from hapi_protocol.errors import (
 )
 
 MAX_CHUNK_HEADER_BYTES = 128
+MAX_TRAILERS = 16
+"""Lines behind the last chunk, which are passed over."""
 MAX_READ_BYTES = 256 * 1024
 
 
@@ -151,8 +153,11 @@ class ChunkedBody:
             self._end()
 
     def _end(self) -> None:
-        while self._line() != b"":  # trailers
-            pass
+        for _ in range(MAX_TRAILERS + 1):
+            if self._line() == b"":
+                break
+        else:
+            raise _bad(f"more than {MAX_TRAILERS} trailers")
         self._ended = True
         if self.bytes_read != self._length_bytes:
             raise _bad(

@@ -28,7 +28,8 @@ def image_decoder(transform: ImageTransform, max_pixels: int) -> Decoder:
         if image is None:
             raise SampleError(
                 f"sample {sample.key!r} has no image member "
-                f"({', '.join(IMAGE_EXTENSIONS)})"
+                f"({', '.join(IMAGE_EXTENSIONS)}) but only: "
+                f"{', '.join(sample.members):.200}"
             )
         try:
             return transform(decode_image(image, max_pixels=max_pixels))

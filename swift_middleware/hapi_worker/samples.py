@@ -75,6 +75,13 @@ def _all_samples(
             if ranged and request.samples
             else 0,
         )
+    elif kind == "npy":
+        raise _unsupported(
+            request,
+            "unsupported_object",
+            "it is a NumPy array (.npy), which is not read: store images, "
+            "JPEG or PNG, or a tar of them",
+        )
     elif kind is not None:
         yield _single_image(kind, start, body, request, limits)
     else:
@@ -92,14 +99,14 @@ def _single_image(
     request: JobRequest,
     limits: Limits,
 ) -> Sample:
-    limit = limits.max_member_bytes
-    data = start + _read_up_to(body, limit + 1 - len(start))
-    if len(data) > limit:
+    length, limit = request.source_length_bytes, limits.max_member_bytes
+    if length > limit:
         raise _unsupported(
             request,
             "limit_exceeded",
-            f"the image has more than {limit} bytes",
+            f"the image has {length} bytes; at most {limit}",
         )
+    data = start + _read_up_to(body, length - len(start))
     base = request.source_name.rpartition("/")[2]
     return Sample(
         index=0,

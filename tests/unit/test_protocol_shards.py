@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import tarfile
+from random import Random
 
 import pytest
 
@@ -119,9 +121,18 @@ def _header(size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
     return info.tobuf(tarfile.GNU_FORMAT)
 
 
-def _pax(records: bytes) -> bytes:
+def _sparse_that_goes_on() -> bytes:
+    """A sparse header that says its map goes on in a block to come."""
+    header = bytearray(_header(0, tarfile.GNUTYPE_SPARSE))
+    header[482] = 1
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
+def _pax(records: bytes, kind: bytes = tarfile.XHDTYPE) -> bytes:
     head = tarfile.TarInfo("pax")
-    head.type = tarfile.XHDTYPE
+    head.type = kind
     head.size = len(records)
     padding = bytes(-len(records) % 512)
     return head.tobuf(tarfile.USTAR_FORMAT) + records + padding
@@ -136,12 +147,28 @@ def _pax(records: bytes) -> bytes:
         (_link(tarfile.SYMTYPE), "damaged_shard"),
         (_link(tarfile.LNKTYPE), "damaged_shard"),
         (_link(tarfile.FIFOTYPE), "damaged_shard"),
+        (_link(tarfile.CHRTYPE), "damaged_shard"),
+        (_link(tarfile.BLKTYPE), "damaged_shard"),
+        (_link(b"Z"), "damaged_shard"),
         (_header(0, tarfile.GNUTYPE_SPARSE), "damaged_shard"),
+        (_pax(b"") + _sparse_that_goes_on(), "damaged_shard"),
+        (_pax(b"22 GNU.sparse.map=0,1\n") + _header(1), "damaged_shard"),
         (_header(10**12), "limit_exceeded"),
         (_header(10**11, tarfile.XHDTYPE), "limit_exceeded"),
         (_header(10**11, tarfile.GNUTYPE_LONGNAME), "limit_exceeded"),
         (_pax(b"21 size=999999999999\n") + _header(0), "limit_exceeded"),
+        (_header(10**11, tarfile.XGLTYPE), "limit_exceeded"),
+        (_header(10**11, tarfile.SOLARIS_XHDTYPE), "limit_exceeded"),
+        (_header(10**11, tarfile.GNUTYPE_LONGLINK), "limit_exceeded"),
+        (_pax(b"", tarfile.XGLTYPE) * 200 + _header(0), "limit_exceeded"),
+        (_pax(bytes(40_000)) * 2 + _header(0), "limit_exceeded"),
+        (_pax(b"11 size=-1\n") + _header(0), "limit_exceeded"),
         (tar_of(("a.json", b" " * 70_000)), "limit_exceeded"),
+        (tar_of(("a.cls", b"1" * 70_000)), "limit_exceeded"),
+        (
+            tar_of((f"a.{'e' * 300}", b""), format=tarfile.PAX_FORMAT),
+            "limit_exceeded",
+        ),
         (tar_of((f"{'k' * 90}/{'n' * 80}.jpg", b"")), "limit_exceeded"),
         (tar_of(("a.jpg", b"1"), ("a.jpg", b"2")), "damaged_shard"),
         (
@@ -158,6 +185,91 @@ def test_damage_and_excess_are_refused_by_name(data, code):
     with pytest.raises(UnsupportedError, match=r"s\.tar, byte") as caught:
         samples_of(data, limits=LIMITS)
     assert caught.value.code == code
+
+
+class CountingReader:
+    """A stream of zero bytes behind ``start``, and how many it gave."""
+
+    def __init__(self, start: bytes) -> None:
+        self._start = io.BytesIO(start)
+        self.num_read = 0
+
+    def read(self, size: int) -> bytes:
+        piece = self._start.read(size) or bytes(min(size, 4096))
+        self.num_read += len(piece)
+        return piece
+
+
+@pytest.mark.parametrize(
+    ("start", "limits"),
+    [
+        (_header(1 << 30), Limits()),
+        (tar_of(("a.json", b" " * 70_000))[:512], Limits()),
+        (_header(1 << 30, tarfile.XHDTYPE), Limits()),
+        (_pax(b"19 size=1073741824\n") + _header(0), Limits()),
+        (
+            tar_of(("a.jpg", bytes(600)), ("a.png", bytes(600)))[:2048],
+            Limits(max_sample_bytes=1000),
+        ),
+        (
+            tar_of(("a.jpg", b"1"), ("a.png", bytes(600)))[:1536],
+            Limits(max_members_per_sample=1),
+        ),
+        (
+            tar_of(("a.jpg", b"1"), ("a.jpg", bytes(600)))[:1536],
+            Limits(),
+        ),
+    ],
+)
+def test_excess_is_refused_before_it_is_read(start, limits):
+    stream = CountingReader(start)
+    with pytest.raises(UnsupportedError):
+        list(iter_samples(stream, name="s.tar", limits=limits))
+    assert stream.num_read == len(start)
+
+
+@pytest.mark.parametrize(
+    ("member", "most"),
+    [
+        (_header(0, tarfile.DIRTYPE), 10_001),
+        (_header(0), 2),
+        (_pax(b""), 129),
+    ],
+)
+def test_endless_empty_members_end_in_an_error(member, most):
+    stream = CountingReader(member * 20_000)
+    with pytest.raises(UnsupportedError):
+        list(iter_samples(stream, name="s.tar"))
+    assert stream.num_read <= most * len(member)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_headers_fail_by_name_or_not_at_all(seed):
+    random = Random(seed)
+    whole = b"".join(
+        [
+            _pax(b"15 path=b.jpg\n\n"),
+            _pax(b"22 GNU.sparse.map=0,1\n"),
+            _pax(b"") + _sparse_that_goes_on(),
+            tar_of((f"{'n' * 150}.jpg", b""), format=tarfile.GNU_FORMAT),
+        ]
+    )
+    for _ in range(2000):
+        data = bytearray(whole)
+        for _ in range(random.choice((1, 2, 4))):
+            value = random.choice(b"\0 019=xgLS\xff")
+            data[random.randrange(len(data))] = value
+        _mend_checksums(data)
+        with contextlib.suppress(UnsupportedError):
+            samples_of(bytes(data))
+
+
+def _mend_checksums(data: bytearray) -> None:
+    for start in range(0, len(data), 512):
+        if data[start + 257 : start + 262] == b"ustar":
+            data[start + 148 : start + 156] = b" " * 8
+            total = sum(data[start : start + 512])
+            data[start + 148 : start + 156] = b"%06o\0 " % total
 
 
 @pytest.mark.parametrize("records", [b"garbage", b"12 size=abc\n", b"\0"])
@@ -186,6 +298,7 @@ def test_endless_directories_are_refused():
     [
         (b"\xff\xd8\xff\xe0", "jpeg"),
         (b"\x89PNG\r\n\x1a\n", "png"),
+        (b"\x93NUMPY\x01\x00", "npy"),
         (THREE[:512], "tar"),
         (tar_of()[:512], "tar"),
         (b"hello", None),

@@ -256,6 +256,12 @@ def test_body_that_is_not_as_announced_is_refused(
         wire.read_all()
 
 
+def test_trailers_behind_the_body_come_to_an_end(wire: Wire) -> None:
+    wire.send(b"a\r\nabcdefghij\r\n0\r\n" + b"X: y\r\n" * 20)
+    with pytest.raises(HapiError, match="more than 16 trailers"):
+        wire.read_all()
+
+
 def test_time_spent_waiting_for_the_sender_is_known(wire: Wire) -> None:
     threading.Timer(0.15, wire.send, [b"1\r\na\r\n"]).start()
     assert wire.body.read(10) == b"a"

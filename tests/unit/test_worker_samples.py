@@ -1,0 +1,188 @@
+"""Objects and samples that the worker refuses, before it reads them."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hapi_protocol.errors import UnsupportedError
+from hapi_protocol.shards import Limits, Sample
+from hapi_splitter.transforms import SampleError
+from hapi_worker.decode import image_decoder
+from hapi_worker.samples import read_samples
+from photos import tar_of
+from worker_under_test import job_for, small_transform
+
+MAX_SAMPLES = 3
+LIMITS = Limits(max_member_bytes=5000, max_sample_bytes=5000)
+
+
+class CountingBody:
+    """A job's body, and how many of its bytes were taken."""
+
+    def __init__(self, data: bytes) -> None:
+        self._stream = io.BytesIO(data)
+        self.bytes_read = 0
+
+    def read(self, size: int, /) -> bytes:
+        piece = self._stream.read(min(size, 1000))
+        self.bytes_read += len(piece)
+        return piece
+
+    def drain(self) -> None:
+        while self.read(1000):
+            pass
+
+
+def read(body: CountingBody, data: bytes, **changes: Any) -> Iterator[Sample]:
+    return read_samples(
+        body,  # type: ignore[arg-type]
+        job_for(data, **changes),
+        limits=LIMITS,
+        max_samples=MAX_SAMPLES,
+    )
+
+
+def jpeg(width: int, height: int, mode: str = "RGB") -> bytes:
+    sink = io.BytesIO()
+    Image.new(mode, (width, height)).save(sink, "JPEG")
+    return sink.getvalue()
+
+
+class Trap:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self._path,))
+
+
+def array_of_objects(path: Path) -> bytes:
+    sink = io.BytesIO()
+    array = np.array([Trap(path)], dtype=object)
+    np.save(sink, array, allow_pickle=True)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "said", "most_read"),
+    [
+        (
+            tar_of((f"{n}.jpg", b"") for n in range(MAX_SAMPLES + 100)),
+            "limit_exceeded",
+            "more than 3 samples",
+            4000,
+        ),
+        (
+            tar_of([("a.jpg", bytes(6000))]),
+            "limit_exceeded",
+            "'a.jpg' has 6000 bytes; at most 5000",
+            1000,
+        ),
+        (
+            tar_of([("a.jpg", bytes(3000)), ("a.png", bytes(3000))]),
+            "limit_exceeded",
+            "'a' has 6000 bytes or more; at most 5000",
+            5000,
+        ),
+        (
+            jpeg(8, 8) + bytes(5000),
+            "limit_exceeded",
+            "bytes; at most 5000",
+            1000,
+        ),
+        (
+            b"\x93NUMPY\x01\x00" + bytes(5000),
+            "unsupported_object",
+            "NumPy array (.npy), which is not read",
+            1000,
+        ),
+        (b"GIF89a" + bytes(5000), "unsupported_object", "neither a tar", 1000),
+    ],
+    ids=["samples", "member", "sample", "image", "npy", "gif"],
+)
+def test_object_over_a_limit_is_refused_before_it_is_read(
+    data: bytes, code: str, said: str, most_read: int
+) -> None:
+    body = CountingBody(data)
+    with pytest.raises(UnsupportedError) as caught:
+        list(read(body, data))
+    assert caught.value.code == code
+    assert said in caught.value.message
+    assert "shard-000.tar" in caught.value.message
+    assert body.bytes_read <= most_read
+
+
+def test_object_at_its_limits_is_read() -> None:
+    data = tar_of([("a.jpg", bytes(5000)), ("b.jpg", b""), ("c.jpg", b"")])
+    samples = list(read(CountingBody(data), data))
+    assert [len(each.members["jpg"]) for each in samples] == [5000, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ({"npy": b"\x93NUMPY"}, "no image member (jpg, jpeg, png) but only"),
+        ({"npy": b"\x93NUMPY"}, "only: npy"),
+        ({"jpg": b"\x93NUMPY\x01\x00"}, "neither a JPEG nor a PNG"),
+        ({"jpg": jpeg(101, 100)}, "101x100 pixels is over the limit of 10000"),
+        ({"png": jpeg(101, 100)}, "101x100 pixels is over the limit of 10000"),
+        ({f"x{n}": b"" for n in range(900)}, "only: x0, x1"),
+    ],
+)
+def test_sample_that_cannot_be_used_says_why(
+    members: dict[str, bytes], said: str
+) -> None:
+    decode = image_decoder(small_transform(), 10_000)
+    sample = Sample(0, "s", 0, members=members)
+    with pytest.raises(SampleError) as caught:
+        decode(sample)
+    assert said in str(caught.value)
+    assert "sample 's'" in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_image_at_the_limit_of_pixels_is_decoded(mode: str) -> None:
+    decode = image_decoder(small_transform(), 10_000)
+    sample = Sample(0, "s", 0, members={"png": jpeg(100, 100, mode)})
+    assert decode(sample).shape == (3, 64, 64)
+
+
+@pytest.mark.parametrize("extension", ["npy", "jpg", "json", "cls"])
+def test_no_member_is_ever_unpickled(tmp_path: Path, extension: str) -> None:
+    trap = array_of_objects(tmp_path / "sprung")
+    data = tar_of([(f"a.{extension}", trap)])
+    decode = image_decoder(small_transform(), 10_000)
+    for sample in read(CountingBody(data), data):
+        sample.label_and_meta()
+        with pytest.raises(SampleError):
+            decode(sample)
+    with pytest.raises(UnsupportedError):
+        list(read(CountingBody(trap), trap))
+    assert not (tmp_path / "sprung").exists()
+    pickle.loads(trap[trap.index(b"\x80") :])  # the trap would have worked
+    assert (tmp_path / "sprung").exists()
+
+
+def test_cmyk_and_gray_have_the_colours_that_they_show() -> None:
+    colours = {}
+    for mode, colour in (("RGB", (255, 0, 0)), ("CMYK", (0, 255, 255, 0))):
+        sink = io.BytesIO()
+        Image.new(mode, (32, 32), colour).save(sink, "JPEG", quality=95)
+        sample = Sample(0, "s", 0, members={"jpg": sink.getvalue()})
+        colours[mode] = image_decoder(small_transform(), 10_000)(sample)
+    torch.testing.assert_close(
+        colours["CMYK"], colours["RGB"], rtol=0, atol=0.1
+    )
+    assert colours["RGB"][0].min() > 1.5 > -1.5 > colours["RGB"][1].max()
