@@ -36,13 +36,15 @@ from hapi_protocol.messages import (
 )
 from hapi_worker.body import Connection
 from hapi_worker.metrics import CONTENT_TYPE as METRICS_CONTENT_TYPE
-from hapi_worker.residency import KnownModel
+from hapi_worker.models import KnownModel
 from hapi_worker.uploads import busy
 from hapi_worker.version import package_version
 from hapi_worker.worker import MAX_UPLOADS, Worker
 
 ENVIRON_CONNECTION = "hapi_worker.connection"
 """WSGI key under which the server hands over a :class:`Connection`."""
+ENVIRON_BROKEN_BODY = "hapi_worker.broken_body"
+"""WSGI key that tells the server to read no more of the request's body."""
 ENVIRON_PEER_UID = "X_REMOTE_UID"
 
 READ_BYTES = 1024 * 1024
@@ -52,6 +54,8 @@ LASTING_STATUSES = (409, 413, 422)
 logger = logging.getLogger(__name__)
 
 StartResponse = Callable[..., Any]
+Handler = Callable[[Any], Any]
+"""WebOb request to response."""
 
 
 class WorkerApp:
@@ -74,14 +78,17 @@ class WorkerApp:
         request = Request(environ)
         trans_id = request.headers.get("X-Trans-Id", "")
         try:
-            self._check_peer(environ)
-            response = self._answer(request)
+            with self._counted():
+                self._check_peer(environ)
+                handler = self._handler(request)
+            response = handler(request)
         except HapiError as error:
             response = _error_response(error, trans_id)
         except Exception:
             logger.exception(
                 "a defect: %s %s (%s)", request.method, request.path, trans_id
             )
+            self._worker.metrics.refusals.labels("internal").inc()
             response = _error_response(
                 InternalError("internal", "the worker failed; see its log"),
                 trans_id,
@@ -100,7 +107,16 @@ class WorkerApp:
                 "option allowed_users",
             )
 
-    def _answer(self, request: Any) -> Any:
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Counts a refusal that no job, upload or profile is counted for."""
+        try:
+            yield
+        except HapiError as error:
+            self._worker.metrics.refusals.labels(error.code).inc()
+            raise
+
+    def _handler(self, request: Any) -> Handler:
         path = request.path
         if path == "/healthz":
             return self._route(request, GET=self._health)
@@ -117,7 +133,7 @@ class WorkerApp:
                 return self._route(request, POST=self._stream, GET=self._usage)
         raise RightsError("not_found", f"there is no {path[:100]!r} here")
 
-    def _route(self, request: Any, **methods: Callable[[Any], Any]) -> Any:
+    def _route(self, request: Any, **methods: Handler) -> Handler:
         method = methods.get(request.method)
         if method is None:
             raise MethodError(
@@ -125,24 +141,27 @@ class WorkerApp:
                 f"{request.method} {request.path[:100]}: allowed are "
                 f"{', '.join(sorted(methods))}",
             )
-        return method(request)
+        return method
 
     def _health(self, request: Any) -> Any:
         worker = self._worker
-        models, used = worker.residency.resident()
+        models, used = worker.models.resident()
         draining = worker.admission.draining
         return _json_response(
             200,
             {
                 "status": "draining" if draining else "ok",
                 "version": package_version(),
-                "device": str(worker.device),
+                "devices": {
+                    each.name: each.in_service for each in worker.executors
+                },
                 "numerics_tag": worker.numerics_tag,
                 "pid": os.getpid(),
                 "resident_models": models,
                 "resident_bytes": used,
-                "memory_limit_bytes": worker.residency.limit_bytes,
+                "memory_limit_bytes": worker.models.limit_bytes,
                 "jobs_running": worker.admission.num_running(),
+                "jobs_waiting": worker.admission.num_waiting(),
                 "max_streams": worker.config.max_streams,
             },
         )
@@ -154,27 +173,26 @@ class WorkerApp:
         )
 
     def _grant(self, request: Any) -> Any:
-        body = _read_body(request, MAX_MESSAGE_BYTES)
-        try:
+        with self._counted():
+            body = _read_body(request, MAX_MESSAGE_BYTES)
             grant = self._worker.grant(JobRequest.from_body(bytes(body)))
-        except HapiError as error:
-            self._worker.metrics.refusals.labels(error.code).inc()
-            raise
         return _json_body(201, grant.to_body())
 
     def _profile(self, request: Any) -> Any:
-        body = _read_body(request, MAX_MESSAGE_BYTES)
-        wanted = ProfileRequest.from_body(bytes(body))
+        with self._counted():
+            body = _read_body(request, MAX_MESSAGE_BYTES)
+            wanted = ProfileRequest.from_body(bytes(body))
         profile = self._worker.profiling.profile(wanted)
         return _json_body(200, profile.to_body())
 
     def _stream(self, request: Any) -> Any:
-        connection = request.environ.get(ENVIRON_CONNECTION)
-        if not isinstance(connection, Connection):
-            raise AnnotationError(
-                "bad_request", "the body of a job must be chunked"
-            )
-        stream = self._worker.stream(_job_id(request), connection)
+        with self._counted():
+            connection = _connection(request)
+        try:
+            stream = self._worker.stream(_job_id(request), connection)
+        except RightsError as error:  # there is no such job to count
+            self._worker.metrics.refusals.labels(error.code).inc()
+            raise
         return Response(
             app_iter=stream,
             headerlist=[
@@ -188,8 +206,9 @@ class WorkerApp:
         return _json_body(200, usage.to_body())
 
     def _known(self, request: Any) -> Any:
-        identity = _identity(request)
-        known = self._worker.residency.known(identity)
+        with self._counted():
+            identity = _identity(request)
+        known = self._worker.models.known(identity)
         if known is None:
             raise RightsError(
                 "not_found",
@@ -218,21 +237,21 @@ class WorkerApp:
         )
 
     def _upload(self, request: Any, identity: ModelIdentity) -> KnownModel:
-        residency = self._worker.residency
-        residency.uploads.check(identity)
+        models = self._worker.models
+        models.uploads.check(identity)
         lasting: HapiError | None = None
         try:
             self._check_upload(request, identity)
-            residency.uploads.begin(identity)
+            models.uploads.begin(identity)
             with self._upload_place():
                 limit = self._worker.config.max_package_bytes
                 package = _read_body(request, limit)
-                return residency.put(identity, package)
+                return models.put(identity, package)
         except HapiError as error:
             lasting = error if error.status in LASTING_STATUSES else None
             raise
         finally:
-            residency.uploads.end(identity, lasting)
+            models.uploads.end(identity, lasting)
 
     @contextmanager
     def _upload_place(self) -> Iterator[None]:
@@ -255,7 +274,7 @@ class WorkerApp:
                 f"bytes; at most {limit}",
                 object_name=identity.path,
             )
-        self._worker.residency.check_length(identity)
+        self._worker.models.check_length(identity)
         if request.content_length != identity.length_bytes:
             raise AnnotationError(
                 "bad_request",
@@ -266,6 +285,15 @@ class WorkerApp:
 
 def _job_id(request: Any) -> str:
     return str(request.path.removeprefix("/jobs/"))
+
+
+def _connection(request: Any) -> Connection:
+    connection = request.environ.get(ENVIRON_CONNECTION)
+    if not isinstance(connection, Connection):
+        raise AnnotationError(
+            "bad_request", "the body of a job must be chunked"
+        )
+    return connection
 
 
 def _identity(request: Any) -> ModelIdentity:
@@ -285,6 +313,7 @@ def _read_body(request: Any, limit: int) -> bytearray:
         try:
             piece = stream.read(min(READ_BYTES, length - len(body)))
         except OSError as error:
+            request.environ[ENVIRON_BROKEN_BODY] = True
             raise AnnotationError(
                 "bad_request", f"the body could not be read: {error}"
             ) from error

@@ -26,7 +26,10 @@ Of profiles, ``done`` and ``failed`` are runs, and the others are requests:
 ``kept`` had an earlier run's result, ``joined`` waited for one under way,
 ``refused`` had neither.  Batches and their mean size are the histogram's count
 and sum.  A request for a job that was refused counts in ``refusals``, not in
-``jobs``.
+``jobs``, and so does whatever else is no job, upload or profile yet: a user
+who may not connect, a path that is not there, a message that cannot be read.
+A reader that took nothing for ``stall_seconds`` is a job that ``failed``, with
+the reason ``too_slow``.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ class Metrics:
             "jobs", "Jobs that ended", "kind", "outcome", "reason"
         )
         self.refusals = self._counter(
-            "refusals", "Requests for jobs that were refused", "reason"
+            "refusals", "Requests that were refused", "reason"
         )
         self.uploads = self._counter(
             "uploads", "Packages received", "outcome", "reason"

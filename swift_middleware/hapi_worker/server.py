@@ -65,6 +65,10 @@ class _Gateway(wsgi.Gateway_10):
             self.req.ensure_headers_sent()
             for piece in body:
                 self.write(piece)
+        except TimeoutError:
+            if hasattr(body, "stalled"):
+                body.stalled()
+            raise
         finally:
             if hasattr(body, "close"):
                 body.close()

@@ -103,6 +103,10 @@ class JobStream:
         own = time.thread_time() - self._started_cpu
         return self._pipeline.read_cpu + own
 
+    def stalled(self) -> None:
+        """Called by the server when the reader took nothing for too long."""
+        self._outcome = ("failed", "too_slow")
+
     def _report(self) -> None:
         outcome, reason = self._outcome
         kind = self._request.kind
@@ -128,6 +132,12 @@ class JobStream:
             logger.warning("%s (%s)", error, self._request.trans_id)
             raise _broken() from error
         except SenderGoneError as error:
+            raise _broken() from error
+        except Exception as error:
+            self._outcome = (OUTCOME_FAILED, "internal")
+            logger.exception(
+                "a defect: a stream failed (%s)", self._request.trans_id
+            )
             raise _broken() from error
         self._outcome = (OUTCOME_DONE, "")
 
@@ -161,10 +171,10 @@ class JobStream:
             + timings.get("forward_cpu", 0.0)
         )
         encoded = None
-        if batch.computed is not None:
-            encoded = batch.computed.encoded
-            self._saturated += batch.computed.saturated
-            self._metrics.saturated.inc(batch.computed.saturated)
+        if batch.encoded is not None:
+            encoded = batch.encoded
+            self._saturated += encoded.saturated
+            self._metrics.saturated.inc(encoded.saturated)
         spent = timings.pop("encode", 0.0)
         self._writer.write(
             batch.rows,
@@ -183,8 +193,6 @@ class JobStream:
         metrics = self._metrics
         metrics.samples.inc(len(batch.rows))
         metrics.sample_errors.inc(sum(r.error is not None for r in batch.rows))
-        if batch.computed is not None:
-            metrics.batch_samples.observe(len(batch.computed.features))
         for stage, seconds in batch.timings.items():
             metrics.stage_seconds.labels(stage).inc(seconds)
 

@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -175,13 +175,15 @@ class Streaming:
             self.sent_all = True
 
 
-class WorkerUnderTest:
-    """A :class:`Service`, spoken to as the filter does."""
+class NotGrantedError(AssertionError):
+    """A job was refused."""
 
-    def __init__(self, service: Service, config: WorkerConfig) -> None:
-        self.service = service
-        self.config = config
-        self.worker = service.worker
+
+class Exchange:
+    """The filter's part of the exchange with a worker at ``socket``."""
+
+    def __init__(self, socket: str) -> None:
+        self.socket = socket
 
     def request(
         self,
@@ -193,9 +195,7 @@ class WorkerUnderTest:
         admin: bool = False,
     ) -> Answer:
         suffix = ".admin" if admin else ""
-        connection = UnixConnection(
-            self.config.socket + suffix, TIMEOUT_SECONDS
-        )
+        connection = UnixConnection(self.socket + suffix, TIMEOUT_SECONDS)
         try:
             # A refusal may come before the body was read.
             with contextlib.suppress(BrokenPipeError):
@@ -226,7 +226,8 @@ class WorkerUnderTest:
         if answer.status == 409 and package is not None:
             assert self.put(package, job.model).status == 201
             answer = self.ask(job)
-        assert answer.status == 201, answer.body
+        if answer.status != 201:
+            raise NotGrantedError(answer.body)
         return JobGrant.from_body(answer.body)
 
     @contextlib.contextmanager
@@ -242,7 +243,7 @@ class WorkerUnderTest:
         self, job_id: str, body: Iterable[bytes]
     ) -> Iterator[Streaming]:
         """The stream of a job that was granted."""
-        stream = Streaming(self.config.socket, job_id, body)
+        stream = Streaming(self.socket, job_id, body)
         try:
             yield stream
         finally:
@@ -271,6 +272,16 @@ class WorkerUnderTest:
             answer = stream.answer()
             return Answer(answer.status, dict(answer.headers), answer.read())
 
+
+class WorkerUnderTest(Exchange):
+    """A :class:`Service`, spoken to as the filter does."""
+
+    def __init__(self, service: Service, config: WorkerConfig) -> None:
+        super().__init__(config.socket)
+        self.service = service
+        self.config = config
+        self.worker = service.worker
+
     def idle(self, seconds: float = 5.0) -> bool:
         """Whether all jobs end, and their threads, within ``seconds``."""
         deadline = time.monotonic() + seconds
@@ -291,7 +302,11 @@ def job_threads() -> list[str]:
 
 @contextlib.contextmanager
 def running_worker(
-    folder: Path, *, load: Load = load_package, **options: Any
+    folder: Path,
+    *,
+    load: Load = load_package,
+    out_of_service: Callable[[], None] = lambda: None,
+    **options: Any,
 ) -> Iterator[WorkerUnderTest]:
     """A worker with its sockets in ``folder``, stopped afterwards.
 
@@ -302,12 +317,11 @@ def running_worker(
         "socket": str(folder / "worker.sock"),
         "device": "cpu",
         "memory_limit": 1 << 30,
-        "decode_threads": 2,
-        "torch_threads": 1,
+        "forwards": 2,
         **options,
     }
     config = WorkerConfig(**values)
-    service = Service(config, load=load)
+    service = Service(config, load=load, out_of_service=out_of_service)
     try:
         service.begin()
         yield WorkerUnderTest(service, config)

@@ -28,6 +28,7 @@ from hapi_splitter.transforms import decode_image
 from photos import jpegs, shard, tar_of, with_corrupt_member
 from worker_under_test import (
     TRANS_ID,
+    Streaming,
     WorkerUnderTest,
     identity_of,
     job_for,
@@ -357,13 +358,52 @@ def test_request_that_cannot_be_met_is_refused_at_once(
         assert answer.fields["allowed"] == [1, LAST_CUT]
 
 
-def test_unknown_resources_and_methods(worker: WorkerUnderTest) -> None:
-    assert worker.request("GET", "/nothing").status == 404
-    assert worker.request("DELETE", "/jobs").status == 405
-    assert worker.request("POST", "/jobs/unknown").code == "bad_request"
-    assert worker.request("POST", "/jobs", b"{").code == "bad_request"
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code"),
+    [
+        ("GET", "/nothing", None, 404, "not_found"),
+        ("DELETE", "/jobs", None, 405, "method_not_allowed"),
+        ("POST", "/jobs/unknown", None, 400, "bad_request"),
+        ("POST", "/jobs", b"{", 400, "bad_request"),
+        ("POST", "/jobs", b" " * 70000, 400, "bad_request"),
+        ("POST", "/profiles", b"{", 400, "bad_request"),
+        ("GET", "/models", None, 400, "bad_request"),
+    ],
+)
+def test_request_that_makes_no_sense_is_refused_and_counted(
+    worker: WorkerUnderTest,
+    method: str,
+    path: str,
+    body: bytes | None,
+    status: int,
+    code: str,
+) -> None:
+    def counted() -> float:
+        return worker.worker.metrics.value(
+            "hapi_worker_refusals_total", reason=code
+        )
+
+    before = counted()
+    answer = worker.request(method, path, body)
+    assert (answer.status, answer.code) == (status, code)
+    assert counted() == before + 1
+
+
+def test_job_that_is_not_there_is_refused_and_counted(
+    worker: WorkerUnderTest,
+) -> None:
+    stream = Streaming(worker.socket, "unknown", [b"x"])
+    assert stream.answer().status == 404
+    stream.close()
+    assert 'refusals_total{reason="not_found"}' in (
+        worker.request("GET", "/metrics").body.decode()
+    )
+
+
+def test_package_without_an_identity_is_refused(
+    worker: WorkerUnderTest,
+) -> None:
     assert worker.request("PUT", "/models", b"x").code == "bad_request"
-    assert worker.request("POST", "/jobs", b" " * 70000).status == 400
 
 
 def test_answer_begins_while_the_body_still_arrives(

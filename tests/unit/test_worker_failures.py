@@ -169,7 +169,7 @@ def test_reader_that_takes_nothing_is_cut_off(
     grant = worker.grant(job_for(tar, package), package)
     stream = Streaming(worker.config.socket, grant.job_id, pieces(tar))
     deadline = time.monotonic() + 15
-    while not jobs_ended(worker, "gone", ""):
+    while not jobs_ended(worker, "failed", "too_slow"):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert worker.idle()
@@ -262,6 +262,29 @@ def test_failure_of_the_device_breaks_that_job_only(
             read_broken(answer)
     assert worker.idle()
     assert jobs_ended(worker, "failed", "internal") == 1
+    worker.run(job_for(tar, package), package, tar)
+
+
+def test_stream_that_cannot_be_written_is_a_failure_that_is_logged(
+    worker: WorkerUnderTest,
+    package: bytes,
+    tar: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*args: Any, **fields: Any) -> None:
+        raise ValueError("an array of another shape")
+
+    worker.put(package)
+    with monkeypatch.context() as patch:
+        patch.setattr("hapi_worker.stream.FeatureStreamWriter.write", fail)
+        with worker.streaming(
+            job_for(tar, package), package, pieces(tar)
+        ) as stream:
+            read_broken(stream.answer())
+    assert worker.idle()
+    assert jobs_ended(worker, "failed", "internal") == 1
+    assert "a defect: a stream failed" in caplog.text
     worker.run(job_for(tar, package), package, tar)
 
 

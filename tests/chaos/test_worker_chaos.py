@@ -1,0 +1,719 @@
+"""Clients that do their worst to a worker, beside one that does nothing wrong.
+
+Each test ends with what holds after all of them: the neighbour's rows were
+right to the bit and none of its jobs was refused or slow, no job runs any
+more, threads, descriptors and memory are back at their level, every failure
+and refusal was counted with its reason, and the log tells of no defect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import re
+import socket
+import tarfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bombs
+from hapi_protocol.errors import CODES, HapiError
+from hapi_protocol.features import FeatureStreamReader, Row, read_features
+from hapi_protocol.messages import (
+    HEADER_IDENTITY,
+    JobGrant,
+    JobRequest,
+)
+from hapi_protocol.unix_http import UnixConnection
+from hapi_worker.config import option_defaults
+from neighbour import (
+    JOB_SECONDS,
+    NUM_SAMPLES,
+    Neighbour,
+    Rows,
+    exact_package,
+    rows_of,
+    same,
+    small_job,
+    small_shard,
+)
+from photos import jpegs, tar_of
+from worker_process import (
+    Counts,
+    Footprint,
+    WorkerProcess,
+    grown,
+    wait_until,
+)
+from worker_under_test import (
+    TIMEOUT_SECONDS,
+    Answer,
+    NotGrantedError,
+    Streaming,
+    identity_of,
+    job_for,
+    pieces,
+)
+
+IDLE_SECONDS = 2.0
+STALL_SECONDS = 2.0
+SLACK_SECONDS = 4.0
+"""For a deadline to be noticed on a machine that is busy."""
+MAX_PIXELS = 1 << 22
+MAX_SAMPLES = 20_000
+OPTIONS: dict[str, object] = {
+    "device": "cpu",
+    "memory_limit": "1GiB",
+    "decode_threads": 2,
+    "torch_threads": 1,
+    "max_streams": 8,
+    "max_streams_per_account": 4,
+    "buffer_bytes": "4MiB",
+    "max_sample_bytes": "4MiB",
+    "max_pixels": MAX_PIXELS,
+    "max_samples": MAX_SAMPLES,
+    "grant_seconds": 1,
+    "model_wait_seconds": 20,
+    "idle_seconds": IDLE_SECONDS,
+    "stall_seconds": STALL_SECONDS,
+    "batch_seconds": 20,
+    "drain_seconds": 5,
+}
+if "queue_seconds" in option_defaults():
+    OPTIONS["queue_seconds"] = 1
+
+BROKEN = (OSError, http.client.HTTPException, HapiError)
+"""What a client meets when its worker is gone, or has broken its stream."""
+BAD = "AUTH_bad"
+LARGEST_GROWTH_BYTES = 64 << 20
+"""Of resident memory while a long shard passes: a few times buffer_bytes."""
+
+
+@pytest.fixture(scope="module")
+def running(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[WorkerProcess]:
+    worker = WorkerProcess(tmp_path_factory.mktemp("chaos"), OPTIONS)
+    try:
+        worker.wait_until_ready()
+        worker.grant(small_job("AUTH_neighbour"), exact_package())
+        yield worker
+        assert worker.stop() == 0
+    finally:
+        worker.kill()
+
+
+@pytest.fixture(scope="module")
+def alone(running: WorkerProcess) -> Rows:
+    """The neighbour's rows when nobody else is there."""
+    job = small_job("AUTH_neighbour")
+    rows = rows_of(running.run(job, None, small_shard()))
+    assert len(rows[0]) == NUM_SAMPLES
+    return rows
+
+
+@pytest.fixture(scope="module")
+def level(running: WorkerProcess, alone: Rows) -> Footprint:
+    """What the worker takes of its host once it has done all it can do."""
+    image = bombs.plain_image(2048)
+    with ThreadPoolExecutor(4) as clients:
+        for _ in range(4):
+            clients.submit(running.run, bad_job(len(image)), None, image)
+        for _ in range(12):
+            clients.submit(running.run, small_job(BAD), None, small_shard())
+    time.sleep(0.5)
+    return running.footprint()
+
+
+@pytest.fixture
+def worker(
+    running: WorkerProcess, alone: Rows, level: Footprint
+) -> Iterator[WorkerProcess]:
+    """The worker, with the neighbour on it, and all checks afterwards."""
+    before = running.counts()
+    with Neighbour(running, alone) as neighbour:
+        yield running
+        enough = neighbour.num_jobs + 2
+        wait_until(
+            lambda: neighbour.num_jobs >= enough or not neighbour.is_alive(),
+            JOB_SECONDS,
+            lambda: "the neighbour is not served any more",
+        )
+    running.settle(level)
+    check_reasons(grown(running.counts(), before))
+    assert "a defect" not in running.log()
+    assert "Traceback" not in running.log()
+
+
+def check_reasons(counted: dict[str, float]) -> None:
+    """Every failure and refusal names one of the protocol's errors."""
+    for name in counted:
+        if "_refusals_total" in name or re.search("failed|refused", name):
+            (reason,) = re.findall('reason="(.*?)"', name)
+            assert reason in CODES, name
+            assert reason != "internal", name
+
+
+def bad_job(length_bytes: int) -> JobRequest:
+    """A job of the account that does its worst."""
+    job = job_for(b"", exact_package(), charged_account=BAD)
+    return replace(job, source_length_bytes=length_bytes)
+
+
+class Sent:
+    """A body, and how many bytes of it were sent."""
+
+    def __init__(self, body: Iterable[bytes]) -> None:
+        self._body = body
+        self.num_bytes = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._body:
+            yield piece
+            self.num_bytes += len(piece)
+
+
+def read_whole(answer: http.client.HTTPResponse) -> FeatureStreamReader:
+    reader = read_features(answer)
+    reader.batches = list(reader)  # type: ignore[attr-defined]
+    answer.read()  # raises when the last chunk is missing
+    return reader
+
+
+def end_of(stream: Streaming) -> str:
+    """How a job ended for its client: ``whole``, ``broken``, or a code."""
+    try:
+        answer = stream.answer()
+        if answer.status != 200:
+            return Answer(answer.status, {}, answer.read()).code
+        read_whole(answer)
+    except BROKEN:
+        return "broken"
+    return "whole"
+
+
+def run_badly(
+    worker: WorkerProcess, body: Iterable[bytes], length_bytes: int
+) -> str:
+    job = bad_job(length_bytes)
+    with worker.streaming(job, None, body) as stream:
+        return end_of(stream)
+
+
+def ended(outcome: str, reason: str = "") -> str:
+    """The name of a counter of jobs."""
+    return (
+        f'hapi_worker_jobs_total{{kind="features",outcome="{outcome}",'
+        f'reason="{reason}"}}'
+    )
+
+
+def refused(reason: str) -> str:
+    """The name of a counter of refusals."""
+    return f'hapi_worker_refusals_total{{reason="{reason}"}}'
+
+
+def wait_for_count(
+    worker: WorkerProcess,
+    before: Counts,
+    name: str,
+    seconds: float,
+    more: int = 1,
+) -> None:
+    wait_until(
+        lambda: grown(worker.counts(), before).get(name, 0) >= more,
+        seconds,
+        lambda: f"no {name}: {grown(worker.counts(), before)}",
+    )
+
+
+def rows_in(reader: FeatureStreamReader) -> list[Row]:
+    batches = reader.batches  # type: ignore[attr-defined]
+    return [row for batch in batches for row in batch.rows]
+
+
+# --- readers and senders ---
+
+
+def long_shard() -> bytes:
+    """Its features are far more than a socket's buffers hold."""
+    (image,) = small_images(1)
+    return b"".join(bombs.large_samples(1000, image, 0))
+
+
+def small_images(count: int) -> list[bytes]:
+    return [image for image, _ in jpegs(count, size=64)]
+
+
+def test_reader_that_stops_reading_is_cut_off_in_time(
+    worker: WorkerProcess,
+) -> None:
+    before = worker.counts()
+    tar = long_shard()
+    with worker.streaming(bad_job(len(tar)), None, pieces(tar)) as stream:
+        answer = stream.answer()
+        assert answer.status == 200
+        answer.read(1000)
+        wait_for_count(
+            worker,
+            before,
+            ended("failed", "too_slow"),
+            STALL_SECONDS + SLACK_SECONDS,
+        )
+        with pytest.raises(BROKEN):
+            answer.read()
+
+
+def connect_only(worker: WorkerProcess) -> None:
+    connection = UnixConnection(worker.socket, TIMEOUT_SECONDS)
+    connection.connect()
+    connection.close()
+
+
+def half_a_request(worker: WorkerProcess) -> None:
+    connection = UnixConnection(worker.socket, TIMEOUT_SECONDS)
+    connection.putrequest("POST", "/jobs")
+    connection.putheader("Content-Length", "1000")
+    connection.endheaders(b"{")
+    connection.close()
+
+
+def half_a_package(worker: WorkerProcess) -> None:
+    package = exact_package()
+    connection = UnixConnection(worker.socket, TIMEOUT_SECONDS)
+    identity = identity_of(package, "half.hapi")
+    connection.putrequest("PUT", "/models")
+    connection.putheader(HEADER_IDENTITY, identity.to_json())
+    connection.putheader("Content-Length", str(len(package)))
+    connection.endheaders(package[: len(package) // 2])
+    connection.close()
+
+
+def grant_only(worker: WorkerProcess) -> None:
+    worker.ask(bad_job(1000))
+
+
+def half_a_body(worker: WorkerProcess) -> None:
+    tar = long_shard()
+    body = pieces(tar[: len(tar) // 2])
+    with worker.streaming(bad_job(len(tar)), None, body):
+        pass
+
+
+def half_an_answer(worker: WorkerProcess) -> None:
+    tar = long_shard()
+    with worker.streaming(bad_job(len(tar)), None, pieces(tar)) as stream:
+        stream.answer().read(1000)
+
+
+DISCONNECTS = (
+    connect_only,
+    half_a_request,
+    half_a_package,
+    grant_only,
+    half_a_body,
+    half_an_answer,
+)
+
+
+@pytest.mark.parametrize("disconnect", DISCONNECTS)
+def test_clients_that_disconnect_leave_nothing(
+    worker: WorkerProcess, disconnect: Callable[[WorkerProcess], None]
+) -> None:
+    for _ in range(3):
+        disconnect(worker)
+
+
+def cut_off(
+    worker: WorkerProcess, body: bytes, length_bytes: int
+) -> tuple[str, str]:
+    """Sends and ends the connection's sending half, not the body."""
+    sent = SilentAfter(body)
+    with worker.streaming(bad_job(length_bytes), None, sent) as stream:
+        time.sleep(0.2)
+        stream.socket.shutdown(socket.SHUT_WR)
+        found = end_of(stream)
+        sent.stop.set()
+    return found, ended("gone")
+
+
+def ended_early(
+    worker: WorkerProcess, body: bytes, length_bytes: int
+) -> tuple[str, str]:
+    found = run_badly(worker, pieces(body), length_bytes)
+    return found, ended("failed", "bad_request")
+
+
+def fell_silent(
+    worker: WorkerProcess, body: bytes, length_bytes: int
+) -> tuple[str, str]:
+    sent = SilentAfter(body)
+    with worker.streaming(bad_job(length_bytes), None, sent) as stream:
+        found = end_of(stream)
+        sent.stop.set()
+    return found, ended("failed", "too_slow")
+
+
+class SilentAfter:
+    """A body that does not go on until it is told to stop."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self.stop = threading.Event()
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from pieces(self._body)
+        self.stop.wait(TIMEOUT_SECONDS)
+
+
+@pytest.mark.parametrize("send", [cut_off, ended_early, fell_silent])
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_half_a_body_is_never_answered_with_a_whole_stream(
+    worker: WorkerProcess,
+    send: Callable[[WorkerProcess, bytes, int], tuple[str, str]],
+    share: float,
+) -> None:
+    before = worker.counts()
+    tar = small_shard()
+    half = tar[: int(len(tar) * share) // 512 * 512] or tar[:700]
+    started = time.monotonic()
+    found, counter = send(worker, half, len(tar))
+    assert time.monotonic() - started < IDLE_SECONDS + SLACK_SECONDS + 1
+    if share:
+        assert found == "broken"
+    else:
+        assert found in ("bad_request", "too_slow", "damaged_shard")
+    wait_for_count(worker, before, counter, SLACK_SECONDS)
+
+
+def test_thousand_tiny_requests_are_answered_or_refused_and_counted(
+    worker: WorkerProcess,
+) -> None:
+    before = worker.counts()
+    (image,) = small_images(1)
+
+    def request(number: int) -> str:
+        answer = worker.ask(bad_job(len(image)))
+        if answer.status != 201:
+            assert int(answer.headers["Retry-After"]) >= 1
+            return answer.code
+        grant = JobGrant.from_body(answer.body)
+        stream = Streaming(worker.socket, grant.job_id, [image])
+        try:
+            return end_of(stream)
+        finally:
+            stream.close()
+
+    with ThreadPoolExecutor(16) as clients:
+        ends = Counter(clients.map(request, range(1000)))
+    assert ends["whole"]
+    assert set(ends) <= {"whole", "share_exceeded", "queue_full"}
+    wait_for_count(worker, before, ended("done"), 5, ends.pop("whole"))
+    counted = grown(worker.counts(), before)
+    assert {refused(code): number for code, number in ends.items()} == {
+        name: number for name, number in counted.items() if "refus" in name
+    }
+
+
+def test_requests_that_make_no_sense_are_counted_by_their_reason(
+    worker: WorkerProcess,
+) -> None:
+    before = worker.counts()
+    asked = [
+        worker.request("GET", "/nothing"),
+        worker.request("DELETE", "/jobs"),
+        worker.request("POST", "/jobs", b"{"),
+        worker.request("POST", "/jobs", b" " * 70_000),
+        worker.request("POST", "/jobs/unchunked"),
+        worker.request("POST", "/profiles", b"{"),
+    ]
+    stream = Streaming(worker.socket, "unknown", [b""])
+    codes = [answer.code for answer in asked] + [end_of(stream)]
+    stream.close()
+    counted = grown(worker.counts(), before)
+    for code, number in Counter(codes).items():
+        assert counted[refused(code)] == number
+
+
+# --- large objects ---
+
+
+def test_shard_of_a_gigabyte_passes_in_bounded_memory(
+    worker: WorkerProcess, level: Footprint
+) -> None:
+    (image,) = small_images(1)
+    count, size = 1024, 1 << 20
+    length = bombs.large_samples_bytes(count, image, size)
+    assert length > bombs.GIB
+    largest = 0
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal largest
+        while not done.wait(0.05):
+            largest = max(largest, worker.footprint().rss_bytes)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        body = bombs.large_samples(count, image, size)
+        with worker.streaming(bad_job(length), None, body) as stream:
+            reader = read_whole(stream.answer())
+    finally:
+        done.set()
+        watcher.join()
+    rows = rows_in(reader)
+    assert [row.index for row in rows] == list(range(count))
+    assert not [row.error for row in rows if row.error]
+    features = np.concatenate([b.features for b in reader.batches])
+    assert (features == features[:1]).all()
+    assert largest < level.rss_bytes + LARGEST_GROWTH_BYTES
+
+
+MEMBER_BOMBS = {
+    "json": (bombs.header("a.json", bombs.GIB), "limit_exceeded"),
+    "member": (bombs.header("a.jpg", bombs.GIB), "limit_exceeded"),
+    "pax": (bombs.pax_size(), "limit_exceeded"),
+    "extended": (
+        bombs.header("x", bombs.GIB, tarfile.XHDTYPE),
+        "limit_exceeded",
+    ),
+    "longname": (
+        bombs.header("x", bombs.GIB, tarfile.GNUTYPE_LONGNAME),
+        "limit_exceeded",
+    ),
+    "npy": (b"\x93NUMPY\x01\x00", "unsupported_object"),
+    "image": (b"\xff\xd8\xff", "limit_exceeded"),
+}
+
+
+@pytest.mark.parametrize("kind", MEMBER_BOMBS)
+def test_gigabyte_where_none_may_be_is_refused_unread(
+    worker: WorkerProcess, kind: str
+) -> None:
+    before = worker.counts()
+    start, code = MEMBER_BOMBS[kind]
+    body = Sent(bombs.claiming(start))
+    length = len(start) + bombs.GIB
+    assert run_badly(worker, body, length) == code
+    assert body.num_bytes < bombs.MIB
+    wait_for_count(worker, before, ended("failed", code), SLACK_SECONDS)
+
+
+@pytest.mark.parametrize("kind", ["directories", "one sample", "samples"])
+def test_million_empty_members_end_in_a_named_error(
+    worker: WorkerProcess, kind: str
+) -> None:
+    before = worker.counts()
+    count = 1_000_000
+    body = Sent(bombs.empty_members(count, kind))
+    found = run_badly(worker, body, count * bombs.BLOCK_BYTES)
+    # Its first samples were good: the answer had begun.
+    expected = "broken" if kind == "samples" else "limit_exceeded"
+    assert found == expected
+    assert body.num_bytes < (MAX_SAMPLES + 2000) * bombs.BLOCK_BYTES
+    counter = ended("failed", "limit_exceeded")
+    wait_for_count(worker, before, counter, SLACK_SECONDS)
+
+
+@pytest.mark.parametrize("length", [100, 700, 1500, 30_000])
+def test_archive_that_is_cut_off_is_refused_or_breaks(
+    worker: WorkerProcess, length: int
+) -> None:
+    before = worker.counts()
+    tar = small_shard()[:length]
+    found = run_badly(worker, pieces(tar), len(tar))
+    code = "unsupported_object" if length < 512 else "damaged_shard"
+    assert found in ((code, "broken") if length == 30_000 else (code,))
+    wait_for_count(worker, before, ended("failed", code), SLACK_SECONDS)
+
+
+def image_bombs() -> dict[str, bytes]:
+    """Files of images, most of which no worker decodes."""
+    (good,) = small_images(1)
+    return {
+        "good-first": good,
+        "huge-png": bombs.huge_png(50_000),
+        "huge-jpeg": bombs.huge_jpeg(),
+        "pixels": bombs.plain_image(2049),
+        "scans": bombs.jpeg_of_many_scans(2000),
+        "text": bombs.huge_png(64, text=256 * bombs.MIB),
+        "good-last": good,
+    }
+
+
+def test_image_bombs_are_rows_with_errors_between_good_ones(
+    worker: WorkerProcess,
+) -> None:
+    before = worker.counts()
+    images = image_bombs()
+    tar = tar_of((f"{key}.jpg", data) for key, data in images.items())
+    with worker.streaming(bad_job(len(tar)), None, pieces(tar)) as stream:
+        reader = read_whole(stream.answer())
+    errors = {row.key: row.error for row in rows_in(reader)}
+    assert list(errors) == list(images)
+    assert errors.pop("good-first") is errors.pop("good-last") is None
+    assert all(key in (error or "") for key, error in errors.items())
+    features = np.concatenate([b.features for b in reader.batches])
+    assert len(features) == 2
+    assert np.array_equal(features[0], features[1])
+    counted = grown(worker.counts(), before)
+    assert counted["hapi_worker_sample_errors_total"] == len(errors)
+
+
+def test_images_at_the_limit_of_pixels_give_their_memory_back(
+    worker: WorkerProcess,
+) -> None:
+    image = bombs.plain_image(2048)
+    tar = tar_of((f"{n}.jpg", image) for n in range(20))
+    with worker.streaming(bad_job(len(tar)), None, pieces(tar)) as stream:
+        assert len(rows_in(read_whole(stream.answer()))) == 20
+
+
+# --- all of it ---
+
+
+def test_all_at_once_beside_a_neighbour(worker: WorkerProcess) -> None:
+    def stop_reading() -> None:
+        tar = long_shard()
+        with worker.streaming(bad_job(len(tar)), None, pieces(tar)) as stream:
+            stream.answer().read(1000)
+            time.sleep(STALL_SECONDS + 1)
+
+    def explode() -> None:
+        for start, _ in MEMBER_BOMBS.values():
+            body = bombs.claiming(start)
+            run_badly(worker, body, len(start) + bombs.GIB)
+
+    def show_images() -> None:
+        images = image_bombs()
+        tar = tar_of((f"{key}.jpg", data) for key, data in images.items())
+        run_badly(worker, pieces(tar), len(tar))
+
+    def fall_silent() -> None:
+        fell_silent(worker, small_shard()[:30_000], len(small_shard()))
+
+    def many_members() -> None:
+        body = bombs.empty_members(1_000_000, "samples")
+        run_badly(worker, body, 1_000_000 * bombs.BLOCK_BYTES)
+
+    def disconnect() -> None:
+        for step in DISCONNECTS:
+            step(worker)
+
+    attacks = (
+        stop_reading,
+        explode,
+        show_images,
+        fall_silent,
+        many_members,
+        disconnect,
+    )
+
+    def attack(number: int) -> bool:
+        try:
+            attacks[number % len(attacks)]()
+        except NotGrantedError:  # the account has its share already
+            return False
+        return True
+
+    with ThreadPoolExecutor(2 * len(attacks)) as clients:
+        granted = list(clients.map(attack, range(2 * len(attacks))))
+    assert any(granted)
+
+
+# --- kill -9 ---
+
+
+class Persistent(threading.Thread):
+    """A client that goes on whatever happens to its worker."""
+
+    def __init__(
+        self, worker: WorkerProcess, account: str, alone: Rows
+    ) -> None:
+        super().__init__()
+        self._worker = worker
+        self._account = account
+        self._alone = alone
+        self._ended = threading.Event()
+        self.num_whole = 0
+        self.num_wrong = 0
+        self.num_broken = 0
+
+    def run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                rows = self._rows()
+            except (*BROKEN, NotGrantedError):
+                self.num_broken += 1
+                time.sleep(0.05)
+                continue
+            if same(rows, self._alone):
+                self.num_whole += 1
+            else:
+                self.num_wrong += 1
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join(60)
+        assert not self.is_alive()
+
+    def _rows(self) -> Rows:
+        job = small_job(self._account)
+        return rows_of(self._worker.run(job, exact_package(), small_shard()))
+
+
+def test_kill_and_restart_under_load_gives_whole_streams_or_broken_ones(
+    tmp_path: Path, alone: Rows
+) -> None:
+    with contextlib.ExitStack() as stack:
+        first = WorkerProcess(tmp_path, OPTIONS)
+        stack.callback(first.kill)
+        first.wait_until_ready()
+        clients = [
+            Persistent(first, f"AUTH_{number}", alone) for number in range(3)
+        ]
+        for client in clients:
+            client.start()
+            stack.callback(client.end)
+        wait_until(
+            lambda: all(client.num_whole > 1 for client in clients),
+            30,
+            first.log,
+        )
+        body = SilentAfter(small_shard()[:30_000])
+        with first.streaming(
+            small_job("AUTH_midst"), exact_package(), body
+        ) as stream:
+            assert stream.answer().status == 200
+            first.kill()
+            assert end_of(stream) == "broken"
+            body.stop.set()
+        assert os.path.exists(first.socket)
+        before = [client.num_whole for client in clients]
+        second = WorkerProcess(tmp_path, OPTIONS)
+        stack.callback(second.kill)
+        second.wait_until_ready()
+        wait_until(
+            lambda: all(
+                client.num_whole > number + 1
+                for client, number in zip(clients, before, strict=True)
+            ),
+            30,
+            second.log,
+        )
+        for client in clients:
+            client.end()
+        assert [client.num_wrong for client in clients] == [0, 0, 0]
+        assert all(client.num_broken for client in clients)
+        assert second.stop() == 0
+    assert not os.path.exists(second.socket)

@@ -1,0 +1,155 @@
+"""``hapi-worker`` in a process of its own, and what it takes of the host."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker_under_test import Exchange
+
+START_SECONDS = 60.0
+SETTLE_SECONDS = 10.0
+"""Within which a worker without clients is back at its level."""
+RSS_MARGIN_BYTES = 48 << 20
+"""By which resident memory may stay above its level: what the allocator
+keeps of a few images and buffers, and nothing that grows with the input."""
+ARENAS = "4"
+"""``MALLOC_ARENA_MAX`` of hapi-worker.service."""
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+_COUNTER = re.compile(r"(\w+?)(?:\{(.*)\})? (\S+)")
+
+Counts = Mapping[str, float]
+"""Name and labels, as they stand in ``/metrics``, to value."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a process takes of its host."""
+
+    rss_bytes: int
+    num_threads: int
+    num_descriptors: int
+
+    def is_within(self, level: Footprint) -> bool:
+        """Whether it is back at ``level``."""
+        return (
+            self.rss_bytes <= level.rss_bytes + RSS_MARGIN_BYTES
+            and self.num_threads <= level.num_threads
+            and self.num_descriptors <= level.num_descriptors
+        )
+
+
+class WorkerProcess(Exchange):
+    """The command as an operator runs it, with its sockets in ``folder``.
+
+    A killed one leaves its sockets there, and the next one takes them over.
+
+    Args:
+        folder: of configuration, sockets and log.
+        options: of the section ``[hapi-worker]``, beside the socket.
+    """
+
+    def __init__(self, folder: Path, options: Mapping[str, object]) -> None:
+        super().__init__(str(folder / "worker.sock"))
+        config = folder / "worker.conf"
+        lines = [f"{name} = {value}" for name, value in options.items()]
+        config.write_text(
+            "\n".join(["[hapi-worker]", f"socket = {self.socket}", *lines])
+        )
+        self._log = folder / "worker.log"
+        with self._log.open("a") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "hapi_worker.main", "--config", config],
+                env={
+                    **os.environ,
+                    "MALLOC_ARENA_MAX": ARENAS,
+                    "PYTHONPATH": os.pathsep.join(sys.path),
+                },
+                stderr=log,
+            )
+        self.pid = self.process.pid
+
+    def wait_until_ready(self) -> None:
+        wait_until(self._is_ready, START_SECONDS, self.log)
+
+    def _is_ready(self) -> bool:
+        assert self.process.poll() is None, self.log()
+        try:
+            health = self.request("GET", "/healthz", admin=True)
+        except OSError:  # it does not listen yet
+            return False
+        return bool(health.fields["pid"] == self.pid)
+
+    def stop(self) -> int:
+        """Ends it as systemd does; its exit status."""
+        self.process.terminate()
+        return self.process.wait(30)
+
+    def kill(self) -> None:
+        """kill -9, if it still runs."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(10)
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def footprint(self) -> Footprint:
+        folder = Path(f"/proc/{self.pid}")
+        pages = int((folder / "statm").read_text().split()[1])
+        return Footprint(
+            rss_bytes=pages * PAGE_BYTES,
+            num_threads=len(os.listdir(folder / "task")),
+            num_descriptors=len(os.listdir(folder / "fd")),
+        )
+
+    def jobs_running(self) -> int:
+        health = self.request("GET", "/healthz", admin=True)
+        return int(health.fields["jobs_running"])
+
+    def counts(self) -> Counts:
+        """All counters and gauges, from the socket for operators."""
+        text = self.request("GET", "/metrics", admin=True).body.decode()
+        found: dict[str, float] = {}
+        for line in text.splitlines():
+            match = _COUNTER.fullmatch(line)
+            if match is not None and not match[1].endswith("_created"):
+                labels = f"{{{match[2]}}}" if match[2] else ""
+                found[match[1] + labels] = float(match[3])
+        return found
+
+    def settle(self, level: Footprint) -> None:
+        """Waits until no job runs and all that was taken is given back."""
+        wait_until(
+            lambda: not self.jobs_running(),
+            SETTLE_SECONDS,
+            lambda: f"{self.jobs_running()} jobs still run",
+        )
+        wait_until(
+            lambda: self.footprint().is_within(level),
+            SETTLE_SECONDS,
+            lambda: f"{self.footprint()} is left of {level}",
+        )
+
+
+def grown(after: Counts, before: Counts) -> dict[str, float]:
+    """The counters that went up, and by how much."""
+    growth = {k: v - before.get(k, 0.0) for k, v in after.items()}
+    return {name: more for name, more in growth.items() if more > 0}
+
+
+def wait_until(
+    said: Callable[[], bool], seconds: float, otherwise: Callable[[], str]
+) -> None:
+    """Fails with the words of ``otherwise`` if that takes too long."""
+    deadline = time.monotonic() + seconds
+    while not said():
+        assert time.monotonic() < deadline, otherwise()
+        time.sleep(0.05)
