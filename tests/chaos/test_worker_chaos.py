@@ -69,7 +69,10 @@ STALL_SECONDS = 2.0
 SLACK_SECONDS = 4.0
 """For a deadline to be noticed on a machine that is busy."""
 MAX_PIXELS = 1 << 22
-MAX_SAMPLES = 20_000
+MAX_SAMPLES = 8000
+MOST_EMPTY_MEMBERS = 12_000
+"""Sent before their sender is stopped: samples, or directories in a row,
+and what is on its way."""
 OPTIONS: dict[str, object] = {
     "device": "cpu",
     "memory_limit": "1GiB",
@@ -125,12 +128,18 @@ def alone(running: WorkerProcess) -> Rows:
 def level(running: WorkerProcess, alone: Rows) -> Footprint:
     """What the worker takes of its host once it has done all it can do."""
     image = bombs.plain_image(2048)
-    with ThreadPoolExecutor(4) as clients:
-        for _ in range(4):
-            clients.submit(running.run, bad_job(len(image)), None, image)
-        for _ in range(12):
-            clients.submit(running.run, small_job(BAD), None, small_shard())
-    time.sleep(0.5)
+    large = tar_of((f"{number}.png", image) for number in range(8))
+    with ThreadPoolExecutor(3) as clients:
+        runs = [
+            clients.submit(running.run, job, None, tar)
+            for job, tar in [
+                (bad_job(len(large)), large),
+                (small_job(BAD), small_shard()),
+            ]
+            * 3
+        ]
+    for run in runs:
+        run.result()
     return running.footprint()
 
 
@@ -388,10 +397,9 @@ def test_half_a_body_is_never_answered_with_a_whole_stream(
     started = time.monotonic()
     found, counter = send(worker, half, len(tar))
     assert time.monotonic() - started < IDLE_SECONDS + SLACK_SECONDS + 1
-    if share:
-        assert found == "broken"
-    else:
-        assert found in ("bad_request", "too_slow", "damaged_shard")
+    # The answer may have begun when the second half does not come.
+    allowed = {"bad_request", "too_slow"} | ({"broken"} if share else set())
+    assert found in allowed
     wait_for_count(worker, before, counter, SLACK_SECONDS)
 
 
@@ -517,10 +525,10 @@ def test_million_empty_members_end_in_a_named_error(
     count = 1_000_000
     body = Sent(bombs.empty_members(count, kind))
     found = run_badly(worker, body, count * bombs.BLOCK_BYTES)
-    # Its first samples were good: the answer had begun.
+    # The answer has begun with rows for the first samples.
     expected = "broken" if kind == "samples" else "limit_exceeded"
     assert found == expected
-    assert body.num_bytes < (MAX_SAMPLES + 2000) * bombs.BLOCK_BYTES
+    assert body.num_bytes < MOST_EMPTY_MEMBERS * bombs.BLOCK_BYTES
     counter = ended("failed", "limit_exceeded")
     wait_for_count(worker, before, counter, SLACK_SECONDS)
 
@@ -582,53 +590,58 @@ def test_images_at_the_limit_of_pixels_give_their_memory_back(
 # --- all of it ---
 
 
+def stop_reading(worker: WorkerProcess) -> None:
+    tar = long_shard()
+    with worker.streaming(bad_job(len(tar)), None, pieces(tar)) as stream:
+        stream.answer().read(1000)
+        time.sleep(STALL_SECONDS + 1)
+
+
+def send_image_bombs(worker: WorkerProcess) -> None:
+    images = image_bombs()
+    tar = tar_of((f"{key}.jpg", data) for key, data in images.items())
+    assert run_badly(worker, pieces(tar), len(tar)) == "whole"
+
+
+def fall_silent(worker: WorkerProcess) -> None:
+    tar = small_shard()
+    assert fell_silent(worker, tar[:30_000], len(tar))[0] != "whole"
+
+
+def send_gigabytes(worker: WorkerProcess) -> None:
+    for start, code in MEMBER_BOMBS.values():
+        body = bombs.claiming(start)
+        assert run_badly(worker, body, len(start) + bombs.GIB) == code
+
+
+def send_many_members(worker: WorkerProcess) -> None:
+    body = bombs.empty_members(1_000_000, "samples")
+    length = 1_000_000 * bombs.BLOCK_BYTES
+    assert run_badly(worker, body, length) == "broken"
+
+
+ATTACKS = (
+    stop_reading,
+    send_image_bombs,
+    fall_silent,
+    send_gigabytes,
+    send_many_members,
+    *DISCONNECTS,
+)
+
+
 def test_all_at_once_beside_a_neighbour(worker: WorkerProcess) -> None:
-    def stop_reading() -> None:
-        tar = long_shard()
-        with worker.streaming(bad_job(len(tar)), None, pieces(tar)) as stream:
-            stream.answer().read(1000)
-            time.sleep(STALL_SECONDS + 1)
+    def attack(number: int) -> None:
+        deadline = time.monotonic() + 40
+        while True:
+            try:
+                return ATTACKS[number % len(ATTACKS)](worker)
+            except NotGrantedError:  # the account has its share already
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
 
-    def explode() -> None:
-        for start, _ in MEMBER_BOMBS.values():
-            body = bombs.claiming(start)
-            run_badly(worker, body, len(start) + bombs.GIB)
-
-    def show_images() -> None:
-        images = image_bombs()
-        tar = tar_of((f"{key}.jpg", data) for key, data in images.items())
-        run_badly(worker, pieces(tar), len(tar))
-
-    def fall_silent() -> None:
-        fell_silent(worker, small_shard()[:30_000], len(small_shard()))
-
-    def many_members() -> None:
-        body = bombs.empty_members(1_000_000, "samples")
-        run_badly(worker, body, 1_000_000 * bombs.BLOCK_BYTES)
-
-    def disconnect() -> None:
-        for step in DISCONNECTS:
-            step(worker)
-
-    attacks = (
-        stop_reading,
-        explode,
-        show_images,
-        fall_silent,
-        many_members,
-        disconnect,
-    )
-
-    def attack(number: int) -> bool:
-        try:
-            attacks[number % len(attacks)]()
-        except NotGrantedError:  # the account has its share already
-            return False
-        return True
-
-    with ThreadPoolExecutor(2 * len(attacks)) as clients:
-        granted = list(clients.map(attack, range(2 * len(attacks))))
-    assert any(granted)
+    with ThreadPoolExecutor(len(ATTACKS)) as clients:
+        list(clients.map(attack, range(2 * len(ATTACKS))))
 
 
 # --- kill -9 ---
