@@ -13,7 +13,7 @@ from typing import Any
 from cheroot import server as cheroot_server
 from cheroot import wsgi
 
-from hapi_worker.app import ENVIRON_CONNECTION
+from hapi_worker.app import ENVIRON_BROKEN_BODY, ENVIRON_CONNECTION
 from hapi_worker.body import MAX_READ_BYTES, Connection
 
 CONNECT_SECONDS = 2.0
@@ -43,6 +43,7 @@ class _Request(cheroot_server.HTTPRequest):
 class _Connection(cheroot_server.HTTPConnection):
     RequestHandlerClass = _Request
     rbufsize = MAX_READ_BYTES
+    is_new = True
 
 
 class _Gateway(wsgi.Gateway_10):
@@ -62,6 +63,8 @@ class _Gateway(wsgi.Gateway_10):
         """
         body = self.req.server.wsgi_app(self.env, self.start_response)
         try:
+            if self.env.get(ENVIRON_BROKEN_BODY):
+                self.req.close_connection = True
             self.req.ensure_headers_sent()
             for piece in body:
                 self.write(piece)
@@ -143,6 +146,18 @@ class UnixServer(wsgi.Server):
         """
         self.prepare()
         self._thread.start()
+
+    def process_conn(self, conn: Any) -> None:
+        """Gives a connection to a thread once there is something to read.
+
+        cheroot does so at once with a new one: connections that send nothing
+        would keep all threads from those that do.
+        """
+        if conn.is_new:
+            conn.is_new = False
+            self.put_conn(conn)
+        else:
+            super().process_conn(conn)
 
     def end(self) -> None:
         """Stops serving, breaks what runs, removes the socket."""

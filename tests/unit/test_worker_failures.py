@@ -288,6 +288,38 @@ def test_stream_that_cannot_be_written_is_a_failure_that_is_logged(
     worker.run(job_for(tar, package), package, tar)
 
 
+def test_connections_that_send_nothing_keep_nobody_waiting(
+    tmp_path: Path, package: bytes, tar: bytes
+) -> None:
+    with (
+        running_worker(tmp_path, stall_seconds=60.0) as worker,
+        contextlib.ExitStack() as stack,
+    ):
+        for _ in range(2 * worker.worker.num_server_threads):
+            silent = UnixConnection(worker.socket, TIMEOUT_SECONDS)
+            silent.connect()
+            stack.callback(silent.close)
+        worker.run(job_for(tar, package), package, tar)
+
+
+def test_half_a_request_is_answered_in_time_and_counted(
+    worker: WorkerUnderTest, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = UnixConnection(worker.socket, TIMEOUT_SECONDS)
+    connection.putrequest("POST", "/jobs")
+    connection.putheader("Content-Length", "1000")
+    connection.endheaders(b"{")
+    answer = connection.getresponse()
+    assert answer.status == 400
+    assert b"could not be read" in answer.read()
+    connection.close()
+    refusals = worker.worker.metrics.value(
+        "hapi_worker_refusals_total", reason="bad_request"
+    )
+    assert refusals == 1
+    assert "Traceback" not in caplog.text
+
+
 def test_streams_are_bounded_and_health_still_answers(
     worker: WorkerUnderTest, package: bytes, tar: bytes
 ) -> None:
