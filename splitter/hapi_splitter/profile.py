@@ -64,6 +64,7 @@ def profile_model(
     *,
     cores: float,
     memory_limit_bytes: int,
+    num_devices: int = 1,
     digest: str | None = None,
     batches: Sequence[int] | None = None,
     budget_seconds: float = DEFAULT_BUDGET_SECONDS,
@@ -74,9 +75,10 @@ def profile_model(
 
     Args:
         frozen: the region, its weights on ``device``.
-        device: that runs it, one forward at a time.
+        device: that runs it, here one forward at a time.
         cores: that this tier has.
         memory_limit_bytes: for weights and forward passes on the device.
+        num_devices: forwards that this tier runs at a time.
         digest: of the package; None for the region's own.
         batches, budget_seconds, available_bytes: as for
             :func:`profile_region`.
@@ -91,7 +93,7 @@ def profile_model(
         numerics_tag=numerics_tag(str(device)),
         device=device.type,
         device_name=_device_name(device),
-        num_devices=1,
+        num_devices=num_devices,
         cores=cores,
         forward_threads=torch.get_num_threads() if on_cpu else 0,
         batches=profile_region(

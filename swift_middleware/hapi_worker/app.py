@@ -1,9 +1,9 @@
 """The worker's HTTP interface, a WSGI application.
 
 ``POST /jobs``, ``POST /jobs/<id>``, ``GET /jobs/<id>``, ``PUT /models``,
-``GET /models``, ``POST /profiles``, ``GET /healthz``, ``GET /metrics``.  Every
-refusal is an error of :mod:`hapi_protocol.errors` as JSON; every answer
-repeats ``X-Trans-Id``.
+``GET /models``, ``POST /profiles``, ``GET /healthz``, ``GET /metrics``,
+``GET /status``.  Every refusal is an error of :mod:`hapi_protocol.errors` as
+JSON; every answer repeats ``X-Trans-Id``.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from hapi_protocol.messages import (
 from hapi_worker.body import Connection
 from hapi_worker.metrics import CONTENT_TYPE as METRICS_CONTENT_TYPE
 from hapi_worker.models import KnownModel
+from hapi_worker.status import status_of
 from hapi_worker.uploads import busy
 from hapi_worker.version import package_version
 from hapi_worker.worker import MAX_UPLOADS, Worker
@@ -122,6 +123,8 @@ class WorkerApp:
             return self._route(request, GET=self._health)
         if path == "/metrics":
             return self._route(request, GET=self._metrics)
+        if path == "/status":
+            return self._route(request, GET=self._status)
         if not self._admin_only:
             if path == "/jobs":
                 return self._route(request, POST=self._grant)
@@ -165,6 +168,11 @@ class WorkerApp:
                 "max_streams": worker.config.max_streams,
             },
         )
+
+    def _status(self, request: Any) -> Any:
+        uid = int(request.environ[ENVIRON_PEER_UID])
+        trusted = uid in (0, os.getuid())
+        return _json_response(200, status_of(self._worker, with_names=trusted))
 
     def _metrics(self, request: Any) -> Any:
         return Response(

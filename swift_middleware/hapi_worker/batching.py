@@ -1,60 +1,68 @@
-"""When a job's next micro-batch starts, and how large it is."""
+"""When a micro-batch starts, and how large it is.
+
+Micro-batches of a model always have the same size; what is missing is
+padded.  A row's features then have the same bits whatever else is in its
+batch and wherever it lies (torch picks kernels by the shape), so that they do
+not depend on who shares the worker.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-DEFAULT_DEPTH = 2
-"""Micro-batches of one job on their way at a time: one on the device, one
-ready behind it."""
-DEFAULT_LINGER_SECONDS = 0.02
+DEFAULT_LINGER_SECONDS = 0.1
+"""That samples wait for others to fill their micro-batch, while a sender is
+slow."""
 
 
 @dataclass(frozen=True)
 class Backlog:
-    """A job's decoded samples that wait, in shard order.
+    """Samples that wait for a forward pass.
 
     Attributes:
-        ready: samples at the head that are decoded (or failed to).
-        pending: samples behind them that are still being decoded.
-        limit: most samples a micro-batch may have.
-        flying: micro-batches started and not yet finished.
-        ended: no further sample will come.
-        blocked: the reader waits for room in the buffer.
-        waited_seconds: since the oldest waiting sample became ready.
+        ready: decoded (or failed to), at the heads of their streams.
+        pending: read and not yet decoded, or decoded before one that is not.
+        quiet: no stream will bring another sample by itself: each has
+            ended, or waits for room.
+        waited_seconds: since the oldest ready sample became so.
     """
 
     ready: int
     pending: int
-    limit: int
-    flying: int
-    ended: bool
-    blocked: bool
+    quiet: bool
     waited_seconds: float
 
 
-def next_batch_size(
+def num_passes(
     backlog: Backlog,
+    size: int,
     *,
-    depth: int = DEFAULT_DEPTH,
     linger_seconds: float = DEFAULT_LINGER_SECONDS,
 ) -> int:
-    """How many samples to start now; 0 to wait.
+    """How many micro-batches of ``size`` should start now.
 
-    A full batch starts as soon as there is room.  A smaller one starts when
-    nothing more can join it, or when the device has nothing of this job and
-    a quarter is there or the oldest sample has waited long enough: the
-    device then works while the next samples are decoded.
+    Full ones do.  One that is not full starts when nothing is being decoded
+    that could fill it, and either nothing more will come or the oldest sample
+    has waited for long.
     """
-    if backlog.flying >= depth or backlog.ready == 0:
-        return 0
-    size = min(backlog.ready, backlog.limit)
-    if size == backlog.limit:
-        return size
-    if backlog.pending == 0 and (backlog.ended or backlog.blocked):
-        return size
-    if backlog.flying == 0 and (
-        4 * size >= backlog.limit or backlog.waited_seconds >= linger_seconds
-    ):
-        return size
-    return 0
+    full, rest = divmod(backlog.ready, size)
+    if not rest or backlog.pending:
+        return full
+    if backlog.quiet or backlog.waited_seconds >= linger_seconds:
+        return full + 1
+    return full
+
+
+def batch_size(largest: int, num_samples: int | None) -> int:
+    """Size of the micro-batches of a request, by itself alone.
+
+    Args:
+        largest: that suits device and model.
+        num_samples: of the request, where it is known.
+
+    Returns:
+        ``largest``, or the next power of two where fewer samples come.
+    """
+    if num_samples is None or num_samples >= largest:
+        return largest
+    return min(largest, 1 << max(num_samples - 1, 0).bit_length())

@@ -11,7 +11,7 @@ import os
 import pwd
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 SECTION = "hapi-worker"
@@ -19,7 +19,7 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 _SIZE = re.compile(r"(\d{1,15})\s*(B|KiB|MiB|GiB|TiB)?")
 _UNITS = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
+_DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 _MAX_SOCKET_PATH_BYTES = 107 - len(".admin")
 
 
@@ -91,9 +91,30 @@ def _uid(name: str) -> int:
 
 
 def _device(text: str) -> str:
-    if not _DEVICE.fullmatch(text):
-        raise ValueError("auto, cpu, cuda, or cuda:<number>")
-    return text
+    names = [name.strip() for name in text.split(",")]
+    if text != "auto" and not all(map(_DEVICE.fullmatch, names)):
+        raise ValueError(
+            "auto, or cpu, cuda, cuda:<number>; several separated by commas"
+        )
+    return ",".join(names)
+
+
+def _weights(text: str) -> tuple[tuple[str, float], ...]:
+    allowed = (
+        "pairs such as AUTH_a=4, AUTH_b=0.5, each account once, its weight "
+        "from 0.001 to 1000"
+    )
+    pairs = []
+    for pair in filter(None, (each.strip() for each in text.split(","))):
+        account, _, weight = (part.strip() for part in pair.rpartition("="))
+        if not account or not re.fullmatch(r"\d{1,4}(\.\d{1,6})?", weight):
+            raise ValueError(allowed)
+        pairs.append((account, float(weight)))
+    if len({account for account, _ in pairs}) < len(pairs) or not all(
+        0.001 <= weight <= 1000 for _, weight in pairs
+    ):
+        raise ValueError(allowed)
+    return tuple(pairs)
 
 
 def _log_level(text: str) -> str:
@@ -102,9 +123,12 @@ def _log_level(text: str) -> str:
     return text.upper()
 
 
-def _option(default: str, parse: Callable[[str], Any]) -> Any:
+def _option(
+    default: str, parse: Callable[[str], Any], *, reloads: bool = False
+) -> Any:
     return field(
-        default=parse(default), metadata={"text": default, "parse": parse}
+        default=parse(default),
+        metadata={"text": default, "parse": parse, "reloads": reloads},
     )
 
 
@@ -120,45 +144,78 @@ class WorkerConfig:
     allowed_users: frozenset[int] = _option("", _users)
     """Who may connect beside root and the worker's own user."""
     device: str = _option("auto", _device)
+    """All GPUs, else the CPU; or names, separated by commas."""
     memory_limit: int | None = _option("auto", _memory)
-    """Bytes for resident models and the forward pass on the device; None
-    for a share of what the device has."""
+    """Bytes on each device for resident models and the forward passes that
+    run; None for a share of what the device has."""
     max_streams: int = _option("16", _count(1))
     """Jobs at a time, granted or running."""
-    max_streams_per_account: int = _option("8", _count(1))
+    max_streams_per_account: int = _option("8", _count(1), reloads=True)
+    account_weights: tuple[tuple[str, float], ...] = _option(
+        "", _weights, reloads=True
+    )
+    """Accounts and their parts of the worker; 1 for all others."""
     max_batch: int = _option("0", _count(0))
     """Samples in a micro-batch; 0 for what suits the device."""
+    forwards: int = _option("0", _count(0))
+    """Forward passes at a time on a CPU; 0 for one per allowed core."""
     decode_threads: int = _option("0", _count(0))
-    """0 for one per allowed core."""
-    torch_threads: int = _option("0", _count(0))
-    """Threads of one forward pass on the CPU; 0 for one per allowed core."""
-    buffer_bytes: int = _option("64MiB", parse_bytes)
-    """Per job: samples read and not yet in a batch."""
-    max_object_bytes: int = _option("16GiB", parse_bytes)
+    """Of their own; 0 for one per allowed core beside a GPU, and for none on
+    a CPU, where the threads of the forward passes decode."""
+    torch_threads: int = _option("1", _count(1))
+    """Threads of one forward pass on the CPU."""
+    buffer_bytes: int = _option("64MiB", parse_bytes, reloads=True)
+    """Per job: samples read and not yet in a batch; features not yet sent."""
+    max_object_bytes: int = _option("16GiB", parse_bytes, reloads=True)
     max_package_bytes: int = _option("2GiB", parse_bytes)
-    max_sample_bytes: int = _option("64MiB", parse_bytes)
+    max_sample_bytes: int = _option("64MiB", parse_bytes, reloads=True)
     """Of one sample, all its members together."""
-    max_pixels: int = _option("67108864", _count(1))
+    max_pixels: int = _option("67108864", _count(1), reloads=True)
     """Of one image, checked before it is decoded."""
-    max_samples: int = _option("1000000", _count(1))
+    max_samples: int = _option("1000000", _count(1), reloads=True)
     """In one object."""
     max_identities: int = _option("4096", _count(1))
     """Model objects whose digest is remembered."""
     grant_seconds: float = _option("10", _seconds)
     """After which an unused grant lapses."""
+    queue_seconds: float = _option("20", _seconds, reloads=True)
+    """How long a request waits for a place, and for memory."""
     model_wait_seconds: float = _option("60", _seconds)
     """How long a job waits for another one's upload of the same model."""
-    idle_seconds: float = _option("75", _seconds)
+    idle_seconds: float = _option("75", _seconds, reloads=True)
     """Longest silence of a sender."""
     stall_seconds: float = _option("120", _seconds)
     """Longest time a reader may take nothing."""
-    batch_seconds: float = _option("300", _seconds)
+    batch_seconds: float = _option("300", _seconds, reloads=True)
     """Longest time without a step forward inside the worker."""
+    pass_seconds: float = _option("60", _seconds, reloads=True)
+    """Longest forward pass; a model that exceeds it time and again is left
+    out for a while."""
     profile_seconds: float = _option("10", _seconds)
     """Of the device, for the profile of one model."""
-    drain_seconds: float = _option("30", _seconds)
+    drain_seconds: float = _option("30", _seconds, reloads=True)
     """On SIGTERM: how long running jobs may take to end."""
-    log_level: str = _option("INFO", _log_level)
+    log_level: str = _option("INFO", _log_level, reloads=True)
+
+
+def merged(
+    running: WorkerConfig, wanted: WorkerConfig
+) -> tuple[WorkerConfig, list[str]]:
+    """What a running worker can take over of a configuration.
+
+    Returns:
+        The new configuration, and the options that need a new start.
+    """
+    changes, kept = {}, []
+    for option in fields(WorkerConfig):
+        value = getattr(wanted, option.name)
+        if value == getattr(running, option.name):
+            continue
+        if option.metadata["reloads"]:
+            changes[option.name] = value
+        else:
+            kept.append(option.name)
+    return replace(running, **changes), kept
 
 
 def load_config(path: str) -> WorkerConfig:

@@ -1,193 +1,216 @@
-"""The threads that compute: a pool for decoding and one thread per device.
-
-Both take their work from a queue that is fair between accounts
-(:mod:`hapi_worker.scheduler`), so that many jobs share few threads.
-"""
+"""The devices of a worker, and what runs on each."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
+from hapi_protocol.errors import UnavailableError
 from hapi_splitter.host import allowed_memory_bytes
-from hapi_worker.load import LoadMeter
-from hapi_worker.scheduler import FairQueue
+from hapi_worker.decode import Decoder, image_decoder
+from hapi_worker.forward import Forwarded, is_device_failure, run_prefix
+from hapi_worker.overruns import Overruns
+from hapi_worker.pool import FairPool
+from hapi_worker.residency import Lease, Reservation, Residency
 
-Work = Callable[[], None]
-JOIN_SECONDS = 5.0
+RETRY_SECONDS = 5.0
 
 logger = logging.getLogger(__name__)
 
 
-class FairPool:
-    """Threads that run work in the order of a :class:`FairQueue`.
-
-    Work reports its own failures; what it lets through is our bug, is
-    logged, and costs no thread.
+class Executor:
+    """One device: the models in its memory and the threads that use it.
 
     Args:
-        name: of the threads.
-        num_threads: how many run at a time.
-        torch_threads: intra-operation threads of torch in each of them.
-        meter: told of each piece of work.
-        on_device: whether its threads are those of devices.
-        clock: monotonic seconds.
+        name: such as ``cpu`` or ``cuda:1``, with a number behind it where
+            several have the same one.
+        residency: of its memory.
+        pool: its threads.
+        failed: called once when the device has left service.
     """
 
     def __init__(
         self,
         name: str,
-        num_threads: int,
-        *,
-        torch_threads: int = 1,
-        meter: LoadMeter | None = None,
-        on_device: bool = False,
-        clock: Callable[[], float] = time.monotonic,
+        residency: Residency,
+        pool: FairPool,
+        failed: Callable[[Executor], None],
     ) -> None:
-        self.num_threads = num_threads
-        self._queue: FairQueue[Work] = FairQueue()
-        self._changed = threading.Condition()
-        self._closed = False
-        self._num_busy = 0
-        self._num_pauses = 0
-        self._torch_threads = torch_threads
-        self._meter = meter
-        self._on_device = on_device
-        self._clock = clock
-        self._threads = [
-            threading.Thread(
-                target=self._serve, name=f"{name}-{number}", daemon=True
-            )
-            for number in range(num_threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self.name = name
+        self.residency = residency
+        self.pool = pool
+        self._failed = failed
+        self._lock = threading.Lock()
 
-    def submit(self, account: str, work: Work) -> None:
-        """Queues work; ``account`` pays for the seconds it runs.
+    @property
+    def device(self) -> torch.device:
+        return self.residency.device
 
+    @property
+    def in_service(self) -> bool:
+        return self.residency.in_service
+
+    def fail(self, error: Exception) -> None:
+        """Takes the device out of service, for good."""
+        with self._lock:
+            if not self.in_service:
+                return
+            self.residency.leave_service()
+        logger.critical(
+            "device %s has failed and leaves service: %s", self.name, error
+        )
+        self._failed(self)
+
+
+@dataclass(eq=False)
+class PrefixCompute:
+    """A model up to a cut, on one device; a ``coalescing.Compute``.
+
+    Args:
+        lease: any job's hold on the model for the cut.
+        executor: of the device.
+        overruns: told of passes that took too long.
+        oom: told of passes that the memory did not suffice for.
+        max_pixels: of one image.
+    """
+
+    lease: Lease
+    executor: Executor
+    overruns: Overruns
+    oom: Callable[[], None]
+    max_pixels: int
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        transform = self.lease.frozen.transform
+        assert transform is not None, "checked before the grant"
+        return image_decoder(transform, self.max_pixels)
+
+    @property
+    def input_bytes(self) -> int:
+        return 4 * math.prod(self.lease.frozen.input_shape)
+
+    @cached_property
+    def output_bytes(self) -> int:
+        return 4 * math.prod(self.lease.shape)
+
+    @property
+    def device(self) -> torch.device:
+        return self.executor.device
+
+    def reserve(
+        self, size: int, starved: Callable[[], None]
+    ) -> Reservation | None:
+        return self.executor.residency.reserve(self.lease, size, starved)
+
+    def free(self, reservation: Reservation) -> None:
+        self.executor.residency.free(reservation)
+
+    def run(self, images: torch.Tensor) -> Forwarded:
+        """
         Raises:
-            RuntimeError: when the pool is closed.
+            UnavailableError: the device has failed.
+            DoesNotFitError: not even one sample fits now.
         """
-        with self._changed:
-            if self._closed:
-                raise RuntimeError("this pool is closed")
-            self._queue.push(account, work)
-            self._changed.notify()
-
-    def __len__(self) -> int:
-        with self._changed:
-            return len(self._queue)
-
-    @contextlib.contextmanager
-    def paused(self, seconds: float) -> Iterator[bool]:
-        """No work runs inside; what is queued meanwhile waits.
-
-        Args:
-            seconds: to wait for the work that runs.
-
-        Yields:
-            Whether that has ended; if not, it goes on inside.
-        """
-        with self._changed:
-            self._num_pauses += 1
-            idle = self._changed.wait_for(
-                lambda: not self._num_busy or self._closed, seconds
-            )
+        started = time.monotonic()
         try:
-            yield idle and not self._closed
-        finally:
-            with self._changed:
-                self._num_pauses -= 1
-                self._changed.notify_all()
-
-    def close(self) -> None:
-        """Drops what waits and joins the threads, for at most 5 s each."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        for thread in self._threads:
-            thread.join(JOIN_SECONDS)
-            if thread.is_alive():
-                logger.warning("thread %s is still busy", thread.name)
-
-    def _serve(self) -> None:
-        # torch copies the process-wide setting into a thread at its first
-        # use there; only afterwards can the thread have a setting of its
-        # own.
-        torch.get_num_threads()
-        torch.set_num_threads(self._torch_threads)
-        while (found := self._next()) is not None:
-            account, work = found
-            started = self._clock()
-            try:
-                with self._metered(account):
-                    work()
-            except Exception:
-                logger.exception("a defect: work raised in a pool")
-            del work, found
-            with self._changed:
-                self._queue.charge(account, self._clock() - started)
-                self._num_busy -= 1
-                if self._num_pauses:
-                    self._changed.notify_all()
-
-    @contextlib.contextmanager
-    def _metered(self, account: str) -> Iterator[None]:
-        if self._meter is None:
-            yield
-            return
-        begun = self._meter.began(account, on_device=self._on_device)
-        try:
-            yield
-        finally:
-            self._meter.ended(begun)
-
-    def _next(self) -> tuple[str, Work] | None:
-        with self._changed:
-            while not self._closed:
-                found = None if self._num_pauses else self._queue.pop()
-                if found is not None:
-                    self._num_busy += 1
-                    return found
-                self._changed.wait()
-            return None
+            done = run_prefix(self.lease.prefix(), images, device=self.device)
+        except Exception as error:
+            if not is_device_failure(error):
+                raise
+            self.executor.fail(error)
+            raise UnavailableError(
+                "worker_unavailable",
+                f"the device {self.executor.name} has failed",
+                retry_after=RETRY_SECONDS,
+            ) from error
+        if done.num_halvings:
+            self.oom()
+            tried = len(images) >> (done.num_halvings - 1)
+            self.executor.residency.did_not_fit(self.lease, tried)
+        self.overruns.note(self.lease.digest, time.monotonic() - started)
+        return done
 
 
-def choose_device(wanted: str) -> torch.device:
-    """The torch device that an operator's ``device`` option means.
+def choose_devices(wanted: str) -> list[torch.device]:
+    """The torch devices that an operator's ``device`` option means.
+
+    Args:
+        wanted: ``auto`` (all GPUs, else the CPU), or names such as ``cpu``
+            or ``cuda:1``, separated by commas.
 
     Raises:
         ValueError: when this host has no such device.
     """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(wanted)
+        wanted = ",".join(f"cuda:{n}" for n in range(count)) or "cpu"
+    found = [_choose_device(name, count) for name in wanted.split(",")]
+    if len({device.type for device in found}) > 1:
+        raise ValueError(
+            f"option 'device' is {wanted!r}; all devices must be of one "
+            "kind, since features differ between kinds"
+        )
+    return found
+
+
+def _choose_device(name: str, num_gpus: int) -> torch.device:
+    device = torch.device(name)
     if device.type == "cuda":
-        count = torch.cuda.device_count()
         device = torch.device("cuda", device.index or 0)
-        if (device.index or 0) >= count:
+        if (device.index or 0) >= num_gpus:
             raise ValueError(
-                f"option 'device' is {wanted!r}; torch sees {count} CUDA "
-                "devices here"
+                f"option 'device' names {name!r}; torch sees {num_gpus} "
+                "CUDA devices here"
             )
     return device
 
 
-def device_memory_bytes(device: torch.device) -> int:
+def device_memory_bytes(device: torch.device, num_sharing: int = 1) -> int:
     """What ``memory_limit = auto`` stands for.
 
     Nine tenths of a GPU's free memory; on the CPU half of what the host,
     or the control group the process runs in, has.
+
+    Args:
+        device: whose memory.
+        num_sharing: executors that share it.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free * 0.9)
+        return int(free * 0.9) // num_sharing
     host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(host, allowed_memory_bytes() or host) // 2
+    return min(host, allowed_memory_bytes() or host) // 2 // num_sharing
+
+
+def allocated_bytes(device: torch.device) -> int:
+    """What is really taken: of a GPU by torch, else by the process."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    with open("/proc/self/statm", encoding="ascii") as file:
+        pages = int(file.read().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def num_forwards(
+    device: torch.device, wanted: int, cores: float, num_sharing: int
+) -> int:
+    """Passes that run at a time on one device.
+
+    Args:
+        device: a GPU runs one.
+        wanted: the operator's option; 0 for as many as cores.
+        cores: that the worker may use.
+        num_sharing: executors on the CPU, which share the cores.
+    """
+    if device.type != "cpu":
+        return 1
+    return wanted or max(1, math.ceil(cores / num_sharing))

@@ -1,43 +1,23 @@
-"""What flows through a job's pipeline: samples, then micro-batches."""
+"""What flows through a job's pipeline: samples, then parts of batches."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy.typing as npt
 import torch
 
 from hapi_protocol.features import Row
 from hapi_protocol.shards import Sample
-from hapi_worker.decode import Decoder
-from hapi_worker.forward import Computed
-
-
-class Compute(Protocol):
-    """What a job does with its samples; None of it for an index."""
-
-    @property
-    def decoder(self) -> Decoder:
-        """Sample → one input of the model."""
-
-    @property
-    def input_bytes(self) -> int:
-        """Of one input."""
-
-    def batch_limit(self) -> int:
-        """Most samples of a micro-batch, for now."""
-
-    def run(self, images: torch.Tensor) -> Computed:
-        """Called on the device's thread."""
-
+from hapi_splitter.encodings import EncodedFeatures
 
 ROW_BYTES = 512
 """Charged for a row beside its image and its texts."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Slot:
     """A sample between the body and its micro-batch."""
 
@@ -50,21 +30,26 @@ class Slot:
     decode_cpu: float = 0.0
 
 
-@dataclass
+@dataclass(eq=False)
 class Batch:
-    """A micro-batch, in shard order; ``computed`` when it is done."""
+    """A job's rows of one micro-batch, in shard order.
+
+    Attributes:
+        images: of the rows without error, until the pass begins.
+        encoded: ``[rows without error, *shape]``, when it is done.
+    """
 
     rows: list[Row]
     timings: dict[str, float]
-    images: torch.Tensor | None = None
-    computed: Computed | None = None
+    images: list[torch.Tensor] = field(default_factory=list)
+    encoded: EncodedFeatures | None = None
     done: bool = False
     submitted: float = field(default_factory=time.monotonic)
 
     @property
     def features(self) -> npt.NDArray[Any] | None:
         """``[rows without error, *shape]``; None without such rows."""
-        return None if self.computed is None else self.computed.features
+        return None if self.encoded is None else self.encoded.array
 
 
 def row_bytes(row: Row) -> int:

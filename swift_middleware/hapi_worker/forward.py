@@ -1,14 +1,11 @@
-"""One micro-batch through a prefix, on the device's thread."""
+"""One micro-batch through a prefix, on a thread of the device."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -19,41 +16,45 @@ Prefix = Callable[[torch.Tensor], torch.Tensor] | nn.Module
 
 
 @dataclass(frozen=True)
-class Computed:
-    """Features of one micro-batch.
+class Forwarded:
+    """Features of one micro-batch, on the device.
 
     Attributes:
-        encoded: ``[batch, *shape]`` in the encoding's wire dtype, and what
-            its decoding needs.
-        forward_cpu: core-seconds: this thread's CPU seconds, on a CPU
-            device times the threads of a forward.
-        encode_cpu: CPU seconds of this thread.
+        features: ``[batch, *shape]`` float32.
+        seconds: of the pass, the copy to the device included.
+        cpu_seconds: core-seconds: this thread's CPU seconds, on a CPU
+            device times the threads of a pass.
+        num_halvings: how often the memory did not suffice.
     """
 
-    encoded: EncodedFeatures
-    forward_seconds: float
-    encode_seconds: float
-    forward_cpu: float = 0.0
-    encode_cpu: float = 0.0
+    features: torch.Tensor
+    seconds: float
+    cpu_seconds: float
+    num_halvings: int = 0
 
-    @property
-    def features(self) -> npt.NDArray[Any]:
-        """``[batch, *shape]`` in the encoding's wire dtype."""
-        return self.encoded.array
 
-    @property
-    def saturated(self) -> int:
-        """Values that the encoding clipped."""
-        return self.encoded.saturated
+def padded(
+    images: Sequence[torch.Tensor], size: int, device: torch.device
+) -> torch.Tensor:
+    """``[size, *input_shape]``: the images, then zeros.
+
+    On the host; pinned where a GPU will read it.
+    """
+    first = images[0]
+    batch = torch.empty(
+        (size, *first.shape),
+        dtype=first.dtype,
+        pin_memory=device.type == "cuda",
+    )
+    for number, image in enumerate(images):
+        batch[number] = image
+    batch[len(images) :] = 0
+    return batch
 
 
 def run_prefix(
-    prefix: Prefix,
-    images: torch.Tensor,
-    *,
-    device: torch.device,
-    encoding: str,
-) -> Computed:
+    prefix: Prefix, images: torch.Tensor, *, device: torch.device
+) -> Forwarded:
     """Runs ``prefix`` on ``[batch, *input_shape]`` float32 images.
 
     When the device's memory does not suffice, halves of the batch are tried
@@ -63,7 +64,7 @@ def run_prefix(
         DoesNotFitError: not even one sample fits now.
     """
     try:
-        return _run(prefix, images, device, encoding)
+        return _run(prefix, images, device)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -75,10 +76,21 @@ def run_prefix(
     if device.type == "cuda":
         torch.cuda.empty_cache()
     half = len(images) // 2
-    return _join(
-        run_prefix(prefix, part, device=device, encoding=encoding)
-        for part in (images[:half], images[half:])
+    first = run_prefix(prefix, images[:half], device=device)
+    second = run_prefix(prefix, images[half:], device=device)
+    return Forwarded(
+        torch.cat([first.features, second.features]),
+        first.seconds + second.seconds,
+        first.cpu_seconds + second.cpu_seconds,
+        1 + max(first.num_halvings, second.num_halvings),
     )
+
+
+def encode_rows(features: torch.Tensor, encoding: str) -> EncodedFeatures:
+    """Features ``[rows, *shape]`` in the encoding's wire dtype, on the host,
+    and what their decoding needs."""
+    with torch.inference_mode():
+        return encode(features, encoding)
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
@@ -88,52 +100,25 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     ) or "DefaultCPUAllocator" in str(error)
 
 
+def is_device_failure(error: Exception) -> bool:
+    """Whether the device itself is to blame, and will not work again in
+    this process."""
+    return isinstance(error, torch.AcceleratorError) or (
+        isinstance(error, RuntimeError) and "CUDA error" in str(error)
+    )
+
+
 def _run(
-    prefix: Prefix, images: torch.Tensor, device: torch.device, encoding: str
-) -> Computed:
+    prefix: Prefix, images: torch.Tensor, device: torch.device
+) -> Forwarded:
     started, started_cpu = time.monotonic(), time.thread_time()
     with torch.inference_mode():
         features = prefix(images.to(device, non_blocking=True))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        computed, computed_cpu = time.monotonic(), time.thread_time()
-        encoded = encode(features, encoding)
     num_threads = torch.get_num_threads() if device.type == "cpu" else 1
-    return Computed(
-        encoded,
-        forward_seconds=computed - started,
-        encode_seconds=time.monotonic() - computed,
-        forward_cpu=(computed_cpu - started_cpu) * num_threads,
-        encode_cpu=time.thread_time() - computed_cpu,
+    return Forwarded(
+        features,
+        seconds=time.monotonic() - started,
+        cpu_seconds=(time.thread_time() - started_cpu) * num_threads,
     )
-
-
-def _join(parts: Any) -> Computed:
-    first, second = parts
-    return Computed(
-        _join_encoded(first.encoded, second.encoded),
-        first.forward_seconds + second.forward_seconds,
-        first.encode_seconds + second.encode_seconds,
-        first.forward_cpu + second.forward_cpu,
-        first.encode_cpu + second.encode_cpu,
-    )
-
-
-def _join_encoded(
-    first: EncodedFeatures, second: EncodedFeatures
-) -> EncodedFeatures:
-    return EncodedFeatures(
-        np.concatenate([first.array, second.array]),
-        _join_scales(first.scale, second.scale),
-        _join_scales(first.zero, second.zero),
-        first.saturated + second.saturated,
-    )
-
-
-def _join_scales(
-    first: npt.NDArray[np.float32] | None,
-    second: npt.NDArray[np.float32] | None,
-) -> npt.NDArray[np.float32] | None:
-    if first is None or second is None:
-        return None
-    return np.concatenate([first, second])

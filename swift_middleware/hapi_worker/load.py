@@ -19,8 +19,6 @@ NUM_SLOTS = 20
 MAX_ACCOUNTS = 10_000
 """Accounts with work inside a window; more would not change anybody's share
 by much."""
-ACCOUNT_WEIGHT = 1.0
-"""Of each account: all have the same right."""
 
 Clock = Callable[[], float]
 
@@ -104,7 +102,13 @@ class RateWindow:
 class Accounts:
     """Accounts that had work in the last seconds; not thread-safe."""
 
-    def __init__(self, *, window_seconds: float = WINDOW_SECONDS) -> None:
+    def __init__(
+        self,
+        *,
+        weight: Callable[[str], float] = lambda account: 1.0,
+        window_seconds: float = WINDOW_SECONDS,
+    ) -> None:
+        self._weight = weight
         self._window = window_seconds
         self._seen: OrderedDict[str, float] = OrderedDict()
 
@@ -120,7 +124,8 @@ class Accounts:
     def share(self, now: float, account: str) -> float:
         """Of all that was to be had; the account counts as one with work."""
         self.note(now, account)
-        return ACCOUNT_WEIGHT / (ACCOUNT_WEIGHT * len(self._seen))
+        weights = {name: self._weight(name) for name in self._seen}
+        return weights[account] / sum(weights.values())
 
 
 @dataclass(eq=False)
@@ -138,6 +143,7 @@ class LoadMeter:
     Args:
         cores: that this process may use.
         num_devices: forwards that can run at the same time.
+        weight: of an account.
         clock: monotonic seconds.
         cpu_clock: CPU seconds of the process.
     """
@@ -147,6 +153,7 @@ class LoadMeter:
         *,
         cores: float,
         num_devices: int = 1,
+        weight: Callable[[str], float] = lambda account: 1.0,
         clock: Clock = time.monotonic,
         cpu_clock: Clock = time.process_time,
     ) -> None:
@@ -159,7 +166,7 @@ class LoadMeter:
         self._device = BusyWindow(clock())
         self._cpu = RateWindow()
         self._cpu.note(clock(), cpu_clock())
-        self._accounts = Accounts()
+        self._accounts = Accounts(weight=weight)
 
     def began(self, account: str, *, on_device: bool) -> Work:
         """A pool begins work; to be given back to :meth:`ended`."""
@@ -181,7 +188,7 @@ class LoadMeter:
 
         Args:
             account: that is charged.
-            streams: of it that run now.
+            streams: of it that run now or wait for a place.
         """
         with self._lock:
             now = self._clock()

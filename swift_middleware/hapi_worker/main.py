@@ -9,14 +9,23 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from hapi_worker.config import WorkerConfig, load_config
+from hapi_worker.activation import inherited_sockets
+from hapi_worker.config import WorkerConfig, load_config, merged
 from hapi_worker.version import package_version
 
 TICK_SECONDS = 1.0
 EXIT_USAGE = 2
 EXIT_CANNOT_START = 1
+EXIT_NO_DEVICE = 3
+OUT_OF_SERVICE = 255
+"""In place of a signal's number."""
+
+if TYPE_CHECKING:
+    from hapi_worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         format="%(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
-    return _serve(config)
+    return _serve(options.config, config)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -47,7 +56,8 @@ def _parser() -> argparse.ArgumentParser:
         "data: listens on a unix socket for the hapi filter of a Swift "
         "proxy on the same host.",
         epilog="SIGTERM and SIGINT: refuse new jobs, let running ones end "
-        "for drain_seconds, exit 0.",
+        "for drain_seconds, exit 0.  SIGHUP: read the file again and take "
+        "over limits and weights.  Exit status 3: the last device failed.",
     )
     parser.add_argument(
         "--config",
@@ -69,45 +79,105 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _serve(config: WorkerConfig) -> int:
+def _serve(path: str, config: WorkerConfig) -> int:
     # torch takes seconds to load, which --help and --check need not wait.
     from hapi_worker.server import SocketInUseError
     from hapi_worker.service import Service
 
-    signals = _catch_signals()
+    signals = _Signals()
     try:
-        service = Service(config)
+        listeners = inherited_sockets()
+        _check_paths(listeners, config)
+        service = Service(
+            config, out_of_service=signals.end, listeners=listeners
+        )
         service.begin()
     except (SocketInUseError, OSError, ValueError) as error:
         logger.error("cannot start: %s", error)
         return EXIT_CANNOT_START
+    worker = service.worker
     logger.info(
         "version %s on %s, listening at %s",
         package_version(),
-        service.worker.device,
+        ", ".join(executor.name for executor in worker.executors),
         config.socket,
     )
     notify_systemd("READY=1")
-    while not select.select([signals], [], [], TICK_SECONDS)[0]:
-        service.worker.admission.drop_lapsed()
+    while (number := signals.wait(TICK_SECONDS)) in (None, signal.SIGHUP):
+        if number is None:
+            worker.admission.drop_lapsed()
+        else:
+            _reload(path, worker)
     notify_systemd("STOPPING=1")
-    logger.info("draining for at most %g s", config.drain_seconds)
+    if number == OUT_OF_SERVICE:
+        logger.critical("no device is left; the worker ends")
+        service.end()
+        return EXIT_NO_DEVICE
+    logger.info("draining for at most %g s", worker.config.drain_seconds)
     if not service.drain():
         logger.warning("jobs still run after the drain; they are broken off")
     service.end()
     return 0
 
 
-def _catch_signals() -> socket.socket:
-    """A socket that becomes readable at SIGTERM or SIGINT."""
-    readable, writable = socket.socketpair()
-    writable.setblocking(False)
-    signal.set_wakeup_fd(writable.detach())
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # The handler itself does nothing: it would run in the middle of
-        # whatever the main thread holds.
-        signal.signal(number, lambda number, frame: None)
-    return readable
+def _check_paths(listeners: Iterable[str], config: WorkerConfig) -> None:
+    """
+    Raises:
+        ValueError: systemd holds a socket that the worker does not use.
+    """
+    used = (config.socket, config.socket + ".admin")
+    unused = sorted(set(listeners) - set(used))
+    if unused:
+        raise ValueError(
+            f"systemd listens at {', '.join(unused)}, and the worker uses "
+            f"{used[0]} and {used[1]}: let ListenStream= of "
+            "hapi-worker.socket name the same paths as the option socket"
+        )
+
+
+def _reload(path: str, worker: Worker) -> None:
+    """Takes over what may change; a bad file changes nothing."""
+    notify_systemd(f"RELOADING=1\nMONOTONIC_USEC={_monotonic_usec()}")
+    try:
+        config, kept = merged(worker.config, load_config(path))
+    except ValueError as error:
+        logger.error("cannot reload, and go on as before: %s", error)
+    else:
+        if kept:
+            logger.warning(
+                "these options need a new start: %s", ", ".join(kept)
+            )
+        worker.reload(config)
+        logging.getLogger().setLevel(config.log_level)
+        logger.info("the configuration is reloaded")
+    notify_systemd("READY=1")
+
+
+def _monotonic_usec() -> int:
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+
+
+class _Signals:
+    """Signals, and the end of the last device, as numbers to wait for."""
+
+    def __init__(self) -> None:
+        self._readable, self._writable = socket.socketpair()
+        self._writable.setblocking(False)
+        signal.set_wakeup_fd(self._writable.fileno())
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            # The handler itself does nothing: it would run in the middle of
+            # whatever the main thread holds.
+            signal.signal(number, lambda number, frame: None)
+
+    def wait(self, seconds: float) -> int | None:
+        """The next signal, or :data:`OUT_OF_SERVICE`; None after a while."""
+        if not select.select([self._readable], [], [], seconds)[0]:
+            return None
+        return self._readable.recv(1)[0]
+
+    def end(self) -> None:
+        """Says that no device is left; from any thread."""
+        self._writable.send(bytes([OUT_OF_SERVICE]))
 
 
 def notify_systemd(state: str) -> None:

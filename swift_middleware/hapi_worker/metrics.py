@@ -10,13 +10,21 @@ hapi_worker_profiles_total                outcome, reason         profiles
 hapi_worker_samples_total                                         samples
 hapi_worker_sample_errors_total                                   samples
 hapi_worker_batch_samples                 (histogram)             samples
-hapi_worker_stage_seconds_total           stage                   seconds
+hapi_worker_stage_seconds                 stage (histogram)       seconds
+hapi_worker_place_seconds                 (histogram)             seconds
 hapi_worker_received_bytes_total                                  bytes
 hapi_worker_sent_bytes_total                                      bytes
 hapi_worker_saturated_total                                       values
 hapi_worker_resident_models                                       models
 hapi_worker_resident_bytes                                        bytes
 hapi_worker_jobs_running                                          jobs
+hapi_worker_jobs_waiting                                          requests
+hapi_worker_buffered_bytes                                        bytes
+hapi_worker_reserved_bytes                device                  bytes
+hapi_worker_allocated_bytes               device                  bytes
+hapi_worker_slow_passes                                           passes
+hapi_worker_out_of_memory_total                                   passes
+hapi_worker_device_failures_total         device                  devices
 hapi_worker_queue_length                  pool                    pieces
 ========================================= ======================= =========
 
@@ -29,12 +37,15 @@ and sum.  A request for a job that was refused counts in ``refusals``, not in
 ``jobs``, and so does whatever else is no job, upload or profile yet: a user
 who may not connect, a path that is not there, a message that cannot be read.
 A reader that took nothing for ``stall_seconds`` is a job that ``failed``, with
-the reason ``too_slow``.
+the reason ``too_slow``.  ``reserved_bytes`` is what the passes that run were
+predicted to need; ``allocated_bytes`` is what is taken: by torch on a GPU,
+else by the whole process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from prometheus_client import (
     CollectorRegistry,
@@ -46,6 +57,20 @@ from prometheus_client import (
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_SECONDS_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
+_GAUGES: Mapping[str, str] = MappingProxyType(
+    {
+        "resident_models": "Models in memory",
+        "resident_bytes": "Their parameters",
+        "jobs_running": "Jobs running",
+        "jobs_waiting": "Requests that wait for a place",
+        "buffered_bytes": "Samples and features that jobs hold",
+        "reserved_bytes": "Predicted working memory of the passes that run",
+        "allocated_bytes": "Memory really taken on the device",
+        "queue_length": "Work that waits for a thread",
+        "slow_passes": "Passes that took longer than they may",
+    }
+)
 
 
 class Metrics:
@@ -53,6 +78,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        self._gauges: dict[str, Gauge] = {}
         self.jobs = self._counter(
             "jobs", "Jobs that ended", "kind", "outcome", "reason"
         )
@@ -78,35 +104,53 @@ class Metrics:
             buckets=_BATCH_BUCKETS,
             registry=self._registry,
         )
-        self.stage_seconds = self._counter(
-            "stage_seconds", "Seconds spent per stage", "stage"
+        self.stage_seconds = Histogram(
+            "hapi_worker_stage_seconds",
+            "Seconds of a stage, for a job's part of a micro-batch",
+            ["stage"],
+            buckets=_SECONDS_BUCKETS,
+            registry=self._registry,
+        )
+        self.place_seconds = Histogram(
+            "hapi_worker_place_seconds",
+            "Seconds that a request waited for its place",
+            buckets=_SECONDS_BUCKETS,
+            registry=self._registry,
         )
         self.received_bytes = self._counter(
             "received_bytes", "Source bytes read"
         )
         self.sent_bytes = self._counter("sent_bytes", "Stream bytes sent")
+        self.out_of_memory = self._counter(
+            "out_of_memory", "Passes that the memory did not suffice for"
+        )
+        self.device_failures = self._counter(
+            "device_failures", "Devices that have left service", "device"
+        )
         self.saturated = self._counter(
             "saturated", "Values clipped by an encoding"
         )
 
     def watch(
-        self,
-        *,
-        resident: Callable[[], tuple[int, int]],
-        jobs_running: Callable[[], int],
-        queues: dict[str, Callable[[], int]],
+        self, name: str, read: Callable[[], float], **labels: str
     ) -> None:
-        """Adds gauges that are read when somebody asks."""
-        self._gauge("resident_models", "Models in memory").set_function(
-            lambda: resident()[0]
-        )
-        self._gauge("resident_bytes", "Their parameters").set_function(
-            lambda: resident()[1]
-        )
-        self._gauge("jobs_running", "Jobs running").set_function(jobs_running)
-        lengths = self._gauge("queue_length", "Waiting work", "pool")
-        for pool, length in queues.items():
-            lengths.labels(pool).set_function(length)
+        """Adds a gauge that is read when somebody asks.
+
+        Args:
+            name: without ``hapi_worker_``; it may come again with others
+                of its labels.
+            read: its value.
+            labels: names and values.
+        """
+        gauge = self._gauges.get(name)
+        if gauge is None:
+            gauge = self._gauges[name] = Gauge(
+                f"hapi_worker_{name}",
+                _GAUGES[name],
+                sorted(labels),
+                registry=self._registry,
+            )
+        (gauge.labels(**labels) if labels else gauge).set_function(read)
 
     def render(self) -> bytes:
         """The text of ``GET /metrics``."""
@@ -118,10 +162,5 @@ class Metrics:
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(
-            f"hapi_worker_{name}", text, labels, registry=self._registry
-        )
-
-    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(
             f"hapi_worker_{name}", text, labels, registry=self._registry
         )

@@ -1,12 +1,15 @@
 """One job's way from body to features, all stages overlapped and bounded.
 
-Three kinds of threads meet under one condition: the job's *reader* takes
-samples off the body and hands them to the decoding pool; the pools' threads
-decode samples and run micro-batches; the *writer* (the thread that answers
-the request) starts micro-batches in shard order and takes their results.
+The job's *reader* takes samples off the body and hands them to the decoding
+threads; its group (:mod:`hapi_worker.coalescing`) runs micro-batches with
+samples of the account's streams in shard order; the *writer* (the thread that
+answers the request) takes their results.
 
 The reader stops while ``buffer_bytes`` of samples wait, so a slow device, or
-a reader at the far end that takes nothing, stops the sender as well.
+a reader at the far end that takes nothing, stops the sender as well.  A stream
+has at most ``buffer_bytes`` of features, or two micro-batches, on their way
+from the device to its writer; while it has, its samples are left out of
+passes.
 """
 
 from __future__ import annotations
@@ -15,45 +18,58 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import replace
-
-import torch
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from hapi_protocol.errors import HapiError, InternalError, TooSlowError
 from hapi_protocol.shards import Sample
 from hapi_splitter.transforms import SampleError
-from hapi_worker.batching import (
-    DEFAULT_LINGER_SECONDS,
-    Backlog,
-    next_batch_size,
-)
+from hapi_worker.batching import DEFAULT_LINGER_SECONDS
 from hapi_worker.body import ChunkedBody, Connection, SenderGoneError
+from hapi_worker.coalescing import Group
 from hapi_worker.decode import Decoder
-from hapi_worker.executor import FairPool
-from hapi_worker.flow import Batch, Compute, Slot, row_bytes, row_of
+from hapi_worker.flow import Batch, Slot, row_bytes, row_of
+from hapi_worker.pool import FairPool
+from hapi_worker.usage import Meter
 
 POLL_SECONDS = 0.25
 """How soon a closed connection is noticed."""
 JOIN_SECONDS = 5.0
 INDEX_BATCH_ROWS = 1024
+DEPTH = 2
+"""Micro-batches that a stream may always have under way."""
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """Of one job.
+
+    Args:
+        buffer_bytes: samples read and not yet in a micro-batch; features
+            not yet taken.
+        step_seconds: longest time without any step forward.
+    """
+
+    buffer_bytes: int
+    step_seconds: float
+
+
 class Pipeline:
-    """Runs one job.
+    """Runs one job; a ``coalescing.Stream`` of its group.
 
     Args:
         samples: the wanted samples, read by the job's reader thread.
         body: their source, for its waiting time.
         connection: of the request, to notice when the other end is gone.
         account: that pays for the threads' seconds.
-        compute: None for a job that wants rows only.
+        encoding: of the features.
+        group: of the streams it shares batches with; None for a job that
+            wants rows only.
         decode_pool: shared by all jobs.
-        device_pool: shared by all jobs; one thread.
-        buffer_bytes: samples read and not yet in a micro-batch.
-        step_seconds: longest time without any step forward.
+        meter: of the seconds that others spend on it.
+        bounds: of memory and time.
 
     Attributes:
         read_cpu: CPU seconds of the reader, once it has ended.
@@ -66,30 +82,36 @@ class Pipeline:
         connection: Connection,
         *,
         account: str,
-        compute: Compute | None,
+        encoding: str,
+        group: Group | None,
         decode_pool: FairPool,
-        device_pool: FairPool,
-        buffer_bytes: int,
-        step_seconds: float,
+        meter: Meter,
+        bounds: Bounds,
     ) -> None:
+        self.encoding = encoding
         self._samples = samples
         self._body = body
         self._connection = connection
         self._account = account
-        self._compute = compute
+        self._group = group
         self._decode_pool = decode_pool
-        self._device_pool = device_pool
-        self._buffer_bytes = buffer_bytes
-        self._step_seconds = step_seconds
-        self._changed = threading.Condition()
+        self._meter = meter
+        self._bounds = bounds
+        lock = threading.Lock() if group is None else group.lock
+        self._moved = threading.Condition(lock)
+        """For the writer."""
+        self._room = threading.Condition(lock)
+        """For the reader."""
         self._slots: deque[Slot] = deque()
+        self._num_decoded = 0
         self._flying: deque[Batch] = deque()
+        self._flying_rows = 0
         self._buffered = 0
         self._blocked = False
         self._ended = False
         self._cancelled = False
         self._failure: Exception | None = None
-        self._started = False
+        self._begun = False
         self._last_step = time.monotonic()
         self._waited_before = 0.0
         self.read_cpu = 0.0
@@ -104,46 +126,50 @@ class Pipeline:
             HapiError: what makes the object or the body unfit.
             SenderGoneError: the connection was closed.
         """
+        if self._group is not None:
+            self._group.join(self)
         self._reader.start()
-        with self._changed:
-            while not (self._started or self._ended):
+        with self._moved:
+            while not (self._begun or self._ended):
                 self._check()
-                self._wait(POLL_SECONDS)
+                self._moved.wait(POLL_SECONDS)
             self._check()
 
     def batches(self) -> Iterator[Batch]:
-        """The finished micro-batches in shard order.
+        """The finished rows in shard order.
 
         Raises:
             HapiError, SenderGoneError: as :meth:`start`.
         """
-        while True:
-            with self._changed:
-                size = self._await_step()
-                batch = None if size else self._take_done()
-            if size:
-                self._launch(size)
-            elif batch is not None:
-                yield batch
-            else:
-                return
+        take = self._take_rows if self._group is None else self._take_batch
+        while (batch := take()) is not None:
+            yield batch
+
+    def buffered_bytes(self) -> int:
+        """Of samples read and of features not yet taken."""
+        flying = 0
+        if self._group is not None:
+            flying = self._flying_rows * self._group.compute.output_bytes
+        return self._buffered + flying
 
     def abort(self, error: HapiError) -> None:
         """Makes the writer fail, from another thread."""
-        self._fail(error)
+        self.fail(error)
         self._connection.break_off()
 
     def cancel(self) -> None:
         """Stops all stages; the micro-batch on the device may finish."""
-        with self._changed:
+        with self._moved:
             self._cancelled = True
-            # Work that waits in the pools keeps slots and batches alive.
+            if self._group is not None:
+                self._group.leave(self)
+            # Work that waits in the pools keeps slots alive.
             for slot in self._slots:
                 slot.sample = slot.image = None
-            for batch in self._flying:
-                batch.images = None
             self._slots.clear()
-            self._changed.notify_all()
+            self._num_decoded = 0
+            self._moved.notify_all()
+            self._room.notify_all()
         self._connection.stop_reading()
         if self._reader.ident is not None:
             self._reader.join(JOIN_SECONDS)
@@ -152,74 +178,46 @@ class Pipeline:
 
     # --- the writer's thread ---
 
-    def _await_step(self) -> int:
-        """Waits for work; the size of the batch to start, or 0."""
-        # The time the answer's reader took is not the pipeline's.
-        self._last_step = time.monotonic()
-        while True:
-            self._check()
-            if self._flying and self._flying[0].done:
-                return 0
-            size = next_batch_size(self._backlog())
-            if size:
-                return size
-            if self._ended and not self._slots and not self._flying:
-                return 0
-            self._wait(
-                DEFAULT_LINGER_SECONDS
-                if self._slots and not self._flying
-                else POLL_SECONDS
-            )
+    def _take_batch(self) -> Batch | None:
+        assert self._group is not None, "a job with features has one"
+        with self._moved:
+            # The time the answer's reader took is not the pipeline's.
+            self._last_step = time.monotonic()
+            while True:
+                self._check()
+                if self._flying and self._flying[0].done:
+                    return self._taken(self._flying.popleft())
+                if self._ended and not self._slots and not self._flying:
+                    return None
+                lingers = self._num_decoded and not self._flying
+                self._moved.wait(
+                    DEFAULT_LINGER_SECONDS if lingers else POLL_SECONDS
+                )
+                if lingers:
+                    self._group.consider()
 
-    def _backlog(self) -> Backlog:
-        ready = 0
-        limit = self._limit()
-        for slot in self._slots:
-            if slot.ready_at is None or ready >= limit:
-                break
-            ready += 1
-        oldest = self._slots[0].ready_at if ready else None
-        return Backlog(
-            ready=ready,
-            pending=len(self._slots) - ready,
-            limit=limit,
-            flying=len(self._flying),
-            ended=self._ended,
-            blocked=self._blocked,
-            waited_seconds=0.0 if oldest is None else _since(oldest),
-        )
+    def _taken(self, batch: Batch) -> Batch:
+        self._flying_rows -= len(batch.rows)
+        batch.timings["read"] = self._read_seconds()
+        assert self._group is not None, "a job with features has one"
+        self._group.consider()
+        return batch
 
-    def _limit(self) -> int:
-        if self._compute is None:
-            return INDEX_BATCH_ROWS
-        return self._compute.batch_limit()
-
-    def _take_done(self) -> Batch | None:
-        return self._flying.popleft() if self._flying else None
-
-    def _launch(self, size: int) -> None:
-        with self._changed:
-            slots = [self._slots.popleft() for _ in range(size)]
-        images = [slot.image for slot in slots if slot.image is not None]
-        batch = Batch(
-            rows=[slot.row for slot in slots],
-            timings={
-                "read": self._read_seconds(),
-                "decode": sum(slot.decode_seconds for slot in slots),
-                "decode_cpu": sum(slot.decode_cpu for slot in slots),
-            },
-        )
-        batch.images = torch.stack(images) if images else None
-        with self._changed:
-            self._flying.append(batch)
-            self._buffered -= sum(slot.charged_bytes for slot in slots)
-            self._changed.notify_all()
-        if not images:
-            self._finish(batch)
-        else:
-            self._device_pool.submit(
-                self._account, lambda: self._forward(batch)
-            )
+    def _take_rows(self) -> Batch | None:
+        with self._moved:
+            self._last_step = time.monotonic()
+            while True:
+                self._check()
+                full = len(self._slots) >= INDEX_BATCH_ROWS
+                if full or self._blocked or self._ended:
+                    slots = self.take(INDEX_BATCH_ROWS)
+                    if slots:
+                        rows = [slot.row for slot in slots]
+                        timings = {"read": self._read_seconds()}
+                        return Batch(rows, timings)
+                    if self._ended:
+                        return None
+                self._moved.wait(POLL_SECONDS)
 
     def _read_seconds(self) -> float:
         waited = self._body.waited_seconds
@@ -231,38 +229,75 @@ class Pipeline:
             raise self._failure
         if self._connection.is_gone():
             raise SenderGoneError("the other end closed the connection")
-        if _since(self._last_step) > self._step_seconds:
+        if _since(self._last_step) > self._bounds.step_seconds:
             raise TooSlowError(
                 "too_slow",
-                f"no sample moved on for {self._step_seconds:g} s",
+                f"no sample moved on for {self._bounds.step_seconds:g} s",
             )
 
-    def _wait(self, seconds: float) -> None:
-        self._changed.wait(seconds)
+    # --- the group, with the lock held ---
 
-    # --- the device's thread ---
+    @property
+    def num_ready(self) -> int:
+        return 0 if self._is_stalled() else self._num_decoded
 
-    def _forward(self, batch: Batch) -> None:
-        images, batch.images = batch.images, None
-        if self._cancelled or self._compute is None or images is None:
-            return
-        batch.timings["queue"] = _since(batch.submitted)
-        try:
-            computed = self._compute.run(images)
-        except Exception as error:
-            self._fail(error)
-            return
-        batch.timings["forward"] = computed.forward_seconds
-        batch.timings["encode"] = computed.encode_seconds
-        batch.timings["forward_cpu"] = computed.forward_cpu
-        batch.timings["encode_cpu"] = computed.encode_cpu
-        batch.computed = computed
-        self._finish(batch)
+    @property
+    def num_pending(self) -> int:
+        if self._is_stalled():
+            return 0
+        return len(self._slots) - self._num_decoded
 
-    def _finish(self, batch: Batch) -> None:
-        with self._changed:
-            batch.done = True
-            self._step()
+    @property
+    def is_quiet(self) -> bool:
+        return self._ended or self._blocked or self._is_stalled()
+
+    @property
+    def oldest(self) -> float:
+        return self._slots[0].ready_at or 0.0
+
+    def take(self, size: int) -> list[Slot]:
+        if self._is_stalled():
+            return []
+        count = min(size, self._num_decoded)
+        slots = [self._slots.popleft() for _ in range(count)]
+        self._num_decoded -= count
+        self._charge(-sum(slot.charged_bytes for slot in slots))
+        return slots
+
+    def started(self, batch: Batch) -> None:
+        self._flying.append(batch)
+        self._flying_rows += len(batch.rows)
+        self._meter.pass_begun()
+
+    def charge(self, device_seconds: float, cpu_seconds: float) -> None:
+        self._meter.pass_ended(device_seconds, cpu_seconds)
+
+    def finished(self, batch: Batch) -> None:
+        batch.done = True
+        self._step()
+        if self._flying and self._flying[0] is batch:
+            self._moved.notify_all()
+
+    def fail(self, error: Exception) -> None:
+        if not isinstance(error, (HapiError, SenderGoneError)):
+            logger.error("a defect: a job failed", exc_info=error)
+            error = InternalError(
+                "internal", f"the worker failed: {type(error).__name__}"
+            )
+        with self._moved:
+            if self._failure is None:
+                self._failure = error
+            self._moved.notify_all()
+
+    def _is_stalled(self) -> bool:
+        if self._group is None:
+            return False
+        rows = self._flying_rows
+        flying_bytes = rows * self._group.compute.output_bytes
+        return (
+            rows >= DEPTH * self._group.size
+            and flying_bytes >= self._bounds.buffer_bytes
+        )
 
     # --- the decoding threads ---
 
@@ -272,16 +307,20 @@ class Pipeline:
             return
         started, cpu = time.monotonic(), time.thread_time()
         try:
-            slot.image = decoder(sample)
+            with self._meter.decoding():
+                slot.image = decoder(sample)
         except SampleError as error:
             slot.row = replace(slot.row, error=str(error))
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
             return
         slot.decode_seconds = _since(started)
         slot.decode_cpu = time.thread_time() - cpu
-        with self._changed:
-            self._settle(slot)
+        with self._moved:
+            if not self._cancelled:
+                self._settle(slot)
+                assert self._group is not None, "rows are not decoded"
+                self._group.consider()
 
     def _settle(self, slot: Slot) -> None:
         kept = row_bytes(slot.row)
@@ -289,8 +328,13 @@ class Pipeline:
             kept += slot.image.nbytes
         slot.sample = None
         slot.ready_at = time.monotonic()
-        self._buffered += kept - slot.charged_bytes
+        self._charge(kept - slot.charged_bytes)
         slot.charged_bytes = kept
+        while (
+            self._num_decoded < len(self._slots)
+            and self._slots[self._num_decoded].ready_at is not None
+        ):
+            self._num_decoded += 1
         self._step()
 
     # --- the reader's thread ---
@@ -303,67 +347,75 @@ class Pipeline:
             # Nothing more is wanted: a sender that still sends may stop.
             self._connection.stop_reading()
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
             return
         finally:
             self.read_cpu = time.thread_time()
-        with self._changed:
+        with self._moved:
             self._ended = True
             self._step()
+            self._reconsider()
+            self._moved.notify_all()
 
     def _accept(self, sample: Sample) -> bool:
-        compute = self._compute
         row = row_of(sample)
-        slot = Slot(row, sample if compute else None, row_bytes(row))
-        if compute is not None:
+        slot = Slot(row, None, row_bytes(row))
+        decode: Callable[[], None] | None = None
+        if self._group is not None:
+            compute = self._group.compute
+            decoder = compute.decoder
+            slot.sample = sample
             slot.charged_bytes += compute.input_bytes + sum(
                 len(data) for data in sample.members.values()
             )
-        with self._changed:
+
+            def decode() -> None:
+                self._decode(slot, decoder)
+
+        with self._moved:
             self._await_room(slot.charged_bytes)
             if self._cancelled:
                 return False
             self._buffered += slot.charged_bytes
             self._slots.append(slot)
-            self._started = True
-            if compute is None:
+            if decode is None:
                 self._settle(slot)
-            else:
-                self._step()
-        if compute is not None:
-            decoder = compute.decoder
-            self._decode_pool.submit(
-                self._account, lambda: self._decode(slot, decoder)
-            )
+            if not self._begun or decode is None:
+                self._begun = True
+                self._moved.notify_all()
+            self._step()
+        if decode is not None:
+            self._decode_pool.submit(self._account, decode)
         return True
 
     def _await_room(self, more_bytes: int) -> None:
-        while (
-            not self._cancelled
-            and self._buffered
-            and self._buffered + more_bytes > self._buffer_bytes
-        ):
+        while self._is_full(more_bytes):
             self._blocked = True
-            self._changed.notify_all()
-            self._wait(POLL_SECONDS)
+            self._reconsider()
+            self._moved.notify_all()
+            self._room.wait(POLL_SECONDS)
         self._blocked = False
 
-    # --- all threads ---
+    def _is_full(self, more_bytes: int) -> bool:
+        return (
+            not self._cancelled
+            and self._buffered > 0
+            and self._buffered + more_bytes > self._bounds.buffer_bytes
+        )
 
-    def _fail(self, error: Exception) -> None:
-        if not isinstance(error, (HapiError, SenderGoneError)):
-            logger.error("a defect: a job failed", exc_info=error)
-            error = InternalError(
-                "internal", f"the worker failed: {type(error).__name__}"
-            )
-        with self._changed:
-            if self._failure is None:
-                self._failure = error
-            self._changed.notify_all()
+    def _reconsider(self) -> None:
+        if self._group is not None and not self._cancelled:
+            self._group.consider()
+
+    # --- all threads, with the lock held ---
+
+    def _charge(self, num_bytes: int) -> None:
+        self._buffered += num_bytes
+        if num_bytes < 0 and self._blocked:
+            self._room.notify()
 
     def _step(self) -> None:
         self._last_step = time.monotonic()
-        self._changed.notify_all()
 
 
 def _since(moment: float) -> float:

@@ -1,8 +1,8 @@
 """Profiles of models: measured once, kept, and told to who asks.
 
-A profile is measured on the device's own thread, from the queue that is
-fair between accounts; the account that asks pays for the seconds.  One is
-measured at a time, and the threads that decode rest meanwhile, since it would
+A profile is measured on a thread of the device, from the queue that is fair
+between accounts; the account that asks pays for the seconds.  One is measured
+at a time, and all other threads of the pools rest meanwhile, since it would
 measure them as well.  Jobs wait; their streams stay open.  So that nobody can
 keep others waiting with profiles, a worker with jobs rests after each one, for
 nine times as long as it took.
@@ -13,12 +13,13 @@ number.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,10 +35,12 @@ from hapi_protocol.profiles import ModelProfile
 from hapi_splitter.numerics import numerics_tag
 from hapi_splitter.profile import profile_model
 from hapi_worker.admission import Admission
-from hapi_worker.executor import FairPool
+from hapi_worker.executor import Executor
 from hapi_worker.forward import is_out_of_memory
 from hapi_worker.metrics import Metrics
-from hapi_worker.residency import Lease, Residency
+from hapi_worker.models import Models
+from hapi_worker.pool import PROFILE, FairPool
+from hapi_worker.residency import Lease
 from hapi_worker.uploads import busy, copied
 
 MAX_PROFILES = 256
@@ -71,8 +74,8 @@ class Profiling:
     """The profiles of one worker's models.
 
     Args:
-        residency: of the models.
-        device_pool: runs them, on one thread.
+        models: to be profiled.
+        executors: of their devices.
         decode_pool: rests meanwhile.
         admission: knows whether the worker is shutting down.
         metrics: counts runs and requests.
@@ -85,8 +88,8 @@ class Profiling:
 
     def __init__(
         self,
-        residency: Residency,
-        device_pool: FairPool,
+        models: Models,
+        executors: Sequence[Executor],
         decode_pool: FairPool,
         admission: Admission,
         metrics: Metrics,
@@ -97,8 +100,8 @@ class Profiling:
         wait_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._residency = residency
-        self._device_pool = device_pool
+        self._models = models
+        self._executors = tuple(executors)
         self._decode_pool = decode_pool
         self._admission = admission
         self._metrics = metrics
@@ -107,7 +110,7 @@ class Profiling:
         self._budget_seconds = budget_seconds
         self._wait_seconds = wait_seconds
         self._clock = clock
-        self._numerics_tag = numerics_tag(residency.device.type)
+        self._numerics_tag = numerics_tag(executors[0].device.type)
         self._changed = threading.Condition()
         self._kept: OrderedDict[Key, ModelProfile] = OrderedDict()
         self._run: _Run | None = None
@@ -140,7 +143,7 @@ class Profiling:
 
     def _profile(self, request: ProfileRequest) -> ModelProfile:
         deadline = self._clock() + self._wait_seconds
-        known = self._residency.known(request.model)
+        known = self._models.known(request.model)
         if known is not None:
             found = self._find(self._key(known.digest), deadline)
             if found is not None:
@@ -165,7 +168,8 @@ class Profiling:
         return self._wait(run, deadline)
 
     def _key(self, digest: str) -> Key:
-        return digest, str(self._residency.device), self._numerics_tag
+        # All devices are of one kind: whichever it ran on, it stands for all.
+        return digest, self._executors[0].device.type, self._numerics_tag
 
     def _find(self, key: Key, deadline: float) -> ModelProfile | None:
         """An earlier result, or that of the run under way."""
@@ -201,9 +205,9 @@ class Profiling:
 
     def _lease(self, identity: ModelIdentity) -> Lease:
         # How many cuts there are is known only once the model is there.
-        first = self._residency.acquire(identity, 1)
+        first = self._models.acquire(identity, 1)
         try:
-            return self._residency.acquire(identity, first.frozen.num_cuts)
+            return self._models.acquire(identity, first.frozen.num_cuts)
         finally:
             first.release()
 
@@ -215,7 +219,9 @@ class Profiling:
 
     def _submit(self, account: str, run: _Run) -> None:
         try:
-            self._device_pool.submit(account, lambda: self._measure(run))
+            self._executor(run.lease).pool.submit(
+                account, lambda: self._measure(run), kind=PROFILE
+            )
         except RuntimeError:
             with self._changed:
                 self._finish(
@@ -260,14 +266,7 @@ class Profiling:
         started = self._clock()
         result: ModelProfile | HapiError
         try:
-            with self._decode_pool.paused(QUIET_SECONDS) as idle:
-                if not idle:
-                    raise busy(
-                        "queue_full",
-                        "the samples of other jobs took more than "
-                        f"{QUIET_SECONDS:g} s to decode, and a profile "
-                        "would measure that too",
-                    )
+            with self._quiet(run.lease):
                 result = self._measured(run.lease)
         except HapiError as error:
             result = error
@@ -282,13 +281,46 @@ class Profiling:
             self._rests_until = ended + REST * (ended - started)
             self._finish(run, result)
 
+    @contextlib.contextmanager
+    def _quiet(self, lease: Lease) -> Iterator[None]:
+        """No other work runs inside.
+
+        Raises:
+            UnavailableError: ``queue_full``: it does not end.
+        """
+        mine = self._executor(lease).pool
+        pools = {self._decode_pool, *(each.pool for each in self._executors)}
+        with contextlib.ExitStack() as pauses:
+            idle = [
+                pauses.enter_context(
+                    pool.paused(QUIET_SECONDS, beside=int(pool is mine))
+                )
+                for pool in pools
+            ]
+            if not all(idle):
+                raise busy(
+                    "queue_full",
+                    "the samples of other jobs took more than "
+                    f"{QUIET_SECONDS:g} s to decode or to compute, and a "
+                    "profile would measure that too",
+                )
+            yield
+
+    def _executor(self, lease: Lease) -> Executor:
+        return next(
+            each
+            for each in self._executors
+            if each.residency is lease.residency
+        )
+
     def _measured(self, lease: Lease) -> ModelProfile:
         started = self._clock()
         profile = profile_model(
             lease.frozen,
-            self._residency.device,
+            lease.residency.device,
             cores=self._cores,
-            memory_limit_bytes=self._residency.limit_bytes,
+            num_devices=sum(e.pool.num_threads for e in self._executors),
+            memory_limit_bytes=lease.residency.limit_bytes,
             digest=lease.digest,
             batches=self._that_fit(lease),
             budget_seconds=self._budget_seconds,

@@ -1,19 +1,14 @@
-"""Which models are in memory, and which objects they are known to be.
-
-A model is found by the digest of bytes that this process hashed itself.  An
-*identity* (account, container, object, ETag, length; shown by the filter
-after the caller's own authorisation) leads to a digest only if its bytes came
-through :meth:`Residency.put` under that identity.
+"""The models in one device's memory, and what their forward passes take.
 
 All cuts of a model share its parameters.  Models that a job holds stay;
-others leave, least recently used first, when room is needed.  One forward
-pass runs at a time, so the device holds the parameters of all resident models
-and the working memory of one pass.
+others leave, least recently used first, when room is needed.  The device
+holds the parameters of all resident models and the working memory of the
+passes that run: each reserves its own before it begins, by max-min fair
+grants, and one pass of one sample always fits.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
@@ -27,61 +22,54 @@ from torch import nn
 
 from hapi_protocol.encodings import Encoding
 from hapi_protocol.errors import DoesNotFitError, UnsupportedError
-from hapi_protocol.messages import ModelIdentity
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.memory import Needs, needs_of
-from hapi_worker.uploads import Uploads, busy, check_name
+from hapi_worker.grants import granted_bytes
+from hapi_worker.uploads import busy
 
 MAX_PREFIXES = 4
 MAX_NEEDS = 64
 """What a model keeps of its last used cuts: modules and memory needs."""
+CAP_SECONDS = 600.0
+"""How long a batch that the memory did not suffice for is not tried."""
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class KnownModel:
-    """What is remembered of an identity, in memory or not."""
-
-    digest: str
-    num_cuts: int
+Site = tuple[int, str]
+"""Cut, and dtype of the features."""
 
 
 @dataclass
 class Resident:
-    """A model in memory.
+    """A model in memory; guarded by the residency's lock.
 
     Attributes:
         load_seconds: to check the package, load it and move it to the device.
-        leases: jobs that hold it.
-        working_bytes: of one sample at the costliest cut they hold it for.
-        prefixes: the last used, by cut; for the device's thread only.
-        needs: the last used, by cut and dtype of the features; guarded by
-            the residency's lock.
+        leases: jobs that hold it, by the working bytes of one sample.
+        prefixes: the last used, by cut.
+        needs: the last used.
+        caps: largest batch that is tried, and until when.
     """
 
     digest: str
     frozen: FrozenGraph
     parameter_bytes: int
     load_seconds: float = 0.0
-    leases: int = 0
-    working_bytes: int = 0
+    leases: dict[Lease, int] = field(default_factory=dict)
     prefixes: OrderedDict[int, nn.Module] = field(default_factory=OrderedDict)
-    needs: OrderedDict[tuple[int, str], Needs] = field(
-        default_factory=OrderedDict
-    )
+    needs: OrderedDict[Site, Needs] = field(default_factory=OrderedDict)
+    caps: dict[Site, tuple[int, float]] = field(default_factory=dict)
 
-    def prefix(self, cut: int) -> nn.Module:
-        if cut not in self.prefixes:
-            self.prefixes[cut] = self.frozen.prefix(cut)
-        _keep_last(self.prefixes, cut, MAX_PREFIXES)
-        return self.prefixes[cut]
+    @property
+    def working_bytes(self) -> int:
+        return max(self.leases.values(), default=0)
 
 
 class Lease:
     """A job's hold on a model: until released it stays in memory.
 
     Attributes:
+        residency: of the device it is on.
         cut: the job's.
         digest: sha256 of the package.
         frozen: the model, on the device.
@@ -91,15 +79,15 @@ class Lease:
         self,
         residency: Residency,
         resident: Resident,
-        cut: int,
+        site: Site,
         needs: Needs,
     ) -> None:
-        self._residency = residency
-        self._resident = resident
-        self._needs = needs
+        self.residency = residency
+        self.resident = resident
+        self.needs = needs
+        self.site = site
         self._prefix: nn.Module | None = None
-        self._released = False
-        self.cut = cut
+        self.cut = site[0]
         self.digest = resident.digest
         self.frozen = resident.frozen
 
@@ -108,32 +96,37 @@ class Lease:
         """Of one sample's features at the cut."""
         return tuple(self.frozen.cuts[self.cut - 1].shape)
 
-    def prefix(self) -> nn.Module:
-        """``[B, *input_shape]`` float32 → ``[B, *shape]``; call it on the
-        device's thread only."""
-        if self._prefix is None:
-            self._prefix = self._resident.prefix(self.cut)
-        return self._prefix
-
-    def batch_limit(self, maximum: int) -> int:
-        """Most samples a forward pass has memory for now, at least 1."""
-        batch = self._needs.batch_for(self.available_bytes(), maximum)
-        return max(batch, 1)
-
     @property
     def load_seconds(self) -> float:
         """That the model took to load."""
-        return self._resident.load_seconds
+        return self.resident.load_seconds
 
-    def available_bytes(self) -> int:
-        """For the parameters and one forward pass of the model, now."""
-        return self._residency.available_to(self._resident)
+    def prefix(self) -> nn.Module:
+        """``[B, *input_shape]`` float32 → ``[B, *shape]``; thread-safe."""
+        if self._prefix is None:
+            self._prefix = self.residency.prefix(self.resident, self.cut)
+        return self._prefix
+
+    def batch_limit(self, maximum: int) -> int:
+        """Most samples of a forward pass while nothing else runs, at
+        least 1."""
+        return self.residency.batch_limit(self, maximum)
 
     def release(self) -> None:
         """Gives the model free; further calls do nothing."""
-        if not self._released:
-            self._released = True
-            self._residency.released(self._resident)
+        self.residency.release(self)
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Working memory of one forward pass.
+
+    Attributes:
+        batch: samples that it is for.
+    """
+
+    batch: int
+    num_bytes: int
 
 
 class Residency:
@@ -141,11 +134,10 @@ class Residency:
 
     Args:
         device: where their parameters live.
-        limit_bytes: for all parameters and one forward pass.
-        max_identities: how many identities are remembered.
-        wait_seconds: how long :meth:`acquire` waits for another's upload.
-        max_waiting: how many may wait so.
-        load: package bytes → model; the validating loader.
+        limit_bytes: for all parameters and all passes that run at a time.
+        num_forwards: how many do.
+        changed: guards this and is notified of what becomes free; one for
+            all devices of a worker.
         clock: monotonic seconds.
     """
 
@@ -154,213 +146,243 @@ class Residency:
         device: torch.device,
         limit_bytes: int,
         *,
-        max_identities: int,
-        wait_seconds: float,
-        max_waiting: int,
-        load: Callable[[bytearray], FrozenGraph],
+        num_forwards: int = 1,
+        changed: threading.Condition | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.device = device
         self.limit_bytes = limit_bytes
-        self._max_identities = max_identities
-        self._wait_seconds = wait_seconds
-        self._load = load
+        self.in_service = True
+        self._num_forwards = num_forwards
+        self._changed = changed or threading.Condition()
         self._clock = clock
-        self._changed = threading.Condition()
-        self._known: OrderedDict[ModelIdentity, KnownModel] = OrderedDict()
         self._residents: OrderedDict[str, Resident] = OrderedDict()
         self._loading: dict[str, int] = {}
-        self._closed = False
-        self.uploads = Uploads(
-            self._changed,
-            wait_seconds=wait_seconds,
-            max_waiting=max_waiting,
-            clock=clock,
-        )
-
-    def known(self, identity: ModelIdentity) -> KnownModel | None:
-        """What bytes uploaded under this identity were, if remembered."""
-        with self._changed:
-            return self._known.get(identity)
+        self._reserved: list[Reservation] = []
+        self._starved: list[Callable[[], None]] = []
+        self._building = threading.Lock()
 
     def resident(self) -> tuple[int, int]:
         """Models in memory, and bytes of their parameters."""
         with self._changed:
             return len(self._residents), self._used_bytes()
 
-    def acquire(
-        self, identity: ModelIdentity, cut: int, encoding: str = "float32"
-    ) -> Lease:
-        """A hold on the model of ``identity``, for ``cut``.
+    def models(self) -> list[tuple[str, int, int]]:
+        """Digest, parameter bytes and jobs of each model in memory."""
+        with self._changed:
+            return [
+                (r.digest, r.parameter_bytes, len(r.leases))
+                for r in self._residents.values()
+            ]
 
-        Args:
-            identity: shown by the filter.
-            cut: where features are taken.
-            encoding: of the features, for the memory that it needs.
+    def num_jobs(self) -> int:
+        """Leases of all models."""
+        with self._changed:
+            return sum(len(r.leases) for r in self._residents.values())
+
+    def reserved_bytes(self) -> int:
+        """Working memory of the passes that run."""
+        with self._changed:
+            return sum(each.num_bytes for each in self._reserved)
+
+    def find(self, digest: str) -> Resident | None:
+        """The model, as the last used; called with the lock held."""
+        found = self._residents.get(digest)
+        if found is not None:
+            self._residents.move_to_end(digest)
+        return found
+
+    def hold(self, digest: str, cut: int, encoding: str) -> Lease | None:
+        """A hold on a model for a cut; None where it is not in memory.
 
         Raises:
-            ConflictError: ``model_needed``: the caller is the one to upload.
-            UnsupportedError: ``cut_out_of_range``, ``does_not_fit``; or the
-                error of the upload it waited for.
-            UnavailableError: no upload came in time, too many wait for
-                one, or running jobs hold the memory.
+            UnsupportedError: ``cut_out_of_range``, ``does_not_fit``.
+            UnavailableError: running jobs hold the memory.
         """
-        deadline = self._clock() + self._wait_seconds
+        site = cut, Encoding.parse(encoding).dtype
         computed: tuple[Resident, Needs] | None = None
-        key = cut, Encoding.parse(encoding).dtype
         while True:
             with self._changed:
-                resident = self._wait_for(identity, deadline)
+                resident = self.find(digest)
+                if resident is None:
+                    return None
                 _check_cut(resident, cut)
                 if computed is not None and computed[0] is resident:
-                    resident.needs[key] = computed[1]
-                if key in resident.needs:
-                    _keep_last(resident.needs, key, MAX_NEEDS)
-                    return self._lease(resident, cut, resident.needs[key])
+                    resident.needs[site] = computed[1]
+                if site in resident.needs:
+                    _keep_last(resident.needs, site, MAX_NEEDS)
+                    return self._lease(resident, site)
             # A walk over the whole model: nobody else waits for it.
-            computed = resident, needs_of(resident.frozen, *key)
+            computed = resident, needs_of(resident.frozen, *site)
 
-    def put(self, identity: ModelIdentity, package: bytearray) -> KnownModel:
-        """Hashes, validates and loads a package, and remembers its identity.
+    def add(
+        self, digest: str, frozen: FrozenGraph, load_seconds: float
+    ) -> Resident:
+        """Moves a model to the device, unless it is there already.
+
+        Args:
+            digest: of its package; nobody else adds it meanwhile.
+            frozen: on any device.
+            load_seconds: that were spent on it before.
 
         Raises:
-            ConflictError: ``digest_mismatch`` with a digest in the name.
-            PackageError: not a package, or a hostile one.
             DoesNotFitError: more than ``limit_bytes``.
             UnavailableError: running jobs hold the memory.
         """
-        digest = hashlib.sha256(package).hexdigest()
-        check_name(identity, digest)
-        self._claim_loading(digest)
+        started = self._clock()
+        size = frozen.parameter_bytes
+        self._check_size(digest, size)
+        with self._changed:
+            found = self.find(digest)
+            if found is not None:
+                return found
+            # Room is taken before the copy to the device, not after.
+            self._make_room(size, 0)
+            self._loading[digest] = size
         try:
-            resident = self._residents.get(digest)
-            if resident is None:
-                resident = self._load_resident(identity, digest, package)
+            moved = frozen.to(self.device)
+        except torch.OutOfMemoryError as error:
+            raise busy(
+                "queue_full", f"the device has no memory left: {error}"
+            ) from error
         finally:
             with self._changed:
                 del self._loading[digest]
                 self._changed.notify_all()
-        known = KnownModel(digest, len(resident.frozen.cuts))
+        resident = Resident(digest, moved, size)
+        resident.load_seconds = load_seconds + self._clock() - started
         with self._changed:
-            self._known[identity] = known
-            self._known.move_to_end(identity)
-            while len(self._known) > self._max_identities:
-                self._known.popitem(last=False)
-        return known
+            self._residents[digest] = resident
+        return resident
 
-    def check_length(self, identity: ModelIdentity) -> None:
+    def check_length(self, what: str, length_bytes: int) -> None:
         """
         Raises:
             DoesNotFitError: a package of that length can never be held.
         """
-        if identity.length_bytes > self.limit_bytes:
-            raise _too_big(
-                f"the package {identity.path}",
-                identity.length_bytes,
-                self.limit_bytes,
+        if length_bytes > self.limit_bytes:
+            raise _too_big(what, length_bytes, self.limit_bytes)
+
+    def batch_limit(self, lease: Lease, maximum: int) -> int:
+        """As :meth:`Lease.batch_limit`."""
+        with self._changed:
+            others = self._used_bytes() - lease.resident.parameter_bytes
+            maximum = self._capped(lease, maximum)
+        batch = lease.needs.batch_for(self.limit_bytes - others, maximum)
+        return max(batch, 1)
+
+    def reserve(
+        self, lease: Lease, maximum: int, starved: Callable[[], None]
+    ) -> Reservation | None:
+        """Takes working memory for a pass of up to ``maximum`` samples.
+
+        Args:
+            lease: of a job whose pass it is.
+            maximum: samples that wait.
+            starved: called when a pass that runs has ended, if None is
+                returned.
+
+        Returns:
+            None where the passes that run leave no room for one sample.
+        """
+        with self._changed:
+            maximum = self._capped(lease, maximum)
+            capacity = self.limit_bytes - self._used_bytes()
+            taken = sum(each.num_bytes for each in self._reserved)
+            share = granted_bytes(
+                _working(lease, maximum),
+                self._other_demands(lease, maximum),
+                capacity,
+                self._num_forwards,
             )
+            base = lease.resident.parameter_bytes
+            room = min(max(share, _working(lease, 1)), capacity - taken)
+            batch = lease.needs.batch_for(base + room, maximum)
+            if batch < 1 and self._reserved:
+                self._starved.append(starved)
+                return None
+            batch = max(batch, 1)
+            made = Reservation(batch, _working(lease, batch))
+            self._reserved.append(made)
+            return made
 
-    def available_to(self, resident: Resident) -> int:
-        """Bytes for the parameters and one forward pass of a model, now."""
+    def free(self, reservation: Reservation) -> None:
+        """Gives working memory back."""
         with self._changed:
-            others = self._used_bytes() - resident.parameter_bytes
-        return self.limit_bytes - others
+            self._reserved.remove(reservation)
+            starved, self._starved = self._starved, []
+            self._changed.notify_all()
+        for each in starved:
+            each()
 
-    def released(self, resident: Resident) -> None:
-        """Called by :meth:`Lease.release`."""
+    def did_not_fit(self, lease: Lease, batch: int) -> None:
+        """A pass of that many samples was refused by the device."""
+        cap = max(batch // 2, 1)
         with self._changed:
-            resident.leases -= 1
-            if not resident.leases:
-                resident.working_bytes = 0
+            until = self._clock() + CAP_SECONDS
+            lease.resident.caps[lease.site] = cap, until
+        logger.warning(
+            "model %s up to cut %d: no memory for %d samples; %d from now on",
+            lease.digest[:12],
+            lease.cut,
+            batch,
+            cap,
+        )
+
+    def prefix(self, resident: Resident, cut: int) -> nn.Module:
+        """The module of a cut, built once."""
+        with self._building:
+            if cut not in resident.prefixes:
+                resident.prefixes[cut] = resident.frozen.prefix(cut)
+            _keep_last(resident.prefixes, cut, MAX_PREFIXES)
+            return resident.prefixes[cut]
+
+    def release(self, lease: Lease) -> None:
+        """As :meth:`Lease.release`."""
+        with self._changed:
+            lease.resident.leases.pop(lease, None)
             self._changed.notify_all()
 
-    def close(self) -> None:
-        """Ends all waiting; nothing is handed out any more."""
+    def leave_service(self) -> None:
+        """The device has failed: no model is found on it any more."""
         with self._changed:
-            self._closed = True
+            self.in_service = False
+            self._residents.clear()
             self._changed.notify_all()
 
-    def _wait_for(self, identity: ModelIdentity, deadline: float) -> Resident:
-        while True:
-            if self._closed:
-                raise busy("draining", "this worker is shutting down")
-            resident = self._find(identity)
-            if resident is not None:
-                return resident
-            self.uploads.wait(identity, deadline)
+    def _capped(self, lease: Lease, maximum: int) -> int:
+        cap, until = lease.resident.caps.get(lease.site, (maximum, 0.0))
+        return min(cap, maximum) if self._clock() < until else maximum
 
-    def _find(self, identity: ModelIdentity) -> Resident | None:
-        known = self._known.get(identity)
-        if known is None:
-            return None
-        self._known.move_to_end(identity)
-        resident = self._residents.get(known.digest)
-        if resident is not None:
-            self._residents.move_to_end(known.digest)
-        return resident
+    def _other_demands(self, lease: Lease, maximum: int) -> list[int]:
+        """Of passes at all other sites that jobs hold, each once."""
+        demands: dict[tuple[str, Site], int] = {}
+        for resident in self._residents.values():
+            for other in resident.leases:
+                key = resident.digest, other.site
+                demands[key] = _working(other, maximum)
+        demands.pop((lease.digest, lease.site), None)
+        return list(demands.values())
 
-    def _lease(self, resident: Resident, cut: int, needs: Needs) -> Lease:
+    def _lease(self, resident: Resident, site: Site) -> Lease:
+        needs = resident.needs[site]
         needed = needs.peak_bytes(1)
         if needed > self.limit_bytes:
             raise _too_big(
-                f"one sample up to cut {cut} of the model "
+                f"one sample up to cut {site[0]} of the model "
                 f"{resident.digest[:12]}",
                 needed,
                 self.limit_bytes,
             )
         working = needed - resident.parameter_bytes
         self._make_room(0, working, keep=resident)
-        resident.leases += 1
-        resident.working_bytes = max(resident.working_bytes, working)
-        return Lease(self, resident, cut, needs)
+        lease = Lease(self, resident, site, needs)
+        resident.leases[lease] = working
+        return lease
 
-    def _claim_loading(self, digest: str) -> None:
-        deadline = self._clock() + self._wait_seconds
-        with self._changed:
-            while digest in self._loading:
-                left = deadline - self._clock()
-                if left <= 0:
-                    raise busy(
-                        "worker_unavailable",
-                        "the same package is still being loaded for another "
-                        "request",
-                    )
-                self._changed.wait(left)
-            self._loading[digest] = 0
-
-    def _load_resident(
-        self, identity: ModelIdentity, digest: str, package: bytearray
-    ) -> Resident:
-        started = self._clock()
-        frozen = self._load(package)
-        size = frozen.parameter_bytes
+    def _check_size(self, digest: str, size: int) -> None:
         if size > self.limit_bytes:
-            raise _too_big(
-                f"the model {identity.path}", size, self.limit_bytes
-            )
-        with self._changed:
-            # Room is taken before the copy to the device, not after.
-            self._make_room(size, 0)
-            self._loading[digest] = size
-        try:
-            resident = Resident(digest, frozen.to(self.device), size)
-        except torch.OutOfMemoryError as error:
-            raise busy(
-                "queue_full", f"the device has no memory left: {error}"
-            ) from error
-        resident.load_seconds = self._clock() - started
-        with self._changed:
-            self._loading[digest] = 0
-            self._residents[digest] = resident
-        logger.info(
-            "model %s (%s): %d cuts, %d parameter bytes, loaded in %.2f s",
-            digest[:12],
-            identity.path,
-            len(frozen.cuts),
-            size,
-            resident.load_seconds,
-        )
-        return resident
+            raise _too_big(f"the model {digest[:12]}", size, self.limit_bytes)
 
     def _used_bytes(self) -> int:
         resident = sum(r.parameter_bytes for r in self._residents.values())
@@ -378,7 +400,7 @@ class Residency:
         idle = [
             r
             for r in self._residents.values()
-            if r.leases == 0 and r is not keep
+            if not r.leases and r is not keep
         ]
         while idle and self.limit_bytes - self._used_bytes() < needed:
             self._evict(idle.pop(0))
@@ -397,6 +419,10 @@ class Residency:
         del self._residents[resident.digest]
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _working(lease: Lease, batch: int) -> int:
+    return lease.needs.peak_bytes(batch) - lease.resident.parameter_bytes
 
 
 def _check_cut(resident: Resident, cut: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from hapi_protocol.errors import UnsupportedError
 from hapi_protocol.messages import JobRequest
@@ -17,7 +18,37 @@ from hapi_protocol.shards import (
 from hapi_worker.body import ChunkedBody
 
 
+@dataclass(frozen=True)
+class Start:
+    """The first bytes of a job's object.
+
+    Attributes:
+        kind: ``tar``, an image format, or None for anything else.
+    """
+
+    data: bytes
+    kind: str | None
+
+    def num_samples(self, request: JobRequest) -> int | None:
+        """Wanted, where that is known before they are read."""
+        if self.kind != "tar":
+            return 1
+        if request.samples is None or request.samples.last is None:
+            return None
+        return request.samples.last - request.samples.first + 1
+
+
+def read_start(body: Readable) -> Start:
+    """Looks at the beginning of a body.
+
+    Raises: as its ``read``.
+    """
+    data = _read_up_to(body, SNIFF_BYTES)
+    return Start(data, sniff(data))
+
+
 def read_samples(
+    start: Start,
     body: ChunkedBody,
     request: JobRequest,
     *,
@@ -26,8 +57,8 @@ def read_samples(
 ) -> Iterator[Sample]:
     """The wanted samples, in shard order, as they arrive.
 
-    The object is a tar or one JPEG or PNG image, told by its first bytes.
-    Reading stops behind the last wanted sample; without one it goes to the
+    The object is a tar or one JPEG or PNG image, told by its start.  Reading
+    stops behind the last wanted sample; without one it goes to the
     end of the body, which must have its announced length.
 
     Raises:
@@ -36,7 +67,7 @@ def read_samples(
     """
     num_seen = 0
     num_wanted = 0
-    for sample in _all_samples(body, request, limits):
+    for sample in _all_samples(start, body, request, limits):
         num_seen += 1
         if num_seen > max_samples:
             raise _unsupported(
@@ -61,29 +92,27 @@ def read_samples(
 
 
 def _all_samples(
-    body: ChunkedBody, request: JobRequest, limits: Limits
+    start: Start, body: ChunkedBody, request: JobRequest, limits: Limits
 ) -> Iterator[Sample]:
-    start = _read_up_to(body, SNIFF_BYTES)
-    kind = sniff(start)
-    if kind == "tar":
+    if start.kind == "tar":
         ranged = request.ranged and request.samples is not None
         yield from iter_samples(
-            _Rejoined(start, body),
+            _Rejoined(start.data, body),
             name=request.source_name,
             limits=limits,
             first_index=request.samples.first
             if ranged and request.samples
             else 0,
         )
-    elif kind == "npy":
+    elif start.kind == "npy":
         raise _unsupported(
             request,
             "unsupported_object",
             "it is a NumPy array (.npy), which is not read: store images, "
             "JPEG or PNG, or a tar of them",
         )
-    elif kind is not None:
-        yield _single_image(kind, start, body, request, limits)
+    elif start.kind is not None:
+        yield _single_image(start.kind, start.data, body, request, limits)
     else:
         raise _unsupported(
             request,

@@ -86,6 +86,7 @@ class UnixServer(wsgi.Server):
         application: WSGI.
         num_threads: requests served at a time.
         timeout_seconds: longest wait for one read or write.
+        listener: at that path already, and somebody else's to remove.
     """
 
     ConnectionClass = _Connection
@@ -100,6 +101,7 @@ class UnixServer(wsgi.Server):
         *,
         num_threads: int,
         timeout_seconds: float,
+        listener: socket.socket | None = None,
     ) -> None:
         super().__init__(
             path,
@@ -115,12 +117,16 @@ class UnixServer(wsgi.Server):
         self.timeout = timeout_seconds
         self._path = path
         self._mode = mode
+        self._listener = listener
         self._thread = threading.Thread(
             target=self.serve, name=f"serve {path}", daemon=True
         )
 
     def bind_unix_socket(self, bind_addr: Any) -> socket.socket:
         """Listens with the right permissions from the first moment on."""
+        if self._listener is not None:
+            self.socket = self._listener
+            return self._listener
         remove_stale_socket(self._path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -163,6 +169,8 @@ class UnixServer(wsgi.Server):
         """Stops serving, breaks what runs, removes the socket."""
         self.stop()
         self._thread.join(SHUTDOWN_SECONDS)
+        if self._listener is not None:
+            return
         try:
             os.unlink(self._path)
         except FileNotFoundError:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
 from hapi_worker.app import WorkerApp
 from hapi_worker.config import WorkerConfig
+from hapi_worker.heap import RestingHeap, keep_heap
 from hapi_worker.server import SocketInUseError, UnixServer
 from hapi_worker.worker import Load, Worker, load_validated
 
 ADMIN_SUFFIX = ".admin"
 ADMIN_THREADS = 2
+NO_LISTENERS: Mapping[str, socket.socket] = MappingProxyType({})
 
 
 class Service:
@@ -17,13 +23,21 @@ class Service:
     Args:
         config: of the worker; ``socket`` names both sockets.
         load: what makes a model of a package.
+        out_of_service: called when the last device has failed.
+        listeners: sockets that are open already, by path.
     """
 
     def __init__(
-        self, config: WorkerConfig, *, load: Load = load_validated
+        self,
+        config: WorkerConfig,
+        *,
+        load: Load = load_validated,
+        out_of_service: Callable[[], None] = lambda: None,
+        listeners: Mapping[str, socket.socket] = NO_LISTENERS,
     ) -> None:
-        self._config = config
-        self.worker = Worker(config, load=load)
+        self.worker = Worker(config, load=load, out_of_service=out_of_service)
+        admission = self.worker.admission
+        self._heap = RestingHeap(lambda: bool(admission.jobs()))
         timeout = config.stall_seconds
         self._servers = [
             UnixServer(
@@ -32,6 +46,7 @@ class Service:
                 WorkerApp(self.worker),
                 num_threads=self.worker.num_server_threads,
                 timeout_seconds=timeout,
+                listener=listeners.get(config.socket),
             ),
             UnixServer(
                 config.socket + ADMIN_SUFFIX,
@@ -39,6 +54,7 @@ class Service:
                 WorkerApp(self.worker, admin_only=True),
                 num_threads=ADMIN_THREADS,
                 timeout_seconds=timeout,
+                listener=listeners.get(config.socket + ADMIN_SUFFIX),
             ),
         ]
         self._begun: list[UnixServer] = []
@@ -49,6 +65,8 @@ class Service:
         Raises:
             SocketInUseError, OSError: one cannot be had; none is then.
         """
+        keep_heap()
+        self._heap.begin()
         try:
             for server in self._servers:
                 server.begin()
@@ -59,14 +77,15 @@ class Service:
 
     def drain(self) -> bool:
         """Refuses new jobs; whether all running ones ended in time."""
-        return self.worker.admission.drain(self._config.drain_seconds)
+        return self.worker.admission.drain(self.worker.config.drain_seconds)
 
     def end(self) -> None:
         """Closes the sockets, breaks what still runs, ends all threads."""
-        self.worker.residency.close()
+        self.worker.models.close()
         self.worker.profiling.close()
         self.worker.admission.abort_all()
         for server in self._begun:
             server.end()
         self._begun.clear()
+        self._heap.end()
         self.worker.close()

@@ -194,7 +194,7 @@ class JobStream:
         metrics.samples.inc(len(batch.rows))
         metrics.sample_errors.inc(sum(r.error is not None for r in batch.rows))
         for stage, seconds in batch.timings.items():
-            metrics.stage_seconds.labels(stage).inc(seconds)
+            metrics.stage_seconds.labels(stage).observe(seconds)
 
     def _take_pieces(self) -> Iterator[bytes]:
         whole = b"".join(self._pieces)

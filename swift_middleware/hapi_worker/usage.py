@@ -14,16 +14,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-
-import torch
 
 from hapi_protocol.errors import RightsError, TooSlowError, UnavailableError
 from hapi_protocol.messages import JobRequest, Usage
-from hapi_protocol.shards import Sample
-from hapi_worker.decode import Decoder
-from hapi_worker.flow import Compute
-from hapi_worker.forward import Computed
 
 MAX_ENDED = 1024
 """Jobs that have ended and are remembered."""
@@ -81,30 +74,28 @@ class Meter:
     @contextmanager
     def decoding(self) -> Iterator[None]:
         """What runs inside is decoding for this job."""
-        with self._working():
-            started, cpu = time.monotonic(), time.thread_time()
-            try:
-                yield
-            finally:
-                with self._changed:
-                    self._decode_seconds += time.monotonic() - started
-                    self._cpu_seconds += time.thread_time() - cpu
-
-    @contextmanager
-    def computing(self) -> Iterator[None]:
-        """What runs inside is this job's, on the device."""
-        with self._working():
-            started = time.monotonic()
-            try:
-                yield
-            finally:
-                with self._changed:
-                    self._device_seconds += time.monotonic() - started
-
-    def add_cpu(self, seconds: float) -> None:
-        """Core-seconds of a forward, which has threads of its own."""
         with self._changed:
-            self._cpu_seconds += seconds
+            self._num_working += 1
+        started, cpu = time.monotonic(), time.thread_time()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._decode_seconds += time.monotonic() - started
+                self._cpu_seconds += time.thread_time() - cpu
+                self._left()
+
+    def pass_begun(self) -> None:
+        """The job takes part in a pass; :meth:`pass_ended` will follow."""
+        with self._changed:
+            self._num_working += 1
+
+    def pass_ended(self, device_seconds: float, cpu_seconds: float) -> None:
+        """What the job's part of the pass took."""
+        with self._changed:
+            self._device_seconds += device_seconds
+            self._cpu_seconds += cpu_seconds
+            self._left()
 
     def usage(self, outcome: str, reason: str, sent: Sent) -> Usage:
         """All of it."""
@@ -126,48 +117,10 @@ class Meter:
             reason=reason,
         )
 
-    @contextmanager
-    def _working(self) -> Iterator[None]:
-        with self._changed:
-            self._num_working += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._num_working -= 1
-                if not self._num_working:
-                    self._changed.notify_all()
-
-
-class Metered:
-    """A job's way from sample to features, measured; a ``flow.Compute``."""
-
-    def __init__(self, compute: Compute, meter: Meter) -> None:
-        self._compute = compute
-        self._meter = meter
-
-    @cached_property
-    def decoder(self) -> Decoder:
-        decoder, meter = self._compute.decoder, self._meter
-
-        def decode(sample: Sample) -> torch.Tensor:
-            with meter.decoding():
-                return decoder(sample)
-
-        return decode
-
-    @property
-    def input_bytes(self) -> int:
-        return self._compute.input_bytes
-
-    def batch_limit(self) -> int:
-        return self._compute.batch_limit()
-
-    def run(self, images: torch.Tensor) -> Computed:
-        with self._meter.computing():
-            computed = self._compute.run(images)
-            self._meter.add_cpu(computed.forward_cpu + computed.encode_cpu)
-        return computed
+    def _left(self) -> None:
+        self._num_working -= 1
+        if not self._num_working:
+            self._changed.notify_all()
 
 
 @dataclass

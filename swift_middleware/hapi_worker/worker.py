@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
@@ -36,27 +39,33 @@ from hapi_splitter.numerics import enforce_exact, numerics_tag
 from hapi_splitter.package import PackageLimits, load_package
 from hapi_splitter.profile import DEFAULT_BATCHES
 from hapi_splitter.validate import validate_package
-from hapi_worker.admission import Admission, Job
+from hapi_worker.admission import Admission, Job, Places
+from hapi_worker.batching import batch_size
 from hapi_worker.body import ChunkedBody, Connection, SenderGoneError
+from hapi_worker.coalescing import Group, Groups, group_key
 from hapi_worker.config import WorkerConfig
-from hapi_worker.decode import Decoder, image_decoder
 from hapi_worker.executor import (
-    FairPool,
-    choose_device,
+    Executor,
+    PrefixCompute,
+    allocated_bytes,
+    choose_devices,
     device_memory_bytes,
+    num_forwards,
 )
-from hapi_worker.forward import Computed, run_prefix
 from hapi_worker.load import LoadMeter
 from hapi_worker.metrics import Metrics
-from hapi_worker.pipeline import Pipeline
+from hapi_worker.models import Models
+from hapi_worker.overruns import Overruns
+from hapi_worker.pipeline import Bounds, Pipeline
+from hapi_worker.pool import FairPool
 from hapi_worker.profiling import MAX_WAITING, Profiling
 from hapi_worker.residency import Lease, Residency
-from hapi_worker.samples import read_samples
+from hapi_worker.samples import Start, read_samples, read_start
+from hapi_worker.scheduler import Ledger
 from hapi_worker.stream import JobStream
 from hapi_worker.usage import (
     MAX_QUESTIONS,
     Meter,
-    Metered,
     Sent,
     Usages,
 )
@@ -66,6 +75,10 @@ MAX_BATCH: Mapping[str, int] = MappingProxyType({"cpu": 8, "cuda": 64})
 no faster, and their activations are mapped anew by the kernel each time."""
 MAX_UPLOADS = 2
 """Packages that are received or loaded at a time."""
+WAITING_PER_STREAM = 2
+"""Requests that may wait for a place, for each place."""
+
+logger = logging.getLogger(__name__)
 
 
 class Load(Protocol):
@@ -94,104 +107,128 @@ class Worker:
     Args:
         config: the operator's options.
         load: what makes a model of a package.
+        out_of_service: called when the last device has failed.
     """
 
     def __init__(
-        self, config: WorkerConfig, *, load: Load = load_validated
+        self,
+        config: WorkerConfig,
+        *,
+        load: Load = load_validated,
+        out_of_service: Callable[[], None] = lambda: None,
     ) -> None:
         self.config = config
+        self._out_of_service = out_of_service
         enforce_exact()
-        self.device = choose_device(config.device)
-        self.numerics_tag = numerics_tag(self.device.type)
-        cores = allowed_cores()
-        threads = math.ceil(cores)
-        torch.set_num_threads(config.torch_threads or threads)
-        self.load_meter = LoadMeter(cores=cores)
-        self.decode_pool = FairPool(
-            "decode", config.decode_threads or threads, meter=self.load_meter
+        torch.set_num_threads(config.torch_threads)
+        self.cores = allowed_cores()
+        self.ledger = Ledger(dict(config.account_weights))
+        self.metrics = Metrics()
+        self.usages = Usages()
+        self.groups = Groups()
+        self.overruns = Overruns(config.pass_seconds)
+        devices = choose_devices(config.device)
+        self.numerics_tag = numerics_tag(devices[0].type)
+        forwards = _forwards(config, devices, self.cores)
+        self.load_meter = LoadMeter(
+            cores=self.cores,
+            num_devices=sum(forwards),
+            weight=self.ledger.weight,
         )
-        self.device_pool = FairPool(
-            "device",
-            1,
-            torch_threads=config.torch_threads or threads,
-            meter=self.load_meter,
-            on_device=True,
-        )
-        self.residency = Residency(
-            self.device,
-            config.memory_limit or device_memory_bytes(self.device),
+        changed = threading.Condition()
+        self.executors = [
+            self._executor(name, device, count, devices, changed)
+            for name, device, count in zip(
+                _names(devices), devices, forwards, strict=True
+            )
+        ]
+        self.decode_pool = self._decode_pool(devices)
+        self.models = Models(
+            [executor.residency for executor in self.executors],
+            changed,
             max_identities=config.max_identities,
             wait_seconds=config.model_wait_seconds,
             max_waiting=config.max_streams,
-            load=partial(
-                load,
-                limits=PackageLimits(package_bytes=config.max_package_bytes),
-            ),
+            load=partial(_load_fast, load, config.max_package_bytes),
         )
         self.admission = Admission(
-            config.max_streams,
-            config.max_streams_per_account,
+            _places(config),
             config.grant_seconds,
-        )
-        self.usages = Usages()
-        self.metrics = Metrics()
-        self.metrics.watch(
-            resident=self.residency.resident,
-            jobs_running=self.admission.num_running,
-            queues={
-                "decode": self.decode_pool.__len__,
-                "device": self.device_pool.__len__,
-            },
+            queue_seconds=config.queue_seconds,
+            weight=self.ledger.weight,
+            waited=self.metrics.place_seconds.observe,
         )
         self.profiling = Profiling(
-            self.residency,
-            self.device_pool,
+            self.models,
+            self.executors,
             self.decode_pool,
             self.admission,
             self.metrics,
             batches=_profiled_batches(
-                _largest_batch(config, self.device),
-                DEFAULT_BATCHES[self.device.type],
+                _largest_batch(config, devices[0]),
+                DEFAULT_BATCHES[devices[0].type],
             ),
-            cores=cores,
+            cores=self.cores,
             budget_seconds=config.profile_seconds,
             wait_seconds=config.profile_seconds + config.model_wait_seconds,
         )
+        self._watch()
         self.started = time.monotonic()
 
     @property
     def num_server_threads(self) -> int:
-        """Streams, those that wait for a model, a profile or a job's
-        usage, uploads, and a few."""
-        waiting = self.config.max_streams + MAX_WAITING + MAX_QUESTIONS
-        return self.config.max_streams + waiting + MAX_UPLOADS + 4
+        """Streams, those that wait for a place, a model, a profile or a
+        job's usage, uploads, and a few."""
+        places = self.admission.places
+        waiting = places.waiting + places.streams + MAX_WAITING
+        return places.streams + waiting + MAX_QUESTIONS + MAX_UPLOADS + 4
+
+    @property
+    def pools(self) -> dict[str, FairPool]:
+        """By name, each once."""
+        pools = {each.name: each.pool for each in self.executors}
+        if self.decode_pool not in pools.values():
+            pools["decode"] = self.decode_pool
+        return pools
 
     def close(self) -> None:
         """Ends the pools; jobs that still run fail."""
-        self.residency.close()
+        self.models.close()
         self.profiling.close()
-        self.decode_pool.close()
-        self.device_pool.close()
+        for pool in self.pools.values():
+            pool.close()
+
+    def reload(self, config: WorkerConfig) -> None:
+        """Takes over options that may change while it runs."""
+        self.config = config
+        self.ledger.set_weights(dict(config.account_weights))
+        self.overruns.limit_seconds = config.pass_seconds
+        self.admission.reconfigure(_places(config), config.queue_seconds)
 
     def grant(self, request: JobRequest) -> JobGrant:
-        """Answers ``POST /jobs``.
+        """Answers ``POST /jobs``; may wait for a place.
 
         Raises:
             HapiError: any of the refusals of the exchange.
         """
         self._check_request(request)
-        self.admission.check(request.charged_account)
-        lease = None
         if request.model is not None:
-            lease = self.residency.acquire(
-                request.model, request.cut, request.encoding
-            )
+            # Whoever waits for a model takes nobody's place.
+            self.overruns.check(self.models.await_model(request.model))
+        job = self.admission.enter(request)
+        lease = None
         try:
+            if request.model is not None:
+                lease = self.models.acquire(
+                    request.model,
+                    request.cut,
+                    request.encoding,
+                    wait_seconds=self.config.queue_seconds,
+                )
+            self.admission.grant(job, lease)
             _check_transform(lease)
-            job = self.admission.grant(request, lease)
         except HapiError:
-            if lease is not None:
-                lease.release()
+            self.admission.end(job)
             raise
         return JobGrant(
             job_id=job.job_id,
@@ -214,16 +251,17 @@ class Worker:
         )
         digest = job.lease.digest if job.lease else None
         meter = self.usages.begin(job_id, job.request, digest)
-        pipeline = self._pipeline(job, body, connection, meter)
-        job.abort = pipeline.abort
+        cleanup = ExitStack()
+        cleanup.callback(self.admission.end, job)
+        end = partial(self._end, job, cleanup)
         try:
+            pipeline = self._pipeline(job, meter, body, connection, cleanup)
+            job.abort = pipeline.abort
+            job.buffered = pipeline.buffered_bytes
             pipeline.start()
         except BaseException as error:
-            pipeline.cancel()
-            sent = Sent(
-                source_bytes=body.bytes_read, cpu_seconds=pipeline.read_cpu
-            )
-            self._end(job, *self._count_early_end(job, error), sent)
+            sent = Sent(source_bytes=body.bytes_read)
+            end(*self._count_early_end(job, error), sent)
             if isinstance(error, SenderGoneError):
                 raise AnnotationError(
                     "bad_request", f"the job's body: {error}"
@@ -235,17 +273,124 @@ class Worker:
             body,
             _schema(job),
             self.metrics,
-            lambda: self._load_for(job.request.charged_account),
-            partial(self._end, job),
+            lambda: self._load_for(job.account),
+            end,
         )
 
-    def _end(self, job: Job, outcome: str, reason: str, sent: Sent) -> None:
-        self.usages.end(job.job_id, outcome, reason, sent)
-        self.admission.end(job)
+    def _executor(
+        self,
+        name: str,
+        device: torch.device,
+        forwards: int,
+        devices: Sequence[torch.device],
+        changed: threading.Condition,
+    ) -> Executor:
+        sharing = devices.count(device)
+        limit = self.config.memory_limit or device_memory_bytes(
+            device, sharing
+        )
+        return Executor(
+            name,
+            Residency(device, limit, num_forwards=forwards, changed=changed),
+            FairPool(
+                f"device {name}",
+                forwards,
+                self.ledger,
+                torch_threads=self.config.torch_threads,
+                meter=self.load_meter,
+            ),
+            self._device_failed,
+        )
+
+    def _decode_pool(self, devices: Sequence[torch.device]) -> FairPool:
+        on_cpu = [d.type == "cpu" for d in devices]
+        if not self.config.decode_threads and any(on_cpu):
+            return self.executors[on_cpu.index(True)].pool
+        threads = self.config.decode_threads or math.ceil(self.cores)
+        return FairPool("decode", threads, self.ledger, meter=self.load_meter)
+
+    def _device_failed(self, executor: Executor) -> None:
+        self.metrics.device_failures.labels(executor.name).inc()
+        if not any(each.in_service for each in self.executors):
+            self._out_of_service()
+
+    def _watch(self) -> None:
+        watch = self.metrics.watch
+        watch("resident_models", lambda: self.models.resident()[0])
+        watch("resident_bytes", lambda: self.models.resident()[1])
+        watch("jobs_running", self.admission.num_running)
+        watch("jobs_waiting", self.admission.num_waiting)
+        watch("buffered_bytes", self._buffered_bytes)
+        watch("slow_passes", lambda: self.overruns.total)
+        for each in self.executors:
+            taken = partial(allocated_bytes, each.device)
+            reserved = each.residency.reserved_bytes
+            watch("reserved_bytes", reserved, device=each.name)
+            watch("allocated_bytes", taken, device=each.name)
+        for name, pool in self.pools.items():
+            watch("queue_length", pool.__len__, pool=name)
+
+    def _buffered_bytes(self) -> int:
+        return sum(job.buffered() for job in self.admission.jobs())
+
+    def _join(
+        self, job: Job, start: Start, cleanup: ExitStack
+    ) -> Group | None:
+        if job.lease is None:
+            return None
+        lease = job.lease
+        executor = self._executor_of(lease)
+        size = batch_size(
+            lease.batch_limit(_largest_batch(self.config, executor.device)),
+            start.num_samples(job.request),
+        )
+        key = group_key(job.account, lease, size, executor.name)
+
+        def make() -> Group:
+            compute = PrefixCompute(
+                lease,
+                executor,
+                self.overruns,
+                self.metrics.out_of_memory.inc,
+                self.config.max_pixels,
+            )
+            return Group(
+                job.account,
+                compute,
+                executor.pool,
+                size,
+                passed=self.metrics.batch_samples.observe,
+            )
+
+        group = self.groups.join(key, make)
+        cleanup.callback(self.groups.leave, key)
+        return group
+
+    def _executor_of(self, lease: Lease) -> Executor:
+        return next(
+            each
+            for each in self.executors
+            if each.residency is lease.residency
+        )
+
+    def _end(
+        self,
+        job: Job,
+        cleanup: ExitStack,
+        outcome: str,
+        reason: str,
+        sent: Sent,
+    ) -> None:
+        # What waits for the place finds the usage told.
+        cleanup.callback(self.usages.end, job.job_id, outcome, reason, sent)
+        cleanup.close()
 
     def _load_for(self, account: str) -> LoadReport:
+        admission = self.admission
         return self.load_meter.report(
-            account, self.admission.num_running(account)
+            account,
+            admission.num_running(account)
+            + admission.waiting_by_account()[account],
         )
 
     def _count_early_end(
@@ -260,12 +405,15 @@ class Worker:
     def _pipeline(
         self,
         job: Job,
+        meter: Meter,
         body: ChunkedBody,
         connection: Connection,
-        meter: Meter,
+        cleanup: ExitStack,
     ) -> Pipeline:
         config = self.config
+        start = read_start(body)
         samples = read_samples(
+            start,
             body,
             job.request,
             limits=Limits(
@@ -274,21 +422,19 @@ class Worker:
             ),
             max_samples=config.max_samples,
         )
-        compute = None
-        if job.lease is not None:
-            prefix = _Prefix(job.lease, job.request, self.device, config)
-            compute = Metered(prefix, meter)
-        return Pipeline(
+        pipeline = Pipeline(
             samples,
             body,
             connection,
-            account=job.request.charged_account,
-            compute=compute,
+            account=job.account,
+            encoding=job.request.encoding,
+            group=self._join(job, start, cleanup),
             decode_pool=self.decode_pool,
-            device_pool=self.device_pool,
-            buffer_bytes=config.buffer_bytes,
-            step_seconds=config.batch_seconds,
+            meter=meter,
+            bounds=Bounds(config.buffer_bytes, config.batch_seconds),
         )
+        cleanup.callback(pipeline.cancel)
+        return pipeline
 
     def _check_request(self, request: JobRequest) -> None:
         if request.transform not in TRANSFORMS:
@@ -313,6 +459,42 @@ class Worker:
             )
 
 
+def _load_fast(
+    load: Load, max_package_bytes: int, package: bytearray
+) -> FrozenGraph:
+    limits = PackageLimits(package_bytes=max_package_bytes)
+    return load(package, limits=limits).to("cpu", fast=True)
+
+
+def _names(devices: Sequence[torch.device]) -> list[str]:
+    """Of the executors: ``cpu``, or ``cpu#0``, ``cpu#1`` where equal."""
+    counts = Counter(map(str, devices))
+    seen: Counter[str] = Counter()
+    names = []
+    for name in map(str, devices):
+        names.append(f"{name}#{seen[name]}" if counts[name] > 1 else name)
+        seen[name] += 1
+    return names
+
+
+def _forwards(
+    config: WorkerConfig, devices: Sequence[torch.device], cores: float
+) -> list[int]:
+    on_cpu = sum(device.type == "cpu" for device in devices)
+    return [
+        num_forwards(device, config.forwards, cores, max(on_cpu, 1))
+        for device in devices
+    ]
+
+
+def _places(config: WorkerConfig) -> Places:
+    return Places(
+        config.max_streams,
+        config.max_streams_per_account,
+        WAITING_PER_STREAM * config.max_streams,
+    )
+
+
 def _largest_batch(config: WorkerConfig, device: torch.device) -> int:
     return config.max_batch or MAX_BATCH[device.type]
 
@@ -328,37 +510,6 @@ def _check_transform(lease: Lease | None) -> None:
             "bad_package",
             f"the package {lease.digest[:12]} has no input transform, so "
             "images cannot be made its input: write it with one",
-        )
-
-
-@dataclass
-class _Prefix:
-    """A job's way from sample to features; a ``pipeline.Compute``."""
-
-    lease: Lease
-    request: JobRequest
-    device: torch.device
-    config: WorkerConfig
-
-    @cached_property
-    def decoder(self) -> Decoder:
-        transform = self.lease.frozen.transform
-        assert transform is not None, "checked before the grant"
-        return image_decoder(transform, self.config.max_pixels)
-
-    @property
-    def input_bytes(self) -> int:
-        return 4 * math.prod(self.lease.frozen.input_shape)
-
-    def batch_limit(self) -> int:
-        return self.lease.batch_limit(_largest_batch(self.config, self.device))
-
-    def run(self, images: torch.Tensor) -> Computed:
-        return run_prefix(
-            self.lease.prefix(),
-            images,
-            device=self.device,
-            encoding=self.request.encoding,
         )
 
 

@@ -148,7 +148,11 @@ def test_clients_read_shard_after_shard(tar: Path, tmp_path: Path) -> None:
 
 
 def test_clients_wait_for_places(tar: Path, tmp_path: Path) -> None:
-    options = {"max_streams": 2, "max_streams_per_account": 1}
+    options = {
+        "max_streams": 2,
+        "max_streams_per_account": 1,
+        "queue_seconds": 0.01,
+    }
     with worker_under_test.running_worker(tmp_path, **options) as worker:
         client = opened(worker, tar)
         begin = time.monotonic()
@@ -160,7 +164,7 @@ def test_clients_wait_for_places(tar: Path, tmp_path: Path) -> None:
 def test_clients_wait_as_long_as_the_worker_says(
     tar: Path, tmp_path: Path
 ) -> None:
-    options = {"max_streams": 1}
+    options = {"max_streams": 1, "queue_seconds": 0.01}
     with worker_under_test.running_worker(tmp_path, **options) as worker:
         client = opened(worker, tar)
         job = worker.ask(replace(client._job, charged_account="AUTH_other"))
@@ -176,7 +180,11 @@ def test_clients_wait_as_long_as_the_worker_says(
 def test_clients_end_what_they_began_in_a_time_of_grace(
     tar: Path, tmp_path: Path
 ) -> None:
-    options = {"max_streams": 1, "grant_seconds": 1.0}
+    options = {
+        "max_streams": 1,
+        "grant_seconds": 1.0,
+        "queue_seconds": 0.01,
+    }
     with worker_under_test.running_worker(tmp_path, **options) as worker:
         client = opened(worker, tar)
         assert worker.ask(client._job).status == 201  # lapses unused

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 
 import pytest
 
-from hapi_protocol.errors import RightsError, ShareError, UnavailableError
+from hapi_protocol.errors import (
+    HapiError,
+    RightsError,
+    ShareError,
+    UnavailableError,
+)
 from hapi_protocol.messages import JobRequest
-from hapi_worker.admission import Admission
+from hapi_worker.admission import Admission, Job, Places
 
 
 class Clock:
@@ -50,33 +57,49 @@ def clock() -> Clock:
     return Clock()
 
 
+PLACES = Places(streams=3, per_account=2)
+
+
 @pytest.fixture
 def admission(clock: Clock) -> Admission:
-    return Admission(3, 2, 10.0, clock=clock)
+    return Admission(PLACES, 10.0, clock=clock)
+
+
+def granted(admission: Admission, account: str = "AUTH_a") -> Job:
+    job = admission.enter(request(account))
+    admission.grant(job, None)
+    return job
+
+
+def started(admission: Admission, account: str = "AUTH_a") -> Job:
+    return admission.start(granted(admission, account).job_id)
 
 
 def test_streams_are_bounded_in_total_and_per_account(
     admission: Admission,
 ) -> None:
-    first = admission.grant(request(), None)
-    admission.grant(request(), None)
+    first = granted(admission)
+    granted(admission)
     with pytest.raises(ShareError, match="AUTH_a") as share:
-        admission.grant(request(), None)
+        granted(admission)
     assert share.value.retry_after
-    admission.grant(request("AUTH_b"), None)
+    granted(admission, "AUTH_b")
     with pytest.raises(UnavailableError) as full:
-        admission.check("AUTH_c")
+        granted(admission, "AUTH_c")
     assert full.value.code == "queue_full"
     assert full.value.retry_after
     admission.end(first)
-    admission.check("AUTH_c")
+    granted(admission, "AUTH_c")
 
 
 def test_grant_lapses_when_it_is_not_used(
     admission: Admission, clock: Clock
 ) -> None:
     lease = FakeLease()
-    job = admission.grant(request(), lease)  # type: ignore[arg-type]
+    job = admission.enter(request())
+    clock.now += 100
+    admission.drop_lapsed()
+    admission.grant(job, lease)  # type: ignore[arg-type]
     clock.now += 9.9
     admission.drop_lapsed()
     assert lease.num_released == 0
@@ -90,36 +113,205 @@ def test_grant_lapses_when_it_is_not_used(
 def test_job_starts_once_and_does_not_lapse_while_it_runs(
     admission: Admission, clock: Clock
 ) -> None:
-    job = admission.grant(request(), None)
-    admission.start(job.job_id)
+    job = started(admission)
     with pytest.raises(RightsError):
         admission.start(job.job_id)
     clock.now += 1000
     admission.drop_lapsed()
     assert admission.num_running() == 1
     admission.end(job)
+    admission.end(job)
     assert admission.num_running() == 0
 
 
 def test_drain_refuses_new_jobs_and_waits_for_running_ones() -> None:
-    admission = Admission(3, 3, 10.0)
-    job = admission.start(admission.grant(request(), None).job_id)
+    admission = Admission(PLACES, 10.0)
+    job = started(admission)
     threading.Timer(0.1, admission.end, [job]).start()
     assert admission.drain(5.0)
     with pytest.raises(UnavailableError) as refused:
-        admission.check("AUTH_a")
+        admission.enter(request())
     assert refused.value.code == "draining"
 
 
 def test_drain_gives_up_when_a_job_outlasts_it() -> None:
-    admission = Admission(3, 3, 10.0)
-    admission.start(admission.grant(request(), None).job_id)
+    admission = Admission(PLACES, 10.0)
+    started(admission)
     assert not admission.drain(0.05)
 
 
 def test_running_streams_are_counted_by_account(admission: Admission) -> None:
     for account in ("AUTH_a", "AUTH_b", "AUTH_b"):
-        admission.start(admission.grant(request(account), None).job_id)
+        started(admission, account)
     assert admission.num_running() == 3
     assert admission.num_running("AUTH_b") == 2
     assert admission.num_running("AUTH_c") == 0
+
+
+class Queue:
+    """Requests that wait in threads, in the order they came."""
+
+    def __init__(self, admission: Admission) -> None:
+        self.admission = admission
+        self.served: list[str] = []
+        self.refused: list[tuple[str, str]] = []
+        self.jobs: list[Job] = []
+        self._threads: list[threading.Thread] = []
+
+    def enter(self, account: str) -> None:
+        before = self.admission.num_waiting()
+        thread = threading.Thread(target=self._enter, args=[account])
+        self._threads.append(thread)
+        num_ended = len(self.served) + len(self.refused)
+        thread.start()
+        until(
+            lambda: (
+                self.admission.num_waiting() != before
+                or len(self.served) + len(self.refused) != num_ended
+            )
+        )
+
+    def _enter(self, account: str) -> None:
+        try:
+            job = self.admission.enter(request(account))
+        except HapiError as error:
+            self.refused.append((account, error.code))
+            return
+        self.jobs.append(job)
+        self.served.append(account)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(5)
+            assert not thread.is_alive()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def queueing(
+    streams: int = 2,
+    per_account: int = 2,
+    waiting: int = 8,
+    queue_seconds: float = 5.0,
+    **weights: float,
+) -> Queue:
+    return Queue(
+        Admission(
+            Places(streams, per_account, waiting),
+            10.0,
+            queue_seconds=queue_seconds,
+            weight=lambda account: weights.get(account, 1.0),
+        )
+    )
+
+
+def serve_all(queue: Queue) -> None:
+    """Each job ends in its turn; one place becomes free at a time."""
+    while queue.admission.jobs():
+        num_served = len(queue.served)
+        waiting = queue.admission.num_waiting()
+        queue.admission.end(queue.admission.jobs()[0])
+        if waiting:
+            until(lambda: len(queue.served) > num_served)  # noqa: B023
+    queue.join()
+
+
+def test_request_waits_for_a_place() -> None:
+    queue = queueing(streams=1)
+    job = granted(queue.admission)
+    queue.enter("b")
+    assert queue.served == []
+    assert queue.admission.waiting_by_account() == {"b": 1}
+    queue.admission.end(job)
+    queue.join()
+    assert queue.served == ["b"]
+    assert queue.admission.num_waiting() == 0
+
+
+def test_account_with_the_fewest_places_is_next() -> None:
+    queue = queueing(streams=2, per_account=2)
+    for account in ("greedy", "greedy", "greedy", "greedy", "new", "other"):
+        queue.enter(account)
+    assert queue.served == ["greedy", "greedy"]
+    queue.admission.end(queue.admission.jobs()[0])
+    until(lambda: len(queue.served) == 3)
+    assert queue.served[2] == "new"
+    queue.admission.end(queue.jobs[2])
+    until(lambda: len(queue.served) == 4)
+    assert queue.served[3] == "other"
+    serve_all(queue)
+
+
+def test_places_go_by_weight() -> None:
+    queue = queueing(streams=4, per_account=4, waiting=20, heavy=3.0)
+    for _ in range(4):
+        granted(queue.admission, "x")
+    for account in ["light"] * 6 + ["heavy"] * 6:
+        queue.enter(account)
+    for job in queue.admission.jobs():
+        queue.admission.end(job)
+    until(lambda: len(queue.served) == 4)
+    assert sorted(queue.served) == ["heavy"] * 3 + ["light"]
+    serve_all(queue)
+
+
+def test_waiting_for_a_place_ends_in_time() -> None:
+    queue = queueing(streams=1, per_account=1, queue_seconds=0.1)
+    granted(queue.admission, "a")
+    queue.enter("a")
+    queue.enter("b")
+    queue.join()
+    assert sorted(queue.refused) == [
+        ("a", "share_exceeded"),
+        ("b", "queue_full"),
+    ]
+
+
+def test_grant_that_lapses_makes_room_for_who_waits() -> None:
+    admission = Admission(Places(1, 1, 4), 0.1, queue_seconds=5.0)
+    granted(admission, "a")
+    queue = Queue(admission)
+    queue.enter("b")
+    queue.join()
+    assert queue.served == ["b"]
+
+
+def test_who_has_most_waiting_is_turned_away_when_too_many_wait() -> None:
+    queue = queueing(streams=1, per_account=1, waiting=3)
+    job = granted(queue.admission, "x")
+    for _ in range(3):
+        queue.enter("greedy")
+    queue.enter("modest")
+    assert queue.refused == [("greedy", "queue_full")]
+    assert queue.admission.waiting_by_account()["modest"] == 1
+    queue.enter("greedy")
+    until(lambda: len(queue.refused) == 2)
+    assert queue.refused[1][0] == "greedy"
+    queue.admission.end(job)
+    until(lambda: len(queue.served) == 1)
+    serve_all(queue)
+    assert sorted(queue.served) == ["greedy", "greedy", "modest"]
+
+
+def test_drain_turns_away_who_waits() -> None:
+    queue = queueing(streams=1)
+    granted(queue.admission)
+    queue.enter("b")
+    queue.admission.drain(0)
+    queue.join()
+    assert queue.refused == [("b", "draining")]
+
+
+def test_new_limits_hold_at_once() -> None:
+    queue = queueing(streams=1)
+    granted(queue.admission, "a")
+    queue.enter("b")
+    queue.admission.reconfigure(Places(2, 2, 8), 1.0)
+    queue.join()
+    assert queue.served == ["b"]
+    assert queue.admission.queue_seconds == 1.0

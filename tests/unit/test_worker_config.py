@@ -13,6 +13,7 @@ from hapi_worker.config import (
     SECTION,
     WorkerConfig,
     load_config,
+    merged,
     option_defaults,
     parse_config,
 )
@@ -46,7 +47,8 @@ def test_values_are_typed() -> None:
             "socket_mode": "0600",
             "memory_limit": "3 GiB",
             "allowed_users": f"root, {os.getuid()}",
-            "device": "cuda:1",
+            "device": "cuda:1, cuda:2",
+            "account_weights": "AUTH_a=4, .unauthenticated = 0.25",
             "drain_seconds": "2.5",
             "log_level": "debug",
         }
@@ -54,7 +56,11 @@ def test_values_are_typed() -> None:
     assert config.socket_mode == 0o600
     assert config.memory_limit == 3 << 30
     assert config.allowed_users == {0, os.getuid()}
-    assert config.device == "cuda:1"
+    assert config.device == "cuda:1,cuda:2"
+    assert dict(config.account_weights) == {
+        "AUTH_a": 4.0,
+        ".unauthenticated": 0.25,
+    }
     assert config.drain_seconds == 2.5
     assert config.log_level == "DEBUG"
     assert WorkerConfig().memory_limit is None
@@ -68,6 +74,15 @@ def test_values_are_typed() -> None:
         ("socket_mode", "rw", "octal"),
         ("allowed_users", "no-such-user", "no-such-user"),
         ("device", "tpu", "cuda"),
+        ("device", "cpu,", "separated by commas"),
+        ("device", "auto,cpu", "separated by commas"),
+        ("account_weights", "AUTH_a", "AUTH_a=4"),
+        ("account_weights", "=2", "AUTH_a=4"),
+        ("account_weights", "AUTH_a=-1", "AUTH_a=4"),
+        ("account_weights", "AUTH_a=0", "from 0.001"),
+        ("account_weights", "AUTH_a=2000", "to 1000"),
+        ("account_weights", "AUTH_a=1, AUTH_a=2", "each account once"),
+        ("torch_threads", "0", "from 1"),
         ("memory_limit", "lots", "auto"),
         ("memory_limit", "0", "auto"),
         ("max_streams", "0", "from 1"),
@@ -86,6 +101,24 @@ def test_bad_value_is_refused_with_name_value_and_what_is_allowed(
         parse_config({name: value})
     assert repr(name) in str(caught.value)
     assert repr(value) in str(caught.value)
+
+
+def test_running_worker_takes_over_limits_and_names_the_rest() -> None:
+    running = parse_config({"max_streams_per_account": "3"})
+    wanted = parse_config(
+        {
+            "max_streams_per_account": "5",
+            "account_weights": "AUTH_a=2",
+            "max_batch": "4",
+            "socket": "/other.sock",
+        }
+    )
+    config, kept = merged(running, wanted)
+    assert config.max_streams_per_account == 5
+    assert config.account_weights == (("AUTH_a", 2.0),)
+    assert config.max_batch == running.max_batch
+    assert kept == ["socket", "max_batch"]
+    assert merged(config, config) == (config, [])
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hapi_splitter.encodings import decode, encode
 from hapi_splitter.memory import needs_of
 from hapi_splitter.package import package_pieces
 from hapi_splitter.trace import split
-from hapi_worker.forward import run_prefix
+from hapi_worker.forward import encode_rows, run_prefix
 from photos import shard, with_corrupt_member
 from worker_under_test import (
     SmallResNet,
@@ -113,9 +113,8 @@ def test_halved_batch_is_encoded_as_a_whole_one(dtype: str) -> None:
 
     images = torch.randn(7, 2, 40)
     images[3, 1, 5] = 40.0
-    found = run_prefix(
-        prefix, images, device=torch.device("cpu"), encoding=dtype
-    ).encoded
+    forwarded = run_prefix(prefix, images, device=torch.device("cpu"))
+    found = encode_rows(forwarded.features, dtype)
     assert max(sizes) == 7
     wanted = encode(images * 1e38, dtype)
     np.testing.assert_array_equal(found.array, wanted.array)
@@ -153,14 +152,14 @@ def test_batches_leave_room_for_the_encoding(
     tmp_path: Path, encoding: str
 ) -> None:
     package = small_package()
-    frozen = small_split().frozen
+    frozen = small_split().frozen.to("cpu", fast=True)
     needs = needs_of(frozen, CUT, encoding)
     limit = needs.peak_bytes(5)
     with running_worker(tmp_path, memory_limit=limit) as worker:
         job = job_for(b"", package, encoding=encoding)
         worker.grant(job, package)
-        residency = worker.worker.residency
+        models = worker.worker.models
         assert job.model is not None
-        lease = residency.acquire(job.model, CUT, encoding)
+        lease = models.acquire(job.model, CUT, encoding)
         assert lease.batch_limit(64) == needs.batch_for(limit, 64) == 5
         lease.release()

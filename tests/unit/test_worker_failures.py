@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from hapi_protocol.errors import PackageError, TruncatedStreamError
 from hapi_protocol.features import read_features
 from hapi_protocol.messages import HEADER_IDENTITY, JobGrant, JobRequest
 from hapi_worker.app import WorkerApp
-from hapi_worker.forward import Computed
+from hapi_worker.forward import Forwarded
 from hapi_worker.worker import load_validated
 from photos import shard
 from worker_under_test import (
@@ -59,6 +59,7 @@ def worker(tmp_path: Path) -> Iterator[WorkerUnderTest]:
         buffer_bytes=1 << 20,
         max_streams=4,
         max_streams_per_account=3,
+        queue_seconds=0.2,
     ) as worker:
         yield worker
 
@@ -194,18 +195,18 @@ def test_reader_that_closes_cancels_the_job(
         stream.socket.close()
         done.set()
         assert worker.idle()
-    # One batch may be on the device, and one behind it be dropped there.
-    assert len(num_batches) <= before + 2
+    # Those on the device, and what began until it was noticed.
+    assert len(num_batches) <= before + 3
 
 
 def slow_down(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[int]:
     """Makes each forward pass take longer; the sizes of those begun."""
-    import hapi_worker.worker as module
+    import hapi_worker.executor as module
 
     run = module.run_prefix
     sizes: list[int] = []
 
-    def slowly(prefix: Any, images: torch.Tensor, **where: Any) -> Computed:
+    def slowly(prefix: Any, images: torch.Tensor, **where: Any) -> Forwarded:
         sizes.append(len(images))
         time.sleep(seconds)
         return run(prefix, images, **where)
@@ -235,7 +236,7 @@ def test_broken_jobs_leave_no_thread_and_no_descriptor(
     time.sleep(0.1)
     assert threading.active_count() <= threads
     assert len(os.listdir("/proc/self/fd")) <= descriptors
-    assert len(worker.worker.device_pool) == 0
+    assert len(worker.worker.executors[0].pool) == 0
     worker.run(job_for(tar, package), package, tar)
 
 
@@ -245,12 +246,12 @@ def test_failure_of_the_device_breaks_that_job_only(
     tar: bytes,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import hapi_worker.worker as module
+    import hapi_worker.executor as module
 
     worker.put(package)
     with monkeypatch.context() as patch:
 
-        def fail(*args: Any, **where: Any) -> Computed:
+        def fail(*args: Any, **where: Any) -> Forwarded:
             raise RuntimeError("device-side assert")
 
         patch.setattr(module, "run_prefix", fail)
@@ -351,6 +352,100 @@ def test_account_over_its_share_is_told_so(
     assert "Retry-After" in answers[3].headers
 
 
+def test_request_waits_until_a_stream_ends(
+    tmp_path: Path, package: bytes, tar: bytes
+) -> None:
+    with running_worker(tmp_path, max_streams=1, queue_seconds=15) as worker:
+        done = threading.Event()
+        job = job_for(tar, package)
+        with worker.streaming(job, package, cut_off(tar, done)) as stream:
+            assert stream.answer().status == 200
+            answers: list[int] = []
+            asker = threading.Thread(
+                target=lambda: answers.append(worker.ask(job).status)
+            )
+            asker.start()
+            until(lambda: worker.worker.admission.num_waiting() == 1)
+            health = worker.request("GET", "/healthz", admin=True)
+            assert health.fields["jobs_waiting"] == 1
+            assert answers == []
+        done.set()
+        asker.join(10)
+        assert answers == [201]
+
+
+def test_device_that_fails_leaves_service_and_the_last_one_ends_it(
+    tmp_path: Path,
+    package: bytes,
+    tar: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import hapi_worker.executor as module
+
+    broken: list[str] = []
+    run = module.run_prefix
+
+    def fail(*args: Any, **where: Any) -> Forwarded:
+        if threading.current_thread().name.startswith("device cpu#0"):
+            broken.append("cpu#0")
+            raise torch.AcceleratorError("CUDA error: told to")
+        return run(*args, **where)
+
+    monkeypatch.setattr(module, "run_prefix", fail)
+    ended = threading.Event()
+    with running_worker(
+        tmp_path, device="cpu,cpu", out_of_service=ended.set
+    ) as worker:
+        job = job_for(tar, package)
+        with worker.streaming(job, package, pieces(tar)) as stream:
+            read_broken(stream.answer())
+        assert broken
+        assert worker.idle()
+        devices = worker.request("GET", "/healthz").fields["devices"]
+        assert devices == {"cpu#0": False, "cpu#1": True}
+        assert jobs_ended(worker, "failed", "worker_unavailable") == 1
+        # The model is gone with the device; the next asker brings it.
+        reader = worker.run(job, package, tar)
+        assert reader.summary is not None
+        assert reader.summary.rows == 200
+        assert not ended.is_set()
+        for executor in worker.worker.executors:
+            executor.fail(RuntimeError("told to"))
+        assert ended.is_set()
+        assert worker.ask(job).code in ("queue_full", "model_needed")
+        assert worker.put(package).code == "queue_full"
+
+
+def test_two_devices_share_the_jobs_of_one_model(
+    tmp_path: Path, package: bytes, tar: bytes
+) -> None:
+    with running_worker(
+        tmp_path, device="cpu,cpu", max_streams_per_account=16
+    ) as worker:
+        worker.put(package)
+        for number in range(8):
+            account = f"AUTH_{number}"
+            worker.grant(job_for(tar, package, charged_account=account))
+        residencies = worker.worker.models.residencies
+        assert [each.num_jobs() for each in residencies] == [4, 4]
+
+
+def test_model_whose_passes_take_too_long_is_left_out(
+    tmp_path: Path,
+    package: bytes,
+    tar: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow_down(monkeypatch, 0.02)
+    with running_worker(tmp_path, pass_seconds=0.01) as worker:
+        job = job_for(tar, package)
+        worker.run(job, package, tar)
+        refused = worker.ask(job)
+        assert (refused.status, refused.code) == (504, "too_slow")
+        assert "cut it earlier" in refused.fields["message"]
+        assert int(refused.headers["Retry-After"]) > 1
+
+
 def test_grant_that_lapsed_or_ran_cannot_be_used(
     tmp_path: Path, package: bytes, tar: bytes
 ) -> None:
@@ -390,21 +485,21 @@ def test_hostile_package_leaves_no_trace(
     after = counters(worker)
     assert refused in after
     assert after.replace(refused + "\n", "") == before
-    assert worker.worker.residency.resident() == (0, 0)
+    assert worker.worker.models.resident() == (0, 0)
     assert worker.ask(job_for(b"x", hostile)).code == "bad_package"
 
 
 def test_refused_package_is_neither_received_nor_tried_again(
     worker: WorkerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    residency = worker.worker.residency
+    models = worker.worker.models
     tried: list[int] = []
 
     def load(package: bytearray) -> Any:
         tried.append(len(package))
         raise PackageError("bad_package", "no")
 
-    monkeypatch.setattr(residency, "_load", load)
+    monkeypatch.setattr(models, "_load", load)
     for _ in range(3):
         assert worker.put(b"PK junk").code == "bad_package"
         assert worker.ask(job_for(b"x", b"PK junk")).code == "bad_package"
@@ -455,7 +550,7 @@ def test_name_with_another_digest_is_refused(
 ) -> None:
     answer = worker.put(package, identity_of(package, "0" * 64 + ".hapi"))
     assert (answer.status, answer.code) == (409, "digest_mismatch")
-    assert worker.worker.residency.resident() == (0, 0)
+    assert worker.worker.models.resident() == (0, 0)
 
 
 def test_upload_that_breaks_off_leaves_the_next_asker_to_upload(
@@ -547,14 +642,14 @@ def test_other_jobs_go_on_while_a_model_loads(
     worker.put(package)
     loading = threading.Event()
     go_on = threading.Event()
-    load = worker.worker.residency._load
+    load = worker.worker.models._load
 
     def slowly(data: Any) -> Any:
         loading.set()
         assert go_on.wait(20)
         return load(data)
 
-    monkeypatch.setattr(worker.worker.residency, "_load", slowly)
+    monkeypatch.setattr(worker.worker.models, "_load", slowly)
     other = small_package(1)
     uploader = threading.Thread(
         target=worker.put, args=(other, identity_of(other, "other.hapi"))
@@ -564,7 +659,14 @@ def test_other_jobs_go_on_while_a_model_loads(
     worker.run(job_for(tar, package), package, tar)
     go_on.set()
     uploader.join(10)
-    assert worker.worker.residency.resident()[0] == 2
+    assert worker.worker.models.resident()[0] == 2
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 # --- peers ---

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -33,23 +34,40 @@ START_SECONDS = 60.0
 class Process:
     """``hapi-worker`` as systemd starts it."""
 
-    def __init__(self, folder: Path, options: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        options: str = "",
+        listeners: Sequence[socket.socket] = (),
+    ) -> None:
         self.socket = str(folder / "worker.sock")
-        config = folder / "worker.conf"
-        config.write_text(
+        self.config = folder / "worker.conf"
+        self.config.write_text(
             f"[hapi-worker]\nsocket = {self.socket}\ndevice = cpu\n"
             f"memory_limit = 1GiB\ndecode_threads = 1\n{options}"
         )
         self._notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._notified.bind(str(folder / "notify"))
         self._notified.settimeout(START_SECONDS)
+        command = [sys.executable, "-m", "hapi_worker.main"]
+        command += ["--config", str(self.config)]
+        environment = {
+            **os.environ,
+            "NOTIFY_SOCKET": str(folder / "notify"),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
+        if listeners:
+            # As systemd does: descriptors from 3 on, and our own pid.
+            numbers = " ".join(
+                f"{3 + n}<&{each.fileno()}" for n, each in enumerate(listeners)
+            )
+            script = f'export LISTEN_PID=$$; exec "$@" {numbers}'
+            command = ["bash", "-c", script, "bash", *command]
+            environment["LISTEN_FDS"] = str(len(listeners))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "hapi_worker.main", "--config", config],
-            env={
-                **os.environ,
-                "NOTIFY_SOCKET": str(folder / "notify"),
-                "PYTHONPATH": os.pathsep.join(sys.path),
-            },
+            command,
+            env=environment,
+            pass_fds=[each.fileno() for each in listeners],
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -88,6 +106,79 @@ def test_signal_ends_the_worker_cleanly(
     assert process.stop(number) == 0
     assert process.notification() == "STOPPING=1"
     assert not os.path.exists(process.socket)
+
+
+def test_hangup_reloads_limits_and_a_bad_file_changes_nothing(
+    process: Process,
+) -> None:
+    assert process.notification() == "READY=1"
+    before = process.config.read_text()
+    texts = [
+        before + "max_streams_per_account = 1\n",
+        before + "max_streams_per_account = 2\nsocket_mode = 0600\n",
+        "[hapi-worker]\nnonsense = 1\n",
+    ]
+    for text in texts:
+        process.config.write_text(text)
+        process.process.send_signal(signal.SIGHUP)
+        assert process.notification().startswith("RELOADING=1")
+        assert process.notification() == "READY=1"
+    streams = [index_job(process.socket) for _ in range(2)]
+    assert [answer for answer, _ in streams] == [201, 201]
+    assert process.stop(signal.SIGTERM) == 0
+    assert process.process.stderr is not None
+    log = process.process.stderr.read()
+    assert log.count("the configuration is reloaded") == 2
+    assert "these options need a new start: socket_mode" in log
+    assert "cannot reload, and go on as before: unknown option" in log
+
+
+def index_job(path: str) -> tuple[int, str]:
+    """Status and code of ``POST /jobs`` for an index."""
+    connection = UnixConnection(path, TIMEOUT_SECONDS)
+    connection.request("POST", "/jobs", job_for(b"x").to_body())
+    answer = connection.getresponse()
+    body = json.loads(answer.read())
+    connection.close()
+    return answer.status, body.get("code", "")
+
+
+def test_sockets_that_systemd_holds_are_used_and_left(tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"worker.sock{end}") for end in ("", ".admin")]
+    listeners = []
+    for path in paths:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(path)
+        listener.listen()
+        listeners.append(listener)
+    process = Process(tmp_path, listeners=listeners)
+    try:
+        # What comes before the worker is there waits.
+        connection = UnixConnection(paths[0], TIMEOUT_SECONDS)
+        connection.request("GET", "/healthz")
+        assert process.notification() == "READY=1"
+        assert connection.getresponse().status == 200
+        connection.close()
+        assert process.stop(signal.SIGTERM) == 0
+        assert all(map(os.path.exists, paths))
+    finally:
+        process.close()
+        for listener in listeners:
+            listener.close()
+
+
+def test_socket_of_another_path_is_refused_by_name(tmp_path: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(tmp_path / "other.sock"))
+    listener.listen()
+    process = Process(tmp_path, listeners=[listener])
+    try:
+        assert process.process.wait(30) == 1
+        assert process.process.stderr is not None
+        assert "other.sock" in process.process.stderr.read()
+    finally:
+        process.close()
+        listener.close()
     assert not os.path.exists(process.socket + ".admin")
 
 

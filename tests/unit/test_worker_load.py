@@ -6,7 +6,6 @@ import threading
 
 import pytest
 
-from hapi_worker.executor import FairPool
 from hapi_worker.load import (
     MAX_ACCOUNTS,
     NUM_SLOTS,
@@ -16,6 +15,8 @@ from hapi_worker.load import (
     LoadMeter,
     RateWindow,
 )
+from hapi_worker.pool import DEVICE, FairPool
+from hapi_worker.scheduler import Ledger
 
 
 class Clock:
@@ -130,10 +131,24 @@ def test_decoding_keeps_no_device_busy() -> None:
     assert load.cpu_busy == pytest.approx(1.0)
 
 
+def test_share_is_by_weight() -> None:
+    clock = Clock()
+    weights = {"a": 3.0}
+    meter = LoadMeter(
+        cores=1,
+        weight=lambda account: weights.get(account, 1.0),
+        clock=clock,
+        cpu_clock=clock,
+    )
+    meter.ended(meter.began("b", on_device=False))
+    assert meter.report("a", 1).share == 0.75
+    assert meter.report("b", 1).share == 0.25
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_pool_tells_the_meter_when_work_begins_and_ends(fails: bool) -> None:
     meter = LoadMeter(cores=1)
-    pool = FairPool("metered", 1, meter=meter, on_device=True)
+    pool = FairPool("metered", 1, Ledger(), meter=meter)
     begun, release = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -142,7 +157,7 @@ def test_pool_tells_the_meter_when_work_begins_and_ends(fails: bool) -> None:
         if fails:
             raise RuntimeError("told to")
 
-    pool.submit("a", work)
+    pool.submit("a", work, kind=DEVICE)
     assert begun.wait(10)
     assert {(w.account, w.on_device) for w in meter._running} == {("a", True)}
     release.set()

@@ -1,18 +1,27 @@
-"""What a pipeline keeps in memory, and what it lets go."""
+"""How streams share micro-batches, and what a pipeline lets go."""
 
 from __future__ import annotations
 
 import gc
+import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from hapi_protocol.errors import DoesNotFitError
 from hapi_protocol.shards import Sample
-from hapi_worker.forward import Computed
-from hapi_worker.pipeline import Pipeline
+from hapi_splitter.transforms import SampleError
+from hapi_worker.coalescing import Group
+from hapi_worker.flow import Batch
+from hapi_worker.forward import Forwarded
+from hapi_worker.pipeline import Bounds, Pipeline
+from hapi_worker.residency import Reservation
+from hapi_worker.usage import Meter
+from worker_under_test import job_for
 
 
 class NoConnection:
@@ -30,62 +39,322 @@ class Body:
 
 
 class HeldPool:
-    """Takes work and runs none of it, as a busy pool."""
+    """Takes work and runs it when told to."""
 
     def __init__(self) -> None:
-        self.work: list[Callable[[], None]] = []
+        self.work: dict[str, list[Callable[[], None]]] = {
+            "decode": [],
+            "device": [],
+        }
 
-    def submit(self, account: str, work: Callable[[], None]) -> None:
-        self.work.append(work)
+    def submit(
+        self,
+        account: str,
+        work: Callable[[], None],
+        *,
+        kind: str = "decode",
+        urgent: bool = False,
+    ) -> None:
+        self.work[kind].append(work)
+
+    def run(self, kind: str, count: int | None = None) -> None:
+        for _ in range(len(self.work[kind]) if count is None else count):
+            self.work[kind].pop(0)()
 
 
 class Compute:
-    """Takes eight samples of one byte each."""
+    """Samples of one byte each; features are twice the image."""
 
     input_bytes = 4
+    output_bytes = 4
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.ran: list[list[float]] = []
+        self.room: int | None = None
+        self.starved: list[Callable[[], None]] = []
+        self.error: Exception | None = None
+        self.seconds = 0.0
 
     def decoder(self, sample: Sample) -> torch.Tensor:
-        return torch.zeros(1)
+        if sample.key.startswith("bad"):
+            raise SampleError("cannot be read")
+        return torch.full((1,), float(sample.index))
 
-    def batch_limit(self) -> int:
-        return 8
+    def reserve(
+        self, size: int, starved: Callable[[], None]
+    ) -> Reservation | None:
+        if self.room == 0:
+            self.starved.append(starved)
+            return None
+        return Reservation(min(size, self.room or size), 0)
 
-    def run(self, images: torch.Tensor) -> Computed:
-        raise AssertionError("nothing runs here")
+    def free(self, reservation: Reservation) -> None:
+        """Nothing is held here."""
+
+    def run(self, images: torch.Tensor) -> Forwarded:
+        time.sleep(self.seconds)
+        if self.error is not None:
+            raise self.error
+        self.ran.append(images.flatten().tolist())
+        return Forwarded(images * 2, seconds=1.0, cpu_seconds=1.0)
 
 
-def pipeline(samples: Any, compute: Any, buffer_bytes: int, pool: Any) -> Any:
+def pipeline(
+    samples: Any,
+    pool: Any,
+    *,
+    group: Any = None,
+    buffer_bytes: int = 100_000,
+) -> Any:
     return Pipeline(
         samples,
         Body(),  # type: ignore[arg-type]
         NoConnection(),  # type: ignore[arg-type]
         account="a",
-        compute=compute,
+        encoding="float32",
+        group=group,
         decode_pool=pool,
-        device_pool=pool,
-        buffer_bytes=buffer_bytes,
-        step_seconds=10,
+        meter=Meter(job_for(b"x"), None, threading.Condition()),
+        bounds=Bounds(buffer_bytes, 10),
     )
+
+
+def samples_of(start: int, count: int, key: str = "k") -> list[Sample]:
+    return [
+        Sample(start + n, f"{key}{n}", 0, 1, {"jpg": b"x"})
+        for n in range(count)
+    ]
+
+
+class Shared:
+    """Streams of one group, whose stages run when told to."""
+
+    def __init__(self, size: int = 4) -> None:
+        self.pool = HeldPool()
+        self.compute = Compute()
+        self.group = Group("a", self.compute, self.pool, size)  # type: ignore[arg-type]
+        self.jobs: list[Any] = []
+
+    def stream(self, samples: Any, **options: Any) -> Any:
+        job = pipeline(samples, self.pool, group=self.group, **options)
+        job.start()
+        self.jobs.append(job)
+        return job
+
+    def read(self, job: Any) -> None:
+        job._reader.join(5)
+        assert not job._reader.is_alive()
+
+    def take(self, job: Any, count: int = 1) -> list[Batch]:
+        batches = job.batches()
+        return [next(batches) for _ in range(count)]
+
+    def close(self) -> None:
+        for job in self.jobs:
+            job.cancel()
+
+
+@pytest.fixture
+def shared() -> Iterator[Shared]:
+    shared = Shared()
+    yield shared
+    shared.close()
+
+
+def held() -> Iterator[Sample]:
+    """Samples of a sender that stays silent until the job is cancelled."""
+    yield from samples_of(0, 2)
+    threading.Event().wait(0.5)
+
+
+def test_streams_of_a_group_fill_each_others_batches(shared: Shared) -> None:
+    first = shared.stream(iter(samples_of(0, 6)))
+    second = shared.stream(iter(samples_of(10, 6)))
+    shared.read(first)
+    shared.read(second)
+    shared.pool.run("decode")
+    shared.pool.run("device")
+    assert shared.compute.ran == [
+        [0, 1, 2, 3],
+        [4, 5, 10, 11],
+        [12, 13, 14, 15],
+    ]
+    batches = shared.take(first, 2)
+    assert [[r.index for r in b.rows] for b in batches] == [
+        [0, 1, 2, 3],
+        [4, 5],
+    ]
+    assert batches[1].features is not None
+    assert batches[1].features.tolist() == [[8], [10]]
+    assert batches[1].timings["forward"] == 0.5
+    rows = [row for b in shared.take(second, 2) for row in b.rows]
+    assert [row.index for row in rows] == [10, 11, 12, 13, 14, 15]
+
+
+def test_streams_pay_for_their_part_of_a_pass_even_if_it_fails(
+    shared: Shared,
+) -> None:
+    shared.compute.error = DoesNotFitError("does_not_fit", "no room")
+    shared.compute.seconds = 0.05
+    jobs = [
+        shared.stream(iter(samples_of(start, count)))
+        for start, count in ((0, 3), (10, 1))
+    ]
+    for job in jobs:
+        shared.read(job)
+    shared.pool.run("decode")
+    shared.pool.run("device")
+    used = [job._meter._device_seconds for job in jobs]
+    assert used[0] == pytest.approx(3 * used[1])
+    assert sum(used) >= 0.05
+    assert all(job._meter.is_idle for job in jobs)
+
+
+def test_long_stream_does_not_keep_out_the_accounts_others(
+    shared: Shared,
+) -> None:
+    long = shared.stream(iter(samples_of(0, 30)))
+    shared.read(long)
+    shared.pool.run("decode", 20)
+    short = shared.stream(iter(samples_of(100, 4)))
+    shared.read(short)
+    waiting = shared.pool.work["decode"]
+    waiting[:] = waiting[-4:] + waiting[:-4]
+    shared.pool.run("decode")
+    for _ in range(6):
+        shared.pool.run("device", 1)
+    assert shared.compute.ran[5] == [100, 101, 102, 103]
+
+
+def test_batch_that_nothing_can_fill_is_padded(shared: Shared) -> None:
+    job = shared.stream(iter(samples_of(1, 2)))
+    shared.read(job)
+    shared.pool.run("decode", 1)
+    assert shared.pool.work["device"] == []
+    shared.pool.run("decode")
+    shared.pool.run("device")
+    assert shared.compute.ran == [[1, 2, 0, 0]]
+    [batch] = shared.take(job)
+    assert batch.features is not None
+    assert batch.features.tolist() == [[2], [4]]
+
+
+def test_pass_takes_what_came_until_it_began(shared: Shared) -> None:
+    first = shared.stream(iter(samples_of(0, 2)))
+    shared.read(first)
+    shared.pool.run("decode")
+    assert len(shared.pool.work["device"]) == 1
+    second = shared.stream(iter(samples_of(10, 2)))
+    shared.read(second)
+    shared.pool.run("decode")
+    shared.pool.run("device")
+    assert shared.compute.ran == [[0, 1, 10, 11]]
+
+
+def test_rows_without_an_image_need_no_pass(shared: Shared) -> None:
+    job = shared.stream(iter(samples_of(0, 2, key="bad")))
+    shared.read(job)
+    shared.pool.run("decode")
+    shared.pool.run("device")
+    assert shared.compute.ran == []
+    [batch] = shared.take(job)
+    assert batch.features is None
+    assert all("cannot be read" in (row.error or "") for row in batch.rows)
+
+
+def test_slow_sender_gets_its_samples_after_a_while(shared: Shared) -> None:
+    job = shared.stream(held())
+    until(lambda: len(shared.pool.work["decode"]) == 2)
+    shared.pool.run("decode")
+    assert shared.pool.work["device"] == []
+    taken: list[Batch] = []
+    writer = threading.Thread(target=lambda: taken.extend(shared.take(job)))
+    writer.start()
+    until(lambda: bool(shared.pool.work["device"]))
+    shared.pool.run("device")
+    writer.join(5)
+    assert [row.index for row in taken[0].rows] == [0, 1]
+
+
+def test_stream_whose_reader_takes_nothing_leaves_the_batches(
+    shared: Shared,
+) -> None:
+    shared.compute.output_bytes = 10_000
+    stalled = shared.stream(iter(samples_of(0, 30)), buffer_bytes=50_000)
+    until(lambda: len(shared.pool.work["decode"]) == 30)
+    shared.pool.run("decode")
+    while shared.pool.work["device"]:
+        shared.pool.run("device")
+    assert shared.compute.ran == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    other = shared.stream(iter(samples_of(100, 4)))
+    shared.read(other)
+    shared.pool.run("decode")
+    shared.pool.run("device")
+    assert shared.compute.ran[-1] == [100, 101, 102, 103]
+    shared.take(stalled)
+    shared.pool.run("device")
+    assert shared.compute.ran[-1] == [8, 9, 10, 11]
+
+
+def test_failed_pass_fails_each_of_its_streams(shared: Shared) -> None:
+    shared.compute.error = DoesNotFitError("does_not_fit", "no room")
+    jobs = [shared.stream(iter(samples_of(n, 2))) for n in (0, 10)]
+    for job in jobs:
+        shared.read(job)
+    shared.pool.run("decode")
+    shared.pool.run("device")
+    for job in jobs:
+        with pytest.raises(DoesNotFitError):
+            shared.take(job)
+
+
+def test_cancelled_stream_takes_no_part_in_later_passes(
+    shared: Shared,
+) -> None:
+    first = shared.stream(iter(samples_of(0, 2)))
+    second = shared.stream(iter(samples_of(10, 2)))
+    shared.read(first)
+    shared.read(second)
+    shared.pool.run("decode")
+    first.cancel()
+    shared.pool.run("device")
+    assert shared.compute.ran == [[10, 11, 0, 0]]
+
+
+def test_pass_without_memory_waits_until_some_is_free(shared: Shared) -> None:
+    shared.compute.room = 0
+    job = shared.stream(iter(samples_of(0, 4)))
+    shared.read(job)
+    shared.pool.run("decode")
+    shared.pool.run("device")
+    assert shared.compute.ran == []
+    shared.compute.room = 3
+    for retry in shared.compute.starved:
+        retry()
+    while shared.pool.work["device"]:
+        shared.pool.run("device")
+    assert shared.compute.ran == [[0, 1, 2], [3, 0, 0]]
 
 
 def test_cancelled_job_lets_go_of_samples_that_wait_in_a_pool() -> None:
     sample = Sample(0, "k", 0, 1, {"jpg": bytes(1000)})
     alive = weakref.ref(sample)
     pool = HeldPool()
-    job = pipeline(iter([sample]), Compute(), 10_000, pool)
+    group = Group("a", Compute(), pool, 8)  # type: ignore[arg-type]
+    job = pipeline(iter([sample]), pool, group=group)
     del sample
     job.start()
-    while not pool.work:
-        pass
+    until(lambda: bool(pool.work["decode"]))
     assert alive() is not None
     job.cancel()
     gc.collect()
-    assert pool.work
+    assert pool.work["decode"]
     assert alive() is None
 
 
-@pytest.mark.parametrize("compute", [None, Compute()])
-def test_texts_of_rows_count_against_the_buffer(compute: Any) -> None:
+@pytest.mark.parametrize("has_model", [False, True])
+def test_texts_of_rows_count_against_the_buffer(has_model: bool) -> None:
     num_read = 0
 
     def samples() -> Any:
@@ -94,9 +363,18 @@ def test_texts_of_rows_count_against_the_buffer(compute: Any) -> None:
             num_read += 1
             yield Sample(index, "k", 0, 1, {"json": b"x" * 10_000})
 
-    job = pipeline(samples(), compute, 200_000, HeldPool())
+    pool = HeldPool()
+    group = Group("a", Compute(), pool, 8) if has_model else None  # type: ignore[arg-type]
+    job = pipeline(samples(), pool, group=group, buffer_bytes=200_000)
     job.start()
     job._reader.join(0.5)
     job.cancel()
     # Each holds its text, and up to four bytes a character as a row.
     assert num_read < 10
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

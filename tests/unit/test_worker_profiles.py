@@ -133,7 +133,7 @@ def test_profile_outlives_the_model_in_memory(
     worker.put(PACKAGE)
     first = ask(worker)
     assert first.status == 200, first.body
-    residency = worker.worker.residency
+    residency = worker.worker.models.residencies[0]
     residency._evict(next(iter(residency._residents.values())))
     assert residency.resident() == (0, 0)
     assert ask(worker).body == first.body
@@ -288,14 +288,14 @@ def test_account_that_asks_pays_for_the_seconds(
     worker: WorkerUnderTest,
 ) -> None:
     charged: dict[str, float] = {}
-    queue = worker.worker.device_pool._queue
-    charge = queue.charge
+    ledger = worker.worker.ledger
+    ended = ledger.ended
 
-    def spy(account: str, seconds: float) -> None:
+    def spy(account: str, kind: str, before: float, seconds: float) -> None:
         charged[account] = charged.get(account, 0.0) + seconds
-        charge(account, seconds)
+        ended(account, kind, before, seconds)
 
-    queue.charge = spy  # type: ignore[method-assign]
+    ledger.ended = spy  # type: ignore[method-assign]
     worker.put(PACKAGE)
     ask(worker, account="AUTH_pays")
     until(lambda: charged)
@@ -341,8 +341,8 @@ def test_run_that_fails_leaves_nothing_behind(
     answer = ask(worker)
     assert (answer.status, answer.code) == (status, code)
     assert count(worker, "failed", code) == 1
-    residents = worker.worker.residency._residents.values()
-    assert [each.leases for each in residents] == [0]
+    residents = worker.worker.models.residencies[0]._residents.values()
+    assert [each.leases for each in residents] == [{}]
     gate.error = None
     assert ask(worker).status == 200
 
@@ -353,11 +353,14 @@ def test_asker_that_waits_too_long_cancels_what_has_not_begun(
     worker.put(PACKAGE)
     monkeypatch.setattr(worker.worker.profiling, "_wait_seconds", 0.1)
     release = threading.Event()
-    worker.worker.device_pool.submit("AUTH_b", lambda: release.wait(20))
+    pool = worker.worker.executors[0].pool
+    for _ in range(pool.num_threads):
+        pool.submit("AUTH_b", lambda: release.wait(20))
+    until(lambda: len(pool) == 0)
     answer = ask(worker)
     assert (answer.status, answer.code) == (503, "queue_full")
-    residents = worker.worker.residency._residents.values()
-    assert [each.leases for each in residents] == [0]
+    residents = worker.worker.models.residencies[0]._residents.values()
+    assert [each.leases for each in residents] == [{}]
     assert worker.worker.profiling._run is None
     release.set()
     monkeypatch.setattr(worker.worker.profiling, "_wait_seconds", 20)
@@ -416,7 +419,7 @@ def test_region_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with running_worker(tmp_path, memory_limit=limit) as worker:
         # The package itself is longer than its parameters.
         identity = dataclasses.replace(identity_of(PACKAGE), length_bytes=1)
-        worker.worker.residency.put(identity, bytearray(PACKAGE))
+        worker.worker.models.put(identity, bytearray(PACKAGE))
         answer = ask(worker, identity=identity)
         assert (answer.status, answer.code) == (422, "does_not_fit")
         assert answer.fields["available_bytes"] == limit

@@ -25,7 +25,14 @@ from hapi_protocol.messages import ModelIdentity
 from hapi_splitter.memory import Needs
 from hapi_worker import residency as residency_module
 from hapi_worker import uploads as uploads_module
-from hapi_worker.residency import MAX_PREFIXES, Residency
+from hapi_worker.models import Models
+from hapi_worker.residency import (
+    CAP_SECONDS,
+    MAX_PREFIXES,
+    Lease,
+    Reservation,
+    Residency,
+)
 
 WORKING_BYTES = 10
 
@@ -74,11 +81,23 @@ def make(
     wait_seconds: float = 5.0,
     max_waiting: int = 8,
     max_identities: int = 100,
+    num_devices: int = 1,
+    num_forwards: int = 1,
     clock: Callable[[], float] = time.monotonic,
-) -> Residency:
-    return Residency(
-        torch.device("cpu"),
-        limit_bytes,
+) -> Models:
+    changed = threading.Condition()
+    return Models(
+        [
+            Residency(
+                torch.device("cpu"),
+                limit_bytes,
+                num_forwards=num_forwards,
+                changed=changed,
+                clock=clock,
+            )
+            for _ in range(num_devices)
+        ],
+        changed,
         max_identities=max_identities,
         wait_seconds=wait_seconds,
         max_waiting=max_waiting,
@@ -87,10 +106,10 @@ def make(
     )
 
 
-def put(residency: Residency, name: str, package: bytes) -> ModelIdentity:
+def put(models: Models, name: str, package: bytes) -> ModelIdentity:
     model = identity(name, package)
-    residency.put(model, bytearray(package))
-    residency.uploads.end(model)
+    models.put(model, bytearray(package))
+    models.uploads.end(model)
     return model
 
 
@@ -114,30 +133,30 @@ def in_threads(count: int, work: Callable[[], Any]) -> list[Any]:
 
 
 def test_identity_leads_to_a_digest_only_through_an_upload() -> None:
-    residency = make()
+    models = make()
     model = identity("m", b"10:x")
-    assert residency.known(model) is None
+    assert models.known(model) is None
     with pytest.raises(ConflictError) as needed:
-        residency.acquire(model, 1)
+        models.acquire(model, 1)
     assert needed.value.code == "model_needed"
-    put(residency, "m", b"10:x")
-    lease = residency.acquire(model, 2)
+    put(models, "m", b"10:x")
+    lease = models.acquire(model, 2)
     assert lease.digest == hashlib.sha256(b"10:x").hexdigest()
     other_etag = ModelIdentity("AUTH_a", "models", "m", "other", 4)
-    assert residency.known(other_etag) is None
+    assert models.known(other_etag) is None
 
 
 def test_only_one_of_many_askers_uploads_and_all_get_the_model() -> None:
-    residency = make()
+    models = make()
     model = identity("m", b"10:x")
 
     def ask() -> Any:
         try:
-            return residency.acquire(model, 1)
+            return models.acquire(model, 1)
         except ConflictError:
             time.sleep(0.1)
-            residency.uploads.begin(model)
-            put(residency, "m", b"10:x")
+            models.uploads.begin(model)
+            put(models, "m", b"10:x")
             return "uploaded"
 
     results = in_threads(6, ask)
@@ -146,57 +165,57 @@ def test_only_one_of_many_askers_uploads_and_all_get_the_model() -> None:
 
 
 def test_waiting_askers_get_the_error_of_a_refused_upload() -> None:
-    residency = make()
+    models = make()
     model = identity("m", b"junk")
     with pytest.raises(ConflictError):
-        residency.acquire(model, 1)
+        models.acquire(model, 1)
 
     def refuse() -> None:
         time.sleep(0.1)
         with pytest.raises(PackageError) as refused:
-            residency.put(model, bytearray(b"junk"))
-        residency.uploads.end(model, refused.value)
+            models.put(model, bytearray(b"junk"))
+        models.uploads.end(model, refused.value)
 
     thread = threading.Thread(target=refuse)
     thread.start()
-    results = in_threads(3, lambda: residency.acquire(model, 1))
+    results = in_threads(3, lambda: models.acquire(model, 1))
     thread.join()
     assert [r.code for r in results] == ["bad_package"] * 3
     assert len({id(r) for r in results}) == 3
-    assert residency.known(model) is None
-    assert residency.resident() == (0, 0)
+    assert models.known(model) is None
+    assert models.resident() == (0, 0)
 
 
 def test_next_asker_uploads_when_an_upload_was_broken_off() -> None:
-    residency = make()
+    models = make()
     model = identity("m", b"10:x")
     with pytest.raises(ConflictError):
-        residency.acquire(model, 1)
-    residency.uploads.begin(model)
-    threading.Timer(0.1, residency.uploads.end, [model]).start()
+        models.acquire(model, 1)
+    models.uploads.begin(model)
+    threading.Timer(0.1, models.uploads.end, [model]).start()
     with pytest.raises(ConflictError) as needed:
-        residency.acquire(model, 1)
+        models.acquire(model, 1)
     assert needed.value.code == "model_needed"
 
 
 def test_waiting_for_an_upload_ends_in_time() -> None:
-    residency = make(wait_seconds=0.2)
+    models = make(wait_seconds=0.2)
     model = identity("m", b"10:x")
     with pytest.raises(ConflictError):
-        residency.acquire(model, 1)
-    residency.uploads.begin(model)
+        models.acquire(model, 1)
+    models.uploads.begin(model)
     with pytest.raises(UnavailableError, match=r"0\.2 s") as late:
-        residency.acquire(model, 1)
+        models.acquire(model, 1)
     assert late.value.retry_after
 
 
 def test_number_of_waiting_askers_is_bounded() -> None:
-    residency = make(wait_seconds=0.5, max_waiting=2)
+    models = make(wait_seconds=0.5, max_waiting=2)
     model = identity("m", b"10:x")
     with pytest.raises(ConflictError):
-        residency.acquire(model, 1)
-    residency.uploads.begin(model)
-    results = in_threads(5, lambda: residency.acquire(model, 1))
+        models.acquire(model, 1)
+    models.uploads.begin(model)
+    results = in_threads(5, lambda: models.acquire(model, 1))
     codes = sorted(r.code for r in results)
     assert codes == ["queue_full"] * 3 + ["worker_unavailable"] * 2
 
@@ -209,47 +228,47 @@ def test_same_bytes_under_two_names_are_loaded_once() -> None:
         time.sleep(0.1)
         return FakeFrozen(package)
 
-    residency = make(load=load)
+    models = make(load=load)
     names = iter("abcd")
-    in_threads(4, lambda: put(residency, next(names), b"10:x"))
+    in_threads(4, lambda: put(models, next(names), b"10:x"))
     assert loads == [b"10:x"]
-    assert residency.resident() == (1, 10)
-    assert residency.known(identity("a", b"10:x")) == residency.known(
+    assert models.resident() == (1, 10)
+    assert models.known(identity("a", b"10:x")) == models.known(
         identity("d", b"10:x")
     )
 
 
 def test_digest_in_a_name_must_be_the_digest_of_the_bytes() -> None:
-    residency = make()
+    models = make()
     good = hashlib.sha256(b"10:x").hexdigest()
-    put(residency, f"sha256-{good.upper()}.hapi", b"10:x")
+    put(models, f"sha256-{good.upper()}.hapi", b"10:x")
     bad = identity("0" * 64, b"10:x")
     with pytest.raises(ConflictError) as mismatch:
-        residency.put(bad, bytearray(b"10:x"))
+        models.put(bad, bytearray(b"10:x"))
     assert mismatch.value.code == "digest_mismatch"
     assert mismatch.value.details["digest"] == good
-    assert residency.known(bad) is None
+    assert models.known(bad) is None
 
 
 def test_least_recently_used_idle_model_leaves_first() -> None:
-    residency = make(1000)
-    first = put(residency, "a", b"400:a")
-    second = put(residency, "b", b"400:b")
-    residency.acquire(first, 1).release()
-    third = put(residency, "c", b"400:c")
-    residency.acquire(first, 1).release()
-    residency.acquire(third, 1).release()
-    assert residency.known(second) is not None
+    models = make(1000)
+    first = put(models, "a", b"400:a")
+    second = put(models, "b", b"400:b")
+    models.acquire(first, 1).release()
+    third = put(models, "c", b"400:c")
+    models.acquire(first, 1).release()
+    models.acquire(third, 1).release()
+    assert models.known(second) is not None
     with pytest.raises(ConflictError) as needed:
-        residency.acquire(second, 1)
+        models.acquire(second, 1)
     assert needed.value.code == "model_needed"
 
 
 def test_model_in_use_stays_and_a_new_one_must_come_back_later() -> None:
-    residency = make(1000)
-    lease = residency.acquire(put(residency, "a", b"600:a"), 1)
+    models = make(1000)
+    lease = models.acquire(put(models, "a", b"600:a"), 1)
     with pytest.raises(UnavailableError) as busy:
-        put(residency, "b", b"600:b")
+        put(models, "b", b"600:b")
     assert busy.value.code == "queue_full"
     assert busy.value.details == {
         "needed_bytes": 600 + WORKING_BYTES,
@@ -257,70 +276,73 @@ def test_model_in_use_stays_and_a_new_one_must_come_back_later() -> None:
     }
     lease.release()
     lease.release()
-    put(residency, "b", b"600:b")
-    assert residency.resident() == (1, 600)
+    put(models, "b", b"600:b")
+    assert models.resident() == (1, 600)
 
 
 def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
-    residency = make(1000)
+    models = make(1000)
     with pytest.raises(DoesNotFitError) as refused:
-        put(residency, "a", b"1001:a")
+        put(models, "a", b"1001:a")
     assert refused.value.details == {
         "needed_bytes": 1001,
         "available_bytes": 1000,
     }
-    model = put(residency, "b", b"985:b")
-    residency.acquire(model, 1).release()
+    model = put(models, "b", b"985:b")
+    models.acquire(model, 1).release()
     with pytest.raises(DoesNotFitError) as refused:
-        residency.acquire(model, 2)
+        models.acquire(model, 2)
     assert refused.value.details["needed_bytes"] == 985 + 2 * WORKING_BYTES
     with pytest.raises(DoesNotFitError):
-        residency.check_length(
+        models.check_length(
             ModelIdentity("AUTH_a", "models", "big", "etag", 1001)
         )
 
 
 def test_running_jobs_keep_room_for_one_sample() -> None:
-    residency = make(1000)
-    residency.acquire(put(residency, "a", b"400:a"), 2)
+    models = make(1000)
+    models.acquire(put(models, "a", b"400:a"), 2)
     with pytest.raises(UnavailableError):
-        put(residency, "b", b"590:b")
-    put(residency, "c", b"580:c")
+        put(models, "b", b"590:b")
+    put(models, "c", b"580:c")
 
 
 @pytest.mark.parametrize("cut", [0, 3, 99])
 def test_unknown_cut_is_refused_with_those_there_are(cut: int) -> None:
-    residency = make()
-    model = put(residency, "m", b"10:x")
+    models = make()
+    model = put(models, "m", b"10:x")
     with pytest.raises(UnsupportedError) as refused:
-        residency.acquire(model, cut)
+        models.acquire(model, cut)
     assert refused.value.code == "cut_out_of_range"
     assert refused.value.details == {"cut": cut, "allowed": [1, 2]}
 
 
 def test_batches_shrink_when_other_models_take_the_memory() -> None:
-    residency = make(1000)
-    lease = residency.acquire(put(residency, "a", b"100:a"), 1)
+    models = make(1000)
+    lease = models.acquire(put(models, "a", b"100:a"), 1)
     assert lease.batch_limit(32) == 32
-    residency.acquire(put(residency, "b", b"850:b"), 1)
+    models.acquire(put(models, "b", b"850:b"), 1)
     assert lease.batch_limit(32) == 5
 
 
 def test_prefix_is_built_once_per_cut() -> None:
-    residency = make()
-    model = put(residency, "m", b"10:x")
-    leases = [residency.acquire(model, cut) for cut in (1, 1, 2)]
+    models = make()
+    model = put(models, "m", b"10:x")
+    leases = [models.acquire(model, cut) for cut in (1, 1, 2)]
     assert leases[0].prefix() is leases[1].prefix()
     leases[2].prefix()
     assert leases[0].frozen.num_prefixes == 2  # type: ignore[attr-defined]
 
 
 def test_prefixes_that_are_kept_are_bounded_and_a_job_keeps_its_own() -> None:
-    residency = make()
-    model = put(residency, "m", b"10:" + b"+" * 8)
-    leases = [residency.acquire(model, cut) for cut in range(1, 11)]
+    models = make()
+    model = put(models, "m", b"10:" + b"+" * 8)
+    leases = [models.acquire(model, cut) for cut in range(1, 11)]
     kept = [lease.prefix() for lease in leases]
-    assert len(residency._residents[leases[0].digest].prefixes) == MAX_PREFIXES
+    assert (
+        len(models.residencies[0]._residents[leases[0].digest].prefixes)
+        == MAX_PREFIXES
+    )
     assert [lease.prefix() for lease in leases] == kept
     assert leases[0].frozen.num_prefixes == 10  # type: ignore[attr-defined]
 
@@ -328,73 +350,179 @@ def test_prefixes_that_are_kept_are_bounded_and_a_job_keeps_its_own() -> None:
 def test_needs_are_computed_once_per_cut_and_dtype_outside_the_lock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    residency = make()
-    model = put(residency, "m", b"10:" + b"+" * 80)
+    models = make()
+    model = put(models, "m", b"10:" + b"+" * 80)
     computed: list[tuple[int, str]] = []
 
     def needs_of(frozen: Any, cut: int, dtype: str) -> Needs:
-        others = in_threads(1, residency.resident)
+        others = in_threads(1, models.resident)
         assert others == [(1, 10)], "the lock is held"
         computed.append((cut, dtype))
         return simple_needs(frozen, cut, dtype)
 
     monkeypatch.setattr(residency_module, "needs_of", needs_of)
     for encoding in ("float32", "float32;zstd", "uint8;lz4", "uint8"):
-        lease = residency.acquire(model, 2, encoding)
+        lease = models.acquire(model, 2, encoding)
         assert lease.batch_limit(8) == 8
         lease.release()
     assert computed == [(2, "float32"), (2, "uint8")]
     for cut in range(1, 83):
-        residency.acquire(model, cut).release()
-    kept = residency._residents[lease.digest].needs
+        models.acquire(model, cut).release()
+    kept = models.residencies[0]._residents[lease.digest].needs
     assert list(kept) == [(cut, "float32") for cut in range(19, 83)]
 
 
-def refused(residency: Residency, name: str, error: HapiError) -> HapiError:
+def refused(models: Models, name: str, error: HapiError) -> HapiError:
     """What an asker is told after an upload was refused."""
     model = identity(name)
-    residency.uploads.begin(model)
-    residency.uploads.end(model, error)
+    models.uploads.begin(model)
+    models.uploads.end(model, error)
     with pytest.raises(HapiError) as told:
-        residency.acquire(model, 1)
-    residency.uploads.end(model)
+        models.acquire(model, 1)
+    models.uploads.end(model)
     return told.value
 
 
 def test_refusal_is_remembered_for_a_while() -> None:
     now = [0.0]
-    residency = make(clock=lambda: now[0])
+    models = make(clock=lambda: now[0])
     error = PackageError("bad_package", "junk")
-    assert refused(residency, "m", error).code == "bad_package"
+    assert refused(models, "m", error).code == "bad_package"
     now[0] = uploads_module.REFUSAL_SECONDS - 1
     with pytest.raises(PackageError, match="junk"):
-        residency.uploads.check(identity("m"))
-    residency.uploads.check(identity("other"))
+        models.uploads.check(identity("m"))
+    models.uploads.check(identity("other"))
     now[0] += 1
-    residency.uploads.check(identity("m"))
+    models.uploads.check(identity("m"))
     with pytest.raises(ConflictError) as needed:
-        residency.acquire(identity("m"), 1)
+        models.acquire(identity("m"), 1)
     assert needed.value.code == "model_needed"
 
 
 def test_lack_of_memory_is_no_refusal_to_remember() -> None:
-    residency = make()
+    models = make()
     error = DoesNotFitError("does_not_fit", "too big")
-    assert refused(residency, "m", error).code == "model_needed"
+    assert refused(models, "m", error).code == "model_needed"
 
 
 def test_remembered_refusals_are_bounded() -> None:
-    residency = make()
+    models = make()
     error = PackageError("bad_package", "junk")
     for number in range(uploads_module.MAX_REFUSALS + 1):
-        residency.uploads.end(identity(str(number)), error)
-    residency.uploads.check(identity("0"))
+        models.uploads.end(identity(str(number)), error)
+    models.uploads.check(identity("0"))
     with pytest.raises(PackageError):
-        residency.uploads.check(identity("1"))
+        models.uploads.check(identity("1"))
 
 
 def test_remembered_identities_are_bounded() -> None:
-    residency = make(max_identities=2)
-    models = [put(residency, name, b"10:x") for name in "abc"]
-    assert residency.known(models[0]) is None
-    assert residency.known(models[2]) is not None
+    models = make(max_identities=2)
+    first, _, last = [put(models, name, b"10:x") for name in "abc"]
+    assert models.known(first) is None
+    assert models.known(last) is not None
+
+
+def test_request_waits_for_memory_that_running_jobs_hold() -> None:
+    models = make(1000)
+    first = put(models, "a", b"400:a")
+    second = put(models, "b", b"580:+++")
+    lease = models.acquire(first, 2)
+    with pytest.raises(UnavailableError):
+        models.acquire(second, 3)
+    threading.Timer(0.1, lease.release).start()
+    models.acquire(second, 3, wait_seconds=5.0)
+    with pytest.raises(ConflictError):
+        models.acquire(first, 1)
+
+
+def test_model_that_is_used_is_copied_to_an_idle_device() -> None:
+    models = make(num_devices=2)
+    model = put(models, "a", b"100:a")
+    leases = [models.acquire(model, 1) for _ in range(6)]
+    places = [models.residencies.index(lease.residency) for lease in leases]
+    assert places[:2] == [0, 0]
+    assert sorted(places) == [0, 0, 0, 1, 1, 1]
+    assert models.resident() == (2, 200)
+
+
+def test_job_goes_to_the_device_that_has_room() -> None:
+    models = make(num_devices=2)
+    first = models.acquire(put(models, "a", b"900:a"), 1)
+    second = models.acquire(put(models, "b", b"900:b"), 1)
+    assert first.residency is not second.residency
+    with pytest.raises(UnavailableError):
+        put(models, "c", b"900:c")
+
+
+def test_device_that_left_service_takes_no_jobs() -> None:
+    models = make(num_devices=2)
+    model = put(models, "a", b"100:a")
+    lease = models.acquire(model, 1)
+    lease.residency.leave_service()
+    lease.release()
+    with pytest.raises(ConflictError):
+        models.acquire(model, 1)
+    put(models, "a", b"100:a")
+    assert models.acquire(model, 1).residency is models.residencies[1]
+    models.residencies[1].leave_service()
+    with pytest.raises(UnavailableError, match="in service"):
+        put(models, "a", b"100:a")
+
+
+def nothing() -> None:
+    """Called when memory is free."""
+
+
+def reserve(lease: Lease, maximum: int) -> Reservation | None:
+    return lease.residency.reserve(lease, maximum, nothing)
+
+
+def test_passes_share_the_working_memory_evenly() -> None:
+    models = make(260, num_forwards=2)
+    lease = models.acquire(put(models, "a", b"100:a"), 1)
+    first = reserve(lease, 32)
+    second = reserve(lease, 32)
+    assert first is not None
+    assert second is not None
+    assert (first.batch, second.batch) == (8, 8)
+    assert lease.residency.reserved_bytes() == 160
+
+
+def test_pass_that_needs_little_leaves_the_rest_to_others() -> None:
+    models = make(260, num_forwards=2)
+    model = put(models, "a", b"100:a")
+    small, large = models.acquire(model, 1), models.acquire(model, 2)
+    first = reserve(small, 2)
+    second = reserve(large, 32)
+    assert first is not None
+    assert second is not None
+    assert first.batch == 2
+    # Half of it: a small pass may want its half as well.
+    assert second.batch == 4
+
+
+def test_pass_waits_where_not_one_sample_fits_beside_others() -> None:
+    models = make(115, num_forwards=2)
+    lease = models.acquire(put(models, "a", b"100:a"), 1)
+    first = reserve(lease, 8)
+    assert first is not None
+    assert first.batch == 1
+    retried: list[bool] = []
+    retry = lease.residency.reserve(lease, 8, lambda: retried.append(True))
+    assert retry is None
+    lease.residency.free(first)
+    assert retried == [True]
+    assert reserve(lease, 8) is not None
+
+
+def test_batch_that_did_not_fit_is_not_tried_again_for_a_while() -> None:
+    now = [0.0]
+    models = make(10_000, clock=lambda: now[0])
+    model = put(models, "a", b"100:a")
+    lease, other = models.acquire(model, 1), models.acquire(model, 2)
+    lease.residency.did_not_fit(lease, 16)
+    assert lease.batch_limit(32) == 8
+    assert other.batch_limit(32) == 32
+    assert models.acquire(model, 1).batch_limit(32) == 8
+    now[0] += CAP_SECONDS
+    assert lease.batch_limit(32) == 32

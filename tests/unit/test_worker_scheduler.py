@@ -5,115 +5,227 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from hapi_worker.batching import Backlog, next_batch_size
-from hapi_worker.scheduler import MAX_REMEMBERED_ACCOUNTS, FairQueue
+from hapi_worker.batching import Backlog, batch_size, num_passes
+from hapi_worker.scheduler import (
+    CREDIT_SECONDS,
+    MAX_REMEMBERED_ACCOUNTS,
+    FairQueue,
+    Ledger,
+)
+
+KIND = "decode"
 
 
-def serve(
-    queue: FairQueue[float], count: int | None = None
-) -> list[tuple[str, float]]:
-    """Pops and charges ``count`` pieces, whose work is its own cost."""
-    served = []
-    while (count is None or len(served) < count) and (found := queue.pop()):
-        queue.charge(*found)
-        served.append(found)
-    return served
+class Served:
+    """A queue whose work is its own cost, run one piece at a time."""
+
+    def __init__(self, weights: dict[str, float] | None = None) -> None:
+        self.ledger = Ledger(weights)
+        self.queue: FairQueue[float] = FairQueue(self.ledger)
+        self.seconds: Counter[str] = Counter()
+
+    def push(self, account: str, cost: float, count: int = 1) -> None:
+        for _ in range(count):
+            self.queue.push(account, cost)
+
+    def next(self) -> tuple[str, float] | None:
+        found = self.queue.pop()
+        if found is not None:
+            account, cost = found
+            charged = self.ledger.begun(account, KIND)
+            self.ledger.ended(account, KIND, charged, cost)
+            self.seconds[account] += cost
+        return found
+
+    def serve(self, count: int) -> list[str]:
+        found = [self.next() for _ in range(count)]
+        return [each[0] for each in found if each is not None]
 
 
 def test_work_of_one_account_keeps_its_order() -> None:
-    queue: FairQueue[float] = FairQueue()
+    served = Served()
     costs = [0.3, 0.1, 0.2, 5.0, 0.0]
     for cost in costs:
-        queue.push("a", cost)
-    assert [cost for _, cost in serve(queue)] == costs
-    assert len(queue) == 0
-    assert queue.pop() is None
+        served.push("a", cost)
+    assert [served.next() for _ in costs] == [("a", cost) for cost in costs]
+    assert len(served.queue) == 0
+    assert served.next() is None
+
+
+def test_urgent_work_goes_first_in_its_own_line_only() -> None:
+    served = Served()
+    served.push("a", 1.0, 2)
+    served.queue.push("a", 2.0, urgent=True)
+    assert [served.next() for _ in range(3)] == [
+        ("a", 2.0),
+        ("a", 1.0),
+        ("a", 1.0),
+    ]
 
 
 def test_accounts_get_equal_seconds_when_their_work_differs() -> None:
-    queue: FairQueue[float] = FairQueue(quantum_seconds=0.05)
-    for _ in range(400):
-        queue.push("large", 0.4)
-    for _ in range(4000):
-        queue.push("small", 0.01)
-    seconds: Counter[str] = Counter()
-    for account, cost in serve(queue, 1000):
-        seconds[account] += cost
-    assert seconds["large"] == pytest.approx(seconds["small"], rel=0.1)
+    served = Served()
+    served.push("large", 0.4, 400)
+    served.push("small", 0.01, 4000)
+    served.serve(1000)
+    assert served.seconds["large"] == pytest.approx(
+        served.seconds["small"], rel=0.1
+    )
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from("abcdef"),
+        st.tuples(st.floats(0.1, 10), st.floats(0.01, 0.5)),
+        min_size=2,
+    )
+)
+def test_accounts_that_always_have_work_get_seconds_by_weight(
+    accounts: dict[str, tuple[float, float]],
+) -> None:
+    served = Served({name: weight for name, (weight, _) in accounts.items()})
+    for name, (_, cost) in accounts.items():
+        served.push(name, cost, 3000)
+    while min(len(line) for line in served.queue._lines.values()) > 1500:
+        served.serve(100)
+        if len(served.queue._lines) < len(accounts):
+            break
+    tags = [served.seconds[name] / w for name, (w, _) in accounts.items()]
+    # Nobody is ahead by more than one piece of work, in weighted seconds.
+    slack = max(cost / weight for weight, cost in accounts.values())
+    assert max(tags) - min(tags) <= 2 * slack + 1e-6
 
 
 def test_newcomer_is_served_soon_when_another_has_a_long_line() -> None:
-    queue: FairQueue[float] = FairQueue(quantum_seconds=0.05)
-    for _ in range(1000):
-        queue.push("busy", 0.1)
-    serve(queue, 100)
-    queue.push("new", 0.1)
-    assert "new" in [account for account, _ in serve(queue, 2)]
+    served = Served()
+    served.push("busy", 0.1, 1000)
+    served.serve(100)
+    served.push("new", 0.1)
+    assert "new" in served.serve(2)
+
+
+def test_rest_saves_no_more_than_a_small_credit() -> None:
+    served = Served()
+    served.push("resting", 0.01)
+    served.serve(1)
+    served.push("busy", 0.01, 10_000)
+    served.serve(5000)
+    served.push("resting", 0.01, 1000)
+    first = served.serve(100)
+    ahead = 0.01 * (first.count("resting") - first.count("busy"))
+    assert ahead <= CREDIT_SECONDS + 0.02
 
 
 def test_account_that_submits_piece_by_piece_still_pays() -> None:
-    queue: FairQueue[float] = FairQueue(quantum_seconds=0.05)
-    seconds: Counter[str] = Counter()
-    for _ in range(300):
-        queue.push("steady", 0.05)
+    served = Served()
+    served.push("steady", 0.05, 300)
     last = "dripping"
     for _ in range(200):
         if last == "dripping":
-            queue.push("dripping", 0.2)
-        [(last, cost)] = serve(queue, 1)
-        seconds[last] += cost
-    assert seconds["dripping"] <= 1.5 * seconds["steady"]
+            served.push("dripping", 0.2)
+        [last] = served.serve(1)
+    assert served.seconds["dripping"] <= 1.5 * served.seconds["steady"]
 
 
-def test_debt_of_a_very_long_piece_costs_no_rounds() -> None:
-    queue: FairQueue[float] = FairQueue(quantum_seconds=1e-6)
-    queue.push("a", 1e6)
-    serve(queue)
-    queue.push("a", 1.0)
-    assert serve(queue) == [("a", 1.0)]
+def test_account_that_pauses_between_pieces_loses_nothing() -> None:
+    served = Served()
+    served.push("steady", 0.01, 2000)
+    for _ in range(200):
+        served.push("pausing", 0.01)
+        while "pausing" not in served.serve(1):
+            pass
+        served.serve(1)
+    assert served.seconds["pausing"] >= 0.9 * served.seconds["steady"]
+
+
+def test_pieces_that_run_are_charged_before_they_end() -> None:
+    ledger = Ledger()
+    queue: FairQueue[int] = FairQueue(ledger)
+    for number in range(2):
+        queue.push("a", number)
+        account, _ = queue.pop() or ("", 0)
+        ledger.ended(account, KIND, ledger.begun(account, KIND), 1.0)
+    queue.push("a", 2)
+    queue.push("a", 3)
+    queue.push("b", 4)
+    first = queue.pop()
+    assert first is not None
+    assert first[0] == "b"
+    ledger.begun("b", KIND)
+    second = queue.pop()
+    assert second is not None
+    ledger.begun("a", KIND)
+    assert ledger.tag("a") >= ledger.tag("b") - CREDIT_SECONDS
+
+
+def test_dropped_work_leaves_nobody_active() -> None:
+    ledger = Ledger()
+    queue: FairQueue[int] = FairQueue(ledger)
+    queue.push("a", 1)
+    queue.push("b", 1)
+    queue.clear()
+    assert len(queue) == 0
+    assert ledger._active == {}
 
 
 def test_remembered_accounts_are_bounded() -> None:
-    queue: FairQueue[float] = FairQueue()
+    served = Served()
     for number in range(MAX_REMEMBERED_ACCOUNTS + 100):
-        queue.push(f"account-{number}", 0.1)
-        serve(queue)
-    assert len(queue._credit) <= MAX_REMEMBERED_ACCOUNTS
+        served.push(f"account-{number}", 0.1)
+        served.serve(1)
+    assert len(served.ledger._entries) <= MAX_REMEMBERED_ACCOUNTS
 
 
 def backlog(**changes: object) -> Backlog:
     values: dict[str, object] = {
         "ready": 5,
-        "pending": 10,
-        "limit": 32,
-        "flying": 0,
-        "ended": False,
-        "blocked": False,
+        "pending": 0,
+        "quiet": False,
         "waited_seconds": 0.0,
     }
     return Backlog(**{**values, **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("changes", "size"),
+    ("changes", "count"),
     [
-        ({"ready": 0, "ended": True, "pending": 0}, 0),
-        ({"ready": 32}, 32),
-        ({"ready": 40}, 32),
-        ({"ready": 32, "flying": 1}, 32),
-        ({"ready": 32, "flying": 2}, 0),
+        ({"ready": 0, "quiet": True}, 0),
+        ({"ready": 8}, 1),
+        ({"ready": 8, "pending": 3}, 1),
+        ({"ready": 23, "pending": 1}, 2),
+        ({"ready": 23, "quiet": True}, 3),
         ({}, 0),
-        ({"ready": 8}, 8),
-        ({"ready": 8, "flying": 1}, 0),
-        ({"waited_seconds": 1.0}, 5),
-        ({"waited_seconds": 1.0, "flying": 1}, 0),
-        ({"ended": True}, 0),
-        ({"ended": True, "pending": 0}, 5),
-        ({"ended": True, "pending": 0, "flying": 1}, 5),
-        ({"blocked": True, "pending": 0, "flying": 1}, 5),
-        ({"limit": 1, "ready": 1}, 1),
+        ({"quiet": True}, 1),
+        ({"quiet": True, "pending": 1}, 0),
+        ({"waited_seconds": 0.09}, 0),
+        ({"waited_seconds": 0.1}, 1),
+        ({"waited_seconds": 9.0, "pending": 1}, 0),
     ],
 )
-def test_batch_size(changes: dict[str, object], size: int) -> None:
-    assert next_batch_size(backlog(**changes)) == size
+def test_passes_that_are_due(changes: dict[str, object], count: int) -> None:
+    assert num_passes(backlog(**changes), 8) == count
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "size"),
+    [(None, 8), (1, 1), (2, 2), (3, 4), (5, 8), (8, 8), (60, 8), (0, 1)],
+)
+def test_size_of_batches_depends_on_the_request_alone(
+    num_samples: int | None, size: int
+) -> None:
+    assert batch_size(8, num_samples) == size
+
+
+def test_size_is_never_above_the_largest() -> None:
+    assert batch_size(6, 5) == 6
+    assert batch_size(1, 100) == 1
+
+
+def test_ledger_follows_new_weights() -> None:
+    ledger = Ledger()
+    assert ledger.weight("a") == 1.0
+    ledger.set_weights({"a": 4.0})
+    assert ledger.weight("a") == 4.0

@@ -18,13 +18,15 @@ from hapi_protocol.errors import (
     TooSlowError,
 )
 from hapi_worker.body import ChunkedBody, Connection, SenderGoneError
-from hapi_worker.executor import FairPool, choose_device
-from hapi_worker.forward import run_prefix
+from hapi_worker.executor import choose_devices
+from hapi_worker.forward import padded, run_prefix
+from hapi_worker.pool import DEVICE, FairPool
+from hapi_worker.scheduler import Ledger
 
 
 @pytest.fixture
 def pool() -> Iterator[FairPool]:
-    pool = FairPool("test", 1, torch_threads=1)
+    pool = FairPool("test", 1, Ledger(), torch_threads=1)
     yield pool
     pool.close()
 
@@ -76,7 +78,7 @@ def test_paused_pool_ends_what_runs_and_begins_nothing(
 
 def test_pool_threads_have_their_own_number_of_torch_threads() -> None:
     before = torch.get_num_threads()
-    pools = [FairPool(f"t{n}", 1, torch_threads=n) for n in (1, 3)]
+    pools = [FairPool(f"t{n}", 1, Ledger(), torch_threads=n) for n in (1, 3)]
     found = []
     for pool in pools:
         done = threading.Event()
@@ -89,17 +91,68 @@ def test_pool_threads_have_their_own_number_of_torch_threads() -> None:
 
 
 def test_closed_pool_takes_no_work_and_has_no_threads() -> None:
-    pool = FairPool("closing", 2)
+    pool = FairPool("closing", 2, Ledger())
     pool.close()
     with pytest.raises(RuntimeError):
         pool.submit("a", lambda: None)
     assert not [t for t in threading.enumerate() if "closing" in t.name]
 
 
+def test_paused_pool_lets_the_piece_that_pauses_it_go_on(
+    pool: FairPool,
+) -> None:
+    found: list[bool] = []
+    done = threading.Event()
+
+    def work() -> None:
+        with pool.paused(1.0, beside=1) as idle:
+            found.append(idle)
+
+    pool.submit("a", work)
+    pool.submit("a", done.set)
+    assert done.wait(5)
+    assert found == [True]
+
+
+def test_urgent_work_goes_before_the_same_accounts_other_work(
+    pool: FairPool,
+) -> None:
+    gate, done = threading.Event(), threading.Event()
+    order: list[str] = []
+    pool.submit("a", gate.wait)
+    pool.submit("a", lambda: order.append("decode"))
+    pool.submit("a", lambda: order.append("pass"), kind=DEVICE, urgent=True)
+    pool.submit("a", done.set)
+    gate.set()
+    assert done.wait(5)
+    assert order == ["pass", "decode"]
+
+
 def test_unknown_device_is_refused() -> None:
-    assert choose_device("cpu") == torch.device("cpu")
+    assert choose_devices("cpu") == [torch.device("cpu")]
+    assert choose_devices("cpu,cpu") == [torch.device("cpu")] * 2
     with pytest.raises(ValueError, match="cuda:99"):
-        choose_device("cuda:99")
+        choose_devices("cuda:99")
+
+
+def test_devices_of_two_kinds_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_devices("auto") == [
+        torch.device("cuda", 0),
+        torch.device("cuda", 1),
+    ]
+    with pytest.raises(ValueError, match="one kind"):
+        choose_devices("cpu,cuda:1")
+
+
+def test_batch_is_padded_with_zeros() -> None:
+    images = [torch.ones(2, 3), torch.full((2, 3), 2.0)]
+    batch = padded(images, 4, torch.device("cpu"))
+    assert batch.shape == (4, 2, 3)
+    assert batch[:, 0, 0].tolist() == [1, 2, 0, 0]
 
 
 def prefix_with_room_for(batch: int) -> tuple[list[int], object]:
@@ -121,10 +174,10 @@ def test_batch_is_halved_until_it_fits() -> None:
         prefix,  # type: ignore[arg-type]
         images,
         device=torch.device("cpu"),
-        encoding="float32",
     )
     assert computed.features.tolist() == (images * 2).tolist()
     assert sizes[0] == 7
+    assert computed.num_halvings == 2
     assert max(size for size in sizes if size <= 2) == 2
 
 
@@ -138,9 +191,7 @@ def test_cpu_that_cannot_allocate_is_out_of_memory_too() -> None:
         return images * 2
 
     images = torch.arange(4.0).reshape(4, 1)
-    computed = run_prefix(
-        prefix, images, device=torch.device("cpu"), encoding="float32"
-    )
+    computed = run_prefix(prefix, images, device=torch.device("cpu"))
     assert computed.features.tolist() == (images * 2).tolist()
     assert sizes == [4, 2, 2]
 
@@ -154,7 +205,6 @@ def test_failure_of_the_model_is_not_taken_for_want_of_memory() -> None:
             prefix,
             torch.zeros(2, 1),
             device=torch.device("cpu"),
-            encoding="float32",
         )
 
 
@@ -165,7 +215,6 @@ def test_one_sample_that_does_not_fit_is_an_error() -> None:
             prefix,  # type: ignore[arg-type]
             torch.zeros(2, 1),
             device=torch.device("cpu"),
-            encoding="float32",
         )
 
 

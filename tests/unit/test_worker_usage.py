@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from hapi_protocol.errors import RightsError, TooSlowError, UnavailableError
 from hapi_protocol.messages import Usage
-from hapi_worker.forward import Computed
-from hapi_worker.usage import MAX_QUESTIONS, Meter, Metered, Sent, Usages
+from hapi_worker.forward import Forwarded
+from hapi_worker.usage import MAX_QUESTIONS, Meter, Sent, Usages
 from photos import shard, with_corrupt_member
 from worker_under_test import (
     WorkerUnderTest,
@@ -180,12 +179,12 @@ def hold_second_batch(
     leave: threading.Event,
 ) -> None:
     """The second micro-batch stays on the device until ``leave``."""
-    from hapi_worker import worker as worker_module
+    from hapi_worker import executor as worker_module
 
     real = worker_module.run_prefix
     calls: list[int] = []
 
-    def slow(*args: Any, **kwargs: Any) -> Computed:
+    def slow(*args: Any, **kwargs: Any) -> Forwarded:
         calls.append(1)
         if len(calls) == 2:
             entered.set()
@@ -312,28 +311,27 @@ def test_questions_that_wait_are_bounded() -> None:
 
 
 def test_work_that_fails_costs_its_seconds() -> None:
-    class Failing:
-        input_bytes = 4
+    usages = Usages()
+    meter = usages.begin("a", job_for(b"x"), "d")
 
-        def batch_limit(self) -> int:
-            return 1
-
-        def decoder(self, sample: Any) -> torch.Tensor:
+    def failing() -> None:
+        with meter.decoding():
             time.sleep(SHORT)
             raise ValueError("no image")
 
-        def run(self, images: torch.Tensor) -> Computed:
-            time.sleep(SHORT)
-            raise ValueError("no memory")
-
-    usages = Usages()
-    compute = Metered(Failing(), usages.begin("a", job_for(b"x"), "d"))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no image"):
-        compute.decoder(None)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no memory"):
-        compute.run(torch.zeros(1))
+        failing()
     usages.end("a", "failed", "internal", Sent())
-    usage = usages.find("a")
+    assert usages.find("a").decode_seconds >= SHORT
 
-    assert usage.decode_seconds >= SHORT
-    assert usage.device_seconds >= SHORT
+
+def test_usage_is_told_once_the_last_pass_has_ended() -> None:
+    usages = Usages()
+    meter = usages.begin("a", job_for(b"x"), "d")
+    meter.pass_begun()
+    usages.end("a", "gone", "", Sent())
+    with pytest.raises(TooSlowError):
+        usages.find("a", SHORT)
+    meter.pass_ended(0.25, 0.5)
+    usage = usages.find("a")
+    assert (usage.device_seconds, usage.cpu_seconds) == (0.25, 0.5)

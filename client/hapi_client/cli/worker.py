@@ -1,0 +1,200 @@
+"""``hapi worker``: a look at the worker of this host."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from hapi_client.cli.context import JsonPath, write_json
+from hapi_protocol.errors import (
+    InternalError,
+    UnavailableError,
+    error_from_body,
+)
+from hapi_protocol.unix_http import UnixConnection
+
+DEFAULT_SOCKET = Path("/run/hapi/worker.sock.admin")
+TIMEOUT_SECONDS = 10.0
+
+app = typer.Typer(
+    help="Look at the worker of this host.", no_args_is_help=True
+)
+
+
+@app.command()
+def status(
+    socket: Annotated[
+        Path,
+        typer.Option(
+            help="The worker's socket, or its .admin one.", metavar="PATH"
+        ),
+    ] = DEFAULT_SOCKET,
+    watch: Annotated[
+        float | None,
+        typer.Option(
+            help="Look again each SECONDS, until Ctrl-C.",
+            metavar="SECONDS",
+            min=0.2,
+        ),
+    ] = None,
+    json_path: JsonPath = None,
+) -> None:
+    """Show devices, models and accounts of the worker on this host.
+
+    Names of accounts are shown to root and to the worker's own user only.
+
+    Examples:
+
+        hapi worker status --watch 2
+
+        hapi worker status --json status.json
+
+    Keys of --json: version, pid, status, uptime_seconds, cores, jobs_running,
+    jobs_waiting, max_streams, max_streams_per_account, totals (samples,
+    errors, passes, received_bytes, sent_bytes, out_of_memory, slow_passes),
+    devices (name, in_service, forwards, memory_limit_bytes, resident_bytes,
+    reserved_bytes, models), queues, accounts (account, weight, share,
+    streams, waiting, buffered_bytes).
+    """
+    found = ask(socket)
+    if watch is None:
+        Console().print(tables(found))
+        write_json(json_path, found)
+        return
+    with Live(tables(found), auto_refresh=False) as live:
+        while True:
+            write_json(json_path, found)
+            before, asked = found, time.monotonic()
+            time.sleep(watch)
+            found = ask(socket)
+            seconds = time.monotonic() - asked
+            live.update(tables(found, before, seconds), refresh=True)
+
+
+def ask(socket: Path) -> dict[str, Any]:
+    """``GET /status`` of a worker.
+
+    Raises:
+        UnavailableError: nobody listens there, or one may not connect.
+        HapiError: what the worker answered.
+    """
+    connection = UnixConnection(socket, TIMEOUT_SECONDS)
+    try:
+        connection.request("GET", "/status")
+        answer = connection.getresponse()
+        body = answer.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise UnavailableError(
+            "worker_unavailable",
+            f"no worker answers at {socket} ({error}): is hapi-worker "
+            "running, is this its option socket, and may you read and write "
+            "it?",
+        ) from error
+    finally:
+        connection.close()
+    if answer.status != 200:
+        raise error_from_body(answer.status, body)
+    found = json.loads(body)
+    if not isinstance(found, dict):
+        raise InternalError("internal", f"{socket} did not answer as a worker")
+    return found
+
+
+def tables(
+    found: dict[str, Any],
+    before: dict[str, Any] | None = None,
+    seconds: float = 0.0,
+) -> Group:
+    """What is shown of a worker.
+
+    Args:
+        found: an answer of it.
+        before: an earlier one, for rates.
+        seconds: between the two.
+    """
+    return Group(
+        _headline(found, before, seconds), _devices(found), _accounts(found)
+    )
+
+
+def _headline(
+    found: dict[str, Any], before: dict[str, Any] | None, seconds: float
+) -> str:
+    totals = found["totals"]
+    line = (
+        f"hapi-worker {found['version']}, pid {found['pid']}: "
+        f"{found['status']}, up {_duration(found['uptime_seconds'])}; "
+        f"{found['jobs_running']} of {found['max_streams']} streams, "
+        f"{found['jobs_waiting']} waiting; "
+        f"{totals['samples']:.0f} samples, {totals['errors']:.0f} errors"
+    )
+    if before is None or seconds <= 0:
+        return line
+    rates = {
+        key: max(totals[key] - before["totals"][key], 0.0) / seconds
+        for key in totals
+    }
+    return (
+        f"{line}\n{rates['samples']:.1f} samples/s, "
+        f"{rates['received_bytes'] / 1e6:.1f} MB/s in, "
+        f"{rates['sent_bytes'] / 1e6:.1f} MB/s out, "
+        f"{rates['passes']:.1f} micro-batches/s"
+    )
+
+
+def _devices(found: dict[str, Any]) -> Table:
+    table = Table(title="Devices", title_justify="left")
+    for name in ("device", "models", "parameters", "passes", "limit"):
+        table.add_column(name, justify="left" if name == "device" else "right")
+    table.add_column("in use (jobs)")
+    for each in found["devices"]:
+        name = each["name"] + ("" if each["in_service"] else " (failed)")
+        models = [
+            f"{m['digest'][:12]} ({m['jobs']})"
+            for m in each["models"]
+            if m["jobs"]
+        ]
+        table.add_row(
+            name,
+            str(len(each["models"])),
+            _megabytes(each["resident_bytes"]),
+            _megabytes(each["reserved_bytes"]),
+            _megabytes(each["memory_limit_bytes"]),
+            ", ".join(models) or "-",
+        )
+    return table
+
+
+def _accounts(found: dict[str, Any]) -> Table:
+    table = Table(title="Accounts with streams", title_justify="left")
+    table.add_column("account")
+    for name in ("weight", "share", "streams", "waiting", "buffered"):
+        table.add_column(name, justify="right")
+    for each in found["accounts"]:
+        table.add_row(
+            each["account"] or "(hidden)",
+            f"{each['weight']:g}",
+            f"{100 * each['share']:.0f} %",
+            str(each["streams"]),
+            str(each["waiting"]),
+            _megabytes(each["buffered_bytes"]),
+        )
+    return table
+
+
+def _megabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e6:,.1f} MB"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"

@@ -1,0 +1,51 @@
+"""Sockets that systemd opened for us (sd_listen_fds(3)).
+
+They stay open while the worker restarts, so that connections wait instead of
+being refused.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import MutableMapping
+
+FIRST_DESCRIPTOR = 3
+
+
+def inherited_sockets(
+    environment: MutableMapping[str, str] = os.environ,
+    first_descriptor: int = FIRST_DESCRIPTOR,
+) -> dict[str, socket.socket]:
+    """Listening unix sockets by path; taken out of the environment.
+
+    Raises:
+        ValueError: one of them is no listening unix stream socket.
+    """
+    count = environment.pop("LISTEN_FDS", "")
+    pid = environment.pop("LISTEN_PID", "")
+    environment.pop("LISTEN_FDNAMES", None)
+    if pid != str(os.getpid()) or not count.isdecimal():
+        return {}
+    found = {}
+    for number in range(first_descriptor, first_descriptor + int(count)):
+        opened = _listening(number)
+        found[str(opened.getsockname())] = opened
+    return found
+
+
+def _listening(descriptor: int) -> socket.socket:
+    if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+        opened = socket.socket(fileno=descriptor)
+        if (
+            opened.family == socket.AF_UNIX
+            and opened.type == socket.SOCK_STREAM
+            and opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        ):
+            opened.set_inheritable(False)
+            return opened
+    raise ValueError(
+        f"descriptor {descriptor}, passed by systemd, is no listening unix "
+        "stream socket: see hapi-worker.socket"
+    )

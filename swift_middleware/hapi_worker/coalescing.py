@@ -1,0 +1,325 @@
+"""Streams of one account that share their micro-batches.
+
+A *group* is the streams charged to one account that run the same cut of the
+same model on the same device.  A pass is asked for when enough samples wait,
+and takes them when a thread begins it: what has come meanwhile goes with it.
+Accounts never share a batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from hapi_worker.batching import Backlog, num_passes
+from hapi_worker.decode import Decoder
+from hapi_worker.flow import Batch, Slot
+from hapi_worker.forward import Forwarded, encode_rows, padded
+from hapi_worker.pool import DEVICE, FairPool
+from hapi_worker.residency import Lease, Reservation
+
+logger = logging.getLogger(__name__)
+
+
+class Stream(Protocol):
+    """A job's samples as its group sees them; all with the lock held."""
+
+    @property
+    def encoding(self) -> str:
+        """Of its features."""
+
+    @property
+    def num_ready(self) -> int:
+        """Decoded samples at its head that may be taken."""
+
+    @property
+    def num_pending(self) -> int:
+        """Samples behind them."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no sample will come by itself."""
+
+    @property
+    def oldest(self) -> float:
+        """When its first ready sample became so."""
+
+    def take(self, size: int) -> list[Slot]:
+        """Removes up to ``size`` ready samples."""
+
+    def started(self, batch: Batch) -> None:
+        """A pass has begun with some of its samples."""
+
+    def charge(self, device_seconds: float, cpu_seconds: float) -> None:
+        """Its part of a pass that has ended; called without the lock."""
+
+    def finished(self, batch: Batch) -> None:
+        """Its features are there."""
+
+    def fail(self, error: Exception) -> None:
+        """Its pass failed; called without the lock."""
+
+
+class Compute(Protocol):
+    """What a group does with its samples; None of it for an index."""
+
+    @property
+    def decoder(self) -> Decoder:
+        """Sample → one input of the model."""
+
+    @property
+    def input_bytes(self) -> int:
+        """Of one input."""
+
+    @property
+    def output_bytes(self) -> int:
+        """Of one sample's features before encoding."""
+
+    @property
+    def device(self) -> torch.device:
+        """That computes."""
+
+    def reserve(
+        self, size: int, starved: Callable[[], None]
+    ) -> Reservation | None:
+        """As :meth:`hapi_worker.residency.Residency.reserve`."""
+
+    def free(self, reservation: Reservation) -> None:
+        """Gives the working memory back."""
+
+    def run(self, images: torch.Tensor) -> Forwarded:
+        """Called on a thread of the device."""
+
+
+@dataclass(frozen=True)
+class GroupKey:
+    """What streams must have in common to share a micro-batch."""
+
+    account: str
+    device: str
+    digest: str
+    cut: int
+    dtype: str
+    size: int
+
+
+class Group:
+    """Streams that share micro-batches, and the lock that guards them.
+
+    Args:
+        account: that pays.
+        compute: what is done with the samples.
+        pool: runs the passes.
+        size: of a micro-batch, in samples.
+        passed: told of the samples of each pass.
+    """
+
+    def __init__(
+        self,
+        account: str,
+        compute: Compute,
+        pool: FairPool,
+        size: int,
+        *,
+        passed: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        self.account = account
+        self.compute = compute
+        self.pool = pool
+        self.size = size
+        self._passed = passed
+        self.lock = threading.Lock()
+        self._streams: list[Stream] = []
+        self._num_asked = 0
+
+    def join(self, stream: Stream) -> None:
+        """The stream's samples count from now on."""
+        with self.lock:
+            self._streams.append(stream)
+
+    def leave(self, stream: Stream) -> None:
+        """Called with the lock held; what it still has is dropped."""
+        if stream in self._streams:
+            self._streams.remove(stream)
+            self.consider()
+
+    def consider(self) -> None:
+        """Asks for passes as they are due; called with the lock held."""
+        wanted = num_passes(self._backlog(), self.size)
+        while self._num_asked < wanted:
+            self._ask()
+
+    def _ask(self) -> None:
+        self._num_asked += 1
+        self.pool.submit(self.account, self._pass, kind=DEVICE, urgent=True)
+
+    def _backlog(self) -> Backlog:
+        ready = pending = 0
+        oldest = now = time.monotonic()
+        quiet = True
+        for stream in self._streams:
+            found = stream.num_ready
+            ready += found
+            pending += stream.num_pending
+            quiet = quiet and stream.is_quiet
+            if found:
+                oldest = min(oldest, stream.oldest)
+        return Backlog(ready, pending, quiet, now - oldest)
+
+    # --- a thread of the pool ---
+
+    def _pass(self) -> None:
+        with self.lock:
+            self._num_asked -= 1
+            if not any(stream.num_ready for stream in self._streams):
+                return
+        reservation = self.compute.reserve(self.size, self._retry)
+        if reservation is None:
+            return
+        try:
+            self._run(reservation.batch)
+        finally:
+            self.compute.free(reservation)
+
+    def _retry(self) -> None:
+        with self.lock:
+            try:
+                self._ask()
+            except RuntimeError:
+                self._num_asked -= 1  # the pool is closed
+
+    def _run(self, size: int) -> None:
+        with self.lock:
+            taken = self._take(size)
+            self.consider()
+        with _charged(taken):
+            failure = self._compute(taken, size)
+        if failure is None:
+            self._settle(taken)
+        else:
+            for stream, _ in taken:
+                stream.fail(failure)
+
+    def _compute(
+        self, taken: Sequence[tuple[Stream, Batch]], size: int
+    ) -> Exception | None:
+        images = [image for _, batch in taken for image in batch.images]
+        if not images:
+            return None
+        self._passed(len(images))
+        for _, batch in taken:
+            batch.timings["queue"] = time.monotonic() - batch.submitted
+        try:
+            forwarded = self.compute.run(
+                padded(images, size, self.compute.device)
+            )
+            _share_out(forwarded, taken)
+        except Exception as error:
+            return error
+        return None
+
+    def _take(self, size: int) -> list[tuple[Stream, Batch]]:
+        """The streams first whose samples have waited longest."""
+        taken = []
+        ready = [stream for stream in self._streams if stream.num_ready]
+        for stream in sorted(ready, key=lambda stream: stream.oldest):
+            if not size:
+                break
+            slots = stream.take(size)
+            batch = _batch_of(slots)
+            stream.started(batch)
+            taken.append((stream, batch))
+            size -= len(slots)
+        return taken
+
+    def _settle(self, taken: Sequence[tuple[Stream, Batch]]) -> None:
+        with self.lock:
+            for stream, batch in taken:
+                batch.images.clear()
+                stream.finished(batch)
+            # Streams that had too much under way may have room again.
+            self.consider()
+
+
+class Groups:
+    """The groups of a worker, each as long as it has streams."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._groups: dict[GroupKey, tuple[Group, int]] = {}
+
+    def join(self, key: GroupKey, make: Callable[[], Group]) -> Group:
+        """The group of a key, made if there is none."""
+        with self._lock:
+            group, members = self._groups.get(key) or (make(), 0)
+            self._groups[key] = group, members + 1
+            return group
+
+    def leave(self, key: GroupKey) -> None:
+        """Once for each :meth:`join`."""
+        with self._lock:
+            group, members = self._groups.pop(key)
+            if members > 1:
+                self._groups[key] = group, members - 1
+
+
+def group_key(account: str, lease: Lease, size: int, device: str) -> GroupKey:
+    """Of a job that holds ``lease``."""
+    cut, dtype = lease.site
+    return GroupKey(account, device, lease.digest, cut, dtype, size)
+
+
+@contextlib.contextmanager
+def _charged(taken: Sequence[tuple[Stream, Batch]]) -> Iterator[None]:
+    """Each stream pays for its images' part of what is done inside."""
+    total = sum(len(batch.images) for _, batch in taken) or 1
+    parts = [(s, len(batch.images) / total) for s, batch in taken]
+    began, began_cpu = time.monotonic(), time.thread_time()
+    try:
+        yield
+    finally:
+        seconds = time.monotonic() - began
+        cpu_seconds = time.thread_time() - began_cpu
+        for stream, part in parts:
+            stream.charge(seconds * part, cpu_seconds * part)
+
+
+def _batch_of(slots: Sequence[Slot]) -> Batch:
+    return Batch(
+        rows=[slot.row for slot in slots],
+        timings={
+            "decode": sum(slot.decode_seconds for slot in slots),
+            "decode_cpu": sum(slot.decode_cpu for slot in slots),
+        },
+        images=[slot.image for slot in slots if slot.image is not None],
+    )
+
+
+def _share_out(
+    forwarded: Forwarded, taken: Sequence[tuple[Stream, Batch]]
+) -> None:
+    """Encodes each stream's rows, and charges them their part."""
+    total = sum(len(batch.images) for _, batch in taken)
+    start = 0
+    for stream, batch in taken:
+        count = len(batch.images)
+        if not count:
+            continue
+        part = count / total
+        began, began_cpu = time.monotonic(), time.thread_time()
+        rows = forwarded.features[start : start + count]
+        batch.encoded = encode_rows(rows, stream.encoding)
+        batch.timings |= {
+            "forward": forwarded.seconds * part,
+            "forward_cpu": forwarded.cpu_seconds * part,
+            "encode": time.monotonic() - began,
+            "encode_cpu": time.thread_time() - began_cpu,
+        }
+        start += count

@@ -1,0 +1,288 @@
+"""Which objects are known to be which models, and on which device they are.
+
+A model is found by the digest of bytes that this process hashed itself.  An
+*identity* (account, container, object, ETag, length; shown by the filter
+after the caller's own authorisation) leads to a digest only if its bytes came
+through :meth:`Models.put` under that identity.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from hapi_protocol.errors import (
+    DoesNotFitError,
+    HapiError,
+    UnavailableError,
+)
+from hapi_protocol.messages import ModelIdentity
+from hapi_splitter.cuts import FrozenGraph
+from hapi_worker.placement import Place, places_in_order
+from hapi_worker.residency import Lease, Residency, Resident
+from hapi_worker.uploads import Uploads, busy, check_name
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """What is remembered of an identity, in memory or not."""
+
+    digest: str
+    num_cuts: int
+
+
+class Models:
+    """The models of a worker, on all its devices.
+
+    Args:
+        residencies: of the devices; they share ``changed``.
+        changed: guards all of them.
+        max_identities: how many identities are remembered.
+        wait_seconds: how long one waits for another's upload.
+        max_waiting: how many may wait so.
+        load: package bytes → model; the validating loader.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        residencies: Sequence[Residency],
+        changed: threading.Condition,
+        *,
+        max_identities: int,
+        wait_seconds: float,
+        max_waiting: int,
+        load: Callable[[bytearray], FrozenGraph],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.residencies = tuple(residencies)
+        self._changed = changed
+        self._max_identities = max_identities
+        self._wait_seconds = wait_seconds
+        self._load = load
+        self._clock = clock
+        self._known: OrderedDict[ModelIdentity, KnownModel] = OrderedDict()
+        self._busy: set[str] = set()
+        self._closed = False
+        self.uploads = Uploads(
+            changed,
+            wait_seconds=wait_seconds,
+            max_waiting=max_waiting,
+            clock=clock,
+        )
+
+    def known(self, identity: ModelIdentity) -> KnownModel | None:
+        """What bytes uploaded under this identity were, if remembered."""
+        with self._changed:
+            return self._known.get(identity)
+
+    def resident(self) -> tuple[int, int]:
+        """Models in memory, and bytes of their parameters."""
+        counts = [each.resident() for each in self.residencies]
+        return sum(n for n, _ in counts), sum(size for _, size in counts)
+
+    @property
+    def limit_bytes(self) -> int:
+        """Of all devices."""
+        return sum(each.limit_bytes for each in self.residencies)
+
+    def await_model(self, identity: ModelIdentity) -> str:
+        """Returns the digest when the model is in memory.
+
+        Raises:
+            ConflictError: ``model_needed``: the caller is the one to upload.
+            UnavailableError: no upload came in time, or too many wait for
+                one.
+            HapiError: of the upload it waited for.
+        """
+        deadline = self._clock() + self._wait_seconds
+        with self._changed:
+            while True:
+                if self._closed:
+                    raise busy("draining", "this worker is shutting down")
+                digest = self._find(identity)
+                if digest is not None:
+                    return digest
+                self.uploads.wait(identity, deadline)
+
+    def acquire(
+        self,
+        identity: ModelIdentity,
+        cut: int,
+        encoding: str = "float32",
+        *,
+        wait_seconds: float = 0.0,
+    ) -> Lease:
+        """A hold on the model of ``identity``, for ``cut``.
+
+        Args:
+            identity: shown by the filter.
+            cut: where features are taken.
+            encoding: of the features, for the memory that it needs.
+            wait_seconds: for memory that running jobs hold.
+
+        Raises:
+            ConflictError: ``model_needed``: the caller is the one to upload.
+            UnsupportedError: ``cut_out_of_range``, ``does_not_fit``; or the
+                error of the upload it waited for.
+            UnavailableError: no upload came in time, too many wait for
+                one, or running jobs hold the memory.
+        """
+        deadline = self._clock() + wait_seconds
+        while True:
+            digest = self.await_model(identity)
+            try:
+                lease = self._hold(digest, cut, encoding)
+            except DoesNotFitError:
+                raise
+            except UnavailableError:
+                with self._changed:
+                    left = deadline - self._clock()
+                    if left <= 0 or self._closed:
+                        raise
+                    self._changed.wait(left)
+                continue
+            if lease is not None:
+                return lease
+
+    def put(self, identity: ModelIdentity, package: bytearray) -> KnownModel:
+        """Hashes, validates and loads a package, and remembers its identity.
+
+        Raises:
+            ConflictError: ``digest_mismatch`` with a digest in the name.
+            PackageError: not a package, or a hostile one.
+            DoesNotFitError: more than any device may hold.
+            UnavailableError: running jobs hold the memory.
+        """
+        digest = hashlib.sha256(package).hexdigest()
+        check_name(identity, digest)
+        with self._claimed(digest):
+            resident = self._resident_anywhere(digest)
+            if resident is None:
+                started = self._clock()
+                frozen = self._load(package)
+                resident = self._place(digest, frozen, self._clock() - started)
+                logger.info(
+                    "model %s (%s): %d cuts, %d parameter bytes, loaded in "
+                    "%.2f s",
+                    digest[:12],
+                    identity.path,
+                    len(frozen.cuts),
+                    frozen.parameter_bytes,
+                    resident.load_seconds,
+                )
+        known = KnownModel(digest, len(resident.frozen.cuts))
+        with self._changed:
+            self._known[identity] = known
+            self._known.move_to_end(identity)
+            while len(self._known) > self._max_identities:
+                self._known.popitem(last=False)
+        return known
+
+    def check_length(self, identity: ModelIdentity) -> None:
+        """
+        Raises:
+            DoesNotFitError: a package of that length can never be held.
+        """
+        largest = max(self.residencies, key=lambda each: each.limit_bytes)
+        what = f"the package {identity.path}"
+        largest.check_length(what, identity.length_bytes)
+
+    def close(self) -> None:
+        """Ends all waiting; nothing is handed out any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _find(self, identity: ModelIdentity) -> str | None:
+        """Called with the lock held."""
+        known = self._known.get(identity)
+        if known is None:
+            return None
+        self._known.move_to_end(identity)
+        found = [each.find(known.digest) for each in self.residencies]
+        return known.digest if any(found) else None
+
+    def _resident_anywhere(self, digest: str) -> Resident | None:
+        with self._changed:
+            found = (each.find(digest) for each in self.residencies)
+            return next((each for each in found if each is not None), None)
+
+    def _order(self, digest: str) -> list[Residency]:
+        with self._changed:
+            places = [
+                Place(
+                    each.in_service,
+                    each.find(digest) is not None,
+                    each.num_jobs(),
+                )
+                for each in self.residencies
+            ]
+        return [self.residencies[n] for n in places_in_order(places)]
+
+    def _hold(self, digest: str, cut: int, encoding: str) -> Lease | None:
+        """On the best device that has room; None if the model has left."""
+        refusal: HapiError | None = None
+        for residency in self._order(digest):
+            try:
+                found = residency.hold(digest, cut, encoding)
+                if found is None and self._copy(digest, residency):
+                    found = residency.hold(digest, cut, encoding)
+            except (UnavailableError, DoesNotFitError) as error:
+                refusal = error
+                continue
+            if found is not None:
+                return found
+        if refusal is not None:
+            raise refusal
+        return None
+
+    def _copy(self, digest: str, residency: Residency) -> bool:
+        """Brings a model from another device; whether it is there then."""
+        with self._claimed(digest):
+            source = self._resident_anywhere(digest)
+            if source is None:
+                return False
+            residency.add(digest, source.frozen, source.load_seconds)
+            return True
+
+    def _place(
+        self, digest: str, frozen: FrozenGraph, load_seconds: float
+    ) -> Resident:
+        refusal: HapiError = busy("queue_full", "no device is in service")
+        for residency in self._order(digest):
+            try:
+                return residency.add(digest, frozen, load_seconds)
+            except (UnavailableError, DoesNotFitError) as error:
+                refusal = error
+        raise refusal
+
+    @contextlib.contextmanager
+    def _claimed(self, digest: str) -> Iterator[None]:
+        """One thread at a time loads or copies a model."""
+        deadline = self._clock() + self._wait_seconds
+        with self._changed:
+            while digest in self._busy:
+                left = deadline - self._clock()
+                if left <= 0:
+                    raise busy(
+                        "worker_unavailable",
+                        "the same package is still being loaded for another "
+                        "request",
+                    )
+                self._changed.wait(left)
+            self._busy.add(digest)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._busy.discard(digest)
+                self._changed.notify_all()

@@ -1,0 +1,79 @@
+"""Models whose micro-batches take too long are left out for a while.
+
+A pass cannot be stopped from outside; what can be done is not to begin the
+next one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+
+from hapi_protocol.errors import TooSlowError
+
+MAX_OVERRUNS = 3
+"""Of one model within :data:`WINDOW_SECONDS`; then it is banned."""
+WINDOW_SECONDS = 600.0
+BAN_SECONDS = 300.0
+MAX_MODELS = 1024
+
+
+class Overruns:
+    """Passes that outlasted the limit, by model; thread-safe.
+
+    Args:
+        limit_seconds: that a pass may take.
+        clock: monotonic seconds.
+
+    Attributes:
+        total: overruns of all models.
+    """
+
+    def __init__(
+        self,
+        limit_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limit_seconds = limit_seconds
+        self.total = 0
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._late: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def note(self, digest: str, seconds: float) -> None:
+        """A pass of the model took so long."""
+        if seconds <= self.limit_seconds:
+            return
+        with self._lock:
+            self.total += 1
+            late = self._late.setdefault(digest, deque(maxlen=MAX_OVERRUNS))
+            late.append(self._clock())
+            self._late.move_to_end(digest)
+            while len(self._late) > MAX_MODELS:
+                self._late.popitem(last=False)
+
+    def check(self, digest: str) -> None:
+        """
+        Raises:
+            TooSlowError: ``too_slow``, with the seconds left.
+        """
+        with self._lock:
+            late = self._late.get(digest, deque())
+            if len(late) < MAX_OVERRUNS or (
+                late[-1] - late[0] > WINDOW_SECONDS
+            ):
+                return
+            left = late[-1] + BAN_SECONDS - self._clock()
+            if left <= 0:
+                del self._late[digest]
+                return
+        raise TooSlowError(
+            "too_slow",
+            f"the last {MAX_OVERRUNS} slow micro-batches of the model "
+            f"{digest[:12]} took more than {self.limit_seconds:g} s each; it "
+            f"is left out for another {left:.0f} s: cut it earlier",
+            retry_after=left,
+            details={"limit_seconds": self.limit_seconds},
+        )

@@ -1,0 +1,92 @@
+"""Models that take too long, and memory at rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from hapi_protocol.errors import TooSlowError
+from hapi_worker.heap import RestingHeap, keep_heap
+from hapi_worker.overruns import (
+    BAN_SECONDS,
+    MAX_MODELS,
+    MAX_OVERRUNS,
+    WINDOW_SECONDS,
+    Overruns,
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def overruns(clock: Clock) -> Overruns:
+    return Overruns(1.0, clock)
+
+
+def test_model_is_banned_for_a_while_after_some_overruns(
+    overruns: Overruns, clock: Clock
+) -> None:
+    for _ in range(MAX_OVERRUNS):
+        overruns.check("slow")
+        overruns.note("slow", 1.5)
+    with pytest.raises(TooSlowError, match="slow") as banned:
+        overruns.check("slow")
+    assert banned.value.retry_after == BAN_SECONDS
+    overruns.check("other")
+    clock.now += BAN_SECONDS
+    overruns.check("slow")
+    overruns.note("slow", 1.5)
+    overruns.check("slow")
+    assert overruns.total == MAX_OVERRUNS + 1
+
+
+def test_passes_within_the_limit_and_rare_overruns_ban_nothing(
+    overruns: Overruns, clock: Clock
+) -> None:
+    for _ in range(10):
+        overruns.note("quick", 1.0)
+        overruns.note("rarely", 2.0)
+        clock.now += WINDOW_SECONDS
+        overruns.check("quick")
+        overruns.check("rarely")
+
+
+def test_models_that_are_remembered_are_bounded(overruns: Overruns) -> None:
+    for number in range(MAX_MODELS + 10):
+        overruns.note(str(number), 2.0)
+    assert len(overruns._late) == MAX_MODELS
+
+
+def test_heap_is_trimmed_once_when_work_has_ended() -> None:
+    busy, trimmed = [False], []
+    heap = RestingHeap(lambda: busy[0], lambda: trimmed.append(1))
+    heap.look()
+    busy[0] = True
+    heap.look()
+    heap.look()
+    assert trimmed == []
+    busy[0] = False
+    heap.look()
+    heap.look()
+    assert trimmed == [1]
+
+
+def test_watch_of_the_heap_ends() -> None:
+    heap = RestingHeap(lambda: False)
+    heap.begin()
+    heap.end()
+    assert not heap._thread.is_alive()
+
+
+def test_glibc_takes_the_settings() -> None:
+    assert keep_heap()

@@ -1,0 +1,115 @@
+"""Whoever shares a worker, an account's rows are the same to the last bit."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+
+from hapi_protocol.errors import HapiError
+from hapi_protocol.features import FeatureStreamReader
+from hapi_splitter.package import package_pieces
+from hapi_splitter.trace import split
+from photos import shard
+from worker_under_test import (
+    WorkerUnderTest,
+    job_for,
+    running_worker,
+    small_package,
+    small_transform,
+)
+
+NUM_SAMPLES = 19
+CUTS = (3, 57)
+
+
+@lru_cache(maxsize=1)
+def package() -> bytes:
+    """Of a network whose last features depend on the size of their batch."""
+    torch.manual_seed(0)
+    network = torchvision.models.mobilenet_v3_small(weights=None).eval()
+    return b"".join(
+        package_pieces(
+            split(network, "classifier.1", transform=small_transform()).frozen
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def tar() -> bytes:
+    return shard(NUM_SAMPLES, size=90)
+
+
+@pytest.fixture(scope="module")
+def worker(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[WorkerUnderTest]:
+    with running_worker(tmp_path_factory.mktemp("worker")) as worker:
+        worker.put(package())
+        worker.put(small_package())
+        yield worker
+
+
+def features_of(
+    worker: WorkerUnderTest, tar: bytes, cut: int, **changes: Any
+) -> np.ndarray[Any, Any]:
+    job = job_for(tar, package(), cut=cut, **changes)
+    reader: FeatureStreamReader = worker.run(job, package(), tar)
+    batches = reader.batches  # type: ignore[attr-defined]
+    return np.concatenate([batch.features for batch in batches])
+
+
+@contextlib.contextmanager
+def flooded(worker: WorkerUnderTest, *accounts: str) -> Iterator[None]:
+    """Other accounts' jobs, one after the other, on the same models."""
+    tar = shard(33, size=100)
+    ended = threading.Event()
+
+    def flood(account: str, number: int) -> int:
+        jobs = 0
+        sent = package() if number % 2 else small_package()
+        while not ended.is_set():
+            job = job_for(tar, sent, charged_account=account)
+            with contextlib.suppress(HapiError):
+                worker.run(job, sent, tar)
+            jobs += 1
+        return jobs
+
+    with ThreadPoolExecutor(len(accounts)) as pool:
+        floods = [pool.submit(flood, a, n) for n, a in enumerate(accounts)]
+        try:
+            yield
+        finally:
+            ended.set()
+        assert all(each.result(30) > 0 for each in floods)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_rows_are_bit_equal_whoever_shares_the_worker(
+    worker: WorkerUnderTest, tar: bytes, cut: int
+) -> None:
+    alone = features_of(worker, tar, cut)
+    with flooded(worker, "AUTH_b", "AUTH_b", "AUTH_c"):
+        shared = [features_of(worker, tar, cut) for _ in range(4)]
+    for found in shared:
+        np.testing.assert_array_equal(found, alone)
+
+
+def test_rows_are_bit_equal_beside_the_accounts_own_streams(
+    worker: WorkerUnderTest, tar: bytes
+) -> None:
+    alone = features_of(worker, tar, CUTS[1])
+    with ThreadPoolExecutor(4) as pool:
+        asked = [
+            pool.submit(features_of, worker, tar, CUTS[1]) for _ in range(8)
+        ]
+        for each in asked:
+            np.testing.assert_array_equal(each.result(60), alone)

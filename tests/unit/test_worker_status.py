@@ -1,0 +1,169 @@
+"""What a worker says of itself, and the command that shows it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+from webob import Request
+
+from hapi_client.cli import worker as command
+from hapi_client.cli.main import app
+from hapi_protocol.errors import UnavailableError
+from hapi_worker.app import WorkerApp
+from photos import shard
+from worker_under_test import (
+    WorkerUnderTest,
+    job_for,
+    pieces,
+    running_worker,
+    small_package,
+)
+
+NUM_SAMPLES = 20
+
+
+@pytest.fixture(scope="module")
+def package() -> bytes:
+    return small_package()
+
+
+@pytest.fixture(scope="module")
+def tar() -> bytes:
+    return shard(NUM_SAMPLES, size=80)
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[WorkerUnderTest]:
+    with running_worker(
+        tmp_path,
+        max_streams=2,
+        queue_seconds=10,
+        account_weights=(("AUTH_a", 3.0),),
+    ) as worker:
+        yield worker
+
+
+def status_of(worker: WorkerUnderTest) -> dict[str, Any]:
+    answer = worker.request("GET", "/status", admin=True)
+    assert answer.status == 200
+    return answer.fields
+
+
+def test_status_counts_what_was_done(
+    worker: WorkerUnderTest, package: bytes, tar: bytes
+) -> None:
+    worker.run(job_for(tar, package), package, tar)
+    found = status_of(worker)
+    assert found["status"] == "ok"
+    assert found["totals"]["samples"] == NUM_SAMPLES
+    assert found["totals"]["passes"] == 3
+    assert found["totals"]["received_bytes"] == len(tar)
+    [device] = found["devices"]
+    assert device["name"] == "cpu"
+    assert device["in_service"]
+    [model] = device["models"]
+    assert model["parameter_bytes"] == device["resident_bytes"] > 0
+    assert found["accounts"] == []
+
+
+def test_status_shows_streams_waiting_requests_and_weights(
+    worker: WorkerUnderTest, package: bytes, tar: bytes
+) -> None:
+    worker.put(package)
+    done = threading.Event()
+
+    def slowly() -> Iterator[bytes]:
+        yield from pieces(tar[: len(tar) // 2])
+        done.wait(20)
+
+    job = job_for(tar, package)
+    other = job_for(tar, package, charged_account="AUTH_b")
+    with (
+        worker.streaming(job, None, slowly()) as stream,
+        worker.streaming(other, None, slowly()),
+    ):
+        assert stream.answer().status == 200
+        asker = threading.Thread(target=worker.ask, args=[other])
+        asker.start()
+        until(lambda: status_of(worker)["jobs_waiting"] == 1)
+        found = status_of(worker)
+        accounts = {each["account"]: each for each in found["accounts"]}
+        assert accounts["AUTH_a"]["weight"] == 3
+        assert accounts["AUTH_a"]["share"] == 0.75
+        assert accounts["AUTH_b"]["streams"] == 1
+        assert accounts["AUTH_b"]["waiting"] == 1
+        assert accounts["AUTH_a"]["buffered_bytes"] > 0
+        [model] = found["devices"][0]["models"]
+        assert model["jobs"] == 2
+        gauge = b"hapi_worker_buffered_bytes "
+        metrics = worker.request("GET", "/metrics", admin=True).body
+        [line] = [m for m in metrics.splitlines() if m.startswith(gauge)]
+        assert float(line.removeprefix(gauge)) > 0
+        done.set()
+    asker.join(10)
+
+
+@pytest.mark.parametrize(("uid", "shown"), [("0", True), ("12345", False)])
+def test_names_of_accounts_are_for_root_and_the_worker(
+    tmp_path: Path, tar: bytes, uid: str, shown: bool
+) -> None:
+    with running_worker(tmp_path, allowed_users=frozenset({12345})) as worker:
+        worker.grant(job_for(tar))
+        request = Request.blank("/status")
+        request.environ["X_REMOTE_UID"] = uid
+        found = request.get_response(WorkerApp(worker.worker)).json
+    [account] = found["accounts"]
+    assert account["account"] == ("AUTH_a" if shown else None)
+
+
+def test_command_shows_tables_and_writes_json(
+    worker: WorkerUnderTest, package: bytes, tar: bytes, tmp_path: Path
+) -> None:
+    worker.run(job_for(tar, package), package, tar)
+    worker.grant(job_for(tar, package))
+    path = tmp_path / "status.json"
+    options = ["--socket", worker.config.socket + ".admin"]
+    ran = CliRunner().invoke(
+        app, ["worker", "status", *options, "--json", str(path)]
+    )
+    assert ran.exit_code == 0, ran.output
+    for text in ("0 of 2 streams", "samples, 0 errors", "AUTH_a", "cpu"):
+        assert text in ran.output
+    found = json.loads(path.read_text())
+    documented = " ".join((command.status.__doc__ or "").split())
+    for key in (*found, *found["totals"], *found["devices"][0]):
+        assert key in documented
+    for key in found["accounts"][0]:
+        assert key in documented
+
+
+def test_rates_come_from_two_answers(worker: WorkerUnderTest) -> None:
+    before = status_of(worker)
+    after = json.loads(json.dumps(before))
+    after["totals"]["samples"] += 50
+    headline = command.tables(after, before, 2.0).renderables[0]
+    assert "25.0 samples/s" in str(headline)
+
+
+def test_worker_that_is_not_there_is_named_with_the_remedy(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "no.sock"
+    with pytest.raises(UnavailableError, match="is hapi-worker running"):
+        command.ask(path)
+    ran = CliRunner().invoke(app, ["worker", "status", "--socket", str(path)])
+    assert ran.exit_code != 0
+
+
+def until(holds: Callable[[], bool]) -> None:
+    for _ in range(200):
+        if holds():
+            return
+        threading.Event().wait(0.02)
+    raise AssertionError("it does not come")
