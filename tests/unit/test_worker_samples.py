@@ -17,7 +17,7 @@ from hapi_protocol.errors import UnsupportedError
 from hapi_protocol.shards import Limits, Sample
 from hapi_splitter.transforms import SampleError
 from hapi_worker.decode import image_decoder
-from hapi_worker.samples import read_samples
+from hapi_worker.samples import read_samples, read_start
 from photos import tar_of
 from worker_under_test import job_for, small_transform
 
@@ -44,6 +44,7 @@ class CountingBody:
 
 def read(body: CountingBody, data: bytes, **changes: Any) -> Iterator[Sample]:
     return read_samples(
+        read_start(body),
         body,  # type: ignore[arg-type]
         job_for(data, **changes),
         limits=LIMITS,
