@@ -24,7 +24,7 @@ from hapi_protocol.errors import (
     UnavailableError,
 )
 from hapi_protocol.messages import JobRequest
-from hapi_worker.residency import Lease
+from hapi_worker.resident import Lease
 
 RETRY_SECONDS = 2.0
 DRAIN_RETRY_SECONDS = 10.0
@@ -117,6 +117,14 @@ class Admission:
     @property
     def draining(self) -> bool:
         return self._draining
+
+    def check_open(self) -> None:
+        """
+        Raises:
+            UnavailableError: ``draining``.
+        """
+        if self._draining:
+            raise _draining()
 
     def enter(self, request: JobRequest) -> Job:
         """Takes a place, after a while if there is none.

@@ -18,12 +18,19 @@ from typing import Protocol
 
 import torch
 
-from hapi_worker.batching import Backlog, num_passes
+from hapi_worker.batching import (
+    DEFAULT_LINGER_SECONDS,
+    Backlog,
+    num_passes,
+)
 from hapi_worker.decode import Decoder
 from hapi_worker.flow import Batch, Slot
 from hapi_worker.forward import Forwarded, encode_rows, padded
 from hapi_worker.pool import DEVICE, FairPool
-from hapi_worker.residency import Lease, Reservation
+from hapi_worker.resident import Lease, Reservation
+
+LINGER_PASSES = 2.0
+"""A pass that is not full waits as long as so many passes take."""
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +145,7 @@ class Group:
         self.lock = threading.Lock()
         self._streams: list[Stream] = []
         self._num_asked = 0
+        self._pass_seconds = 0.0
 
     def join(self, stream: Stream) -> None:
         """The stream's samples count from now on."""
@@ -152,7 +160,14 @@ class Group:
 
     def consider(self) -> None:
         """Asks for passes as they are due; called with the lock held."""
-        wanted = num_passes(self._backlog(), self.size)
+        wanted = num_passes(
+            self._backlog(),
+            self.size,
+            # A padded pass costs as much as a full one.
+            linger_seconds=max(
+                DEFAULT_LINGER_SECONDS, LINGER_PASSES * self._pass_seconds
+            ),
+        )
         while self._num_asked < wanted:
             self._ask()
 
@@ -220,6 +235,7 @@ class Group:
             forwarded = self.compute.run(
                 padded(images, size, self.compute.device)
             )
+            self._pass_seconds = forwarded.seconds
             _share_out(forwarded, taken)
         except Exception as error:
             return error

@@ -25,7 +25,8 @@ from hapi_protocol.errors import (
 from hapi_protocol.messages import ModelIdentity
 from hapi_splitter.cuts import FrozenGraph
 from hapi_worker.placement import Place, places_in_order
-from hapi_worker.residency import Lease, Residency, Resident
+from hapi_worker.residency import Residency
+from hapi_worker.resident import Lease, Resident
 from hapi_worker.uploads import Uploads, busy, check_name
 
 logger = logging.getLogger(__name__)

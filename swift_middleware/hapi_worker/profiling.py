@@ -40,7 +40,7 @@ from hapi_worker.forward import is_out_of_memory
 from hapi_worker.metrics import Metrics
 from hapi_worker.models import Models
 from hapi_worker.pool import PROFILE, FairPool
-from hapi_worker.residency import Lease
+from hapi_worker.resident import Lease
 from hapi_worker.uploads import busy, copied
 
 MAX_PROFILES = 256

@@ -14,17 +14,23 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
 
 from hapi_protocol.encodings import Encoding
-from hapi_protocol.errors import DoesNotFitError, UnsupportedError
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.memory import Needs, needs_of
 from hapi_worker.grants import granted_bytes
+from hapi_worker.resident import (
+    Lease,
+    Reservation,
+    Resident,
+    Site,
+    check_cut,
+    keep_last,
+    too_big,
+)
 from hapi_worker.uploads import busy
 
 MAX_PREFIXES = 4
@@ -34,99 +40,6 @@ CAP_SECONDS = 600.0
 """How long a batch that the memory did not suffice for is not tried."""
 
 logger = logging.getLogger(__name__)
-
-Site = tuple[int, str]
-"""Cut, and dtype of the features."""
-
-
-@dataclass
-class Resident:
-    """A model in memory; guarded by the residency's lock.
-
-    Attributes:
-        load_seconds: to check the package, load it and move it to the device.
-        leases: jobs that hold it, by the working bytes of one sample.
-        prefixes: the last used, by cut.
-        needs: the last used.
-        caps: largest batch that is tried, and until when.
-    """
-
-    digest: str
-    frozen: FrozenGraph
-    parameter_bytes: int
-    load_seconds: float = 0.0
-    leases: dict[Lease, int] = field(default_factory=dict)
-    prefixes: OrderedDict[int, nn.Module] = field(default_factory=OrderedDict)
-    needs: OrderedDict[Site, Needs] = field(default_factory=OrderedDict)
-    caps: dict[Site, tuple[int, float]] = field(default_factory=dict)
-
-    @property
-    def working_bytes(self) -> int:
-        return max(self.leases.values(), default=0)
-
-
-class Lease:
-    """A job's hold on a model: until released it stays in memory.
-
-    Attributes:
-        residency: of the device it is on.
-        cut: the job's.
-        digest: sha256 of the package.
-        frozen: the model, on the device.
-    """
-
-    def __init__(
-        self,
-        residency: Residency,
-        resident: Resident,
-        site: Site,
-        needs: Needs,
-    ) -> None:
-        self.residency = residency
-        self.resident = resident
-        self.needs = needs
-        self.site = site
-        self._prefix: nn.Module | None = None
-        self.cut = site[0]
-        self.digest = resident.digest
-        self.frozen = resident.frozen
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of one sample's features at the cut."""
-        return tuple(self.frozen.cuts[self.cut - 1].shape)
-
-    @property
-    def load_seconds(self) -> float:
-        """That the model took to load."""
-        return self.resident.load_seconds
-
-    def prefix(self) -> nn.Module:
-        """``[B, *input_shape]`` float32 → ``[B, *shape]``; thread-safe."""
-        if self._prefix is None:
-            self._prefix = self.residency.prefix(self.resident, self.cut)
-        return self._prefix
-
-    def batch_limit(self, maximum: int) -> int:
-        """Most samples of a forward pass while nothing else runs, at
-        least 1."""
-        return self.residency.batch_limit(self, maximum)
-
-    def release(self) -> None:
-        """Gives the model free; further calls do nothing."""
-        self.residency.release(self)
-
-
-@dataclass(frozen=True)
-class Reservation:
-    """Working memory of one forward pass.
-
-    Attributes:
-        batch: samples that it is for.
-    """
-
-    batch: int
-    num_bytes: int
 
 
 class Residency:
@@ -206,11 +119,11 @@ class Residency:
                 resident = self.find(digest)
                 if resident is None:
                     return None
-                _check_cut(resident, cut)
+                check_cut(resident, cut)
                 if computed is not None and computed[0] is resident:
                     resident.needs[site] = computed[1]
                 if site in resident.needs:
-                    _keep_last(resident.needs, site, MAX_NEEDS)
+                    keep_last(resident.needs, site, MAX_NEEDS)
                     return self._lease(resident, site)
             # A walk over the whole model: nobody else waits for it.
             computed = resident, needs_of(resident.frozen, *site)
@@ -261,7 +174,7 @@ class Residency:
             DoesNotFitError: a package of that length can never be held.
         """
         if length_bytes > self.limit_bytes:
-            raise _too_big(what, length_bytes, self.limit_bytes)
+            raise too_big(what, length_bytes, self.limit_bytes)
 
     def batch_limit(self, lease: Lease, maximum: int) -> int:
         """As :meth:`Lease.batch_limit`."""
@@ -334,7 +247,7 @@ class Residency:
         with self._building:
             if cut not in resident.prefixes:
                 resident.prefixes[cut] = resident.frozen.prefix(cut)
-            _keep_last(resident.prefixes, cut, MAX_PREFIXES)
+            keep_last(resident.prefixes, cut, MAX_PREFIXES)
             return resident.prefixes[cut]
 
     def release(self, lease: Lease) -> None:
@@ -368,7 +281,7 @@ class Residency:
         needs = resident.needs[site]
         needed = needs.peak_bytes(1)
         if needed > self.limit_bytes:
-            raise _too_big(
+            raise too_big(
                 f"one sample up to cut {site[0]} of the model "
                 f"{resident.digest[:12]}",
                 needed,
@@ -382,7 +295,7 @@ class Residency:
 
     def _check_size(self, digest: str, size: int) -> None:
         if size > self.limit_bytes:
-            raise _too_big(f"the model {digest[:12]}", size, self.limit_bytes)
+            raise too_big(f"the model {digest[:12]}", size, self.limit_bytes)
 
     def _used_bytes(self) -> int:
         resident = sum(r.parameter_bytes for r in self._residents.values())
@@ -423,28 +336,3 @@ class Residency:
 
 def _working(lease: Lease, batch: int) -> int:
     return lease.needs.peak_bytes(batch) - lease.resident.parameter_bytes
-
-
-def _check_cut(resident: Resident, cut: int) -> None:
-    last = len(resident.frozen.cuts)
-    if not 1 <= cut <= last:
-        raise UnsupportedError(
-            "cut_out_of_range",
-            f"cut {cut}: {resident.digest[:12]} has cuts 1 to {last}",
-            details={"cut": cut, "allowed": [1, last]},
-        )
-
-
-def _keep_last(kept: OrderedDict[Any, Any], key: object, count: int) -> None:
-    kept.move_to_end(key)
-    while len(kept) > count:
-        kept.popitem(last=False)
-
-
-def _too_big(what: str, needed: int, available: int) -> DoesNotFitError:
-    return DoesNotFitError(
-        "does_not_fit",
-        f"{what} needs {needed} bytes of the device's memory, and "
-        f"{available} are available",
-        details={"needed_bytes": needed, "available_bytes": available},
-    )

@@ -9,8 +9,9 @@ from types import MappingProxyType
 from hapi_worker.app import WorkerApp
 from hapi_worker.config import WorkerConfig
 from hapi_worker.heap import RestingHeap, keep_heap
+from hapi_worker.loading import Load, load_validated
 from hapi_worker.server import SocketInUseError, UnixServer
-from hapi_worker.worker import Load, Worker, load_validated
+from hapi_worker.worker import Worker
 
 ADMIN_SUFFIX = ".admin"
 ADMIN_THREADS = 2

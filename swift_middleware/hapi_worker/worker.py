@@ -6,24 +6,18 @@ import logging
 import math
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import MappingProxyType
-from typing import Protocol
 
 import torch
 
 from hapi_protocol.errors import (
     AnnotationError,
     HapiError,
-    PackageError,
-    TooLargeError,
-    UnsupportedError,
 )
 from hapi_protocol.features import feature_schema, index_schema
-from hapi_protocol.headers import NUMERICS, TRANSFORMS
 from hapi_protocol.messages import (
     KIND_INDEX,
     OUTCOME_FAILED,
@@ -33,33 +27,27 @@ from hapi_protocol.messages import (
 )
 from hapi_protocol.shards import Limits
 from hapi_protocol.summary import Load as LoadReport
-from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.host import allowed_cores
 from hapi_splitter.numerics import enforce_exact, numerics_tag
-from hapi_splitter.package import PackageLimits, load_package
 from hapi_splitter.profile import DEFAULT_BATCHES
-from hapi_splitter.validate import validate_package
 from hapi_worker.admission import Admission, Job, Places
 from hapi_worker.batching import batch_size
 from hapi_worker.body import ChunkedBody, Connection, SenderGoneError
+from hapi_worker.checks import check_request, check_transform
 from hapi_worker.coalescing import Group, Groups, group_key
 from hapi_worker.config import WorkerConfig
-from hapi_worker.executor import (
-    Executor,
-    PrefixCompute,
-    allocated_bytes,
-    choose_devices,
-    device_memory_bytes,
-    num_forwards,
-)
+from hapi_worker.devices import DevicePlan, allocated_bytes, plan_devices
+from hapi_worker.executor import Executor, PrefixCompute
 from hapi_worker.load import LoadMeter
+from hapi_worker.loading import Load, load_fast, load_validated
 from hapi_worker.metrics import Metrics
 from hapi_worker.models import Models
 from hapi_worker.overruns import Overruns
 from hapi_worker.pipeline import Bounds, Pipeline
 from hapi_worker.pool import FairPool
 from hapi_worker.profiling import MAX_WAITING, Profiling
-from hapi_worker.residency import Lease, Residency
+from hapi_worker.residency import Residency
+from hapi_worker.resident import Lease
 from hapi_worker.samples import Start, read_samples, read_start
 from hapi_worker.scheduler import Ledger
 from hapi_worker.stream import JobStream
@@ -79,26 +67,6 @@ WAITING_PER_STREAM = 2
 """Requests that may wait for a place, for each place."""
 
 logger = logging.getLogger(__name__)
-
-
-class Load(Protocol):
-    """Package bytes → model, on the CPU."""
-
-    def __call__(
-        self, package: bytearray, /, *, limits: PackageLimits
-    ) -> FrozenGraph: ...
-
-
-def load_validated(
-    package: bytearray, /, *, limits: PackageLimits
-) -> FrozenGraph:
-    """Loads a stranger's package, tried in a process of its own first.
-
-    Raises:
-        PackageError: naming what is wrong with it.
-    """
-    digest = validate_package(package, limits=limits)
-    return load_package(package, limits=limits, digest=digest)
 
 
 class Worker:
@@ -127,29 +95,24 @@ class Worker:
         self.usages = Usages()
         self.groups = Groups()
         self.overruns = Overruns(config.pass_seconds)
-        devices = choose_devices(config.device)
-        self.numerics_tag = numerics_tag(devices[0].type)
-        forwards = _forwards(config, devices, self.cores)
+        plans = plan_devices(config, self.cores)
+        kind = plans[0].device.type
+        self.numerics_tag = numerics_tag(kind)
         self.load_meter = LoadMeter(
             cores=self.cores,
-            num_devices=sum(forwards),
+            num_devices=sum(plan.forwards for plan in plans),
             weight=self.ledger.weight,
         )
         changed = threading.Condition()
-        self.executors = [
-            self._executor(name, device, count, devices, changed)
-            for name, device, count in zip(
-                _names(devices), devices, forwards, strict=True
-            )
-        ]
-        self.decode_pool = self._decode_pool(devices)
+        self.executors = [self._executor(plan, changed) for plan in plans]
+        self.decode_pool = self._decode_pool(kind)
         self.models = Models(
             [executor.residency for executor in self.executors],
             changed,
             max_identities=config.max_identities,
             wait_seconds=config.model_wait_seconds,
             max_waiting=config.max_streams,
-            load=partial(_load_fast, load, config.max_package_bytes),
+            load=partial(load_fast, load, config.max_package_bytes),
         )
         self.admission = Admission(
             _places(config),
@@ -165,8 +128,7 @@ class Worker:
             self.admission,
             self.metrics,
             batches=_profiled_batches(
-                _largest_batch(config, devices[0]),
-                DEFAULT_BATCHES[devices[0].type],
+                config.max_batch or MAX_BATCH[kind], DEFAULT_BATCHES[kind]
             ),
             cores=self.cores,
             budget_seconds=config.profile_seconds,
@@ -211,7 +173,8 @@ class Worker:
         Raises:
             HapiError: any of the refusals of the exchange.
         """
-        self._check_request(request)
+        check_request(request, self.config)
+        self.admission.check_open()
         if request.model is not None:
             # Whoever waits for a model takes nobody's place.
             self.overruns.check(self.models.await_model(request.model))
@@ -226,8 +189,8 @@ class Worker:
                     wait_seconds=self.config.queue_seconds,
                 )
             self.admission.grant(job, lease)
-            _check_transform(lease)
-        except HapiError:
+            check_transform(lease)
+        except BaseException:
             self.admission.end(job)
             raise
         return JobGrant(
@@ -278,23 +241,19 @@ class Worker:
         )
 
     def _executor(
-        self,
-        name: str,
-        device: torch.device,
-        forwards: int,
-        devices: Sequence[torch.device],
-        changed: threading.Condition,
+        self, plan: DevicePlan, changed: threading.Condition
     ) -> Executor:
-        sharing = devices.count(device)
-        limit = self.config.memory_limit or device_memory_bytes(
-            device, sharing
-        )
         return Executor(
-            name,
-            Residency(device, limit, num_forwards=forwards, changed=changed),
+            plan.name,
+            Residency(
+                plan.device,
+                plan.limit_bytes,
+                num_forwards=plan.forwards,
+                changed=changed,
+            ),
             FairPool(
-                f"device {name}",
-                forwards,
+                f"device {plan.name}",
+                plan.forwards,
                 self.ledger,
                 torch_threads=self.config.torch_threads,
                 meter=self.load_meter,
@@ -302,10 +261,9 @@ class Worker:
             self._device_failed,
         )
 
-    def _decode_pool(self, devices: Sequence[torch.device]) -> FairPool:
-        on_cpu = [d.type == "cpu" for d in devices]
-        if not self.config.decode_threads and any(on_cpu):
-            return self.executors[on_cpu.index(True)].pool
+    def _decode_pool(self, kind: str) -> FairPool:
+        if kind == "cpu" and not self.config.decode_threads:
+            return self.executors[0].pool
         threads = self.config.decode_threads or math.ceil(self.cores)
         return FairPool("decode", threads, self.ledger, meter=self.load_meter)
 
@@ -341,7 +299,9 @@ class Worker:
         lease = job.lease
         executor = self._executor_of(lease)
         size = batch_size(
-            lease.batch_limit(_largest_batch(self.config, executor.device)),
+            lease.batch_limit(
+                self.config.max_batch or MAX_BATCH[executor.device.type]
+            ),
             start.num_samples(job.request),
         )
         key = group_key(job.account, lease, size, executor.name)
@@ -436,56 +396,6 @@ class Worker:
         cleanup.callback(pipeline.cancel)
         return pipeline
 
-    def _check_request(self, request: JobRequest) -> None:
-        if request.transform not in TRANSFORMS:
-            raise AnnotationError(
-                "unknown_transform",
-                f"transform {request.transform!r}; this worker has "
-                f"{', '.join(TRANSFORMS)}",
-            )
-        if request.numerics not in NUMERICS:
-            raise UnsupportedError(
-                "unsupported_numerics",
-                f"numerics {request.numerics!r}; this worker has "
-                f"{', '.join(NUMERICS)}",
-            )
-        limit = self.config.max_object_bytes
-        if request.source_length_bytes > limit:
-            raise TooLargeError(
-                "object_too_large",
-                f"object {request.source_name} has "
-                f"{request.source_length_bytes} bytes; at most {limit}",
-                object_name=request.source_name,
-            )
-
-
-def _load_fast(
-    load: Load, max_package_bytes: int, package: bytearray
-) -> FrozenGraph:
-    limits = PackageLimits(package_bytes=max_package_bytes)
-    return load(package, limits=limits).to("cpu", fast=True)
-
-
-def _names(devices: Sequence[torch.device]) -> list[str]:
-    """Of the executors: ``cpu``, or ``cpu#0``, ``cpu#1`` where equal."""
-    counts = Counter(map(str, devices))
-    seen: Counter[str] = Counter()
-    names = []
-    for name in map(str, devices):
-        names.append(f"{name}#{seen[name]}" if counts[name] > 1 else name)
-        seen[name] += 1
-    return names
-
-
-def _forwards(
-    config: WorkerConfig, devices: Sequence[torch.device], cores: float
-) -> list[int]:
-    on_cpu = sum(device.type == "cpu" for device in devices)
-    return [
-        num_forwards(device, config.forwards, cores, max(on_cpu, 1))
-        for device in devices
-    ]
-
 
 def _places(config: WorkerConfig) -> Places:
     return Places(
@@ -495,22 +405,9 @@ def _places(config: WorkerConfig) -> Places:
     )
 
 
-def _largest_batch(config: WorkerConfig, device: torch.device) -> int:
-    return config.max_batch or MAX_BATCH[device.type]
-
-
 def _profiled_batches(largest: int, usual: Sequence[int]) -> tuple[int, ...]:
     """The usual sizes, up to the largest micro-batch of jobs, and that."""
     return (*(size for size in usual if size < largest), largest)
-
-
-def _check_transform(lease: Lease | None) -> None:
-    if lease is not None and lease.frozen.transform is None:
-        raise PackageError(
-            "bad_package",
-            f"the package {lease.digest[:12]} has no input transform, so "
-            "images cannot be made its input: write it with one",
-        )
 
 
 def _schema(job: Job) -> object:

@@ -29,8 +29,8 @@ from hapi_splitter.package import load_package, package_pieces
 from hapi_splitter.trace import SplitModel, split
 from hapi_splitter.transforms import ImageTransform
 from hapi_worker.config import WorkerConfig
+from hapi_worker.loading import Load
 from hapi_worker.service import Service
-from hapi_worker.worker import Load
 
 TIMEOUT_SECONDS = 20.0
 TRANS_ID = "tx-worker-test"

@@ -21,7 +21,7 @@ from hapi_protocol.features import read_features
 from hapi_protocol.messages import HEADER_IDENTITY, JobGrant, JobRequest
 from hapi_worker.app import WorkerApp
 from hapi_worker.forward import Forwarded
-from hapi_worker.worker import load_validated
+from hapi_worker.loading import load_validated
 from photos import shard
 from worker_under_test import (
     TIMEOUT_SECONDS,

@@ -15,11 +15,12 @@ import torch
 from hapi_protocol.errors import DoesNotFitError
 from hapi_protocol.shards import Sample
 from hapi_splitter.transforms import SampleError
+from hapi_worker.batching import DEFAULT_LINGER_SECONDS
 from hapi_worker.coalescing import Group
 from hapi_worker.flow import Batch
 from hapi_worker.forward import Forwarded
 from hapi_worker.pipeline import Bounds, Pipeline
-from hapi_worker.residency import Reservation
+from hapi_worker.resident import Reservation
 from hapi_worker.usage import Meter
 from worker_under_test import job_for
 
@@ -75,6 +76,7 @@ class Compute:
         self.starved: list[Callable[[], None]] = []
         self.error: Exception | None = None
         self.seconds = 0.0
+        self.told = 1.0
 
     def decoder(self, sample: Sample) -> torch.Tensor:
         if sample.key.startswith("bad"):
@@ -97,7 +99,7 @@ class Compute:
         if self.error is not None:
             raise self.error
         self.ran.append(images.flatten().tolist())
-        return Forwarded(images * 2, seconds=1.0, cpu_seconds=1.0)
+        return Forwarded(images * 2, seconds=self.told, cpu_seconds=1.0)
 
 
 def pipeline(
@@ -275,6 +277,24 @@ def test_slow_sender_gets_its_samples_after_a_while(shared: Shared) -> None:
     shared.pool.run("device")
     writer.join(5)
     assert [row.index for row in taken[0].rows] == [0, 1]
+
+
+@pytest.mark.parametrize(("seconds", "is_due"), [(0.0, True), (60.0, False)])
+def test_pass_that_is_not_full_waits_as_long_as_passes_take(
+    shared: Shared, seconds: float, is_due: bool
+) -> None:
+    shared.compute.told = seconds
+    whole = shared.stream(iter(samples_of(10, 4)))
+    shared.read(whole)
+    shared.pool.run("decode")
+    shared.pool.run("device")
+    shared.stream(held())
+    until(lambda: len(shared.pool.work["decode"]) == 2)
+    shared.pool.run("decode")
+    time.sleep(2 * DEFAULT_LINGER_SECONDS)
+    with shared.group.lock:
+        shared.group.consider()
+    assert bool(shared.pool.work["device"]) == is_due
 
 
 def test_stream_whose_reader_takes_nothing_leaves_the_batches(

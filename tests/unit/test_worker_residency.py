@@ -26,13 +26,8 @@ from hapi_splitter.memory import Needs
 from hapi_worker import residency as residency_module
 from hapi_worker import uploads as uploads_module
 from hapi_worker.models import Models
-from hapi_worker.residency import (
-    CAP_SECONDS,
-    MAX_PREFIXES,
-    Lease,
-    Reservation,
-    Residency,
-)
+from hapi_worker.residency import CAP_SECONDS, MAX_PREFIXES, Residency
+from hapi_worker.resident import Lease, Reservation
 
 WORKING_BYTES = 10
 

@@ -18,7 +18,7 @@ from hapi_protocol.errors import (
     TooSlowError,
 )
 from hapi_worker.body import ChunkedBody, Connection, SenderGoneError
-from hapi_worker.executor import choose_devices
+from hapi_worker.devices import choose_devices
 from hapi_worker.forward import padded, run_prefix
 from hapi_worker.pool import DEVICE, FairPool
 from hapi_worker.scheduler import Ledger
