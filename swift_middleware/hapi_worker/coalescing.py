@@ -14,10 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 
+from hapi_protocol.errors import HapiError
+from hapi_splitter.encodings import EncodedFeatures
 from hapi_worker.batching import (
     DEFAULT_LINGER_SECONDS,
     Backlog,
@@ -25,9 +28,10 @@ from hapi_worker.batching import (
 )
 from hapi_worker.decode import Decoder
 from hapi_worker.flow import Batch, Slot
-from hapi_worker.forward import Forwarded, encode_rows, padded
+from hapi_worker.forward import Forwarded
 from hapi_worker.pool import DEVICE, FairPool
 from hapi_worker.resident import Lease, Reservation
+from hapi_worker.uploads import copied
 
 LINGER_PASSES = 2.0
 """A pass that is not full waits as long as so many passes take."""
@@ -89,20 +93,22 @@ class Compute(Protocol):
     def output_bytes(self) -> int:
         """Of one sample's features before encoding."""
 
-    @property
-    def device(self) -> torch.device:
-        """That computes."""
-
     def reserve(
         self, size: int, starved: Callable[[], None]
     ) -> Reservation | None:
         """As :meth:`hapi_worker.residency.Residency.reserve`."""
 
+    def forgo(self, starved: Callable[[], None]) -> None:
+        """It waits for memory no more."""
+
     def free(self, reservation: Reservation) -> None:
         """Gives the working memory back."""
 
-    def run(self, images: torch.Tensor) -> Forwarded:
-        """Called on a thread of the device."""
+    def run(self, images: Sequence[torch.Tensor], size: int) -> Forwarded:
+        """A pass of ``size``; called on a thread of the device."""
+
+    def encode(self, rows: torch.Tensor, encoding: str) -> EncodedFeatures:
+        """Some rows of a pass, in their wire form on the host."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +151,7 @@ class Group:
         self.lock = threading.Lock()
         self._streams: list[Stream] = []
         self._num_asked = 0
+        self._starves = False
         self._pass_seconds = 0.0
 
     def join(self, stream: Stream) -> None:
@@ -160,7 +167,13 @@ class Group:
 
     def consider(self) -> None:
         """Asks for passes as they are due; called with the lock held."""
-        wanted = num_passes(
+        wanted = self._num_due()
+        while self._num_asked < wanted:
+            self._num_asked += 1
+            self._submit()
+
+    def _num_due(self) -> int:
+        return num_passes(
             self._backlog(),
             self.size,
             # A padded pass costs as much as a full one.
@@ -168,11 +181,8 @@ class Group:
                 DEFAULT_LINGER_SECONDS, LINGER_PASSES * self._pass_seconds
             ),
         )
-        while self._num_asked < wanted:
-            self._ask()
 
-    def _ask(self) -> None:
-        self._num_asked += 1
+    def _submit(self) -> None:
         self.pool.submit(self.account, self._pass, kind=DEVICE, urgent=True)
 
     def _backlog(self) -> Backlog:
@@ -190,25 +200,39 @@ class Group:
 
     # --- a thread of the pool ---
 
-    def _pass(self) -> None:
+    def _pass(self, *, after_starving: bool = False) -> None:
         with self.lock:
-            self._num_asked -= 1
-            if not any(stream.num_ready for stream in self._streams):
+            if after_starving:
+                if not self._starves:
+                    return  # another pass has gone in its place
+                self._starves = False
+            if not self._num_due():
+                self._num_asked -= 1
+                self._starve_no_more()
                 return
-        reservation = self.compute.reserve(self.size, self._retry)
-        if reservation is None:
-            return
+            reservation = self.compute.reserve(self.size, self._wake)
+            if reservation is None:
+                # One of them waits for its turn, and stays asked for.
+                self._num_asked -= self._starves
+                self._starves = True
+                return
+            self._num_asked -= 1
+            self._starve_no_more()
         try:
             self._run(reservation.batch)
         finally:
             self.compute.free(reservation)
 
-    def _retry(self) -> None:
-        with self.lock:
-            try:
-                self._ask()
-            except RuntimeError:
-                self._num_asked -= 1  # the pool is closed
+    def _starve_no_more(self) -> None:
+        self._num_asked -= self._starves
+        self._starves = False
+        self.compute.forgo(self._wake)
+
+    def _wake(self) -> None:
+        """There may be memory.  Others' locks may be held: none is taken."""
+        work = partial(self._pass, after_starving=True)
+        with contextlib.suppress(RuntimeError):  # the worker ends
+            self.pool.submit(self.account, work, kind=DEVICE, urgent=True)
 
     def _run(self, size: int) -> None:
         with self.lock:
@@ -220,7 +244,7 @@ class Group:
             self._settle(taken)
         else:
             for stream, _ in taken:
-                stream.fail(failure)
+                stream.fail(_own(failure))
 
     def _compute(
         self, taken: Sequence[tuple[Stream, Batch]], size: int
@@ -232,14 +256,37 @@ class Group:
         for _, batch in taken:
             batch.timings["queue"] = time.monotonic() - batch.submitted
         try:
-            forwarded = self.compute.run(
-                padded(images, size, self.compute.device)
-            )
+            forwarded = self.compute.run(images, size)
             self._pass_seconds = forwarded.seconds
-            _share_out(forwarded, taken)
+            self._share_out(forwarded, taken)
         except Exception as error:
             return error
         return None
+
+    def _share_out(
+        self, forwarded: Forwarded, taken: Sequence[tuple[Stream, Batch]]
+    ) -> None:
+        """Encodes each stream's rows, and charges them their part."""
+        total = sum(len(batch.images) for _, batch in taken)
+        start = 0
+        for stream, batch in taken:
+            count = len(batch.images)
+            if not count:
+                continue
+            part = count / total
+            began, began_cpu = time.monotonic(), time.thread_time()
+            rows = forwarded.features[start : start + count]
+            if count < len(forwarded.features):
+                # A view would keep all of the batch in memory.
+                rows = rows.clone()
+            batch.encoded = self.compute.encode(rows, stream.encoding)
+            batch.timings |= {
+                "forward": forwarded.seconds * part,
+                "forward_cpu": forwarded.cpu_seconds * part,
+                "encode": time.monotonic() - began,
+                "encode_cpu": time.thread_time() - began_cpu,
+            }
+            start += count
 
     def _take(self, size: int) -> list[tuple[Stream, Batch]]:
         """The streams first whose samples have waited longest."""
@@ -318,24 +365,6 @@ def _batch_of(slots: Sequence[Slot]) -> Batch:
     )
 
 
-def _share_out(
-    forwarded: Forwarded, taken: Sequence[tuple[Stream, Batch]]
-) -> None:
-    """Encodes each stream's rows, and charges them their part."""
-    total = sum(len(batch.images) for _, batch in taken)
-    start = 0
-    for stream, batch in taken:
-        count = len(batch.images)
-        if not count:
-            continue
-        part = count / total
-        began, began_cpu = time.monotonic(), time.thread_time()
-        rows = forwarded.features[start : start + count]
-        batch.encoded = encode_rows(rows, stream.encoding)
-        batch.timings |= {
-            "forward": forwarded.seconds * part,
-            "forward_cpu": forwarded.cpu_seconds * part,
-            "encode": time.monotonic() - began,
-            "encode_cpu": time.thread_time() - began_cpu,
-        }
-        start += count
+def _own(error: Exception) -> Exception:
+    """An error that one stream can put its transaction id into."""
+    return copied(error) if isinstance(error, HapiError) else error

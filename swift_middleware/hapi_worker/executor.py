@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
-from hapi_protocol.errors import UnavailableError
+from hapi_protocol.errors import DoesNotFitError, UnavailableError
+from hapi_splitter.encodings import EncodedFeatures
 from hapi_worker.decode import Decoder, image_decoder
-from hapi_worker.forward import Forwarded, is_device_failure, run_prefix
+from hapi_worker.forward import (
+    Forwarded,
+    encode_rows,
+    is_device_failure,
+    is_out_of_memory,
+    padded,
+    run_prefix,
+)
 from hapi_worker.overruns import Overruns
 from hapi_worker.pool import FairPool
 from hapi_worker.residency import Residency
@@ -48,6 +57,7 @@ class Executor:
         self.pool = pool
         self._failed = failed
         self._lock = threading.Lock()
+        residency.guarded = self.guarded
 
     @property
     def device(self) -> torch.device:
@@ -56,6 +66,31 @@ class Executor:
     @property
     def in_service(self) -> bool:
         return self.residency.in_service
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Of what fails inside, it is found out whether the device has.
+
+        Raises:
+            UnavailableError: the device has failed.
+            DoesNotFitError: it has no memory left.
+        """
+        try:
+            yield
+        except Exception as error:
+            if is_device_failure(error):
+                self.fail(error)
+                raise UnavailableError(
+                    "worker_unavailable",
+                    f"the device {self.name} has failed",
+                    retry_after=RETRY_SECONDS,
+                ) from error
+            if isinstance(error, RuntimeError) and is_out_of_memory(error):
+                raise DoesNotFitError(
+                    "does_not_fit",
+                    f"the device {self.name} has no memory left: {error}",
+                ) from error
+            raise
 
     def fail(self, error: Exception) -> None:
         """Takes the device out of service, for good."""
@@ -101,39 +136,36 @@ class PrefixCompute:
     def output_bytes(self) -> int:
         return 4 * math.prod(self.lease.shape)
 
-    @property
-    def device(self) -> torch.device:
-        return self.executor.device
-
     def reserve(
         self, size: int, starved: Callable[[], None]
     ) -> Reservation | None:
         return self.executor.residency.reserve(self.lease, size, starved)
 
+    def forgo(self, starved: Callable[[], None]) -> None:
+        self.executor.residency.forgo(starved)
+
     def free(self, reservation: Reservation) -> None:
         self.executor.residency.free(reservation)
 
-    def run(self, images: torch.Tensor) -> Forwarded:
+    def run(self, images: Sequence[torch.Tensor], size: int) -> Forwarded:
         """
         Raises:
             UnavailableError: the device has failed.
             DoesNotFitError: not even one sample fits now.
         """
         started = time.monotonic()
-        try:
-            done = run_prefix(self.lease.prefix(), images, device=self.device)
-        except Exception as error:
-            if not is_device_failure(error):
-                raise
-            self.executor.fail(error)
-            raise UnavailableError(
-                "worker_unavailable",
-                f"the device {self.executor.name} has failed",
-                retry_after=RETRY_SECONDS,
-            ) from error
+        device = self.executor.device
+        with self.executor.guarded():
+            batch = padded(images, size, device)
+            done = run_prefix(self.lease.prefix(), batch, device=device)
         if done.num_halvings:
             self.oom()
-            tried = len(images) >> (done.num_halvings - 1)
+            tried = size >> (done.num_halvings - 1)
             self.executor.residency.did_not_fit(self.lease, tried)
         self.overruns.note(self.lease.digest, time.monotonic() - started)
         return done
+
+    def encode(self, rows: torch.Tensor, encoding: str) -> EncodedFeatures:
+        """Raises as :meth:`run`."""
+        with self.executor.guarded():
+            return encode_rows(rows, encoding)

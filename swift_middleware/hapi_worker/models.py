@@ -140,16 +140,15 @@ class Models:
         deadline = self._clock() + wait_seconds
         while True:
             digest = self.await_model(identity)
+            before = self._generation()
             try:
                 lease = self._hold(digest, cut, encoding)
             except DoesNotFitError:
                 raise
             except UnavailableError:
-                with self._changed:
-                    left = deadline - self._clock()
-                    if left <= 0 or self._closed:
-                        raise
-                    self._changed.wait(left)
+                left = deadline - self._clock()
+                if left <= 0 or not self._await_memory(before, left):
+                    raise
                 continue
             if lease is not None:
                 return lease
@@ -203,6 +202,17 @@ class Models:
             self._closed = True
             self._changed.notify_all()
 
+    def _generation(self) -> int:
+        return sum(each.generation for each in self.residencies)
+
+    def _await_memory(self, before: int, seconds: float) -> bool:
+        """Whether some became free in time."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._generation() != before or self._closed, seconds
+            )
+            return self._generation() != before and not self._closed
+
     def _find(self, identity: ModelIdentity) -> str | None:
         """Called with the lock held."""
         known = self._known.get(identity)
@@ -238,7 +248,7 @@ class Models:
                 if found is None and self._copy(digest, residency):
                     found = residency.hold(digest, cut, encoding)
             except (UnavailableError, DoesNotFitError) as error:
-                refusal = error
+                refusal = _lighter(refusal, error)
                 continue
             if found is not None:
                 return found
@@ -258,13 +268,13 @@ class Models:
     def _place(
         self, digest: str, frozen: FrozenGraph, load_seconds: float
     ) -> Resident:
-        refusal: HapiError = busy("queue_full", "no device is in service")
+        refusal: HapiError | None = None
         for residency in self._order(digest):
             try:
                 return residency.add(digest, frozen, load_seconds)
             except (UnavailableError, DoesNotFitError) as error:
-                refusal = error
-        raise refusal
+                refusal = _lighter(refusal, error)
+        raise refusal or busy("queue_full", "no device is in service")
 
     @contextlib.contextmanager
     def _claimed(self, digest: str) -> Iterator[None]:
@@ -287,3 +297,8 @@ class Models:
             with self._changed:
                 self._busy.discard(digest)
                 self._changed.notify_all()
+
+
+def _lighter(before: HapiError | None, error: HapiError) -> HapiError:
+    """Of two devices' refusals the one that may pass."""
+    return before if isinstance(before, UnavailableError) else error

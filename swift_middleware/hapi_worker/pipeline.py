@@ -167,6 +167,7 @@ class Pipeline:
             for slot in self._slots:
                 slot.sample = slot.image = None
             self._slots.clear()
+            self._flying.clear()
             self._num_decoded = 0
             self._moved.notify_all()
             self._room.notify_all()
@@ -239,25 +240,21 @@ class Pipeline:
 
     @property
     def num_ready(self) -> int:
-        return 0 if self._is_stalled() else self._num_decoded
+        return 0 if self._is_out() else self._num_decoded
 
     @property
     def num_pending(self) -> int:
-        if self._is_stalled():
-            return 0
-        return len(self._slots) - self._num_decoded
+        return 0 if self._is_out() else len(self._slots) - self._num_decoded
 
     @property
     def is_quiet(self) -> bool:
-        return self._ended or self._blocked or self._is_stalled()
+        return self._ended or self._blocked or self._is_out()
 
     @property
     def oldest(self) -> float:
         return self._slots[0].ready_at or 0.0
 
     def take(self, size: int) -> list[Slot]:
-        if self._is_stalled():
-            return []
         count = min(size, self._num_decoded)
         slots = [self._slots.popleft() for _ in range(count)]
         self._num_decoded -= count
@@ -289,9 +286,13 @@ class Pipeline:
                 self._failure = error
             self._moved.notify_all()
 
-    def _is_stalled(self) -> bool:
+    def _is_out(self) -> bool:
+        """Whether passes leave its samples: its reader takes nothing, or it
+        has failed."""
         if self._group is None:
             return False
+        if self._failure is not None:
+            return True
         rows = self._flying_rows
         flying_bytes = rows * self._group.compute.output_bytes
         return (

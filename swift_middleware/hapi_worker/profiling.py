@@ -266,7 +266,8 @@ class Profiling:
         started = self._clock()
         result: ModelProfile | HapiError
         try:
-            with self._quiet(run.lease):
+            guarded = self._executor(run.lease).guarded()
+            with self._quiet(run.lease), guarded:
                 result = self._measured(run.lease)
         except HapiError as error:
             result = error
@@ -290,20 +291,18 @@ class Profiling:
         """
         mine = self._executor(lease).pool
         pools = {self._decode_pool, *(each.pool for each in self._executors)}
+        until = time.monotonic() + QUIET_SECONDS
         with contextlib.ExitStack() as pauses:
-            idle = [
-                pauses.enter_context(
-                    pool.paused(QUIET_SECONDS, beside=int(pool is mine))
-                )
-                for pool in pools
-            ]
-            if not all(idle):
-                raise busy(
-                    "queue_full",
-                    "the samples of other jobs took more than "
-                    f"{QUIET_SECONDS:g} s to decode or to compute, and a "
-                    "profile would measure that too",
-                )
+            for pool in pools:
+                left = max(until - time.monotonic(), 0.0)
+                beside = int(pool is mine)
+                if not pauses.enter_context(pool.paused(left, beside=beside)):
+                    raise busy(
+                        "queue_full",
+                        "the samples of other jobs took more than "
+                        f"{QUIET_SECONDS:g} s to decode or to compute, and a "
+                        "profile would measure that too",
+                    )
             yield
 
     def _executor(self, lease: Lease) -> Executor:

@@ -14,11 +14,13 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
 
 from hapi_protocol.encodings import Encoding
+from hapi_protocol.errors import DoesNotFitError
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.memory import Needs, needs_of
 from hapi_worker.grants import granted_bytes
@@ -49,6 +51,7 @@ class Residency:
         device: where their parameters live.
         limit_bytes: for all parameters and all passes that run at a time.
         num_forwards: how many do.
+        usual_batch: samples of a pass that idle models make room for.
         changed: guards this and is notified of what becomes free; one for
             all devices of a worker.
         clock: monotonic seconds.
@@ -60,13 +63,19 @@ class Residency:
         limit_bytes: int,
         *,
         num_forwards: int = 1,
+        usual_batch: int = 1,
         changed: threading.Condition | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.device = device
         self.limit_bytes = limit_bytes
         self.in_service = True
+        self.guarded: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Around what uses the device; its executor finds out failures."""
+        self.generation = 0
+        """Raised whenever memory becomes free."""
         self._num_forwards = num_forwards
+        self._usual_batch = usual_batch
         self._changed = changed or threading.Condition()
         self._clock = clock
         self._residents: OrderedDict[str, Resident] = OrderedDict()
@@ -153,19 +162,24 @@ class Residency:
             self._make_room(size, 0)
             self._loading[digest] = size
         try:
-            moved = frozen.to(self.device)
-        except torch.OutOfMemoryError as error:
-            raise busy(
-                "queue_full", f"the device has no memory left: {error}"
-            ) from error
-        finally:
+            with self.guarded():
+                moved = frozen.to(self.device)
+        except BaseException as error:
             with self._changed:
                 del self._loading[digest]
-                self._changed.notify_all()
+                self._freed()
+            if isinstance(error, (DoesNotFitError, torch.OutOfMemoryError)):
+                # By the numbers it fits: others have taken more than theirs.
+                raise busy("queue_full", str(error)) from error
+            raise
         resident = Resident(digest, moved, size)
         resident.load_seconds = load_seconds + self._clock() - started
         with self._changed:
+            del self._loading[digest]
+            if not self.in_service:
+                raise busy("queue_full", "the device has left service")
             self._residents[digest] = resident
+            self._changed.notify_all()
         return resident
 
     def check_length(self, what: str, length_bytes: int) -> None:
@@ -192,13 +206,17 @@ class Residency:
         Args:
             lease: of a job whose pass it is.
             maximum: samples that wait.
-            starved: called when a pass that runs has ended, if None is
-                returned.
+            starved: who asks; called when a pass that runs has ended and
+                it is the turn of this one, if None is returned.
 
         Returns:
-            None where the passes that run leave no room for one sample.
+            None where the passes that run leave no room for one sample, or
+            others were told so before: nothing is granted past them.
         """
         with self._changed:
+            if self._starved and self._starved[0] != starved:
+                self._starve(starved)
+                return None
             maximum = self._capped(lease, maximum)
             capacity = self.limit_bytes - self._used_bytes()
             taken = sum(each.num_bytes for each in self._reserved)
@@ -212,19 +230,30 @@ class Residency:
             room = min(max(share, _working(lease, 1)), capacity - taken)
             batch = lease.needs.batch_for(base + room, maximum)
             if batch < 1 and self._reserved:
-                self._starved.append(starved)
+                self._starve(starved)
                 return None
             batch = max(batch, 1)
             made = Reservation(batch, _working(lease, batch))
             self._reserved.append(made)
-            return made
+        self.forgo(starved)
+        return made
+
+    def forgo(self, starved: Callable[[], None]) -> None:
+        """It waits for memory no more; the next one may try."""
+        with self._changed:
+            if starved not in self._starved:
+                return
+            self._starved.remove(starved)
+            following = self._starved[:1]
+        for each in following:
+            each()
 
     def free(self, reservation: Reservation) -> None:
         """Gives working memory back."""
         with self._changed:
             self._reserved.remove(reservation)
-            starved, self._starved = self._starved, []
-            self._changed.notify_all()
+            starved = self._starved[:1]
+            self._freed()
         for each in starved:
             each()
 
@@ -254,14 +283,22 @@ class Residency:
         """As :meth:`Lease.release`."""
         with self._changed:
             lease.resident.leases.pop(lease, None)
-            self._changed.notify_all()
+            self._freed()
 
     def leave_service(self) -> None:
         """The device has failed: no model is found on it any more."""
         with self._changed:
             self.in_service = False
             self._residents.clear()
-            self._changed.notify_all()
+            self._freed()
+
+    def _freed(self) -> None:
+        self.generation += 1
+        self._changed.notify_all()
+
+    def _starve(self, starved: Callable[[], None]) -> None:
+        if starved not in self._starved:
+            self._starved.append(starved)
 
     def _capped(self, lease: Lease, maximum: int) -> int:
         cap, until = lease.resident.caps.get(lease.site, (maximum, 0.0))
@@ -289,6 +326,8 @@ class Residency:
             )
         working = needed - resident.parameter_bytes
         self._make_room(0, working, keep=resident)
+        usual = needs.peak_bytes(self._usual_batch) - resident.parameter_bytes
+        self._leave_room(self._num_forwards * usual, keep=resident)
         lease = Lease(self, resident, site, needs)
         resident.leases[lease] = working
         return lease
@@ -326,6 +365,16 @@ class Residency:
                 needed_bytes=needed,
                 available_bytes=available,
             )
+
+    def _leave_room(self, working_bytes: int, keep: Resident) -> None:
+        """Evicts idle models that would make passes smaller than usual;
+        half of the memory may always be theirs."""
+        wanted = min(working_bytes, self.limit_bytes // 2)
+        for idle in list(self._residents.values()):
+            if self.limit_bytes - self._used_bytes() >= wanted:
+                return
+            if not idle.leases and idle is not keep:
+                self._evict(idle)
 
     def _evict(self, resident: Resident) -> None:
         logger.info("model %s leaves memory", resident.digest[:12])

@@ -215,13 +215,21 @@ class Worker:
         digest = job.lease.digest if job.lease else None
         meter = self.usages.begin(job_id, job.request, digest)
         cleanup = ExitStack()
-        cleanup.callback(self.admission.end, job)
         end = partial(self._end, job, cleanup)
         try:
             pipeline = self._pipeline(job, meter, body, connection, cleanup)
             job.abort = pipeline.abort
             job.buffered = pipeline.buffered_bytes
             pipeline.start()
+            return JobStream(
+                job.request,
+                pipeline,
+                body,
+                _schema(job),
+                self.metrics,
+                lambda: self._load_for(job.account),
+                end,
+            )
         except BaseException as error:
             sent = Sent(source_bytes=body.bytes_read)
             end(*self._count_early_end(job, error), sent)
@@ -230,15 +238,6 @@ class Worker:
                     "bad_request", f"the job's body: {error}"
                 ) from error
             raise
-        return JobStream(
-            job.request,
-            pipeline,
-            body,
-            _schema(job),
-            self.metrics,
-            lambda: self._load_for(job.account),
-            end,
-        )
 
     def _executor(
         self, plan: DevicePlan, changed: threading.Condition
@@ -249,6 +248,8 @@ class Worker:
                 plan.device,
                 plan.limit_bytes,
                 num_forwards=plan.forwards,
+                usual_batch=self.config.max_batch
+                or MAX_BATCH[plan.device.type],
                 changed=changed,
             ),
             FairPool(
@@ -341,9 +342,11 @@ class Worker:
         reason: str,
         sent: Sent,
     ) -> None:
-        # What waits for the place finds the usage told.
-        cleanup.callback(self.usages.end, job.job_id, outcome, reason, sent)
-        cleanup.close()
+        with ExitStack() as last:
+            last.callback(self.admission.end, job)
+            # Whoever is given the place finds the usage told.
+            last.callback(self.usages.end, job.job_id, outcome, reason, sent)
+            cleanup.close()
 
     def _load_for(self, account: str) -> LoadReport:
         admission = self.admission

@@ -14,11 +14,12 @@ import torch
 
 from hapi_protocol.errors import DoesNotFitError
 from hapi_protocol.shards import Sample
+from hapi_splitter.encodings import EncodedFeatures
 from hapi_splitter.transforms import SampleError
 from hapi_worker.batching import DEFAULT_LINGER_SECONDS
 from hapi_worker.coalescing import Group
 from hapi_worker.flow import Batch
-from hapi_worker.forward import Forwarded
+from hapi_worker.forward import Forwarded, encode_rows, padded
 from hapi_worker.pipeline import Bounds, Pipeline
 from hapi_worker.resident import Reservation
 from hapi_worker.usage import Meter
@@ -68,7 +69,6 @@ class Compute:
 
     input_bytes = 4
     output_bytes = 4
-    device = torch.device("cpu")
 
     def __init__(self) -> None:
         self.ran: list[list[float]] = []
@@ -91,10 +91,17 @@ class Compute:
             return None
         return Reservation(min(size, self.room or size), 0)
 
+    def forgo(self, starved: Callable[[], None]) -> None:
+        """Nobody else waits."""
+
     def free(self, reservation: Reservation) -> None:
         """Nothing is held here."""
 
-    def run(self, images: torch.Tensor) -> Forwarded:
+    def encode(self, rows: torch.Tensor, encoding: str) -> EncodedFeatures:
+        return encode_rows(rows, encoding)
+
+    def run(self, singles: list[torch.Tensor], size: int) -> Forwarded:
+        images = padded(singles, size, torch.device("cpu"))
         time.sleep(self.seconds)
         if self.error is not None:
             raise self.error
@@ -254,6 +261,29 @@ def test_pass_takes_what_came_until_it_began(shared: Shared) -> None:
     assert shared.compute.ran == [[0, 1, 10, 11]]
 
 
+@pytest.mark.parametrize("wakes", [0, 1, 2])
+def test_pass_that_found_memory_first_leaves_none_asked_for(
+    shared: Shared, wakes: int
+) -> None:
+    shared.compute.room = 0
+    job = shared.stream(iter(samples_of(0, 12)))
+    shared.read(job)
+    shared.pool.run("decode")
+    shared.pool.run("device", 1)
+    shared.compute.room = None
+    for _ in range(wakes):
+        shared.compute.starved[0]()
+    while shared.pool.work["device"]:
+        shared.pool.run("device", 1)
+    assert len(shared.compute.ran) == 3
+    assert shared.group._num_asked == 0
+    later = shared.stream(iter(samples_of(20, 4)))
+    shared.read(later)
+    shared.pool.run("decode")
+    shared.pool.run("device")
+    assert shared.compute.ran[-1] == [20, 21, 22, 23]
+
+
 def test_rows_without_an_image_need_no_pass(shared: Shared) -> None:
     job = shared.stream(iter(samples_of(0, 2, key="bad")))
     shared.read(job)
@@ -349,9 +379,14 @@ def test_pass_without_memory_waits_until_some_is_free(shared: Shared) -> None:
     shared.pool.run("decode")
     shared.pool.run("device")
     assert shared.compute.ran == []
+    for _ in range(5):
+        with shared.group.lock:
+            shared.group.consider()
+    # It is asked for once, and not each time that somebody looks.
+    assert shared.pool.work["device"] == []
+    assert len(shared.compute.starved) == 1
     shared.compute.room = 3
-    for retry in shared.compute.starved:
-        retry()
+    shared.compute.starved.pop()()
     while shared.pool.work["device"]:
         shared.pool.run("device")
     assert shared.compute.ran == [[0, 1, 2], [3, 0, 0]]

@@ -25,9 +25,9 @@ from hapi_protocol.messages import ModelIdentity
 from hapi_splitter.memory import Needs
 from hapi_worker import residency as residency_module
 from hapi_worker import uploads as uploads_module
-from hapi_worker.models import Models
+from hapi_worker.models import KnownModel, Models
 from hapi_worker.residency import CAP_SECONDS, MAX_PREFIXES, Residency
-from hapi_worker.resident import Lease, Reservation
+from hapi_worker.resident import Lease, Reservation, Resident
 
 WORKING_BYTES = 10
 
@@ -78,6 +78,7 @@ def make(
     max_identities: int = 100,
     num_devices: int = 1,
     num_forwards: int = 1,
+    usual_batch: int = 1,
     clock: Callable[[], float] = time.monotonic,
 ) -> Models:
     changed = threading.Condition()
@@ -87,6 +88,7 @@ def make(
                 torch.device("cpu"),
                 limit_bytes,
                 num_forwards=num_forwards,
+                usual_batch=usual_batch,
                 changed=changed,
                 clock=clock,
             )
@@ -503,11 +505,14 @@ def test_pass_waits_where_not_one_sample_fits_beside_others() -> None:
     assert first is not None
     assert first.batch == 1
     retried: list[bool] = []
-    retry = lease.residency.reserve(lease, 8, lambda: retried.append(True))
-    assert retry is None
+
+    def retry() -> None:
+        retried.append(True)
+
+    assert lease.residency.reserve(lease, 8, retry) is None
     lease.residency.free(first)
     assert retried == [True]
-    assert reserve(lease, 8) is not None
+    assert lease.residency.reserve(lease, 8, retry) is not None
 
 
 def test_batch_that_did_not_fit_is_not_tried_again_for_a_while() -> None:
@@ -521,3 +526,122 @@ def test_batch_that_did_not_fit_is_not_tried_again_for_a_while() -> None:
     assert models.acquire(model, 1).batch_limit(32) == 8
     now[0] += CAP_SECONDS
     assert lease.batch_limit(32) == 32
+
+
+def test_pass_that_needs_much_is_not_passed_by_small_ones() -> None:
+    models = make(1_000, num_forwards=4)
+    model = put(models, "a", b"100:" + b"+" * 40)
+    small, large = models.acquire(model, 2), models.acquire(model, 40)
+    taken = [reserve(small, 12) for _ in range(3)]
+    assert all(taken)
+    asked: list[str] = []
+    residency = large.residency
+
+    def retry_large() -> None:
+        asked.append("large")
+
+    def retry_small() -> None:
+        asked.append("small")
+
+    assert residency.reserve(large, 1, retry_large) is None
+    # There is room for it, but not before the one that waits.
+    assert residency.reserve(small, 12, retry_small) is None
+    for each in taken:
+        assert each is not None
+        residency.free(each)
+    assert set(asked) == {"large"}
+    found = residency.reserve(large, 1, retry_large)
+    assert found is not None
+    assert asked[-1] == "small"
+    assert residency.reserve(small, 12, retry_small) is not None
+
+
+def test_who_waits_for_memory_no_more_lets_the_next_one_try() -> None:
+    models = make(115, num_forwards=2)
+    lease = models.acquire(put(models, "a", b"100:a"), 1)
+    assert reserve(lease, 8) is not None
+    asked: list[str] = []
+
+    def first() -> None:
+        asked.append("first")
+
+    def second() -> None:
+        asked.append("second")
+
+    assert lease.residency.reserve(lease, 8, first) is None
+    assert lease.residency.reserve(lease, 8, second) is None
+    lease.residency.forgo(first)
+    assert asked == ["second"]
+
+
+def test_idle_models_leave_room_for_usual_passes() -> None:
+    models = make(1_000, usual_batch=8)
+    for number in range(9):
+        put(models, str(number), f"100:{number}".encode())
+    lease = models.acquire(identity("8", b"100:8"), 2)
+    # 160 bytes for a pass of 8: one idle model had to go.
+    assert lease.batch_limit(8) == 8
+    assert models.resident() == (8, 800)
+
+
+def test_half_of_the_memory_may_be_idle_models() -> None:
+    models = make(1_000, usual_batch=64)
+    for number in range(9):
+        put(models, str(number), f"100:{number}".encode())
+    models.acquire(identity("8", b"100:8"), 2)
+    assert models.resident() == (5, 500)
+
+
+def test_requests_that_wait_for_memory_do_not_wake_each_other() -> None:
+    models = make(1000, num_devices=2)
+    leases = [
+        models.acquire(put(models, name, b"900:" + name.encode()), 1)
+        for name in "ab"
+    ]
+    tries = []
+    hold = models._hold
+
+    def counted(*arguments: Any) -> Any:
+        tries.append(1)
+        return hold(*arguments)
+
+    models._hold = counted  # type: ignore[method-assign]
+    big = put_known(models, "c", b"950:c")
+    refusals = in_threads(3, lambda: models.acquire(big, 1, wait_seconds=0.3))
+    assert len(refusals) == 3
+    assert len(tries) <= 9
+    assert len(leases) == 2
+
+
+def put_known(models: Models, name: str, package: bytes) -> ModelIdentity:
+    """A model in memory that no device has room to run."""
+    model = identity(name, package)
+    frozen: Any = FakeFrozen(bytearray(package))
+    digest = hashlib.sha256(package).hexdigest()
+    resident = Resident(digest, frozen, 10)
+    models.residencies[0]._residents[digest] = resident
+    models._known[model] = KnownModel(digest, 2)
+    return model
+
+
+def test_refusal_that_may_pass_is_told_rather_than_a_lasting_one() -> None:
+    models = make(1000, num_devices=2)
+    models.residencies[1].limit_bytes = 100
+    models.acquire(put(models, "a", b"700:a"), 1)
+    with pytest.raises(UnavailableError):
+        put(models, "b", b"700:b")
+
+
+def test_model_is_not_put_on_a_device_that_has_left_meanwhile() -> None:
+    models = make()
+    [residency] = models.residencies
+
+    class Leaving(FakeFrozen):
+        def to(self, device: torch.device) -> FakeFrozen:
+            residency.leave_service()
+            return self
+
+    models._load = Leaving  # type: ignore[assignment]
+    with pytest.raises(UnavailableError):
+        put(models, "a", b"100:a")
+    assert models.resident() == (0, 0)

@@ -144,21 +144,124 @@ def test_account_that_pauses_between_pieces_loses_nothing() -> None:
 def test_pieces_that_run_are_charged_before_they_end() -> None:
     ledger = Ledger()
     queue: FairQueue[int] = FairQueue(ledger)
-    for number in range(2):
-        queue.push("a", number)
-        account, _ = queue.pop() or ("", 0)
-        ledger.ended(account, KIND, ledger.begun(account, KIND), 1.0)
+    queue.push("a", 1)
+    queue.pop()
+    ledger.ended("a", KIND, ledger.begun("a", KIND), 1.0)
     queue.push("a", 2)
     queue.push("a", 3)
-    queue.push("b", 4)
-    first = queue.pop()
-    assert first is not None
-    assert first[0] == "b"
-    ledger.begun("b", KIND)
-    second = queue.pop()
-    assert second is not None
-    ledger.begun("a", KIND)
-    assert ledger.tag("a") >= ledger.tag("b") - CREDIT_SECONDS
+    queue.pop()
+    before = queue.tag("a")
+    charged = ledger.begun("a", KIND)
+    assert charged == 1.0
+    assert queue.tag("a") == before + 1.0
+    ledger.ended("a", KIND, charged, 0.5)
+    assert queue.tag("a") == before + 0.5
+
+
+class Threads:
+    """A queue that several threads serve, in simulated time.
+
+    Args:
+        num_threads: pieces that run at a time.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self.ledger = Ledger()
+        self.queue: FairQueue[float] = FairQueue(self.ledger)
+        self.num_threads = num_threads
+        self.now = 0.0
+        self.running: list[tuple[float, str, float, float]] = []
+        self.wanted: dict[str, int] = {}
+        self.waiting: Counter[str] = Counter()
+        self.served: list[tuple[float, str]] = []
+
+    def run(self, until: float) -> None:
+        """Each account keeps as many pieces of 1 s under way as it wants."""
+        while self.now < until:
+            under_way = Counter(account for _, account, _, _ in self.running)
+            for account, count in self.wanted.items():
+                more = count - under_way[account] - self.waiting[account]
+                for _ in range(more):
+                    self.queue.push(account, 1.0)
+                    self.waiting[account] += 1
+            while len(self.running) < self.num_threads:
+                found = self.queue.pop()
+                if found is None:
+                    break
+                account, cost = found
+                self.waiting[account] -= 1
+                self.served.append((self.now, account))
+                charged = self.ledger.begun(account, KIND)
+                end = self.now + cost
+                self.running.append((end, account, charged, cost))
+            self.running.sort()
+            end, account, charged, cost = self.running.pop(0)
+            self.now = end
+            self.ledger.ended(account, KIND, charged, cost)
+
+
+def test_account_that_used_what_nobody_wanted_is_not_shut_out() -> None:
+    threads = Threads(8)
+    threads.wanted = {"a": 5, "b": 1}
+    threads.run(300)
+    threads.wanted = {"a": 8, "b": 8}
+    threads.served.clear()
+    threads.run(320)
+    counts = Counter(account for _, account in threads.served)
+    assert counts["a"] == pytest.approx(counts["b"], rel=0.15)
+
+
+def test_newcomer_does_not_come_before_all_who_were_there() -> None:
+    threads = Threads(8)
+    threads.wanted = {"a": 5, "b": 1}
+    threads.run(300)
+    threads.wanted = {"a": 8, "b": 1, "new": 8}
+    threads.served.clear()
+    threads.run(320)
+    counts = Counter(account for _, account in threads.served)
+    assert counts["a"] == pytest.approx(counts["new"], rel=0.2)
+
+
+def test_queues_of_two_devices_do_not_hold_up_each_other() -> None:
+    ledger = Ledger()
+    first, second = FairQueue[float](ledger), FairQueue[float](ledger)
+    for _ in range(1000):
+        for queue, account in ((first, "a"), (second, "c")):
+            queue.push(account, 1.0)
+            queue.pop()
+            cost = 1.0 if account == "c" else 0.2
+            ledger.ended(account, KIND, ledger.begun(account, KIND), cost)
+    for _ in range(20):
+        second.push("a", 1.0)
+        second.push("c", 1.0)
+    served = Counter()
+    for _ in range(20):
+        account, cost = second.pop() or ("", 0.0)
+        served[account] += 1
+        ledger.ended(account, KIND, ledger.begun(account, KIND), cost)
+    assert served["a"] == pytest.approx(served["c"], abs=2)
+
+
+def test_urgent_work_keeps_its_order() -> None:
+    served = Served()
+    for cost in (1.0, 2.0, 3.0):
+        served.queue.push("a", cost, urgent=True)
+    assert [served.next() for _ in range(3)] == [
+        ("a", 1.0),
+        ("a", 2.0),
+        ("a", 3.0),
+    ]
+
+
+def test_new_weights_count_anew_what_accounts_are_ahead() -> None:
+    served = Served({"a": 0.001})
+    served.push("a", 1.0, 100)
+    served.push("x", 1.0, 100)
+    served.serve(2)
+    served.ledger.set_weights({})
+    served.seconds.clear()
+    served.serve(20)
+    assert served.seconds["a"] == pytest.approx(served.seconds["x"], abs=2)
 
 
 def test_dropped_work_leaves_nobody_active() -> None:
@@ -168,7 +271,7 @@ def test_dropped_work_leaves_nobody_active() -> None:
     queue.push("b", 1)
     queue.clear()
     assert len(queue) == 0
-    assert ledger._active == {}
+    assert ledger._lanes[0].waiting == {}
 
 
 def test_remembered_accounts_are_bounded() -> None:
@@ -176,7 +279,8 @@ def test_remembered_accounts_are_bounded() -> None:
     for number in range(MAX_REMEMBERED_ACCOUNTS + 100):
         served.push(f"account-{number}", 0.1)
         served.serve(1)
-    assert len(served.ledger._entries) <= MAX_REMEMBERED_ACCOUNTS
+    assert len(served.ledger._lanes[0].tags) <= MAX_REMEMBERED_ACCOUNTS
+    assert len(served.ledger._usual) <= MAX_REMEMBERED_ACCOUNTS
 
 
 def backlog(**changes: object) -> Backlog:
