@@ -41,11 +41,9 @@ START_SECONDS = 180.0
 QUESTION_SECONDS = 120.0
 LOOPBACK = "127.0.0.1"
 
-WORKER_OPTIONS: Mapping[str, str] = {
-    "device": "cpu",
-    "torch_threads": "1",
-    "decode_threads": "1",
-}
+WORKER_OPTIONS: Mapping[str, str] = {"device": "cpu"}
+"""The rest are an operator's defaults: on one core one thread decodes and
+computes."""
 ONE_THREAD: Mapping[str, str] = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",

@@ -58,7 +58,9 @@ def counters(cluster) -> dict[str, float]:
     return {
         name: value
         for name, value in metrics(cluster).items()
-        if name.startswith("hapi_worker_") and "_created" not in name
+        if name.startswith("hapi_worker_")
+        and "_created" not in name
+        and "_allocated_bytes" not in name
     }
 
 
