@@ -32,15 +32,54 @@ def parser_of(name: str, description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def add_workload(parser: argparse.ArgumentParser) -> None:
-    """Options ``--data`` and ``--floor``."""
+def add_data(parser: argparse.ArgumentParser, what: str = "") -> None:
+    """Option ``--data``; ``what`` it is for stands before its help."""
     parser.add_argument(
         "--data",
         nargs="+",
         type=Path,
         metavar="DIR|TAR",
-        help=f"WebDataset tars of photographs; else {DATA_VARIABLE}",
+        help=f"{what}WebDataset tars of photographs; else {DATA_VARIABLE}",
     )
+
+
+def add_worker_options(
+    parser: argparse.ArgumentParser,
+    text: str = "of the worker; default: none",
+) -> None:
+    """Option ``--options``, for :func:`check_worker_options`."""
+    parser.add_argument(
+        "--options", nargs="+", default=[], metavar="KEY=VALUE", help=text
+    )
+
+
+def check_worker_options(
+    parser: argparse.ArgumentParser, found: argparse.Namespace
+) -> None:
+    """Ends with what is wrong with an option of the worker."""
+    for option in found.options:
+        if "=" not in option:
+            parser.error(f"--options: {option!r} is not KEY=VALUE")
+
+
+def add_rounds(parser: argparse.ArgumentParser) -> None:
+    """Option ``--rounds``, for :func:`check_rounds`."""
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="two or more (default 5)"
+    )
+
+
+def check_rounds(
+    parser: argparse.ArgumentParser, found: argparse.Namespace
+) -> None:
+    """Ends where there are too few rounds for an interval."""
+    if found.rounds < 2:
+        parser.error(f"--rounds is {found.rounds}; two or more")
+
+
+def add_workload(parser: argparse.ArgumentParser) -> None:
+    """Options ``--data`` and ``--floor``."""
+    add_data(parser)
     parser.add_argument("--floor", choices=FLOORS, default=FLOORS[0])
 
 

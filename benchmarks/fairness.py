@@ -47,7 +47,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import contention, makespan
-from benchmarks.commands import exit_status, parser_of, require_data
+from benchmarks.commands import (
+    add_data,
+    add_rounds,
+    add_worker_options,
+    check_rounds,
+    check_worker_options,
+    exit_status,
+    parser_of,
+    require_data,
+)
 from benchmarks.folders import new_folder, remove_folder, remove_stale
 from benchmarks.results import machine, versions, write_json
 from benchmarks.shards import find_tars, write_shards
@@ -67,13 +76,7 @@ QUICK = {"rounds": 2, "seconds": 4.0, "shards": 1, "shard_samples": 16}
 def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = parser_of("fairness", __doc__)
     add = parser.add_argument
-    add(
-        "--data",
-        nargs="+",
-        type=Path,
-        metavar="DIR|TAR",
-        help="WebDataset tars of photographs; else HAPI_TEST_DATA",
-    )
+    add_data(parser)
     add(
         "--scenarios",
         nargs="+",
@@ -81,13 +84,7 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default=list(SCENARIOS),
         help="default: all",
     )
-    add(
-        "--options",
-        nargs="+",
-        default=[],
-        metavar="KEY=VALUE",
-        help="of the worker; default: none",
-    )
+    add_worker_options(parser)
     add(
         "--model",
         default="resnet18",
@@ -101,7 +98,7 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default=2,
         help="streams of each other account (default 2)",
     )
-    add("--rounds", type=int, default=5, help="two or more (default 5)")
+    add_rounds(parser)
     add(
         "--seconds",
         type=float,
@@ -130,16 +127,13 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _check(parser: argparse.ArgumentParser, found: argparse.Namespace) -> None:
-    if found.rounds < 2:
-        parser.error(f"--rounds is {found.rounds}; two or more")
+    check_rounds(parser, found)
     if found.seconds < 1:
         parser.error(f"--seconds is {found.seconds:g}; 1 or more")
     for name in ("greedy", "modest", "shards"):
         if vars(found)[name] < 1:
             parser.error(f"--{name} is {vars(found)[name]}; 1 or more")
-    for option in found.options:
-        if "=" not in option:
-            parser.error(f"--options: {option!r} is not KEY=VALUE")
+    check_worker_options(parser, found)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -45,7 +45,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.commands import exit_status, parser_of, require_data
+from benchmarks.commands import (
+    add_data,
+    add_worker_options,
+    check_worker_options,
+    exit_status,
+    parser_of,
+    require_data,
+)
 from benchmarks.folders import new_folder, remove_folder, remove_stale
 from benchmarks.memory_probe import loaded
 from benchmarks.results import machine, versions, write_json
@@ -225,19 +232,9 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="MINUTES",
         help="watch a worker so long, instead of the cells",
     )
-    add(
-        "--data",
-        nargs="+",
-        type=Path,
-        metavar="DIR|TAR",
-        help="for --soak: WebDataset tars of photographs; else HAPI_TEST_DATA",
-    )
-    add(
-        "--options",
-        nargs="+",
-        default=[],
-        metavar="KEY=VALUE",
-        help="for --soak: of the worker; default: none but memory_limit",
+    add_data(parser, "for --soak: ")
+    add_worker_options(
+        parser, "for --soak: of the worker; default: none but memory_limit"
     )
     add(
         "--quick",
@@ -254,9 +251,7 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def _check(parser: argparse.ArgumentParser, found: argparse.Namespace) -> None:
     if found.repeats < 1:
         parser.error(f"--repeats is {found.repeats}; 1 or more")
-    for option in found.options:
-        if "=" not in option:
-            parser.error(f"--options: {option!r} is not KEY=VALUE")
+    check_worker_options(parser, found)
     for variable in found.malloc:
         if not variable.startswith(MALLOC) or "=" not in variable:
             parser.error(f"--malloc: {variable!r} is not {MALLOC}NAME=VALUE")

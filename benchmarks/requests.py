@@ -41,7 +41,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.commands import exit_status, parser_of
+from benchmarks.commands import (
+    add_rounds,
+    add_worker_options,
+    check_rounds,
+    check_worker_options,
+    exit_status,
+    parser_of,
+)
 from benchmarks.contention import ENCODING
 from benchmarks.folders import new_folder, remove_folder, remove_stale
 from benchmarks.regret import interval_of
@@ -217,14 +224,8 @@ def report(verdict: Mapping[str, Any]) -> str:
 def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = parser_of("requests", __doc__)
     add = parser.add_argument
-    add(
-        "--options",
-        nargs="+",
-        default=[],
-        metavar="KEY=VALUE",
-        help="of the worker; default: none",
-    )
-    add("--rounds", type=int, default=5, help="two or more (default 5)")
+    add_worker_options(parser)
+    add_rounds(parser)
     add(
         "--requests",
         type=int,
@@ -239,13 +240,10 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     found = parser.parse_args(argv)
     if found.quick:
         vars(found).update(QUICK)
-    if found.rounds < 2:
-        parser.error(f"--rounds is {found.rounds}; two or more")
+    check_rounds(parser, found)
     if found.requests < 1:
         parser.error(f"--requests is {found.requests}; 1 or more")
-    for option in found.options:
-        if "=" not in option:
-            parser.error(f"--options: {option!r} is not KEY=VALUE")
+    check_worker_options(parser, found)
     return found
 
 

@@ -38,7 +38,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.commands import exit_status, parser_of, require_data
+from benchmarks.commands import (
+    add_data,
+    add_rounds,
+    add_worker_options,
+    check_rounds,
+    check_worker_options,
+    exit_status,
+    parser_of,
+    require_data,
+)
 from benchmarks.folders import new_folder, remove_folder, remove_stale
 from benchmarks.regret import interval_of
 from benchmarks.remote import Remote
@@ -285,13 +294,7 @@ def _rate(tried: Settings) -> float:
 def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = parser_of("worker", __doc__)
     add = parser.add_argument
-    add(
-        "--data",
-        nargs="+",
-        type=Path,
-        metavar="DIR|TAR",
-        help="WebDataset tars of photographs; else HAPI_TEST_DATA",
-    )
+    add_data(parser)
     add(
         "--device",
         default="cpu",
@@ -304,14 +307,8 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
         choices=sorted(NETWORKS),
         help="default: resnet18 mobilenet_v3_small; resnet50 on a GPU",
     )
-    add(
-        "--options",
-        nargs="+",
-        default=[],
-        metavar="KEY=VALUE",
-        help="of the worker; default: none",
-    )
-    add("--rounds", type=int, default=5, help="two or more (default 5)")
+    add_worker_options(parser)
+    add_rounds(parser)
     add(
         "--seconds",
         type=float,
@@ -325,13 +322,10 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="for each setting of the loop (default 2.5)",
     )
     found = parser.parse_args(argv)
-    if found.rounds < 2:
-        parser.error(f"--rounds is {found.rounds}; two or more")
+    check_rounds(parser, found)
     if min(found.seconds, found.sweep_seconds) < 1:
         parser.error("--seconds and --sweep-seconds must be 1 or more")
-    for option in found.options:
-        if "=" not in option:
-            parser.error(f"--options: {option!r} is not KEY=VALUE")
+    check_worker_options(parser, found)
     found.models = found.models or list(USUAL[found.device])
     require_data(parser, found)
     return found

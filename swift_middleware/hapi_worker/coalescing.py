@@ -9,7 +9,6 @@ Accounts never share a batch.
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,8 +34,6 @@ from hapi_worker.uploads import copied
 
 LINGER_PASSES = 2.0
 """A pass that is not full waits as long as so many passes take."""
-
-logger = logging.getLogger(__name__)
 
 
 class Stream(Protocol):
@@ -209,6 +206,7 @@ class Group:
             if not self._num_due():
                 self._num_asked -= 1
                 self._starve_no_more()
+                self.compute.forgo(self._wake)
                 return
             reservation = self.compute.reserve(self.size, self._wake)
             if reservation is None:
@@ -226,7 +224,6 @@ class Group:
     def _starve_no_more(self) -> None:
         self._num_asked -= self._starves
         self._starves = False
-        self.compute.forgo(self._wake)
 
     def _wake(self) -> None:
         """There may be memory.  Others' locks may be held: none is taken."""

@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
 from hapi_splitter.host import allowed_memory_bytes
 from hapi_worker.config import WorkerConfig
+
+MAX_BATCH: Mapping[str, int] = MappingProxyType({"cpu": 8, "cuda": 64})
+"""Samples in a micro-batch by kind of device.  On a CPU larger ones compute
+no faster, and their activations are mapped anew by the kernel each time."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +28,14 @@ class DevicePlan:
             the same one.
         forwards: passes that run at a time.
         limit_bytes: of its memory.
+        largest_batch: samples of a micro-batch where the memory suffices.
     """
 
     name: str
     device: torch.device
     forwards: int
     limit_bytes: int
+    largest_batch: int
 
 
 def plan_devices(config: WorkerConfig, cores: float) -> list[DevicePlan]:
@@ -47,6 +54,7 @@ def plan_devices(config: WorkerConfig, cores: float) -> list[DevicePlan]:
             num_forwards(device, config.forwards, cores, max(on_cpu, 1)),
             config.memory_limit
             or device_memory_bytes(device, sharing[device]),
+            config.max_batch or MAX_BATCH[device.type],
         )
         for name, device in zip(_names(devices), devices, strict=True)
     ]

@@ -51,7 +51,8 @@ class Residency:
         device: where their parameters live.
         limit_bytes: for all parameters and all passes that run at a time.
         num_forwards: how many do.
-        usual_batch: samples of a pass that idle models make room for.
+        usual_batch: samples of a pass where the memory suffices; idle models
+            make room for them.
         changed: guards this and is notified of what becomes free; one for
             all devices of a worker.
         clock: monotonic seconds.
@@ -75,7 +76,7 @@ class Residency:
         self.generation = 0
         """Raised whenever memory becomes free."""
         self._num_forwards = num_forwards
-        self._usual_batch = usual_batch
+        self.usual_batch = usual_batch
         self._changed = changed or threading.Condition()
         self._clock = clock
         self._residents: OrderedDict[str, Resident] = OrderedDict()
@@ -326,7 +327,7 @@ class Residency:
             )
         working = needed - resident.parameter_bytes
         self._make_room(0, working, keep=resident)
-        usual = needs.peak_bytes(self._usual_batch) - resident.parameter_bytes
+        usual = needs.peak_bytes(self.usual_batch) - resident.parameter_bytes
         self._leave_room(self._num_forwards * usual, keep=resident)
         lease = Lease(self, resident, site, needs)
         resident.leases[lease] = working

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from types import MappingProxyType
 
 import torch
 
@@ -58,15 +56,10 @@ from hapi_worker.usage import (
     Usages,
 )
 
-MAX_BATCH: Mapping[str, int] = MappingProxyType({"cpu": 8, "cuda": 64})
-"""Samples in a micro-batch by kind of device.  On a CPU larger ones compute
-no faster, and their activations are mapped anew by the kernel each time."""
 MAX_UPLOADS = 2
 """Packages that are received or loaded at a time."""
 WAITING_PER_STREAM = 2
 """Requests that may wait for a place, for each place."""
-
-logger = logging.getLogger(__name__)
 
 
 class Worker:
@@ -128,7 +121,7 @@ class Worker:
             self.admission,
             self.metrics,
             batches=_profiled_batches(
-                config.max_batch or MAX_BATCH[kind], DEFAULT_BATCHES[kind]
+                plans[0].largest_batch, DEFAULT_BATCHES[kind]
             ),
             cores=self.cores,
             budget_seconds=config.profile_seconds,
@@ -248,8 +241,7 @@ class Worker:
                 plan.device,
                 plan.limit_bytes,
                 num_forwards=plan.forwards,
-                usual_batch=self.config.max_batch
-                or MAX_BATCH[plan.device.type],
+                usual_batch=plan.largest_batch,
                 changed=changed,
             ),
             FairPool(
@@ -300,9 +292,7 @@ class Worker:
         lease = job.lease
         executor = self._executor_of(lease)
         size = batch_size(
-            lease.batch_limit(
-                self.config.max_batch or MAX_BATCH[executor.device.type]
-            ),
+            lease.batch_limit(lease.residency.usual_batch),
             start.num_samples(job.request),
         )
         key = group_key(job.account, lease, size, executor.name)
