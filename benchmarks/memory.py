@@ -69,6 +69,7 @@ MODELS = {
     "vit_b_16": "encoder",
     "densenet121": "features",
     "convnext_tiny": "features",
+    "swin_t": "features",
 }
 """Names of torchvision's, and the module after which the region ends."""
 LEAST_BYTES = 64 << 20

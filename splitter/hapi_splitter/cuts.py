@@ -30,6 +30,7 @@ from hapi_splitter.lowering import lower
 from hapi_splitter.ops import operators
 from hapi_splitter.program import INPUT, Program
 from hapi_splitter.shapes import bind, flops_of
+from hapi_splitter.strides import Laid, laid_out
 from hapi_splitter.transforms import ImageTransform
 
 CUT_NAME = re.compile(r"[A-Za-z0-9_.]{1,200}")
@@ -198,6 +199,19 @@ class FrozenGraph:
             self.stretch(INPUT),
             self.known,
             {n for n, w in self._all_weights.items() if has_channels_last(w)},
+        )
+
+    @cached_property
+    def laid_out(self) -> Laid:
+        """The tensors whose order in memory is sure, seen from the input.
+
+        None are on other devices than a CPU.
+        """
+        weights = self._all_weights
+        if any(weight.device.type != "cpu" for weight in weights.values()):
+            return {}
+        return laid_out(
+            self.stretch(INPUT), self.known, weights, self.channels_last
         )
 
     @property

@@ -33,7 +33,7 @@ META_CALL = "hapi_call"
 """Key of a ``torch.fx`` node's ``meta``: the id of the tensor it yields."""
 
 BATCH_NORM = "aten._native_batch_norm_legit_no_training.default"
-_LINEAR = "aten.linear.default"
+LINEAR = "aten.linear.default"
 
 
 def lower(
@@ -199,7 +199,7 @@ class _Lowering:
         positional, by_name = arrange(
             operator, [self._argument(argument) for argument in args]
         )
-        if call.op == _LINEAR:
+        if call.op == LINEAR:
             # A strided input would be multiplied sample by sample: attention
             # with its batch in the middle took 1.4 times as long.
             positional[0] = self._graph.call_function(

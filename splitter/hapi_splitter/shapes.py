@@ -19,9 +19,23 @@ import torch
 from hapi_protocol.errors import PackageError
 from hapi_splitter.batchwise import Batch, Bound, MixesSamplesError, Value
 from hapi_splitter.ops import DTYPE_NAMES, PRODUCTS, Operator, operators
-from hapi_splitter.program import INPUT, Affine, Argument, Program, Ref
+from hapi_splitter.program import (
+    INPUT,
+    Affine,
+    Argument,
+    Call,
+    Program,
+    Ref,
+)
 
 _BATCHES = (2, 3)
+_CANNOT_RUN = (
+    RuntimeError,  # also NotImplementedError
+    ArithmeticError,
+    IndexError,
+    TypeError,
+    ValueError,
+)
 _Shapes: TypeAlias = dict[int, torch.Tensor]
 
 
@@ -72,7 +86,13 @@ def infer(
         operator = operators()[call.op]
         where = f"call {node}, {call.op}"
         for batch, run in zip(_BATCHES, runs, strict=True):
-            run[node] = _run_meta(operator, call.args, run, batch, where)
+            try:
+                run[node] = run_meta(call, run, batch)
+            except _CANNOT_RUN as error:
+                reason = str(error).partition("\n")[0][:200]
+                raise PackageError(
+                    "bad_package", f"{where}: cannot run: {reason}"
+                ) from None
         bound = bind(operator, call.args, values)
         _check_product(operator.name, bound, where)
         values[node] = _value(operator, bound, [r[node] for r in runs], where)
@@ -85,38 +105,34 @@ def _input_value(shape: tuple[int, ...]) -> Value:
     return Value((1, *shape), torch.float32, Batch(0), True)
 
 
-def _run_meta(
-    operator: Operator,
-    args: tuple[Argument, ...],
-    run: _Shapes,
-    batch: int,
-    where: str,
+def run_meta(
+    call: Call, tensors: Mapping[int, torch.Tensor], batch: int
 ) -> torch.Tensor:
+    """What a call yields of tensors on the ``meta`` device.
+
+    Args:
+        call: with its operator and argument types checked.
+        tensors: by id, those that the call reads.
+        batch: of the samples.
+
+    Raises:
+        RuntimeError, ArithmeticError, IndexError, TypeError, ValueError:
+            as torch does, if the arguments do not fit together.
+    """
+
     def concrete(argument: Argument) -> Any:
         if isinstance(argument, Ref):
-            return run[argument.node]
+            return tensors[argument.node]
         if isinstance(argument, Affine):
             return argument.at(batch)
         if isinstance(argument, tuple):
             return [concrete(item) for item in argument]
         return argument
 
-    positional, by_name = arrange(operator, [concrete(a) for a in args])
-    try:
-        with torch.no_grad():
-            result = operator.overload()(*positional, **by_name)
-    except (
-        RuntimeError,  # also NotImplementedError
-        ArithmeticError,
-        IndexError,
-        TypeError,
-        ValueError,
-    ) as error:
-        reason = str(error).partition("\n")[0][:200]
-        raise PackageError(
-            "bad_package", f"{where}: cannot run: {reason}"
-        ) from None
-    return first_tensor(result)
+    operator = operators()[call.op]
+    positional, by_name = arrange(operator, [concrete(a) for a in call.args])
+    with torch.no_grad():
+        return first_tensor(operator.overload()(*positional, **by_name))
 
 
 def first_tensor(result: Any) -> torch.Tensor:
@@ -145,9 +161,15 @@ def arrange(
 def bind(
     operator: Operator,
     args: tuple[Argument, ...],
-    values: Mapping[int, Value],
+    values: Mapping[int, Any],
 ) -> Bound:
-    """Arguments by name, as the batch rules read them."""
+    """Arguments by name, as the batch rules read them.
+
+    Args:
+        operator: that is called.
+        args: in the order of its table row.
+        values: what tensors are replaced by, by id.
+    """
 
     def known(argument: Argument, kind: str) -> Any:
         if isinstance(argument, Ref):

@@ -19,8 +19,7 @@ from hapi_splitter.package import (
     package_bytes,
     write_package,
 )
-from hapi_splitter.program import INPUT, Argument, Call, Program, Ref
-from hapi_splitter.shapes import infer
+from hapi_splitter.program import INPUT, Argument, Call, Ref
 from hapi_splitter.trace import split
 from networks import small_network, small_transform
 from reference_models import (
@@ -28,6 +27,7 @@ from reference_models import (
     BranchedNet,
     randomise_statistics,
 )
+from regions import region_of
 
 CONV = "aten.conv2d.default"
 CPU = torch.device("cpu")
@@ -36,17 +36,6 @@ CPU = torch.device("cpu")
 def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
     atol = 1e-5 * expected.abs().max().item()
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=atol)
-
-
-def region_of(
-    sample: tuple[int, ...],
-    calls: Sequence[Call],
-    weights: dict[int, torch.Tensor],
-) -> FrozenGraph:
-    program = Program(len(weights), tuple(calls))
-    values = infer(program, weights, sample)
-    names = [f"call{number}" for number in range(len(calls))]
-    return FrozenGraph(program, weights, values, names, None, "")
 
 
 def convolution(

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
+from torchvision import models
 
 from hapi_protocol.encodings import DTYPES
 from hapi_splitter import encodings as encodings_module
@@ -15,10 +17,13 @@ from hapi_splitter.batchwise import Value
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.encodings import CHUNK_BYTES, encode
 from hapi_splitter.memory import batch_for, needs_of, peak_bytes, steps
-from hapi_splitter.program import INPUT, Affine, Call, Program, Ref
-from hapi_splitter.shapes import infer
+from hapi_splitter.program import INPUT, Affine, Call, Ref
 from hapi_splitter.trace import split
 from reference_models import REFERENCE_MODELS, BranchedNet
+from regions import region_of
+
+SCRATCH_BYTES = 1 << 18
+"""That is added to each peak."""
 
 
 def allocated_peak(
@@ -60,16 +65,22 @@ def test_peak_is_an_upper_bound_of_allocations(name: str, fast: bool) -> None:
         assert peak - frozen.parameter_bytes < 12 * (found + samples.nbytes)
 
 
-@pytest.mark.parametrize(
-    ("name", "batch"), [("resnet18", 16), ("vgg11", 4), ("densenet121", 8)]
-)
-def test_peak_of_large_activations_is_near_the_allocations(
-    name: str, batch: int
-) -> None:
-    reference = REFERENCE_MODELS[name]
+LARGE: dict[str, tuple[Callable[..., nn.Module], str, int]] = {
+    "resnet18": (models.resnet18, "layer4", 16),
+    "vgg11": (models.vgg11, "features", 4),
+    "densenet121": (models.densenet121, "features", 8),
+    "vit_b_16": (models.vit_b_16, "encoder", 16),
+    "convnext_tiny": (models.convnext_tiny, "features", 10),
+    "swin_t": (models.swin_t, "features", 8),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_peak_of_large_activations_is_near_the_allocations(name: str) -> None:
+    build, freeze, batch = LARGE[name]
     shape = (3, 224, 224)
-    model = reference.build()
-    frozen = split(model, reference.freeze, sample_shape=shape).frozen
+    model = build(weights=None).eval()
+    frozen = split(model, freeze, sample_shape=shape).frozen
     fast = frozen.to("cpu", fast=True)
     samples = torch.randn(batch, *shape)
     cut = next(
@@ -83,7 +94,8 @@ def test_peak_of_large_activations_is_near_the_allocations(
     working = peak_bytes(fast, cut, batch) - fast.parameter_bytes
     assert found <= working < 1.5 * found
     # What is saved by the order of the channels is known to be.
-    assert working < peak_bytes(frozen, cut, batch) - frozen.parameter_bytes
+    plain = peak_bytes(frozen, cut, batch) - frozen.parameter_bytes
+    assert working < plain or name in ("vit_b_16", "swin_t")
 
 
 def strided() -> FrozenGraph:
@@ -93,17 +105,17 @@ def strided() -> FrozenGraph:
         Call("aten.transpose.int", (Ref(1), 1, 2)),
         Call("aten.slice.Tensor", (Ref(2), 1, 0, 40, 1)),
     ]
-    return graph_of((64, 50), calls)
+    return region_of((64, 50), calls)
 
 
 def channels() -> FrozenGraph:
-    return graph_of(
+    return region_of(
         (16, 48, 48), [Call("aten.sigmoid.default", (Ref(INPUT),))]
     )
 
 
 def few_values() -> FrozenGraph:
-    return graph_of((3,), [Call("aten.sigmoid.default", (Ref(INPUT),))])
+    return region_of((3,), [Call("aten.sigmoid.default", (Ref(INPUT),))])
 
 
 @pytest.mark.parametrize("special", [0.5, math.inf, math.nan])
@@ -131,24 +143,11 @@ def test_peak_with_encoding_is_an_upper_bound_of_allocations(
         found = allocated_peak(encoded, samples)
         needs = needs_of(frozen, frozen.num_cuts, dtype)
         wanted = found + samples.nbytes + frozen.parameter_bytes
-        # Of a chunk that the batch does not fill.
-        spare = 2 * chunk_bytes + 2 * 4096
+        # Of a chunk that the batch does not fill, and scratch memory.
+        spare = 2 * chunk_bytes + 2 * 4096 + SCRATCH_BYTES
         assert wanted <= needs.peak_bytes(8) < 3 * wanted + spare
         alone = needs_of(frozen, frozen.num_cuts).peak_bytes(8)
         assert needs.peak_bytes(8) >= alone
-
-
-def graph_of(
-    sample: tuple[int, ...],
-    calls: list[Call],
-    weights: dict[int, torch.Tensor] | None = None,
-) -> FrozenGraph:
-    """A region of calls, as a package could hold them."""
-    weights = weights or {}
-    program = Program(len(weights), tuple(calls))
-    values = infer(program, weights, sample)
-    names = [f"call{number}" for number in range(len(calls))]
-    return FrozenGraph(program, weights, values, names, None, "")
 
 
 def broadcast_matmul() -> FrozenGraph:
@@ -159,7 +158,7 @@ def broadcast_matmul() -> FrozenGraph:
         Call(reshape, (Ref(INPUT), (batch, 1, 64, 256, 1))),
         Call("aten.matmul.default", (Ref(1), Ref(2))),
     ]
-    return graph_of((64, 256), calls)
+    return region_of((64, 256), calls)
 
 
 def matmul_of_strided_rows() -> FrozenGraph:
@@ -167,7 +166,7 @@ def matmul_of_strided_rows() -> FrozenGraph:
         Call("aten.transpose.int", (Ref(INPUT), 1, 2)),
         Call("aten.matmul.default", (Ref(2), Ref(1))),
     ]
-    return graph_of((7, 64, 256), calls, {1: torch.randn(256, 32)})
+    return region_of((7, 64, 256), calls, {1: torch.randn(256, 32)})
 
 
 def broadcast_attention(is_causal: bool) -> FrozenGraph:
@@ -178,7 +177,7 @@ def broadcast_attention(is_causal: bool) -> FrozenGraph:
         Call("aten.unsqueeze.default", (Ref(INPUT), 1)),
         Call(attention, (Ref(1), Ref(2), Ref(2), *rest)),
     ]
-    return graph_of((8, 64, 32), calls)
+    return region_of((8, 64, 32), calls)
 
 
 def attention_to_few_keys() -> FrozenGraph:
@@ -190,13 +189,13 @@ def attention_to_few_keys() -> FrozenGraph:
         Call("aten.slice.Tensor", (Ref(2), 3, 0, 2, 1)),
         Call(attention, (Ref(2), Ref(3), Ref(3), *rest)),
     ]
-    return graph_of((8, 64, 32), calls)
+    return region_of((8, 64, 32), calls)
 
 
 def small_convolution() -> FrozenGraph:
     convolution = (Ref(INPUT), Ref(1), None, (1, 1), (20, 20), (1, 1), 1)
     calls = [Call("aten.conv2d.default", convolution)]
-    return graph_of((1280, 2, 2), calls, {1: torch.randn(1, 1280, 3, 3)})
+    return region_of((1280, 2, 2), calls, {1: torch.randn(1, 1280, 3, 3)})
 
 
 def convolution_of(
@@ -209,7 +208,7 @@ def convolution_of(
         Call("aten.conv2d.default", arguments),
         Call("aten.max_pool2d.default", (Ref(2), *POOL)),
     ]
-    return graph_of(image, calls, {1: torch.randn(kernel)})
+    return region_of(image, calls, {1: torch.randn(kernel)})
 
 
 POOL = ((3, 3), (2, 2), (1, 1), (1, 1), False)
@@ -251,13 +250,13 @@ def test_workspace_of_convolutions_with_channels_last_is_counted(
 def low_and_wide_convolution() -> FrozenGraph:
     convolution = (Ref(INPUT), Ref(1), None, (1, 1), (0, 0), (1, 1), 1)
     calls = [Call("aten.conv2d.default", convolution)]
-    return graph_of((6, 56, 56), calls, {1: torch.randn(2, 6, 1, 7)})
+    return region_of((6, 56, 56), calls, {1: torch.randn(2, 6, 1, 7)})
 
 
 def pixels_with_a_margin() -> FrozenGraph:
     convolution = (Ref(INPUT), Ref(1), None, (1, 1), (9, 9), (1, 1), 1)
     calls = [Call("aten.conv2d.default", convolution)]
-    return graph_of((96, 14, 14), calls, {1: torch.randn(2, 96, 1, 1)})
+    return region_of((96, 14, 14), calls, {1: torch.randn(2, 96, 1, 1)})
 
 
 def sum_of_bytes() -> FrozenGraph:
@@ -266,7 +265,7 @@ def sum_of_bytes() -> FrozenGraph:
         Call("aten.sum.dim_IntList", (Ref(1), (2,), True, None)),
         Call("aten._to_copy.default", (Ref(2), torch.float32)),
     ]
-    return graph_of((64, 256), calls)
+    return region_of((64, 256), calls)
 
 
 def resized_by_bicubic() -> FrozenGraph:
@@ -277,7 +276,53 @@ def resized_by_bicubic() -> FrozenGraph:
             (Ref(1), (48, 40), False, None, None),
         ),
     ]
-    return graph_of((16, 32, 24), calls)
+    return region_of((16, 32, 24), calls)
+
+
+def resized_by_pixels() -> FrozenGraph:
+    resize = "aten.upsample_nearest2d.default"
+    calls = [Call(resize, (Ref(INPUT), (48, 40), None, None))]
+    return region_of((16, 32, 24), calls)
+
+
+def short_rows() -> FrozenGraph:
+    """Whose statistics are as large as they."""
+    calls = [
+        Call(
+            "aten.layer_norm.default",
+            (Ref(INPUT), (1,), None, None, 1e-5, False),
+        )
+    ]
+    return region_of((64, 40, 1), calls)
+
+
+def groups_of_columns() -> FrozenGraph:
+    calls = [
+        Call("aten.transpose.int", (Ref(INPUT), 2, 3)),
+        Call(
+            "aten.group_norm.default",
+            (Ref(1), 16, None, None, 1e-5, False),
+        ),
+    ]
+    return region_of((16, 32, 24), calls)
+
+
+def product_of_parts() -> FrozenGraph:
+    """Of matrices whose rows lie apart."""
+    calls = [
+        Call("aten.slice.Tensor", (Ref(INPUT), 3, 0, 30, 1)),
+        Call("aten.transpose.int", (Ref(1), 2, 3)),
+        Call("aten.matmul.default", (Ref(2), Ref(1))),
+    ]
+    return region_of((16, 32, 33), calls)
+
+
+def masked_attention() -> FrozenGraph:
+    attention = "aten.scaled_dot_product_attention.default"
+    operands = (Ref(INPUT), Ref(INPUT), Ref(INPUT), Ref(1))
+    calls = [Call(attention, (*operands, 0.0, False, None))]
+    mask = torch.ones(64, 64, dtype=torch.bool).tril()
+    return region_of((4, 64, 32), calls, {1: mask})
 
 
 WINDOW = ((5, 5), (1, 1), (2, 2), (1, 1))
@@ -288,7 +333,7 @@ def windows_of_images() -> FrozenGraph:
         Call("aten.transpose.int", (Ref(INPUT), 2, 3)),
         Call("aten.im2col.default", (Ref(1), *WINDOW)),
     ]
-    return graph_of((3, 16, 16), calls)
+    return region_of((3, 16, 16), calls)
 
 
 def images_of_windows() -> FrozenGraph:
@@ -296,7 +341,7 @@ def images_of_windows() -> FrozenGraph:
         Call("aten.transpose.int", (Ref(INPUT), 1, 2)),
         Call("aten.col2im.default", (Ref(1), (16, 16), *WINDOW)),
     ]
-    return graph_of((256, 75), calls)
+    return region_of((256, 75), calls)
 
 
 @pytest.mark.parametrize(
@@ -312,6 +357,11 @@ def images_of_windows() -> FrozenGraph:
         (pixels_with_a_margin(), 8),
         (sum_of_bytes(), 8),
         (resized_by_bicubic(), 8),
+        (resized_by_pixels(), 8),
+        (short_rows(), 8),
+        (groups_of_columns(), 8),
+        (product_of_parts(), 8),
+        (masked_attention(), 8),
         (windows_of_images(), 8),
         (images_of_windows(), 8),
     ],
@@ -326,6 +376,11 @@ def images_of_windows() -> FrozenGraph:
         "pixels with a margin",
         "sum of bytes",
         "bicubic",
+        "nearest",
+        "short rows",
+        "groups of columns",
+        "product of parts",
+        "masked attention",
         "im2col",
         "col2im",
     ],
@@ -335,7 +390,7 @@ def test_workspace_that_a_package_may_ask_for_is_counted(
 ) -> None:
     samples = torch.randn(batch, *frozen.input_shape)
     found = allocated_peak(frozen.prefix(frozen.num_cuts), samples)
-    peak = peak_bytes(frozen, frozen.num_cuts, batch)
+    peak = peak_bytes(frozen, frozen.num_cuts, batch) - SCRATCH_BYTES
     wanted = found + samples.nbytes + frozen.parameter_bytes
     assert wanted <= peak < 6 * wanted
 
@@ -346,7 +401,7 @@ def test_needs_are_counted_in_one_walk(
     width = 400
     calls = [Call("aten.sigmoid.default", (Ref(INPUT),))] * width
     together = tuple(Ref(node) for node in range(1, width + 1))
-    frozen = graph_of(
+    frozen = region_of(
         (1, 8), [*calls, Call("aten.cat.default", (together, 1))]
     )
     sizes = Value.num_bytes.fget  # type: ignore[attr-defined]
@@ -358,7 +413,8 @@ def test_needs_are_counted_in_one_walk(
 
     monkeypatch.setattr(Value, "num_bytes", property(num_bytes))
     needs = needs_of(frozen, frozen.num_cuts)
-    assert needs.peak_bytes(1) == 4 * 8 * (1 + 2 * width)
+    largest = 4 * 8 * (1 + 2 * width)
+    assert needs.peak_bytes(1) == largest + largest // 64 + SCRATCH_BYTES
     assert len(asked) < 10 * width
 
 

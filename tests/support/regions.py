@@ -1,0 +1,24 @@
+"""Frozen regions of single calls, as a package could hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.program import Call, Program
+from hapi_splitter.shapes import infer
+
+
+def region_of(
+    sample: tuple[int, ...],
+    calls: Sequence[Call],
+    weights: Mapping[int, torch.Tensor] | None = None,
+) -> FrozenGraph:
+    """A region of calls whose weights have the ids from 1 on."""
+    weights = weights or {}
+    program = Program(len(weights), tuple(calls))
+    values = infer(program, weights, sample)
+    names = [f"call{number}" for number in range(len(calls))]
+    return FrozenGraph(program, weights, values, names, None, "")
