@@ -181,7 +181,7 @@ class FrozenGraph:
         """Whether its modules run other calls than the program has."""
         return self._folding is not None
 
-    @property
+    @cached_property
     def known(self) -> Mapping[int, Value]:
         """What is known of each tensor, by id; those of :meth:`stretch`."""
         folded = self._folding.values() if self._folding else {}
