@@ -2,7 +2,8 @@
 
 glibc gives the end of its heap back to the kernel whenever enough of it is
 free, which is after each micro-batch: the next one then takes tens of
-thousands of page faults.  It keeps more here, and returns it at rest.
+thousands of page faults.  It keeps more here, and returns it at rest and once
+a minute, since models that come and go leave holes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 M_TRIM_THRESHOLD = -1
@@ -19,6 +21,8 @@ KEPT_BYTES = 512 << 20
 MMAP_BYTES = 32 << 20
 """glibc's own upper limit for blocks that lie in the heap."""
 REST_SECONDS = 2.0
+TRIM_SECONDS = 60.0
+"""Between two times that it is trimmed while there is work."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,20 +44,24 @@ def trim_heap() -> None:
 
 
 class RestingHeap:
-    """Trims the heap once when a worker comes to rest.
+    """Trims the heap when a worker comes to rest, and now and then.
 
     Args:
         is_busy: whether there is work.
         trim: gives memory back.
+        clock: seconds that never go back.
     """
 
     def __init__(
         self,
         is_busy: Callable[[], bool],
         trim: Callable[[], None] = trim_heap,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._is_busy = is_busy
         self._trim = trim
+        self._clock = clock
+        self._trimmed = clock()
         self._was_busy = False
         self._ended = threading.Event()
         self._thread = threading.Thread(
@@ -71,10 +79,14 @@ class RestingHeap:
             self._thread.join()
 
     def look(self) -> None:
-        """Trims if there was work at the last look and is none now."""
-        busy = self._is_busy()
-        if self._was_busy and not busy:
+        """Trims if there was work at the last look, and is none now or was
+        for long."""
+        busy, now = self._is_busy(), self._clock()
+        if self._was_busy and not (
+            busy and now - self._trimmed < TRIM_SECONDS
+        ):
             self._trim()
+            self._trimmed = now
         self._was_busy = busy
 
     def _watch(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hapi_protocol.errors import TooSlowError
-from hapi_worker.heap import RestingHeap, keep_heap
+from hapi_worker.heap import TRIM_SECONDS, RestingHeap, keep_heap
 from hapi_worker.overruns import (
     BAN_SECONDS,
     MAX_MODELS,
@@ -79,6 +79,17 @@ def test_heap_is_trimmed_once_when_work_has_ended() -> None:
     heap.look()
     heap.look()
     assert trimmed == [1]
+
+
+def test_heap_is_trimmed_now_and_then_while_there_is_work(
+    clock: Clock,
+) -> None:
+    trimmed: list[float] = []
+    heap = RestingHeap(lambda: True, lambda: trimmed.append(clock.now), clock)
+    for _ in range(26):
+        heap.look()
+        clock.now += TRIM_SECONDS / 12
+    assert trimmed == [100 + TRIM_SECONDS, 100 + 2 * TRIM_SECONDS]
 
 
 def test_watch_of_the_heap_ends() -> None:
