@@ -83,6 +83,7 @@ class Residency:
         self._loading: dict[str, int] = {}
         self._reserved: list[Reservation] = []
         self._starved: list[Callable[[], None]] = []
+        self._evicted = False
         self._building = threading.Lock()
 
     def resident(self) -> tuple[int, int]:
@@ -122,14 +123,18 @@ class Residency:
             UnsupportedError: ``cut_out_of_range``, ``does_not_fit``.
             UnavailableError: running jobs hold the memory.
         """
-        site = cut, Encoding.parse(encoding).dtype
+        lease = self._hold(digest, (cut, Encoding.parse(encoding).dtype))
+        self._empty_cache()
+        return lease
+
+    def _hold(self, digest: str, site: Site) -> Lease | None:
         computed: tuple[Resident, Needs] | None = None
         while True:
             with self._changed:
                 resident = self.find(digest)
                 if resident is None:
                     return None
-                check_cut(resident, cut)
+                check_cut(resident, site[0])
                 if computed is not None and computed[0] is resident:
                     resident.needs[site] = computed[1]
                 if site in resident.needs:
@@ -163,6 +168,7 @@ class Residency:
             self._make_room(size, 0)
             self._loading[digest] = size
         try:
+            self._empty_cache()
             with self.guarded():
                 moved = frozen.to(self.device)
         except BaseException as error:
@@ -380,8 +386,16 @@ class Residency:
     def _evict(self, resident: Resident) -> None:
         logger.info("model %s leaves memory", resident.digest[:12])
         del self._residents[resident.digest]
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self._evicted = True
+
+    def _empty_cache(self) -> None:
+        """Gives evicted models' memory back to the device, which may have
+        to end its work first: the lock is not held."""
+        with self._changed:
+            evicted, self._evicted = self._evicted, False
+        if evicted and self.device.type == "cuda":
+            with self.guarded():
+                torch.cuda.empty_cache()
 
 
 def _working(lease: Lease, batch: int) -> int:

@@ -466,6 +466,28 @@ def test_device_that_left_service_takes_no_jobs() -> None:
         put(models, "a", b"100:a")
 
 
+def test_cache_of_a_gpu_is_emptied_outside_the_lock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    models = make(1000)
+    [residency] = models.residencies
+    residency.device = torch.device("cuda")
+    emptied: list[list[tuple[int, int]]] = []
+
+    def empty_cache() -> None:
+        # Hangs in the other thread where the lock is held.
+        emptied.append(in_threads(1, models.resident))
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+    put(models, "a", b"600:a")
+    put(models, "b", b"600:b")
+    assert emptied == [[(0, 600)]]
+    residency.usual_batch = 45
+    put(models, "c", b"300:c")
+    models.acquire(identity("c", b"300:c"), 1)
+    assert emptied[1:] == [[(1, 300)]]
+
+
 def nothing() -> None:
     """Called when memory is free."""
 
