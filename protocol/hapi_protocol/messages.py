@@ -252,7 +252,7 @@ class Usage:
         device_seconds: that the device spent on it, sent or not.
         decode_seconds: of the decoding threads, sent or not.
         cpu_seconds: core-seconds of all stages; on a CPU those of the
-            device seconds included.
+            device seconds included, times the threads of a pass.
         source_bytes: read of the source.
         sent_bytes: of the stream.
         outcome: ``done``, ``failed`` or ``gone`` (the reader went away).

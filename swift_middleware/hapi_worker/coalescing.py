@@ -90,6 +90,9 @@ class Compute(Protocol):
     def output_bytes(self) -> int:
         """Of one sample's features before encoding."""
 
+    def core_seconds(self) -> float:
+        """A clock of what the calling thread has had, with its helpers."""
+
     def reserve(
         self, size: int, starved: Callable[[], None]
     ) -> Reservation | None:
@@ -235,7 +238,7 @@ class Group:
         with self.lock:
             taken = self._take(size)
             self.consider()
-        with _charged(taken):
+        with _charged(taken, self.compute.core_seconds):
             failure = self._compute(taken, size)
         if failure is None:
             self._settle(taken)
@@ -271,7 +274,7 @@ class Group:
             if not count:
                 continue
             part = count / total
-            began, began_cpu = time.monotonic(), time.thread_time()
+            began, began_cpu = time.monotonic(), self.compute.core_seconds()
             rows = forwarded.features[start : start + count]
             if count < len(forwarded.features):
                 # A view would keep all of the batch in memory.
@@ -281,7 +284,7 @@ class Group:
                 "forward": forwarded.seconds * part,
                 "forward_cpu": forwarded.cpu_seconds * part,
                 "encode": time.monotonic() - began,
-                "encode_cpu": time.thread_time() - began_cpu,
+                "encode_cpu": self.compute.core_seconds() - began_cpu,
             }
             start += count
 
@@ -337,16 +340,18 @@ def group_key(account: str, lease: Lease, size: int, device: str) -> GroupKey:
 
 
 @contextlib.contextmanager
-def _charged(taken: Sequence[tuple[Stream, Batch]]) -> Iterator[None]:
+def _charged(
+    taken: Sequence[tuple[Stream, Batch]], core_seconds: Callable[[], float]
+) -> Iterator[None]:
     """Each stream pays for its images' part of what is done inside."""
     total = sum(len(batch.images) for _, batch in taken) or 1
     parts = [(s, len(batch.images) / total) for s, batch in taken]
-    began, began_cpu = time.monotonic(), time.thread_time()
+    began, began_cpu = time.monotonic(), core_seconds()
     try:
         yield
     finally:
         seconds = time.monotonic() - began
-        cpu_seconds = time.thread_time() - began_cpu
+        cpu_seconds = core_seconds() - began_cpu
         for stream, part in parts:
             stream.charge(seconds * part, cpu_seconds * part)
 

@@ -18,6 +18,7 @@ from hapi_splitter.encodings import EncodedFeatures
 from hapi_worker.decode import Decoder, image_decoder
 from hapi_worker.forward import (
     Forwarded,
+    core_clock,
     encode_rows,
     is_device_failure,
     is_out_of_memory,
@@ -135,6 +136,9 @@ class PrefixCompute:
     @cached_property
     def output_bytes(self) -> int:
         return 4 * math.prod(self.lease.shape)
+
+    def core_seconds(self) -> float:
+        return core_clock(self.executor.device)
 
     def reserve(
         self, size: int, starved: Callable[[], None]

@@ -22,8 +22,7 @@ class Forwarded:
     Attributes:
         features: ``[batch, *shape]`` float32.
         seconds: of the pass, the copy to the device included.
-        cpu_seconds: core-seconds: this thread's CPU seconds, on a CPU
-            device times the threads of a pass.
+        cpu_seconds: core-seconds, as of :func:`core_clock`.
         num_halvings: how often the memory did not suffice.
     """
 
@@ -31,6 +30,17 @@ class Forwarded:
     seconds: float
     cpu_seconds: float
     num_halvings: int = 0
+
+
+def core_clock(device: torch.device) -> float:
+    """Core-seconds of this thread and those that torch runs beside it.
+
+    The kernel does not tell what torch's threads did for one pass of
+    several.  On a CPU they work, or wait busily, as long as this one works;
+    of a GPU none has part.
+    """
+    num_threads = torch.get_num_threads() if device.type == "cpu" else 1
+    return time.thread_time() * num_threads
 
 
 def padded(
@@ -111,14 +121,13 @@ def is_device_failure(error: Exception) -> bool:
 def _run(
     prefix: Prefix, images: torch.Tensor, device: torch.device
 ) -> Forwarded:
-    started, started_cpu = time.monotonic(), time.thread_time()
+    started, started_cpu = time.monotonic(), core_clock(device)
     with torch.inference_mode():
         features = prefix(images.to(device, non_blocking=True))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-    num_threads = torch.get_num_threads() if device.type == "cpu" else 1
     return Forwarded(
         features,
         seconds=time.monotonic() - started,
-        cpu_seconds=(time.thread_time() - started_cpu) * num_threads,
+        cpu_seconds=core_clock(device) - started_cpu,
     )

@@ -77,11 +77,15 @@ class Compute:
         self.error: Exception | None = None
         self.seconds = 0.0
         self.told = 1.0
+        self.cores = 0.0
 
     def decoder(self, sample: Sample) -> torch.Tensor:
         if sample.key.startswith("bad"):
             raise SampleError("cannot be read")
         return torch.full((1,), float(sample.index))
+
+    def core_seconds(self) -> float:
+        return self.cores
 
     def reserve(
         self, size: int, starved: Callable[[], None]
@@ -103,6 +107,7 @@ class Compute:
     def run(self, singles: list[torch.Tensor], size: int) -> Forwarded:
         images = padded(singles, size, torch.device("cpu"))
         time.sleep(self.seconds)
+        self.cores += 8.0
         if self.error is not None:
             raise self.error
         self.ran.append(images.flatten().tolist())
@@ -217,6 +222,10 @@ def test_streams_pay_for_their_part_of_a_pass_even_if_it_fails(
     used = [job._meter._device_seconds for job in jobs]
     assert used[0] == pytest.approx(3 * used[1])
     assert sum(used) >= 0.05
+    # Those of all cores that the pass had, not of the thread that ran it.
+    assert [job._meter._cpu_seconds for job in jobs] == pytest.approx(
+        [6.0, 2.0], abs=0.5
+    )
     assert all(job._meter.is_idle for job in jobs)
 
 

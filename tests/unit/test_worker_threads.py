@@ -19,7 +19,7 @@ from hapi_protocol.errors import (
 )
 from hapi_worker.body import ChunkedBody, Connection, SenderGoneError
 from hapi_worker.devices import choose_devices
-from hapi_worker.forward import padded, run_prefix
+from hapi_worker.forward import core_clock, padded, run_prefix
 from hapi_worker.pool import DEVICE, FairPool
 from hapi_worker.scheduler import Ledger
 
@@ -43,6 +43,28 @@ def test_pool_serves_accounts_in_turn(pool: FairPool) -> None:
     gate.set()
     assert done.wait(5)
     assert order.index("b") <= 2
+
+
+@pytest.mark.parametrize(("device", "num_cores"), [("cpu", 3), ("cuda", 1)])
+def test_core_seconds_count_torchs_threads_beside_this_one(
+    device: str, num_cores: int
+) -> None:
+    pool = FairPool("cores", 1, Ledger(), torch_threads=3)
+    found: list[float] = []
+
+    def measure() -> None:
+        thread = time.thread_time()
+        while time.thread_time() < thread + 0.05:
+            pass
+        before = core_clock(torch.device(device)), time.thread_time()
+        found.append(before[0] / before[1])
+
+    done = threading.Event()
+    pool.submit("a", measure)
+    pool.submit("a", done.set)
+    assert done.wait(10)
+    pool.close()
+    assert found == [pytest.approx(num_cores, rel=0.05)]
 
 
 def test_pool_survives_work_that_raises(
