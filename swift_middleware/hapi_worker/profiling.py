@@ -76,7 +76,7 @@ class Profiling:
     Args:
         models: to be profiled.
         executors: of their devices.
-        decode_pool: rests meanwhile.
+        pools: all there are; they rest meanwhile.
         admission: knows whether the worker is shutting down.
         metrics: counts runs and requests.
         batches: sizes to measure; those that fit the memory.
@@ -90,7 +90,7 @@ class Profiling:
         self,
         models: Models,
         executors: Sequence[Executor],
-        decode_pool: FairPool,
+        pools: Sequence[FairPool],
         admission: Admission,
         metrics: Metrics,
         *,
@@ -102,7 +102,7 @@ class Profiling:
     ) -> None:
         self._models = models
         self._executors = tuple(executors)
-        self._decode_pool = decode_pool
+        self._pools = tuple(pools)
         self._admission = admission
         self._metrics = metrics
         self._batches = tuple(batches)
@@ -290,10 +290,9 @@ class Profiling:
             UnavailableError: ``queue_full``: it does not end.
         """
         mine = self._executor(lease).pool
-        pools = {self._decode_pool, *(each.pool for each in self._executors)}
         until = time.monotonic() + QUIET_SECONDS
         with contextlib.ExitStack() as pauses:
-            for pool in pools:
+            for pool in self._pools:
                 left = max(until - time.monotonic(), 0.0)
                 beside = int(pool is mine)
                 if not pauses.enter_context(pool.paused(left, beside=beside)):

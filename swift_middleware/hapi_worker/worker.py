@@ -117,7 +117,7 @@ class Worker:
         self.profiling = Profiling(
             self.models,
             self.executors,
-            self.decode_pool,
+            list(self.pools.values()),
             self.admission,
             self.metrics,
             batches=_profiled_batches(
@@ -142,7 +142,7 @@ class Worker:
     def pools(self) -> dict[str, FairPool]:
         """By name, each once."""
         pools = {each.name: each.pool for each in self.executors}
-        if self.decode_pool not in pools.values():
+        if self.decode_pool is not None:
             pools["decode"] = self.decode_pool
         return pools
 
@@ -254,11 +254,19 @@ class Worker:
             self._device_failed,
         )
 
-    def _decode_pool(self, kind: str) -> FairPool:
+    def _decode_pool(self, kind: str) -> FairPool | None:
+        """None where the threads of each device decode for its jobs."""
         if kind == "cpu" and not self.config.decode_threads:
-            return self.executors[0].pool
+            return None
         threads = self.config.decode_threads or math.ceil(self.cores)
         return FairPool("decode", threads, self.ledger, meter=self.load_meter)
+
+    def _decoding_pool(self, lease: Lease | None) -> FairPool:
+        if self.decode_pool is not None:
+            return self.decode_pool
+        # An index is not decoded.
+        executor = self._executor_of(lease) if lease else self.executors[0]
+        return executor.pool
 
     def _device_failed(self, executor: Executor) -> None:
         self.metrics.device_failures.labels(executor.name).inc()
@@ -382,7 +390,7 @@ class Worker:
             account=job.account,
             encoding=job.request.encoding,
             group=self._join(job, start, cleanup),
-            decode_pool=self.decode_pool,
+            decode_pool=self._decoding_pool(job.lease),
             meter=meter,
             bounds=Bounds(config.buffer_bytes, config.batch_seconds),
         )

@@ -430,6 +430,39 @@ def test_two_devices_share_the_jobs_of_one_model(
         assert [each.num_jobs() for each in residencies] == [4, 4]
 
 
+def test_devices_on_the_cpu_decode_for_their_own_jobs(
+    tmp_path: Path,
+    package: bytes,
+    tar: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import hapi_worker.executor as module
+
+    image_decoder = module.image_decoder
+    threads: set[str] = set()
+
+    def told(*args: Any) -> Any:
+        decode = image_decoder(*args)
+
+        def decoder(sample: Any) -> torch.Tensor:
+            threads.add(threading.current_thread().name)
+            return decode(sample)
+
+        return decoder
+
+    monkeypatch.setattr(module, "image_decoder", told)
+    with running_worker(tmp_path, device="cpu,cpu", forwards=1) as worker:
+        worker.put(package)
+        grants = [
+            worker.grant(job_for(tar, package, charged_account=f"AUTH_{n}"))
+            for n in range(4)
+        ]
+        for grant in grants:
+            with worker.streaming_of(grant.job_id, pieces(tar)) as stream:
+                stream.answer().read()
+    assert threads == {"device cpu#0-0", "device cpu#1-0"}
+
+
 def test_model_whose_passes_take_too_long_is_left_out(
     tmp_path: Path,
     package: bytes,

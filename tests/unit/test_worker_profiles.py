@@ -236,7 +236,7 @@ def test_nothing_is_decoded_while_a_profile_is_measured(
         asked = pool.submit(ask, worker)
         assert gate.begun.wait(10)
         decoded = threading.Event()
-        worker.worker.decode_pool.submit("AUTH_b", decoded.set)
+        worker.worker.executors[0].pool.submit("AUTH_b", decoded.set)
         assert not decoded.wait(0.3)
         gate.opened.set()
         assert asked.result().status == 200
@@ -254,7 +254,7 @@ def test_profile_is_refused_when_decoding_takes_too_long(
         begun.set()
         release.wait(20)
 
-    worker.worker.decode_pool.submit("AUTH_b", slow)
+    worker.worker.executors[0].pool.submit("AUTH_b", slow)
     assert begun.wait(5)
     refused = ask(worker)
     release.set()
@@ -273,7 +273,7 @@ def test_job_that_begins_meanwhile_waits_for_the_end(
         assert gate.begun.wait(10)
         job = job_for(tar, PACKAGE, charged_account="AUTH_b")
         done = pool.submit(worker.run, job, PACKAGE, tar)
-        until(lambda: len(worker.worker.decode_pool) >= 1)
+        until(lambda: len(worker.worker.executors[0].pool) >= 1)
         assert not done.done()
         gate.opened.set()
         assert asked.result(20).status == 200
