@@ -4,7 +4,7 @@ A request for a job waits for a place.  When one becomes free, the account
 with the fewest places (by its weight) is next, then who came first; so a
 newcomer does not stand behind all that a greedy account has asked for.  When
 too many wait, the last one of the account that has most waiting is turned
-away.
+away.  Who has gone while it waited is given nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from hapi_protocol.errors import (
     UnavailableError,
 )
 from hapi_protocol.messages import JobRequest
+from hapi_worker.body import POLL_SECONDS, IsGone, asker_gone, never_gone
 from hapi_worker.resident import Lease
 
 RETRY_SECONDS = 2.0
@@ -58,6 +59,7 @@ class _Waiter:
     """A request that waits for a place; has one of both at the end."""
 
     request: JobRequest
+    is_gone: IsGone
     job: Job | None = None
     refusal: HapiError | None = None
 
@@ -126,16 +128,21 @@ class Admission:
         if self._draining:
             raise _draining()
 
-    def enter(self, request: JobRequest) -> Job:
+    def enter(self, request: JobRequest, is_gone: IsGone = never_gone) -> Job:
         """Takes a place, after a while if there is none.
 
+        Args:
+            request: that is to have it.
+            is_gone: whether its sender waits no more.
+
         Raises:
+            AnnotationError: ``bad_request``: the sender has gone.
             UnavailableError: ``draining``, ``queue_full``.
             ShareError: the account has its share of streams already.
         """
         asked = self._clock()
         deadline = asked + self.queue_seconds
-        waiter = _Waiter(request)
+        waiter = _Waiter(request, is_gone)
         with self._changed:
             self._drop_lapsed()
             if self._draining:
@@ -149,8 +156,11 @@ class Admission:
                     self._refuse(waiter)
                 else:
                     # Grants that lapse meanwhile make room as well.
-                    self._changed.wait(min(left, self._grant_seconds))
+                    self._changed.wait(
+                        min(left, self._grant_seconds, POLL_SECONDS)
+                    )
                     self._drop_lapsed()
+                    self._drop_gone()
         if waiter.refusal is not None:
             raise waiter.refusal
         assert waiter.job is not None, "refused or served"
@@ -273,7 +283,16 @@ class Admission:
     def _taken(self) -> Counter[str]:
         return Counter(job.account for job in self._jobs.values())
 
+    def _drop_gone(self) -> None:
+        gone = [waiter for waiter in self._waiting if waiter.is_gone()]
+        for waiter in gone:
+            self._waiting.remove(waiter)
+            waiter.refusal = asker_gone()
+        if gone:
+            self._changed.notify_all()
+
     def _serve_waiting(self) -> None:
+        self._drop_gone()
         taken = self._taken()
         while self._waiting and len(self._jobs) < self.places.streams:
             allowed = [

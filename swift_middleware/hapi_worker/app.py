@@ -43,7 +43,10 @@ from hapi_worker.version import package_version
 from hapi_worker.worker import MAX_UPLOADS, Worker
 
 ENVIRON_CONNECTION = "hapi_worker.connection"
-"""WSGI key under which the server hands over a :class:`Connection`."""
+"""WSGI key under which the server hands over a :class:`Connection`, where a
+body is chunked."""
+ENVIRON_IS_GONE = "hapi_worker.is_gone"
+"""WSGI key of a function that tells whether the asker has closed."""
 ENVIRON_BROKEN_BODY = "hapi_worker.broken_body"
 """WSGI key that tells the server to read no more of the request's body."""
 ENVIRON_PEER_UID = "X_REMOTE_UID"
@@ -183,7 +186,10 @@ class WorkerApp:
     def _grant(self, request: Any) -> Any:
         with self._counted():
             body = _read_body(request, MAX_MESSAGE_BYTES)
-            grant = self._worker.grant(JobRequest.from_body(bytes(body)))
+            grant = self._worker.grant(
+                JobRequest.from_body(bytes(body)),
+                request.environ[ENVIRON_IS_GONE],
+            )
         return _json_body(201, grant.to_body())
 
     def _profile(self, request: Any) -> Any:

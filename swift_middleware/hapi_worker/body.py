@@ -11,6 +11,7 @@ from __future__ import annotations
 import select
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 from hapi_protocol.errors import (
@@ -24,6 +25,16 @@ MAX_CHUNK_HEADER_BYTES = 128
 MAX_TRAILERS = 16
 """Lines behind the last chunk, which are passed over."""
 MAX_READ_BYTES = 256 * 1024
+POLL_SECONDS = 0.25
+"""How soon a closed connection is noticed."""
+
+IsGone = Callable[[], bool]
+"""Whether who asked waits no more for the answer."""
+
+
+def never_gone() -> bool:
+    """Of an asker without a connection."""
+    return False
 
 
 class SenderGoneError(Exception):
@@ -190,6 +201,13 @@ class ChunkedBody:
         if not data:
             raise SenderGoneError("the body was cut off")
         return data
+
+
+def asker_gone() -> HapiError:
+    """What nobody reads, and the metrics count."""
+    return AnnotationError(
+        "bad_request", "the other end closed the connection while it waited"
+    )
 
 
 def _bad(what: str) -> HapiError:

@@ -24,6 +24,7 @@ from hapi_protocol.errors import (
 )
 from hapi_protocol.messages import ModelIdentity
 from hapi_splitter.cuts import FrozenGraph
+from hapi_worker.body import POLL_SECONDS, IsGone, asker_gone, never_gone
 from hapi_worker.placement import Place, places_in_order
 from hapi_worker.residency import Residency
 from hapi_worker.resident import Lease, Resident
@@ -95,10 +96,13 @@ class Models:
         """Of all devices."""
         return sum(each.limit_bytes for each in self.residencies)
 
-    def await_model(self, identity: ModelIdentity) -> str:
+    def await_model(
+        self, identity: ModelIdentity, is_gone: IsGone = never_gone
+    ) -> str:
         """Returns the digest when the model is in memory.
 
         Raises:
+            AnnotationError: ``bad_request``: who asks has gone.
             ConflictError: ``model_needed``: the caller is the one to upload.
             UnavailableError: no upload came in time, or too many wait for
                 one.
@@ -112,6 +116,8 @@ class Models:
                 digest = self._find(identity)
                 if digest is not None:
                     return digest
+                if is_gone():
+                    raise asker_gone()
                 self.uploads.wait(identity, deadline)
 
     def acquire(
@@ -121,6 +127,7 @@ class Models:
         encoding: str = "float32",
         *,
         wait_seconds: float = 0.0,
+        is_gone: IsGone = never_gone,
     ) -> Lease:
         """A hold on the model of ``identity``, for ``cut``.
 
@@ -129,8 +136,10 @@ class Models:
             cut: where features are taken.
             encoding: of the features, for the memory that it needs.
             wait_seconds: for memory that running jobs hold.
+            is_gone: whether who asks waits no more.
 
         Raises:
+            AnnotationError: ``bad_request``: who asks has gone.
             ConflictError: ``model_needed``: the caller is the one to upload.
             UnsupportedError: ``cut_out_of_range``, ``does_not_fit``; or the
                 error of the upload it waited for.
@@ -139,15 +148,14 @@ class Models:
         """
         deadline = self._clock() + wait_seconds
         while True:
-            digest = self.await_model(identity)
+            digest = self.await_model(identity, is_gone)
             before = self._generation()
             try:
                 lease = self._hold(digest, cut, encoding)
             except DoesNotFitError:
                 raise
             except UnavailableError:
-                left = deadline - self._clock()
-                if left <= 0 or not self._await_memory(before, left):
+                if not self._await_memory(before, deadline, is_gone):
                     raise
                 continue
             if lease is not None:
@@ -205,13 +213,20 @@ class Models:
     def _generation(self) -> int:
         return sum(each.generation for each in self.residencies)
 
-    def _await_memory(self, before: int, seconds: float) -> bool:
+    def _await_memory(
+        self, before: int, deadline: float, is_gone: IsGone
+    ) -> bool:
         """Whether some became free in time."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._generation() != before or self._closed, seconds
-            )
-            return self._generation() != before and not self._closed
+            while (left := deadline - self._clock()) > 0:
+                if self._closed:
+                    break
+                if self._generation() != before:
+                    return True
+                if is_gone():
+                    raise asker_gone()
+                self._changed.wait(min(left, POLL_SECONDS))
+            return False
 
     def _find(self, identity: ModelIdentity) -> str | None:
         """Called with the lock held."""

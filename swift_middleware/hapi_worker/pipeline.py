@@ -25,15 +25,18 @@ from hapi_protocol.errors import HapiError, InternalError, TooSlowError
 from hapi_protocol.shards import Sample
 from hapi_splitter.transforms import SampleError
 from hapi_worker.batching import DEFAULT_LINGER_SECONDS
-from hapi_worker.body import ChunkedBody, Connection, SenderGoneError
+from hapi_worker.body import (
+    POLL_SECONDS,
+    ChunkedBody,
+    Connection,
+    SenderGoneError,
+)
 from hapi_worker.coalescing import Group
 from hapi_worker.decode import Decoder
 from hapi_worker.flow import Batch, Slot, row_bytes, row_of
 from hapi_worker.pool import FairPool
 from hapi_worker.usage import Meter
 
-POLL_SECONDS = 0.25
-"""How soon a closed connection is noticed."""
 JOIN_SECONDS = 5.0
 INDEX_BATCH_ROWS = 1024
 DEPTH = 2

@@ -13,7 +13,11 @@ from typing import Any
 from cheroot import server as cheroot_server
 from cheroot import wsgi
 
-from hapi_worker.app import ENVIRON_BROKEN_BODY, ENVIRON_CONNECTION
+from hapi_worker.app import (
+    ENVIRON_BROKEN_BODY,
+    ENVIRON_CONNECTION,
+    ENVIRON_IS_GONE,
+)
 from hapi_worker.body import MAX_READ_BYTES, Connection
 
 CONNECT_SECONDS = 2.0
@@ -49,10 +53,10 @@ class _Connection(cheroot_server.HTTPConnection):
 class _Gateway(wsgi.Gateway_10):
     def __init__(self, req: Any) -> None:
         super().__init__(req)
+        connection = Connection(req.conn.socket, req.conn.rfile)
+        self.env[ENVIRON_IS_GONE] = connection.is_gone
         if req.chunked_read:
-            self.env[ENVIRON_CONNECTION] = Connection(
-                req.conn.socket, req.conn.rfile
-            )
+            self.env[ENVIRON_CONNECTION] = connection
 
     def respond(self) -> None:
         """Sends the status at once, then the body; always closes it.

@@ -19,6 +19,7 @@ from hapi_protocol.errors import (
     make_error,
 )
 from hapi_protocol.messages import ModelIdentity
+from hapi_worker.body import POLL_SECONDS
 
 GRACE_SECONDS = 10.0
 """An asker that was told to upload must begin within this time."""
@@ -67,7 +68,7 @@ class Uploads:
         self._num_waiting = 0
 
     def wait(self, identity: ModelIdentity, deadline: float) -> None:
-        """Returns when something has changed.
+        """Returns when something has changed, or after a while.
 
         Raises:
             ConflictError: ``model_needed``: the caller is the one to upload.
@@ -101,7 +102,7 @@ class Uploads:
         until = deadline if upload.begun else min(deadline, upload.expires)
         self._num_waiting += 1
         try:
-            self._changed.wait(until - now)
+            self._changed.wait(min(until - now, POLL_SECONDS))
         finally:
             self._num_waiting -= 1
         if upload.error is not None:

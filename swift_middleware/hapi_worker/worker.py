@@ -30,7 +30,14 @@ from hapi_splitter.numerics import enforce_exact, numerics_tag
 from hapi_splitter.profile import DEFAULT_BATCHES
 from hapi_worker.admission import Admission, Job, Places
 from hapi_worker.batching import batch_size
-from hapi_worker.body import ChunkedBody, Connection, SenderGoneError
+from hapi_worker.body import (
+    ChunkedBody,
+    Connection,
+    IsGone,
+    SenderGoneError,
+    asker_gone,
+    never_gone,
+)
 from hapi_worker.checks import check_request, check_transform
 from hapi_worker.coalescing import Group, Groups, group_key
 from hapi_worker.config import WorkerConfig
@@ -160,8 +167,14 @@ class Worker:
         self.overruns.limit_seconds = config.pass_seconds
         self.admission.reconfigure(_places(config), config.queue_seconds)
 
-    def grant(self, request: JobRequest) -> JobGrant:
+    def grant(
+        self, request: JobRequest, is_gone: IsGone = never_gone
+    ) -> JobGrant:
         """Answers ``POST /jobs``; may wait for a place.
+
+        Args:
+            request: of the filter.
+            is_gone: whether it waits no more for the answer.
 
         Raises:
             HapiError: any of the refusals of the exchange.
@@ -170,8 +183,9 @@ class Worker:
         self.admission.check_open()
         if request.model is not None:
             # Whoever waits for a model takes nobody's place.
-            self.overruns.check(self.models.await_model(request.model))
-        job = self.admission.enter(request)
+            digest = self.models.await_model(request.model, is_gone)
+            self.overruns.check(digest)
+        job = self.admission.enter(request, is_gone)
         lease = None
         try:
             if request.model is not None:
@@ -180,7 +194,10 @@ class Worker:
                     request.cut,
                     request.encoding,
                     wait_seconds=self.config.queue_seconds,
+                    is_gone=is_gone,
                 )
+            if is_gone():
+                raise asker_gone()
             self.admission.grant(job, lease)
             check_transform(lease)
         except BaseException:

@@ -16,6 +16,7 @@ from hapi_protocol.errors import (
 )
 from hapi_protocol.messages import JobRequest
 from hapi_worker.admission import Admission, Job, Places
+from hapi_worker.body import IsGone, never_gone
 
 
 class Clock:
@@ -158,9 +159,9 @@ class Queue:
         self.jobs: list[Job] = []
         self._threads: list[threading.Thread] = []
 
-    def enter(self, account: str) -> None:
+    def enter(self, account: str, is_gone: IsGone = never_gone) -> None:
         before = self.admission.num_waiting()
-        thread = threading.Thread(target=self._enter, args=[account])
+        thread = threading.Thread(target=self._enter, args=[account, is_gone])
         self._threads.append(thread)
         num_ended = len(self.served) + len(self.refused)
         thread.start()
@@ -171,9 +172,9 @@ class Queue:
             )
         )
 
-    def _enter(self, account: str) -> None:
+    def _enter(self, account: str, is_gone: IsGone) -> None:
         try:
-            job = self.admission.enter(request(account))
+            job = self.admission.enter(request(account), is_gone)
         except HapiError as error:
             self.refused.append((account, error.code))
             return
@@ -296,6 +297,30 @@ def test_who_has_most_waiting_is_turned_away_when_too_many_wait() -> None:
     until(lambda: len(queue.served) == 1)
     serve_all(queue)
     assert sorted(queue.served) == ["greedy", "greedy", "modest"]
+
+
+def test_place_goes_past_who_has_gone_while_it_waited() -> None:
+    gone = threading.Event()
+    queue = queueing(streams=1)
+    job = granted(queue.admission, "a")
+    queue.enter("b", gone.is_set)
+    queue.enter("c")
+    gone.set()
+    queue.admission.end(job)
+    queue.join()
+    assert queue.served == ["c"]
+    assert queue.refused == [("b", "bad_request")]
+
+
+def test_who_has_gone_does_not_wait_on() -> None:
+    gone = threading.Event()
+    queue = queueing(streams=1, queue_seconds=60.0)
+    granted(queue.admission, "a")
+    queue.enter("b", gone.is_set)
+    gone.set()
+    queue.join()
+    assert queue.refused == [("b", "bad_request")]
+    assert queue.admission.num_waiting() == 0
 
 
 def test_drain_turns_away_who_waits() -> None:

@@ -374,6 +374,34 @@ def test_request_waits_until_a_stream_ends(
         assert answers == [201]
 
 
+def test_place_of_an_asker_that_has_gone_is_free_at_once(
+    tmp_path: Path, package: bytes, tar: bytes
+) -> None:
+    """Also where it goes while its model is on the way."""
+    with running_worker(tmp_path, max_streams=1, grant_seconds=60) as worker:
+        job = job_for(tar, package)
+        assert worker.ask(job).code == "model_needed"
+        asker = UnixConnection(worker.socket, TIMEOUT_SECONDS)
+        asker.request("POST", "/jobs", job.to_body())
+        models = worker.worker.models
+        until(lambda: models.uploads._num_waiting == 1)
+        asker.close()
+        until(lambda: models.uploads._num_waiting == 0)
+        worker.put(package)
+        assert not worker.worker.admission.jobs()
+
+        done = threading.Event()
+        with worker.streaming(job, package, cut_off(tar, done)) as stream:
+            assert stream.answer().status == 200
+            asker = UnixConnection(worker.socket, TIMEOUT_SECONDS)
+            asker.request("POST", "/jobs", job.to_body())
+            until(lambda: worker.worker.admission.num_waiting() == 1)
+            asker.close()
+        done.set()
+        assert worker.idle()
+        assert worker.ask(job).status == 201
+
+
 def test_device_that_fails_leaves_service_and_the_last_one_ends_it(
     tmp_path: Path,
     package: bytes,

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from hapi_protocol.errors import (
+    AnnotationError,
     ConflictError,
     DoesNotFitError,
     HapiError,
@@ -430,6 +431,19 @@ def test_request_waits_for_memory_that_running_jobs_hold() -> None:
     models.acquire(second, 3, wait_seconds=5.0)
     with pytest.raises(ConflictError):
         models.acquire(first, 1)
+
+
+def test_who_has_gone_waits_for_no_model_and_no_memory() -> None:
+    models = make(1000)
+    first = put(models, "a", b"400:a")
+    second = put(models, "b", b"580:+++")
+    models.acquire(first, 2)
+    with pytest.raises(AnnotationError, match="closed the connection"):
+        models.acquire(second, 3, wait_seconds=60.0, is_gone=lambda: True)
+    other = identity("c")
+    models.uploads.begin(other)
+    with pytest.raises(AnnotationError, match="closed the connection"):
+        models.acquire(other, 1, is_gone=lambda: True)
 
 
 def test_model_that_is_used_is_copied_to_an_idle_device() -> None:
