@@ -115,6 +115,7 @@ class ChunkedBody:
         self._idle_seconds = idle_seconds
         self._left_in_chunk = 0
         self._ended = False
+        self._failure: HapiError | None = None
         self.bytes_read = 0
         self.waited_seconds = 0.0
 
@@ -123,7 +124,8 @@ class ChunkedBody:
 
         Raises:
             SenderGoneError: the body was cut off.
-            HapiError: it is too long, too short, too slow, not chunked.
+            HapiError: it is too long, too short, too slow, not chunked, or
+                was aborted.
         """
         if not self._left_in_chunk:
             self._start_chunk()
@@ -136,6 +138,12 @@ class ChunkedBody:
         if not self._left_in_chunk and self._line() != b"":
             raise _bad("a chunk longer than its header says")
         return data
+
+    def abort(self, error: HapiError) -> None:
+        """Makes :meth:`read` fail, from another thread; an answer can still
+        be sent."""
+        self._failure = error
+        self._connection.stop_reading()
 
     def drain(self) -> None:
         """Reads and drops what is left.
@@ -198,6 +206,8 @@ class ChunkedBody:
             data: bytes = self._connection.reader.read1(size)
         except OSError as error:
             raise SenderGoneError(str(error)) from error
+        if self._failure is not None:
+            raise self._failure
         if not data:
             raise SenderGoneError("the body was cut off")
         return data

@@ -226,6 +226,7 @@ class Worker:
         meter = self.usages.begin(job_id, job.request, digest)
         cleanup = ExitStack()
         end = partial(self._end, job, cleanup)
+        job.abort = body.abort
         try:
             pipeline = self._pipeline(job, meter, body, connection, cleanup)
             job.abort = pipeline.abort

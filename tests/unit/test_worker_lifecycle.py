@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -269,6 +269,38 @@ def test_jobs_that_outlast_the_drain_are_broken_off(tmp_path: Path) -> None:
             assert time.monotonic() - started < 15
             go_on.set()
         assert worker.idle()
+
+
+@pytest.mark.parametrize("num_bytes", [0, 100])
+def test_job_without_its_first_sample_is_refused_after_the_drain(
+    tmp_path: Path, num_bytes: int
+) -> None:
+    tar = shard(4, size=80)
+    go_on = threading.Event()
+
+    def stuck() -> Iterator[bytes]:
+        yield from pieces(tar[:num_bytes])
+        go_on.wait(20)
+
+    with running_worker(tmp_path, drain_seconds=0.2) as worker:
+        with worker.streaming(job_for(tar), None, stuck()) as stream:
+            until(lambda: worker.worker.admission.num_running() == 1)
+            assert not worker.service.drain()
+            started = time.monotonic()
+            worker.service.end()
+            assert time.monotonic() - started < 3
+            answer = stream.answer()
+            assert answer.status == 503
+            assert b'"draining"' in answer.read()
+            go_on.set()
+        assert not worker.worker.admission.jobs()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def test_systemd_that_is_not_there_is_not_asked(
