@@ -313,17 +313,21 @@ class Profiling:
 
     def _measured(self, lease: Lease) -> ModelProfile:
         started = self._clock()
-        profile = profile_model(
-            lease.frozen,
-            lease.residency.device,
-            cores=self._cores,
-            num_devices=sum(e.pool.num_threads for e in self._executors),
-            memory_limit_bytes=lease.residency.limit_bytes,
-            digest=lease.digest,
-            batches=self._that_fit(lease),
-            budget_seconds=self._budget_seconds,
-            load_seconds=lease.load_seconds,
-        )
+        residency = lease.residency
+        # At least one sample: the lease holds the memory for it.
+        with residency.alone(lease, max(self._batches)) as largest:
+            batches = [size for size in self._batches if size <= largest]
+            profile = profile_model(
+                lease.frozen,
+                residency.device,
+                cores=self._cores,
+                num_devices=sum(e.pool.num_threads for e in self._executors),
+                memory_limit_bytes=residency.limit_bytes,
+                digest=lease.digest,
+                batches=batches or [1],
+                budget_seconds=self._budget_seconds,
+                load_seconds=lease.load_seconds,
+            )
         logger.info(
             "profile of model %s: batches of %s in %.2f s",
             lease.digest[:12],
@@ -331,11 +335,6 @@ class Profiling:
             self._clock() - started,
         )
         return profile
-
-    def _that_fit(self, lease: Lease) -> list[int]:
-        # At least one sample: the lease holds the memory for it.
-        largest = lease.batch_limit(max(self._batches))
-        return [size for size in self._batches if size <= largest] or [1]
 
     def _finish(self, run: _Run, result: ModelProfile | HapiError) -> None:
         """Called with the condition held; once for each run."""

@@ -4,7 +4,9 @@ All cuts of a model share its parameters.  Models that a job holds stay;
 others leave, least recently used first, when room is needed.  The device
 holds the parameters of all resident models and the working memory of the
 passes that run: each reserves its own before it begins, by max-min fair
-grants, and one pass of one sample always fits.
+grants, and one pass of one sample always fits.  A model that is loaded counts
+from the start, and is copied when the passes that run leave room for it: they
+wait for nothing, and those that begin meanwhile find the less.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -53,6 +55,7 @@ class Residency:
         num_forwards: how many do.
         usual_batch: samples of a pass where the memory suffices; idle models
             make room for them.
+        wait_seconds: how long a model waits for passes to end.
         changed: guards this and is notified of what becomes free; one for
             all devices of a worker.
         clock: monotonic seconds.
@@ -65,6 +68,7 @@ class Residency:
         *,
         num_forwards: int = 1,
         usual_batch: int = 1,
+        wait_seconds: float = 60.0,
         changed: threading.Condition | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -77,6 +81,7 @@ class Residency:
         """Raised whenever memory becomes free."""
         self._num_forwards = num_forwards
         self.usual_batch = usual_batch
+        self._wait_seconds = wait_seconds
         self._changed = changed or threading.Condition()
         self._clock = clock
         self._residents: OrderedDict[str, Resident] = OrderedDict()
@@ -168,6 +173,7 @@ class Residency:
             self._make_room(size, 0)
             self._loading[digest] = size
         try:
+            self._await_passes()
             self._empty_cache()
             with self.guarded():
                 moved = frozen.to(self.device)
@@ -183,8 +189,7 @@ class Residency:
         resident.load_seconds = load_seconds + self._clock() - started
         with self._changed:
             del self._loading[digest]
-            if not self.in_service:
-                raise busy("queue_full", "the device has left service")
+            self._check_service()
             self._residents[digest] = resident
             self._changed.notify_all()
         return resident
@@ -200,10 +205,18 @@ class Residency:
     def batch_limit(self, lease: Lease, maximum: int) -> int:
         """As :meth:`Lease.batch_limit`."""
         with self._changed:
-            others = self._used_bytes() - lease.resident.parameter_bytes
-            maximum = self._capped(lease, maximum)
-        batch = lease.needs.batch_for(self.limit_bytes - others, maximum)
-        return max(batch, 1)
+            return self._batch_limit(lease, maximum)
+
+    @contextmanager
+    def alone(self, lease: Lease, maximum: int) -> Iterator[int]:
+        """Takes working memory while no pass runs, as :meth:`batch_limit`."""
+        with self._changed:
+            batch = self._batch_limit(lease, maximum)
+            made = self._made(lease, batch)
+        try:
+            yield batch
+        finally:
+            self.free(made)
 
     def reserve(
         self, lease: Lease, maximum: int, starved: Callable[[], None]
@@ -226,7 +239,6 @@ class Residency:
                 return None
             maximum = self._capped(lease, maximum)
             capacity = self.limit_bytes - self._used_bytes()
-            taken = sum(each.num_bytes for each in self._reserved)
             share = granted_bytes(
                 _working(lease, maximum),
                 self._other_demands(lease, maximum),
@@ -234,14 +246,15 @@ class Residency:
                 self._num_forwards,
             )
             base = lease.resident.parameter_bytes
-            room = min(max(share, _working(lease, 1)), capacity - taken)
+            room = min(
+                max(share, _working(lease, 1)), capacity - self._taken_bytes()
+            )
             batch = lease.needs.batch_for(base + room, maximum)
             if batch < 1 and self._reserved:
                 self._starve(starved)
                 return None
             batch = max(batch, 1)
-            made = Reservation(batch, _working(lease, batch))
-            self._reserved.append(made)
+            made = self._made(lease, batch)
         self.forgo(starved)
         return made
 
@@ -303,6 +316,17 @@ class Residency:
         self.generation += 1
         self._changed.notify_all()
 
+    def _batch_limit(self, lease: Lease, maximum: int) -> int:
+        others = self._used_bytes() - lease.resident.parameter_bytes
+        available = self.limit_bytes - others
+        batch = lease.needs.batch_for(available, self._capped(lease, maximum))
+        return max(batch, 1)
+
+    def _made(self, lease: Lease, batch: int) -> Reservation:
+        made = Reservation(batch, _working(lease, batch), lease.resident)
+        self._reserved.append(made)
+        return made
+
     def _starve(self, starved: Callable[[], None]) -> None:
         if starved not in self._starved:
             self._starved.append(starved)
@@ -346,6 +370,36 @@ class Residency:
     def _used_bytes(self) -> int:
         resident = sum(r.parameter_bytes for r in self._residents.values())
         return resident + sum(self._loading.values())
+
+    def _taken_bytes(self) -> int:
+        """By the passes that run: working memory, and the parameters of
+        models that were evicted after their jobs ended."""
+        evicted = {
+            id(each.resident): each.resident.parameter_bytes
+            for each in self._reserved
+            if self._residents.get(each.resident.digest) is not each.resident
+        }
+        working = sum(each.num_bytes for each in self._reserved)
+        return working + sum(evicted.values())
+
+    def _await_passes(self) -> None:
+        """Until those that run fit beside all models, the coming included.
+
+        Raises:
+            UnavailableError: they do not end, or the device has failed.
+        """
+        with self._changed:
+            if not self._changed.wait_for(self._has_room, self._wait_seconds):
+                raise busy("queue_full", "passes hold the memory")
+            self._check_service()
+
+    def _has_room(self) -> bool:
+        needed = self._used_bytes() + self._taken_bytes()
+        return needed <= self.limit_bytes or not self.in_service
+
+    def _check_service(self) -> None:
+        if not self.in_service:
+            raise busy("queue_full", "the device has left service")
 
     def _make_room(
         self,

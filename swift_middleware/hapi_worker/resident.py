@@ -97,16 +97,18 @@ class Lease:
         self.residency.release(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Reservation:
     """Working memory of one forward pass.
 
     Attributes:
         batch: samples that it is for.
+        resident: whose pass it is.
     """
 
     batch: int
     num_bytes: int
+    resident: Resident
 
 
 def check_cut(resident: Resident, cut: int) -> None:

@@ -260,6 +260,7 @@ class Worker:
                 plan.limit_bytes,
                 num_forwards=plan.forwards,
                 usual_batch=plan.largest_batch,
+                wait_seconds=self.config.model_wait_seconds,
                 changed=changed,
             ),
             FairPool(

@@ -93,7 +93,8 @@ class Compute:
         if self.room == 0:
             self.starved.append(starved)
             return None
-        return Reservation(min(size, self.room or size), 0)
+        nobody: Any = None
+        return Reservation(min(size, self.room or size), 0, nobody)
 
     def forgo(self, starved: Callable[[], None]) -> None:
         """Nobody else waits."""

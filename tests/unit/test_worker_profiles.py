@@ -243,6 +243,20 @@ def test_nothing_is_decoded_while_a_profile_is_measured(
     assert decoded.wait(5)
 
 
+def test_memory_of_a_profile_is_reserved(
+    worker: WorkerUnderTest, gate: Gate
+) -> None:
+    worker.put(PACKAGE)
+    [residency] = worker.worker.models.residencies
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, worker)
+        assert gate.begun.wait(10)
+        assert residency.reserved_bytes() > 0
+        gate.opened.set()
+        assert asked.result().status == 200
+    assert residency.reserved_bytes() == 0
+
+
 def test_profile_is_refused_when_decoding_takes_too_long(
     worker: WorkerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,7 @@ def make(
                 limit_bytes,
                 num_forwards=num_forwards,
                 usual_batch=usual_batch,
+                wait_seconds=wait_seconds,
                 changed=changed,
                 clock=clock,
             )
@@ -549,6 +550,138 @@ def test_pass_waits_where_not_one_sample_fits_beside_others() -> None:
     lease.residency.free(first)
     assert retried == [True]
     assert lease.residency.reserve(lease, 8, retry) is not None
+
+
+class Loading:
+    """A model that is put in a thread, and what is taken when it moves."""
+
+    def __init__(self, models: Models, name: str, package: bytes) -> None:
+        [self.residency] = models.residencies
+        self.models = models
+        self.taken: list[int] = []
+        self.error: HapiError | None = None
+        models._load = self._load  # type: ignore[assignment]
+        self._thread = threading.Thread(target=self._put, args=[name, package])
+        self._thread.start()
+        until(lambda: bool(self.residency._loading) or self.ended)
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def join(self) -> None:
+        self._thread.join(5)
+        assert self.ended
+
+    def _load(self, package: bytearray) -> FakeFrozen:
+        loading = self
+
+        class Moving(FakeFrozen):
+            def to(self, device: torch.device) -> FakeFrozen:
+                _, used_bytes = loading.residency.resident()
+                reserved_bytes = loading.residency.reserved_bytes()
+                loading.taken.append(used_bytes + reserved_bytes)
+                return self
+
+        return Moving(package)
+
+    def _put(self, name: str, package: bytes) -> None:
+        try:
+            put(self.models, name, package)
+        except HapiError as error:
+            self.error = error
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_model_is_copied_once_the_passes_leave_room_for_it() -> None:
+    models = make(1000, num_forwards=2)
+    lease = models.acquire(put(models, "a", b"400:a"), 1)
+    residency = lease.residency
+    passes = [reserve(lease, 30), reserve(lease, 30)]
+    assert residency.reserved_bytes() == 600
+    loading = Loading(models, "b", b"500:b")
+    for each in passes:
+        assert not loading.taken
+        assert each is not None
+        residency.free(each)
+        # What begins meanwhile finds the less, and does not wait for it.
+        began = reserve(lease, 30)
+        assert began is None or began.batch <= 10
+    loading.join()
+    assert loading.error is None
+    assert max(loading.taken) <= 1000
+
+
+def test_pass_that_starves_goes_on_while_a_model_waits() -> None:
+    models = make(1000, num_forwards=2)
+    lease = models.acquire(put(models, "a", b"400:a"), 1)
+    residency = lease.residency
+    first = reserve(lease, 60)
+    second = reserve(lease, 60)
+    assert first is not None
+    assert second is not None
+    loading = Loading(models, "b", b"580:b")
+    woken = threading.Event()
+    assert residency.reserve(lease, 60, woken.set) is None
+    residency.free(first)
+    assert woken.is_set()
+    assert residency.reserve(lease, 60, woken.set) is None
+    residency.free(second)
+    loading.join()
+    found = residency.reserve(lease, 60, woken.set)
+    assert found is not None
+    assert loading.taken == [980]
+
+
+def test_model_counts_while_its_last_pass_runs_though_it_has_left() -> None:
+    models = make(1000)
+    lease = models.acquire(put(models, "a", b"600:a"), 1)
+    last = reserve(lease, 10)
+    lease.release()
+    loading = Loading(models, "b", b"500:b")
+    assert models.resident()[1] == 500
+    assert not loading.taken
+    assert last is not None
+    lease.residency.free(last)
+    loading.join()
+    assert loading.taken == [500]
+
+
+def test_model_waits_in_vain_for_passes_that_do_not_end() -> None:
+    models = make(1000, wait_seconds=0.1)
+    lease = models.acquire(put(models, "a", b"400:a"), 1)
+    assert reserve(lease, 60) is not None
+    loading = Loading(models, "b", b"500:b")
+    loading.join()
+    assert isinstance(loading.error, UnavailableError)
+    assert not loading.taken
+    assert models.resident() == (1, 400)
+
+
+def test_model_does_not_wait_for_passes_of_a_device_that_fails() -> None:
+    models = make(1000)
+    lease = models.acquire(put(models, "a", b"400:a"), 1)
+    assert reserve(lease, 60) is not None
+    loading = Loading(models, "b", b"500:b")
+    lease.residency.leave_service()
+    loading.join()
+    assert isinstance(loading.error, UnavailableError)
+    assert not loading.taken
+
+
+def test_who_is_alone_has_all_of_the_working_memory() -> None:
+    models = make(260, num_forwards=2)
+    lease = models.acquire(put(models, "a", b"100:a"), 1)
+    with lease.residency.alone(lease, 32) as largest:
+        assert largest == 16
+        assert lease.residency.reserved_bytes() == 160
+    assert lease.residency.reserved_bytes() == 0
 
 
 def test_batch_that_did_not_fit_is_not_tried_again_for_a_while() -> None:
