@@ -31,6 +31,8 @@ from hapi_worker.residency import Residency
 from hapi_worker.resident import Lease, Reservation
 
 RETRY_SECONDS = 5.0
+HANGING_KINDS = ("cuda",)
+"""Of devices that passes may never return from; a CPU is only ever slow."""
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +70,14 @@ class Executor:
     def in_service(self) -> bool:
         return self.residency.in_service
 
+    def failure(self) -> UnavailableError:
+        """What jobs are told when it has failed."""
+        return UnavailableError(
+            "worker_unavailable",
+            f"the device {self.name} has failed",
+            retry_after=RETRY_SECONDS,
+        )
+
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
         """Of what fails inside, it is found out whether the device has.
@@ -81,17 +91,21 @@ class Executor:
         except Exception as error:
             if is_device_failure(error):
                 self.fail(error)
-                raise UnavailableError(
-                    "worker_unavailable",
-                    f"the device {self.name} has failed",
-                    retry_after=RETRY_SECONDS,
-                ) from error
+                raise self.failure() from error
             if isinstance(error, RuntimeError) and is_out_of_memory(error):
                 raise DoesNotFitError(
                     "does_not_fit",
                     f"the device {self.name} has no memory left: {error}",
                 ) from error
             raise
+
+    def check_hanging(self, limit_seconds: float) -> None:
+        """A device that a pass does not return from has failed, too."""
+        seconds = self.residency.longest_pass_seconds()
+        if self.device.type in HANGING_KINDS and seconds > limit_seconds:
+            self.fail(
+                TimeoutError(f"a pass has not returned for {seconds:.0f} s")
+            )
 
     def fail(self, error: Exception) -> None:
         """Takes the device out of service, for good."""

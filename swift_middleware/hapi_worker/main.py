@@ -9,9 +9,10 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from hapi_worker.activation import inherited_sockets
 from hapi_worker.config import WorkerConfig, load_config, merged
@@ -24,7 +25,11 @@ EXIT_NO_DEVICE = 3
 OUT_OF_SERVICE = 255
 """In place of a signal's number."""
 
+END_SECONDS = 10.0
+"""For an orderly end without a device."""
+
 if TYPE_CHECKING:
+    from hapi_worker.service import Service
     from hapi_worker.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -106,18 +111,27 @@ def _serve(path: str, config: WorkerConfig) -> int:
     while (number := signals.wait(TICK_SECONDS)) in (None, signal.SIGHUP):
         if number is None:
             worker.admission.drop_lapsed()
+            worker.check_devices()
         else:
             _reload(path, worker)
     notify_systemd("STOPPING=1")
     if number == OUT_OF_SERVICE:
         logger.critical("no device is left; the worker ends")
-        service.end()
-        return EXIT_NO_DEVICE
+        _end_hanging(service)
     logger.info("draining for at most %g s", worker.config.drain_seconds)
     if not service.drain():
         logger.warning("jobs still run after the drain; they are broken off")
     service.end()
     return 0
+
+
+def _end_hanging(service: Service) -> NoReturn:
+    """Ends the process though threads, or the driver of a device, hang."""
+    ending = threading.Thread(target=service.end, daemon=True)
+    ending.start()
+    ending.join(END_SECONDS)
+    logging.shutdown()
+    os._exit(EXIT_NO_DEVICE)
 
 
 def _check_paths(listeners: Iterable[str], config: WorkerConfig) -> None:

@@ -22,6 +22,7 @@ hapi_worker_jobs_waiting                                          requests
 hapi_worker_buffered_bytes                                        bytes
 hapi_worker_reserved_bytes                device                  bytes
 hapi_worker_allocated_bytes               device                  bytes
+hapi_worker_longest_pass_seconds          device                  seconds
 hapi_worker_slow_passes                                           passes
 hapi_worker_out_of_memory_total                                   passes
 hapi_worker_device_failures_total         device                  devices
@@ -67,6 +68,7 @@ _GAUGES: Mapping[str, str] = MappingProxyType(
         "buffered_bytes": "Samples and features that jobs hold",
         "reserved_bytes": "Predicted working memory of the passes that run",
         "allocated_bytes": "Memory really taken on the device",
+        "longest_pass_seconds": "Of the passes that run",
         "queue_length": "Work that waits for a thread",
         "slow_passes": "Passes that took longer than they may",
     }

@@ -242,6 +242,13 @@ class Models:
             found = (each.find(digest) for each in self.residencies)
             return next((each for each in found if each is not None), None)
 
+    def _source(self, digest: str) -> Resident | None:
+        """To copy: what is on a device that hangs would not come."""
+        with self._changed:
+            on_time = [each for each in self.residencies if not each.is_late]
+            found = (each.find(digest) for each in on_time)
+            return next((each for each in found if each is not None), None)
+
     def _order(self, digest: str) -> list[Residency]:
         with self._changed:
             places = [
@@ -249,6 +256,7 @@ class Models:
                     each.in_service,
                     each.find(digest) is not None,
                     each.num_jobs(),
+                    each.is_late,
                 )
                 for each in self.residencies
             ]
@@ -274,7 +282,7 @@ class Models:
     def _copy(self, digest: str, residency: Residency) -> bool:
         """Brings a model from another device; whether it is there then."""
         with self._claimed(digest):
-            source = self._resident_anywhere(digest)
+            source = self._source(digest)
             if source is None:
                 return False
             residency.add(digest, source.frozen, source.load_seconds)

@@ -18,21 +18,29 @@ class Place:
         in_service: whether it takes jobs at all.
         has_model: whether the model is in its memory.
         num_jobs: that hold models there.
+        is_late: whether a pass runs there for longer than it may.
     """
 
     in_service: bool
     has_model: bool
     num_jobs: int
+    is_late: bool = False
 
 
 def places_in_order(places: Sequence[Place]) -> list[int]:
     """Numbers of the devices to try, the best first.
 
     The least busy one that has the model, unless another one is less busy
-    by :data:`SPREAD_JOBS`; then the others, the least busy first.
+    by :data:`SPREAD_JOBS`; then the others, the least busy first.  Those that
+    are late come last: their jobs may all have given up.
     """
+
+    def rank(number: int) -> tuple[bool, float, int]:
+        place = places[number]
+        return place.is_late, _cost(place), number
+
     usable = [n for n, place in enumerate(places) if place.in_service]
-    return sorted(usable, key=lambda number: (_cost(places[number]), number))
+    return sorted(usable, key=rank)
 
 
 def _cost(place: Place) -> float:

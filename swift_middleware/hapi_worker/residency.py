@@ -12,6 +12,7 @@ wait for nothing, and those that begin meanwhile find the less.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -56,6 +57,7 @@ class Residency:
         usual_batch: samples of a pass where the memory suffices; idle models
             make room for them.
         wait_seconds: how long a model waits for passes to end.
+        pass_seconds: longest time that a pass may take.
         changed: guards this and is notified of what becomes free; one for
             all devices of a worker.
         clock: monotonic seconds.
@@ -69,6 +71,7 @@ class Residency:
         num_forwards: int = 1,
         usual_batch: int = 1,
         wait_seconds: float = 60.0,
+        pass_seconds: float = math.inf,
         changed: threading.Condition | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -82,6 +85,7 @@ class Residency:
         self._num_forwards = num_forwards
         self.usual_batch = usual_batch
         self._wait_seconds = wait_seconds
+        self.pass_seconds = pass_seconds
         self._changed = changed or threading.Condition()
         self._clock = clock
         self._residents: OrderedDict[str, Resident] = OrderedDict()
@@ -113,6 +117,19 @@ class Residency:
         """Working memory of the passes that run."""
         with self._changed:
             return sum(each.num_bytes for each in self._reserved)
+
+    def longest_pass_seconds(self) -> float:
+        """For which the pass runs that runs for longest; 0 without one."""
+        with self._changed:
+            now = self._clock()
+            return max(
+                (now - each.started for each in self._reserved), default=0
+            )
+
+    @property
+    def is_late(self) -> bool:
+        """Whether a pass runs for longer than it may."""
+        return self.longest_pass_seconds() > self.pass_seconds
 
     def find(self, digest: str) -> Resident | None:
         """The model, as the last used; called with the lock held."""
@@ -323,7 +340,9 @@ class Residency:
         return max(batch, 1)
 
     def _made(self, lease: Lease, batch: int) -> Reservation:
-        made = Reservation(batch, _working(lease, batch), lease.resident)
+        made = Reservation(
+            batch, _working(lease, batch), lease.resident, self._clock()
+        )
         self._reserved.append(made)
         return made
 

@@ -104,11 +104,13 @@ class Reservation:
     Attributes:
         batch: samples that it is for.
         resident: whose pass it is.
+        started: monotonic seconds.
     """
 
     batch: int
     num_bytes: int
     resident: Resident
+    started: float = 0.0
 
 
 def check_cut(resident: Resident, cut: int) -> None:

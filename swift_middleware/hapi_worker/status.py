@@ -62,6 +62,7 @@ def _device(executor: Executor) -> dict[str, Any]:
         "memory_limit_bytes": residency.limit_bytes,
         "resident_bytes": resident_bytes,
         "reserved_bytes": residency.reserved_bytes(),
+        "longest_pass_seconds": round(residency.longest_pass_seconds(), 3),
         "models": [
             {"digest": digest, "parameter_bytes": size, "jobs": jobs}
             for digest, size, jobs in residency.models()

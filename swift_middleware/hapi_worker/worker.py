@@ -65,6 +65,9 @@ from hapi_worker.usage import (
 
 MAX_UPLOADS = 2
 """Packages that are received or loaded at a time."""
+HANGING_PASSES = 5.0
+"""A pass on a GPU that takes so many times ``pass_seconds`` (or
+``profile_seconds``, where they are more) will not return."""
 WAITING_PER_STREAM = 2
 """Requests that may wait for a place, for each place."""
 
@@ -165,7 +168,16 @@ class Worker:
         self.config = config
         self.ledger.set_weights(dict(config.account_weights))
         self.overruns.limit_seconds = config.pass_seconds
+        for each in self.executors:
+            each.residency.pass_seconds = config.pass_seconds
         self.admission.reconfigure(_places(config), config.queue_seconds)
+
+    def check_devices(self) -> None:
+        """Takes devices out of service that hang."""
+        config = self.config
+        longest = max(config.pass_seconds, config.profile_seconds)
+        for each in self.executors:
+            each.check_hanging(HANGING_PASSES * longest)
 
     def grant(
         self, request: JobRequest, is_gone: IsGone = never_gone
@@ -261,6 +273,7 @@ class Worker:
                 num_forwards=plan.forwards,
                 usual_batch=plan.largest_batch,
                 wait_seconds=self.config.model_wait_seconds,
+                pass_seconds=self.config.pass_seconds,
                 changed=changed,
             ),
             FairPool(
@@ -289,6 +302,9 @@ class Worker:
 
     def _device_failed(self, executor: Executor) -> None:
         self.metrics.device_failures.labels(executor.name).inc()
+        for job in self.admission.jobs():
+            if job.lease and job.lease.residency is executor.residency:
+                job.abort(executor.failure())
         if not any(each.in_service for each in self.executors):
             self._out_of_service()
 
@@ -305,6 +321,8 @@ class Worker:
             reserved = each.residency.reserved_bytes
             watch("reserved_bytes", reserved, device=each.name)
             watch("allocated_bytes", taken, device=each.name)
+            longest = each.residency.longest_pass_seconds
+            watch("longest_pass_seconds", longest, device=each.name)
         for name, pool in self.pools.items():
             watch("queue_length", pool.__len__, pool=name)
 
@@ -318,6 +336,8 @@ class Worker:
             return None
         lease = job.lease
         executor = self._executor_of(lease)
+        if not executor.in_service:
+            raise executor.failure()
         size = batch_size(
             lease.batch_limit(lease.residency.usual_batch),
             start.num_samples(job.request),

@@ -65,6 +65,7 @@ def test_as_many_passes_as_run_at_a_time_fit_together(
         ([Place(False, True, 0), Place(True, False, 9)], [1]),
         ([Place(False, True, 0)], []),
         ([Place(True, True, 1), Place(True, True, 1)], [0, 1]),
+        ([Place(True, True, 0, is_late=True), Place(True, False, 9)], [1, 0]),
     ],
 )
 def test_devices_to_try(places: list[Place], order: list[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from hapi_worker.server import SocketInUseError, remove_stale_socket
 from photos import shard
 from worker_under_test import (
     TIMEOUT_SECONDS,
+    Exchange,
     UnixConnection,
     job_for,
     pieces,
@@ -39,6 +41,7 @@ class Process:
         folder: Path,
         options: str = "",
         listeners: Sequence[socket.socket] = (),
+        program: Sequence[str] = ("-m", "hapi_worker.main"),
     ) -> None:
         self.socket = str(folder / "worker.sock")
         self.config = folder / "worker.conf"
@@ -49,7 +52,7 @@ class Process:
         self._notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._notified.bind(str(folder / "notify"))
         self._notified.settimeout(START_SECONDS)
-        command = [sys.executable, "-m", "hapi_worker.main"]
+        command = [sys.executable, *program]
         command += ["--config", str(self.config)]
         environment = {
             **os.environ,
@@ -301,6 +304,43 @@ def until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+HANGS = """
+import sys, threading
+from hapi_worker import executor, main
+
+executor.HANGING_KINDS = ("cpu",)
+executor.run_prefix = lambda *args, **where: threading.Event().wait()
+sys.exit(main.main())
+"""
+
+
+def test_worker_ends_when_its_last_device_hangs(tmp_path: Path) -> None:
+    package, tar = small_package(), shard(40, size=80)
+    process = Process(
+        tmp_path,
+        "forwards = 2\npass_seconds = 0.2\nprofile_seconds = 0.2",
+        program=["-c", HANGS],
+    )
+    try:
+        assert process.notification() == "READY=1"
+        exchange = Exchange(process.socket)
+        job = job_for(tar, package)
+        with (
+            exchange.streaming(job, package, pieces(tar)) as stream,
+            pytest.raises((http.client.IncompleteRead, ConnectionError)),
+        ):
+            stream.answer().read()
+        assert process.process.wait(20) == 3
+        assert not os.path.exists(process.socket)
+        assert process.process.stderr is not None
+        log = process.process.stderr.read()
+    finally:
+        process.close()
+    assert "device cpu has failed and leaves service: a pass has not" in log
+    assert "a defect" not in log
+    assert "Traceback" not in log
 
 
 def test_systemd_that_is_not_there_is_not_asked(

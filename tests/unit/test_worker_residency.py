@@ -457,6 +457,27 @@ def test_model_that_is_used_is_copied_to_an_idle_device() -> None:
     assert models.resident() == (2, 200)
 
 
+def test_device_that_a_pass_does_not_return_from_is_not_idle() -> None:
+    now = [0.0]
+    models = make(num_devices=2, clock=lambda: now[0])
+    for each in models.residencies:
+        each.pass_seconds = 60.0
+    model = put(models, "a", b"100:a")
+    lease = models.acquire(model, 1)
+    late = lease.residency
+    assert late.longest_pass_seconds() == 0
+    assert reserve(lease, 8) is not None
+    lease.release()
+    now[0] = 60.0
+    assert not late.is_late
+    now[0] = 61.0
+    assert late.longest_pass_seconds() == 61.0
+    other = models.acquire(put(models, "b", b"100:b"), 1)
+    assert other.residency is not late
+    # It would not come off the device.
+    assert models.acquire(model, 1).residency is late
+
+
 def test_job_goes_to_the_device_that_has_room() -> None:
     models = make(num_devices=2)
     first = models.acquire(put(models, "a", b"900:a"), 1)

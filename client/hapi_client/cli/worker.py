@@ -61,8 +61,8 @@ def status(
     jobs_waiting, max_streams, max_streams_per_account, totals (samples,
     errors, passes, received_bytes, sent_bytes, out_of_memory, slow_passes),
     devices (name, in_service, forwards, memory_limit_bytes, resident_bytes,
-    reserved_bytes, models), queues, accounts (account, weight, share,
-    streams, waiting, buffered_bytes).
+    reserved_bytes, longest_pass_seconds, models), queues, accounts (account,
+    weight, share, streams, waiting, buffered_bytes).
     """
     found = ask(socket)
     if watch is None:
@@ -152,7 +152,14 @@ def _headline(
 
 def _devices(found: dict[str, Any]) -> Table:
     table = Table(title="Devices", title_justify="left")
-    for name in ("device", "models", "parameters", "passes", "limit"):
+    for name in (
+        "device",
+        "models",
+        "parameters",
+        "passes",
+        "longest pass",
+        "limit",
+    ):
         table.add_column(name, justify="left" if name == "device" else "right")
     table.add_column("in use (jobs)")
     for each in found["devices"]:
@@ -167,6 +174,7 @@ def _devices(found: dict[str, Any]) -> Table:
             str(len(each["models"])),
             _megabytes(each["resident_bytes"]),
             _megabytes(each["reserved_bytes"]),
+            f"{each['longest_pass_seconds']:.1f} s",
             _megabytes(each["memory_limit_bytes"]),
             ", ".join(models) or "-",
         )
