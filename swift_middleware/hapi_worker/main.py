@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from hapi_worker.activation import inherited_sockets
 from hapi_worker.config import WorkerConfig, load_config, merged
@@ -25,8 +25,8 @@ EXIT_NO_DEVICE = 3
 OUT_OF_SERVICE = 255
 """In place of a signal's number."""
 
-END_SECONDS = 10.0
-"""For an orderly end without a device."""
+END_SECONDS = 5.0
+"""After the drain, for all threads to end."""
 
 if TYPE_CHECKING:
     from hapi_worker.service import Service
@@ -117,21 +117,27 @@ def _serve(path: str, config: WorkerConfig) -> int:
     notify_systemd("STOPPING=1")
     if number == OUT_OF_SERVICE:
         logger.critical("no device is left; the worker ends")
-        _end_hanging(service)
+        return _ended(service, EXIT_NO_DEVICE)
     logger.info("draining for at most %g s", worker.config.drain_seconds)
     if not service.drain():
         logger.warning("jobs still run after the drain; they are broken off")
-    service.end()
-    return 0
+    return _ended(service, 0)
 
 
-def _end_hanging(service: Service) -> NoReturn:
-    """Ends the process though threads, or the driver of a device, hang."""
+def _ended(service: Service, status: int) -> int:
+    """The exit status; where threads go on, the process ends here.
+
+    An interpreter that ends beside a thread of torch is aborted, and the
+    driver of a device that hangs may wait for it.
+    """
     ending = threading.Thread(target=service.end, daemon=True)
     ending.start()
     ending.join(END_SECONDS)
-    logging.shutdown()
-    os._exit(EXIT_NO_DEVICE)
+    if not service.ended:
+        logger.warning("the worker ends beside threads that are still busy")
+        logging.shutdown()
+        os._exit(status)
+    return status
 
 
 def _check_paths(listeners: Iterable[str], config: WorkerConfig) -> None:

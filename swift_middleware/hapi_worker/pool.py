@@ -130,18 +130,24 @@ class FairPool:
                 self._num_pauses -= 1
                 self._changed.notify_all()
 
-    def close(self) -> None:
-        """Drops what waits and joins the threads, for at most 5 s each."""
+    def close(self) -> bool:
+        """Drops what waits, and joins the threads for at most 5 s.
+
+        Returns:
+            Whether all have ended.
+        """
         with self._changed:
             self._closed = True
             self._queue.clear()
             self._changed.notify_all()
+        deadline = time.monotonic() + JOIN_SECONDS
         for thread in self._threads:
             if thread is threading.current_thread():
                 continue
-            thread.join(JOIN_SECONDS)
+            thread.join(max(deadline - time.monotonic(), 0))
             if thread.is_alive():
                 logger.warning("thread %s is still busy", thread.name)
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _serve(self) -> None:
         # torch copies the process-wide setting into a thread at its first

@@ -23,7 +23,7 @@ from hapi_worker.body import MAX_READ_BYTES, Connection
 CONNECT_SECONDS = 2.0
 BACKLOG = 128
 MAX_HEADER_BYTES = 64 * 1024
-SHUTDOWN_SECONDS = 5
+SHUTDOWN_SECONDS = 1
 MAX_DRAINED_BYTES = 1024 * 1024
 """Of a refused request's body; a longer one closes the connection."""
 

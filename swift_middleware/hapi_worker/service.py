@@ -59,6 +59,8 @@ class Service:
             ),
         ]
         self._begun: list[UnixServer] = []
+        self.ended = False
+        """Whether :meth:`end` has ended all threads."""
 
     def begin(self) -> None:
         """Listens on both sockets.
@@ -89,4 +91,4 @@ class Service:
             server.end()
         self._begun.clear()
         self._heap.end()
-        self.worker.close()
+        self.ended = self.worker.close()

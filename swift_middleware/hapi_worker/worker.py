@@ -156,12 +156,13 @@ class Worker:
             pools["decode"] = self.decode_pool
         return pools
 
-    def close(self) -> None:
-        """Ends the pools; jobs that still run fail."""
+    def close(self) -> bool:
+        """Ends the pools, or tells that they are busy; jobs that still run
+        fail."""
         self.models.close()
         self.profiling.close()
-        for pool in self.pools.values():
-            pool.close()
+        ended = [pool.close() for pool in self.pools.values()]
+        return all(ended)
 
     def reload(self, config: WorkerConfig) -> None:
         """Takes over options that may change while it runs."""

@@ -644,6 +644,87 @@ def test_all_at_once_beside_a_neighbour(worker: WorkerProcess) -> None:
         list(clients.map(attack, range(2 * len(ATTACKS))))
 
 
+# --- SIGTERM ---
+
+
+def stays(stack: contextlib.ExitStack, worker: WorkerProcess) -> socket.socket:
+    """A connection that its client does not close."""
+    connection = UnixConnection(worker.socket, TIMEOUT_SECONDS)
+    connection.connect()
+    stack.callback(connection.close)
+    return connection.sock
+
+
+def stream_of(
+    stack: contextlib.ExitStack, worker: WorkerProcess, num_bytes: int
+) -> Streaming:
+    """A stream whose sender falls silent."""
+    tar = long_shard()
+    body = SilentAfter(tar[:num_bytes])
+    job = bad_job(len(tar))
+    stream = stack.enter_context(worker.streaming(job, exact_package(), body))
+    stack.callback(body.stop.set)
+    return stream
+
+
+def test_worker_ends_in_the_midst_of_everything(tmp_path: Path) -> None:
+    package = exact_package()
+    length = len(package)
+    identity = identity_of(package, "half.hapi").to_json()
+    half_sent = [
+        b"POST /jobs HT",
+        b"POST /jobs HTTP/1.1\r\nHost: w\r\nContent-Length: 1000\r\n\r\n{",
+        f"PUT /models HTTP/1.1\r\nHost: w\r\n{HEADER_IDENTITY}: {identity}"
+        f"\r\nContent-Length: {length}\r\n\r\nPK".encode(),
+        b"",
+    ]
+    answers: list[tuple[int, str]] = []
+
+    def ask(worker: WorkerProcess, job: JobRequest) -> None:
+        answer = worker.ask(job)
+        answers.append((answer.status, answer.code))
+
+    half = replace(bad_job(1000), model=identity_of(package, "half.hapi"))
+    options = {
+        **OPTIONS,
+        "max_streams": 4,
+        "stall_seconds": 60,
+        "idle_seconds": 60,
+        "grant_seconds": 60,
+        "queue_seconds": 60,
+        "drain_seconds": 1,
+    }
+    with contextlib.ExitStack() as stack:
+        worker = WorkerProcess(tmp_path, options)
+        stack.callback(worker.kill)
+        worker.wait_until_ready()
+        for num_bytes in (60_000, 0):
+            stream_of(stack, worker, num_bytes)
+        stream_of(stack, worker, len(long_shard())).answer().read(1000)
+        worker.grant(bad_job(1000))
+        for request in half_sent:
+            stays(stack, worker).sendall(request)
+        askers = [
+            threading.Thread(target=ask, args=[worker, job])
+            for job in (bad_job(1000), bad_job(1000), half)
+        ]
+        for asker in askers:
+            asker.start()
+            stack.callback(asker.join)
+        wait_until(lambda: waiting_in(worker) == 2, 10, worker.log)
+        started = time.monotonic()
+        assert worker.stop() == 0
+        assert time.monotonic() - started < 1 + SLACK_SECONDS + 1
+    assert answers == [(503, "draining")] * 3
+    assert "a defect" not in worker.log()
+    assert "Traceback" not in worker.log()
+
+
+def waiting_in(worker: WorkerProcess) -> int:
+    health = worker.request("GET", "/healthz", admin=True)
+    return int(health.fields["jobs_waiting"])
+
+
 # --- kill -9 ---
 
 

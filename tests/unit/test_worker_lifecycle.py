@@ -343,6 +343,43 @@ def test_worker_ends_when_its_last_device_hangs(tmp_path: Path) -> None:
     assert "Traceback" not in log
 
 
+COMPUTES = """
+import sys, time, torch
+from hapi_worker import executor, main
+
+def run_prefix(*args, **where):
+    matrix = torch.randn(1000, 1000)
+    ended = time.monotonic() + 30
+    while time.monotonic() < ended:
+        matrix = torch.tanh(matrix @ matrix)
+
+executor.run_prefix = run_prefix
+sys.exit(main.main())
+"""
+
+
+def test_worker_ends_beside_a_pass_that_goes_on(tmp_path: Path) -> None:
+    package, tar = small_package(), shard(40, size=80)
+    process = Process(
+        tmp_path, "drain_seconds = 0.5", program=["-c", COMPUTES]
+    )
+    try:
+        assert process.notification() == "READY=1"
+        exchange = Exchange(process.socket)
+        job = job_for(tar, package)
+        with exchange.streaming(job, package, pieces(tar)) as stream:
+            assert stream.answer().status == 200
+            started = time.monotonic()
+            assert process.stop(signal.SIGTERM) == 0
+            assert time.monotonic() - started < 10
+        assert process.process.stderr is not None
+        log = process.process.stderr.read()
+    finally:
+        process.close()
+    assert "ends beside threads that are still busy" in log
+    assert "terminate called" not in log
+
+
 def test_systemd_that_is_not_there_is_not_asked(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
