@@ -24,6 +24,10 @@ CONNECT_SECONDS = 2.0
 BACKLOG = 128
 MAX_HEADER_BYTES = 64 * 1024
 SHUTDOWN_SECONDS = 1
+MESSAGE_SECONDS = 5.0
+"""Longest silence in a request's header, and in a body that is one message:
+they take a thread from others.  Samples and packages, which come from Swift,
+have places of their own and longer."""
 MAX_DRAINED_BYTES = 1024 * 1024
 """Of a refused request's body; a longer one closes the connection."""
 
@@ -35,6 +39,12 @@ class SocketInUseError(Exception):
 
 
 class _Request(cheroot_server.HTTPRequest):
+    def parse_request(self) -> None:
+        self.conn.socket.settimeout(MESSAGE_SECONDS)
+        super().parse_request()
+        if self.ready and (self.chunked_read or self.method == b"PUT"):
+            self.conn.socket.settimeout(self.server.timeout)
+
     def send_headers(self) -> None:
         # An unread rest of a body would be read into memory whole, or be
         # taken for the next request.

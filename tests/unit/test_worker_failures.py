@@ -19,6 +19,7 @@ from webob import Request
 from hapi_protocol.errors import PackageError, TruncatedStreamError
 from hapi_protocol.features import read_features
 from hapi_protocol.messages import HEADER_IDENTITY, JobGrant, JobRequest
+from hapi_worker import server
 from hapi_worker.app import WorkerApp
 from hapi_worker.forward import Forwarded
 from hapi_worker.loading import load_validated
@@ -303,9 +304,56 @@ def test_connections_that_send_nothing_keep_nobody_waiting(
         worker.run(job_for(tar, package), package, tar)
 
 
-def test_half_a_request_is_answered_in_time_and_counted(
-    worker: WorkerUnderTest, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "half",
+    [
+        b"POST /jobs HT",
+        b"POST /jobs HTTP/1.1\r\nHost: w\r\nContent-Length: 9\r\n\r\n{",
+    ],
+)
+def test_half_sent_requests_keep_nobody_waiting_for_long(
+    tmp_path: Path,
+    package: bytes,
+    tar: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    half: bytes,
 ) -> None:
+    monkeypatch.setattr(server, "MESSAGE_SECONDS", 1.0)
+    with (
+        running_worker(tmp_path, stall_seconds=60.0, max_streams=4) as worker,
+        contextlib.ExitStack() as stack,
+    ):
+        worker.put(package)
+        for _ in range(2 * worker.worker.num_server_threads):
+            connection = UnixConnection(worker.socket, TIMEOUT_SECONDS)
+            connection.connect()
+            stack.callback(connection.close)
+            connection.sock.sendall(half)
+        assert worker.request("GET", "/healthz").status == 200
+        worker.run(job_for(tar, package), package, tar)
+
+
+def test_package_that_comes_slowly_is_waited_for(
+    worker: WorkerUnderTest, package: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MESSAGE_SECONDS", 0.1)
+    connection = UnixConnection(worker.socket, TIMEOUT_SECONDS)
+    connection.putrequest("PUT", "/models")
+    connection.putheader(HEADER_IDENTITY, identity_of(package).to_json())
+    connection.putheader("Content-Length", str(len(package)))
+    connection.endheaders(package[:1000])
+    time.sleep(0.4)
+    connection.send(package[1000:])
+    assert connection.getresponse().status == 201
+    connection.close()
+
+
+def test_half_a_request_is_answered_in_time_and_counted(
+    worker: WorkerUnderTest,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "MESSAGE_SECONDS", 0.2)
     connection = UnixConnection(worker.socket, TIMEOUT_SECONDS)
     connection.putrequest("POST", "/jobs")
     connection.putheader("Content-Length", "1000")
