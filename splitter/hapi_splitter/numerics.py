@@ -25,6 +25,11 @@ def enforce_exact() -> None:
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = False
     torch.use_deterministic_algorithms(True)
+    # Else each new tensor is filled before it is written; no operator of
+    # a package reads or returns memory that was not (ops.py).
+    # Any: torch's annotations lack it.
+    deterministic: Any = torch.utils.deterministic
+    deterministic.fill_uninitialized_memory = False
 
 
 @contextlib.contextmanager

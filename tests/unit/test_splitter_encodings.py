@@ -373,9 +373,14 @@ def test_enforce_exact_turns_shortcuts_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    # Put back afterwards.
+    monkeypatch.setattr(
+        torch.utils.deterministic, "fill_uninitialized_memory", True
+    )
     try:
         enforce_exact()
         assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
         assert torch.get_float32_matmul_precision() == "highest"
         assert not torch.backends.cudnn.allow_tf32
     finally:

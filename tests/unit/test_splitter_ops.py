@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 
@@ -64,3 +67,69 @@ def test_inplace_twin_takes_the_same_and_writes_to_self(
     assert [a.name for a in ours] == [a.name for a in twins]
     written = [a.name for a in twins if a.alias_info and a.alias_info.is_write]
     assert written == ["self"]
+
+
+IMAGES = torch.linspace(-1, 1, 2 * 4 * 7 * 5).reshape(2, 4, 7, 5)
+NOTHING = torch.empty(2, 3, 0)
+WITH_GAPS: list[tuple[str, tuple[Any, ...]]] = [
+    ("cat.default", ([NOTHING, IMAGES[:, 0, :3], NOTHING], 2)),
+    ("pad.default", (IMAGES, [3, 0, 2, 9])),
+    ("roll.default", (IMAGES, [3, 1], [2, 0])),
+    ("sum.dim_IntList", (NOTHING, [2], False)),
+    ("linalg_vector_norm.default", (NOTHING, 2, [2])),
+    ("matmul.default", (NOTHING, NOTHING.mT)),
+    ("bmm.default", (NOTHING, NOTHING.mT)),
+    ("linear.default", (NOTHING, torch.empty(4, 0), torch.ones(4))),
+    (
+        "conv2d.default",
+        (IMAGES, torch.ones(6, 2, 1, 1), None, [4, 4], [3, 9], [1, 1], 2),
+    ),
+    (
+        "conv_transpose2d.input",
+        (IMAGES, torch.ones(4, 2, 1, 1), None, [4, 4], [0, 0], [3, 3], 1),
+    ),
+    (
+        "conv_transpose2d.input",
+        (IMAGES, torch.ones(4, 2, 2, 2), None, [9, 9], [1, 1], [3, 3], 2),
+    ),
+    ("max_pool2d.default", (IMAGES, [2, 2], [4, 4], [1, 1], [1, 1], True)),
+    ("avg_pool2d.default", (IMAGES, [2, 2], [4, 4], [1, 1], True)),
+    ("adaptive_avg_pool2d.default", (IMAGES, [9, 11])),
+    ("upsample_nearest2d.default", (IMAGES, [15, 3])),
+    ("upsample_bilinear2d.default", (IMAGES, [15, 3], False)),
+    ("im2col.default", (IMAGES, [2, 2], [3, 3], [4, 4], [5, 5])),
+    (
+        "col2im.default",
+        (torch.ones(2, 4, 4), [9, 9], [1, 1], [1, 1], [0, 0], [8, 8]),
+    ),
+]
+"""Operators, and arguments with which their results have places that no
+input reaches."""
+
+
+@pytest.fixture
+def nan_in_new_tensors() -> Iterator[None]:
+    """torch fills what it allocates."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(1).isnan().all()
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), WITH_GAPS, ids=[name for name, _ in WITH_GAPS]
+)
+@pytest.mark.usefixtures("nan_in_new_tensors")
+def test_result_is_written_in_full(
+    name: str, arguments: tuple[Any, ...]
+) -> None:
+    """The worker does not have torch fill what it allocates: whatever a
+    result leaves out would be another account's."""
+    run = operators()[f"aten.{name}"].overload()
+    images, *others = arguments
+    if isinstance(images, torch.Tensor) and images.ndim == 4:
+        last = images.contiguous(memory_format=torch.channels_last)
+        assert run(last, *others).isfinite().all()
+    assert run(images, *others).isfinite().all()
