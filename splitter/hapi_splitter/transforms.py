@@ -1,9 +1,9 @@
 """Decoding of images and the input transform of a model.
 
-The transform is run by torchvision's own preset class, so it equals
-``weights.transforms()`` to the bit. JPEG is decoded by torchvision on the
-CPU, on both tiers; PNG, which leaves decoders no choice, by Pillow. An
-image's size is read from its header and checked
+The transform takes the steps of torchvision's classification preset, with
+fewer copies between them: it equals ``weights.transforms()`` to the bit. JPEG
+is decoded by torchvision on the CPU, on both tiers; PNG, which leaves decoders
+no choice, by Pillow. An image's size is read from its header and checked
 before anything is allocated for its pixels.
 
 torchvision is imported where it is used: it takes seconds, and a process
@@ -12,10 +12,9 @@ that only validates packages needs none of it.
 
 from __future__ import annotations
 
-import functools
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
@@ -33,6 +32,8 @@ MAX_RESIZED_PIXELS = 1 << 26
 
 MAX_SIDE = 4096
 """Largest ``resize_size`` and ``crop_size``."""
+
+MAX_BYTE = 255
 
 _INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic")
 MAX_SCANS = 100
@@ -158,22 +159,6 @@ class ImageTransform:
             channels[name] = tuple(value)
         return cls(**document | channels)
 
-    def preset(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """The torchvision module that does the work."""
-        from torchvision.transforms import InterpolationMode
-        from torchvision.transforms._presets import ImageClassification
-
-        preset: Callable[[torch.Tensor], torch.Tensor]
-        preset = ImageClassification(
-            crop_size=self.crop_size,
-            resize_size=self.resize_size,
-            mean=self.mean,
-            std=self.std,
-            interpolation=InterpolationMode(self.interpolation),
-            antialias=self.antialias,
-        )
-        return preset
-
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
         """From uint8 ``[3, H, W]`` to float32 ``[3, crop, crop]``.
 
@@ -189,15 +174,28 @@ class ImageTransform:
                 f"an image of {width}x{height} pixels would be resized to "
                 f"{resized} pixels, more than {MAX_RESIZED_PIXELS}"
             )
-        return _kept_preset(self)(image)
+        return self._transformed(image)
 
+    def _transformed(self, image: torch.Tensor) -> torch.Tensor:
+        # The preset rounds all of a resized image to bytes, crops it, and
+        # makes floats of the bytes; whole floats are the same numbers.
+        from torchvision.transforms import InterpolationMode
+        from torchvision.transforms import functional as steps
 
-@functools.lru_cache(maxsize=64)
-def _kept_preset(
-    transform: ImageTransform,
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A preset has no state, so that threads can share it."""
-    return transform.preset()
+        pixels = steps.center_crop(
+            steps.resize(
+                image.to(torch.float32),
+                [self.resize_size],
+                InterpolationMode(self.interpolation),
+                antialias=self.antialias,
+            ),
+            [self.crop_size],
+        )
+        scaled = pixels.round().clamp_(0, MAX_BYTE).div_(MAX_BYTE)
+        normalized: torch.Tensor = steps.normalize(
+            scaled, list(self.mean), list(self.std), inplace=True
+        )
+        return normalized
 
 
 def _only(sizes: Sequence[int], name: str) -> int:

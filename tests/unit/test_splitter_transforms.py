@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import random
 import struct
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.models import ResNet18_Weights, ViT_B_16_Weights
+from torchvision.transforms import InterpolationMode
 from torchvision.transforms._presets import ImageClassification
 
 from hapi_splitter import transforms
@@ -40,6 +41,18 @@ def picture(
     return buffer.getvalue()
 
 
+def preset_of(transform: ImageTransform) -> torch.nn.Module:
+    """What torchvision does the same with."""
+    return ImageClassification(
+        crop_size=transform.crop_size,
+        resize_size=transform.resize_size,
+        mean=transform.mean,
+        std=transform.std,
+        interpolation=InterpolationMode(transform.interpolation),
+        antialias=transform.antialias,
+    )
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_transform_equals_torchvisions_preset_to_the_bit(name: str) -> None:
     preset = PRESETS[name]
@@ -47,6 +60,34 @@ def test_transform_equals_torchvisions_preset_to_the_bit(name: str) -> None:
     image = decode_image(picture(size=(333, 500)))
     assert torch.equal(transform(image), preset(image))
     assert transform(image).shape == transform.output_shape
+
+
+@pytest.mark.parametrize("antialias", [True, False])
+@pytest.mark.parametrize(
+    "interpolation", ["nearest", "nearest-exact", "bilinear", "bicubic"]
+)
+def test_transform_equals_the_preset_for_any_sizes(
+    interpolation: str, antialias: bool
+) -> None:
+    rng = random.Random(0)
+    for sides in (30, 120, 400) * 8:
+        resize, crop, height, width = (rng.randint(1, sides) for _ in range(4))
+        transform = ImageTransform(
+            rng.choice([resize, height]),
+            crop,
+            interpolation=interpolation,
+            antialias=antialias,
+        )
+        # Black and white: bicubic goes beyond both.
+        image = 255 * torch.randint(
+            2, (3 * height * width,), dtype=torch.uint8
+        )
+        for pixels in (
+            image.view(3, height, width),
+            image.view(height, width, 3).permute(2, 0, 1),
+        ):
+            expected = preset_of(transform)(pixels)
+            assert torch.equal(transform(pixels), expected), transform
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -197,25 +238,6 @@ def test_start_of_a_scan_is_found_at_any_place(num_scans: int) -> None:
     pieces = [marker + next(between) for _ in range(num_scans)]
     data = b"\xff\xd8\xff" + b"".join(pieces)
     assert transforms._num_scans(data) == data.count(marker) >= num_scans
-
-
-def test_transform_builds_its_preset_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    built = []
-    preset = ImageTransform.preset
-
-    def counted(transform: ImageTransform) -> Callable[..., torch.Tensor]:
-        built.append(transform)
-        return preset(transform)
-
-    monkeypatch.setattr(ImageTransform, "preset", counted)
-    image = decode_image(picture())
-    transforms._kept_preset.cache_clear()
-    for size in (20, 24, 20):
-        transform = ImageTransform(resize_size=size, crop_size=16)
-        assert torch.equal(transform(image), preset(transform)(image))
-    assert [each.resize_size for each in built] == [20, 24]
 
 
 def test_want_of_memory_is_no_property_of_the_sample(
