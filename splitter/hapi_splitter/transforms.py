@@ -12,6 +12,7 @@ that only validates packages needs none of it.
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
+from torch.nn.functional import interpolate, pad
 
 DEFAULT_MAX_PIXELS = 1 << 26
 """Largest image that is decoded, 67 million pixels."""
@@ -36,6 +38,7 @@ MAX_SIDE = 4096
 MAX_BYTE = 255
 
 _INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic")
+_ANTIALIASED = ("bilinear", "bicubic")
 MAX_SCANS = 100
 """Of a progressive JPEG, which usually has about ten.  Each scan passes over
 the whole image, however few bytes it takes."""
@@ -91,7 +94,7 @@ class ImageTransform:
                 )
         for name in ("mean", "std"):
             _check_channels(name, getattr(self, name))
-        if not all(self.std):
+        if not np.asarray(self.std, np.float32).all():
             raise ValueError(f"std must not be zero, it is {self.std}")
         if self.interpolation not in _INTERPOLATIONS:
             raise ValueError(
@@ -174,28 +177,74 @@ class ImageTransform:
                 f"an image of {width}x{height} pixels would be resized to "
                 f"{resized} pixels, more than {MAX_RESIZED_PIXELS}"
             )
-        return self._transformed(image)
+        pixels = self._cropped(image[None].to(torch.float32))[0].round()
+        if self.interpolation == "bicubic":
+            pixels.clamp_(0, MAX_BYTE)
+        mean, std = _channels(self.mean), _channels(self.std)
+        return pixels.div_(MAX_BYTE).sub_(mean).div_(std)
 
-    def _transformed(self, image: torch.Tensor) -> torch.Tensor:
-        # The preset rounds all of a resized image to bytes, crops it, and
-        # makes floats of the bytes; whole floats are the same numbers.
-        from torchvision.transforms import InterpolationMode
-        from torchvision.transforms import functional as steps
+    def _cropped(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Resized and cropped, and not yet rounded to whole numbers.
 
-        pixels = steps.center_crop(
-            steps.resize(
-                image.to(torch.float32),
-                [self.resize_size],
-                InterpolationMode(self.interpolation),
-                antialias=self.antialias,
-            ),
-            [self.crop_size],
+        The preset rounds all of the resized image to bytes, crops it, and
+        makes floats of the bytes.
+        """
+        height, width = self._resized_sides(*pixels.shape[-2:])
+        if self._is_antialiased and 1 < self.crop_size < width:
+            # So torch resizes as well, one side after the other; columns
+            # that will be cut away are left out in between.  A single one
+            # it would take for a row.
+            pixels = self._resized(pixels, pixels.shape[-2], width)
+            pixels = _middle(pixels, -1, self.crop_size)
+            width = self.crop_size
+        return _centred(self._resized(pixels, height, width), self.crop_size)
+
+    def _resized(
+        self, pixels: torch.Tensor, height: int, width: int
+    ) -> torch.Tensor:
+        if pixels.shape[-2:] == (height, width):
+            return pixels
+        return interpolate(
+            pixels,
+            (height, width),
+            mode=self.interpolation,
+            antialias=self._is_antialiased,
         )
-        scaled = pixels.round().clamp_(0, MAX_BYTE).div_(MAX_BYTE)
-        normalized: torch.Tensor = steps.normalize(
-            scaled, list(self.mean), list(self.std), inplace=True
-        )
-        return normalized
+
+    @property
+    def _is_antialiased(self) -> bool:
+        return self.antialias and self.interpolation in _ANTIALIASED
+
+    def _resized_sides(self, height: int, width: int) -> tuple[int, int]:
+        """Torchvision's rule: the longer side is rounded down."""
+        shorter, longer = sorted((height, width))
+        side = int(self.resize_size * longer / shorter)
+        if height <= width:
+            return self.resize_size, side
+        return side, self.resize_size
+
+
+def _centred(pixels: torch.Tensor, size: int) -> torch.Tensor:
+    """The middle of an image, with zeros around it where it is smaller, as
+    torchvision's central crop."""
+    pixels = _middle(_middle(pixels, -2, size), -1, size)
+    height, width = (size - side for side in pixels.shape[-2:])
+    if not height and not width:
+        return pixels
+    top, left = height // 2, width // 2
+    return pad(pixels, [left, width - left, top, height - top])
+
+
+def _middle(pixels: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    spare = pixels.shape[dim] - size
+    if spare <= 0:
+        return pixels
+    return pixels.narrow(dim, round(spare / 2), size)
+
+
+@functools.lru_cache(maxsize=64)
+def _channels(values: tuple[float, ...]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32).view(-1, 1, 1)
 
 
 def _only(sizes: Sequence[int], name: str) -> int:

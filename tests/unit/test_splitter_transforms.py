@@ -74,7 +74,7 @@ def test_transform_equals_the_preset_for_any_sizes(
         resize, crop, height, width = (rng.randint(1, sides) for _ in range(4))
         transform = ImageTransform(
             rng.choice([resize, height]),
-            crop,
+            rng.choice([1, crop, crop]),
             interpolation=interpolation,
             antialias=antialias,
         )
@@ -117,6 +117,7 @@ def test_from_preset_refuses_other_transforms() -> None:
         ({"mean": [0, 0, float("nan")]}, "mean must be three finite"),
         ({"mean": "abc"}, "mean must be a list"),
         ({"std": [1, 0, 1]}, "std must not be zero"),
+        ({"std": [1, 1, 1e-50]}, "std must not be zero"),
         ({"std": [1, 1, "x"]}, "std must be three finite numbers"),
         ({"interpolation": "lanczos"}, "interpolation must be one of"),
         ({"interpolation": None}, "interpolation must be one of"),
