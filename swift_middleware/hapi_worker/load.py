@@ -88,9 +88,14 @@ class RateWindow:
         # The last one is kept: it is all that is known after a long idle time.
         while len(readings) > 1 and readings[0][0] < now - self._window:
             readings.popleft()
-        gap = self._window / NUM_SLOTS
-        if not readings or now - readings[-1][0] >= gap:
+        if self.is_due(now):
             readings.append((now, count))
+
+    def is_due(self, now: float) -> bool:
+        """Whether a reading would be kept."""
+        readings = self._readings
+        gap = self._window / NUM_SLOTS
+        return not readings or now - readings[-1][0] >= gap
 
     def per_second(self, now: float, count: float) -> float:
         """Since the oldest reading of the window, 0 without one."""
@@ -211,5 +216,7 @@ class LoadMeter:
     def _note(self, account: str) -> float:
         now = self._clock()
         self._accounts.note(now, account)
-        self._cpu.note(now, self._cpu_clock())
+        # The clock goes through all threads of the process.
+        if self._cpu.is_due(now):
+            self._cpu.note(now, self._cpu_clock())
         return now

@@ -131,6 +131,22 @@ def test_decoding_keeps_no_device_busy() -> None:
     assert load.cpu_busy == pytest.approx(1.0)
 
 
+def test_clock_of_the_process_is_not_read_for_each_piece_of_work() -> None:
+    clock, readings = Clock(), []
+
+    def cpu_clock() -> float:
+        readings.append(clock.now)
+        return clock.now
+
+    meter = LoadMeter(cores=1, clock=clock, cpu_clock=cpu_clock)
+    for _ in range(100):
+        work = meter.began("a", on_device=False)
+        clock.now += 0.01
+        meter.ended(work)
+    assert len(readings) <= 3
+    assert meter.report("a", 1).cpu_busy == pytest.approx(1.0)
+
+
 def test_share_is_by_weight() -> None:
     clock = Clock()
     weights = {"a": 3.0}
