@@ -28,7 +28,7 @@ or, of the second, ``soak``:
   slope_bytes_per_hour, slope_interval    after the first fifth (Theil-Sen)
   refused, uploads, shards, samples, unfinished, longest_seconds    of all
                 clients; unfinished shards, and the longest wait for one
-  met, goal     below the limit, no more growth, nothing unfinished
+  met, goal     below the limit, no more growth, nothing late or unfinished
   series        [[seconds, bytes]], thinned
 """
 

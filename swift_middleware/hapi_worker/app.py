@@ -256,7 +256,7 @@ class WorkerApp:
         lasting: HapiError | None = None
         try:
             self._check_upload(request, identity)
-            models.uploads.begin(identity)
+            models.begin_upload(identity)
             with self._upload_place():
                 limit = self._worker.config.max_package_bytes
                 package = _read_body(request, limit)
@@ -265,7 +265,7 @@ class WorkerApp:
             lasting = error if error.status in LASTING_STATUSES else None
             raise
         finally:
-            models.uploads.end(identity, lasting)
+            models.end_upload(identity, lasting)
 
     @contextmanager
     def _upload_place(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ hapi_worker_sent_bytes_total                                      bytes
 hapi_worker_saturated_total                                       values
 hapi_worker_resident_models                                       models
 hapi_worker_resident_bytes                                        bytes
+hapi_worker_waiting_models                                        models
 hapi_worker_jobs_running                                          jobs
 hapi_worker_jobs_waiting                                          requests
 hapi_worker_buffered_bytes                                        bytes
@@ -63,6 +64,7 @@ _GAUGES: Mapping[str, str] = MappingProxyType(
     {
         "resident_models": "Models in memory",
         "resident_bytes": "Their parameters",
+        "waiting_models": "Models that wait for memory",
         "jobs_running": "Jobs running",
         "jobs_waiting": "Requests that wait for a place",
         "buffered_bytes": "Samples and features that jobs hold",

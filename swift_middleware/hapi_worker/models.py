@@ -15,7 +15,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hapi_protocol.errors import (
     DoesNotFitError,
@@ -28,6 +28,7 @@ from hapi_worker.body import POLL_SECONDS, IsGone, asker_gone, never_gone
 from hapi_worker.placement import Place, places_in_order
 from hapi_worker.residency import Residency
 from hapi_worker.resident import Lease, Resident
+from hapi_worker.room import SEEN_SECONDS, Room
 from hapi_worker.uploads import Uploads, busy, check_name
 
 logger = logging.getLogger(__name__)
@@ -35,10 +36,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class KnownModel:
-    """What is remembered of an identity, in memory or not."""
+    """What is remembered of an identity, in memory or not.
+
+    Attributes:
+        digest: sha256 of its bytes.
+        num_cuts: that it has.
+        needed_bytes: for one sample of the last job, parameters included.
+    """
 
     digest: str
     num_cuts: int
+    needed_bytes: int = 0
 
 
 class Models:
@@ -73,6 +81,7 @@ class Models:
         self._clock = clock
         self._known: OrderedDict[ModelIdentity, KnownModel] = OrderedDict()
         self._busy: set[str] = set()
+        self._room = Room(self._order, clock)
         self._closed = False
         self.uploads = Uploads(
             changed,
@@ -97,18 +106,26 @@ class Models:
         return sum(each.limit_bytes for each in self.residencies)
 
     def await_model(
-        self, identity: ModelIdentity, is_gone: IsGone = never_gone
+        self,
+        identity: ModelIdentity,
+        is_gone: IsGone = never_gone,
+        room_seconds: float = 0.0,
     ) -> str:
         """Returns the digest when the model is in memory.
+
+        Args:
+            identity: shown by the filter.
+            is_gone: whether who asks waits no more.
+            room_seconds: how long one waits for room, before the upload.
 
         Raises:
             AnnotationError: ``bad_request``: who asks has gone.
             ConflictError: ``model_needed``: the caller is the one to upload.
-            UnavailableError: no upload came in time, or too many wait for
-                one.
+            UnavailableError: no upload came in time, or no room, or too many
+                wait.
             HapiError: of the upload it waited for.
         """
-        deadline = self._clock() + self._wait_seconds
+        began = self._clock()
         with self._changed:
             while True:
                 if self._closed:
@@ -118,7 +135,13 @@ class Models:
                     return digest
                 if is_gone():
                     raise asker_gone()
-                self.uploads.wait(identity, deadline)
+                self.uploads.check(identity)
+                if self._may_come(identity):
+                    self.uploads.wait(identity, began + self._wait_seconds)
+                elif self._clock() < began + room_seconds:
+                    self.uploads.pause(POLL_SECONDS)
+                else:
+                    raise busy("queue_full", "running jobs hold the memory")
 
     def acquire(
         self,
@@ -148,17 +171,19 @@ class Models:
         """
         deadline = self._clock() + wait_seconds
         while True:
-            digest = self.await_model(identity, is_gone)
+            left = max(deadline - self._clock(), 0.0)
+            digest = self.await_model(identity, is_gone, left)
             before = self._generation()
             try:
                 lease = self._hold(digest, cut, encoding)
             except DoesNotFitError:
                 raise
             except UnavailableError:
-                if not self._await_memory(before, deadline, is_gone):
+                if not self._await_memory(identity, before, deadline, is_gone):
                     raise
                 continue
             if lease is not None:
+                self._held(identity, lease)
                 return lease
 
     def put(self, identity: ModelIdentity, package: bytearray) -> KnownModel:
@@ -172,6 +197,8 @@ class Models:
         """
         digest = hashlib.sha256(package).hexdigest()
         check_name(identity, digest)
+        with self._changed:
+            self._room.see_to(identity, self._wait_seconds, digest)
         with self._claimed(digest):
             resident = self._resident_anywhere(digest)
             if resident is None:
@@ -189,6 +216,9 @@ class Models:
                 )
         known = KnownModel(digest, len(resident.frozen.cuts))
         with self._changed:
+            before = self._known.get(identity)
+            if before is not None and before.digest == digest:
+                known = before
             self._known[identity] = known
             self._known.move_to_end(identity)
             while len(self._known) > self._max_identities:
@@ -204,6 +234,25 @@ class Models:
         what = f"the package {identity.path}"
         largest.check_length(what, identity.length_bytes)
 
+    def begin_upload(self, identity: ModelIdentity) -> None:
+        """The package's bytes are about to arrive."""
+        with self._changed:
+            self.uploads.begin(identity)
+            self._room.see_to(identity, self._wait_seconds)
+
+    def end_upload(
+        self, identity: ModelIdentity, error: HapiError | None = None
+    ) -> None:
+        """As :meth:`Uploads.end`; who claimed room for it takes it soon."""
+        with self._changed:
+            self.uploads.end(identity, error)
+            self._room.see_to(identity, SEEN_SECONDS)
+
+    def num_claims(self) -> int:
+        """Models that wait for memory."""
+        with self._changed:
+            return sum(len(each.claims) for each in self.residencies)
+
     def close(self) -> None:
         """Ends all waiting; nothing is handed out any more."""
         with self._changed:
@@ -214,19 +263,48 @@ class Models:
         return sum(each.generation for each in self.residencies)
 
     def _await_memory(
-        self, before: int, deadline: float, is_gone: IsGone
+        self,
+        identity: ModelIdentity,
+        before: int,
+        deadline: float,
+        is_gone: IsGone,
     ) -> bool:
-        """Whether some became free in time."""
+        """Whether it is worth another try, in time."""
         with self._changed:
-            while (left := deadline - self._clock()) > 0:
+            until = min(deadline, self._clock() + SEEN_SECONDS)
+            while (left := until - self._clock()) > 0:
                 if self._closed:
-                    break
+                    return False
                 if self._generation() != before:
                     return True
                 if is_gone():
                     raise asker_gone()
+                self._room.claim(*self._wanted(identity))
                 self._changed.wait(min(left, POLL_SECONDS))
-            return False
+            return self._clock() < deadline
+
+    def _may_come(self, identity: ModelIdentity) -> bool:
+        """Whether it is on its way, or there is room for it."""
+        return self.uploads.is_awaited(identity) or self._room.is_there(
+            *self._wanted(identity)
+        )
+
+    def _wanted(
+        self, identity: ModelIdentity
+    ) -> tuple[ModelIdentity, str, int]:
+        """With the digest, and the bytes that it needs, as far as known."""
+        known = self._known.get(identity, KnownModel("", 0))
+        needed = max(identity.length_bytes, known.needed_bytes)
+        return identity, known.digest, needed
+
+    def _held(self, identity: ModelIdentity, lease: Lease) -> None:
+        """It is in memory: what it needs is known, and claimed no more."""
+        with self._changed:
+            known = self._known.get(identity)
+            if known is not None:
+                needed = lease.needs.peak_bytes(1)
+                self._known[identity] = replace(known, needed_bytes=needed)
+            self._room.met(identity)
 
     def _find(self, identity: ModelIdentity) -> str | None:
         """Called with the lock held."""

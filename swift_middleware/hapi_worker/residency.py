@@ -26,6 +26,7 @@ from hapi_protocol.encodings import Encoding
 from hapi_protocol.errors import DoesNotFitError
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.memory import Needs, needs_of
+from hapi_worker.claims import Claim, Claims
 from hapi_worker.grants import granted_bytes
 from hapi_worker.resident import (
     Lease,
@@ -94,6 +95,8 @@ class Residency:
         self._starved: list[Callable[[], None]] = []
         self._evicted = False
         self._building = threading.Lock()
+        self.claims = Claims(clock)
+        """Of models that wait for memory; used with the lock held."""
 
     def resident(self) -> tuple[int, int]:
         """Models in memory, and bytes of their parameters."""
@@ -218,6 +221,17 @@ class Residency:
         """
         if length_bytes > self.limit_bytes:
             raise too_big(what, length_bytes, self.limit_bytes)
+
+    def has_room(self, claim: Claim) -> bool:
+        """Whether idle models can make room for it and for those before it;
+        called with the lock held."""
+        needed = claim.num_bytes + self.claims.bytes_ahead(claim)
+        return needed <= self.limit_bytes - self._held_bytes(claim.digest)
+
+    def met(self, claim: Claim) -> None:
+        """The model has what it waited for; called with the lock held."""
+        self.claims.drop(claim, met=True)
+        self._freed()
 
     def batch_limit(self, lease: Lease, maximum: int) -> int:
         """As :meth:`Lease.batch_limit`."""
@@ -374,6 +388,7 @@ class Residency:
                 needed,
                 self.limit_bytes,
             )
+        self._check_claims(resident)
         working = needed - resident.parameter_bytes
         self._make_room(0, working, keep=resident)
         usual = needs.peak_bytes(self.usual_batch) - resident.parameter_bytes
@@ -381,6 +396,42 @@ class Residency:
         lease = Lease(self, resident, site, needs)
         resident.leases[lease] = working
         return lease
+
+    def _check_claims(self, resident: Resident) -> None:
+        """A model that waits for long is passed by none that is in its way.
+
+        Raises:
+            UnavailableError: this one is.
+        """
+        due = self.claims.due()
+        if due is None or due.digest == resident.digest:
+            return
+        available = self.limit_bytes - self._held_bytes(due.digest, resident)
+        if available < due.num_bytes:
+            raise busy(
+                "queue_full",
+                "a model that has waited longer needs the memory: "
+                f"{due.num_bytes} bytes, {available} available beside this "
+                "one",
+                needed_bytes=due.num_bytes,
+                available_bytes=available,
+            )
+
+    def _held_bytes(self, but: str, also: Resident | None = None) -> int:
+        """By models that jobs hold, or that are loaded, and their passes.
+
+        Args:
+            but: digest of one that does not count.
+            also: one that counts as well.
+        """
+        held = [
+            resident
+            for resident in self._residents.values()
+            if (resident.leases or resident is also) and resident.digest != but
+        ]
+        loading = [n for digest, n in self._loading.items() if digest != but]
+        working = max((each.working_bytes for each in held), default=0)
+        return sum(r.parameter_bytes for r in held) + sum(loading) + working
 
     def _check_size(self, digest: str, size: int) -> None:
         if size > self.limit_bytes:

@@ -88,11 +88,6 @@ class Uploads:
                 "with PUT /models, then repeat the request",
                 object_name=identity.path,
             )
-        if self._num_waiting >= self._max_waiting:
-            raise busy(
-                "queue_full",
-                f"{self._num_waiting} jobs wait for models already",
-            )
         if now >= deadline:
             raise busy(
                 "worker_unavailable",
@@ -100,13 +95,32 @@ class Uploads:
                 f"{self._wait_seconds:g} s",
             )
         until = deadline if upload.begun else min(deadline, upload.expires)
-        self._num_waiting += 1
-        try:
-            self._changed.wait(min(until - now, POLL_SECONDS))
-        finally:
-            self._num_waiting -= 1
+        self.pause(until - now)
         if upload.error is not None:
             raise copied(upload.error)
+
+    def is_awaited(self, identity: ModelIdentity) -> bool:
+        """Whether somebody uploads it, or was told to; called with the lock
+        held."""
+        self._forget_unused(self._clock())
+        return identity in self._uploads
+
+    def pause(self, seconds: float) -> None:
+        """Waits for a change, for a while at most; with the lock held.
+
+        Raises:
+            UnavailableError: too many wait.
+        """
+        if self._num_waiting >= self._max_waiting:
+            raise busy(
+                "queue_full",
+                f"{self._num_waiting} jobs wait for models already",
+            )
+        self._num_waiting += 1
+        try:
+            self._changed.wait(min(seconds, POLL_SECONDS))
+        finally:
+            self._num_waiting -= 1
 
     def check(self, identity: ModelIdentity) -> None:
         """

@@ -196,7 +196,9 @@ class Worker:
         self.admission.check_open()
         if request.model is not None:
             # Whoever waits for a model takes nobody's place.
-            digest = self.models.await_model(request.model, is_gone)
+            digest = self.models.await_model(
+                request.model, is_gone, self.config.queue_seconds
+            )
             self.overruns.check(digest)
         job = self.admission.enter(request, is_gone)
         lease = None
@@ -312,6 +314,7 @@ class Worker:
     def _watch(self) -> None:
         watch = self.metrics.watch
         watch("resident_models", lambda: self.models.resident()[0])
+        watch("waiting_models", self.models.num_claims)
         watch("resident_bytes", lambda: self.models.resident()[1])
         watch("jobs_running", self.admission.num_running)
         watch("jobs_waiting", self.admission.num_waiting)

@@ -429,7 +429,10 @@ def test_request_waits_for_memory_that_running_jobs_hold() -> None:
     with pytest.raises(UnavailableError):
         models.acquire(second, 3)
     threading.Timer(0.1, lease.release).start()
-    models.acquire(second, 3, wait_seconds=5.0)
+    lease = models.acquire(second, 3, wait_seconds=5.0)
+    with pytest.raises(UnavailableError):
+        models.acquire(first, 1)
+    lease.release()
     with pytest.raises(ConflictError):
         models.acquire(first, 1)
 

@@ -1,0 +1,86 @@
+"""Which model has its turn where the memory does not suffice for all.
+
+A model that finds no room has a claim to it.  Jobs of other models go on, but
+after a while none begins that would take what the claim needs; so those that
+use the memory give it up when their jobs have ended, and wait for their turn
+in the same way.  Accounts take turns, each with the claim that it made first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+CLAIM_SECONDS = 5.0
+"""For so long jobs of other models begin beside a claim, and beside the next
+one after it is met: a model that has come is used for a while."""
+
+
+@dataclass(eq=False)
+class Claim:
+    """A model that waits for memory.
+
+    Attributes:
+        account: whose model it is.
+        num_bytes: that it needs, as far as is known.
+        since: monotonic seconds.
+        until: it lapses then, unless it is told that somebody still waits.
+        digest: of its package, or empty.
+    """
+
+    account: str
+    num_bytes: int
+    since: float
+    until: float
+    digest: str
+
+
+class Claims:
+    """Of one device; guarded by its lock.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._claims: list[Claim] = []
+        self._met = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._in_order())
+
+    def add(self, claim: Claim) -> None:
+        self._claims.append(claim)
+
+    def drop(self, claim: Claim, met: bool = False) -> None:
+        """It waits no more; further calls do nothing."""
+        if claim in self._claims:
+            self._claims.remove(claim)
+            if met:
+                self._met = self._clock()
+
+    def bytes_ahead(self, claim: Claim) -> int:
+        """Of those that come before it."""
+        order = self._in_order()
+        return sum(each.num_bytes for each in order[: order.index(claim)])
+
+    def due(self) -> Claim | None:
+        """The one that others must leave room for."""
+        first = next(iter(self._in_order()), None)
+        if first is None:
+            return None
+        waited = self._clock() - max(first.since, self._met)
+        return first if waited >= CLAIM_SECONDS else None
+
+    def _in_order(self) -> list[Claim]:
+        now = self._clock()
+        self._claims = [each for each in self._claims if now < each.until]
+        earlier: Counter[str] = Counter()
+        turns: dict[Claim, int] = {}
+        for each in sorted(self._claims, key=lambda claim: claim.since):
+            turns[each] = earlier[each.account]
+            earlier[each.account] += 1
+        return sorted(turns, key=lambda claim: (turns[claim], claim.since))
