@@ -116,6 +116,9 @@ class ChunkedBody:
         self._left_in_chunk = 0
         self._ended = False
         self._failure: HapiError | None = None
+        # Each call of the connection's reader copies all that it holds.
+        self._buffer = b""
+        self._taken = 0
         self.bytes_read = 0
         self.waited_seconds = 0.0
 
@@ -132,7 +135,8 @@ class ChunkedBody:
         if self._ended or size == 0:
             return b""
         wanted = min(size, self._left_in_chunk, MAX_READ_BYTES)
-        data = self._receive(wanted)
+        self._await_bytes()
+        data = self._take(wanted)
         self.bytes_read += len(data)
         self._left_in_chunk -= len(data)
         if not self._left_in_chunk and self._line() != b"":
@@ -185,14 +189,26 @@ class ChunkedBody:
             )
 
     def _line(self) -> bytes:
-        line = bytearray()
+        line = b""
         while not line.endswith(b"\r\n"):
-            line += self._receive(1)
+            self._await_bytes()
+            most = MAX_CHUNK_HEADER_BYTES + 1 - len(line)
+            found = self._buffer.find(b"\n", self._taken, self._taken + most)
+            line += self._take(most if found < 0 else found + 1 - self._taken)
             if len(line) > MAX_CHUNK_HEADER_BYTES:
-                raise _bad(f"chunk header {bytes(line[:32])!r}…")
-        return bytes(line[:-2])
+                raise _bad(f"chunk header {line[:32]!r}…")
+        return line[:-2]
 
-    def _receive(self, size: int) -> bytes:
+    def _take(self, size: int) -> bytes:
+        """Up to so many of the bytes that are there."""
+        data = self._buffer[self._taken : self._taken + size]
+        self._taken += len(data)
+        return data
+
+    def _await_bytes(self) -> None:
+        """Returns when there are some."""
+        if self._taken < len(self._buffer):
+            return
         if not self._connection.reader.has_data():
             started = time.monotonic()
             ready = self._connection.wait_readable(self._idle_seconds)
@@ -203,14 +219,14 @@ class ChunkedBody:
                     f"nothing was sent for {self._idle_seconds:g} s",
                 )
         try:
-            data: bytes = self._connection.reader.read1(size)
+            self._buffer = self._connection.reader.read1(MAX_READ_BYTES)
         except OSError as error:
             raise SenderGoneError(str(error)) from error
         if self._failure is not None:
             raise self._failure
-        if not data:
+        self._taken = 0
+        if not self._buffer:
             raise SenderGoneError("the body was cut off")
-        return data
 
 
 def asker_gone() -> HapiError:
