@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-CLAIM_SECONDS = 5.0
+CLAIM_SECONDS = 8.0
 """For so long jobs of other models begin beside a claim, and beside the next
 one after it is met: a model that has come is used for a while."""
 
@@ -61,6 +61,10 @@ class Claims:
             self._claims.remove(claim)
             if met:
                 self._met = self._clock()
+
+    def is_next(self, digest: str) -> bool:
+        """Whether it is that model's turn."""
+        return any(each.digest == digest for each in self._in_order()[:1])
 
     def bytes_ahead(self, claim: Claim) -> int:
         """Of those that come before it."""

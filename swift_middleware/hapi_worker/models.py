@@ -31,6 +31,9 @@ from hapi_worker.resident import Lease, Resident
 from hapi_worker.room import SEEN_SECONDS, Room
 from hapi_worker.uploads import Uploads, busy, check_name
 
+TRY_SECONDS = 1.0
+"""After which one who waits for memory tries again in any case."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -271,7 +274,7 @@ class Models:
     ) -> bool:
         """Whether it is worth another try, in time."""
         with self._changed:
-            until = min(deadline, self._clock() + SEEN_SECONDS)
+            until = min(deadline, self._clock() + TRY_SECONDS)
             while (left := until - self._clock()) > 0:
                 if self._closed:
                     return False
@@ -294,8 +297,9 @@ class Models:
     ) -> tuple[ModelIdentity, str, int]:
         """With the digest, and the bytes that it needs, as far as known."""
         known = self._known.get(identity, KnownModel("", 0))
-        needed = max(identity.length_bytes, known.needed_bytes)
-        return identity, known.digest, needed
+        needed = [each.sample_bytes(known.digest) for each in self.residencies]
+        needed += [identity.length_bytes, known.needed_bytes]
+        return identity, known.digest, max(needed)
 
     def _held(self, identity: ModelIdentity, lease: Lease) -> None:
         """It is in memory: what it needs is known, and claimed no more."""

@@ -222,6 +222,17 @@ class Residency:
         if length_bytes > self.limit_bytes:
             raise too_big(what, length_bytes, self.limit_bytes)
 
+    def sample_bytes(self, digest: str) -> int:
+        """That the model and one sample at a cut that it was asked for need,
+        0 if that is not known; called with the lock held."""
+        resident = self._residents.get(digest)
+        if resident is None:
+            return 0
+        return max(
+            (needs.peak_bytes(1) for needs in resident.needs.values()),
+            default=0,
+        )
+
     def has_room(self, claim: Claim) -> bool:
         """Whether idle models can make room for it and for those before it;
         called with the lock held."""
@@ -480,11 +491,7 @@ class Residency:
         """Evicts idle models until both fit beside what jobs hold."""
         working = [r.working_bytes for r in self._residents.values()]
         needed = parameter_bytes + max(working_bytes, *working, 0)
-        idle = [
-            r
-            for r in self._residents.values()
-            if not r.leases and r is not keep
-        ]
+        idle = [r for r in self._idle() if r is not keep]
         while idle and self.limit_bytes - self._used_bytes() < needed:
             self._evict(idle.pop(0))
         available = self.limit_bytes - self._used_bytes()
@@ -501,11 +508,20 @@ class Residency:
         """Evicts idle models that would make passes smaller than usual;
         half of the memory may always be theirs."""
         wanted = min(working_bytes, self.limit_bytes // 2)
-        for idle in list(self._residents.values()):
+        for idle in self._idle():
             if self.limit_bytes - self._used_bytes() >= wanted:
                 return
-            if not idle.leases and idle is not keep:
+            if idle is not keep:
                 self._evict(idle)
+
+    def _idle(self) -> list[Resident]:
+        """That no job holds, the least recently used first; but a model
+        whose turn it is stays."""
+        return [
+            resident
+            for resident in self._residents.values()
+            if not resident.leases and not self.claims.is_next(resident.digest)
+        ]
 
     def _evict(self, resident: Resident) -> None:
         logger.info("model %s leaves memory", resident.digest[:12])

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from hapi_protocol.messages import ModelIdentity
 from hapi_worker.claims import Claim
 from hapi_worker.residency import Residency
-from hapi_worker.uploads import GRACE_SECONDS
+from hapi_worker.uploads import GRACE_SECONDS, RETRY_SECONDS
 
-SEEN_SECONDS = 1.0
-"""How long a claim holds after the last time that somebody saw to it."""
+SEEN_SECONDS = 2 * RETRY_SECONDS
+"""How long a claim holds after the last time that somebody saw to it: who was
+told to come again has it still."""
 
 
 class Room:
@@ -56,6 +57,9 @@ class Room:
         """Somebody waits for it now; as :meth:`is_there`."""
         self.see_to(identity, SEEN_SECONDS, digest)
         if identity in self._claims:
+            residency, claim = self._claims[identity]
+            needed_bytes = max(needed_bytes, claim.num_bytes)
+            claim.num_bytes = min(needed_bytes, residency.limit_bytes)
             return
         for residency in self._devices(digest):
             if needed_bytes <= residency.limit_bytes:

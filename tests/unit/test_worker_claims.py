@@ -20,7 +20,7 @@ from hapi_worker import residency as residency_module
 from hapi_worker.claims import CLAIM_SECONDS, Claim, Claims
 from hapi_worker.models import Models
 from hapi_worker.residency import Residency
-from hapi_worker.room import SEEN_SECONDS
+from hapi_worker.room import SEEN_SECONDS, Room
 from hapi_worker.uploads import GRACE_SECONDS
 
 WORKING_BYTES = 10
@@ -216,6 +216,34 @@ def test_next_claim_knows_what_a_sample_needed(models: Models) -> None:
     models.acquire(small, 1)
     # 985 and 10 of working memory do not fit beside the 13 of the other.
     assert asked(models, other) == "queue_full"
+
+
+def test_model_that_came_is_there_when_its_job_comes(
+    models: Models,
+) -> None:
+    """Though others want its room as working memory."""
+    small, large = model_of(50), model_of(945, "AUTH_b")
+    upload(models, small)
+    assert asked(models, large) == "model_needed"
+    upload(models, large)
+    assert refusal(lambda: models.acquire(small, 1)).code == "queue_full"
+    models.acquire(large, 1).release()
+    upload(models, small)
+    models.acquire(small, 1)
+
+
+def test_claim_grows_to_what_a_sample_is_found_to_need(
+    models: Models, clock: Clock
+) -> None:
+    room = Room(lambda digest: models.residencies, clock)
+    model = model_of(300)
+    for needed in (300, 700, 500, 1300):
+        room.claim(model, "", needed)
+    [residency] = models.residencies
+    other = Claim("AUTH_b", 10, clock.now, clock.now + 1, "")
+    residency.claims.add(other)
+    assert len(residency.claims) == 2
+    assert residency.claims.bytes_ahead(other) == residency.limit_bytes
 
 
 def test_who_waits_for_room_is_told_to_upload_when_there_is_some(
