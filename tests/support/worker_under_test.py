@@ -140,7 +140,9 @@ class Streaming:
     def __init__(self, path: str, job_id: str, body: Iterable[bytes]) -> None:
         self.connection = UnixConnection(path, TIMEOUT_SECONDS)
         self.connection.connect()
-        self.socket = self.connection.sock
+        # Of its own: the answer closes its one at its end, which does not
+        # wake a sender that is blocked.
+        self.socket = self.connection.sock.dup()
         self._body = body
         self.sent_all = False
         self._answer: http.client.HTTPResponse | None = None
@@ -164,6 +166,7 @@ class Streaming:
         if self._answer is not None:
             self._answer.close()
         self._sender.join(TIMEOUT_SECONDS)
+        self.socket.close()
         assert not self._sender.is_alive()
 
     def _send(self) -> None:
