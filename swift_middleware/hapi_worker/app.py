@@ -24,7 +24,6 @@ from hapi_protocol.errors import (
     InternalError,
     MethodError,
     RightsError,
-    TooLargeError,
 )
 from hapi_protocol.headers import CONTENT_TYPE_STREAM
 from hapi_protocol.messages import (
@@ -35,6 +34,7 @@ from hapi_protocol.messages import (
     ProfileRequest,
 )
 from hapi_worker.body import Connection
+from hapi_worker.checks import check_package
 from hapi_worker.metrics import CONTENT_TYPE as METRICS_CONTENT_TYPE
 from hapi_worker.models import KnownModel
 from hapi_worker.status import status_of
@@ -280,14 +280,7 @@ class WorkerApp:
             self._uploads.release()
 
     def _check_upload(self, request: Any, identity: ModelIdentity) -> None:
-        limit = self._worker.config.max_package_bytes
-        if identity.length_bytes > limit:
-            raise TooLargeError(
-                "package_too_large",
-                f"the package {identity.path} has {identity.length_bytes} "
-                f"bytes; at most {limit}",
-                object_name=identity.path,
-            )
+        check_package(identity, self._worker.config)
         self._worker.models.check_length(identity)
         if request.content_length != identity.length_bytes:
             raise AnnotationError(

@@ -9,7 +9,7 @@ from hapi_protocol.errors import (
     UnsupportedError,
 )
 from hapi_protocol.headers import NUMERICS, TRANSFORMS
-from hapi_protocol.messages import JobRequest
+from hapi_protocol.messages import JobRequest, ModelIdentity
 from hapi_worker.config import WorkerConfig
 from hapi_worker.resident import Lease
 
@@ -53,4 +53,19 @@ def check_transform(lease: Lease | None) -> None:
             "bad_package",
             f"the package {lease.digest[:12]} has no input transform, so "
             "images cannot be made its input: write it with one",
+        )
+
+
+def check_package(identity: ModelIdentity, config: WorkerConfig) -> None:
+    """
+    Raises:
+        TooLargeError: ``package_too_large``.
+    """
+    limit = config.max_package_bytes
+    if identity.length_bytes > limit:
+        raise TooLargeError(
+            "package_too_large",
+            f"the package {identity.path} has {identity.length_bytes} "
+            f"bytes; at most {limit}",
+            object_name=identity.path,
         )

@@ -16,6 +16,11 @@ from dataclasses import dataclass
 CLAIM_SECONDS = 8.0
 """For so long jobs of other models begin beside a claim, and beside the next
 one after it is met: a model that has come is used for a while."""
+DUE_SECONDS = 60.0
+"""After which a claim that is due has had its turn, though it was not met, and
+rests for as long: jobs that do not end are in its way."""
+MAX_CLAIMS = 16
+"""Of one account."""
 
 
 @dataclass(eq=False)
@@ -25,7 +30,7 @@ class Claim:
     Attributes:
         account: whose model it is.
         num_bytes: that it needs, as far as is known.
-        since: monotonic seconds.
+        since: monotonic seconds; later where its account had a turn.
         until: it lapses then, unless it is told that somebody still waits.
         digest: of its package, or empty.
     """
@@ -52,19 +57,37 @@ class Claims:
     def __len__(self) -> int:
         return len(self._in_order())
 
-    def add(self, claim: Claim) -> None:
+    def add(self, claim: Claim) -> bool:
+        """Whether the account may have one more."""
+        of_account = [c for c in self._claims if c.account == claim.account]
+        if len(of_account) >= MAX_CLAIMS:
+            return False
         self._claims.append(claim)
+        return True
 
     def drop(self, claim: Claim, met: bool = False) -> None:
         """It waits no more; further calls do nothing."""
-        if claim in self._claims:
-            self._claims.remove(claim)
+        first, now = self.first(), self._clock()
+        if claim not in self._claims:
+            return
+        if claim is first:
+            # The account had its turn.
+            self._postpone(claim.account, now)
             if met:
-                self._met = self._clock()
+                self._met = now
+        self._claims.remove(claim)
 
-    def is_next(self, digest: str) -> bool:
-        """Whether it is that model's turn."""
-        return any(each.digest == digest for each in self._in_order()[:1])
+    def withdraw(self, claim: Claim) -> None:
+        """As if it had never been added."""
+        self._claims.remove(claim)
+
+    def first(self) -> Claim | None:
+        """Whose turn it is."""
+        return next(iter(self._in_order()), None)
+
+    def waits(self, digest: str) -> bool:
+        """Whether somebody waits for that model."""
+        return any(each.digest == digest for each in self._in_order())
 
     def bytes_ahead(self, claim: Claim) -> int:
         """Of those that come before it."""
@@ -73,11 +96,20 @@ class Claims:
 
     def due(self) -> Claim | None:
         """The one that others must leave room for."""
-        first = next(iter(self._in_order()), None)
+        first = self.first()
         if first is None:
             return None
-        waited = self._clock() - max(first.since, self._met)
+        now = self._clock()
+        waited = now - max(first.since, self._met)
+        if waited >= CLAIM_SECONDS + DUE_SECONDS:
+            self._postpone(first.account, now + DUE_SECONDS)
+            return None
         return first if waited >= CLAIM_SECONDS else None
+
+    def _postpone(self, account: str, since: float) -> None:
+        for each in self._claims:
+            if each.account == account:
+                each.since = max(each.since, since)
 
     def _in_order(self) -> list[Claim]:
         now = self._clock()

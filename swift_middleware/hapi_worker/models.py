@@ -31,6 +31,8 @@ from hapi_worker.resident import Lease, Resident
 from hapi_worker.room import SEEN_SECONDS, Room
 from hapi_worker.uploads import Uploads, busy, check_name
 
+LEAST_BYTES_PER_SECOND = 10e6
+"""An upload that is slower may lose the room that was kept for it."""
 TRY_SECONDS = 1.0
 """After which one who waits for memory tries again in any case."""
 
@@ -135,6 +137,8 @@ class Models:
                     raise busy("draining", "this worker is shutting down")
                 digest = self._find(identity)
                 if digest is not None:
+                    # Its job may have to wait for a place as well.
+                    self._room.see_to(identity, room_seconds + SEEN_SECONDS)
                     return digest
                 if is_gone():
                     raise asker_gone()
@@ -207,7 +211,13 @@ class Models:
             if resident is None:
                 started = self._clock()
                 frozen = self._load(package)
-                resident = self._place(digest, frozen, self._clock() - started)
+                load_seconds = self._clock() - started
+                size = frozen.parameter_bytes
+                with self._changed:
+                    # Other than the package's: layers are folded.
+                    self._room.grow(identity, size)
+                    self._remember(identity, digest, len(frozen.cuts), size)
+                resident = self._place(identity, digest, frozen, load_seconds)
                 logger.info(
                     "model %s (%s): %d cuts, %d parameter bytes, loaded in "
                     "%.2f s",
@@ -217,16 +227,13 @@ class Models:
                     frozen.parameter_bytes,
                     resident.load_seconds,
                 )
-        known = KnownModel(digest, len(resident.frozen.cuts))
         with self._changed:
-            before = self._known.get(identity)
-            if before is not None and before.digest == digest:
-                known = before
-            self._known[identity] = known
-            self._known.move_to_end(identity)
-            while len(self._known) > self._max_identities:
-                self._known.popitem(last=False)
-        return known
+            return self._remember(
+                identity,
+                digest,
+                len(resident.frozen.cuts),
+                resident.parameter_bytes,
+            )
 
     def check_length(self, identity: ModelIdentity) -> None:
         """
@@ -241,7 +248,8 @@ class Models:
         """The package's bytes are about to arrive."""
         with self._changed:
             self.uploads.begin(identity)
-            self._room.see_to(identity, self._wait_seconds)
+            length_seconds = identity.length_bytes / LEAST_BYTES_PER_SECOND
+            self._room.see_to(identity, self._wait_seconds + length_seconds)
 
     def end_upload(
         self, identity: ModelIdentity, error: HapiError | None = None
@@ -249,6 +257,8 @@ class Models:
         """As :meth:`Uploads.end`; who claimed room for it takes it soon."""
         with self._changed:
             self.uploads.end(identity, error)
+            if error is not None:
+                self._room.drop(identity)
             self._room.see_to(identity, SEEN_SECONDS)
 
     def num_claims(self) -> int:
@@ -274,6 +284,7 @@ class Models:
     ) -> bool:
         """Whether it is worth another try, in time."""
         with self._changed:
+            self._room.claim(*self._wanted(identity))
             until = min(deadline, self._clock() + TRY_SECONDS)
             while (left := until - self._clock()) > 0:
                 if self._closed:
@@ -370,11 +381,37 @@ class Models:
             residency.add(digest, source.frozen, source.load_seconds)
             return True
 
+    def _remember(
+        self,
+        identity: ModelIdentity,
+        digest: str,
+        num_cuts: int,
+        needed_bytes: int,
+    ) -> KnownModel:
+        """Called with the lock held."""
+        known = self._known.get(identity)
+        if known is None or known.digest != digest:
+            known = KnownModel(digest, num_cuts, needed_bytes)
+        self._known[identity] = known
+        self._known.move_to_end(identity)
+        while len(self._known) > self._max_identities:
+            self._known.popitem(last=False)
+        return known
+
     def _place(
-        self, digest: str, frozen: FrozenGraph, load_seconds: float
+        self,
+        identity: ModelIdentity,
+        digest: str,
+        frozen: FrozenGraph,
+        load_seconds: float,
     ) -> Resident:
         refusal: HapiError | None = None
-        for residency in self._order(digest):
+        with self._changed:
+            kept = self._room.device_of(identity)
+        # Where room was kept comes first; the rest stays in order.
+        for residency in sorted(
+            self._order(digest), key=lambda each: each is not kept
+        ):
             try:
                 return residency.add(digest, frozen, load_seconds)
             except (UnavailableError, DoesNotFitError) as error:

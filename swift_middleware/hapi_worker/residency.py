@@ -228,10 +228,9 @@ class Residency:
         resident = self._residents.get(digest)
         if resident is None:
             return 0
-        return max(
-            (needs.peak_bytes(1) for needs in resident.needs.values()),
-            default=0,
-        )
+        needed = [needs.peak_bytes(1) for needs in resident.needs.values()]
+        # Some cuts may need more than there is; they are refused.
+        return max((n for n in needed if n <= self.limit_bytes), default=0)
 
     def has_room(self, claim: Claim) -> bool:
         """Whether idle models can make room for it and for those before it;
@@ -488,10 +487,19 @@ class Residency:
         working_bytes: int,
         keep: Resident | None = None,
     ) -> None:
-        """Evicts idle models until both fit beside what jobs hold."""
+        """Evicts idle models until both fit beside what jobs hold; a model
+        whose turn it is stays."""
         working = [r.working_bytes for r in self._residents.values()]
         needed = parameter_bytes + max(working_bytes, *working, 0)
-        idle = [r for r in self._idle() if r is not keep]
+        first = self.claims.first()
+        stays = first.digest if first else ""
+        idle = [
+            resident
+            for resident in self._residents.values()
+            if not resident.leases
+            and resident is not keep
+            and resident.digest != stays
+        ]
         while idle and self.limit_bytes - self._used_bytes() < needed:
             self._evict(idle.pop(0))
         available = self.limit_bytes - self._used_bytes()
@@ -508,20 +516,12 @@ class Residency:
         """Evicts idle models that would make passes smaller than usual;
         half of the memory may always be theirs."""
         wanted = min(working_bytes, self.limit_bytes // 2)
-        for idle in self._idle():
+        for idle in list(self._residents.values()):
             if self.limit_bytes - self._used_bytes() >= wanted:
                 return
-            if idle is not keep:
+            awaited = self.claims.waits(idle.digest)
+            if not idle.leases and idle is not keep and not awaited:
                 self._evict(idle)
-
-    def _idle(self) -> list[Resident]:
-        """That no job holds, the least recently used first; but a model
-        whose turn it is stays."""
-        return [
-            resident
-            for resident in self._residents.values()
-            if not resident.leases and not self.claims.is_next(resident.digest)
-        ]
 
     def _evict(self, resident: Resident) -> None:
         logger.info("model %s leaves memory", resident.digest[:12])

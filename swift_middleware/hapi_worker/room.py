@@ -41,15 +41,23 @@ class Room:
             digest: of its package, or empty.
             needed_bytes: for parameters and one sample.
         """
-        self.claim(identity, digest, needed_bytes)
-        if identity not in self._claims:
+        if not any(
+            needed_bytes <= each.limit_bytes for each in self._devices(digest)
+        ):
             # It can never, or no device is left; it will be told so.
             return True
-        residency, claim = self._claims[identity]
-        if not residency.has_room(claim):
+        self.claim(identity, digest, needed_bytes)
+        if identity not in self._claims:
+            return False
+        if not self._found_place(identity, digest):
             return False
         self.see_to(identity, GRACE_SECONDS)
         return True
+
+    def device_of(self, identity: ModelIdentity) -> Residency | None:
+        """Where it will have room, if it waits."""
+        claimed = self._claims.get(identity)
+        return claimed and claimed[0]
 
     def claim(
         self, identity: ModelIdentity, digest: str, needed_bytes: int
@@ -57,9 +65,7 @@ class Room:
         """Somebody waits for it now; as :meth:`is_there`."""
         self.see_to(identity, SEEN_SECONDS, digest)
         if identity in self._claims:
-            residency, claim = self._claims[identity]
-            needed_bytes = max(needed_bytes, claim.num_bytes)
-            claim.num_bytes = min(needed_bytes, residency.limit_bytes)
+            self.grow(identity, needed_bytes)
             return
         for residency in self._devices(digest):
             if needed_bytes <= residency.limit_bytes:
@@ -71,9 +77,16 @@ class Room:
                     now + SEEN_SECONDS,
                     digest,
                 )
-                residency.claims.add(claim)
-                self._claims[identity] = residency, claim
+                if residency.claims.add(claim):
+                    self._claims[identity] = residency, claim
                 return
+
+    def grow(self, identity: ModelIdentity, needed_bytes: int) -> None:
+        """Its claim, if it has one, is found to need more."""
+        if identity in self._claims:
+            residency, claim = self._claims[identity]
+            needed_bytes = max(needed_bytes, claim.num_bytes)
+            claim.num_bytes = min(needed_bytes, residency.limit_bytes)
 
     def see_to(
         self, identity: ModelIdentity, seconds: float, digest: str = ""
@@ -97,13 +110,33 @@ class Room:
             residency, claim = self._claims.pop(identity)
             residency.met(claim)
 
+    def drop(self, identity: ModelIdentity) -> None:
+        """It waits no more."""
+        if identity in self._claims:
+            residency, claim = self._claims.pop(identity)
+            residency.claims.drop(claim)
+
+    def _found_place(self, identity: ModelIdentity, digest: str) -> bool:
+        """Whether a device has room; the claim is on that one then."""
+        mine, claim = self._claims[identity]
+        if mine.has_room(claim):
+            return True
+        for other in self._devices(digest):
+            if other is mine or not other.claims.add(claim):
+                continue
+            if other.has_room(claim):
+                mine.claims.drop(claim)
+                self._claims[identity] = other, claim
+                return True
+            other.claims.withdraw(claim)
+        return False
+
     def _forget_lapsed(self) -> None:
         now = self._clock()
         lapsed = [
             identity
-            for identity, (_, claim) in self._claims.items()
-            if claim.until <= now
+            for identity, (residency, claim) in self._claims.items()
+            if claim.until <= now or not residency.in_service
         ]
         for identity in lapsed:
-            residency, claim = self._claims.pop(identity)
-            residency.claims.drop(claim)
+            self.drop(identity)

@@ -38,7 +38,11 @@ from hapi_worker.body import (
     asker_gone,
     never_gone,
 )
-from hapi_worker.checks import check_request, check_transform
+from hapi_worker.checks import (
+    check_package,
+    check_request,
+    check_transform,
+)
 from hapi_worker.coalescing import Group, Groups, group_key
 from hapi_worker.config import WorkerConfig
 from hapi_worker.devices import DevicePlan, allocated_bytes, plan_devices
@@ -195,6 +199,7 @@ class Worker:
         check_request(request, self.config)
         self.admission.check_open()
         if request.model is not None:
+            check_package(request.model, self.config)
             # Whoever waits for a model takes nobody's place.
             digest = self.models.await_model(
                 request.model, is_gone, self.config.queue_seconds

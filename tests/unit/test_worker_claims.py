@@ -12,15 +12,22 @@ import torch
 from hapi_protocol.errors import (
     ConflictError,
     HapiError,
+    PackageError,
     UnavailableError,
 )
 from hapi_protocol.messages import ModelIdentity
 from hapi_splitter.memory import Needs
 from hapi_worker import residency as residency_module
-from hapi_worker.claims import CLAIM_SECONDS, Claim, Claims
+from hapi_worker.claims import (
+    CLAIM_SECONDS,
+    DUE_SECONDS,
+    MAX_CLAIMS,
+    Claim,
+    Claims,
+)
 from hapi_worker.models import Models
 from hapi_worker.residency import Residency
-from hapi_worker.room import SEEN_SECONDS, Room
+from hapi_worker.room import Room
 from hapi_worker.uploads import GRACE_SECONDS
 
 WORKING_BYTES = 10
@@ -59,11 +66,17 @@ def clock() -> Clock:
 def models(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Models:
     """With room for 1,000 bytes."""
     monkeypatch.setattr(residency_module, "needs_of", simple_needs)
+    return models_on(1, clock)
+
+
+def models_on(num_devices: int, clock: Clock) -> Models:
     changed = threading.Condition()
     device = torch.device("cpu")
-    residency = Residency(device, 1000, changed=changed, clock=clock)
     return Models(
-        [residency],
+        [
+            Residency(device, 1000, changed=changed, clock=clock)
+            for _ in range(num_devices)
+        ],
         changed,
         max_identities=10,
         wait_seconds=60.0,
@@ -103,6 +116,7 @@ def test_account_with_many_claims_has_one_turn_like_others(
     clock: Clock,
 ) -> None:
     claims = Claims(clock)
+    clock.now = CLAIM_SECONDS
     made = [
         Claim(account, 10, since, 1000.0, "")
         for since, account in enumerate(["a", "a", "a", "b", "c", "b"])
@@ -112,10 +126,10 @@ def test_account_with_many_claims_has_one_turn_like_others(
     order = sorted(made, key=claims.bytes_ahead)
     assert order == [made[n] for n in (0, 3, 4, 1, 5, 2)]
     assert claims.due() is made[0]
-    claims.drop(made[0])
-    claims.drop(made[0])
-    # The account's next one is its first.
-    assert claims.due() is made[1]
+    # The account had its turn: its others come behind those of all.
+    claims.drop(made[0], met=True)
+    order = sorted(made[1:], key=claims.bytes_ahead)
+    assert order[:2] == [made[3], made[4]]
 
 
 def test_claim_is_due_some_time_after_it_or_the_one_before(
@@ -153,13 +167,13 @@ def test_model_that_waits_is_not_passed_for_ever(
     assert asked(models, large) == "queue_full"
     # Jobs of the model that is there still begin.
     models.acquire(small, 1).release()
-    for _ in range(int(2 * CLAIM_SECONDS)):
-        clock.now += SEEN_SECONDS / 2
+    for _ in range(3):
+        clock.now += CLAIM_SECONDS / 2
         assert asked(models, large) == "queue_full"
     passed = refusal(lambda: models.acquire(small, 1))
     assert isinstance(passed, UnavailableError)
     assert "waited longer" in passed.message
-    assert models.num_claims() == 1
+    assert models.num_claims() == 2
     running.release()
     assert asked(models, large) == "model_needed"
     upload(models, large)
@@ -187,9 +201,9 @@ def test_models_that_fit_beside_the_waiting_one_go_on(
     upload(models, tiny)
     upload(models, small)
     running = models.acquire(small, 1)
-    for _ in range(int(2 * CLAIM_SECONDS) + 1):
+    for _ in range(3):
         assert asked(models, large) == "queue_full"
-        clock.now += SEEN_SECONDS / 2
+        clock.now += CLAIM_SECONDS / 2
     running.release()
     models.acquire(tiny, 1)
     assert refusal(lambda: models.acquire(small, 1)).code == "queue_full"
@@ -244,6 +258,158 @@ def test_claim_grows_to_what_a_sample_is_found_to_need(
     residency.claims.add(other)
     assert len(residency.claims) == 2
     assert residency.claims.bytes_ahead(other) == residency.limit_bytes
+
+
+def test_claim_of_an_account_that_was_met_is_behind_all_others(
+    clock: Clock,
+) -> None:
+    claims = Claims(clock)
+    clock.now = float(MAX_CLAIMS)
+    for since in range(MAX_CLAIMS):
+        assert claims.add(Claim("greedy", 10, since, 9999.0, ""))
+    assert not claims.add(Claim("greedy", 10, clock.now, 9999.0, ""))
+    modest = Claim("modest", 10, clock.now - 1, 9999.0, "")
+    claims.add(modest)
+    first = claims.due()
+    assert first is not None
+    claims.drop(first, met=True)
+    clock.now += CLAIM_SECONDS
+    assert claims.due() is modest
+
+
+def test_claim_that_is_met_beside_the_first_puts_it_off_no_further(
+    clock: Clock,
+) -> None:
+    claims = Claims(clock)
+    first = Claim("a", 600, clock.now, 9999.0, "")
+    second = Claim("b", 300, clock.now + 1, 9999.0, "")
+    claims.add(first)
+    claims.add(second)
+    clock.now += CLAIM_SECONDS
+    claims.drop(second, met=True)
+    assert claims.due() is first
+
+
+def test_claim_that_long_jobs_are_in_the_way_of_rests(clock: Clock) -> None:
+    claims = Claims(clock)
+    stuck = Claim("a", 600, clock.now, 9999.0, "")
+    claims.add(stuck)
+    clock.now += CLAIM_SECONDS
+    assert claims.due() is stuck
+    clock.now += DUE_SECONDS
+    assert claims.due() is None
+    clock.now += DUE_SECONDS
+    assert claims.due() is None
+    clock.now += CLAIM_SECONDS
+    assert claims.due() is stuck
+
+
+def test_package_that_needs_more_than_its_length_is_uploaded_once_in_vain(
+    models: Models, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = model_of(400), model_of(200, "AUTH_b")
+
+    class Folded(FakeFrozen):
+        def __init__(self, package: bytearray) -> None:
+            super().__init__(package)
+            if self.parameter_bytes == large.length_bytes:
+                self.parameter_bytes = 700
+
+    monkeypatch.setattr(models, "_load", Folded)
+    upload(models, small)
+    running = models.acquire(small, 1)
+    assert asked(models, large) == "model_needed"
+    assert refusal(lambda: upload(models, large)).code == "queue_full"
+    models.end_upload(large)
+    for _ in range(3):
+        assert asked(models, large) == "queue_full"
+        clock.now += CLAIM_SECONDS / 2
+    assert refusal(lambda: models.acquire(small, 1)).code == "queue_full"
+    running.release()
+    assert asked(models, large) == "model_needed"
+    upload(models, large)
+
+
+def test_refused_package_claims_nothing_more(models: Models) -> None:
+    model = model_of(300)
+    assert asked(models, model) == "model_needed"
+    assert models.num_claims() == 1
+    models.begin_upload(model)
+    models.end_upload(model, PackageError("bad_package", "hostile"))
+    assert models.num_claims() == 0
+
+
+def test_model_keeps_its_room_while_its_job_waits_for_a_place(
+    models: Models, clock: Clock
+) -> None:
+    small, large = model_of(300), model_of(800, "AUTH_b")
+    upload(models, small)
+    assert asked(models, large) == "model_needed"
+    upload(models, large)
+    models.await_model(large, room_seconds=20.0)
+    clock.now += 20
+    assert asked(models, small) == "queue_full"
+    models.acquire(large, 1)
+
+
+def test_cut_that_can_never_fit_spoils_no_claim(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def needs(frozen: Any, cut: int, dtype: str) -> Needs:
+        return Needs(frozen.parameter_bytes, ((5000 * (cut - 1), 0),))
+
+    monkeypatch.setattr(residency_module, "needs_of", needs)
+    monkeypatch.setattr(FakeFrozen, "cuts", (None, None))
+    model, other = model_of(300, "AUTH_b"), model_of(695)
+    upload(models, model)
+    assert refusal(lambda: models.acquire(model, 2)).code == "does_not_fit"
+    upload(models, other)
+    assert asked(models, model_of(900)) == "model_needed"
+    models.acquire(model, 1)
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Models:
+    """Two devices with room for 1,000 bytes each."""
+    monkeypatch.setattr(residency_module, "needs_of", simple_needs)
+    return models_on(2, clock)
+
+
+def test_claim_goes_to_the_device_that_has_room_first(
+    pair: Models, clock: Clock
+) -> None:
+    first, second = model_of(600), model_of(601, "AUTH_b")
+    third = model_of(602, "AUTH_c")
+    leases = []
+    for model in (first, second):
+        upload(pair, model)
+        leases.append(pair.acquire(model, 1))
+    assert leases[0].residency is not leases[1].residency
+    assert asked(pair, third) == "queue_full"
+    claimed = [r for r in pair.residencies if len(r.claims)]
+    [free] = [lease for lease in leases if lease.residency not in claimed]
+    free.release()
+    assert asked(pair, third) == "model_needed"
+    assert [len(r.claims) for r in pair.residencies] == [
+        int(r is free.residency) for r in pair.residencies
+    ]
+    # It is kept for it there.
+    upload(pair, third)
+    assert pair.acquire(third, 1).residency is free.residency
+
+
+def test_claim_leaves_a_device_that_fails(pair: Models) -> None:
+    first, second = model_of(600), model_of(601, "AUTH_b")
+    third = model_of(602, "AUTH_c")
+    for model in (first, second):
+        upload(pair, model)
+        pair.acquire(model, 1)
+    assert asked(pair, third) == "queue_full"
+    [claimed] = [r for r in pair.residencies if len(r.claims)]
+    [other] = [r for r in pair.residencies if r is not claimed]
+    claimed.leave_service()
+    assert asked(pair, third) == "queue_full"
+    assert len(other.claims) == 1
 
 
 def test_who_waits_for_room_is_told_to_upload_when_there_is_some(
