@@ -109,13 +109,17 @@ input reaches."""
 
 @pytest.fixture
 def nan_in_new_tensors() -> Iterator[None]:
-    """torch fills what it allocates."""
+    """torch fills what it allocates, as a worker has it not."""
+    deterministic: Any = torch.utils.deterministic
+    before = deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
+    deterministic.fill_uninitialized_memory = True
     try:
         assert torch.empty(1).isnan().all()
         yield
     finally:
         torch.use_deterministic_algorithms(False)
+        deterministic.fill_uninitialized_memory = before
 
 
 @pytest.mark.parametrize(
