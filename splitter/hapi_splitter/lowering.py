@@ -10,12 +10,15 @@ made from ids only.
 
 from __future__ import annotations
 
+import linecache
 import operator as operator_module
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx import graph_module
 
 from hapi_splitter.batchwise import Value
 from hapi_splitter.ops import COMMUTATIVE, VIEWS, operators
@@ -161,6 +164,24 @@ class BufferReuse:
         return self._released.get(node, [])
 
 
+def _free_with_last_use(module: fx.GraphModule) -> None:
+    """Weights and source go when nobody holds the module any more.
+
+    The graph of a ``GraphModule`` refers back to it, so that its tensors
+    would stay until the cycle is collected; and ``torch.fx`` keeps the source
+    of each for the life of the process.
+    """
+    module.graph.owning_module = None
+    source = type(module).forward.__code__.co_filename
+    weakref.finalize(module, _forget_source, source).atexit = False
+
+
+def _forget_source(filename: str) -> None:
+    loader = getattr(graph_module, "_loader", None)
+    getattr(loader, "eval_cache", {}).pop(filename, None)
+    linecache.cache.pop(filename, None)
+
+
 class _Lowering:
     """Emits one ``torch.fx`` graph."""
 
@@ -187,6 +208,7 @@ class _Lowering:
             self._nodes[node].meta[META_CALL] = node
         self._graph.output(self._tensor(stop))
         module = fx.GraphModule(self._root, self._graph, "FrozenRange")
+        _free_with_last_use(module)
         return module.eval()
 
     def _emit(self, call: Call, target: int | None) -> fx.Node:

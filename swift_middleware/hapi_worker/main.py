@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import select
@@ -96,6 +97,8 @@ def _serve(path: str, config: WorkerConfig) -> int:
         service = Service(
             config, out_of_service=signals.end, listeners=listeners
         )
+        # What is there now stays, and need not be looked at again and again.
+        gc.freeze()
         service.begin()
     except (SocketInUseError, OSError, ValueError) as error:
         logger.error("cannot start: %s", error)

@@ -368,8 +368,12 @@ class Models:
                 continue
             if found is not None:
                 return found
-        if refusal is not None:
-            raise refusal
+        try:
+            if refusal is not None:
+                raise refusal
+        finally:
+            # Its traceback holds this frame, and models in those it passed.
+            del refusal
         return None
 
     def _copy(self, digest: str, residency: Residency) -> bool:

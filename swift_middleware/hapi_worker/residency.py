@@ -11,6 +11,7 @@ wait for nothing, and those that begin meanwhile find the less.
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import threading
@@ -533,7 +534,11 @@ class Residency:
         to end its work first: the lock is not held."""
         with self._changed:
             evicted, self._evicted = self._evicted, False
-        if evicted and self.device.type == "cuda":
+        if not evicted:
+            return
+        # Tracebacks and graphs refer to themselves, and to models.
+        gc.collect()
+        if self.device.type == "cuda":
             with self.guarded():
                 torch.cuda.empty_cache()
 

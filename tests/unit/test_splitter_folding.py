@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import linecache
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -308,6 +311,20 @@ def test_package_may_go_when_its_region_is_fast() -> None:
         expected = fast.suffix(0)(images).clone()
         data[:] = bytes(len(data))
         assert torch.equal(fast.suffix(0)(images), expected)
+
+
+def test_weights_and_source_go_with_the_last_use_of_a_module() -> None:
+    module = small_region().to(CPU, fast=True).prefix(1)
+    source = type(module).forward.__code__.co_filename
+    assert linecache.getlines(source)
+    held = [weakref.ref(each) for each in (module, *module.buffers())]
+    gc.disable()
+    try:
+        del module
+        assert [each() for each in held] == [None] * len(held)
+        assert linecache.getlines(source) == []
+    finally:
+        gc.enable()
 
 
 class _Layouts(fx.Interpreter):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from hapi_protocol.errors import (
     UnsupportedError,
 )
 from hapi_protocol.messages import ModelIdentity
+from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.memory import Needs
 from hapi_worker import residency as residency_module
 from hapi_worker import uploads as uploads_module
@@ -525,6 +528,43 @@ def test_cache_of_a_gpu_is_emptied_outside_the_lock(
     put(models, "c", b"300:c")
     models.acquire(identity("c", b"300:c"), 1)
     assert emptied[1:] == [[(1, 300)]]
+
+
+def test_refusal_holds_no_model_in_memory() -> None:
+    models = make(1000)
+    [residency] = models.residencies
+    idle = put(models, "idle", b"300:idle")
+    models.acquire(idle, 1).release()
+    digest = hashlib.sha256(b"300:idle").hexdigest()
+    with residency._changed:
+        held = weakref.ref(residency._residents[digest])
+    models.acquire(put(models, "held", b"685:held"), 1)
+    gc.disable()
+    try:
+        with pytest.raises(UnavailableError):
+            models.acquire(idle, 2, wait_seconds=0.0)
+        with residency._changed:
+            residency._residents.pop(digest, None)
+        assert held() is None
+    finally:
+        gc.enable()
+
+
+def test_cycles_that_hold_evicted_models_are_collected() -> None:
+    models = make(1000)
+    model = FakeFrozen(bytearray(b"600:a"))
+    model.itself = model  # type: ignore[attr-defined]
+    held = weakref.ref(model)
+    [residency] = models.residencies
+    gc.disable()
+    try:
+        residency.add("a", cast("FrozenGraph", model), 0.0)
+        del model
+        assert held() is not None
+        put(models, "b", b"600:b")
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def nothing() -> None:
