@@ -133,6 +133,8 @@ def _ended(service: Service, status: int) -> int:
     An interpreter that ends beside a thread of torch is aborted, and the
     driver of a device that hangs may wait for it.
     """
+    # Libraries complain about what is not collected at the end.
+    gc.unfreeze()
     ending = threading.Thread(target=service.end, daemon=True)
     ending.start()
     ending.join(END_SECONDS)

@@ -20,6 +20,7 @@ from hapi_protocol.features import read_features
 from hapi_worker.main import notify_systemd
 from hapi_worker.server import SocketInUseError, remove_stale_socket
 from photos import shard
+from worker_process import WorkerProcess
 from worker_under_test import (
     TIMEOUT_SECONDS,
     Exchange,
@@ -109,6 +110,21 @@ def test_signal_ends_the_worker_cleanly(
     assert process.stop(number) == 0
     assert process.notification() == "STOPPING=1"
     assert not os.path.exists(process.socket)
+
+
+def test_log_of_a_worker_that_had_jobs_ends_with_its_own_words(
+    tmp_path: Path,
+) -> None:
+    options = {"device": "cpu", "memory_limit": "1GiB"}
+    worker = WorkerProcess(tmp_path, options)
+    try:
+        worker.wait_until_ready()
+        package, source = small_package(), shard(2)
+        worker.run(job_for(source, package), package, source)
+        assert worker.stop() == 0
+    finally:
+        worker.kill()
+    assert "draining" in worker.log().splitlines()[-1]
 
 
 def test_hangup_reloads_limits_and_a_bad_file_changes_nothing(
