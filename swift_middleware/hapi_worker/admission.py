@@ -26,6 +26,7 @@ from hapi_protocol.errors import (
 from hapi_protocol.messages import JobRequest
 from hapi_worker.body import POLL_SECONDS, IsGone, asker_gone, never_gone
 from hapi_worker.resident import Lease
+from hapi_worker.scheduler import last_of_most
 
 RETRY_SECONDS = 2.0
 DRAIN_RETRY_SECONDS = 10.0
@@ -317,12 +318,7 @@ class Admission:
         """The last of those who have most waiting, when too many do."""
         if len(self._waiting) <= self.places.waiting:
             return
-        waiting = Counter(waiter.account for waiter in self._waiting)
-        most = max(waiting.values())
-        for waiter in reversed(self._waiting):
-            if waiting[waiter.account] == most:
-                self._refuse(waiter)
-                return
+        self._refuse(last_of_most(self._waiting))
 
     def _refuse(self, waiter: _Waiter) -> None:
         self._waiting.remove(waiter)

@@ -115,6 +115,7 @@ class Models:
         identity: ModelIdentity,
         is_gone: IsGone = never_gone,
         room_seconds: float = 0.0,
+        account: str = "",
     ) -> str:
         """Returns the digest when the model is in memory.
 
@@ -122,6 +123,7 @@ class Models:
             identity: shown by the filter.
             is_gone: whether who asks waits no more.
             room_seconds: how long one waits for room, before the upload.
+            account: that is charged.
 
         Raises:
             AnnotationError: ``bad_request``: who asks has gone.
@@ -144,9 +146,10 @@ class Models:
                     raise asker_gone()
                 self.uploads.check(identity)
                 if self._may_come(identity):
-                    self.uploads.wait(identity, began + self._wait_seconds)
+                    until = began + self._wait_seconds
+                    self.uploads.wait(identity, until, account)
                 elif self._clock() < began + room_seconds:
-                    self.uploads.pause(POLL_SECONDS)
+                    self.uploads.pause(POLL_SECONDS, account)
                 else:
                     raise busy("queue_full", "running jobs hold the memory")
 
@@ -158,6 +161,7 @@ class Models:
         *,
         wait_seconds: float = 0.0,
         is_gone: IsGone = never_gone,
+        account: str = "",
     ) -> Lease:
         """A hold on the model of ``identity``, for ``cut``.
 
@@ -167,6 +171,7 @@ class Models:
             encoding: of the features, for the memory that it needs.
             wait_seconds: for memory that running jobs hold.
             is_gone: whether who asks waits no more.
+            account: that is charged.
 
         Raises:
             AnnotationError: ``bad_request``: who asks has gone.
@@ -179,7 +184,7 @@ class Models:
         deadline = self._clock() + wait_seconds
         while True:
             left = max(deadline - self._clock(), 0.0)
-            digest = self.await_model(identity, is_gone, left)
+            digest = self.await_model(identity, is_gone, left, account)
             before = self._generation()
             try:
                 lease = self._hold(digest, cut, encoding)

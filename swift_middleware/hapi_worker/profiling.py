@@ -150,7 +150,7 @@ class Profiling:
                 return found
         with self._changed:
             self._check_idle()
-        lease = self._lease(request.model)
+        lease = self._lease(request.model, request.charged_account)
         key = self._key(lease.digest)
         found = None
         try:
@@ -203,11 +203,12 @@ class Profiling:
                 retry_after=math.ceil(left),
             )
 
-    def _lease(self, identity: ModelIdentity) -> Lease:
+    def _lease(self, identity: ModelIdentity, account: str) -> Lease:
         # How many cuts there are is known only once the model is there.
-        first = self._models.acquire(identity, 1)
+        first = self._models.acquire(identity, 1, account=account)
+        last = first.frozen.num_cuts
         try:
-            return self._models.acquire(identity, first.frozen.num_cuts)
+            return self._models.acquire(identity, last, account=account)
         finally:
             first.release()
 

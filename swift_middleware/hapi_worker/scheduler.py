@@ -17,12 +17,23 @@ all devices count alike in each of them, while each has its own virtual time.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections import Counter, OrderedDict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 T = TypeVar("T")
+
+
+class Charged(Protocol):
+    """Something that an account pays for."""
+
+    @property
+    def account(self) -> str:
+        """Which one."""
+
+
+C = TypeVar("C", bound=Charged)
 
 DEFAULT_WEIGHT = 1.0
 CREDIT_SECONDS = 0.1
@@ -226,3 +237,11 @@ class FairQueue(Generic[T]):
                 self._ledger.dropped(self._lane, account)
         self._lines.clear()
         self._length = 0
+
+
+def last_of_most(waiting: Sequence[C]) -> C:
+    """Who is turned away when too many wait: the last of those of whose
+    account most do."""
+    counts = Counter(each.account for each in waiting)
+    most = max(counts.values())
+    return next(w for w in reversed(waiting) if counts[w.account] == most)

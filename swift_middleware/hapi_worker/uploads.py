@@ -20,6 +20,7 @@ from hapi_protocol.errors import (
 )
 from hapi_protocol.messages import ModelIdentity
 from hapi_worker.body import POLL_SECONDS
+from hapi_worker.scheduler import last_of_most
 
 GRACE_SECONDS = 10.0
 """An asker that was told to upload must begin within this time."""
@@ -37,6 +38,12 @@ class _Upload:
     expires: float
     begun: bool = False
     error: HapiError | None = None
+
+
+@dataclass(eq=False)
+class _Waiter:
+    account: str
+    turned_away: bool = False
 
 
 class Uploads:
@@ -65,10 +72,17 @@ class Uploads:
         self._uploads: dict[ModelIdentity, _Upload] = {}
         self._refusals: OrderedDict[ModelIdentity, tuple[float, HapiError]]
         self._refusals = OrderedDict()
-        self._num_waiting = 0
+        self._waiting: list[_Waiter] = []
 
-    def wait(self, identity: ModelIdentity, deadline: float) -> None:
+    def wait(
+        self, identity: ModelIdentity, deadline: float, account: str
+    ) -> None:
         """Returns when something has changed, or after a while.
+
+        Args:
+            identity: of the model that is waited for.
+            deadline: on the clock.
+            account: that is charged.
 
         Raises:
             ConflictError: ``model_needed``: the caller is the one to upload.
@@ -95,7 +109,7 @@ class Uploads:
                 f"{self._wait_seconds:g} s",
             )
         until = deadline if upload.begun else min(deadline, upload.expires)
-        self.pause(until - now)
+        self.pause(until - now, account)
         if upload.error is not None:
             raise copied(upload.error)
 
@@ -105,22 +119,34 @@ class Uploads:
         self._forget_unused(self._clock())
         return identity in self._uploads
 
-    def pause(self, seconds: float) -> None:
+    def pause(self, seconds: float, account: str) -> None:
         """Waits for a change, for a while at most; with the lock held.
 
         Raises:
-            UnavailableError: too many wait.
+            UnavailableError: too many wait, and no account has more of them
+                than this one.
         """
-        if self._num_waiting >= self._max_waiting:
+        waiter = _Waiter(account)
+        self._waiting.append(waiter)
+        if len(self._waiting) > self._max_waiting:
+            last = last_of_most(self._waiting)
+            self._waiting.remove(last)
+            last.turned_away = True
+            self._changed.notify_all()
+        if not waiter.turned_away:
+            self._changed.wait(min(seconds, POLL_SECONDS))
+        if waiter in self._waiting:
+            self._waiting.remove(waiter)
+        else:
             raise busy(
                 "queue_full",
-                f"{self._num_waiting} jobs wait for models already",
+                f"{self._max_waiting} jobs wait for models already, and of "
+                f"no account more than of {account}",
             )
-        self._num_waiting += 1
-        try:
-            self._changed.wait(min(seconds, POLL_SECONDS))
-        finally:
-            self._num_waiting -= 1
+
+    def num_waiting(self) -> int:
+        """Jobs that wait for an upload, or for room."""
+        return len(self._waiting)
 
     def check(self, identity: ModelIdentity) -> None:
         """

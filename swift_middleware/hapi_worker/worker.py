@@ -202,7 +202,10 @@ class Worker:
             check_package(request.model, self.config)
             # Whoever waits for a model takes nobody's place.
             digest = self.models.await_model(
-                request.model, is_gone, self.config.queue_seconds
+                request.model,
+                is_gone,
+                self.config.queue_seconds,
+                request.charged_account,
             )
             self.overruns.check(digest)
         job = self.admission.enter(request, is_gone)
@@ -215,6 +218,7 @@ class Worker:
                     request.encoding,
                     wait_seconds=self.config.queue_seconds,
                     is_gone=is_gone,
+                    account=job.account,
                 )
             if is_gone():
                 raise asker_gone()

@@ -432,9 +432,9 @@ def test_place_of_an_asker_that_has_gone_is_free_at_once(
         asker = UnixConnection(worker.socket, TIMEOUT_SECONDS)
         asker.request("POST", "/jobs", job.to_body())
         models = worker.worker.models
-        until(lambda: models.uploads._num_waiting == 1)
+        until(lambda: models.uploads.num_waiting() == 1)
         asker.close()
-        until(lambda: models.uploads._num_waiting == 0)
+        until(lambda: models.uploads.num_waiting() == 0)
         worker.put(package)
         assert not worker.worker.admission.jobs()
 

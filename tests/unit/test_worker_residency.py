@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -220,6 +221,29 @@ def test_number_of_waiting_askers_is_bounded() -> None:
     results = in_threads(5, lambda: models.acquire(model, 1))
     codes = sorted(r.code for r in results)
     assert codes == ["queue_full"] * 3 + ["worker_unavailable"] * 2
+
+
+def test_account_with_most_waiting_jobs_is_turned_away_first() -> None:
+    models = make(wait_seconds=30.0, max_waiting=3)
+    model = identity("m", b"10:x")
+    with pytest.raises(ConflictError):
+        models.acquire(model, 1)
+    models.uploads.begin(model)
+
+    def ask(account: str) -> Any:
+        return models.acquire(model, 1, account=account)
+
+    with ThreadPoolExecutor(6) as pool:
+        greedy = [pool.submit(ask, "AUTH_greedy") for _ in range(3)]
+        until(lambda: models.uploads.num_waiting() == 3)
+        modest = [pool.submit(ask, f"AUTH_modest{n}") for n in range(2)]
+        until(lambda: sum(each.done() for each in greedy) == 2)
+        models.put(model, bytearray(b"10:x"))
+        models.uploads.end(model)
+        refused = [each.exception() for each in greedy]
+        assert [each.result().digest for each in modest]
+    codes = [each.code for each in refused if isinstance(each, HapiError)]
+    assert codes == ["queue_full"] * 2
 
 
 def test_same_bytes_under_two_names_are_loaded_once() -> None:
