@@ -67,9 +67,21 @@ def render_all(deployment: Deployment) -> dict[str, str]:
     }
     for server in BACKENDS:
         files[f"{server}-server.conf"] = _backend(deployment, server)
-    texts = {name: _text(sections) for name, sections in files.items()}
+    more = deployment.settings.swift_options
+    texts = {
+        name: _text(_merged(sections, more.get(name, {})))
+        for name, sections in files.items()
+    }
     rings = {"layout": deployment.layout, "ports": dict(deployment.ports)}
     return {**texts, RINGS_NAME: json.dumps(rings) + "\n"}
+
+
+def _merged(sections: Sections, more: Sections) -> Sections:
+    """The sections with more keys, which win."""
+    return {
+        name: {**sections.get(name, {}), **more.get(name, {})}
+        for name in {**sections, **more}
+    }
 
 
 def _text(sections: Sections) -> str:

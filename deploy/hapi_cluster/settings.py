@@ -40,6 +40,16 @@ LAYOUTS: Mapping[str, Layout] = {
 }
 
 
+FILES = (
+    "swift.conf",
+    "proxy-server.conf",
+    "account-server.conf",
+    "container-server.conf",
+    "object-server.conf",
+)
+"""Configuration files of Swift."""
+
+
 @dataclass(frozen=True)
 class ClusterSettings:
     """How one start of a cluster is made.
@@ -66,6 +76,10 @@ class ClusterSettings:
     """More keys of ``[hapi-worker]`` in the worker's configuration."""
     filter_options: Mapping[str, str] = field(default_factory=dict)
     """More keys of ``[filter:hapi]`` in the proxy's configuration."""
+    swift_options: Mapping[str, Mapping[str, Mapping[str, str]]] = field(
+        default_factory=dict
+    )
+    """More keys of Swift's files, as ``{"swift.conf": {section: {…}}}``."""
     worker_command: tuple[str, ...] | None = None
     """Instead of ``python -m hapi_worker.main``; ``--config FILE`` follows."""
     parent_pid: int | None = None
@@ -94,6 +108,25 @@ class ClusterSettings:
                 )
         self._check_options("worker_options", self.worker_options)
         self._check_options("filter_options", self.filter_options)
+        for file, sections in self.swift_options.items():
+            self._check_file(file, sections)
+
+    @classmethod
+    def _check_file(
+        cls, file: str, sections: Mapping[str, Mapping[str, str]]
+    ) -> None:
+        if file not in FILES:
+            raise SettingsError(
+                f"swift_options has the file {file!r}.",
+                f"Choose one of {', '.join(FILES)}.",
+            )
+        for section, options in sections.items():
+            if not section or set(section) & set("[]\r\n"):
+                raise SettingsError(
+                    f"swift_options[{file!r}] has the section {section!r}.",
+                    "Give what stands between [ and ] in the file.",
+                )
+            cls._check_options(f"swift_options[{file!r}]", options)
 
     @staticmethod
     def _check_options(name: str, options: Mapping[str, str]) -> None:

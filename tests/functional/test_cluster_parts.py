@@ -18,6 +18,7 @@ from hapi_cluster.configs import Deployment, Secrets, pipeline, render_all
 from hapi_cluster.errors import (
     ClusterError,
     PortBusyError,
+    SettingsError,
     StartError,
     error_from_json,
 )
@@ -87,6 +88,36 @@ def test_options_reach_the_filter_and_the_worker() -> None:
         "memory_limit": "2GiB",
         "device": "cpu",
     }
+
+
+def test_options_of_swift_win_over_the_usual_ones() -> None:
+    made = files(
+        swift_options={
+            "proxy-server.conf": {
+                "app:proxy-server": {"account_autocreate": "false"},
+                "filter:s3api": {"s3_acl": "true"},
+            },
+            "swift.conf": {"swift-constraints": {"max_file_size": "9"}},
+        }
+    )
+    proxy = made["proxy-server.conf"]
+    assert proxy["app:proxy-server"]["account_autocreate"] == "false"
+    assert proxy["app:proxy-server"]["use"] == "egg:swift#proxy"
+    assert proxy["filter:s3api"]["s3_acl"] == "true"
+    assert made["swift.conf"]["swift-constraints"]["max_file_size"] == "9"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"proxy.conf": {}},
+        {"swift.conf": {"a]b": {}}},
+        {"swift.conf": {"a": {"k=": "v"}}},
+    ],
+)
+def test_bad_options_of_swift_are_named(options: Any) -> None:
+    with pytest.raises(SettingsError, match="swift_options"):
+        ClusterSettings(swift_options=options)
 
 
 def test_every_filter_of_the_pipeline_has_a_section() -> None:
