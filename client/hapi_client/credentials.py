@@ -2,7 +2,8 @@
 
 The environment variables are those of the ``swift`` command: ``ST_AUTH``,
 ``ST_USER``, ``ST_KEY`` for v1, ``OS_AUTH_URL``, ``OS_USERNAME``,
-``OS_PASSWORD``, ``OS_PROJECT_NAME``, … for Keystone v3.
+``OS_PASSWORD``, ``OS_PROJECT_NAME``, … for Keystone v3, or
+``OS_APPLICATION_CREDENTIAL_ID`` and ``OS_APPLICATION_CREDENTIAL_SECRET``.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Credentials:
     """What keystoneauth1 needs to get a token.
 
     Attributes:
-        plugin: ``v1`` (tempauth, swauth) or ``v3password`` (Keystone).
+        plugin: ``v1`` (tempauth, swauth), ``v3password`` (Keystone) or
+            ``v3applicationcredential``.
         options: keyword arguments of that plugin, the password among
             them; never shown by ``repr``.
         region_name: Keystone region of the object store, if several.
@@ -72,24 +74,19 @@ class Credentials:
         raise ClientError(
             "bad_configuration",
             "no credentials; set ST_AUTH, ST_USER and ST_KEY, or "
-            "OS_AUTH_URL, OS_USERNAME, OS_PASSWORD and OS_PROJECT_NAME",
+            "OS_AUTH_URL, OS_USERNAME, OS_PASSWORD and OS_PROJECT_NAME, or "
+            "OS_AUTH_URL, OS_APPLICATION_CREDENTIAL_ID and "
+            "OS_APPLICATION_CREDENTIAL_SECRET",
         )
 
     @classmethod
     def _keystone(cls, environ: Mapping[str, str]) -> Credentials:
-        _needed(environ, "OS_USERNAME")
-        _needed(environ, "OS_PASSWORD")
-        options = {
-            option: environ[variable]
-            for variable, option in _KEYSTONE_VARIABLES.items()
-            if environ.get(variable)
-        }
-        for option in ("user_domain", "project_domain"):
-            if not {f"{option}_name", f"{option}_id"} & options.keys():
-                options[f"{option}_id"] = "default"
+        by_secret = bool(environ.get("OS_APPLICATION_CREDENTIAL_ID"))
         return cls(
-            "v3password",
-            options,
+            "v3applicationcredential" if by_secret else "v3password",
+            _secret_options(environ)
+            if by_secret
+            else _password_options(environ),
             region_name=environ.get("OS_REGION_NAME"),
             ca_file=environ.get("OS_CACERT"),
         )
@@ -99,7 +96,36 @@ class Credentials:
         options: dict[str, Any] = dict(self.options)
         if self.plugin == "v1":
             return authv1.PasswordPlugin(**options)
+        if self.plugin == "v3applicationcredential":
+            return v3.ApplicationCredential(**options)
         return v3.Password(**options)
+
+
+def _password_options(environ: Mapping[str, str]) -> dict[str, str]:
+    _needed(environ, "OS_USERNAME")
+    _needed(environ, "OS_PASSWORD")
+    options = {
+        option: environ[variable]
+        for variable, option in _KEYSTONE_VARIABLES.items()
+        if environ.get(variable)
+    }
+    for option in ("user_domain", "project_domain"):
+        if not {f"{option}_name", f"{option}_id"} & options.keys():
+            options[f"{option}_id"] = "default"
+    return options
+
+
+def _secret_options(environ: Mapping[str, str]) -> dict[str, str]:
+    names = ("id", "secret")
+    return {
+        "auth_url": environ["OS_AUTH_URL"],
+        **{
+            f"application_credential_{name}": _needed(
+                environ, f"OS_APPLICATION_CREDENTIAL_{name.upper()}"
+            )
+            for name in names
+        },
+    }
 
 
 def _needed(environ: Mapping[str, str], variable: str) -> str:

@@ -51,6 +51,11 @@ V3 = {
     "OS_PROJECT_NAME": "p",
     "OS_REGION_NAME": "west",
 }
+SECRET = {
+    "OS_AUTH_URL": "http://h/v3",
+    "OS_APPLICATION_CREDENTIAL_ID": "ac1",
+    "OS_APPLICATION_CREDENTIAL_SECRET": "secret",
+}
 
 
 def test_v1_is_read_from_the_environment():
@@ -74,9 +79,27 @@ def test_given_domains_are_kept():
     assert "user_domain_id" not in credentials.options
 
 
-@pytest.mark.parametrize("variable", ["ST_USER", "ST_KEY"])
-def test_a_missing_variable_is_named(variable):
-    environ = {k: v for k, v in V1.items() if k != variable}
+def test_an_application_credential_needs_no_user_or_project():
+    credentials = Credentials.from_environment({**V3, **SECRET})
+    assert credentials.plugin == "v3applicationcredential"
+    assert credentials.region_name == "west"
+    assert credentials.options == {
+        "auth_url": "http://h/v3",
+        "application_credential_id": "ac1",
+        "application_credential_secret": "secret",
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "variable"),
+    [
+        (V1, "ST_USER"),
+        (V1, "ST_KEY"),
+        (SECRET, "OS_APPLICATION_CREDENTIAL_SECRET"),
+    ],
+)
+def test_a_missing_variable_is_named(given, variable):
+    environ = {k: v for k, v in given.items() if k != variable}
     with pytest.raises(ClientError, match=variable):
         Credentials.from_environment(environ)
 
@@ -86,12 +109,12 @@ def test_no_credentials_at_all_says_which_variables_to_set():
         Credentials.from_environment({})
 
 
-@pytest.mark.parametrize("environ", [V1, V3])
+@pytest.mark.parametrize("environ", [V1, V3, SECRET])
 def test_the_password_is_not_in_the_repr(environ):
     assert "secret" not in repr(Credentials.from_environment(environ))
 
 
-@pytest.mark.parametrize("environ", [V1, V3])
+@pytest.mark.parametrize("environ", [V1, V3, SECRET])
 def test_a_plugin_is_made_of_the_options(environ):
     plugin = Credentials.from_environment(environ).make_plugin()
     assert plugin.auth_url == next(iter(environ.values()))
