@@ -134,7 +134,9 @@ def _bytes(value: str) -> int:
 def _prefix(value: str) -> str:
     if "/" in value or "," in value:
         raise ValueError("one reseller prefix, as AUTH_, or empty")
-    return value
+    # As Swift's auth middleware reads its own option of this name.
+    prefix = "" if value in ("''", '""') else value
+    return prefix if prefix.endswith("_") or not prefix else f"{prefix}_"
 
 
 def _flag(value: str) -> bool:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from swift.common.utils.config import config_read_reseller_options
 
 from hapi_middleware.config import OPTIONS, FilterConfig
 from hapi_middleware.filter import filter_factory
@@ -94,6 +95,21 @@ def test_allowed_account_that_can_never_pay_fails_at_start() -> None:
         FilterConfig.from_conf({}, {"allowed_accounts": "physics"})
     options = {"allowed_accounts": "physics", "reseller_prefix": ""}
     assert FilterConfig.from_conf({}, options).allowed_accounts == {"physics"}
+
+
+@pytest.mark.parametrize(
+    ("written", "prefix"),
+    [("AUTH", "AUTH_"), ("AUTH_", "AUTH_"), ("", ""), ("''", "")],
+)
+def test_reseller_prefix_is_read_as_swift_reads_its_own(
+    written: str, prefix: str
+) -> None:
+    config = FilterConfig.from_conf({}, {"reseller_prefix": written})
+    swifts, _ = config_read_reseller_options(
+        {"reseller_prefix": written or "''"}, {}
+    )
+
+    assert [config.reseller_prefix] == swifts == [prefix]
 
 
 def test_unknown_option_fails_at_start_with_the_allowed_ones() -> None:
