@@ -74,23 +74,24 @@ def is_obeyed(env: Env) -> bool:
     """Whether an annotation of this request is the client's own wish.
 
     Sub-requests of other middleware carry a ``swift.source``, and some carry
-    the client's headers.  s3api marks the client's own request with S3; but
-    under ``s3_acl`` it first reads the object's ACL by a HEAD that repeats
-    the client's headers, and that HEAD must stay a plain one.
+    the client's headers.  s3api marks with S3 the client's own request, and
+    as well those that it makes for it: HEADs before a copy, a deletion or a
+    GET under ``s3_acl``, GETs of containers.  Only a GET of an object is
+    always the client's.
     """
     if env["REQUEST_METHOD"] not in ("GET", "HEAD"):
         return False
-    if not _is_storage_path(env["PATH_INFO"]):
-        return False
     source = env.get("swift.source")
-    if source == "S3" and env["REQUEST_METHOD"] == "HEAD":
-        return not env.get("swift.authorize_override")
-    return source in (None, "S3")
+    if source == "S3":
+        is_get = env["REQUEST_METHOD"] == "GET"
+        return is_get and _is_storage_path(env["PATH_INFO"], num_parts=4)
+    return source is None and _is_storage_path(env["PATH_INFO"])
 
 
-def _is_storage_path(path: str) -> bool:
+def _is_storage_path(path: str, num_parts: int = 2) -> bool:
+    """Whether it is ``/v1/account…``, of at least so many parts."""
     try:
-        version, _account, _rest = split_path(path, 2, 3, True)
+        version, *_names = split_path(path, num_parts, 4, True)
     except ValueError:
         return False
     return bool(valid_api_version(version))

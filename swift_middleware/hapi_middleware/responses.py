@@ -78,9 +78,12 @@ def is_match(if_none_match: str, etag: str) -> bool:
     """Weak comparison (RFC 9110, 13.1.2) of a list of ETags with one."""
     if if_none_match.strip() == "*":
         return True
-    opaque = etag.removeprefix("W/")
-    listed = (tag.strip() for tag in if_none_match.split(","))
-    return any(tag.removeprefix("W/") == opaque for tag in listed)
+    return _opaque(etag) in map(_opaque, if_none_match.split(","))
+
+
+def _opaque(tag: str) -> str:
+    # s3api tells its clients "W/..." in the place of W/"...".
+    return tag.replace('"', "").strip().removeprefix("W/")
 
 
 def headers_only(status: str, headers: Mapping[str, str]) -> Any:

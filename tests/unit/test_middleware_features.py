@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from swift.common.registry import get_swift_info
-from swift.common.swob import Request
+from swift.common.swob import Request, Response
 
 from filter_under_test import (
     MODEL,
@@ -205,6 +205,20 @@ def test_if_none_match_is_answered_304_without_computing(
     assert len(world.worker.jobs) == jobs
 
 
+def test_if_none_match_holds_for_the_etag_that_s3api_tells(
+    world: FilterUnderTest,
+) -> None:
+    env = {"swift.source": "S3"}
+    etag = world.send(headers=annotation(), env=env).headers["Etag"]
+    # swob's setter puts quotes around all of it.
+    told = Response(headers={"Etag": etag})
+    told.etag = told.etag
+    headers = {**annotation(), "If-None-Match": told.headers["Etag"]}
+
+    assert told.headers["Etag"] != etag
+    assert world.send(headers=headers, env=env).status == 304
+
+
 def test_if_none_match_holds_though_the_worker_has_forgotten(
     world: FilterUnderTest,
 ) -> None:
@@ -288,6 +302,29 @@ def test_s3_requests_are_obeyed(world: FilterUnderTest) -> None:
     answer = world.send(headers=annotation(), env={"swift.source": "S3"})
 
     assert answer.body == SHARD.upper()
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        # Of an object: before it is copied, deleted, or read under s3_acl.
+        ("HEAD", SOURCE),
+        # Of a bucket: before an old version comes back, for a list of parts.
+        ("GET", "/AUTH_test/data"),
+        ("HEAD", "/AUTH_test/data"),
+    ],
+)
+def test_requests_that_s3api_makes_itself_are_plain_ones(
+    world: FilterUnderTest, method: str, path: str
+) -> None:
+    env = {"swift.source": "S3"}
+    answer = world.send(method, path, annotation(), env=env)
+    plain = world.send(method, path, env=env)
+
+    assert answer == plain
+    assert answer.status in (200, 204)
+    assert not [k for k in world.swift.calls[0] if "HAPI" in k]
+    assert world.worker.calls == []
 
 
 def test_paths_that_are_no_storage_are_passed(
