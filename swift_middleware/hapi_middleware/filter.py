@@ -27,6 +27,7 @@ from hapi_middleware.access_log import (
 )
 from hapi_middleware.concurrency import Timeout
 from hapi_middleware.config import FilterConfig
+from hapi_middleware.cors import sharing
 from hapi_middleware.objects import (
     ObjectBody,
     ObjectHead,
@@ -102,7 +103,7 @@ class HapiMiddleware:
             return self.app(env, start_response)
         self.logger.increment("hapi.requests")
         answer = self._answer(env, headers)
-        return answer(env, start_response)
+        return answer(env, sharing(env, start_response))
 
     def _answer(self, env: Env, headers: Mapping[str, str]) -> Any:
         try:

@@ -10,6 +10,7 @@ from swift.common.swob import Request, Response
 from swift.common.utils import close_if_possible, drain_and_close
 
 from hapi_middleware.concurrency import Timeout
+from hapi_middleware.cors import note_verdict
 from hapi_middleware.requests import Env
 from hapi_middleware.rights import model_request, refusal, source_request
 from hapi_protocol.errors import (
@@ -117,12 +118,13 @@ class Source:
         drain_and_close(response)
         if not response.is_success:
             raise self._plain_answer()
+        note_verdict(self._env, response.headers)
         return ObjectHead.from_response(response)
 
     def _plain_answer(self) -> SwiftAnswerError | HapiError:
         # The client's own request, its annotation taken off.
         response = Request(self._env).get_response(self._app)
-        if not response.is_success:
+        if response.status_int >= 400:
             return SwiftAnswerError(response)
         close_if_possible(response.app_iter)
         return UnavailableError(

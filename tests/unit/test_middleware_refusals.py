@@ -236,8 +236,9 @@ def test_whole_source_that_changes_meanwhile_is_asked_for_again(
     assert "Retry-After" in answer.headers
 
 
+@pytest.mark.parametrize("headers", [{}, {"If-None-Match": "*"}])
 def test_source_that_appears_meanwhile_is_not_given_raw(
-    world: FilterUnderTest,
+    world: FilterUnderTest, headers: dict[str, str]
 ) -> None:
     world.swift.may_be_unread = True
     world.swift.objects[SOURCE].on_request = lambda request: (
@@ -245,7 +246,7 @@ def test_source_that_appears_meanwhile_is_not_given_raw(
         if request.method == "HEAD"
         else None
     )
-    answer = world.send(headers=annotation())
+    answer = world.send(headers={**annotation(), **headers})
 
     assert (answer.status, answer.json["code"]) == (503, "service_unavailable")
 

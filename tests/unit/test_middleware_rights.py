@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hmac
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from swift.common.middleware import keystoneauth, tempurl
 from swift.common.registry import get_swift_info
 from swift.common.swob import HTTPNoContent, Request, Response
 
+import hapi_middleware
 from filter_under_test import (
     ACCOUNT,
     MODEL,
@@ -677,3 +679,31 @@ def test_identity_is_path_etag_and_length(world: FilterUnderTest) -> None:
             length_bytes=len(PACKAGE),
         )
     ]
+
+
+MAY_SPEAK_FOR_SWIFT = ("feature_cache.py",)
+"""Modules whose sub-requests may be authorised beforehand."""
+
+
+def test_no_request_is_authorised_beforehand() -> None:
+    """But for a cache's own containers, every byte is read by the caller's
+    right."""
+    modules = sorted(Path(hapi_middleware.__file__).parent.glob("*.py"))
+    assert len(modules) > 5
+    found = [
+        f"{module.name}:{node.lineno} {name}"
+        for module in modules
+        if module.name not in MAY_SPEAK_FOR_SWIFT
+        for node in ast.walk(ast.parse(module.read_text()))
+        for name in _names(node)
+        if "pre_auth" in name.lower() or "preauth" in name.lower()
+    ]
+    assert found == []
+
+
+def _names(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.ImportFrom):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.Attribute):
+        return [node.attr]
+    return [node.id] if isinstance(node, ast.Name) else []

@@ -1,0 +1,119 @@
+"""What browsers of other origins may see of our answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from swift.common.swob import Request, Response
+
+from filter_under_test import (
+    SHARD,
+    SOURCE,
+    Answer,
+    FilterUnderTest,
+    annotation,
+    filter_and_worker,
+)
+from hapi_protocol.errors import make_error
+from hapi_protocol.headers import REQUEST_HEADERS
+
+ORIGIN = {"Origin": "https://app.example.com"}
+EXPOSED = "etag, x-trans-id, x-object-meta-colour, x-mine"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[FilterUnderTest]:
+    with filter_and_worker(tmp_path) as world:
+        yield world
+        world.swift.assert_nothing_is_open()
+
+
+def _admit(world: FilterUnderTest, origin: str) -> None:
+    """The source's answers are those of a proxy that admits the origin."""
+
+    def answer(request: Request) -> Response | None:
+        if "Origin" not in request.headers:
+            return None
+        found = world.swift.objects[SOURCE]
+        headers = {
+            "Etag": found.etag,
+            "Access-Control-Allow-Origin": origin,
+            "Access-Control-Expose-Headers": EXPOSED,
+            "Vary": "Origin",
+        }
+        return Response(request=request, headers=headers, body=found.body)
+
+    world.swift.objects[SOURCE].on_request = answer
+
+
+def _exposed(answer: Answer) -> set[str]:
+    listed = answer.headers["Access-Control-Expose-Headers"]
+    return set(listed.split(", "))
+
+
+@pytest.mark.parametrize("origin", ["*", ORIGIN["Origin"]])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_origin_that_swift_admits_sees_our_headers(
+    world: FilterUnderTest, method: str, origin: str
+) -> None:
+    _admit(world, origin)
+    answer = world.send(method, headers={**annotation(), **ORIGIN})
+
+    assert answer.status == 200
+    assert answer.headers["Access-Control-Allow-Origin"] == origin
+    assert _exposed(answer) == {
+        "etag",
+        "x-trans-id",
+        "x-mine",
+        "x-hapi-source-etag",
+        "x-hapi-cache",
+        "retry-after",
+    }
+    vary = [*REQUEST_HEADERS, *(["Origin"] if origin != "*" else [])]
+    assert answer.headers["Vary"] == ", ".join(vary)
+
+
+def test_origin_that_swift_does_not_admit_sees_nothing(
+    world: FilterUnderTest,
+) -> None:
+    answer = world.send(headers={**annotation(), **ORIGIN})
+
+    assert answer.body == SHARD.upper()
+    assert not [k for k in answer.headers if k.startswith("Access-Control")]
+
+
+def test_without_an_origin_nothing_is_added(world: FilterUnderTest) -> None:
+    _admit(world, "*")
+    answer = world.send(headers=annotation())
+
+    assert not [k for k in answer.headers if k.startswith("Access-Control")]
+
+
+def test_refusals_after_the_source_was_read_are_shared_too(
+    world: FilterUnderTest,
+) -> None:
+    _admit(world, ORIGIN["Origin"])
+    world.worker.refuse_job = make_error("queue_full", "full", retry_after=3)
+    answer = world.send(headers={**annotation(), **ORIGIN})
+
+    assert (answer.status, answer.json["code"]) == (503, "queue_full")
+    assert answer.headers["Access-Control-Allow-Origin"] == ORIGIN["Origin"]
+    assert "retry-after" in _exposed(answer)
+    assert answer.headers["Vary"] == "Origin"
+
+
+def test_refusals_by_swift_stay_as_they_are(world: FilterUnderTest) -> None:
+    world.swift.objects[SOURCE].on_request = lambda request: Response(
+        status=403,
+        request=request,
+        headers={
+            "Access-Control-Allow-Origin": "*",
+            "Access-Control-Expose-Headers": EXPOSED,
+        },
+    )
+    plain = world.send(headers=ORIGIN)
+    answer = world.send(headers={**annotation(), **ORIGIN})
+
+    assert answer == plain
