@@ -1,0 +1,300 @@
+"""Every kind of object x every kind of caller, on a real Swift and worker.
+
+A caller that Swift refuses the plain GET is refused with the same status;
+one that may GET gets rows with the same bits as a local computation's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from askers import (
+    TEMPURL_KEY,
+    Asker,
+    Target,
+    by_presigned_url,
+    by_s3,
+    by_temporary_url,
+    by_token,
+    s3_client,
+)
+from caller import Caller
+from hapi_cluster import Cluster
+from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.package import package_pieces
+from hapi_splitter.trace import split
+from local_rows import Rows, local_rows, received_rows
+from networks import small_network, small_transform
+from objects_of_kinds import KINDS, make_containers, store
+from photos import jpegs, shard
+
+pytest.importorskip("boto3", reason="S3 clients use boto3")
+
+OWNER, READER, STRANGER = "test:tester", "test:tester3", "test2:tester2"
+MODEL = "/AUTH_test/matrix-models/net.hapi"
+ASKED = {"X-Hapi-Model": MODEL, "X-Hapi-Cut": "1"}
+CUT = 1
+
+VERBS = ("shard", "image")
+SUFFIXES = {"shard": "tar", "image": "jpg"}
+
+YES = dict.fromkeys(KINDS, 200)
+EXPECTED: Mapping[str, Mapping[str, int]] = {
+    # Of the plain GET, and so of the annotated one.
+    "owner": YES,
+    # Old versions lie in a container that no read ACL opens.
+    "reader": {**YES, "version": 403},
+    "stranger": dict.fromkeys(KINDS, 403),
+    "anonymous": dict.fromkeys(KINDS, 401),
+    "public": {**YES, "version": 401},
+    "tempurl": YES,
+    "s3": YES,
+    "s3-reader": {**YES, "version": 403},
+    # Another account's buckets cannot be named in S3.
+    "s3-stranger": dict.fromkeys(KINDS, 404),
+    "presigned": YES,
+}
+# What Swift made has no owner in S3, and is nobody's; links are followed.
+GRANTED = {**YES, "dlo": 403}
+UNDER_S3_ACL: Mapping[str, Mapping[str, int]] = {
+    "s3": GRANTED,
+    "s3-granted": GRANTED,
+    "s3-reader": dict.fromkeys(KINDS, 403),
+    "s3-stranger": dict.fromkeys(KINDS, 404),
+    "presigned": GRANTED,
+}
+OPTIONS = {"allow_unauthenticated_compute": "true"}
+"""Also of callers that have no project: anonymous, TempURL, s3_acl."""
+
+
+@dataclass
+class World:
+    """A cluster with the objects of the matrix."""
+
+    frozen: FrozenGraph
+    askers: dict[str, Asker]
+    targets: dict[tuple[str, str, str], Target] = field(default_factory=dict)
+    contents: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    computed: dict[tuple[str, bytes], Rows] = field(default_factory=dict)
+
+    def rows(self, target: Target, content: bytes) -> Rows:
+        """Computed here, once."""
+        known = self.computed
+        if (target.name, content) not in known:
+            rows = local_rows(self.frozen, CUT, content, target.name)
+            known[target.name, content] = rows
+        return known[target.name, content]
+
+
+@pytest.fixture(scope="module")
+def frozen() -> FrozenGraph:
+    return split(small_network(), "body", transform=small_transform()).frozen
+
+
+def contents() -> dict[tuple[str, str], bytes]:
+    """By verb and age: what the objects hold, or held."""
+    (first, _), (second, _) = jpegs(2, seed=5)
+    return {
+        ("shard", "now"): shard(9, seed=5),
+        ("shard", "later"): shard(3, seed=6),
+        ("image", "now"): first,
+        ("image", "later"): second,
+    }
+
+
+def put_model(owner: Caller, frozen: FrozenGraph) -> None:
+    """A package that anybody may read, as TempURL and s3_acl need it."""
+    container = MODEL.rpartition("/")[0]
+    owner.put(container, headers={"X-Container-Read": ".r:*"})
+    owner.put(MODEL, b"".join(package_pieces(frozen)))
+
+
+def clusters(cluster: Cluster, **settings: Any) -> Any:
+    """Another Swift, whose filter asks the worker of ``cluster``."""
+    options = {"worker_socket": str(cluster.worker_socket), **OPTIONS}
+    return Cluster.temporary(worker=False, filter_options=options, **settings)
+
+
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "replicated": {},
+    "ec-encrypted": {"layout": "ec", "encryption": True},
+}
+
+
+@pytest.fixture(scope="module", params=SETTINGS)
+def world(request, cluster, frozen) -> Iterator[World]:
+    with clusters(cluster, **SETTINGS[request.param]) as running:
+        owner, public = Caller(running), Caller(running, None)
+        owner.request(
+            "POST", "/AUTH_test", {"X-Account-Meta-Temp-URL-Key": TEMPURL_KEY}
+        ).raise_for_status()
+        put_model(owner, frozen)
+        s3 = s3_client(running, OWNER)
+        found = World(
+            frozen,
+            {
+                "owner": by_token(owner),
+                "reader": by_token(Caller(running, READER)),
+                "stranger": by_token(Caller(running, STRANGER)),
+                "anonymous": by_token(public),
+                "public": by_token(public),
+                "tempurl": by_temporary_url(running),
+                "s3": by_s3(s3),
+                "s3-reader": by_s3(s3_client(running, READER)),
+                "s3-stranger": by_s3(s3_client(running, STRANGER)),
+                "presigned": by_presigned_url(s3),
+            },
+            contents=contents(),
+        )
+        for container, acl in (
+            ("matrix", READER),
+            ("matrix-public", ".r:*,.rlistings"),
+        ):
+            make_containers(owner, container, acl)
+            for verb, suffix in SUFFIXES.items():
+                made = store(
+                    owner,
+                    container,
+                    suffix,
+                    found.contents[verb, "now"],
+                    found.contents[verb, "later"],
+                )
+                for kind, target in made.items():
+                    found.targets[container, verb, kind] = target
+        yield found
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("caller", EXPECTED)
+def test_annotated_get_is_the_plain_get_with_rows(
+    world: World, caller: str, kind: str, verb: str
+) -> None:
+    container = "matrix-public" if caller == "public" else "matrix"
+    target = world.targets[container, verb, kind]
+    # TempURL drops the query and so names the present version.
+    age = "later" if (caller, kind) == ("tempurl", "version") else "now"
+    check(
+        world,
+        world.askers[caller],
+        target,
+        EXPECTED[caller][kind],
+        world.contents[verb, age],
+    )
+
+
+def check(
+    world: World,
+    ask: Asker,
+    target: Target,
+    status: int,
+    content: bytes,
+) -> None:
+    """Plain and annotated GET have the status, and the content's rows."""
+    plain = ask(target, {})
+    found = ask(target, ASKED)
+    assert (plain.status, found.status) == (status, status), found.body[:500]
+    if status != 200:
+        assert found == plain
+        return
+    assert plain.body == content
+    received_rows(found.body).assert_equal(world.rows(target, content))
+
+
+@pytest.fixture(scope="module")
+def acl_world(cluster, frozen) -> Iterator[World]:
+    s3api = {"s3_acl": "true", "min_segment_size": "1"}
+    options = {"proxy-server.conf": {"filter:s3api": s3api}}
+    with clusters(cluster, swift_options=options) as running:
+        owner = Caller(running)
+        put_model(owner, frozen)
+        s3 = s3_client(running, OWNER)
+        reader = by_s3(s3_client(running, READER))
+        found = World(
+            frozen,
+            {
+                "s3": by_s3(s3),
+                "s3-granted": reader,
+                "s3-reader": reader,
+                "s3-stranger": by_s3(s3_client(running, STRANGER)),
+                "presigned": by_presigned_url(s3),
+            },
+            contents=contents(),
+        )
+        for bucket, grant in (
+            ("matrix", {}),
+            ("matrix-granted", {"GrantRead": f'id="{READER}"'}),
+        ):
+            store_by_s3(s3, owner, found, bucket, grant)
+        yield found
+
+
+def store_by_s3(
+    s3: Any, owner: Caller, world: World, bucket: str, grant: dict[str, str]
+) -> None:
+    """The kinds that S3 has, and two that Swift makes in its bucket."""
+    s3.create_bucket(Bucket=bucket)
+    s3.create_bucket(Bucket=f"{bucket}-old")
+    s3.put_bucket_versioning(
+        Bucket=f"{bucket}-old", VersioningConfiguration={"Status": "Enabled"}
+    )
+    for verb, suffix in SUFFIXES.items():
+        content = world.contents[verb, "now"]
+        plain = {"Bucket": bucket, "Key": f"plain.{suffix}"}
+        s3.put_object(**plain, Body=content, **grant)
+        put_in_parts(s3, bucket, f"slo.{suffix}", content, grant)
+        base, first = f"/AUTH_test/{bucket}", f"{bucket}/plain.{suffix}"
+        for kind, header in (
+            ("symlink", "X-Symlink-Target"),
+            ("dlo", "X-Object-Manifest"),
+        ):
+            owner.put(f"{base}/{kind}.{suffix}", headers={header: first})
+        old = {"Bucket": f"{bucket}-old", "Key": f"version.{suffix}"}
+        version = s3.put_object(**old, Body=content, **grant)["VersionId"]
+        s3.put_object(**old, Body=world.contents[verb, "later"], **grant)
+        for kind in KINDS:
+            is_old = kind == "version"
+            world.targets[bucket, verb, kind] = Target(
+                "AUTH_test",
+                f"{bucket}-old" if is_old else bucket,
+                f"{kind}.{suffix}",
+                version if is_old else None,
+            )
+
+
+def put_in_parts(
+    s3: Any, bucket: str, key: str, content: bytes, grant: dict[str, str]
+) -> None:
+    """A multipart upload of two parts."""
+    where = {"Bucket": bucket, "Key": key}
+    upload = s3.create_multipart_upload(**where, **grant)["UploadId"]
+    middle = len(content) // 2
+    parts = []
+    for number, part in enumerate((content[:middle], content[middle:]), 1):
+        made = s3.upload_part(
+            **where, UploadId=upload, PartNumber=number, Body=part
+        )
+        parts.append({"PartNumber": number, "ETag": made["ETag"]})
+    s3.complete_multipart_upload(
+        **where, UploadId=upload, MultipartUpload={"Parts": parts}
+    )
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("caller", UNDER_S3_ACL)
+def test_annotated_get_under_s3_acl_is_the_plain_get_with_rows(
+    acl_world: World, caller: str, kind: str, verb: str
+) -> None:
+    bucket = "matrix-granted" if caller == "s3-granted" else "matrix"
+    check(
+        acl_world,
+        acl_world.askers[caller],
+        acl_world.targets[bucket, verb, kind],
+        UNDER_S3_ACL[caller][kind],
+        acl_world.contents[verb, "now"],
+    )

@@ -1,0 +1,103 @@
+"""The rows that a worker should answer with, computed in this process."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hapi_protocol.features import read_features
+from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.numerics import exact_numerics
+from hapi_splitter.transforms import decode_image
+from hapi_worker.batching import batch_size
+from hapi_worker.devices import MAX_BATCH
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Good rows of one object: index, key and label; their features."""
+
+    facts: list[tuple[int, str, int | None]]
+    features: npt.NDArray[np.float32]
+
+    def assert_equal(self, other: Rows) -> None:
+        """Not a bit differs."""
+        assert self.facts == other.facts
+        np.testing.assert_array_equal(self.features, other.features)
+
+
+def received_rows(stream: bytes) -> Rows:
+    """A whole feature stream."""
+    batches = list(read_features(io.BytesIO(stream)))
+    rows = [row for batch in batches for row in batch.rows]
+    assert all(row.error is None for row in rows)
+    return Rows(
+        [(row.index, row.key, row.label) for row in rows],
+        np.concatenate([b.features for b in batches if b.rows]),
+    )
+
+
+def local_rows(
+    frozen: FrozenGraph, cut: int, source: bytes, name: str
+) -> Rows:
+    """What the prefix makes of an object.
+
+    In micro-batches of the worker's size, since torch picks its kernels by
+    shape and other ones may differ in last bits.
+
+    Args:
+        source: a tar shard, or one image.
+        name: of the object.
+    """
+    samples = _samples(source, name)
+    size = batch_size(MAX_BATCH["cpu"], 1 if _is_image(source) else None)
+    assert frozen.transform is not None
+    images = [frozen.transform(decode_image(each[2])) for each in samples]
+    padding = -len(images) % size
+    images += [torch.zeros(frozen.input_shape)] * padding
+    prefix = frozen.to(CPU, fast=True).prefix(cut)
+    with _one_thread(), torch.inference_mode(), exact_numerics(CPU):
+        batches = torch.split(torch.stack(images), size)
+        features = torch.cat([prefix(batch) for batch in batches])
+    facts = [
+        (number, key, label) for number, (key, label, _) in enumerate(samples)
+    ]
+    return Rows(facts, features[: len(samples)].numpy())
+
+
+def _samples(source: bytes, name: str) -> list[tuple[str, int | None, bytes]]:
+    """Key, label and image of each sample."""
+    if _is_image(source):
+        return [(PurePosixPath(name).name.partition(".")[0], None, source)]
+    found: dict[str, dict[str, bytes]] = {}
+    with tarfile.open(fileobj=io.BytesIO(source)) as archive:
+        for member in archive:
+            key, _, extension = member.name.partition(".")
+            file = archive.extractfile(member)
+            assert file is not None
+            found.setdefault(key, {})[extension] = file.read()
+    return [(k, int(v["cls"]), v["jpg"]) for k, v in found.items()]
+
+
+def _is_image(source: bytes) -> bool:
+    return source.startswith(b"\xff\xd8")
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
