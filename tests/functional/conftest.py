@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from beside import swift_beside
 from hapi_cluster import Cluster
 
 WORKER_OPTIONS = {"device": "cpu"}
@@ -16,4 +17,18 @@ def cluster() -> Iterator[Cluster]:
     """Swift with the filter and the real worker; it ends with pytest."""
     pytest.importorskip("swift", reason="needs swift-hapi[cluster]")
     with Cluster.temporary(worker_options=WORKER_OPTIONS) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def open_cluster(cluster: Cluster) -> Iterator[Cluster]:
+    """Another Swift of that worker, where all callers may compute."""
+    options = {
+        "filter:s3api": {"min_segment_size": "1"},
+        "filter:slo": {"allow_async_delete": "false"},
+        "app:proxy-server": {"cors_expose_headers": "X-Of-The-Operator"},
+    }
+    with swift_beside(
+        cluster, swift_options={"proxy-server.conf": options}
+    ) as running:
         yield running

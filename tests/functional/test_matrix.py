@@ -22,10 +22,10 @@ from askers import (
     by_token,
     s3_client,
 )
+from beside import ASKED, CUT, put_model, swift_beside
 from caller import Caller
 from hapi_cluster import Cluster
 from hapi_splitter.cuts import FrozenGraph
-from hapi_splitter.package import package_pieces
 from hapi_splitter.trace import split
 from local_rows import Rows, local_rows, received_rows
 from networks import small_network, small_transform
@@ -35,9 +35,6 @@ from photos import jpegs, shard
 pytest.importorskip("boto3", reason="S3 clients use boto3")
 
 OWNER, READER, STRANGER = "test:tester", "test:tester3", "test2:tester2"
-MODEL = "/AUTH_test/matrix-models/net.hapi"
-ASKED = {"X-Hapi-Model": MODEL, "X-Hapi-Cut": "1"}
-CUT = 1
 
 VERBS = ("shard", "image")
 SUFFIXES = {"shard": "tar", "image": "jpg"}
@@ -67,8 +64,6 @@ UNDER_S3_ACL: Mapping[str, Mapping[str, int]] = {
     "s3-stranger": dict.fromkeys(KINDS, 404),
     "presigned": GRANTED,
 }
-OPTIONS = {"allow_unauthenticated_compute": "true"}
-"""Also of callers that have no project: anonymous, TempURL, s3_acl."""
 
 
 @dataclass
@@ -106,66 +101,51 @@ def contents() -> dict[tuple[str, str], bytes]:
     }
 
 
-def put_model(owner: Caller, frozen: FrozenGraph) -> None:
-    """A package that anybody may read, as TempURL and s3_acl need it."""
-    container = MODEL.rpartition("/")[0]
-    owner.put(container, headers={"X-Container-Read": ".r:*"})
-    owner.put(MODEL, b"".join(package_pieces(frozen)))
+@pytest.fixture(scope="module")
+def ec_encrypted_cluster(cluster) -> Iterator[Cluster]:
+    with swift_beside(cluster, layout="ec", encryption=True) as running:
+        yield running
 
 
-def clusters(cluster: Cluster, **settings: Any) -> Any:
-    """Another Swift, whose filter asks the worker of ``cluster``."""
-    options = {"worker_socket": str(cluster.worker_socket), **OPTIONS}
-    return Cluster.temporary(worker=False, filter_options=options, **settings)
+@pytest.fixture(
+    scope="module", params=["open_cluster", "ec_encrypted_cluster"]
+)
+def world(request, frozen) -> World:
+    running = request.getfixturevalue(request.param)
+    owner = Caller(running)
+    key = {"X-Account-Meta-Temp-URL-Key": TEMPURL_KEY}
+    owner.request("POST", "/AUTH_test", key).raise_for_status()
+    put_model(owner, frozen)
+    found = World(frozen, askers_of(running, owner), contents=contents())
+    for container, acl in (
+        ("matrix", READER),
+        ("matrix-public", ".r:*,.rlistings"),
+    ):
+        make_containers(owner, container, acl)
+        for verb, suffix in SUFFIXES.items():
+            ages = (found.contents[verb, age] for age in ("now", "later"))
+            made = store(owner, container, suffix, *ages)
+            for kind, target in made.items():
+                found.targets[container, verb, kind] = target
+    return found
 
 
-SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "replicated": {},
-    "ec-encrypted": {"layout": "ec", "encryption": True},
-}
-
-
-@pytest.fixture(scope="module", params=SETTINGS)
-def world(request, cluster, frozen) -> Iterator[World]:
-    with clusters(cluster, **SETTINGS[request.param]) as running:
-        owner, public = Caller(running), Caller(running, None)
-        owner.request(
-            "POST", "/AUTH_test", {"X-Account-Meta-Temp-URL-Key": TEMPURL_KEY}
-        ).raise_for_status()
-        put_model(owner, frozen)
-        s3 = s3_client(running, OWNER)
-        found = World(
-            frozen,
-            {
-                "owner": by_token(owner),
-                "reader": by_token(Caller(running, READER)),
-                "stranger": by_token(Caller(running, STRANGER)),
-                "anonymous": by_token(public),
-                "public": by_token(public),
-                "tempurl": by_temporary_url(running),
-                "s3": by_s3(s3),
-                "s3-reader": by_s3(s3_client(running, READER)),
-                "s3-stranger": by_s3(s3_client(running, STRANGER)),
-                "presigned": by_presigned_url(s3),
-            },
-            contents=contents(),
-        )
-        for container, acl in (
-            ("matrix", READER),
-            ("matrix-public", ".r:*,.rlistings"),
-        ):
-            make_containers(owner, container, acl)
-            for verb, suffix in SUFFIXES.items():
-                made = store(
-                    owner,
-                    container,
-                    suffix,
-                    found.contents[verb, "now"],
-                    found.contents[verb, "later"],
-                )
-                for kind, target in made.items():
-                    found.targets[container, verb, kind] = target
-        yield found
+def askers_of(running: Cluster, owner: Caller) -> dict[str, Asker]:
+    """Those of EXPECTED."""
+    anonymous = by_token(Caller(running, None))
+    s3 = s3_client(running, OWNER)
+    return {
+        "owner": by_token(owner),
+        "reader": by_token(Caller(running, READER)),
+        "stranger": by_token(Caller(running, STRANGER)),
+        "anonymous": anonymous,
+        "public": anonymous,
+        "tempurl": by_temporary_url(running),
+        "s3": by_s3(s3),
+        "s3-reader": by_s3(s3_client(running, READER)),
+        "s3-stranger": by_s3(s3_client(running, STRANGER)),
+        "presigned": by_presigned_url(s3),
+    }
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -209,7 +189,7 @@ def check(
 def acl_world(cluster, frozen) -> Iterator[World]:
     s3api = {"s3_acl": "true", "min_segment_size": "1"}
     options = {"proxy-server.conf": {"filter:s3api": s3api}}
-    with clusters(cluster, swift_options=options) as running:
+    with swift_beside(cluster, swift_options=options) as running:
         owner = Caller(running)
         put_model(owner, frozen)
         s3 = s3_client(running, OWNER)

@@ -14,6 +14,7 @@ USERS = {
     "test:tester": "testing",
     "test:tester3": "testing3",
     "test2:tester2": "testing2",
+    "admin:admin": "admin",
 }
 
 

@@ -1,0 +1,537 @@
+"""What else Swift does with an object, beside an annotation."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import requests
+
+from askers import (
+    MADE_ANEW,
+    TEMPURL_KEY,
+    s3_client,
+    signature,
+    with_headers,
+)
+from beside import ASKED, put_model
+from caller import SECONDS, Caller
+from hapi_cluster import Cluster
+from hapi_protocol.headers import CONTENT_TYPE_STREAM
+from hapi_splitter.trace import split
+from local_rows import received_rows
+from networks import small_network, small_transform
+from photos import shard
+
+OWNER, READER, STRANGER = "test:tester", "test:tester3", "test2:tester2"
+CONTENT = shard(3, seed=9)
+NUM_ROWS = 3
+PLACE = "/AUTH_test/semantics"
+SOURCE = f"{PLACE}/data.tar"
+PRIVATE = "/AUTH_test/sem-private"
+HOME = {"X-Hapi-Model": f"{PRIVATE}/a.hapi", "X-Hapi-Cut": "1"}
+"""Asks by a model that its owner alone may read."""
+
+
+@dataclass
+class Swift:
+    """A cluster, its owner, and what the owner has put there.
+
+    SOURCE may be read by READER and by everybody, what lies in PRIVATE by
+    the owner only.
+    """
+
+    cluster: Cluster
+    callers: dict[str | None, Caller]
+
+    @property
+    def owner(self) -> Caller:
+        return self.callers[OWNER]
+
+    def get(
+        self, user: str | None, path: str, headers: Mapping[str, str] = {}
+    ) -> requests.Response:
+        return self.callers[user].get(path, headers)
+
+    def allow(self, container: str, acl: str) -> None:
+        headers = {"X-Container-Read": acl}
+        self.owner.request("POST", container, headers).raise_for_status()
+
+
+@pytest.fixture(scope="module")
+def swift(open_cluster) -> Iterator[Swift]:
+    users = (OWNER, READER, STRANGER, "admin:admin", None)
+    found = Swift(
+        open_cluster, {user: Caller(open_cluster, user) for user in users}
+    )
+    owner = found.owner
+    put_model(owner, _frozen())
+    for container in (PLACE, PRIVATE):
+        owner.put(container)
+        owner.put(f"{container}/data.tar", CONTENT)
+    owner.put(f"{PLACE}/old.tar", CONTENT, {"X-Delete-After": "1"})
+    package = owner.get("/AUTH_test/public-models/net.hapi").content
+    owner.put(f"{PRIVATE}/a.hapi", package)
+    owner.put(f"{PLACE}/old.hapi", package, {"X-Delete-After": "1"})
+    found.allow(PLACE, f"{READER},{STRANGER},.r:*")
+    yield found
+    for caller in found.callers.values():
+        caller.close()
+
+
+def _frozen() -> Any:
+    return split(small_network(), "body", transform=small_transform()).frozen
+
+
+def assert_computed(answer: requests.Response) -> None:
+    assert answer.status_code == 200, answer.text[:500]
+    assert answer.headers["Content-Type"] == CONTENT_TYPE_STREAM
+    assert len(received_rows(answer.content).facts) == NUM_ROWS
+
+
+def told(answer: requests.Response, *hidden: str) -> tuple[Any, ...]:
+    """All that an answer says, but for what no two requests share.
+
+    Args:
+        hidden: names of the request, of one length, that may come back.
+    """
+    text = re.sub(r'"trans_id": "[^"]*"', "", answer.text)
+    headers = str(
+        {k: v for k, v in answer.headers.items() if k.lower() not in MADE_ANEW}
+    )
+    for name in hidden:
+        text = text.replace(name, "…")
+        headers = headers.replace(name, "…")
+    return answer.status_code, headers, text
+
+
+# --- objects --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("user", [READER, STRANGER, None])
+def test_slo_with_segments_that_cannot_be_read_is_its_plain_get(
+    swift: Swift, user: str | None
+) -> None:
+    manifest = json.dumps([{"path": "/sem-private/data.tar"}]).encode()
+    swift.owner.put(f"{PLACE}/slo.tar?multipart-manifest=put", manifest)
+    plain = swift.get(user, f"{PLACE}/slo.tar")
+    answer = swift.get(user, f"{PLACE}/slo.tar", ASKED)
+
+    assert plain.status_code == 409
+    assert told(answer) == told(plain)
+    assert_computed(swift.get(OWNER, f"{PLACE}/slo.tar", ASKED))
+
+
+@pytest.mark.parametrize(
+    ("query", "code"),
+    [
+        ("multipart-manifest=get", "manifest_not_allowed"),
+        ("multipart-manifest=get&format=raw", "manifest_not_allowed"),
+        ("symlink=get", "manifest_not_allowed"),
+        ("part-number=1", "range_not_allowed"),
+    ],
+)
+def test_manifests_and_parts_are_refused(
+    swift: Swift, query: str, code: str
+) -> None:
+    answer = swift.get(OWNER, f"{SOURCE}?{query}", ASKED)
+
+    assert (answer.status_code, answer.json()["code"]) == (400, code)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Range",
+        "If-Match",
+        "If-Modified-Since",
+        "If-Unmodified-Since",
+        "If-Range",
+    ],
+)
+def test_range_and_conditions_of_plain_bytes_are_refused(
+    swift: Swift, header: str
+) -> None:
+    values = {"Range": "bytes=0-9", "If-Match": "*", "If-Range": '"e"'}
+    value = values.get(header, "Thu, 01 Jan 2026 00:00:00 GMT")
+    answer = swift.get(OWNER, SOURCE, {**ASKED, header: value})
+
+    assert answer.status_code == 400
+    assert answer.json()["code"].endswith("_not_allowed")
+
+
+def test_expired_object_is_its_plain_get(swift: Swift) -> None:
+    deadline = time.monotonic() + SECONDS
+    while swift.get(OWNER, f"{PLACE}/old.hapi").status_code == 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    plain = swift.get(OWNER, f"{PLACE}/old.tar")
+    answer = swift.get(OWNER, f"{PLACE}/old.tar", ASKED)
+
+    assert plain.status_code == 404
+    assert told(answer) == told(plain)
+    by_old_model = {**ASKED, "X-Hapi-Model": f"{PLACE}/old.hapi"}
+    answer = swift.get(OWNER, SOURCE, by_old_model)
+    assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+
+
+# --- quotas ---------------------------------------------------------------
+
+
+def test_quota_of_a_container_is_kept(swift: Swift) -> None:
+    swift.owner.put("/AUTH_test/sem-quota")
+    swift.owner.put("/AUTH_test/sem-quota/data.tar", CONTENT)
+    quota = {"X-Container-Meta-Quota-Bytes": "1"}
+    swift.owner.request("POST", "/AUTH_test/sem-quota", quota)
+    refused = swift.owner.request(
+        "PUT", "/AUTH_test/sem-quota/more", dict(ASKED), b"too much"
+    )
+
+    assert refused.status_code == 413
+    assert_computed(swift.get(OWNER, "/AUTH_test/sem-quota/data.tar", ASKED))
+
+
+def test_quota_of_an_account_is_kept(swift: Swift) -> None:
+    caller, place = swift.callers[STRANGER], "/AUTH_test2/sem-quota"
+    caller.put(place)
+    caller.put(f"{place}/data.tar", CONTENT)
+    set_quota(swift, "1")
+    try:
+        refused = caller.request(
+            "PUT", f"{place}/more", dict(ASKED), b"too much"
+        )
+        assert refused.status_code == 413
+        assert_computed(caller.get(f"{place}/data.tar", ASKED))
+    finally:
+        set_quota(swift, "")
+
+
+def set_quota(swift: Swift, value: str) -> None:
+    swift.callers["admin:admin"].request(
+        "POST", "/AUTH_test2", {"X-Account-Meta-Quota-Bytes": value}
+    ).raise_for_status()
+
+
+# --- copies ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["COPY", "PUT"])
+def test_copy_with_an_annotation_copies_bytes(swift: Swift, verb: str) -> None:
+    copy = f"{PLACE}/copy.tar"
+    if verb == "COPY":
+        headers = {**ASKED, "Destination": "semantics/copy.tar"}
+        swift.owner.request("COPY", SOURCE, headers).raise_for_status()
+    else:
+        headers = {**ASKED, "X-Copy-From": "semantics/data.tar"}
+        swift.owner.put(copy, b"", headers)
+
+    assert swift.get(OWNER, copy).content == CONTENT
+
+
+@pytest.fixture(scope="module")
+def s3(swift: Swift) -> Any:
+    pytest.importorskip("boto3", reason="S3 clients use boto3")
+    return s3_client(swift.cluster, OWNER)
+
+
+def test_s3_copy_with_an_annotation_copies_bytes(
+    swift: Swift, s3: Any
+) -> None:
+    source = {"Bucket": "semantics", "Key": "data.tar"}
+    copy = {"Bucket": "semantics", "Key": "s3-copy.tar"}
+    with_headers(s3, ASKED, lambda: s3.copy_object(**copy, CopySource=source))
+
+    assert swift.get(OWNER, f"{PLACE}/s3-copy.tar").content == CONTENT
+
+
+def test_s3_parts_with_an_annotation_are_copied_listed_and_deleted(
+    swift: Swift, s3: Any
+) -> None:
+    """Also the deletion needs a HEAD that says: multipart."""
+    where = {"Bucket": "semantics", "Key": "s3-parts.tar"}
+    upload = {
+        **where,
+        "UploadId": s3.create_multipart_upload(**where)["UploadId"],
+    }
+    source = {"Bucket": "semantics", "Key": "data.tar"}
+
+    def calls() -> None:
+        made = s3.upload_part_copy(**upload, PartNumber=1, CopySource=source)[
+            "CopyPartResult"
+        ]
+        [listed] = s3.list_parts(**upload)["Parts"]
+        assert (listed["PartNumber"], listed["Size"]) == (1, len(CONTENT))
+        parts = [{"PartNumber": 1, "ETag": made["ETag"]}]
+        s3.complete_multipart_upload(
+            **upload, MultipartUpload={"Parts": parts}
+        )
+
+    with_headers(s3, ASKED, calls)
+    assert swift.get(OWNER, f"{PLACE}/s3-parts.tar").content == CONTENT
+    with_headers(s3, ASKED, lambda: s3.delete_object(**where))
+    left = swift.get(OWNER, f"{PLACE}+segments?prefix=s3-parts")
+    assert (left.status_code, left.text) == (204, "")
+
+
+def test_s3_head_with_an_annotation_is_the_plain_one(
+    swift: Swift, s3: Any
+) -> None:
+    where = {"Bucket": "semantics", "Key": "data.tar"}
+    found = with_headers(s3, ASKED, lambda: s3.head_object(**where))
+
+    assert found["ContentLength"] == len(CONTENT)
+
+
+def test_s3_client_is_told_that_nothing_changed(swift: Swift, s3: Any) -> None:
+    from botocore.exceptions import ClientError
+
+    where = {"Bucket": "semantics", "Key": "data.tar"}
+    found = with_headers(s3, ASKED, lambda: s3.get_object(**where))
+    assert len(received_rows(found["Body"].read()).facts) == NUM_ROWS
+    again = {**where, "IfNoneMatch": found["ETag"]}
+    with pytest.raises(ClientError, match="304"):
+        with_headers(s3, ASKED, lambda: s3.get_object(**again))
+
+
+# --- other origins --------------------------------------------------------
+
+ORIGIN = "https://app.example.com"
+
+
+@pytest.fixture(scope="module")
+def shared(swift: Swift) -> str:
+    """A path in a container that admits ORIGIN."""
+    meta = "X-Container-Meta-Access-Control"
+    headers = {
+        f"{meta}-Allow-Origin": ORIGIN,
+        f"{meta}-Expose-Headers": "X-Of-The-Owner",
+        "X-Container-Read": ".r:*",
+    }
+    swift.owner.put("/AUTH_test/sem-cors", headers=headers)
+    path = "/AUTH_test/sem-cors/data.tar"
+    swift.owner.put(path, CONTENT, {"X-Object-Meta-Colour": "blue"})
+    return path
+
+
+def test_admitted_origin_sees_our_headers_beside_swifts(
+    swift: Swift, shared: str
+) -> None:
+    plain = swift.get(None, shared, {"Origin": ORIGIN})
+    answer = swift.get(None, shared, {**ASKED, "Origin": ORIGIN})
+    allow, expose = (
+        f"Access-Control-{name}" for name in ("Allow-Origin", "Expose-Headers")
+    )
+
+    assert_computed(answer)
+    assert answer.headers[allow] == plain.headers[allow] == ORIGIN
+    exposed = [
+        set(each.headers[expose].lower().split(", "))
+        for each in (plain, answer)
+    ]
+    assert {"x-of-the-owner", "x-of-the-operator", "etag"} <= exposed[1]
+    assert exposed[1] - exposed[0] == {
+        "x-hapi-source-etag",
+        "x-hapi-cache",
+        "retry-after",
+    }
+    assert exposed[0] - exposed[1] == {"x-object-meta-colour"}
+    assert answer.headers["Vary"].endswith("Origin")
+
+
+@pytest.mark.parametrize("path", [SOURCE, "/AUTH_test/sem-cors/data.tar"])
+def test_other_origins_see_nothing(
+    swift: Swift, shared: str, path: str
+) -> None:
+    headers = {**ASKED, "Origin": "https://elsewhere.example.com"}
+    answer = swift.get(OWNER, path, headers)
+
+    assert_computed(answer)
+    assert not [k for k in answer.headers if k.startswith("Access-Control")]
+
+
+def test_preflight_is_swifts(swift: Swift, shared: str) -> None:
+    asked = {"x-hapi-model", "x-hapi-cut"}
+    headers = {
+        "Origin": ORIGIN,
+        "Access-Control-Request-Method": "GET",
+        "Access-Control-Request-Headers": ", ".join(asked),
+    }
+    caller = swift.callers[None]
+    plain = caller.request("OPTIONS", shared, headers)
+    answer = caller.request("OPTIONS", shared, {**headers, **ASKED})
+
+    assert plain.status_code == answer.status_code == 200
+    for each in (plain, answer):
+        allowed = each.headers["Access-Control-Allow-Headers"]
+        assert set(allowed.split(", ")) == asked
+        assert each.headers["Access-Control-Allow-Origin"] == ORIGIN
+
+
+# --- what may be known ----------------------------------------------------
+
+PLACES = (
+    "/AUTH_test/sem-private/a.hapi",
+    "/AUTH_test/sem-private/b.hapi",
+    "/AUTH_test/sem-missing/a.hapi",
+    "/AUTH_none/sem-private/a.hapi",
+)
+"""An object; none; one in no container; one in no account."""
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("user", [READER, STRANGER, None])
+def test_source_that_cannot_be_read_may_as_well_not_exist(
+    swift: Swift, user: str | None, method: str
+) -> None:
+    caller = swift.callers[user]
+    answers = [
+        (
+            told(caller.request(method, path, ASKED), "AUTH_test"),
+            told(caller.request(method, path), "AUTH_test"),
+        )
+        for path in PLACES[:3]
+    ]
+
+    assert answers[0][0][0] == (403 if user else 401)
+    assert set(answers) == {(answers[0][1], answers[0][1])}
+    nowhere = caller.request(method, PLACES[3], ASKED)
+    assert told(nowhere, "AUTH_none") == answers[0][0]
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("user", [READER, STRANGER, None])
+def test_model_that_cannot_be_read_may_as_well_not_exist(
+    swift: Swift, user: str | None, method: str
+) -> None:
+    answers = {
+        told(
+            swift.callers[user].request(
+                method, SOURCE, {**ASKED, "X-Hapi-Model": model}
+            ),
+            model,
+        )
+        for model in PLACES
+    }
+
+    assert len(answers) == 1
+    assert answers.pop()[0] == (403 if user else 401)
+
+
+def test_temporary_url_tells_nothing_of_models(swift: Swift) -> None:
+    key = {"X-Account-Meta-Temp-URL-Key": TEMPURL_KEY}
+    swift.owner.request("POST", "/AUTH_test", key).raise_for_status()
+    path = f"{PRIVATE}/data.tar"
+    signed = f"{path}?{signature(path)}"
+    answers = {
+        told(swift.get(None, signed, {**ASKED, "X-Hapi-Model": model}), model)
+        for model in PLACES
+    }
+
+    assert_computed(swift.get(None, signed, ASKED))
+    assert len(answers) == 1
+    assert answers.pop()[0] == 401
+
+
+@pytest.mark.parametrize("user", [READER, STRANGER])
+def test_s3_tells_nothing_of_models(swift: Swift, user: str) -> None:
+    from botocore.exceptions import ClientError
+
+    client = s3_client(swift.cluster, user)
+    bucket = "semantics"
+    if user == STRANGER:
+        bucket = "sem-s3"
+        swift.callers[user].put(f"/AUTH_test2/{bucket}")
+        swift.callers[user].put(f"/AUTH_test2/{bucket}/data.tar", CONTENT)
+    where = {"Bucket": bucket, "Key": "data.tar"}
+    answers = set()
+    for model in PLACES:
+        headers = {**ASKED, "X-Hapi-Model": model}
+        with pytest.raises(ClientError) as caught:
+            with_headers(client, headers, lambda: client.get_object(**where))
+        error = caught.value.response
+        status = error["ResponseMetadata"]["HTTPStatusCode"]
+        answers.add(
+            (status, error["Error"]["Code"], error["Error"]["Message"])
+        )
+
+    assert len(answers) == 1
+    assert answers.pop()[:2] == (403, "AccessDenied")
+
+
+@pytest.mark.parametrize("tag", ["*", "own"])
+def test_not_modified_is_said_after_both_authorisations(
+    swift: Swift, tag: str
+) -> None:
+    if tag == "own":
+        tag = swift.get(OWNER, SOURCE, HOME).headers["ETag"]
+    conditional = {**HOME, "If-None-Match": tag}
+    private = f"{PRIVATE}/data.tar"
+    statuses = {
+        user: [
+            swift.get(user, path, conditional).status_code
+            for path in (SOURCE, private)
+        ]
+        for user in (READER, STRANGER, None)
+    }
+
+    assert swift.get(OWNER, SOURCE, conditional).status_code == 304
+    assert statuses == {
+        READER: [403, 403],
+        STRANGER: [403, 403],
+        None: [401, 401],
+    }
+
+
+# --- referrers ------------------------------------------------------------
+
+REFERRERS = (
+    (None, 401),
+    ("http://www.example.com/page", 200),
+    ("http://bad.example.com/", 401),
+    ("http://elsewhere.org/", 401),
+)
+
+
+@pytest.mark.parametrize(("referrer", "status"), REFERRERS)
+def test_rule_about_referrers_holds_for_the_source(
+    swift: Swift, referrer: str | None, status: int
+) -> None:
+    rules = {"X-Container-Read": ".r:.example.com,.r:-bad.example.com"}
+    swift.owner.put("/AUTH_test/sem-referrer", headers=rules)
+    path = "/AUTH_test/sem-referrer/data.tar"
+    swift.owner.put(path, CONTENT)
+    headers = {"Referer": referrer} if referrer else {}
+    plain = swift.get(None, path, headers)
+    answer = swift.get(None, path, {**ASKED, **headers})
+
+    assert plain.status_code == answer.status_code == status
+    if status == 200:
+        assert_computed(answer)
+    else:
+        assert told(answer) == told(plain)
+
+
+@pytest.mark.parametrize(("referrer", "status"), REFERRERS)
+@pytest.mark.parametrize("is_signed", [False, True])
+def test_rule_about_referrers_holds_for_the_model(
+    swift: Swift, referrer: str | None, status: int, is_signed: bool
+) -> None:
+    """Also where a temporary URL opens the source."""
+    rules = {"X-Container-Read": ".r:.example.com,.r:-bad.example.com"}
+    swift.owner.put("/AUTH_test/sem-ref-models", headers=rules)
+    model = "/AUTH_test/sem-ref-models/net.hapi"
+    package = swift.get(OWNER, f"{PRIVATE}/a.hapi").content
+    swift.owner.put(model, package)
+    key = {"X-Account-Meta-Temp-URL-Key": TEMPURL_KEY}
+    swift.owner.request("POST", "/AUTH_test", key).raise_for_status()
+    private = f"{PRIVATE}/data.tar"
+    path = f"{private}?{signature(private)}" if is_signed else SOURCE
+    headers = {"Referer": referrer} if referrer else {}
+    asked = {**ASKED, **headers, "X-Hapi-Model": model}
+
+    assert swift.get(None, path, asked).status_code == status

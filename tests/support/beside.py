@@ -1,0 +1,38 @@
+"""More Swifts beside the session's cluster, with its worker.
+
+A worker takes seconds to start and a Swift does not; models have the same
+bytes in all of them, so that they are the same models to the worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from caller import Caller
+from hapi_cluster import Cluster
+from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.package import package_pieces
+
+MODEL = "/AUTH_test/public-models/net.hapi"
+CUT = 1
+ASKED: Mapping[str, str] = {"X-Hapi-Model": MODEL, "X-Hapi-Cut": str(CUT)}
+
+
+def swift_beside(
+    cluster: Cluster, **settings: Any
+) -> AbstractContextManager[Cluster]:
+    """A Swift in which callers without a project compute as well."""
+    options = {
+        "worker_socket": str(cluster.worker_socket),
+        "allow_unauthenticated_compute": "true",
+    }
+    return Cluster.temporary(worker=False, filter_options=options, **settings)
+
+
+def put_model(owner: Caller, frozen: FrozenGraph) -> None:
+    """The package MODEL, which anybody may read: TempURL needs that."""
+    container = MODEL.rpartition("/")[0]
+    owner.put(container, headers={"X-Container-Read": ".r:*"})
+    owner.put(MODEL, b"".join(package_pieces(frozen)))
