@@ -28,6 +28,7 @@ from hapi_middleware.access_log import (
 from hapi_middleware.concurrency import Timeout
 from hapi_middleware.config import FilterConfig
 from hapi_middleware.cors import sharing
+from hapi_middleware.metrics import Metrics, StreamWatch
 from hapi_middleware.objects import (
     ObjectBody,
     ObjectHead,
@@ -47,8 +48,8 @@ from hapi_middleware.requests import (
     take_annotation,
 )
 from hapi_middleware.responses import (
+    HeadersOnly,
     error_response,
-    headers_only,
     is_match,
     stream_etag,
     stream_headers,
@@ -89,6 +90,7 @@ class HapiMiddleware:
         self.app = app
         self.config = config
         self.logger = logger
+        self.metrics = Metrics(logger)
         self.worker = WorkerClient(
             config.worker_socket,
             config.worker_connect_timeout,
@@ -101,15 +103,19 @@ class HapiMiddleware:
         headers = take_annotation(env)
         if not headers or not is_obeyed(env):
             return self.app(env, start_response)
-        self.logger.increment("hapi.requests")
+        self.metrics.count("requests")
         answer = self._answer(env, headers)
         return answer(env, sharing(env, start_response))
 
     def _answer(self, env: Env, headers: Mapping[str, str]) -> Any:
         try:
             request = parse_request(env, headers)
-            return self._call(env, request).answer()
+            answer = self._call(env, request).answer()
+            if isinstance(answer, HeadersOnly):
+                self.metrics.count("headers_only")
+            return answer
         except SwiftAnswerError as error:
+            self.metrics.count("swift_answers")
             return error.response
         except HapiError as error:
             return self._refuse(env, error)
@@ -133,12 +139,12 @@ class HapiMiddleware:
         if not request.annotation.profile:
             return FeatureCall(self, env, request)
         return ProfileCall(
-            self.app, self.config, self.logger, self.worker, env, request
+            self.app, self.config, self.metrics, self.worker, env, request
         )
 
     def _refuse(self, env: Env, error: HapiError) -> Response:
         error.trans_id = error.trans_id or env.get("swift.trans_id")
-        self.logger.increment(f"hapi.errors.{error.code}")
+        self.metrics.count(f"errors.{error.code}")
         if error.status >= 500:
             self.logger.warning("hapi: %s", error)
         return error_response(error, env.get("swift.source") == "S3")
@@ -152,6 +158,8 @@ class FeatureCall:
     ) -> None:
         self._config = middleware.config
         self._logger = middleware.logger
+        self._metrics = middleware.metrics
+        self._watch = StreamWatch(request.name, middleware.logger)
         self._worker = middleware.worker
         self._env = env
         self._request = request
@@ -184,9 +192,9 @@ class FeatureCall:
         job = self._job(head, model, account)
         etag = self._known_etag(job)
         if etag and is_match(self._request.if_none_match, etag):
-            return headers_only("304 Not Modified", self._headers(head, etag))
+            return HeadersOnly("304 Not Modified", self._headers(head, etag))
         if self._request.method == "HEAD":
-            return headers_only("200 OK", self._headers(head, etag))
+            return HeadersOnly("200 OK", self._headers(head, etag))
         return self._features(head, job)
 
     def _job(
@@ -250,7 +258,7 @@ class FeatureCall:
         headers = self._headers(head, etag)
         if is_match(self._request.if_none_match, etag):
             # The model was not on this host before.  The grant lapses.
-            return headers_only("304 Not Modified", headers)
+            return HeadersOnly("304 Not Modified", headers)
         body = self._source.open(head, self._annotation.byte_range)
         return self._stream_response(self._open(grant, body, job), headers)
 
@@ -263,7 +271,7 @@ class FeatureCall:
         if not self._request.is_s3:
             complete_when_read(self._env, question)
         stream = self._worker.open_stream(
-            grant, body, job.trans_id, self._broken
+            grant, body, job.trans_id, self._watch
         )
         question.stream = stream
         if not self._request.is_s3:
@@ -282,23 +290,20 @@ class FeatureCall:
 
     def _grant(self, job: JobRequest) -> JobGrant:
         if self._package is None or job.model is None:
-            return self._worker.create_job(job)
+            return self._ask(job)
         sender = PackageSender(
-            self._worker, self._package, self._logger, job.trans_id
+            self._worker, self._package, self._metrics, job.trans_id
         )
         return sender.ask(
-            job.model,
-            lambda model: self._worker.create_job(replace(job, model=model)),
+            job.model, lambda model: self._ask(replace(job, model=model))
         )
+
+    def _ask(self, job: JobRequest) -> JobGrant:
+        with self._metrics.timed("grant"):
+            return self._worker.create_job(job)
 
     def _headers(self, head: ObjectHead, etag: str | None) -> dict[str, str]:
         return stream_headers(head.etag, etag)
-
-    def _broken(self, error: HapiError) -> None:
-        self._logger.increment("hapi.broken_streams")
-        self._logger.warning(
-            "hapi: the answer on %s breaks off: %s", self._request.name, error
-        )
 
 
 def filter_factory(

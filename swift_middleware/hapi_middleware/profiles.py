@@ -8,10 +8,11 @@ from swift.common.swob import Response
 
 from hapi_middleware.access_log import add_entry, profile_entry
 from hapi_middleware.config import FilterConfig
+from hapi_middleware.metrics import Metrics
 from hapi_middleware.objects import Package, Source
 from hapi_middleware.requests import Env, FeatureRequest
 from hapi_middleware.responses import (
-    headers_only,
+    HeadersOnly,
     is_match,
     profile_etag,
     profile_headers,
@@ -33,7 +34,7 @@ class ProfileCall:
     Args:
         app: the rest of the pipeline.
         config: options of the filter.
-        logger: Swift's, with statsd.
+        metrics: of the filter.
         worker: that measures.
         env: of the client's request, its annotation taken off.
         request: what it asks for.
@@ -43,13 +44,13 @@ class ProfileCall:
         self,
         app: Any,
         config: FilterConfig,
-        logger: Any,
+        metrics: Metrics,
         worker: WorkerClient,
         env: Env,
         request: FeatureRequest,
     ) -> None:
         self._config = config
-        self._logger = logger
+        self._metrics = metrics
         self._worker = worker
         self._env = env
         self._request = request
@@ -73,14 +74,13 @@ class ProfileCall:
         model = self._package.identity_by(self._source.head())
         account = paying_account(self._env, self._config)
         add_entry(self._env, profile_entry(account))
-        self._logger.increment("hapi.profiles")
         etag = self._known_etag(model)
         if etag and self._is_known_to_client(etag):
-            return headers_only(
+            return HeadersOnly(
                 "304 Not Modified", profile_headers(model.etag, etag)
             )
         if self._request.method == "HEAD":
-            return headers_only("200 OK", profile_headers(model.etag, etag))
+            return HeadersOnly("200 OK", profile_headers(model.etag, etag))
         return self._profile(model, account)
 
     def _known_etag(self, model: ModelIdentity) -> str | None:
@@ -104,12 +104,13 @@ class ProfileCall:
             return identity, self._worker.get_profile(wanted)
 
         sender = PackageSender(
-            self._worker, self._package, self._logger, trans_id
+            self._worker, self._package, self._metrics, trans_id
         )
         model, profile = sender.ask(model, ask)
         etag = profile_etag(model.etag, profile.digest, profile.numerics_tag)
         headers = profile_headers(model.etag, etag)
         if self._is_known_to_client(etag):
             # The model was not on this host before.
-            return headers_only("304 Not Modified", headers)
+            return HeadersOnly("304 Not Modified", headers)
+        self._metrics.count("profiles")
         return Response(status=200, headers=headers, body=profile.to_body())

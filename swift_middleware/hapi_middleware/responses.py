@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -86,19 +87,21 @@ def _opaque(tag: str) -> str:
     return tag.replace('"', "").strip().removeprefix("W/")
 
 
-def headers_only(status: str, headers: Mapping[str, str]) -> Any:
+@dataclass(frozen=True)
+class HeadersOnly:
     """An answer without body and without a Content-Length.
 
     The length of a stream is unknown; swob would say 0.
     """
 
-    def application(
-        env: Mapping[str, Any], start_response: Callable[..., Any]
-    ) -> Iterable[bytes]:
-        start_response(status, list(headers.items()))
-        return iter((b"",))
+    status: str
+    headers: Mapping[str, str]
 
-    return application
+    def __call__(
+        self, env: Mapping[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
+        start_response(self.status, list(self.headers.items()))
+        return iter((b"",))
 
 
 def error_response(error: HapiError, is_s3: bool) -> Response:

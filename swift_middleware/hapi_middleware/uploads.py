@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from hapi_middleware.metrics import Metrics
 from hapi_middleware.objects import Package
 from hapi_middleware.worker_client import WorkerClient
 from hapi_protocol.errors import ConflictError, UnavailableError
@@ -22,7 +23,7 @@ class PackageSender:
     Args:
         worker: that is asked.
         package: the caller may read it.
-        logger: Swift's, with statsd.
+        metrics: of the filter.
         trans_id: of the client's request.
     """
 
@@ -30,12 +31,12 @@ class PackageSender:
         self,
         worker: WorkerClient,
         package: Package,
-        logger: Any,
+        metrics: Metrics,
         trans_id: str,
     ) -> None:
         self._worker = worker
         self._package = package
-        self._logger = logger
+        self._metrics = metrics
         self._trans_id = trans_id
 
     def ask(
@@ -72,9 +73,10 @@ class PackageSender:
             if body is None:
                 identity = self._package.identify()
                 continue
-            self._logger.increment("hapi.model_uploads")
+            self._metrics.count("model_uploads")
             try:
-                self._worker.put_model(identity, body, self._trans_id)
+                with self._metrics.timed("model_upload"):
+                    self._worker.put_model(identity, body, self._trans_id)
             finally:
                 body.close()
             return identity

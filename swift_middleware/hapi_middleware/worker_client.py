@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from hapi_middleware.concurrency import Task, connect_unix
+from hapi_middleware.metrics import (
+    OUTCOME_BROKEN,
+    OUTCOME_DONE,
+    OUTCOME_GONE,
+    StreamEnd,
+    StreamWatch,
+)
 from hapi_middleware.objects import ObjectBody
 from hapi_protocol.errors import (
     MAX_BODY_BYTES,
@@ -144,14 +151,14 @@ class WorkerClient:
         grant: JobGrant,
         body: ObjectBody,
         trans_id: str,
-        on_broken: Callable[[HapiError], None],
+        watch: StreamWatch,
     ) -> FeatureStream:
         """Send the source and return the features once they begin to come.
 
         The stream owns ``body`` from here on, whether this returns or not.
 
         Args:
-            on_broken: called when the stream fails after its beginning.
+            watch: is told of the stream's life.
         """
         try:
             with self._exchange(trans_id) as connection:
@@ -168,7 +175,7 @@ class WorkerClient:
         except BaseException:
             body.close()
             raise
-        stream = FeatureStream(sock, body, on_broken)
+        stream = FeatureStream(sock, body, watch)
         stream.begin()
         return stream
 
@@ -221,18 +228,20 @@ class FeatureStream:
     """
 
     def __init__(
-        self,
-        sock: Any,
-        body: ObjectBody,
-        on_broken: Callable[[HapiError], None],
+        self, sock: Any, body: ObjectBody, watch: StreamWatch
     ) -> None:
         self._sock = sock
         self._body = body
-        self._on_broken = on_broken
+        self._watch = watch
         self._answer = http.client.HTTPResponse(sock, method="POST")
         self._failure: HapiError | None = None
         self._first = b""
+        self._has_begun = False
         self._closed = False
+        self._outcome = OUTCOME_GONE
+        self._error: HapiError | None = None
+        self._source_bytes = 0
+        self._sent_bytes = 0
         self._sender = Task(self._send)
 
     def begin(self) -> None:
@@ -265,6 +274,8 @@ class FeatureStream:
         except BaseException:
             self.close()
             raise
+        self._has_begun = True
+        self._watch.begun()
 
     def __iter__(self) -> FeatureStream:
         return self
@@ -274,7 +285,9 @@ class FeatureStream:
         if not data and not self._closed:
             data = self._read()
         if data:
+            self._sent_bytes += len(data)
             return data
+        self._outcome = OUTCOME_DONE
         self.close()
         raise StopIteration
 
@@ -290,12 +303,23 @@ class FeatureStream:
         self._closed = True
         self._first = b""
         with ExitStack() as closing:
+            closing.callback(self._tell_end)
             closing.callback(self._body.close)
             closing.callback(self._sock.close)
             closing.callback(self._answer.close)
             # This one runs first: a green thread that waits for a socket
             # must not see it closed, since its number is soon another's.
             closing.callback(self._sender.cancel)
+
+    def _tell_end(self) -> None:
+        if self._has_begun:
+            end = StreamEnd(
+                self._outcome,
+                self._error,
+                self._source_bytes,
+                self._sent_bytes,
+            )
+            self._watch.ended(end)
 
     def _read(self) -> bytes:
         try:
@@ -311,14 +335,17 @@ class FeatureStream:
         return data
 
     def _broken(self, error: HapiError) -> HapiError:
+        self._outcome = OUTCOME_BROKEN
+        self._error = error
         self.close()
-        self._on_broken(error)
         return error
 
     def _send(self) -> None:
+        self._watch.sending()
         try:
             for chunk in self._body:
                 self._sock.sendall(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+                self._source_bytes += len(chunk)
             self._sock.sendall(b"0\r\n\r\n")
         except TimeoutError as error:
             self._stop_sending(

@@ -34,9 +34,15 @@ class TrackedBody:
         self.is_closed = False
         self._chunks = _chunks(body) if isinstance(body, bytes) else body
 
-    def __iter__(self) -> Iterator[bytes]:
-        yield from self._chunks
-        self.is_read = True
+    def __iter__(self) -> TrackedBody:
+        return self
+
+    def __next__(self) -> bytes:
+        try:
+            return next(self._chunks)
+        except StopIteration:
+            self.is_read = True
+            raise
 
     def close(self) -> None:
         self.is_closed = True

@@ -1,0 +1,299 @@
+"""A filter takes nothing of its host until a request, and keeps nothing.
+
+Proxies build their filters in the parent as well as in each worker, live for
+months, and are reloaded while streams run.
+"""
+
+from __future__ import annotations
+
+import gc
+import heapq
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import eventlet
+import eventlet.hubs
+import greenlet
+import pytest
+from swift.common.utils import close_if_possible
+
+from fake_swift import FakeSwift
+from filter_under_test import (
+    MODEL,
+    SOURCE,
+    FilterUnderTest,
+    annotation,
+    filter_and_worker,
+)
+from hapi_middleware import concurrency, worker_client
+from hapi_middleware.filter import HapiMiddleware, filter_factory
+from hapi_protocol.errors import HapiError, make_error
+
+NUM_FILTERS = 20_000
+NUM_FACTORIES = 100
+NUM_ROUNDS = int(os.environ.get("HAPI_FOOTPRINT_ROUNDS", "200"))
+PLAIN_PER_ROUND = 90
+WARM_ROUNDS = 10
+SWITCH_SECONDS = 0.0002
+RSS_MARGIN_BYTES = 4 << 20
+OBJECTS_MARGIN = 50
+"""Of caches that fill now and then; one object that each round left behind
+would be four times as many."""
+SMALL = "/AUTH_test/data/small"
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def objects() -> int:
+    drop_cancelled_timers()
+    gc.collect()
+    return len(gc.get_objects())
+
+
+def greenlets() -> int:
+    gc.collect()
+    return sum(
+        isinstance(each, greenlet.greenlet) for each in gc.get_objects()
+    )
+
+
+def timers() -> int:
+    drop_cancelled_timers()
+    return int(eventlet.hubs.get_hub().get_timers_count())
+
+
+def drop_cancelled_timers() -> None:
+    """As the hub does by itself, once there are a thousand."""
+    hub = eventlet.hubs.get_hub()
+    hub.timers[:] = [each for each in hub.timers if not each[1].called]
+    heapq.heapify(hub.timers)
+    hub.timers_canceled = 0
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def taken() -> dict[str, int]:
+    """What must not grow."""
+    return {
+        "descriptors": descriptors(),
+        "threads": threads(),
+        "greenlets": greenlets(),
+        "timers": timers(),
+    }
+
+
+def forbid(name: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError(f"a filter used {name} before any request")
+
+    return refuse
+
+
+@pytest.fixture
+def nothing_may_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_client, "connect_unix", forbid("a socket"))
+    monkeypatch.setattr(worker_client, "Task", forbid("a green thread"))
+    monkeypatch.setattr(concurrency, "spawn", forbid("a green thread"))
+    monkeypatch.setattr(concurrency.socket, "socket", forbid("a socket"))
+    monkeypatch.setattr(threading.Thread, "start", forbid("a thread"))
+
+
+def test_filters_take_nothing_before_a_request(
+    nothing_may_begin: None,
+) -> None:
+    swift = FakeSwift()
+    make = filter_factory({}, worker_socket="/run/none.sock")
+    first = make(swift)
+    before = taken()
+    filters = [
+        HapiMiddleware(swift, first.config, first.logger)
+        for _ in range(NUM_FILTERS)
+    ]
+    made = [filter_factory({})(swift) for _ in range(NUM_FACTORIES)]
+
+    assert taken() == before
+    assert len(filters) + len(made) == NUM_FILTERS + NUM_FACTORIES
+
+
+# --- twenty thousand requests ---------------------------------------------
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[FilterUnderTest]:
+    with (
+        filter_and_worker(tmp_path, worker_timeout="20") as world,
+        nothing_kept_of_the_log(),
+        quick_switches(),
+    ):
+        world.swift.may_be_unread = True
+        world.swift.put(SMALL, b"plain")
+        world.swift.read_acls["/AUTH_test/data"] = ".r:*"
+        yield world
+
+
+class Soak:
+    """Requests without the auth middleware, whose groups stand in the env."""
+
+    def __init__(self, world: FilterUnderTest) -> None:
+        self._world = world
+        self._app = world.filter
+        self.requests = 0
+
+    def ask(
+        self, method: str = "GET", path: str = SOURCE, **headers: str
+    ) -> tuple[int, Any]:
+        self.requests += 1
+        env = {
+            "REMOTE_USER": "test,test:tester,AUTH_test",
+            "swift.authorize": lambda request: None,
+        }
+        request = self._world.request(
+            method, path, headers, user=None, env=env
+        )
+        status, _, chunks = request.call_application(self._app)
+        return int(status.split()[0]), chunks
+
+    def expect(self, status: int, *how: str, **headers: str) -> None:
+        found, chunks = self.ask(*how, **headers)
+        assert found == status
+        for _ in chunks:
+            pass
+        close_if_possible(chunks)
+
+    def give_up(self) -> None:
+        status, chunks = self.ask(**annotation())
+        assert (status, bool(next(iter(chunks)))) == (200, True)
+        close_if_possible(chunks)
+
+    def break_off(self) -> None:
+        with answering(self._world, broken):
+            status, chunks = self.ask(**annotation())
+            assert status == 200
+            with pytest.raises(HapiError):
+                for _ in chunks:
+                    pass
+
+    def find_no_worker(self) -> None:
+        path = Path(self._world.worker.socket_path)
+        path.rename(path.with_suffix(".gone"))
+        self.expect(503, **annotation())
+        path.with_suffix(".gone").rename(path)
+
+    def be_refused_by_the_worker(self) -> None:
+        self._world.worker.refuse_job = make_error("queue_full", "wait")
+        self.expect(503, **annotation())
+        self._world.worker.refuse_job = None
+        with answering(self._world, damaged):
+            self.expect(422, **annotation())
+
+    def round(self) -> None:
+        for _ in range(PLAIN_PER_ROUND):
+            self.expect(200, "GET", SMALL)
+        self.expect(200, **annotation())
+        self.expect(200, "HEAD", **annotation())
+        self.expect(200, "GET", MODEL, **{"X-Hapi-Profile": "true"})
+        self.expect(400, **annotation(cut="x"))
+        self.expect(404, "GET", "/AUTH_test/data/none", **annotation())
+        self.expect(404, **annotation(model="/AUTH_test/models/none"))
+        self.give_up()
+        self.break_off()
+        self.find_no_worker()
+        self.be_refused_by_the_worker()
+        self.forget()
+
+    def forget(self) -> None:
+        """What the doubles of Swift and worker have noted."""
+        world = self._world
+        world.swift.assert_nothing_is_open()
+        for notes in (
+            world.swift.calls,
+            world.swift.bodies,
+            world.worker.jobs,
+            world.worker.profiles,
+            world.worker.calls,
+            world.worker.trans_ids,
+            world.worker.sources,
+        ):
+            notes.clear()
+
+
+@contextmanager
+def nothing_kept_of_the_log() -> Iterator[None]:
+    """What pytest keeps of it holds errors, and so frames."""
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@contextmanager
+def quick_switches() -> Iterator[None]:
+    """Filter and stub, two threads of one process, wait less."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual)
+
+
+@contextmanager
+def answering(world: FilterUnderTest, answer: Any) -> Iterator[None]:
+    usual, world.worker.answer = world.worker.answer, answer
+    yield
+    world.worker.answer = usual
+
+
+def broken(source: Iterator[bytes]) -> Iterator[bytes]:
+    yield next(source)
+    raise RuntimeError("out of memory")
+
+
+def damaged(source: Iterator[bytes]) -> Iterator[bytes]:
+    next(source)
+    raise make_error("damaged_shard", "no tar")
+    yield b""
+
+
+def settled(level: dict[str, int]) -> dict[str, int]:
+    """What is taken once the stub's threads have ended."""
+    for _ in range(200):
+        found = taken()
+        if all(found[name] <= level[name] for name in level):
+            break
+        eventlet.sleep(0.02)
+    return found
+
+
+def test_twenty_thousand_requests_leave_nothing_behind(
+    world: FilterUnderTest,
+) -> None:
+    soak = Soak(world)
+    for _ in range(WARM_ROUNDS):
+        soak.round()
+    level = settled({})
+    before, resident = objects(), resident_bytes()
+    for _ in range(NUM_ROUNDS):
+        soak.round()
+
+    assert soak.requests >= 100 * NUM_ROUNDS
+    found = settled(level)
+    assert {n: c for n, c in found.items() if c > level[n]} == {}
+    assert objects() - before < OBJECTS_MARGIN
+    assert resident_bytes() - resident < RSS_MARGIN_BYTES

@@ -1,0 +1,412 @@
+"""What operators see of the filter: metrics, log lines, transaction ids."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paste.deploy import loadfilter
+from swift.common.middleware import catch_errors, proxy_logging
+from swift.common.swob import Request
+
+from filter_under_test import (
+    MODEL,
+    SHARD,
+    SOURCE,
+    FilterUnderTest,
+    annotation,
+    filter_and_worker,
+)
+from hapi_middleware import metrics
+from hapi_middleware.filter import filter_factory
+from hapi_protocol.errors import CODES, HapiError, make_error
+
+MIDDLEWARE = Path(metrics.__file__).parent
+PROFILE = {"X-Hapi-Profile": "true"}
+ENDS = (
+    "swift_answers",
+    "headers_only",
+    "profiles",
+    "streams.done",
+    "streams.broken",
+    "streams.gone",
+)
+"""With ``errors.<code>``, all ways in which a request ends."""
+
+
+class Statsd:
+    """A server that keeps what Swift's client sends to it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def lines(self) -> list[str]:
+        """Since the last call; what is sent on the loopback is there."""
+        found = []
+        while True:
+            try:
+                found.append(self._sock.recv(65536).decode())
+            except BlockingIOError:
+                return found
+
+    def counts(self) -> Counter[str]:
+        """Sum of each counter, without the prefix; of timings, how many."""
+        sums: Counter[str] = Counter()
+        for line in self.lines():
+            name, value, kind = re.split("[:|]", line)
+            prefix, _, name = name.partition(".hapi.")
+            assert prefix == "proxy-server", line
+            assert name.endswith(".timing") == (kind == "ms"), line
+            sums[name] += 1 if kind == "ms" else int(value)
+        return sums
+
+
+@pytest.fixture
+def statsd() -> Iterator[Statsd]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.setblocking(False)
+        yield Statsd(sock)
+
+
+@pytest.fixture
+def world(tmp_path: Path, statsd: Statsd) -> Iterator[FilterUnderTest]:
+    port = statsd._sock.getsockname()[1]
+    options = {
+        "log_name": "proxy-server",
+        "log_statsd_host": "127.0.0.1",
+        "log_statsd_port": str(port),
+        "worker_timeout": "2.0",
+    }
+    with filter_and_worker(tmp_path, **options) as world:
+        world.swift.may_be_unread = True
+        yield world
+        world.swift.assert_nothing_is_open()
+
+
+def documented() -> set[str]:
+    """Metrics of the module's table, which the documentation shows."""
+    assert metrics.__doc__ is not None
+    names = re.findall(r"^``hapi\.(\S+)``", metrics.__doc__, re.MULTILINE)
+    return set(names)
+
+
+def read(world: FilterUnderTest) -> None:
+    assert world.send(headers=annotation()).body == SHARD.upper()
+
+
+def give_up(world: FilterUnderTest) -> None:
+    chunks = iter(
+        world.request(headers=annotation())
+        .get_response(world.pipeline)
+        .app_iter
+    )
+    assert next(chunks)
+    chunks.close()  # type: ignore[attr-defined]
+
+
+def break_off(world: FilterUnderTest) -> None:
+    def answer(source: Iterator[bytes]) -> Iterator[bytes]:
+        yield next(source)
+        raise RuntimeError("out of memory")
+
+    usual, world.worker.answer = world.worker.answer, answer
+    with pytest.raises(HapiError):
+        world.send(headers=annotation())
+    world.worker.answer = usual
+
+
+def find_no_worker(world: FilterUnderTest) -> None:
+    path = Path(world.worker.socket_path)
+    path.rename(path.with_suffix(".gone"))
+    assert world.send(headers=annotation()).status == 503
+    path.with_suffix(".gone").rename(path)
+
+
+def ask(
+    status: int, headers: dict[str, str] | None = None, **how: Any
+) -> Callable[[FilterUnderTest], None]:
+    def send(world: FilterUnderTest) -> None:
+        answer = world.send(headers=headers or annotation(), **how)
+        assert answer.status == status
+
+    return send
+
+
+SCENES: dict[str, Callable[[FilterUnderTest], None]] = {
+    "streams.done": read,
+    "streams.gone": give_up,
+    "streams.broken": break_off,
+    "headers_only": ask(200, method="HEAD"),
+    "profiles": ask(200, PROFILE, path=MODEL),
+    "swift_answers": ask(404, path="/AUTH_test/data/none"),
+    "errors.bad_cut": ask(400, annotation(cut="x")),
+    "errors.not_found": ask(404, annotation(model="/AUTH_test/models/none")),
+    "errors.compute_not_allowed": ask(403, user=None),
+    "errors.worker_unavailable": find_no_worker,
+}
+
+
+def test_each_documented_metric_is_counted_and_no_other(
+    world: FilterUnderTest, statsd: Statsd
+) -> None:
+    world.swift.read_acls["/AUTH_test/data"] = ".r:*"
+    world.swift.read_acls["/AUTH_test/models"] = ".r:*"
+    seen: set[str] = set()
+    for end, scene in SCENES.items():
+        scene(world)
+        found = statsd.counts()
+        seen |= set(found)
+        assert found["requests"] == 1
+        ended = {
+            name: count
+            for name, count in found.items()
+            if name in ENDS or name.startswith("errors.")
+        }
+        assert ended == {end: 1}, end
+
+    codes = {name for name in seen if name.startswith("errors.")}
+    assert {name.removeprefix("errors.") for name in codes} <= set(CODES)
+    assert (seen - codes) | {"errors.<code>"} == documented()
+
+
+def test_bytes_of_a_stream_are_counted(
+    world: FilterUnderTest, statsd: Statsd
+) -> None:
+    world.worker.answer = lambda source: (chunk[:10] for chunk in source)
+    answer = world.send(headers=annotation())
+    found = statsd.counts()
+
+    assert found["source_bytes"] == len(SHARD)
+    assert found["sent_bytes"] == len(answer.body) < len(SHARD)
+
+
+def test_timings_are_milliseconds(
+    world: FilterUnderTest, statsd: Statsd
+) -> None:
+    read(world)
+    statsd.lines()
+    world.worker.delay_seconds = 0.2
+    read(world)
+
+    timings = {}
+    for line in statsd.lines():
+        name, value, kind = re.split("[:|]", line)
+        if kind == "ms":
+            timings[name.removeprefix("proxy-server.hapi.")] = float(value)
+    assert 200 <= timings["grant.timing"] < 2000
+    # POST /jobs and POST /jobs/<id> wait once each.
+    assert 400 <= timings["first_byte.timing"] < 4000
+    assert timings["stream.timing"] < 2000
+
+
+def test_plain_requests_count_nothing(
+    world: FilterUnderTest, statsd: Statsd
+) -> None:
+    assert world.send().body == SHARD
+    put = world.send("PUT", headers=annotation())
+
+    assert put.status == 204
+    assert statsd.lines() == []
+
+
+def test_every_code_is_a_name_that_statsd_takes() -> None:
+    assert all(re.fullmatch("[a-z_]+", code) for code in CODES)
+
+
+# --- whose line is it -----------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", ["3", "x"])
+def test_transaction_id_goes_to_the_worker_and_comes_back(
+    world: FilterUnderTest, cut: str
+) -> None:
+    app = catch_errors.CatchErrorMiddleware(world.pipeline, {})
+    world.worker.refuse_job = make_error("queue_full", "wait", retry_after=1)
+    request = world.request(
+        headers={**annotation(cut=cut), "X-Trans-Id-Extra": "job 7, épo"}
+    )
+    response = request.get_response(app)
+
+    trans_id = response.headers["X-Trans-Id"]
+    assert "job%207" in trans_id
+    assert response.headers["X-Openstack-Request-Id"] == trans_id
+    assert json.loads(response.body)["trans_id"] == trans_id
+    asked = 1 if cut == "3" else 0
+    assert world.worker.trans_ids == [trans_id] * asked
+    assert [job.trans_id for job in world.worker.jobs] == [trans_id] * asked
+
+
+def test_what_swift_logs_while_it_is_read_names_the_request(
+    world: FilterUnderTest,
+) -> None:
+    """The source is read by a green thread of its own."""
+    read(world)
+    logger = world.filter.logger
+    seen = []
+
+    def another(request: Request) -> None:
+        logger.thread_locals = ("tx-another", None)
+
+    def stream() -> Iterator[bytes]:
+        seen.append(logger.thread_locals)
+        yield SHARD
+
+    found = world.swift.objects[SOURCE]
+    found.on_request, found.stream = another, stream
+    logger.thread_locals = ("tx1", "192.0.2.1")
+    read(world)
+    logger.thread_locals = (None, None)
+
+    assert seen == [("tx1", "192.0.2.1")]
+
+
+def test_one_request_has_one_line_without_a_source(
+    world: FilterUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Swift bills by the lines of the access log that have none."""
+    lines: list[str] = []
+
+    def logged(app: Any) -> Any:
+        made = proxy_logging.ProxyLoggingMiddleware(app, {})
+        monkeypatch.setattr(made.access_logger, "info", lines.append)
+        return made
+
+    inner = filter_factory({}, worker_socket=world.worker.socket_path)
+    with_filter = inner(logged(world.swift))
+    read(world)
+    monkeypatch.setattr(world.filter, "app", with_filter.app)
+    answer = world.send(headers=annotation(), app=logged(world.pipeline))
+    assert answer.body == SHARD.upper()
+
+    sources = Counter(line.split()[-6] for line in lines)
+    assert sources.pop("-") == 1
+    assert set(sources) == {"HP"}
+
+
+@contextmanager
+def captured(
+    world: FilterUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[str]]:
+    """What the filter's logger is given."""
+    lines: list[str] = []
+    for level in ("debug", "info", "warning", "error", "exception"):
+        monkeypatch.setattr(
+            world.filter.logger,
+            level,
+            lambda text, *args: lines.append(text % args),
+        )
+    yield lines
+
+
+def test_no_credential_is_logged_or_sent_to_the_worker(
+    world: FilterUnderTest,
+    statsd: Statsd,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    token = world.token("test:tester")
+    signature = "5" * 40
+    how = {"query": f"?X-Amz-Signature={signature}"}
+    tempurl = {"query": f"?temp_url_sig={signature}"}
+    granted = {
+        "swift.authorize": lambda request: None,
+        "swift.authorize_override": True,
+    }
+    with captured(world, monkeypatch) as lines:
+        for scene in (
+            read,
+            break_off,
+            find_no_worker,
+            ask(400, annotation(cut="x"), **how),
+            ask(404, annotation(model="/AUTH_test/models/none"), **how),
+            ask(200, **how),
+            ask(401, app=world.filter, env=granted, **tempurl),
+        ):
+            scene(world)
+    told = "\n".join(
+        [*lines, *statsd.lines(), *map(repr, world.worker.jobs)]
+        + [repr(each) for each in world.worker.calls]
+    )
+
+    assert lines
+    assert token not in told
+    assert signature not in told
+
+
+# --- eventlet -------------------------------------------------------------
+
+
+def green_imports(source: str) -> set[str]:
+    """What a module imports that waits, or that knows who waits."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            names |= {module} | {f"{module}.{a.name}" for a in node.names}
+    waiting = ("eventlet", "swift.common.concurrency", "greenlet")
+    waiting += ("socket", "select", "threading", "subprocess", "queue")
+    return {
+        name
+        for name in names
+        if any(name == each or name.startswith(f"{each}.") for each in waiting)
+    }
+
+
+def test_only_one_module_of_the_filter_can_wait() -> None:
+    found = {
+        path.name: green_imports(path.read_text())
+        for path in sorted(MIDDLEWARE.glob("*.py"))
+    }
+
+    assert "eventlet" in found.pop("concurrency.py")
+    assert {name for name, imports in found.items() if imports} == set()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import eventlet",
+        "from eventlet.green import socket",
+        "from swift.common.concurrency import Timeout",
+        "from swift.common import concurrency",
+        "import threading",
+    ],
+)
+def test_an_import_that_waits_is_seen(line: str) -> None:
+    assert green_imports(line)
+    assert not green_imports("from swift.common.utils import get_logger")
+
+
+# --- a proxy that must not start ------------------------------------------
+
+
+def test_bad_option_keeps_a_proxy_from_starting_and_is_named(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "proxy-server.conf"
+    path.write_text(
+        "[filter:hapi]\nuse = egg:swift-hapi#hapi\nworker_timeout = 2m\n"
+    )
+    with pytest.raises(ValueError, match="number of seconds") as caught:
+        loadfilter(f"config:{path}", name="hapi")
+
+    assert "[filter:hapi] worker_timeout = 2m" in str(caught.value)
+
+
+def test_filter_says_nothing_of_itself_to_operators_only() -> None:
+    from swift.common import registry
+
+    filter_factory({})
+    info = registry.get_swift_info(admin=True, disallowed_sections=["hapi"])
+    assert "hapi" not in info
+    assert "hapi" not in info["admin"]
