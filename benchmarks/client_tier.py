@@ -36,6 +36,7 @@ from hapi_client.packages import DEFAULT_MODELS_CONTAINER
 from hapi_client.progress import SilentReporter
 from hapi_client.replan import describe_mix
 from hapi_client.upload import upload
+from hapi_protocol.headers import CACHE_OFF
 from hapi_splitter.transforms import ImageTransform
 
 SEED = 0
@@ -109,6 +110,7 @@ class ClientTier:
         cut: int | str,
         encoding: str | None = None,
         models_container: str = DEFAULT_MODELS_CONTAINER,
+        cache: str = CACHE_OFF,
     ) -> None:
         """Makes a job; a contender of this name from now on.
 
@@ -125,6 +127,7 @@ class ClientTier:
                 cut=cut,
                 connection=connection,
                 models_container=models_container,
+                cache=cache,
                 **arguments,
             )
         )
@@ -163,7 +166,26 @@ class ClientTier:
             "samples_per_second": samples / seconds,
             "bytes_per_sample": (after.bytes - before.bytes) / samples,
             "fallbacks": after.fallbacks - before.fallbacks,
+            "cached": after.cached - before.cached,
         }
+
+    def kept(self) -> dict[str, int]:
+        """Entries of features that the account keeps, and their bytes."""
+        with Connection() as connection:
+            entries = [
+                entry
+                for page in connection.cache_entries()
+                for entry in page.entries
+            ]
+        return {
+            "entries": len(entries),
+            "bytes": sum(entry.length_bytes for entry in entries),
+        }
+
+    def purge(self) -> None:
+        """Deletes them."""
+        with Connection() as connection:
+            exhaust(connection.purge_cache())
 
     def follow(self, name: str, length: float) -> dict[str, Any]:
         """Trains whole epochs for a while, and keeps a diary.
@@ -386,6 +408,8 @@ def main() -> NoReturn:
                 "plan": tier.plan,
                 "follow": tier.follow,
                 "cold": tier.cold,
+                "kept": tier.kept,
+                "purge": tier.purge,
             }
         )
     # Freeing graphs and weights one by one takes torch seconds, and the

@@ -20,8 +20,15 @@ from benchmarks.folders import remove_folder
 from benchmarks.remote import serve
 
 from hapi_cluster import Cluster
+from hapi_protocol.unix_http import UnixConnection
 
 SWIFT_FOLDER = "swift"
+SECONDS = 30.0
+COUNTERS = (
+    "hapi_worker_jobs_total",
+    "hapi_worker_samples_total",
+    "hapi_worker_uploads_total",
+)
 
 
 class StorageTier:
@@ -59,6 +66,21 @@ class StorageTier:
         children = cluster.status()["children"].values()
         return session_seconds({child["pid"] for child in children})
 
+    def worker_counters(self) -> dict[str, float]:
+        """Jobs, samples and uploads of the worker so far."""
+        cluster = Cluster.attach(self._folder / SWIFT_FOLDER)
+        connection = UnixConnection(f"{cluster.worker_socket}.admin", SECONDS)
+        with contextlib.closing(connection):
+            connection.request("GET", "/metrics")
+            text = connection.getresponse().read().decode()
+        return {
+            name: float(value)
+            for name, _, value in (
+                line.rpartition(" ") for line in text.splitlines()
+            )
+            if name.startswith(COUNTERS)
+        }
+
     def restart_worker(self) -> None:
         """A new worker, which knows no model and no profile."""
         Cluster.attach(self._folder / SWIFT_FOLDER).restart_worker()
@@ -93,6 +115,7 @@ def main(argv: list[str]) -> int:
                 "start": tier.start,
                 "affinities": tier.affinities,
                 "cpu_seconds": tier.cpu_seconds,
+                "worker_counters": tier.worker_counters,
                 "restart_worker": tier.restart_worker,
                 "stop_worker": tier.stop_worker,
             }

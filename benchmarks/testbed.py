@@ -171,6 +171,10 @@ class Testbed:
         """CPU seconds of the storage tier's processes so far."""
         return float(self._ask("cpu_seconds"))
 
+    def worker_counters(self) -> dict[str, float]:
+        """Jobs, samples and uploads of the worker so far."""
+        return dict(self._ask("worker_counters"))
+
     def restart_worker(self) -> None:
         """A new worker, which knows no model and no profile."""
         self._ask("restart_worker")

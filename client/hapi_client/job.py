@@ -36,7 +36,7 @@ from hapi_client.replan import PlanChange, ReplanOptions
 from hapi_client.sources import SpanSource
 from hapi_client.stats import JobCounters, JobStats
 from hapi_protocol.errors import ClientError
-from hapi_protocol.headers import ModelPath
+from hapi_protocol.headers import CACHE_MODES, CACHE_OFF, ModelPath
 from hapi_protocol.index import Span
 from hapi_splitter.choice import Freeze
 from hapi_splitter.plan import Plan, Problem
@@ -93,6 +93,12 @@ class TransferJob:
         connection: None makes one from the environment.
         device: of the tail and the client's part of the frozen region.
         models_container: where packages are stored.
+        cache: whether features are kept in the store, for later epochs and
+            jobs with the same model, cut and encoding: ``off``, ``read``
+            what is there, or ``readwrite``, which takes room in your
+            account (:doc:`the operator </operating>` has to allow it).  A
+            fixed cut finds all of them again; what a plan pushes changes
+            with the plan.
         options: how to fetch.
         replan: how often a plan is looked at again.
 
@@ -123,12 +129,14 @@ class TransferJob:
         connection: Connection | None = None,
         device: torch.device | str = "cpu",
         models_container: str = DEFAULT_MODELS_CONTAINER,
+        cache: str = CACHE_OFF,
         options: FetchOptions | None = None,
         replan: ReplanOptions | None = None,
     ) -> None:
         check_on_error(on_error)
         encodings = checked_encodings(encoding, floor)
         check_epochs(epochs)
+        check_cache(cache)
         self._owns_connection = connection is None
         self._connection = connection or Connection()
         self._traffic_before = self._connection.traffic.count()
@@ -164,6 +172,7 @@ class TransferJob:
             self._options,
             self._counters,
             self._meter,
+            cache,
         )
         try:
             if self.cut == AUTO:
@@ -368,6 +377,18 @@ class TransferJob:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def check_cache(cache: str) -> None:
+    """
+    Raises:
+        ClientError: ``bad_configuration`` for what is no mode of the cache.
+    """
+    if cache not in CACHE_MODES:
+        raise ClientError(
+            "bad_configuration",
+            f"cache is {cache!r}; one of {', '.join(CACHE_MODES)}",
+        )
 
 
 def check_epochs(epochs: float | None) -> None:

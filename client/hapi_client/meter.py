@@ -43,6 +43,8 @@ class SpanReport:
             room on its way here.
         load: what the worker said of itself.
         fell_back: the span should have been pushed.
+        was_kept: its features were computed before, and nothing of the
+            worker's was needed.
     """
 
     read_seconds: float = 0.0
@@ -55,6 +57,7 @@ class SpanReport:
     send_blocked_seconds: float = 0.0
     load: Load | None = None
     fell_back: bool = False
+    was_kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,8 @@ class Observation:
             worker could not send.
         stream_seconds: summed durations of the plain reads.
         push_seconds: summed durations of the pushed reads.
-        pushed_samples: that were pushed, without those that fell back.
+        pushed_samples: that were pushed and computed, without those that
+            fell back or that the store had kept.
         server_cpu_seconds: of the worker, for these.
         forward_seconds: wall seconds of the worker's forwards, for these.
         forward_cpu_seconds: CPU seconds of them.
@@ -225,7 +229,8 @@ class Meter:
                 "send_blocked_seconds",
             ):
                 sums[name] += getattr(report, name)
-            sums["pushed"] += num_samples
+            if not report.was_kept:
+                sums["pushed"] += num_samples
             self._load = report.load or self._load
 
     def _note_pace(self, way: Way, seconds: float) -> None:

@@ -23,7 +23,7 @@ from hapi_client.sources import (
 )
 from hapi_client.stats import JobCounters
 from hapi_client.transport import CancelScope
-from hapi_protocol.headers import ModelPath
+from hapi_protocol.headers import CACHE_OFF, ModelPath
 from hapi_protocol.index import Span
 
 
@@ -38,6 +38,7 @@ class Sources:
         options: of the job.
         counters: of the job.
         meter: of the job.
+        cache: as :attr:`hapi_client.pushed.PushPlan.cache`.
 
     Attributes:
         model: the package; to be set before anything is pushed.
@@ -54,8 +55,10 @@ class Sources:
         options: FetchOptions,
         counters: JobCounters,
         meter: Meter,
+        cache: str = CACHE_OFF,
     ) -> None:
         self.model: ModelPath | None = None
+        self._cache = cache
         self._connection = connection
         self._container = container
         self._region = region
@@ -91,7 +94,13 @@ class Sources:
         return PushedSource(
             self._connection,
             self._container,
-            PushPlan(self.model, cut, encoding, self._region.cut_shape(cut)),
+            PushPlan(
+                self.model,
+                cut,
+                encoding,
+                self._region.cut_shape(cut),
+                self._cache,
+            ),
             self._raw,
             self._gate,
             self.width,

@@ -32,7 +32,13 @@ from hapi_client.transport import CancelScope
 from hapi_protocol.encodings import Encoding
 from hapi_protocol.errors import ClientError, HapiError
 from hapi_protocol.features import FeatureBatch, read_features
-from hapi_protocol.headers import Annotation, ModelPath
+from hapi_protocol.headers import (
+    CACHE_HIT,
+    CACHE_OFF,
+    HEADER_CACHE,
+    Annotation,
+    ModelPath,
+)
 from hapi_protocol.index import Span
 from hapi_protocol.summary import Summary
 from hapi_splitter.encodings import decode as decode_features
@@ -49,12 +55,15 @@ class PushPlan:
         cut: from 1 on.
         encoding: of the features on the wire.
         shape: of one sample's features at the cut.
+        cache: whether the store shall look for features that it has kept,
+            or keep new ones: ``off``, ``read`` or ``readwrite``.
     """
 
     model: ModelPath
     cut: int
     encoding: str
     shape: tuple[int, ...]
+    cache: str = CACHE_OFF
 
     def annotation(self, span: Span) -> Annotation:
         return Annotation(
@@ -64,6 +73,7 @@ class PushPlan:
             samples=span.samples,
             byte_range=span.byte_range,
             if_source_etag=span.etag,
+            cache=self.cache,
         )
 
 
@@ -103,6 +113,7 @@ class PushedSource:
         self._width = width
         self._limits = limits
         self._counters = counters
+        self._has_warned = False
 
     def task(self, span: Span) -> SpanTask:
         """How to load a span from here.
@@ -214,6 +225,7 @@ class PushedSource:
                     self._container, span.shard, error.trans_id
                 ) from error
             raise
+        is_kept = self._note_cache(body.headers.get(HEADER_CACHE, CACHE_OFF))
         with body:
             reader = read_features(body)
             batches = list(reader)
@@ -222,7 +234,21 @@ class PushedSource:
         if reader.summary.saturated:
             self._note_saturated(reader.summary.saturated)
         loaded = self._loaded(span, batches)
+        if is_kept:
+            self._counters.add(cached=len(span.rows))
+            return replace(loaded, report=SpanReport(was_kept=True))
         return replace(loaded, report=_report(batches, reader.summary))
+
+    def _note_cache(self, state: str) -> bool:
+        is_refused = self._plan.cache != CACHE_OFF and state == CACHE_OFF
+        if is_refused and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the store keeps no features of %s: its operator has not "
+                "turned the cache on, or the shards are large objects",
+                self._container,
+            )
+        return state == CACHE_HIT
 
     def _note_saturated(self, count: int) -> None:
         if not self._counters.snapshot().saturated:

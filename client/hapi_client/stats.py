@@ -20,6 +20,7 @@ class JobStats:
         fallbacks: spans that were streamed because push-down failed.
         skipped: samples left out under ``on_error="skip"``.
         saturated: features that the encoding clipped.
+        cached: samples whose features the store had kept.
         samples: delivered in batches.
         samples_by_cut: that the loop was given or will be, by the cut at
             which they came; 0 for those that were streamed.
@@ -32,6 +33,7 @@ class JobStats:
     fallbacks: int = 0
     skipped: int = 0
     saturated: int = 0
+    cached: int = 0
     samples: int = 0
     samples_by_cut: Mapping[int, int] = field(default_factory=dict)
     seconds: float = 0.0
@@ -52,6 +54,7 @@ class JobCounters:
         fallbacks: int = 0,
         skipped: int = 0,
         saturated: int = 0,
+        cached: int = 0,
         samples: int = 0,
         seconds: float = 0.0,
     ) -> None:
@@ -64,6 +67,7 @@ class JobCounters:
                 fallbacks=old.fallbacks + fallbacks,
                 skipped=old.skipped + skipped,
                 saturated=old.saturated + saturated,
+                cached=old.cached + cached,
                 samples=old.samples + samples,
                 seconds=old.seconds + seconds,
             )

@@ -6,16 +6,18 @@ Columns ``index: int32``, ``key: utf8``, ``label: int64?``, ``meta: utf8?``,
 float32 lists of fixed size, one value for each group of the sample.  Buffers
 are compressed as the encoding says.  An index stream has ``offset: int64`` and
 ``length: int64`` in the place of ``features``.  Each batch carries this
-request's seconds per stage in its ``custom_metadata``.  The last message is a
-batch of zero rows with the summary; a stream without it is truncated.
+request's seconds per stage in its ``custom_metadata``, or a batch of zero rows
+behind it does, in a stream that is being kept.  The last message is a batch of
+zero rows with the summary; a stream without it is truncated.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ import pyarrow as pa
 from hapi_protocol.encodings import Encoding, num_groups
 from hapi_protocol.errors import TruncatedStreamError
 from hapi_protocol.messages import API_VERSION
+from hapi_protocol.split import BOTH, CLIENT, KEPT
 from hapi_protocol.summary import Load, Summary, check_amount
 
 METADATA_TIMINGS = b"hapi.timings"
@@ -97,7 +100,8 @@ class FeatureBatch:
     """Rows as read; all arrays are the reader's own copies.
 
     Attributes:
-        rows: all rows of the batch, in shard order.
+        rows: all rows of the batch, in shard order; none where it only
+            tells timings.
         features: ``[good rows, *shape]`` in the wire dtype, for the rows
             without an error, in order; None in an index stream.
         timings: seconds per stage of this request.
@@ -167,10 +171,19 @@ class FeatureStreamWriter:
         sink: anything with ``write(bytes-like)``; each call gives whole
             Arrow messages' pieces, never empty.
         schema: of :func:`feature_schema` or :func:`index_schema`.
+        mark: called with the kind (:mod:`hapi_protocol.split`) of what is
+            written next; then the rows are told apart from what is true of
+            this one request.
     """
 
-    def __init__(self, sink: Any, schema: pa.Schema) -> None:
+    def __init__(
+        self,
+        sink: Any,
+        schema: pa.Schema,
+        mark: Callable[[bytes], None] | None = None,
+    ) -> None:
         self._schema = schema
+        self._mark = mark
         self._has_features = "features" in schema.names
         self._has_scales = "scale" in schema.names
         self._writer = pa.ipc.new_stream(
@@ -218,9 +231,15 @@ class FeatureStreamWriter:
                 pa.array([row.length for row in rows], pa.int64()),
             ]
         batch = pa.record_batch(columns, schema=self._schema)
-        self._writer.write_batch(
-            batch, custom_metadata=_json_metadata(METADATA_TIMINGS, timings)
-        )
+        told = _json_metadata(METADATA_TIMINGS, timings)
+        if self._mark is None:
+            self._writer.write_batch(batch, custom_metadata=told)
+        else:
+            self._mark(BOTH)
+            self._writer.write_batch(batch)
+            if told:
+                self._mark(CLIENT)
+                self._writer.write_batch(self._empty, custom_metadata=told)
         self.num_rows += len(rows)
         self.num_errors += sum(row.error is not None for row in rows)
 
@@ -246,16 +265,28 @@ class FeatureStreamWriter:
             cpu_seconds=cpu_seconds,
             load=load,
         )
-        empty = pa.record_batch(
+        if self._mark is not None:
+            self._mark(KEPT)
+            self._write_summary(replace(summary, cpu_seconds=0.0, load=None))
+            self._mark(CLIENT)
+        self._write_summary(summary)
+        if self._mark is not None:
+            self._mark(BOTH)
+        self._writer.close()
+        return summary
+
+    def _write_summary(self, summary: Summary) -> None:
+        self._writer.write_batch(
+            self._empty,
+            custom_metadata=_json_metadata(METADATA_SUMMARY, asdict(summary)),
+        )
+
+    @cached_property
+    def _empty(self) -> pa.RecordBatch:
+        return pa.record_batch(
             [pa.array([], field.type) for field in _storage(self._schema)],
             schema=_storage_schema(self._schema),
         ).cast(self._schema)
-        self._writer.write_batch(
-            empty,
-            custom_metadata=_json_metadata(METADATA_SUMMARY, asdict(summary)),
-        )
-        self._writer.close()
-        return summary
 
     def _feature_column(
         self, rows: Sequence[Row], features: npt.NDArray[Any] | None

@@ -52,7 +52,16 @@ CONTENT_TYPE_STREAM = "application/vnd.apache.arrow.stream"
 TRANSFORMS = ("eval",)
 NUMERICS = ("exact",)
 RESERVED_NUMERICS = ("fast",)
-CACHE_MODES = ("off",)
+CACHE_OFF = "off"
+CACHE_READ = "read"
+CACHE_READWRITE = "readwrite"
+CACHE_MODES = (CACHE_OFF, CACHE_READ, CACHE_READWRITE)
+"""What a request may say."""
+CACHE_HIT = "hit"
+CACHE_MISS = "miss"
+CACHE_STORE = "store"
+CACHE_STATES = (CACHE_OFF, CACHE_HIT, CACHE_MISS, CACHE_STORE)
+"""What an answer may say; ``store``: a miss that will be kept."""
 
 MAX_CUT = 1_000_000
 MAX_INDEX = 2**31 - 1

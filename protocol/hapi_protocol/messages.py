@@ -97,6 +97,8 @@ class JobRequest:
         source_name: ``/account/container/object``, for messages and as
             the key of a single image.
         source_length_bytes: bytes that the job's body will have.
+        is_split: the answer shall tell what of it may be kept
+            (:mod:`hapi_protocol.split`).
     """
 
     kind: str
@@ -112,6 +114,7 @@ class JobRequest:
     source_etag: str
     source_length_bytes: int
     trans_id: str
+    is_split: bool = False
 
     def to_body(self) -> bytes:
         fields = dict(vars(self))
@@ -149,6 +152,7 @@ class JobRequest:
             source_etag=given.text("source_etag"),
             source_length_bytes=given.count("source_length_bytes"),
             trans_id=given.text("trans_id", empty=True),
+            is_split=given.flag("is_split"),
         )
         with_model = kind == KIND_FEATURES
         if (job.model is not None) != with_model or (

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import UserList
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from swift.common.request_helpers import append_log_info
@@ -32,7 +32,18 @@ GONE_SECONDS = 2.5
 """For that of a stream which its client gave up.  The worker has to notice,
 and may have a micro-batch on the device; nobody waits meanwhile."""
 
+HIT_ENTRY = "hapi:cache=hit"
+"""Beside the entry of a request that was answered from the cache."""
+
 _LOG_INFO = "swift.log_info"
+
+
+class AnswerStream(Protocol):
+    """What an answer's bytes are taken from."""
+
+    def __iter__(self) -> Iterator[bytes]: ...
+    def __next__(self) -> bytes: ...
+    def close(self) -> None: ...
 
 
 def request_entry(annotation: Annotation, account: str) -> str:
@@ -143,7 +154,7 @@ class LoggedStream:
     """A stream whose entry goes to the filter's log when it ends.
 
     Args:
-        stream: of features.
+        stream: of the answer.
         question: for the stream's usage.
         entry: to complete.
         trans_id: of the request; Swift adds none to lines of this level.
@@ -152,7 +163,7 @@ class LoggedStream:
 
     def __init__(
         self,
-        stream: FeatureStream,
+        stream: AnswerStream,
         question: UsageQuestion,
         entry: str,
         trans_id: str,

@@ -47,6 +47,27 @@ class FilterConfig:
     allowed_accounts: frozenset[str] = frozenset()
     """Charged accounts that may compute; empty for all of them."""
 
+    cache: bool = False
+    """Whether features are kept where a request's ``X-Hapi-Cache`` asks."""
+
+    cache_ttl_seconds: int = 14 * 24 * 3600
+    """After which Swift's object expirer deletes an entry."""
+
+    cache_max_entry_bytes: int = 16 * 1024**2
+    """Features that are more are not kept."""
+
+    cache_max_account_bytes: int = 100 * GIB
+    """Of the entries in one account, as far as container listings know."""
+
+    cache_buffer_bytes: int = 256 * 1024**2
+    """Of entries that one proxy process holds until they are stored."""
+
+    cache_timeout: float = 5.0
+    """Seconds to read an entry, after which the features are computed."""
+
+    cache_policy: str = ""
+    """Storage policy of new containers of entries; empty for Swift's."""
+
     @classmethod
     def from_conf(
         cls, global_conf: Mapping[str, str], local_conf: Mapping[str, str]
@@ -126,9 +147,25 @@ def _seconds(value: str) -> float:
 
 
 def _bytes(value: str) -> int:
+    return _count(value, "a number of bytes above 0")
+
+
+def _whole_seconds(value: str) -> int:
+    return _count(value, "a whole number of seconds above 0")
+
+
+def _count(value: str, expected: str) -> int:
     if not (value.isascii() and value.isdigit() and int(value) > 0):
-        raise ValueError("a number of bytes above 0")
+        raise ValueError(expected)
     return int(value)
+
+
+def _policy(value: str) -> str:
+    # What policies there are is in swift.conf, which is read where it
+    # belongs: a name that is unknown there fails when it is used.
+    if value and not all(c.isalnum() or c in "-_" for c in value):
+        raise ValueError("the name of a storage policy of swift.conf")
+    return value
 
 
 def _prefix(value: str) -> str:
@@ -171,6 +208,13 @@ OPTIONS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
         "reseller_prefix": _prefix,
         "allow_unauthenticated_compute": _flag,
         "allowed_accounts": _accounts,
+        "cache": _flag,
+        "cache_ttl_seconds": _whole_seconds,
+        "cache_max_entry_bytes": _bytes,
+        "cache_max_account_bytes": _bytes,
+        "cache_buffer_bytes": _bytes,
+        "cache_timeout": _seconds,
+        "cache_policy": _policy,
     }
 )
 """Parser of each option, by name."""

@@ -10,7 +10,7 @@ whatever is to the right sees requests as if they had never been there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,12 +19,16 @@ from swift.common.swob import Response
 from swift.common.utils import get_logger
 
 from hapi_middleware.access_log import (
+    HIT_ENTRY,
+    AnswerStream,
     LoggedStream,
     UsageQuestion,
     add_entry,
     complete_when_read,
     request_entry,
 )
+from hapi_middleware.cache import CacheCall, FeatureCache, KeptFeatures
+from hapi_middleware.cache_admin import CacheAdmin, is_cache_request
 from hapi_middleware.concurrency import Timeout
 from hapi_middleware.config import FilterConfig
 from hapi_middleware.cors import sharing
@@ -56,7 +60,7 @@ from hapi_middleware.responses import (
 )
 from hapi_middleware.rights import paying_account
 from hapi_middleware.uploads import PackageSender
-from hapi_middleware.worker_client import WorkerClient
+from hapi_middleware.worker_client import FeatureStream, WorkerClient
 from hapi_protocol.encodings import ENCODINGS
 from hapi_protocol.errors import (
     HapiError,
@@ -64,7 +68,7 @@ from hapi_protocol.errors import (
     TooSlowError,
     UnsupportedError,
 )
-from hapi_protocol.headers import NUMERICS, TRANSFORMS
+from hapi_protocol.headers import CACHE_HIT, NUMERICS, TRANSFORMS
 from hapi_protocol.messages import (
     API_VERSION,
     KIND_FEATURES,
@@ -96,24 +100,31 @@ class HapiMiddleware:
             config.worker_connect_timeout,
             config.worker_timeout,
         )
+        self.cache = FeatureCache(app, config, self.metrics, logger)
 
     def __call__(self, env: Env, start_response: StartResponse) -> Any:
+        if is_cache_request(env):
+            self.metrics.count("requests")
+            answer = self._guarded(env, lambda: self._tend_cache(env))
+            return answer(env, start_response)
         if not is_annotated(env):
             return self.app(env, start_response)
         headers = take_annotation(env)
         if not headers or not is_obeyed(env):
             return self.app(env, start_response)
         self.metrics.count("requests")
-        answer = self._answer(env, headers)
+        answer = self._guarded(
+            env, lambda: self._call(env, parse_request(env, headers)).answer()
+        )
         return answer(env, sharing(env, start_response))
 
-    def _answer(self, env: Env, headers: Mapping[str, str]) -> Any:
+    def _guarded(self, env: Env, answer: Callable[[], Any]) -> Any:
+        """A WSGI application, whatever happens meanwhile."""
         try:
-            request = parse_request(env, headers)
-            answer = self._call(env, request).answer()
-            if isinstance(answer, HeadersOnly):
+            found = answer()
+            if isinstance(found, HeadersOnly):
                 self.metrics.count("headers_only")
-            return answer
+            return found
         except SwiftAnswerError as error:
             self.metrics.count("swift_answers")
             return error.response
@@ -132,6 +143,11 @@ class HapiMiddleware:
                     "internal", "the filter failed; its log says where"
                 ),
             )
+
+    def _tend_cache(self, env: Env) -> Any:
+        answer = CacheAdmin(self.app, env).answer()
+        self.metrics.count("cache_requests")
+        return answer
 
     def _call(
         self, env: Env, request: FeatureRequest
@@ -164,6 +180,7 @@ class FeatureCall:
         self._env = env
         self._request = request
         self._annotation = request.annotation
+        self._cache = middleware.cache
         self._source = Source(middleware.app, env, request.name)
         self._package = (
             Package(
@@ -190,12 +207,17 @@ class FeatureCall:
         account = paying_account(self._env, self._config)
         add_entry(self._env, request_entry(self._annotation, account))
         job = self._job(head, model, account)
-        etag = self._known_etag(job)
+        caching = CacheCall(self._cache, self._env, self._request, head)
+        etag = self._known_etag(job, is_wanted=caching.is_used)
+        headers = stream_headers(head.etag, etag)
         if etag and is_match(self._request.if_none_match, etag):
-            return HeadersOnly("304 Not Modified", self._headers(head, etag))
+            return HeadersOnly("304 Not Modified", headers)
         if self._request.method == "HEAD":
-            return HeadersOnly("200 OK", self._headers(head, etag))
-        return self._features(head, job)
+            return HeadersOnly("200 OK", headers)
+        kept = caching.find(etag) if etag else None
+        if etag and kept is not None:
+            return self._kept_response(head, etag, kept)
+        return self._features(head, job, caching)
 
     def _job(
         self, head: ObjectHead, model: ModelIdentity | None, account: str
@@ -224,13 +246,17 @@ class FeatureCall:
             trans_id=self._request.trans_id,
         )
 
-    def _known_etag(self, job: JobRequest) -> str | None:
-        """The answer's ETag as far as it is known without computing."""
+    def _known_etag(self, job: JobRequest, *, is_wanted: bool) -> str | None:
+        """The answer's ETag as far as it is known without computing.
+
+        Args:
+            is_wanted: even if the request asks for no comparison.
+        """
         request = self._request
         if self._annotation.index:
             return stream_etag(self._annotation, job.source_etag, "", "")
         if not job.model or not (
-            request.method == "HEAD" or request.if_none_match
+            is_wanted or request.method == "HEAD" or request.if_none_match
         ):
             return None
         info = self._worker.find_model(job.model, job.trans_id)
@@ -247,33 +273,59 @@ class FeatureCall:
             self._annotation, job.source_etag, info.digest, info.numerics_tag
         )
 
-    def _features(self, head: ObjectHead, job: JobRequest) -> Any:
-        grant = self._grant(job)
+    def _features(
+        self, head: ObjectHead, job: JobRequest, caching: CacheCall
+    ) -> Any:
+        grant = self._grant(replace(job, is_split=caching.stores))
         etag = stream_etag(
             self._annotation,
             head.etag,
             grant.model_digest or "",
             grant.numerics_tag,
         )
-        headers = self._headers(head, etag)
+        # Was the model not on this host before?  Then the grant may lapse.
         if is_match(self._request.if_none_match, etag):
-            # The model was not on this host before.  The grant lapses.
+            headers = stream_headers(head.etag, etag)
             return HeadersOnly("304 Not Modified", headers)
+        kept = caching.find(etag)
+        if kept is not None:
+            return self._kept_response(head, etag, kept)
         body = self._source.open(head, self._annotation.byte_range)
-        return self._stream_response(self._open(grant, body, job), headers)
+        stream = self._open(
+            grant,
+            body,
+            job,
+            lambda found: caching.wrap(found, etag),
+        )
+        headers = stream_headers(head.etag, etag, caching.state)
+        return self._stream_response(stream, headers)
+
+    def _kept_response(
+        self, head: ObjectHead, etag: str, kept: KeptFeatures
+    ) -> Response:
+        add_entry(self._env, HIT_ENTRY)
+        self._metrics.count("kept_answers")
+        headers = stream_headers(head.etag, etag, CACHE_HIT)
+        headers["Content-Length"] = str(kept.length_bytes)
+        return Response(status=200, headers=headers, app_iter=kept)
 
     def _open(
-        self, grant: JobGrant, body: ObjectBody, job: JobRequest
-    ) -> Iterable[bytes]:
+        self,
+        grant: JobGrant,
+        body: ObjectBody,
+        job: JobRequest,
+        wrap: Callable[[FeatureStream], AnswerStream],
+    ) -> AnswerStream:
         question = UsageQuestion(
             self._worker, grant.job_id, job.trans_id, self._logger
         )
         if not self._request.is_s3:
             complete_when_read(self._env, question)
-        stream = self._worker.open_stream(
+        found = self._worker.open_stream(
             grant, body, job.trans_id, self._watch
         )
-        question.stream = stream
+        question.stream = found
+        stream = wrap(found)
         if not self._request.is_s3:
             return stream
         entry = request_entry(self._annotation, job.charged_account)
@@ -282,7 +334,7 @@ class FeatureCall:
         )
 
     def _stream_response(
-        self, stream: Iterable[bytes], headers: Mapping[str, str]
+        self, stream: AnswerStream, headers: Mapping[str, str]
     ) -> Response:
         # Each batch is worth sending at once.
         self._env["eventlet.minimum_write_chunk_size"] = 0
@@ -301,9 +353,6 @@ class FeatureCall:
     def _ask(self, job: JobRequest) -> JobGrant:
         with self._metrics.timed("grant"):
             return self._worker.create_job(job)
-
-    def _headers(self, head: ObjectHead, etag: str | None) -> dict[str, str]:
-        return stream_headers(head.etag, etag)
 
 
 def filter_factory(
@@ -326,6 +375,7 @@ def filter_factory(
         max_package_bytes=config.max_package_bytes,
         index=True,
         profile=True,
+        cache=config.cache,
     )
 
     def factory(app: Any) -> HapiMiddleware:

@@ -9,6 +9,8 @@ metric                         kind    meaning
                                        plain request (401, 403, 404, ...)
 ``hapi.headers_only``          counter of these, HEAD and 304
 ``hapi.profiles``              counter of these, answered with a profile
+``hapi.kept_answers``          counter of these, answered with kept features
+``hapi.cache_requests``        counter of these, that list or empty a cache
 ``hapi.streams.done``          counter of these, features read to their end
 ``hapi.streams.broken``        counter of these, broke off after they had begun
 ``hapi.streams.gone``          counter of these, given up by their client
@@ -20,9 +22,22 @@ metric                         kind    meaning
                                        place or for others' uploads included
 ``hapi.first_byte.timing``     timing  from the request to its first features
 ``hapi.stream.timing``         timing  from the first features to the end
+``hapi.cache.hits``            counter kept features that were found
+``hapi.cache.misses``          counter looks that found none
+``hapi.cache.read_failures``   counter looks that failed, or took longer than
+                                       ``cache_timeout``
+``hapi.cache.damaged``         counter entries that were not as stored; deleted
+``hapi.cache.stores``          counter entries that were stored
+``hapi.cache.store_failures``  counter entries that Swift did not take; its
+                                       answer is in the log
+``hapi.cache.full``            counter not kept: ``cache_max_account_bytes``
+``hapi.cache.too_large``       counter not kept: ``cache_max_entry_bytes``
+``hapi.cache.no_buffer``       counter not kept, or not read:
+                                       ``cache_buffer_bytes``
+``hapi.cache.with_errors``     counter not kept: rows with errors
 ============================== ======= =======================================
 
-Each request counts once among the seven kinds that follow ``hapi.requests``,
+Each request counts once among the nine kinds that follow ``hapi.requests``,
 and does so when it ends.  ``<code>`` is one of
 :data:`hapi_protocol.errors.CODES`.  Bytes are counted at the end of a stream,
 whichever end that is.  Timings are milliseconds.

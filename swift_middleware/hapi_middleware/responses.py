@@ -13,6 +13,7 @@ from swift.common.swob import Response
 
 from hapi_protocol.errors import HapiError
 from hapi_protocol.headers import (
+    CACHE_OFF,
     CONTENT_TYPE_STREAM,
     HEADER_CACHE,
     HEADER_SOURCE_ETAG,
@@ -63,14 +64,21 @@ def profile_headers(package_etag: str, etag: str | None) -> dict[str, str]:
     return headers | {"Content-Type": "application/json; charset=UTF-8"}
 
 
-def stream_headers(source_etag: str, etag: str | None) -> dict[str, str]:
-    """Headers of a feature stream: none of the source's but its ETag."""
+def stream_headers(
+    source_etag: str, etag: str | None, cache: str = CACHE_OFF
+) -> dict[str, str]:
+    """Headers of a feature stream: none of the source's but its ETag.
+
+    Args:
+        etag: of the features, where it is known.
+        cache: one of :data:`hapi_protocol.headers.CACHE_STATES`.
+    """
     headers = {
         "Content-Type": CONTENT_TYPE_STREAM,
         "Cache-Control": "private, no-store",
         "Vary": ", ".join(REQUEST_HEADERS),
         HEADER_SOURCE_ETAG: source_etag,
-        HEADER_CACHE: "off",
+        HEADER_CACHE: cache,
     }
     return headers | ({"ETag": etag} if etag else {})
 

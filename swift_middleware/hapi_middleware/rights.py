@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 from swift.common.middleware.acl import parse_acl, referrer_allowed
-from swift.common.swob import HTTPUnauthorized, Request
+from swift.common.swob import HTTPForbidden, HTTPUnauthorized, Request
 from swift.common.wsgi import make_subrequest
 
 from hapi_middleware.config import FilterConfig
@@ -86,6 +87,38 @@ def authorize_anonymous(request: Request) -> Any:
     if is_read and referrer_allowed(request.referer, referrers):
         return None
     return HTTPUnauthorized(request=request)
+
+
+def owner_refusal(env: Mapping[str, Any], account: str) -> Any:
+    """Why the caller does not own the account; None where it does.
+
+    It does where Swift would let it see the account itself as its owner
+    (``swift_owner``: admins of the account, operators of the project).  What
+    a temporary URL or an ACL of S3 has granted counts for nothing here.
+
+    Returns:
+        A WSGI application, which answers as Swift does.
+    """
+    authorize = env.get("swift.authorize")
+    if authorize is None or env.get(_OVERRIDE):
+        return HTTPForbidden()
+    request = make_subrequest(
+        env,
+        method="GET",
+        path=f"/v1/{quote(account)}",
+        swift_source=SWIFT_SOURCE,
+    )
+    request.environ["QUERY_STRING"] = ""
+    denied = authorize(request)
+    if denied is not None:
+        return denied
+    is_ours = bool(request.environ.get("swift_owner"))
+    return None if is_ours else HTTPForbidden(request=request)
+
+
+def is_owner(env: Mapping[str, Any], account: str) -> bool:
+    """Whether the caller owns the account; see :func:`owner_refusal`."""
+    return owner_refusal(env, account) is None
 
 
 def charged_account(

@@ -25,7 +25,6 @@ from hapi_protocol.errors import (
     MethodError,
     RightsError,
 )
-from hapi_protocol.headers import CONTENT_TYPE_STREAM
 from hapi_protocol.messages import (
     HEADER_IDENTITY,
     MAX_MESSAGE_BYTES,
@@ -210,7 +209,7 @@ class WorkerApp:
         return Response(
             app_iter=stream,
             headerlist=[
-                ("Content-Type", CONTENT_TYPE_STREAM),
+                ("Content-Type", stream.content_type),
                 ("Connection", "close"),
             ],
         )

@@ -10,11 +10,18 @@ from dataclasses import replace
 
 from hapi_protocol.errors import HapiError
 from hapi_protocol.features import FeatureStreamWriter
+from hapi_protocol.headers import CONTENT_TYPE_STREAM
 from hapi_protocol.messages import (
     OUTCOME_DONE,
     OUTCOME_FAILED,
     OUTCOME_GONE,
     JobRequest,
+)
+from hapi_protocol.split import (
+    BOTH,
+    CONTENT_TYPE_SPLIT,
+    end_frame,
+    frame,
 )
 from hapi_protocol.summary import Load
 from hapi_worker.body import ChunkedBody, SenderGoneError
@@ -69,8 +76,18 @@ class JobStream:
         self._sent_bytes = 0
         self._outcome = (OUTCOME_GONE, "")
         self._closed = False
-        self._writer = FeatureStreamWriter(_Appender(self._pieces), schema)
+        sink = _Appender(self._pieces)
+        self._marked = _Marked(sink) if request.is_split else None
+        self._writer = (
+            FeatureStreamWriter(self._marked, schema, self._marked.mark)
+            if self._marked
+            else FeatureStreamWriter(sink, schema)
+        )
         self._output = self._run()
+
+    @property
+    def content_type(self) -> str:
+        return CONTENT_TYPE_SPLIT if self._marked else CONTENT_TYPE_STREAM
 
     def __iter__(self) -> Iterator[bytes]:
         return self
@@ -159,6 +176,8 @@ class JobStream:
             cpu_seconds=self._cpu_seconds + self._own_cpu(),
             load=self._load(),
         )
+        if self._marked:
+            self._marked.end(self._writer.num_errors)
         yield from self._take_pieces()
 
     def _write(self, batch: Batch) -> None:
@@ -197,6 +216,8 @@ class JobStream:
             metrics.stage_seconds.labels(stage).observe(seconds)
 
     def _take_pieces(self) -> Iterator[bytes]:
+        if self._marked:
+            self._marked.flush()
         whole = b"".join(self._pieces)
         self._pieces.clear()
         for start in range(0, len(whole), PIECE_BYTES):
@@ -212,6 +233,34 @@ class _Appender:
 
     def write(self, data: bytes) -> None:
         self._pieces.append(data)
+
+
+class _Marked:
+    """A sink that frames what is written between two marks."""
+
+    def __init__(self, sink: _Appender) -> None:
+        self._sink = sink
+        self._kind = BOTH
+        self._waiting: list[bytes] = []
+
+    def mark(self, kind: bytes) -> None:
+        """What is written from here on is of that kind."""
+        if kind != self._kind:
+            self.flush()
+            self._kind = kind
+
+    def write(self, data: bytes) -> None:
+        self._waiting.append(data)
+
+    def flush(self) -> None:
+        data = b"".join(self._waiting)
+        self._waiting.clear()
+        if data:
+            self._sink.write(frame(self._kind, data))
+
+    def end(self, errors: int) -> None:
+        self.flush()
+        self._sink.write(end_frame(errors))
 
 
 def _broken() -> BrokenStreamError:

@@ -10,13 +10,16 @@ from beside import swift_beside
 from hapi_cluster import Cluster
 
 WORKER_OPTIONS = {"device": "cpu"}
+FILTER_OPTIONS = {"cache": "true"}
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Swift with the filter and the real worker; it ends with pytest."""
     pytest.importorskip("swift", reason="needs swift-hapi[cluster]")
-    with Cluster.temporary(worker_options=WORKER_OPTIONS) as running:
+    with Cluster.temporary(
+        worker_options=WORKER_OPTIONS, filter_options=FILTER_OPTIONS
+    ) as running:
         yield running
 
 

@@ -64,6 +64,17 @@ class Caller:
     ) -> requests.Response:
         return self.request("GET", path, headers)
 
+    def stream(
+        self, path: str, headers: Mapping[str, str]
+    ) -> requests.Response:
+        """A GET whose body is left to the caller to read, and to close."""
+        return self._session.get(
+            f"{self._proxy_url}/v1{path}",
+            headers=dict(headers),
+            timeout=SECONDS,
+            stream=True,
+        )
+
     def put(
         self,
         path: str,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swift.common.swob import (
+    HTTPCreated,
     HTTPNoContent,
     HTTPNotFound,
     HTTPOk,
@@ -23,6 +24,8 @@ from swift.common.swob import (
 )
 
 CHUNK_BYTES = 64 * 1024
+CACHE_PATH = "/v1/AUTH_test/\x00hapi\x00features"
+"""Of the container of kept features."""
 
 
 class TrackedBody:
@@ -59,6 +62,9 @@ class FakeObject:
     on_request: Callable[[Request], Response | None] | None = None
 
 
+_NOTHING = FakeObject(b"", "", {})
+
+
 @dataclass
 class FakeSwift:
     """A WSGI application; paths are ``/account/container[/object]``."""
@@ -69,6 +75,10 @@ class FakeSwift:
     bodies: list[TrackedBody] = field(default_factory=list)
     may_be_unread: bool = False
     """Set by tests in which an answer is given up, rightly."""
+    on_private: Callable[[Request], Response | None] | None = None
+    """Asked first, for entries of the cache."""
+    private_bytes: int | None = None
+    """Of all entries, as their container says; None: it is not there."""
 
     def put(
         self, path: str, body: bytes, etag: str | None = None, **headers: str
@@ -104,6 +114,8 @@ class FakeSwift:
     def _answer(self, request: Request) -> Response:
         path = wsgi_to_str(request.path_info).removeprefix("/v1")
         account, container, name = ([*path.split("/", 3), None, None])[1:4]
+        if request.path_info.startswith(CACHE_PATH):
+            return self._private(request, path, name)
         if name is None:
             # What get_account_info() and get_container_info() ask for.
             acl = self.read_acls.get(f"/{account}/{container}")
@@ -117,6 +129,35 @@ class FakeSwift:
         if path not in self.objects:
             return HTTPNotFound(request=request)
         return self._object(request, self.objects[path])
+
+    def _private(
+        self, request: Request, path: str, name: str | None
+    ) -> Response:
+        assert request.environ["swift.authorize"](request) is None
+        special = (
+            self.on_private(request) if name and self.on_private else None
+        )
+        if special is not None:
+            return special
+        if name is None:
+            return self._private_container(request)
+        if request.method == "PUT":
+            self.put(path, request.body)
+            return HTTPCreated(request=request)
+        if path not in self.objects:
+            return HTTPNotFound(request=request)
+        if request.method == "DELETE":
+            del self.objects[path]
+        return self._object(request, self.objects.get(path) or _NOTHING)
+
+    def _private_container(self, request: Request) -> Response:
+        if request.method == "PUT":
+            self.private_bytes = 0
+            return HTTPCreated(request=request)
+        if self.private_bytes is None:
+            return HTTPNotFound(request=request)
+        headers = {"X-Container-Bytes-Used": str(self.private_bytes)}
+        return HTTPNoContent(request=request, headers=headers)
 
     def _object(self, request: Request, found: FakeObject) -> Response:
         if found.on_request:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hmac
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from swift.common.middleware import tempauth, tempurl
-from swift.common.swob import Request
+from swift.common.swob import HTTPNoContent, Request, Response
 from swift.common.utils import close_if_possible
 
 from fake_swift import FakeSwift
@@ -130,6 +132,28 @@ def annotation(**changes: str | None) -> dict[str, str]:
         if value is not None:
             headers[header] = value
     return headers
+
+
+def signed(world: FilterUnderTest, path: str, method: str = "GET") -> str:
+    """Make ``path`` readable by TempURL; return the query string."""
+    expires = int(time.time()) + 600
+    text = f"{method}\n{expires}\n/v1{path}"
+    signature = hmac.new(TEMPURL_KEY.encode(), text.encode(), "sha256")
+    give_tempurl_key(world)
+    return f"?temp_url_sig={signature.hexdigest()}&temp_url_expires={expires}"
+
+
+def give_tempurl_key(world: FilterUnderTest) -> None:
+    """The account has the key that :func:`signed` signs with."""
+    answer = world.swift._answer
+
+    def with_key(request: Request) -> Response:
+        if request.path_info == f"/v1/{ACCOUNT}":
+            key = {"X-Account-Meta-Temp-Url-Key": TEMPURL_KEY}
+            return HTTPNoContent(request=request, headers=key)
+        return answer(request)
+
+    world.swift._answer = with_key  # type: ignore[method-assign]
 
 
 def stocked_swift() -> FakeSwift:

@@ -28,8 +28,12 @@ from hapi_protocol.messages import (
     Usage,
 )
 from hapi_protocol.profiles import BatchProfile, ModelProfile
+from hapi_protocol.split import BOTH, CLIENT, KEPT, end_frame, frame
 
 NUMERICS_TAG = "exact;stub"
+CLIENT_END = b"<the client's end>"
+KEPT_END = b"<the end that is kept>"
+"""Of split streams."""
 USAGE_SECONDS = 2.0
 """For which a question for a job's usage waits for the stream's end."""
 
@@ -49,6 +53,8 @@ class StubWorker:
             None for 404.
         usage_delay_seconds: how long it takes for that.
         is_chunked: whether the end of an answer differs from a break.
+        num_errors: rows with errors, as a split stream tells at its end;
+            None for a split stream without an end.
     """
 
     socket_path: str
@@ -60,6 +66,7 @@ class StubWorker:
     refuse_model: HapiError | None = None
     is_forgetful: bool = False
     is_chunked: bool = True
+    num_errors: int | None = 0
     usage: Usage | None = None
     usage_delay_seconds: float = 0.0
     delay_seconds: float = 0.0
@@ -202,6 +209,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _stream(self) -> None:
         answer = self.worker.answer(self._source())
+        number = int(self.path.rpartition("/j")[2])
+        if self.worker.jobs[number - 1].is_split:
+            answer = _split(answer, self.worker.num_errors)
         try:
             self._send_stream(answer)
         except HapiError:
@@ -239,6 +249,14 @@ class _Handler(BaseHTTPRequestHandler):
             yield chunk
         self.rfile.readline()
         self.worker.sources.append(bytes(received))
+
+
+def _split(answer: Iterator[bytes], num_errors: int | None) -> Iterator[bytes]:
+    for chunk in answer:
+        yield frame(BOTH, chunk)
+    yield frame(KEPT, KEPT_END) + frame(CLIENT, CLIENT_END)
+    if num_errors is not None:
+        yield end_frame(num_errors)
 
 
 def stub_profile(digest: str, num_cuts: int) -> ModelProfile:

@@ -226,6 +226,17 @@ def test_span_with_bad_rows_was_streamed_and_did_not_fall_back(
     assert (seen.fell_back, seen.pushed_samples) == (0, 0)
 
 
+def test_kept_spans_say_nothing_of_what_computing_costs(world: World) -> None:
+    meter = world.meter
+    computed = SpanReport(server_cpu_seconds=0.5)
+    meter.loaded(PUSHED, 8, 2.0, computed)
+    meter.loaded(PUSHED, 40, 0.5, SpanReport(was_kept=True))
+    seen = meter.take()
+    assert seen.samples == {PUSHED: 48}
+    assert seen.pushed_samples == 8
+    assert seen.server_cpu_seconds == 0.5
+
+
 def test_failed_pushes_are_not_slow_streams(world: World) -> None:
     meter = world.meter
     meter.loaded(

@@ -95,6 +95,10 @@ def encoded_stream(keys, features, encoding, sizes):
 
 
 class Body(io.BytesIO):
+    def __init__(self, data, cache="off"):
+        super().__init__(data)
+        self.headers = {"X-Hapi-Cache": cache}
+
     def drain(self):
         self.read()
 
@@ -107,6 +111,7 @@ class FakeConnection:
         self.answers = []
         self.annotations = []
         self.num_ranges = 0
+        self.cache = "off"
 
     def get_range(self, container, name, byte_range, **_):
         self.num_ranges += 1
@@ -118,7 +123,7 @@ class FakeConnection:
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
         if isinstance(answer, Exception):
             raise answer
-        return Body(answer)
+        return Body(answer, self.cache)
 
 
 @pytest.fixture
@@ -129,7 +134,9 @@ def pool():
 
 
 class Bench:
-    def __init__(self, pool, data, encoding="float32", shape=(2,)):
+    def __init__(
+        self, pool, data, encoding="float32", shape=(2,), cache="off"
+    ):
         self.connection = FakeConnection(data)
         self.span = span_of(data)
         self.counters = JobCounters()
@@ -147,7 +154,7 @@ class Bench:
         self.pushed = PushedSource(
             self.connection,
             "c",
-            PushPlan(MODEL, 2, encoding, shape),
+            PushPlan(MODEL, 2, encoding, shape, cache),
             self.raw,
             PushGate(lambda: self.now, 5),
             self.width,
@@ -263,6 +270,31 @@ def test_features_that_were_not_asked_for_are_not_delivered(
     loaded = bench.load()
     assert loaded.cut == 0
     assert bench.counters.snapshot().fallbacks == 1
+
+
+def test_kept_features_cost_the_store_nothing(bench, caplog):
+    bench.connection.answers = [stream(KEYS)]
+    bench.connection.cache = "hit"
+    report = bench.load().report
+    assert report.was_kept
+    assert report.server_cpu_seconds == 0
+    assert bench.counters.snapshot().cached == 3
+    bench.connection.cache = "store"
+    assert not bench.load().report.was_kept
+    assert bench.counters.snapshot().cached == 3
+    assert not caplog.records
+
+
+def test_store_that_keeps_nothing_is_warned_of_once(pool, caplog):
+    bench = Bench(pool, shard(10, 11, 12), cache="readwrite")
+    bench.connection.answers = [stream(KEYS)]
+    bench.load()
+    bench.load()
+    assert [each.cache for each in bench.connection.annotations] == [
+        "readwrite"
+    ] * 2
+    (record,) = caplog.records
+    assert "keeps no features" in record.getMessage()
 
 
 def test_features_may_be_changed_in_place(bench):

@@ -6,18 +6,22 @@ import ast
 import json
 import re
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import eventlet
 import pytest
 from paste.deploy import loadfilter
 from swift.common.middleware import catch_errors, proxy_logging
-from swift.common.swob import Request
+from swift.common.swob import Request, Response
 
 from filter_under_test import (
+    ACCOUNT,
     MODEL,
     SHARD,
     SOURCE,
@@ -26,10 +30,12 @@ from filter_under_test import (
     filter_and_worker,
 )
 from hapi_middleware import metrics
+from hapi_middleware.cache import Buffer
 from hapi_middleware.filter import filter_factory
 from hapi_protocol.errors import CODES, HapiError, make_error
 
 MIDDLEWARE = Path(metrics.__file__).parent
+SECONDS = 5.0
 PROFILE = {"X-Hapi-Profile": "true"}
 ENDS = (
     "swift_answers",
@@ -175,7 +181,63 @@ def test_each_documented_metric_is_counted_and_no_other(
 
     codes = {name for name in seen if name.startswith("errors.")}
     assert {name.removeprefix("errors.") for name in codes} <= set(CODES)
-    assert (seen - codes) | {"errors.<code>"} == documented()
+    of_cache = {name for name in documented() if is_of_cache(name)}
+    assert of_cache
+    assert (seen - codes) | {"errors.<code>"} == documented() - of_cache
+
+
+def is_of_cache(name: str) -> bool:
+    return name.startswith("cache") or name == "kept_answers"
+
+
+def test_what_becomes_of_kept_features_is_counted(
+    world: FilterUnderTest, statsd: Statsd
+) -> None:
+    usual = replace(world.filter.config, cache=True)
+    cache = world.filter.cache
+    seen: set[str] = set()
+
+    def expect(*names: str, mode: str = "readwrite", **options: Any) -> None:
+        cache.config = replace(usual, **options)
+        world.send(headers=annotation(cache=mode))
+        found: Counter[str] = Counter()
+        deadline = time.monotonic() + SECONDS
+        while not set(names) <= set(found) and time.monotonic() < deadline:
+            eventlet.sleep(0.01)
+            found += statsd.counts()
+        told = {name: n for name, n in found.items() if is_of_cache(name)}
+        assert told == dict.fromkeys(names, 1)
+        assert found["requests"] == 1
+        seen.update(told)
+
+    def fail(request: Request) -> Response | None:
+        return Response(status=507) if request.method == "PUT" else None
+
+    expect("cache.misses", "cache.too_large", cache_max_entry_bytes=9)
+    expect("cache.misses", "cache.full", cache_max_account_bytes=9)
+    cache.buffer = Buffer(9)
+    expect("cache.misses", "cache.no_buffer")
+    cache.buffer = Buffer(usual.cache_buffer_bytes)
+    world.swift.on_private = fail
+    expect("cache.misses", "cache.store_failures")
+    world.swift.on_private = None
+    world.worker.num_errors = 1
+    expect("cache.misses", "cache.with_errors")
+    world.worker.num_errors = 0
+    expect("cache.misses", "cache.stores")
+    expect("cache.hits", "kept_answers", mode="read")
+    world.swift.on_private = lambda _: Response(status=503)
+    expect("cache.read_failures", mode="read")
+    world.swift.on_private = None
+    (entry,) = (path for path in world.swift.objects if "\x00" in path)
+    world.swift.put(entry, b"nonsense")
+    expect("cache.damaged", mode="read")
+
+    world.send("GET", f"/{ACCOUNT}", query="?hapi-cache")
+    found = statsd.counts()
+    assert found == {"requests": 1, "cache_requests": 1}
+    seen.add("cache_requests")
+    assert seen == {name for name in documented() if is_of_cache(name)}
 
 
 def test_bytes_of_a_stream_are_counted(

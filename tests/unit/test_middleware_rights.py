@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import hmac
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 from swift.common.middleware import keystoneauth, tempurl
 from swift.common.registry import get_swift_info
-from swift.common.swob import HTTPNoContent, Request, Response
+from swift.common.swob import Request, Response
 
 import hapi_middleware
 from filter_under_test import (
@@ -22,11 +20,11 @@ from filter_under_test import (
     PACKAGE,
     SHARD,
     SOURCE,
-    TEMPURL_KEY,
     Answer,
     FilterUnderTest,
     annotation,
     filter_and_worker,
+    signed,
 )
 from hapi_middleware.rights import authorize_anonymous, charged_account
 from hapi_protocol.errors import RightsError
@@ -502,29 +500,8 @@ def test_prefix_of_the_charged_account_is_the_operators() -> None:
 # --- temporary URLs and other overrides -----------------------------------
 
 
-def _signed(world: FilterUnderTest, path: str, method: str = "GET") -> str:
-    """Make ``path`` readable by TempURL; return the query string."""
-    expires = int(time.time()) + 600
-    text = f"{method}\n{expires}\n/v1{path}"
-    signature = hmac.new(TEMPURL_KEY.encode(), text.encode(), "sha256")
-    _give_tempurl_key(world)
-    return f"?temp_url_sig={signature.hexdigest()}&temp_url_expires={expires}"
-
-
-def _give_tempurl_key(world: FilterUnderTest) -> None:
-    answer = world.swift._answer
-
-    def with_key(request: Request) -> Response:
-        if request.path_info == f"/v1/{ACCOUNT}":
-            key = {"X-Account-Meta-Temp-Url-Key": TEMPURL_KEY}
-            return HTTPNoContent(request=request, headers=key)
-        return answer(request)
-
-    world.swift._answer = with_key  # type: ignore[method-assign]
-
-
 def _tempurl(world: FilterUnderTest, **changes: str | None) -> Answer:
-    query = _signed(world, SOURCE)
+    query = signed(world, SOURCE)
     headers = annotation(**changes)
     return world.send(headers=headers, user=None, query=query)
 
@@ -533,7 +510,7 @@ def test_tempurl_itself_works_and_is_refused_compute(
     world: FilterUnderTest,
 ) -> None:
     world.swift.read_acls[MODELS] = ".r:*"
-    query = _signed(world, SOURCE)
+    query = signed(world, SOURCE)
 
     assert world.send(user=None, query=query).body == SHARD
     answer = world.send(headers=annotation(), user=None, query=query)
@@ -681,7 +658,7 @@ def test_identity_is_path_etag_and_length(world: FilterUnderTest) -> None:
     ]
 
 
-MAY_SPEAK_FOR_SWIFT = ("feature_cache.py",)
+MAY_SPEAK_FOR_SWIFT = ("cache_entries.py",)
 """Modules whose sub-requests may be authorised beforehand."""
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hapi_client.cli import cluster, worker
+from hapi_client.cli import cache, cluster, worker
 from hapi_client.cli.context import Login
 from hapi_client.cli.demo import demo_command
 from hapi_client.cli.index import index_command, ls_command
@@ -35,6 +35,7 @@ app.command("ls")(ls_command)
 app.command("plan")(plan_command)
 app.command("train")(train_command)
 app.command("demo")(demo_command)
+app.add_typer(cache.app, name="cache")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(worker.app, name="worker")
 

@@ -75,6 +75,13 @@ def train_command(
             "with a fixed cut."
         ),
     ] = None,
+    cache: Annotated[
+        str,
+        typer.Option(
+            help="Features kept in the store for later epochs and runs: "
+            "'off', 'read', or 'readwrite', which takes room in your account."
+        ),
+    ] = "off",
     seed: Annotated[int, typer.Option(min=0)] = 0,
     skip_bad_samples: Annotated[
         bool, typer.Option(help="Leave undecodable samples out.")
@@ -96,8 +103,8 @@ def train_command(
 
     Keys of --json: model, freeze, cut, epochs (loss, accuracy, seconds,
     samples), losses, stats (bytes, package_bytes, retries, fallbacks,
-    skipped, saturated, samples, samples_by_cut, seconds), plan (null
-    without one),
+    skipped, saturated, cached, samples, samples_by_cut, seconds), plan
+    (null without one),
     no_plan_reason, plan_changes (seconds, mix, samples_per_second, why).
     """
     # torch takes seconds to import; --help must not wait for it.
@@ -133,6 +140,7 @@ def train_command(
             floor=floor,
             epochs=epochs,
             encoding=encoding,
+            cache=cache,
             on_error="skip" if skip_bad_samples else "raise",
             seed=seed,
             connection=connection,
@@ -259,7 +267,15 @@ def _print(job: TransferJob, history: History) -> None:
         )
     stats = job.stats
     print_table(
-        ("cut", "over the wire", "package", "retries", "fallbacks", "skipped"),
+        (
+            "cut",
+            "over the wire",
+            "package",
+            "retries",
+            "fallbacks",
+            "skipped",
+            "cached",
+        ),
         [
             (
                 str(job.cut),
@@ -268,6 +284,7 @@ def _print(job: TransferJob, history: History) -> None:
                 str(stats.retries),
                 str(stats.fallbacks),
                 str(stats.skipped),
+                str(stats.cached),
             )
         ],
     )

@@ -1,0 +1,131 @@
+"""``hapi cache``: features that the store keeps in an account."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from typing import Annotated, TypeAlias
+
+import typer
+
+from hapi_client.cli.context import (
+    JsonPath,
+    connect,
+    print_table,
+    write_json,
+)
+from hapi_client.progress import ConsoleReporter
+from hapi_splitter.quantities import bytes_text
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Features that the store keeps in your account (X-Hapi-Cache).",
+)
+
+Source: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="[CONTAINER[/OBJECT]]",
+        help="Only features of these objects.",
+    ),
+]
+
+
+@app.command("ls")
+def ls_command(
+    context: typer.Context, source: Source = "", json_path: JsonPath = None
+) -> None:
+    """List what is kept, object by object.
+
+    Examples:
+
+        hapi cache ls
+
+        hapi cache ls photos/train-0001.tar
+
+    Keys of --json: entries (source, key, length_bytes, stored).
+    """
+    with connect(context) as connection:
+        entries = [
+            entry
+            for page in connection.cache_entries(source)
+            for entry in page.entries
+        ]
+    print_table(
+        ("object", "bytes", "stored", "key"),
+        [
+            (
+                each.source,
+                bytes_text(each.length_bytes),
+                each.stored.partition(".")[0],
+                each.key[:12],
+            )
+            for each in entries
+        ],
+    )
+    write_json(json_path, {"entries": [asdict(each) for each in entries]})
+
+
+@app.command("stats")
+def stats_command(context: typer.Context, json_path: JsonPath = None) -> None:
+    """Say how much is kept, in all and container by container.
+
+    The figures in all are those of Swift's container, which knows of changes
+    after some seconds.
+
+    Keys of --json: entries, length_bytes, containers (name, entries,
+    length_bytes).
+    """
+    sums: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    total = (0, 0)
+    with connect(context) as connection:
+        for page in connection.cache_entries():
+            total = page.num_entries, page.length_bytes
+            for entry in page.entries:
+                container = entry.source.partition("/")[0]
+                counts[container] += 1
+                sums[container] += entry.length_bytes
+    print_table(
+        ("container", "entries", "bytes"),
+        [
+            *(
+                (name, str(count), bytes_text(sums[name]))
+                for name, count in sorted(counts.items())
+            ),
+            ("(all)", str(total[0]), bytes_text(total[1])),
+        ],
+    )
+    write_json(
+        json_path,
+        {
+            "entries": total[0],
+            "length_bytes": total[1],
+            "containers": [
+                {"name": name, "entries": count, "length_bytes": sums[name]}
+                for name, count in sorted(counts.items())
+            ],
+        },
+    )
+
+
+@app.command("purge")
+def purge_command(
+    context: typer.Context, source: Source = "", json_path: JsonPath = None
+) -> None:
+    """Delete what is kept; it is computed again when it is asked for.
+
+    Examples:
+
+        hapi cache purge
+
+        hapi cache purge photos
+
+    Keys of --json: deleted.
+    """
+    deleted = 0
+    with connect(context) as connection, ConsoleReporter() as reporter:
+        for count in connection.purge_cache(source):
+            deleted += count
+            reporter.note(f"{deleted} deleted")
+    write_json(json_path, {"deleted": deleted})

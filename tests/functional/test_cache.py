@@ -1,0 +1,502 @@
+"""Features that are kept: found again, for those who may, and only whole."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+import requests
+from typer.testing import CliRunner
+
+from caller import Caller, metrics
+from hapi_client import Connection, Credentials, TransferJob
+from hapi_client.cli.main import app
+from hapi_client.location import Location
+from hapi_client.packages import package_name, upload_package
+from hapi_client.progress import SilentReporter
+from hapi_client.training import train_tail
+from hapi_client.upload import upload
+from hapi_protocol.errors import ClientError
+from hapi_protocol.features import FeatureBatch, read_features
+from hapi_splitter.package import write_package
+from hapi_splitter.trace import split
+from networks import small_network, small_transform
+from photos import shard, with_corrupt_member
+
+OWNER = "AUTH_test"
+DATA = f"/{OWNER}/kept"
+MODELS = "kept-models"
+NUM_SAMPLES = 12
+SECONDS = 20.0
+
+
+@pytest.fixture(scope="module")
+def owner(cluster) -> Iterator[Caller]:
+    caller = Caller(cluster)
+    yield caller
+    caller.close()
+
+
+@pytest.fixture(scope="module")
+def connection(cluster) -> Iterator[Connection]:
+    login = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
+    with Connection(login) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def model(connection, owner, tmp_path_factory) -> str:
+    """The package's path; the container of the data is there too."""
+    parts = split(small_network(seed=3), "body", transform=small_transform())
+    path = tmp_path_factory.mktemp("package") / "model.hapi"
+    info = write_package(parts.frozen, path)
+    upload_package(connection, MODELS, path, info.digest)
+    owner.put(DATA)
+    return f"/{OWNER}/{MODELS}/{package_name(info.digest)}"
+
+
+@pytest.fixture
+def empty(owner, model) -> None:
+    """Nothing is kept, and nobody but the owner may read anything."""
+    purge(owner)
+    for container in (DATA, f"/{OWNER}/{MODELS}"):
+        allow(owner, container, "")
+
+
+def asked(
+    model: str, mode: str = "readwrite", **others: str
+) -> dict[str, str]:
+    named = {f"X-Hapi-{k.title()}": v for k, v in others.items()}
+    return {
+        "X-Hapi-Model": model,
+        "X-Hapi-Cut": "1",
+        "X-Hapi-Cache": mode,
+        **named,
+    }
+
+
+def put_shard(owner: Caller, name: str, data: bytes | None = None) -> str:
+    path = f"{DATA}/{quote(name)}"
+    owner.put(path, shard(NUM_SAMPLES) if data is None else data)
+    return path
+
+
+def allow(owner: Caller, container: str, acl: str) -> None:
+    headers = {"X-Container-Read": acl}
+    owner.request("POST", container, headers).raise_for_status()
+
+
+def cache(
+    owner: Caller, method: str = "GET", query: str = ""
+) -> dict[str, Any]:
+    answer = owner.request(method, f"/{OWNER}?hapi-cache{query}")
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def purge(owner: Caller) -> None:
+    cache(owner, "DELETE")
+
+
+def until(is_so: Callable[[], object]) -> None:
+    """What is kept is stored behind the answer's end."""
+    deadline = time.monotonic() + SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline, "it never came to be so"
+        time.sleep(0.05)
+
+
+def kept(owner: Caller) -> list[str]:
+    return [each["source"] for each in cache(owner)["listed"]]
+
+
+def rows_of(answer: requests.Response) -> tuple[list[Any], Any]:
+    assert answer.status_code == 200, answer.text
+    batches = list(read_features(answer.content))
+    rows = [row for batch in batches for row in batch.rows]
+    return rows, np.concatenate([b.features for b in batches if b.rows])
+
+
+def batches_of(answer: requests.Response) -> list[FeatureBatch]:
+    return list(read_features(io.BytesIO(answer.content)))
+
+
+def assert_same_rows(one: requests.Response, other: requests.Response) -> None:
+    rows, features = rows_of(one)
+    other_rows, other_features = rows_of(other)
+    assert rows == other_rows
+    assert len(rows) > 0
+    np.testing.assert_array_equal(features, other_features)
+
+
+def warm(owner: Caller, path: str, model: str) -> requests.Response:
+    """The answer that was computed, and is kept by now."""
+    before = len(kept(owner))
+    answer = owner.get(path, asked(model))
+    assert answer.headers["X-Hapi-Cache"] == "store", answer.text
+    until(lambda: len(kept(owner)) > before)
+    return answer
+
+
+def jobs_done(cluster) -> dict[str, float]:
+    counted = ("hapi_worker_jobs_total", "hapi_worker_samples_total")
+    return {
+        name: value
+        for name, value in metrics(cluster).items()
+        if name.startswith(counted)
+    }
+
+
+@pytest.mark.usefixtures("empty")
+def test_features_are_computed_once(cluster, owner, model):
+    path = put_shard(owner, "once.tar")
+    first = warm(owner, path, model)
+    before = jobs_done(cluster)
+    again = owner.get(path, asked(model, "read"))
+
+    assert again.headers["X-Hapi-Cache"] == "hit"
+    assert again.headers["ETag"] == first.headers["ETag"]
+    assert again.headers["X-Hapi-Source-Etag"]
+    assert jobs_done(cluster) == before
+    assert_same_rows(first, again)
+    plain = owner.get(path, asked(model, "off"))
+    assert plain.headers["X-Hapi-Cache"] == "off"
+    assert_same_rows(plain, again)
+
+
+@pytest.mark.usefixtures("empty")
+def test_what_one_request_took_is_not_told_to_the_next(owner, model):
+    path = put_shard(owner, "timings.tar")
+    first = warm(owner, path, model)
+    again = owner.get(path, asked(model))
+
+    told = [batch.timings for batch in batches_of(first) if batch.timings]
+    assert sum(each["forward"] for each in told) > 0
+    assert [
+        batch.timings for batch in batches_of(again) if batch.timings
+    ] == []
+    readers = [read_features(each.content) for each in (first, again)]
+    for reader in readers:
+        list(reader)
+    assert readers[0].summary.cpu_seconds > 0
+    assert readers[0].summary.load is not None
+    assert readers[1].summary.cpu_seconds == 0
+    assert readers[1].summary.load is None
+
+
+@pytest.mark.usefixtures("empty")
+@pytest.mark.parametrize(
+    "other",
+    [{"encoding": "float16"}, {"samples": "0-3"}, {"cut": "2"}],
+    ids=str,
+)
+def test_other_features_are_other_entries(owner, model, other):
+    path = put_shard(owner, "others.tar")
+    warm(owner, path, model)
+    answer = owner.get(path, {**asked(model), **asked(model, **other)})
+    assert answer.headers["X-Hapi-Cache"] == "store"
+    until(lambda: len(kept(owner)) == 2)
+
+
+@pytest.mark.usefixtures("empty")
+def test_replaced_source_is_computed_anew(owner, model):
+    path = put_shard(owner, "replaced.tar")
+    warm(owner, path, model)
+    put_shard(owner, "replaced.tar", shard(NUM_SAMPLES, seed=5))
+    answer = owner.get(path, asked(model, "read"))
+    assert answer.headers["X-Hapi-Cache"] == "miss"
+    assert rows_of(answer)[0][0].key.startswith("s5")
+
+
+@pytest.mark.usefixtures("empty")
+def test_rows_with_errors_are_not_kept(owner, model):
+    data = with_corrupt_member(shard(NUM_SAMPLES), "s0-0003")
+    path = put_shard(owner, "broken.tar", data)
+    answer = owner.get(path, asked(model))
+    assert sum(row.error is not None for row in rows_of(answer)[0]) == 1
+    good = put_shard(owner, "good.tar")
+    warm(owner, good, model)
+    assert kept(owner) == ["kept/good.tar"]
+
+
+@pytest.mark.usefixtures("empty")
+@pytest.mark.parametrize("kind", ["slo", "dlo"])
+def test_large_objects_are_not_kept(owner, model, kind):
+    path = put_shard(owner, f"part-{kind}.tar")
+    large = f"{DATA}/{kind}"
+    if kind == "slo":
+        parts = json.dumps([{"path": f"/kept/part-{kind}.tar"}]).encode()
+        owner.put(f"{large}?multipart-manifest=put", parts)
+    else:
+        owner.put(large, b"", {"X-Object-Manifest": f"kept/part-{kind}"})
+    answer = owner.get(large, asked(model))
+    assert answer.headers["X-Hapi-Cache"] == "off"
+    assert_same_rows(answer, owner.get(path, asked(model, "off")))
+    warm(owner, path, model)
+    assert kept(owner) == [f"kept/part-{kind}.tar"]
+
+
+@pytest.mark.usefixtures("empty")
+def test_segment_that_may_not_be_read_stays_so(cluster, owner, model):
+    part = put_shard(owner, "segment.tar")
+    opened = f"/{OWNER}/kept-open"
+    owner.put(opened)
+    parts = json.dumps([{"path": "/kept/segment.tar"}]).encode()
+    owner.put(f"{opened}/slo?multipart-manifest=put", parts)
+    for container in (opened, f"/{OWNER}/{MODELS}"):
+        allow(owner, container, "test:tester3")
+    warm(owner, part, model)
+    assert owner.get(f"{opened}/slo", asked(model)).status_code == 200
+    reader = Caller(cluster, "test:tester3")
+    plain = reader.get(f"{opened}/slo")
+    answer = reader.get(f"{opened}/slo", asked(model))
+    reader.close()
+    assert answer.status_code == plain.status_code == 409
+    assert answer.content == plain.content
+
+
+@pytest.mark.usefixtures("empty")
+def test_client_that_goes_away_leaves_nothing(owner, model):
+    path = put_shard(owner, "gone.tar", shard(80))
+    answer = owner.stream(path, asked(model))
+    assert answer.status_code == 200
+    assert answer.headers["X-Hapi-Cache"] == "store"
+    answer.raw.read(100)
+    answer.close()
+    warm(owner, put_shard(owner, "whole.tar"), model)
+    assert kept(owner) == ["kept/whole.tar"]
+
+
+# --- rights ---------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("empty")
+@pytest.mark.parametrize("user", ["test:tester3", "test2:tester2", None])
+@pytest.mark.parametrize("private", ["source", "model", "both"])
+def test_warm_cache_opens_nothing(cluster, owner, model, user, private):
+    path = put_shard(owner, "private.tar")
+    warm(owner, path, model)
+    readers = "test:tester3,test2:tester2,.r:*"
+    if private == "model":
+        allow(owner, DATA, readers)
+    if private == "source":
+        allow(owner, f"/{OWNER}/{MODELS}", readers)
+    caller = Caller(cluster, user)
+    plain = caller.get(model if private == "model" else path)
+    answers = [caller.get(path, asked(model, m)) for m in ("read", "off")]
+    caller.close()
+    assert plain.status_code in (401, 403)
+    for answer in answers:
+        assert answer.status_code == plain.status_code
+        assert "X-Hapi-Cache" not in answer.headers
+    told = [
+        {k: v for k, v in each.json().items() if k != "trans_id"}
+        if each.headers["Content-Type"].startswith("application/json")
+        else each.text
+        for each in answers
+    ]
+    assert told[0] == told[1]
+
+
+@pytest.mark.usefixtures("empty")
+def test_reader_finds_what_is_kept_and_keeps_nothing(cluster, owner, model):
+    path = put_shard(owner, "shared.tar")
+    other = put_shard(owner, "other.tar", shard(NUM_SAMPLES, seed=9))
+    first = warm(owner, path, model)
+    for container in (DATA, f"/{OWNER}/{MODELS}"):
+        allow(owner, container, "test2:tester2,test:tester3")
+    for user in ("test2:tester2", "test:tester3"):
+        caller = Caller(cluster, user)
+        hit = caller.get(path, asked(model))
+        miss = caller.get(other, asked(model))
+        caller.close()
+        assert hit.headers["X-Hapi-Cache"] == "hit"
+        assert_same_rows(first, hit)
+        assert miss.headers["X-Hapi-Cache"] == "miss"
+    assert kept(owner) == ["kept/shared.tar"]
+
+
+@pytest.mark.usefixtures("empty")
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+@pytest.mark.parametrize(
+    ("user", "status"),
+    [("test:tester3", 403), ("test2:tester2", 403), (None, 401)],
+)
+def test_cache_is_shown_to_its_owner_alone(
+    cluster, owner, model, user, status, method
+):
+    warm(owner, put_shard(owner, "listed.tar"), model)
+    allow(owner, DATA, "test:tester3,test2:tester2,.r:*,.rlistings")
+    caller = Caller(cluster, user)
+    answer = caller.request(method, f"/{OWNER}?hapi-cache")
+    caller.close()
+    assert answer.status_code == status
+    assert "listed.tar" not in answer.text
+    assert kept(owner) == ["kept/listed.tar"]
+
+
+@pytest.mark.usefixtures("empty")
+def test_entries_are_out_of_clients_reach(owner, model):
+    warm(owner, put_shard(owner, "hidden.tar"), model)
+    listing = owner.get(f"/{OWNER}?format=json").json()
+    assert all("hapi" not in each["name"] for each in listing)
+    container = quote("\x00hapi\x00features")
+    for method in ("GET", "HEAD", "DELETE", "PUT", "POST"):
+        answer = owner.request(method, f"/{OWNER}/{container}")
+        assert answer.status_code in (400, 404, 412), method
+    assert kept(owner) == ["kept/hidden.tar"]
+
+
+# --- what Swift gives back ------------------------------------------------
+
+
+def data_file(cluster) -> Path:
+    """Of the one entry that is kept."""
+    files = [
+        path
+        for path in Path(cluster.directory).rglob("*.data")
+        if b"hapi-features 1\n" in path.read_bytes()[:64]
+    ]
+    return max(files, key=lambda path: path.stat().st_mtime)
+
+
+@pytest.mark.usefixtures("empty")
+@pytest.mark.parametrize("damage", ["flipped", "cut off", "emptied"])
+def test_damaged_entry_is_computed_again(cluster, owner, model, damage):
+    path = put_shard(owner, "damaged.tar")
+    first = warm(owner, path, model)
+    file = data_file(cluster)
+    content = bytearray(file.read_bytes())
+    if damage == "flipped":
+        content[len(content) // 2] ^= 0x40
+        file.write_bytes(content)
+    else:
+        os.truncate(file, len(content) // 2 if damage == "cut off" else 0)
+    again = owner.get(path, asked(model, "read"))
+    assert again.headers["X-Hapi-Cache"] == "miss"
+    assert_same_rows(first, again)
+
+    # Nothing of it is left, and it can be kept anew.
+    assert owner.get(path, asked(model)).headers["X-Hapi-Cache"] == "store"
+    until(lambda: file.parent != data_file(cluster).parent or kept(owner))
+    until(
+        lambda: (
+            owner.get(path, asked(model, "read")).headers["X-Hapi-Cache"]
+            == "hit"
+        )
+    )
+
+
+# --- owners' and clients' tools -------------------------------------------
+
+
+@pytest.mark.usefixtures("empty")
+def test_cache_is_listed_page_by_page_and_purged_by_source(owner, model):
+    for name in ("a/1.tar", "a/2.tar", "b ü.tar"):
+        warm(owner, put_shard(owner, name), model)
+    page = cache(owner, query="&limit=2")
+    assert [each["source"] for each in page["listed"]] == [
+        "kept/a/1.tar",
+        "kept/a/2.tar",
+    ]
+    assert page["listed"][0]["bytes"] > 1000
+    rest = cache(owner, query=f"&limit=2&marker={page['marker']}")
+    assert [each["source"] for each in rest["listed"]] == ["kept/b ü.tar"]
+    assert rest["marker"] is None
+    gone = cache(owner, "DELETE", "&source=kept/a/1.tar")
+    assert gone == {"deleted": 1, "marker": None}
+    assert cache(owner, "DELETE", "&source=kep")["deleted"] == 0
+    assert kept(owner) == ["kept/a/2.tar", "kept/b ü.tar"]
+    assert cache(owner, "DELETE")["deleted"] == 2
+    assert cache(owner)["listed"] == []
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [("&limit=0", 400), ("&limit=x", 400), ("&marker=%ff", 400)],
+)
+def test_bad_parameters_are_named(owner, query, status):
+    answer = owner.get(f"/{OWNER}?hapi-cache{query}")
+    assert answer.status_code == status
+    assert answer.json()["code"] == "bad_request"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "HEAD"])
+def test_other_methods_do_nothing_to_the_account(owner, method):
+    headers = {"X-Account-Meta-Cached": "1"}
+    answer = owner.request(method, f"/{OWNER}?hapi-cache", headers)
+    assert answer.status_code == 405
+    found = owner.request("HEAD", f"/{OWNER}").headers
+    assert "X-Account-Meta-Cached" not in found
+
+
+@pytest.mark.usefixtures("empty")
+def test_second_epoch_needs_no_worker(cluster, connection, owner, tmp_path):
+    place = Location("kept", "epochs")
+    (tmp_path / "a.tar").write_bytes(shard(40))
+    upload(connection, place, [tmp_path], SilentReporter())
+    with TransferJob(
+        small_network(),
+        freeze="body",
+        data=str(place),
+        batch_size=8,
+        transform=small_transform(),
+        cut="freeze",
+        cache="readwrite",
+        connection=connection,
+    ) as job:
+        first = train_tail(job, epochs=1, learning_rate=0.0)
+        spans = len(job._plan.spans)
+        until(lambda: len(kept(owner)) == spans)
+        assert job.stats.cached == 0
+        before = jobs_done(cluster)
+        second = train_tail(job, epochs=1, learning_rate=0.0)
+        assert job.stats.cached == 40
+        assert job.stats.fallbacks == 0
+    assert jobs_done(cluster) == before
+    assert first.losses == second.losses
+
+
+def test_unknown_mode_of_a_job_is_named(connection):
+    with pytest.raises(ClientError, match="cache is 'on'; one of off, read"):
+        TransferJob(
+            small_network(),
+            freeze="body",
+            data="kept/epochs",
+            cache="on",
+            connection=connection,
+        )
+
+
+@pytest.mark.usefixtures("empty")
+def test_commands_show_and_empty_the_cache(cluster, owner, model, tmp_path):
+    warm(owner, put_shard(owner, "cli.tar"), model)
+    environment = cluster.environment
+    runner = CliRunner()
+
+    def run(*words: str) -> Any:
+        result = runner.invoke(
+            app,
+            ["cache", *words, "--json", str(tmp_path / "out.json")],
+            env=environment,
+        )
+        assert result.exit_code == 0, result.output
+        return result.output, json.loads((tmp_path / "out.json").read_text())
+
+    text, facts = run("ls")
+    assert "kept/cli.tar" in text
+    assert facts["entries"][0]["length_bytes"] > 1000
+    text, facts = run("stats")
+    assert facts["containers"][0]["name"] == "kept"
+    assert facts["containers"][0]["entries"] == 1
+    assert run("purge", "other")[1] == {"deleted": 0}
+    assert run("purge")[1] == {"deleted": 1}
+    assert kept(owner) == []

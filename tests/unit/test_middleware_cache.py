@@ -1,0 +1,411 @@
+"""The filter's cache, where things go wrong that a real Swift seldom does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import eventlet
+import pytest
+from swift.common.swob import Request, Response
+
+from fake_swift import CACHE_PATH, FakeSwift
+from filter_under_test import (
+    ACCOUNT,
+    MODEL,
+    PACKAGE,
+    SHARD,
+    SOURCE,
+    FilterUnderTest,
+    annotation,
+    filter_and_worker,
+    signed,
+)
+from hapi_middleware.cache_entries import (
+    DamagedEntryError,
+    entry_key,
+    entry_name,
+    pack,
+    unpack,
+)
+from stub_worker import CLIENT_END, KEPT_END
+
+COMPUTED = SHARD.upper() + CLIENT_END
+KEPT = SHARD.upper() + KEPT_END
+SECONDS = 5.0
+
+
+@contextmanager
+def world_of(tmp_path: Path, **options: str) -> Iterator[FilterUnderTest]:
+    given = {"cache": "yes", **options}
+    with filter_and_worker(tmp_path, **given) as world:
+        yield world
+        until(lambda: world.filter.cache.buffer.used_bytes == 0)
+        world.swift.assert_nothing_is_open()
+        assert_private_requests_are_for_entries(world.swift)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[FilterUnderTest]:
+    with world_of(tmp_path) as world:
+        yield world
+
+
+def assert_private_requests_are_for_entries(swift: FakeSwift) -> None:
+    for env in swift.calls:
+        if env.get("REMOTE_USER") != ".wsgi.pre_authed":
+            continue
+        if env["REQUEST_METHOD"] == "HEAD" and env["PATH_INFO"].count("/") < 4:
+            # Swift's own get_account_info() and get_container_info().
+            continue
+        assert env["PATH_INFO"].startswith(CACHE_PATH), env["PATH_INFO"]
+        assert env["HTTP_X_BACKEND_ALLOW_RESERVED_NAMES"] == "true"
+        assert not env["QUERY_STRING"]
+
+
+def until(is_so: Callable[[], object]) -> None:
+    """Entries are stored in a green thread, behind the answer's end."""
+    deadline = time.monotonic() + SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline, "it never came to be so"
+        eventlet.sleep(0.01)
+
+
+def entries(world: FilterUnderTest) -> list[str]:
+    return [path for path in world.swift.objects if CACHE_PATH[3:] in path]
+
+
+def ask(
+    world: FilterUnderTest, mode: str = "readwrite", **changes: Any
+) -> Any:
+    user = changes.pop("user", "test:tester")
+    query = changes.pop("query", "")
+    headers = annotation(cache=mode, **changes)
+    return world.send(headers=headers, user=user, query=query)
+
+
+def warm(world: FilterUnderTest) -> None:
+    answer = ask(world)
+    assert (answer.status, answer.headers["X-Hapi-Cache"]) == (200, "store")
+    assert answer.body == COMPUTED
+    until(lambda: entries(world))
+
+
+def on_entries(
+    world: FilterUnderTest, method: str, status: int
+) -> Callable[[], int]:
+    """Swift fails on entries; how many times it did."""
+    failures = []
+
+    def fail(request: Request) -> Response | None:
+        if request.method != method:
+            return None
+        failures.append(request.path)
+        return Response(status=status, request=request)
+
+    world.swift.on_private = fail
+    return lambda: len(failures)
+
+
+# --- what is found --------------------------------------------------------
+
+
+def test_kept_features_come_without_a_job(world: FilterUnderTest) -> None:
+    warm(world)
+    jobs = len(world.worker.jobs)
+    hit = ask(world, "read")
+
+    assert (hit.status, hit.body) == (200, KEPT)
+    assert hit.headers["X-Hapi-Cache"] == "hit"
+    assert hit.headers["Content-Length"] == str(len(KEPT))
+    assert len(world.worker.jobs) == jobs
+
+
+def test_model_that_the_host_forgot_is_sent_and_then_found(
+    world: FilterUnderTest,
+) -> None:
+    warm(world)
+    world.worker.digests.clear()
+    hit = ask(world, "read")
+    assert (hit.body, hit.headers["X-Hapi-Cache"]) == (KEPT, "hit")
+    assert len(world.worker.sources) == 1
+
+
+def test_cut_off_range_and_etag_make_the_key() -> None:
+    keys = {
+        entry_key(etag, part)
+        for etag in ('W/"a"', 'W/"b"')
+        for part in (None, "bytes=0-9", "bytes=0-8")
+    }
+    assert len(keys) == 6
+
+
+@pytest.mark.parametrize("mode", ["off", "read"])
+def test_nothing_is_kept_unasked(world: FilterUnderTest, mode: str) -> None:
+    answer = ask(world, mode)
+    expected = "off" if mode == "off" else "miss"
+    assert answer.headers["X-Hapi-Cache"] == expected
+    assert answer.body == SHARD.upper()
+    assert not world.worker.jobs[-1].is_split
+    assert entries(world) == []
+
+
+def test_operator_has_to_turn_it_on(tmp_path: Path) -> None:
+    with world_of(tmp_path, cache="no") as world:
+        answer = ask(world)
+        assert (answer.status, answer.body) == (200, SHARD.upper())
+        assert answer.headers["X-Hapi-Cache"] == "off"
+        assert not any(CACHE_PATH in e["PATH_INFO"] for e in world.swift.calls)
+
+
+@pytest.mark.parametrize("mode", ["", "on", "write"])
+def test_unknown_mode_is_refused(world: FilterUnderTest, mode: str) -> None:
+    answer = ask(world, mode)
+    assert (answer.status, answer.json["code"]) == (400, "bad_cache")
+    assert answer.json["allowed"] == ["off", "read", "readwrite"]
+
+
+def test_head_and_comparison_touch_no_entry(world: FilterUnderTest) -> None:
+    warm(world)
+    etag = ask(world, "read").headers["Etag"]
+    before = len(world.swift.calls)
+    headers = {**annotation(cache="readwrite"), "If-None-Match": etag}
+    assert world.send(headers=headers).status == 304
+    assert world.send("HEAD", headers=annotation(cache="read")).status == 200
+    paths = [env["PATH_INFO"] for env in world.swift.calls[before:]]
+    assert not any(path.startswith(CACHE_PATH) for path in paths)
+
+
+def test_name_that_leaves_no_room_is_not_kept(world: FilterUnderTest) -> None:
+    path = f"/{ACCOUNT}/data/{'n' * 990}"
+    world.swift.put(path, SHARD)
+    answer = world.send(path=path, headers=annotation(cache="readwrite"))
+    assert answer.headers["X-Hapi-Cache"] == "off"
+    assert answer.body == SHARD.upper()
+
+
+# --- who ------------------------------------------------------------------
+
+
+def test_temporary_url_finds_and_does_not_keep(tmp_path: Path) -> None:
+    options = {"allow_unauthenticated_compute": "yes"}
+    with world_of(tmp_path, **options) as world:
+        world.swift.read_acls[MODEL.rpartition("/")[0]] = ".r:*"
+        query = signed(world, SOURCE)
+        answer = ask(world, user=None, query=query)
+        assert answer.headers["X-Hapi-Cache"] == "miss"
+        assert answer.body == SHARD.upper()
+        warm(world)
+        hit = ask(world, user=None, query=query)
+        assert (hit.body, hit.headers["X-Hapi-Cache"]) == (KEPT, "hit")
+        world.swift.read_acls[MODEL.rpartition("/")[0]] = ""
+        assert ask(world, user=None, query=query).status == 401
+
+
+def test_account_that_may_not_compute_finds_nothing(tmp_path: Path) -> None:
+    with world_of(tmp_path) as world:
+        warm(world)
+        world.filter.config = world.filter.config.__class__(
+            **{
+                **vars(world.filter.config),
+                "allowed_accounts": frozenset({"AUTH_physics"}),
+            }
+        )
+        refused = ask(world, "read")
+        assert refused.json["code"] == "compute_not_allowed"
+
+
+# --- what goes wrong ------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_errors", [2, None])
+def test_stream_with_errors_or_without_end_is_not_kept(
+    world: FilterUnderTest, num_errors: int | None
+) -> None:
+    world.worker.num_errors = num_errors
+    if num_errors is None:
+        with pytest.raises(Exception, match="last frame"):
+            ask(world)
+    else:
+        assert ask(world).body == COMPUTED
+    eventlet.sleep(0.1)
+    assert entries(world) == []
+
+
+@pytest.mark.parametrize(
+    "option", ["cache_max_entry_bytes", "cache_buffer_bytes"]
+)
+def test_features_that_are_too_many_are_not_kept(
+    tmp_path: Path, option: str
+) -> None:
+    with world_of(tmp_path, **{option: str(len(KEPT) - 1)}) as world:
+        assert ask(world).body == COMPUTED
+        eventlet.sleep(0.1)
+        assert entries(world) == []
+    folder = tmp_path / "again"
+    folder.mkdir()
+    with world_of(folder, **{option: str(len(KEPT))}) as world:
+        warm(world)
+
+
+def test_account_that_is_full_keeps_no_more(tmp_path: Path) -> None:
+    options = {"cache_max_account_bytes": str(2 * len(KEPT))}
+    with world_of(tmp_path, **options) as world:
+        world.swift.private_bytes = len(KEPT)
+        assert ask(world).body == COMPUTED
+        eventlet.sleep(0.1)
+        assert entries(world) == []
+        world.swift.private_bytes = len(KEPT) // 2
+        warm(world)
+
+
+@pytest.mark.parametrize("status", [413, 500, 503, 507])
+def test_entry_that_cannot_be_stored_costs_the_answer_nothing(
+    world: FilterUnderTest, status: int
+) -> None:
+    failures = on_entries(world, "PUT", status)
+    for _ in range(3):
+        assert ask(world).body == COMPUTED
+    until(lambda: failures() == 3)
+    assert entries(world) == []
+
+
+@pytest.mark.parametrize("status", [403, 500, 503])
+def test_entry_that_cannot_be_read_is_computed(
+    world: FilterUnderTest, status: int
+) -> None:
+    warm(world)
+    failures = on_entries(world, "GET", status)
+    answer = ask(world, "read")
+    assert (answer.status, answer.body) == (200, SHARD.upper())
+    assert answer.headers["X-Hapi-Cache"] == "miss"
+    assert failures() >= 1
+
+
+def test_entry_that_is_slow_is_computed(tmp_path: Path) -> None:
+    with world_of(tmp_path, cache_timeout="0.2") as world:
+        warm(world)
+
+        def slow(request: Request) -> None:
+            if request.method == "GET":
+                eventlet.sleep(10)
+
+        world.swift.on_private = slow
+        started = time.monotonic()
+        answer = ask(world, "read")
+        assert time.monotonic() - started < 3
+        assert (answer.status, answer.body) == (200, SHARD.upper())
+
+
+def test_entry_that_breaks_off_is_computed(world: FilterUnderTest) -> None:
+    warm(world)
+    (path,) = entries(world)
+    whole = world.swift.objects[path]
+
+    def broken() -> Iterator[bytes]:
+        yield whole.body[:100]
+        raise OSError("a disk")
+
+    whole.stream = broken
+    world.swift.may_be_unread = True
+    answer = ask(world, "read")
+    assert (answer.status, answer.body) == (200, SHARD.upper())
+
+
+def test_entry_of_another_key_is_damaged_and_goes(
+    world: FilterUnderTest,
+) -> None:
+    warm(world)
+    (path,) = entries(world)
+    world.swift.put(path, pack("0" * 64, [b"features of others"]))
+    answer = ask(world, "read")
+    assert (answer.status, answer.body) == (200, SHARD.upper())
+    assert entries(world) == []
+
+
+def test_reader_that_goes_away_frees_what_was_held(
+    world: FilterUnderTest,
+) -> None:
+    world.swift.may_be_unread = True
+    request = world.request(headers=annotation(cache="readwrite"))
+    _status, _headers, chunks = request.call_application(world.pipeline)
+    next(iter(chunks))
+    assert world.filter.cache.buffer.used_bytes > 0
+    chunks.close()
+    assert world.filter.cache.buffer.used_bytes == 0
+    assert entries(world) == []
+
+
+def test_hits_hold_no_more_memory_than_is_allowed(tmp_path: Path) -> None:
+    options = {"cache_buffer_bytes": str(2 * len(KEPT) - 1)}
+    with world_of(tmp_path, **options) as world:
+        warm(world)
+        world.swift.may_be_unread = True
+        request = world.request(headers=annotation(cache="read"))
+        _status, headers, chunks = request.call_application(world.pipeline)
+        assert dict(headers)["X-Hapi-Cache"] == "hit"
+        other = ask(world, "read")
+        assert (other.status, other.body) == (200, SHARD.upper())
+        assert other.headers["X-Hapi-Cache"] == "miss"
+        chunks.close()
+        assert ask(world, "read").headers["X-Hapi-Cache"] == "hit"
+
+
+def test_entries_are_stored_with_time_to_live_and_policy(
+    tmp_path: Path,
+) -> None:
+    options = {"cache_ttl_seconds": "77", "cache_policy": "cheap"}
+    with world_of(tmp_path, **options) as world:
+        warm(world)
+        puts = [e for e in world.swift.calls if e["REQUEST_METHOD"] == "PUT"]
+        container, entry = puts
+        assert container["PATH_INFO"] == CACHE_PATH
+        assert container["HTTP_X_STORAGE_POLICY"] == "cheap"
+        assert entry["HTTP_X_DELETE_AFTER"] == "77"
+        assert len(entry["HTTP_ETAG"]) == 32
+        assert PACKAGE not in entry["wsgi.input"].getvalue()
+
+
+# --- entries --------------------------------------------------------------
+
+
+def test_entry_holds_what_was_packed() -> None:
+    content = pack("k", [b"abc" * 400, b"abc" * 600])
+    chunks = [
+        content[start : start + 7] for start in range(0, len(content), 7)
+    ]
+    assert unpack("k", iter(chunks), len(content)) == b"abc" * 1000
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda c: c[:-1],
+        lambda c: c + b"x",
+        lambda c: c[:-1] + b"x",
+        lambda c: c[1:],
+        lambda c: b"",
+        lambda c: c.replace(b'"key"', b'"kez"'),
+        lambda c: c.replace(b"{", b"", 1),
+        lambda c: c.replace(b"\n", b" "),
+        lambda c: c + bytes(100_000),
+    ],
+)
+def test_damage_is_noticed(damage: Callable[[bytes], bytes]) -> None:
+    content = damage(pack("k", [b"abc" * 1000]))
+    with pytest.raises(DamagedEntryError):
+        unpack("k", iter([content]), 4000)
+
+
+def test_names_of_sources_cannot_be_mistaken_for_others() -> None:
+    names = {
+        entry_name("a", "b/c", "k"),
+        entry_name("a/b", "c", "k"),
+        entry_name("ab", "c", "k"),
+    }
+    assert len(names) == 3
+    with pytest.raises(ValueError, match="reserved"):
+        entry_name("a", "b\x00c", "k")
