@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -48,6 +49,10 @@ from hapi_protocol.split import BOTH, CLIENT, KEPT, SplitReader
 
 STORE_SECONDS = 60.0
 """For storing an entry; nobody waits for it."""
+REST_SECONDS = 60.0
+"""For which nothing is stored after Swift did not take an entry.  Swift shuns
+a disk that was found to be full, for reads as well: no need to ask it again
+with each answer."""
 PIECE_BYTES = 256 * 1024
 
 
@@ -118,6 +123,7 @@ class FeatureCache:
         self.config = config
         self._metrics = metrics
         self.buffer = Buffer(config.cache_buffer_bytes)
+        self._rests_until = 0.0
         self._app = app
         self._logger = logger
 
@@ -147,8 +153,18 @@ class FeatureCache:
                 outcome = self._store(env, account, name, content)
         except (Exception, Timeout) as error:
             outcome = "store_failures"
-            self._complain(name, f"cannot be stored: {error!r}")
+            self._rests_until = time.monotonic() + REST_SECONDS
+            self._complain(
+                name,
+                f"cannot be stored: {error!r}; nothing is, for "
+                f"{REST_SECONDS:.0f} s",
+            )
         self.count(outcome)
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether nothing is stored for a while."""
+        return time.monotonic() < self._rests_until
 
     def count(self, what: str) -> None:
         self._metrics.count(f"cache.{what}")
@@ -261,7 +277,8 @@ class CacheCall:
         self.state = CACHE_OFF
         if cache.config.cache and mode != CACHE_OFF and self._fits(head):
             self.state = CACHE_MISS
-            if mode == CACHE_READWRITE and is_owner(env, request.account):
+            wanted = mode == CACHE_READWRITE and not cache.is_resting
+            if wanted and is_owner(env, request.account):
                 self.state = CACHE_STORE
 
     @property

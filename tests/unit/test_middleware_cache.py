@@ -267,10 +267,28 @@ def test_entry_that_cannot_be_stored_costs_the_answer_nothing(
     world: FilterUnderTest, status: int
 ) -> None:
     failures = on_entries(world, "PUT", status)
+    assert ask(world).body == COMPUTED
+    until(failures)
+    until(lambda: world.filter.cache.is_resting)
     for _ in range(3):
-        assert ask(world).body == COMPUTED
-    until(lambda: failures() == 3)
+        answer = ask(world)
+        assert answer.body == SHARD.upper()
+        assert answer.headers["X-Hapi-Cache"] == "miss"
+    assert failures() == 1
     assert entries(world) == []
+
+
+def test_storing_goes_on_after_a_rest(
+    world: FilterUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hapi_middleware.cache.REST_SECONDS", 0.3)
+    failures = on_entries(world, "PUT", 507)
+    ask(world)
+    until(failures)
+    until(lambda: world.filter.cache.is_resting)
+    world.swift.on_private = None
+    until(lambda: not world.filter.cache.is_resting)
+    warm(world)
 
 
 @pytest.mark.parametrize("status", [403, 500, 503])

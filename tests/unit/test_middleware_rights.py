@@ -491,6 +491,41 @@ def test_project_that_keystone_confirmed_pays(
     assert set(accounts) == ({"AUTH_5ad7"} if answered == 200 else set())
 
 
+@pytest.mark.parametrize(
+    ("project", "roles", "owns"),
+    [
+        ("test", "swiftoperator", True),
+        ("test", "admin", True),
+        ("test", "member", False),
+        ("5ad7", "swiftoperator", False),
+        ("5ad7", "ResellerAdmin", True),
+    ],
+)
+def test_operators_of_the_project_own_the_account(
+    world: FilterUnderTest, project: str, roles: str, owns: bool
+) -> None:
+    env = {
+        "HTTP_X_IDENTITY_STATUS": "Confirmed",
+        "HTTP_X_PROJECT_ID": project,
+        "HTTP_X_PROJECT_NAME": "Project",
+        "HTTP_X_USER_ID": "77",
+        "HTTP_X_USER_NAME": "joe",
+        "HTTP_X_ROLES": roles,
+    }
+    app = keystoneauth.filter_factory({})(world.filter)
+    path = f"/{ACCOUNT}"
+    answer = world.send(
+        path=path, user=None, env=env, app=app, query="?hapi-cache"
+    )
+    assert answer.status == (200 if owns else 403)
+    delete = world.send(
+        "DELETE", path, user=None, env=env, app=app, query="?hapi-cache"
+    )
+    assert delete.status == (200 if owns else 403)
+    found = [(e["REQUEST_METHOD"], e["PATH_INFO"]) for e in world.swift.calls]
+    assert ("DELETE", f"/v1{path}") not in found
+
+
 def test_prefix_of_the_charged_account_is_the_operators() -> None:
     env = {"REMOTE_USER": "rich,rich:user"}
 

@@ -1,0 +1,112 @@
+"""Disks that are full while features are to be kept."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import requests
+
+from caller import Caller
+from hapi_client import Connection, Credentials
+from hapi_client.packages import package_name, upload_package
+from hapi_cluster import Cluster
+from hapi_protocol.features import read_features
+from hapi_splitter.package import write_package
+from hapi_splitter.trace import split
+from networks import small_network, small_transform
+from photos import shard
+
+FULL = {"object-server.conf": {"DEFAULT": {"fallocate_reserve": "100%"}}}
+"""Swift's own guard: every write is refused as if the disk were full."""
+SOURCE = "/AUTH_test/full/shard.tar"
+SHARD = shard(12)
+SECONDS = 20.0
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    made = Path(tempfile.mkdtemp(prefix="hapi-full-", dir="/dev/shm"))
+    yield made
+    shutil.rmtree(made)
+
+
+@contextmanager
+def swift_in(
+    folder: Path, **settings: object
+) -> Iterator[tuple[Cluster, Caller]]:
+    with Cluster.start(
+        folder,
+        die_with_parent=True,
+        worker_options={"device": "cpu"},
+        filter_options={"cache": "true"},
+        **settings,
+    ) as cluster:
+        caller = Caller(cluster)
+        yield cluster, caller
+        caller.close()
+
+
+def stored_model(cluster: Cluster, folder: Path) -> str:
+    parts = split(small_network(), "body", transform=small_transform())
+    info = write_package(parts.frozen, folder / "model.hapi")
+    login = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
+    with Connection(login) as connection:
+        upload_package(
+            connection, "models", folder / "model.hapi", info.digest
+        )
+    return f"models/{package_name(info.digest)}"
+
+
+def lines(cluster: Cluster, text: str) -> int:
+    return cluster.log("proxy").read_text().count(text)
+
+
+def until(is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline, "it never came to be so"
+        time.sleep(0.05)
+
+
+def assert_whole(answer: requests.Response) -> None:
+    rows = [row for b in read_features(answer.content) for row in b.rows]
+    assert [row.error for row in rows] == [None] * 12
+
+
+def test_full_disk_keeps_nothing_and_harms_nobody(
+    folder: Path, tmp_path: Path
+) -> None:
+    with swift_in(folder, worker=False) as (cluster, caller):
+        caller.put("/AUTH_test/full")
+        caller.put(SOURCE, SHARD)
+        model = stored_model(cluster, tmp_path)
+    asked = {
+        "X-Hapi-Model": model,
+        "X-Hapi-Cut": "1",
+        "X-Hapi-Cache": "readwrite",
+    }
+    # A server reads this option only where it is a process of its own.
+    full = swift_in(folder, swift_options=FULL, processes=True)
+    with full as (cluster, caller):
+        etag = caller.get(SOURCE).headers["ETag"]
+        first = caller.get(SOURCE, asked)
+        assert first.headers["X-Hapi-Cache"] == "store"
+        until(lambda: lines(cluster, "cannot be stored"))
+        # Swift shuns its only disk, for a second here.
+        until(lambda: caller.get(SOURCE).status_code == 200)
+        for _ in range(3):
+            answer = caller.get(SOURCE, asked)
+            assert answer.headers["X-Hapi-Cache"] == "miss"
+            assert_whole(first)
+            assert_whole(answer)
+            found = caller.get(SOURCE)
+            assert found.content == SHARD
+            assert found.headers["ETag"] == etag
+        assert lines(cluster, "cannot be stored") == 1
+        assert caller.get("/AUTH_test?hapi-cache").json()["listed"] == []
