@@ -191,5 +191,9 @@ class LoggedStream:
         if self._is_logged:
             return
         self._is_logged = True
-        entry = self._entry + self._question()
+        try:
+            entry = self._entry + self._question()
+        finally:
+            # The question ends the worker's stream, and knows no other.
+            self._stream.close()
         self._logger.info("%s (txn: %s)", entry, self._trans_id)

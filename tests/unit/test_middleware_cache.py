@@ -344,11 +344,13 @@ def test_entry_of_another_key_is_damaged_and_goes(
     assert entries(world) == []
 
 
+@pytest.mark.parametrize("source", [None, "S3"])
 def test_reader_that_goes_away_frees_what_was_held(
-    world: FilterUnderTest,
+    world: FilterUnderTest, source: str | None
 ) -> None:
     world.swift.may_be_unread = True
-    request = world.request(headers=annotation(cache="readwrite"))
+    env = {"swift.source": source} if source else {}
+    request = world.request(headers=annotation(cache="readwrite"), env=env)
     _status, _headers, chunks = request.call_application(world.pipeline)
     next(iter(chunks))
     assert world.filter.cache.buffer.used_bytes > 0
