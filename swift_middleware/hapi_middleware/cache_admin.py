@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from swift.common.constraints import valid_api_version
+from swift.common import constraints
 from swift.common.request_helpers import split_reserved_name
 from swift.common.swob import Response
 from swift.common.utils import drain_and_close, split_path
@@ -57,7 +57,7 @@ def _parameters(query: str) -> dict[str, str]:
 def _account(env: Env) -> str | None:
     try:
         version, account = split_path(env["PATH_INFO"], 2, 2)
-        if not valid_api_version(version):
+        if not constraints.valid_api_version(version):
             return None
         return str(account.encode("latin1").decode("utf-8"))
     except ValueError:
@@ -188,13 +188,17 @@ class CacheAdmin:
 def _page(given: Mapping[str, str]) -> _Page:
     container, _, name = given.get("source", "").partition("/")
     limit = given.get("limit", str(DEFAULT_LIMIT))
-    is_number = limit.isascii() and limit.isdigit()
+    is_number = limit.isascii() and limit.isdigit() and len(limit) < 10
     if not is_number or not 1 <= int(limit) <= MAX_LIMIT:
         raise _bad("limit", limit, f"a number from 1 to {MAX_LIMIT}")
-    if "\x00" in container + name:
+    # Without a container it would be everything that a DELETE is about.
+    is_bad = bool(name) and not container
+    if is_bad or "\x00" in container + name:
         raise _bad("source", given["source"], "<container>[/<object>]")
     return _Page(
-        entry_prefix(container, name), int(limit), _read_marker(given)
+        entry_prefix(container, name),
+        min(int(limit), constraints.CONTAINER_LISTING_LIMIT),
+        _read_marker(given),
     )
 
 
