@@ -188,8 +188,9 @@ class Estimates:
         self._observe_link(seen, profiled)
         self._observe_client(seen, profiled)
         if seen.pushed_samples:
-            self._observe_server(seen, profiled)
-            self._observe_share(seen, build(self.conditions()))
+            computed = seen.without_kept()
+            self._observe_server(computed, profiled)
+            self._observe_share(computed, build(self.conditions()))
 
     def _observe_client(self, seen: Observation, profiled: Problem) -> None:
         streamed = _modelled(seen, profiled, lambda way: way == STREAMED)

@@ -7,7 +7,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from hapi_protocol.summary import Load
@@ -90,6 +90,7 @@ class Observation:
         push_seconds: summed durations of the pushed reads.
         pushed_samples: that were pushed and computed, without those that
             fell back or that the store had kept.
+        kept: samples that the store had kept, by the way they came.
         server_cpu_seconds: of the worker, for these.
         forward_seconds: wall seconds of the worker's forwards, for these.
         forward_cpu_seconds: CPU seconds of them.
@@ -116,6 +117,7 @@ class Observation:
     stream_seconds: float = 0.0
     push_seconds: float = 0.0
     pushed_samples: int = 0
+    kept: Mapping[Way, int] = field(default_factory=dict)
     server_cpu_seconds: float = 0.0
     forward_seconds: float = 0.0
     forward_cpu_seconds: float = 0.0
@@ -126,6 +128,17 @@ class Observation:
     def num_samples(self) -> int:
         """That arrived on any way."""
         return sum(self.samples.values())
+
+    @property
+    def num_kept(self) -> int:
+        """That the store had kept."""
+        return sum(self.kept.values())
+
+    def without_kept(self) -> Observation:
+        """The same, had nothing come of what the store had kept."""
+        computed = Counter(self.samples)
+        computed.subtract(self.kept)
+        return replace(self, samples=dict(computed), kept={})
 
 
 @dataclass(frozen=True)
@@ -184,6 +197,7 @@ class Meter:
 
     def _begin(self) -> None:
         self._samples: Counter[Way] = Counter()
+        self._kept: Counter[Way] = Counter()
         self._finished: Counter[int] = Counter()
         self._sums: defaultdict[str, float] = defaultdict(float)
 
@@ -229,7 +243,9 @@ class Meter:
                 "send_blocked_seconds",
             ):
                 sums[name] += getattr(report, name)
-            if not report.was_kept:
+            if report.was_kept:
+                self._kept[way] += num_samples
+            else:
                 sums["pushed"] += num_samples
             self._load = report.load or self._load
 
@@ -370,6 +386,7 @@ class Meter:
                 stream_seconds=sums["stream"],
                 push_seconds=sums["push"],
                 pushed_samples=int(sums["pushed"]),
+                kept=dict(self._kept),
                 server_cpu_seconds=sums["server_cpu_seconds"],
                 forward_seconds=sums["forward_seconds"],
                 forward_cpu_seconds=sums["forward_cpu_seconds"],

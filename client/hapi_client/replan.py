@@ -196,9 +196,10 @@ class Replanner:
         Spans that cannot be pushed are streamed one by one, and the worker is
         asked again by itself; the weights stay for when it is back.
         """
+        came = seen.pushed_samples + seen.num_kept
         if all(way == STREAMED for way in now):
             self._lost = False  # nobody asks it any more
-        elif seen.fell_back > seen.pushed_samples:
+        elif seen.fell_back > came:
             streaming = {STREAMED: 1.0}
             plan = evaluate(problem, _options(problem, streaming), "auto")
             if not self._lost:
@@ -207,11 +208,11 @@ class Replanner:
                     streaming,
                     plan,
                     f"The worker does not answer ({seen.fell_back} samples, "
-                    f"{seen.pushed_samples} came): what it should compute is "
+                    f"{came} came): what it should compute is "
                     "streamed until it does.",
                 )
             self.plan = plan
-        elif self._lost and seen.pushed_samples:
+        elif self._lost and came:
             self._lost = False
             plan = evaluate(problem, _options(problem, now), "auto")
             self._record(now, plan, "The worker answers again.")

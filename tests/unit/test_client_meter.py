@@ -235,6 +235,9 @@ def test_kept_spans_say_nothing_of_what_computing_costs(world: World) -> None:
     assert seen.samples == {PUSHED: 48}
     assert seen.pushed_samples == 8
     assert seen.server_cpu_seconds == 0.5
+    assert seen.kept == {PUSHED: 40}
+    assert seen.without_kept().samples == {PUSHED: 8}
+    assert meter.take().kept == {}
 
 
 def test_failed_pushes_are_not_slow_streams(world: World) -> None:

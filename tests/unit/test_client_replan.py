@@ -416,6 +416,19 @@ def test_worker_that_mostly_fails_counts_as_gone() -> None:
     assert "150 samples, 50 came" in job.replanner.changes[-1].why
 
 
+def test_worker_whose_features_had_been_kept_is_not_gone() -> None:
+    job = SimulatedJob(BALANCED, Clock())
+    job.replanner.begin()
+    before = len(job.replanner.changes)
+    job.meter.pending = Observation(
+        5.0, samples={STREAM: 8, PUSH: 400}, kept={PUSH: 400}, fell_back=8
+    )
+
+    job.replanner.look()
+
+    assert "does not answer" not in str(job.replanner.changes[before:])
+
+
 def test_epoch_under_way_is_always_still_to_come() -> None:
     assert Horizon(100, 10.0).epochs_to_come(250) == pytest.approx(7.5)
     assert Horizon(100, 2.0).epochs_to_come(200) == pytest.approx(1.0)
@@ -578,6 +591,30 @@ def test_each_kind_of_work_is_corrected_by_what_was_seen_of_it() -> None:
     conditions = estimates.conditions()
     assert conditions.handling_seconds == estimates.handling_seconds
     assert conditions.train_seconds == pytest.approx(0.1 / 300)
+
+
+def test_kept_features_make_no_computing_cheaper() -> None:
+    found = []
+    for kept in (0, 800):
+        estimates = Estimates(
+            push_width=lambda: 4, train_on_cpu=True, server_threads=1
+        )
+        seen = Observation(
+            5.0,
+            samples={PUSH: 200 + kept},
+            kept={PUSH: kept},
+            pushed_samples=200,
+            push_seconds=5.0,
+            server_cpu_seconds=1.6,
+            forward_seconds=9.0,
+            forward_cpu_seconds=0.6,
+            load=Load(share=0.1, streams=4, device_busy=0.9, cpu_busy=0.9),
+        )
+        estimates.observe(seen, profiled)
+        found.append((estimates.scale, estimates.server_share))
+
+    assert found[0] == found[1]
+    assert found[0][0]["server layers"] == pytest.approx(1.5)
 
 
 def test_little_work_says_nothing_of_its_profile() -> None:
