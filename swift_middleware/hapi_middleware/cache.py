@@ -38,7 +38,7 @@ from hapi_middleware.objects import ObjectHead
 from hapi_middleware.requests import Env, FeatureRequest
 from hapi_middleware.rights import SWIFT_SOURCE, is_owner
 from hapi_middleware.worker_client import FeatureStream
-from hapi_protocol.errors import InternalError
+from hapi_protocol.errors import HapiError, InternalError
 from hapi_protocol.headers import (
     CACHE_MISS,
     CACHE_OFF,
@@ -48,7 +48,7 @@ from hapi_protocol.headers import (
 from hapi_protocol.split import BOTH, CLIENT, KEPT, SplitReader
 
 STORE_SECONDS = 60.0
-"""For storing an entry; nobody waits for it."""
+"""For storing an entry, or deleting one; nobody waits for it."""
 REST_SECONDS = 60.0
 """For which nothing is stored after Swift did not take an entry.  Swift shuns
 a disk that was found to be full, for reads as well: no need to ask it again
@@ -137,7 +137,8 @@ class FeatureCache:
         except DamagedEntryError as error:
             self.count("damaged")
             self._complain(name, f"is damaged and goes: {error}")
-            self._delete(env, account, name)
+            # Nobody waits for that; a grant that is held would lapse.
+            Task(lambda: self._delete(env, account, name))
             return None
         except (Exception, Timeout) as error:
             self.count("read_failures")
@@ -179,18 +180,13 @@ class FeatureCache:
             if response.status_int == 404:
                 return None
             raise _answer_error(response.status)
-        try:
-            return self._unpack(response, key)
-        finally:
-            close_if_possible(response.app_iter)
-
-    def _unpack(self, response: Response, key: str) -> KeptFeatures | None:
         length = response.content_length or 0
         if not self.buffer.take(length):
+            close_if_possible(response.app_iter)
             self.count("no_buffer")
             return None
         try:
-            features = unpack(key, response.app_iter, length)
+            features = _unpacked(response, key, length)
         except BaseException:
             self.buffer.free(length)
             raise
@@ -198,7 +194,7 @@ class FeatureCache:
 
     def _delete(self, env: Env, account: str, name: str) -> None:
         try:
-            with Timeout(self.config.cache_timeout):
+            with Timeout(STORE_SECONDS):
                 self._done(private_request(env, "DELETE", account, name))
         except (Exception, Timeout) as error:
             # Whoever reads it next will try again.
@@ -243,6 +239,14 @@ class FeatureCache:
     def _complain(self, name: str, what: str) -> None:
         shown = name.replace("\x00", "/")
         self._logger.warning("hapi: the cache's %s %s", shown, what)
+
+
+def _unpacked(response: Response, key: str, length: int) -> memoryview:
+    try:
+        return unpack(key, response.app_iter, length)
+    finally:
+        # It may take its time, and run out of it, as the reading may.
+        close_if_possible(response.app_iter)
 
 
 def _answer_error(status: str) -> OSError:
@@ -423,11 +427,14 @@ class KeptStream:
 
     def _take(self, data: bytes) -> bytes:
         mine = []
-        for kind, piece in self._reader.feed(data):
-            if kind in (BOTH, KEPT):
-                self._keeper.add(piece)
-            if kind in (BOTH, CLIENT):
-                mine.append(piece)
+        try:
+            for kind, piece in self._reader.feed(data):
+                if kind in (BOTH, KEPT):
+                    self._keeper.add(piece)
+                if kind in (BOTH, CLIENT):
+                    mine.append(piece)
+        except HapiError as error:
+            raise self._stream.broken(error) from None
         return b"".join(mine)
 
     def _end(self) -> None:

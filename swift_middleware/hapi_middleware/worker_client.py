@@ -326,15 +326,16 @@ class FeatureStream:
             with _named_failures("go on with its answer", None):
                 data = self._answer.read1(READ_BYTES)
         except HapiError as error:
-            raise self._broken(self._failure or error) from None
+            raise self.broken(self._failure or error) from None
         except BaseException:
             self.close()
             raise
         if not data and self._failure:
-            raise self._broken(self._failure)
+            raise self.broken(self._failure)
         return data
 
-    def _broken(self, error: HapiError) -> HapiError:
+    def broken(self, error: HapiError) -> HapiError:
+        """Ends it as one that broke off, by that error."""
         self._outcome = OUTCOME_BROKEN
         self._error = error
         self.close()

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import eventlet
 import pytest
 from swift.common.swob import Request, Response
 
-from fake_swift import CACHE_PATH, FakeSwift
+from fake_swift import CACHE_PATH, FakeSwift, TrackedBody
 from filter_under_test import (
     ACCOUNT,
     MODEL,
@@ -31,6 +32,7 @@ from hapi_middleware.cache_entries import (
     pack,
     unpack,
 )
+from hapi_protocol.errors import InternalError
 from stub_worker import CLIENT_END, KEPT_END
 
 COMPUTED = SHARD.upper() + CLIENT_END
@@ -227,10 +229,22 @@ def test_stream_with_errors_or_without_end_is_not_kept(
 ) -> None:
     world.worker.num_errors = num_errors
     if num_errors is None:
-        with pytest.raises(Exception, match="last frame"):
+        with pytest.raises(InternalError, match="last frame"):
             ask(world)
     else:
         assert ask(world).body == COMPUTED
+    eventlet.sleep(0.1)
+    assert entries(world) == []
+
+
+def test_stream_that_is_not_split_breaks_and_is_told_of(
+    world: FilterUnderTest, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.swift.may_be_unread = True
+    world.worker.num_errors = -1
+    with pytest.raises(InternalError, match="-1 errors"):
+        ask(world)
+    assert "breaks off" in caplog.text
     eventlet.sleep(0.1)
     assert entries(world) == []
 
@@ -341,7 +355,42 @@ def test_entry_of_another_key_is_damaged_and_goes(
     world.swift.put(path, pack("0" * 64, [b"features of others"]))
     answer = ask(world, "read")
     assert (answer.status, answer.body) == (200, SHARD.upper())
-    assert entries(world) == []
+    until(lambda: entries(world) == [])
+
+
+def test_nobody_waits_until_a_damaged_entry_is_deleted(
+    world: FilterUnderTest,
+) -> None:
+    warm(world)
+    (path,) = entries(world)
+    world.swift.put(path, b"nonsense")
+    is_let_go = []
+
+    def slow(request: Request) -> None:
+        while request.method == "DELETE" and not is_let_go:
+            eventlet.sleep(0.01)
+
+    world.swift.on_private = slow
+    assert ask(world, "read").body == SHARD.upper()
+    assert entries(world) == [path]
+    is_let_go.append(True)
+    until(lambda: entries(world) == [])
+
+
+def test_entry_that_cannot_be_closed_in_time_holds_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with world_of(tmp_path, cache_timeout="0.2") as world:
+        warm(world)
+        close = TrackedBody.close
+
+        def stuck(body: TrackedBody) -> None:
+            close(body)
+            if f"GET {quote(CACHE_PATH)}" in body.what:
+                eventlet.sleep(10)
+
+        monkeypatch.setattr(TrackedBody, "close", stuck)
+        assert ask(world, "read").body == SHARD.upper()
 
 
 @pytest.mark.parametrize("source", [None, "S3"])
