@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from swift.common import constraints
+from swift.common.middleware import keystoneauth, tempauth
+from swift.common.swob import Request
 
-from fake_swift import CACHE_PATH
+from fake_swift import CACHE_PATH, FakeSwift
 from filter_under_test import (
     ACCOUNT,
     OTHER,
@@ -19,6 +22,7 @@ from filter_under_test import (
     filter_and_worker,
     signed,
 )
+from hapi_middleware.rights import owner_refusal
 
 QUERY = "?hapi-cache"
 
@@ -136,3 +140,72 @@ def test_no_more_is_listed_than_the_operator_allows(
 def test_trailing_slash_means_the_account(world: FilterUnderTest) -> None:
     answer = ask(world, path=f"/{ACCOUNT}/")
     assert (answer.status, answer.json["listed"]) == (200, [])
+
+
+# --- who owns an account, by Swift's own auth middleware ------------------
+
+
+@pytest.mark.parametrize(
+    ("groups", "acl", "is_owner"),
+    [
+        ("test,test:tester,AUTH_test", {}, True),
+        ("test,test:tester3", {}, False),
+        ("ops,ops:root,.reseller_admin", {}, True),
+        ("ops,ops:root,.reseller_reader", {}, False),
+        ("test2,test2:tester2,AUTH_test2", {}, False),
+        ("test2,test2:tester2", {"admin": ["test2"]}, True),
+        ("test2,test2:tester2", {"read-write": ["test2"]}, False),
+        ("test2,test2:tester2", {"read-only": ["test2"]}, False),
+        (None, {"read-only": [""]}, False),
+    ],
+)
+def test_owners_are_those_of_tempauth(
+    groups: str | None, acl: dict[str, list[str]], is_owner: bool
+) -> None:
+    auth = tempauth.filter_factory({})(FakeSwift())
+    info = {
+        "status": 200,
+        "account_really_exists": True,
+        "sysmeta": {"core-access-control": json.dumps(acl)},
+    }
+    env = Request.blank(f"/v1{SOURCE}").environ | {
+        "swift.authorize": auth.authorize,
+        "swift.infocache": {f"account/{ACCOUNT}": info},
+        "REMOTE_USER": groups,
+        # Of another account, that this request has just been found to own.
+        "swift_owner": True,
+    }
+    refusal = owner_refusal(env, ACCOUNT)
+    assert (refusal is None) == is_owner
+
+
+@pytest.mark.parametrize(
+    ("options", "roles", "account", "status"),
+    [
+        ({}, "swiftoperator", "AUTH_5ad7", 200),
+        ({}, "swiftoperator", ACCOUNT, 403),
+        ({}, "member", "AUTH_5ad7", 403),
+        ({}, "ResellerAdmin", ACCOUNT, 200),
+        ({"project_reader_roles": "reader"}, "reader", "AUTH_5ad7", 403),
+        ({"system_reader_roles": "reader"}, "reader", ACCOUNT, 403),
+        ({"service_roles": "service"}, "swiftoperator", "AUTH_5ad7", 403),
+    ],
+)
+def test_owners_are_those_of_keystone(
+    world: FilterUnderTest,
+    options: dict[str, str],
+    roles: str,
+    account: str,
+    status: int,
+) -> None:
+    env = {
+        "HTTP_X_IDENTITY_STATUS": "Confirmed",
+        "HTTP_X_PROJECT_ID": "5ad7",
+        "HTTP_X_PROJECT_NAME": "Rich",
+        "HTTP_X_USER_ID": "77",
+        "HTTP_X_USER_NAME": "joe",
+        "HTTP_X_ROLES": roles,
+    }
+    app = keystoneauth.filter_factory(options)(world.filter)
+    path = f"/{account}"
+    assert ask(world, path=path, user=None, env=env, app=app).status == status
