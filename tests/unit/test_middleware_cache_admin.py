@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from swift.common import constraints
 from swift.common.middleware import keystoneauth, tempauth
-from swift.common.swob import Request
+from swift.common.swob import Request, Response, wsgi_to_str
 
 from fake_swift import CACHE_PATH, FakeSwift
 from filter_under_test import (
@@ -22,6 +22,9 @@ from filter_under_test import (
     filter_and_worker,
     signed,
 )
+from hapi_middleware import cache_admin
+from hapi_middleware.cache_admin import CacheAdmin
+from hapi_middleware.cache_entries import entry_name
 from hapi_middleware.rights import owner_refusal
 
 QUERY = "?hapi-cache"
@@ -212,3 +215,120 @@ def test_owners_are_those_of_keystone(
     app = keystoneauth.filter_factory(options)(world.filter)
     path = f"/{account}"
     assert ask(world, path=path, user=None, env=env, app=app).status == status
+
+
+# --- what is listed and deleted -------------------------------------------
+
+
+class Entries:
+    """A container of entries, by the name of their source."""
+
+    def __init__(self, *sources: str) -> None:
+        self.names = [entry_name(*each.split("/", 1), "k") for each in sources]
+        self.listed = list(self.names)
+        """What the listing knows; it may be late."""
+        self.is_there = True
+        self.deletes: list[str] = []
+
+    @property
+    def sources(self) -> list[str]:
+        return ["/".join(name.split("\x00")[1:3]) for name in self.names]
+
+    def __call__(self, env: dict[str, Any], start_response: Any) -> Any:
+        request = Request(env)
+        name = wsgi_to_str(request.path_info)[len(CACHE_PATH) + 1 :]
+        answer = self._delete if request.method == "DELETE" else self._list
+        response = Response(request=request, **answer(request, name))
+        return response(env, start_response)
+
+    def _list(self, request: Request, name: str) -> dict[str, Any]:
+        given = request.params
+        found = [
+            {"name": name, "bytes": 7, "last_modified": "2026-01-01"}
+            for name in sorted(self.listed)
+            if name.startswith(given["prefix"]) and name > given["marker"]
+        ]
+        return {
+            "status": 200,
+            "body": json.dumps(found[: int(given["limit"])]),
+        }
+
+    def _delete(self, request: Request, name: str) -> dict[str, Any]:
+        self.deletes.append(name)
+        if not name:
+            self.is_there = bool(self.names)
+            return {"status": 409 if self.names else 204}
+        if name not in self.names:
+            return {"status": 404}
+        self.names.remove(name)
+        self.listed.remove(name)
+        return {"status": 204}
+
+    def ask(self, method: str, query: str = "") -> dict[str, Any]:
+        def authorize(request: Request) -> None:
+            request.environ["swift_owner"] = True
+
+        env = Request.blank(f"/v1/{ACCOUNT}{QUERY}{query}").environ | {
+            "REQUEST_METHOD": method,
+            "swift.authorize": authorize,
+        }
+        answer = Request(env).call_application(CacheAdmin(self, env).answer())
+        return dict(json.loads(b"".join(answer[2])))
+
+
+def test_account_is_emptied_page_by_page() -> None:
+    entries = Entries("a/1", "a/2", "b/1")
+    first = entries.ask("DELETE", "&limit=2")
+    assert (first["deleted"], entries.sources) == (2, ["b/1"])
+    assert entries.is_there
+    second = entries.ask("DELETE", f"&limit=2&marker={first['marker']}")
+    assert second == {"deleted": 1, "marker": None}
+    # An account with an empty container could not be deleted.
+    assert not entries.is_there
+
+
+def test_purge_that_takes_long_goes_on_from_its_marker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cache_admin, "DELETE_SECONDS", -1.0)
+    entries = Entries("a/1", "a/2", "a/3")
+    marker = ""
+    for number in (1, 2, 3):
+        answer = entries.ask("DELETE", f"&marker={marker}")
+        assert answer["deleted"] == 1
+        assert len(entries.names) == 3 - number
+        marker = answer["marker"]
+    assert marker is None
+
+
+@pytest.mark.parametrize(
+    ("source", "left"),
+    [
+        ("a", ["ab/1", "b/a"]),
+        ("a/1", ["a/11", "a/1/x", "ab/1", "b/a"]),
+        ("a/", ["ab/1", "b/a"]),
+        ("1", ["a/1", "a/11", "a/1/x", "ab/1", "b/a"]),
+    ],
+)
+def test_only_entries_of_the_source_are_deleted(
+    source: str, left: list[str]
+) -> None:
+    entries = Entries("a/1", "a/11", "a/1/x", "ab/1", "b/a")
+    entries.ask("DELETE", f"&source={source}")
+    assert entries.sources == left
+    assert "" not in entries.deletes
+
+
+def test_listing_that_is_late_counts_nothing_twice() -> None:
+    entries = Entries("a/1", "a/2")
+    entries.names.remove(entry_name("a", "1", "k"))
+    assert entries.ask("DELETE") == {"deleted": 1, "marker": None}
+
+
+def test_marker_is_behind_what_was_listed() -> None:
+    entries = Entries("a/1", "a/2", "a/3")
+    first = entries.ask("GET", "&limit=2")
+    rest = entries.ask("GET", f"&limit=2&marker={first['marker']}")
+    assert [each["source"] for each in first["listed"]] == ["a/1", "a/2"]
+    assert [each["source"] for each in rest["listed"]] == ["a/3"]
+    assert rest["marker"] is None
