@@ -52,7 +52,9 @@ STORE_SECONDS = 60.0
 REST_SECONDS = 60.0
 """For which nothing is stored after Swift did not take an entry.  Swift shuns
 a disk that was found to be full, for reads as well: no need to ask it again
-with each answer."""
+with each answer.  What it refuses (a quota) is the matter of one account."""
+_ALL = ""
+"""In the place of an account: they all rest."""
 PIECE_BYTES = 256 * 1024
 
 
@@ -123,7 +125,7 @@ class FeatureCache:
         self.config = config
         self._metrics = metrics
         self.buffer = Buffer(config.cache_buffer_bytes)
-        self._rests_until = 0.0
+        self._rests: dict[str, float] = {}
         self._app = app
         self._logger = logger
 
@@ -154,18 +156,25 @@ class FeatureCache:
                 outcome = self._store(env, account, name, content)
         except (Exception, Timeout) as error:
             outcome = "store_failures"
-            self._rests_until = time.monotonic() + REST_SECONDS
+            is_refused = isinstance(error, _RefusedError)
+            self._rest(account if is_refused else _ALL)
             self._complain(
                 name,
-                f"cannot be stored: {error!r}; nothing is, for "
+                f"cannot be stored: {error!r}; nothing"
+                f"{f' of {account}' if is_refused else ''} is, for "
                 f"{REST_SECONDS:.0f} s",
             )
         self.count(outcome)
 
-    @property
-    def is_resting(self) -> bool:
-        """Whether nothing is stored for a while."""
-        return time.monotonic() < self._rests_until
+    def is_resting(self, account: str) -> bool:
+        """Whether nothing of the account is stored for a while."""
+        now = time.monotonic()
+        return any(now < self._rests.get(who, 0.0) for who in (_ALL, account))
+
+    def _rest(self, who: str) -> None:
+        now = time.monotonic()
+        others = {k: v for k, v in self._rests.items() if v > now}
+        self._rests = {**others, who: now + REST_SECONDS}
 
     def count(self, what: str) -> None:
         self._metrics.count(f"cache.{what}")
@@ -249,8 +258,13 @@ def _unpacked(response: Response, key: str, length: int) -> memoryview:
         close_if_possible(response.app_iter)
 
 
+class _RefusedError(OSError):
+    """Swift's answer says that the request was wrong, not Swift."""
+
+
 def _answer_error(status: str) -> OSError:
-    return OSError(f"Swift answers {status}")
+    kind = _RefusedError if status.startswith("4") else OSError
+    return kind(f"Swift answers {status}")
 
 
 class CacheCall:
@@ -281,8 +295,9 @@ class CacheCall:
         self.state = CACHE_OFF
         if cache.config.cache and mode != CACHE_OFF and self._fits(head):
             self.state = CACHE_MISS
-            wanted = mode == CACHE_READWRITE and not cache.is_resting
-            if wanted and is_owner(env, request.account):
+            account = request.account
+            wanted = mode == CACHE_READWRITE and not cache.is_resting(account)
+            if wanted and is_owner(env, account):
                 self.state = CACHE_STORE
 
     @property

@@ -18,6 +18,7 @@ from fake_swift import CACHE_PATH, FakeSwift, TrackedBody
 from filter_under_test import (
     ACCOUNT,
     MODEL,
+    OTHER,
     PACKAGE,
     SHARD,
     SOURCE,
@@ -86,8 +87,9 @@ def ask(
 ) -> Any:
     user = changes.pop("user", "test:tester")
     query = changes.pop("query", "")
+    env = changes.pop("env", None)
     headers = annotation(cache=mode, **changes)
-    return world.send(headers=headers, user=user, query=query)
+    return world.send(headers=headers, user=user, query=query, env=env)
 
 
 def warm(world: FilterUnderTest) -> None:
@@ -119,9 +121,12 @@ def on_entries(
 def test_kept_features_come_without_a_job(world: FilterUnderTest) -> None:
     warm(world)
     jobs = len(world.worker.jobs)
-    hit = ask(world, "read")
+    noted: list[str] = []
+    hit = ask(world, "read", env={"swift.log_info": noted})
 
     assert (hit.status, hit.body) == (200, KEPT)
+    assert noted[0].startswith("hapi:model=")
+    assert noted[1:] == ["hapi:cache=hit"]
     assert hit.headers["X-Hapi-Cache"] == "hit"
     assert hit.headers["Content-Length"] == str(len(KEPT))
     assert len(world.worker.jobs) == jobs
@@ -297,12 +302,40 @@ def test_entry_that_cannot_be_stored_costs_the_answer_nothing(
     failures = on_entries(world, "PUT", status)
     assert ask(world).body == COMPUTED
     until(failures)
-    until(lambda: world.filter.cache.is_resting)
+    until(lambda: world.filter.cache.is_resting(ACCOUNT))
     for _ in range(3):
         answer = ask(world)
         assert answer.body == SHARD.upper()
         assert answer.headers["X-Hapi-Cache"] == "miss"
     assert failures() == 1
+    assert entries(world) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "others_rest"), [(413, False), (400, False), (507, True)]
+)
+def test_quota_of_an_account_is_no_matter_of_others(
+    world: FilterUnderTest, status: int, others_rest: bool
+) -> None:
+    on_entries(world, "PUT", status)
+    ask(world)
+    cache = world.filter.cache
+    until(lambda: cache.is_resting(ACCOUNT))
+    assert cache.is_resting(OTHER) == others_rest
+
+
+def test_entry_that_is_long_in_storing_is_given_up(
+    world: FilterUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hapi_middleware.cache.STORE_SECONDS", 0.2)
+
+    def slow(request: Request) -> None:
+        if request.method == "PUT":
+            eventlet.sleep(10)
+
+    world.swift.on_private = slow
+    assert ask(world).body == COMPUTED
+    until(lambda: world.filter.cache.is_resting(OTHER))
     assert entries(world) == []
 
 
@@ -313,9 +346,9 @@ def test_storing_goes_on_after_a_rest(
     failures = on_entries(world, "PUT", 507)
     ask(world)
     until(failures)
-    until(lambda: world.filter.cache.is_resting)
+    until(lambda: world.filter.cache.is_resting(ACCOUNT))
     world.swift.on_private = None
-    until(lambda: not world.filter.cache.is_resting)
+    until(lambda: not world.filter.cache.is_resting(ACCOUNT))
     warm(world)
 
 

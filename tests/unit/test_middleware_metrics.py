@@ -221,7 +221,7 @@ def test_what_becomes_of_kept_features_is_counted(
     world.swift.on_private = fail
     expect("cache.misses", "cache.store_failures")
     world.swift.on_private = None
-    cache._rests_until = 0.0
+    cache._rests.clear()
     world.worker.num_errors = 1
     expect("cache.misses", "cache.with_errors")
     world.worker.num_errors = 0
