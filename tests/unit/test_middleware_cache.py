@@ -142,6 +142,14 @@ def test_model_that_the_host_forgot_is_sent_and_then_found(
     assert len(world.worker.sources) == 1
 
 
+def test_one_look_is_enough(world: FilterUnderTest) -> None:
+    ask(world, "read")
+    before = len(world.swift.calls)
+    assert ask(world, "read").headers["X-Hapi-Cache"] == "miss"
+    paths = [env["PATH_INFO"] for env in world.swift.calls[before:]]
+    assert sum(path.startswith(CACHE_PATH) for path in paths) == 1
+
+
 def test_cut_off_range_and_etag_make_the_key() -> None:
     keys = {
         entry_key(etag, part)
