@@ -144,13 +144,16 @@ def pipeline(settings: ClusterSettings) -> list[str]:
     """The proxy's pipeline: the hapi filter right of auth, left of copy."""
     before = (
         "catch_errors gatekeeper healthcheck proxy-logging cache"
-        " listing_formats container_sync bulk tempurl s3api tempauth"
+        " listing_formats container_sync bulk tempurl"
     )
+    by_keystone = "authtoken s3api s3token keystoneauth"
+    auth = by_keystone if settings.keystone_url else "s3api tempauth"
     after = (
         "copy container-quotas account-quotas slo dlo versioned_writes symlink"
     )
     return [
         *before.split(),
+        *auth.split(),
         *(["hapi"] if settings.hapi_filter else []),
         *after.split(),
         *(["keymaster", "encryption"] if settings.encryption else []),
@@ -206,6 +209,7 @@ def _special_filters(
                 for name, value in USERS.items()
             },
         },
+        **_keystone(settings.keystone_url or ""),
         "hapi": {
             "use": "egg:swift-hapi#hapi",
             "worker_socket": str(deployment.worker_socket),
@@ -220,6 +224,26 @@ def _special_filters(
             "use": "egg:swift#keymaster",
             "encryption_root_secret": secrets.encryption_root,
         },
+    }
+
+
+def _keystone(url: str) -> dict[str, dict[str, str]]:
+    # Anonymous readers and temporary URLs are for what comes after these.
+    common = {"delay_auth_decision": "true"}
+    return {
+        "authtoken": {
+            "paste.filter_factory": (
+                "keystonemiddleware.auth_token:filter_factory"
+            ),
+            "www_authenticate_uri": url,
+            "auth_url": url,
+            "auth_type": "password",
+            "user_domain_id": "default",
+            "project_domain_id": "default",
+            "cache": "swift.cache",
+            **common,
+        },
+        "s3token": {"use": "egg:swift#s3token", "auth_uri": url, **common},
     }
 
 

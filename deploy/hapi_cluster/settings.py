@@ -72,6 +72,10 @@ class ClusterSettings:
     """A name in LAYOUTS; None: as before, ``single`` when new."""
     encryption: bool = False
     """Encrypt object data at rest (keymaster and encryption filters)."""
+    keystone_url: str | None = None
+    """A Keystone (``http://…/v3``) that judges tokens in the place of
+    tempauth and its users; its service user is for ``swift_options``, in
+    ``filter:authtoken``.  Needs keystonemiddleware."""
     worker_options: Mapping[str, str] = field(default_factory=dict)
     """More keys of ``[hapi-worker]`` in the worker's configuration."""
     filter_options: Mapping[str, str] = field(default_factory=dict)

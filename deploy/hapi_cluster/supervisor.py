@@ -176,7 +176,8 @@ class Supervisor:
                     f" {self._settings.start_seconds:g} s",
                     waiting[0].spec.log,
                 )
-        self._create_accounts()
+        if self._settings.keystone_url is None:
+            self._create_accounts()
 
     def _create_accounts(self) -> None:
         port = self._state["ports"]["proxy"]

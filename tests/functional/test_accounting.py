@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 import socket
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
 import requests
 
+from access_lines import used
 from caller import Caller
 from hapi_client import Connection, Credentials
 from hapi_client.packages import upload_package
@@ -43,22 +43,7 @@ class Billed:
         return {"X-Hapi-Model": self.model, "X-Hapi-Cut": "1", **changes}
 
     def used(self, trans_id: str) -> dict[str, str]:
-        """Our entry of a request's line, as operators take it apart."""
-        deadline = time.monotonic() + SECONDS
-        while not (line := self._line(trans_id)):
-            assert time.monotonic() < deadline, f"no line of {trans_id}"
-            time.sleep(0.05)
-        [word] = re.findall(r"hapi:\S+", line)
-        entry = unquote(word).removeprefix("hapi:")
-        return dict(field.split("=", 1) for field in entry.split(";"))
-
-    def _line(self, trans_id: str) -> str:
-        """The client's own line; those of sub-requests have a source."""
-        for line in self.cluster.log("swift").read_text().splitlines():
-            words = line.split()
-            if trans_id in words and " HTTP/1." in line and "HP" not in words:
-                return line
-        return ""
+        return used(self.cluster, trans_id)
 
 
 @pytest.fixture(scope="module")

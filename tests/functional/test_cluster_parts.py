@@ -63,6 +63,24 @@ def test_the_filter_is_right_of_auth_and_left_of_copy() -> None:
     assert "hapi" not in pipeline(ClusterSettings(hapi_filter=False))
 
 
+def test_keystone_stands_in_the_place_of_tempauth() -> None:
+    settings = {"keystone_url": "http://k/v3"}
+    names = pipeline(ClusterSettings(**settings))
+    at = names.index("hapi")
+    assert names[at - 4 : at + 2] == [
+        "authtoken",
+        "s3api",
+        "s3token",
+        "keystoneauth",
+        "hapi",
+        "copy",
+    ]
+    assert "tempauth" not in names
+    proxy = files(**settings)["proxy-server.conf"]
+    assert proxy["filter:authtoken"]["auth_url"] == "http://k/v3"
+    assert proxy["filter:s3token"]["auth_uri"] == "http://k/v3"
+
+
 def test_encryption_is_right_of_all_but_the_last_logging() -> None:
     names = pipeline(ClusterSettings(encryption=True))
     assert names[-4:] == [
@@ -120,8 +138,9 @@ def test_bad_options_of_swift_are_named(options: Any) -> None:
         ClusterSettings(swift_options=options)
 
 
-def test_every_filter_of_the_pipeline_has_a_section() -> None:
-    proxy = files(encryption=True)["proxy-server.conf"]
+@pytest.mark.parametrize("url", [None, "http://k/v3"])
+def test_every_filter_of_the_pipeline_has_a_section(url: str | None) -> None:
+    proxy = files(encryption=True, keystone_url=url)["proxy-server.conf"]
     names = proxy["pipeline:main"]["pipeline"].split()
     for name in names[:-1]:
         assert proxy.has_section(f"filter:{name}"), name

@@ -95,8 +95,8 @@ def signature(path: str, method: str = "GET") -> str:
     return f"temp_url_sig={found}&temp_url_expires={expires}"
 
 
-def s3_client(cluster: Cluster, user: str) -> Any:
-    """boto3 with the user's keys."""
+def s3_client(cluster: Cluster, user: str, secret: str | None = None) -> Any:
+    """boto3 with the keys of a user of :data:`USERS`, or with others."""
     import boto3
     from botocore.config import Config
 
@@ -104,7 +104,7 @@ def s3_client(cluster: Cluster, user: str) -> Any:
         "s3",
         endpoint_url=cluster.proxy_url,
         aws_access_key_id=user,
-        aws_secret_access_key=USERS[user],
+        aws_secret_access_key=secret or USERS[user],
         region_name="us-east-1",
         config=Config(
             s3={"addressing_style": "path"}, retries={"max_attempts": 0}

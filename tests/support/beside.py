@@ -18,16 +18,18 @@ from hapi_splitter.package import package_pieces
 MODEL = "/AUTH_test/public-models/net.hapi"
 CUT = 1
 ASKED: Mapping[str, str] = {"X-Hapi-Model": MODEL, "X-Hapi-Cut": str(CUT)}
+OPEN: Mapping[str, str] = {"allow_unauthenticated_compute": "true"}
 
 
 def swift_beside(
-    cluster: Cluster, **settings: Any
+    cluster: Cluster,
+    *,
+    filter_options: Mapping[str, str] = OPEN,
+    **settings: Any,
 ) -> AbstractContextManager[Cluster]:
-    """A Swift in which callers without a project compute as well."""
-    options = {
-        "worker_socket": str(cluster.worker_socket),
-        "allow_unauthenticated_compute": "true",
-    }
+    """A Swift; callers without a project compute unless told otherwise."""
+    socket = str(cluster.worker_socket)
+    options = {"worker_socket": socket, **filter_options}
     return Cluster.temporary(worker=False, filter_options=options, **settings)
 
 

@@ -24,14 +24,21 @@ class Caller:
     Args:
         cluster: a running one.
         user: a key of :data:`USERS`; None for an anonymous caller.
+        token: the caller's, in the place of a user's.
     """
 
     def __init__(
-        self, cluster: Cluster, user: str | None = "test:tester"
+        self,
+        cluster: Cluster,
+        user: str | None = "test:tester",
+        *,
+        token: str | None = None,
     ) -> None:
         self._proxy_url = cluster.proxy_url
         self._session = requests.Session()
-        if user is not None:
+        if token is not None:
+            self._session.headers["X-Auth-Token"] = token
+        elif user is not None:
             answer = requests.get(
                 cluster.auth_url,
                 headers={"X-Auth-User": user, "X-Auth-Key": USERS[user]},

@@ -1,0 +1,355 @@
+"""Tokens of Keystone: who may compute, who pays, and our own client.
+
+The identity service is a small one of ours; keystonemiddleware,
+keystoneauth and keystoneauth1 are the real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import pytest
+import requests
+
+from access_lines import used
+from askers import s3_client, with_headers
+from beside import swift_beside
+from caller import Caller
+from hapi_client import Connection, Credentials, FetchOptions, TransferJob
+from hapi_client.demo import largest_difference
+from hapi_client.location import Location
+from hapi_client.progress import SilentReporter
+from hapi_client.training import train_tail
+from hapi_client.upload import upload
+from hapi_cluster import Cluster
+from hapi_protocol.errors import RightsError
+from hapi_protocol.headers import CONTENT_TYPE_STREAM, Annotation, ModelPath
+from hapi_splitter.package import package_pieces
+from hapi_splitter.trace import split
+from identity_service import (
+    IdentityService,
+    Secret,
+    User,
+    id_of,
+)
+from local_rows import received_rows
+from networks import small_network, small_transform
+from photos import shard
+
+pytest.importorskip(
+    "keystonemiddleware", reason="needs keystonemiddleware (extra: dev)"
+)
+
+NUM_ROWS = 3
+USERS = {
+    user.name: user
+    for user in (
+        User("swift", "of-swift", {"service": ("service",)}),
+        User("glance", "of-glance", {"service": ("service",)}),
+        User("ann", "of-ann", {"physics": ("member", "swiftoperator")}),
+        User("ben", "of-ben", {"physics": ("member",)}),
+        User("cat", "of-cat", {"biology": ("member", "swiftoperator")}),
+        User("dan", "of-dan", {"biology": ("member",)}),
+        User("eve", "of-eve", {"history": ("member", "swiftoperator")}),
+    )
+}
+PHYSICS, BIOLOGY, HISTORY = (
+    f"AUTH_{id_of(project)}" for project in ("physics", "biology", "history")
+)
+PLACE, MODELS = f"/{PHYSICS}/data", f"/{PHYSICS}/models"
+SOURCE, MODEL = f"{PLACE}/data.tar", f"{MODELS}/net.hapi"
+ASKED = {"X-Hapi-Model": MODEL, "X-Hapi-Cut": "1"}
+READERS = ",".join(
+    f"{id_of(project)}:{id_of(user)}"
+    for user, project in (("dan", "biology"), ("eve", "history"))
+)
+
+
+@dataclass
+class Place:
+    """A Swift that asks the identity service who its callers are."""
+
+    cluster: Cluster
+    keystone: IdentityService
+
+    def caller(
+        self, user: str, project: str, lifetime_seconds: float = 600.0
+    ) -> Caller:
+        token = self.keystone.token(user, project, lifetime_seconds)
+        return Caller(self.cluster, token=token)
+
+    def credentials(self, user: str, project: str) -> Credentials:
+        return Credentials.from_environment(
+            {
+                "OS_AUTH_URL": self.keystone.url,
+                "OS_USERNAME": user,
+                "OS_PASSWORD": USERS[user].password,
+                "OS_PROJECT_NAME": project,
+            }
+        )
+
+
+@pytest.fixture(scope="module")
+def keystone() -> Iterator[IdentityService]:
+    service = IdentityService(
+        USERS,
+        {"of-a-job": Secret("hush", "ann", "physics")},
+        {"s3-ann": Secret("hush", "ann", "physics")},
+    )
+    with service.running():
+        yield service
+
+
+@pytest.fixture(scope="module")
+def place(cluster, keystone) -> Iterator[Place]:
+    """Physics has shared its objects with ``dan`` and ``eve``."""
+    swift_user = {
+        "username": "swift",
+        "password": USERS["swift"].password,
+        "project_name": "service",
+    }
+    options = {
+        "filter:authtoken": swift_user,
+        "filter:keystoneauth": {
+            "reseller_prefix": "AUTH, SERVICE",
+            "SERVICE_service_roles": "service",
+        },
+    }
+    with swift_beside(
+        cluster,
+        filter_options={"allowed_accounts": f"{PHYSICS}, {BIOLOGY}"},
+        keystone_url=keystone.url,
+        swift_options={"proxy-server.conf": options},
+    ) as running:
+        keystone.object_store_url = f"{running.proxy_url}/v1/AUTH_%s"
+        found = Place(running, keystone)
+        ann = found.caller("ann", "physics")
+        acl = {"X-Container-Read": READERS}
+        for container in (PLACE, MODELS):
+            ann.put(container, headers=acl)
+        ann.put(SOURCE, shard(NUM_ROWS))
+        ann.put(MODEL, package())
+        yield found
+
+
+def package() -> bytes:
+    parts = split(small_network(), "body", transform=small_transform())
+    return b"".join(package_pieces(parts.frozen))
+
+
+def computed(answer: requests.Response) -> bool:
+    is_stream = answer.headers["Content-Type"] == CONTENT_TYPE_STREAM
+    return answer.status_code == 200 and is_stream
+
+
+@pytest.mark.parametrize(
+    ("user", "project", "account"),
+    [("ann", "physics", PHYSICS), ("dan", "biology", BIOLOGY)],
+)
+def test_operator_and_reader_compute_and_their_project_pays(
+    place: Place, user: str, project: str, account: str
+) -> None:
+    answer = place.caller(user, project).get(SOURCE, ASKED)
+
+    assert computed(answer), answer.text
+    assert len(received_rows(answer.content).facts) == NUM_ROWS
+    trans_id = answer.headers["X-Trans-Id"]
+    assert used(place.cluster, trans_id)["account"] == account
+
+
+@pytest.mark.parametrize(
+    ("user", "project"),
+    [
+        ("ben", "physics"),  # no operator's role
+        ("cat", "biology"),  # the reader's project, another user
+    ],
+)
+def test_others_get_the_plain_refusal(
+    place: Place, user: str, project: str
+) -> None:
+    caller = place.caller(user, project)
+    plain, answer = caller.get(SOURCE), caller.get(SOURCE, ASKED)
+
+    assert plain.status_code == answer.status_code == 403
+    assert answer.content == plain.content
+
+
+@pytest.mark.parametrize("token", [None, "expired", "nonsense"])
+def test_without_a_valid_token_the_answer_is_401(
+    place: Place, token: str | None
+) -> None:
+    if token == "expired":
+        token = place.keystone.token("ann", "physics", -1.0)
+    caller = Caller(place.cluster, None, token=token)
+    plain, answer = caller.get(SOURCE), caller.get(SOURCE, ASKED)
+
+    assert plain.status_code == answer.status_code == 401
+    assert answer.content == plain.content
+
+
+def test_unreadable_model_has_its_plain_status(place: Place) -> None:
+    cat = place.caller("cat", "biology")
+    cat.put(f"/{BIOLOGY}/own")
+    cat.put(f"/{BIOLOGY}/own/data.tar", shard(NUM_ROWS))
+    answer = cat.get(f"/{BIOLOGY}/own/data.tar", ASKED)
+
+    assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+
+
+def test_project_that_is_not_listed_may_read_and_not_compute(
+    place: Place,
+) -> None:
+    eve = place.caller("eve", "history")
+    answer = eve.get(SOURCE, ASKED)
+
+    assert eve.get(SOURCE).status_code == 200
+    assert answer.status_code == 403
+    assert answer.json()["code"] == "compute_not_allowed"
+    assert HISTORY in answer.json()["message"]
+
+
+@pytest.mark.parametrize("lifetime_seconds", [600.0, -1.0])
+def test_service_that_acts_for_a_user_does_not_pay(
+    place: Place, lifetime_seconds: float
+) -> None:
+    """Its token may even lengthen the life of the user's."""
+    dan = place.caller("dan", "biology", lifetime_seconds)
+    service = {"X-Service-Token": place.keystone.token("glance", "service")}
+    plain = dan.get(SOURCE, service)
+    answer = dan.get(SOURCE, {**ASKED, **service})
+
+    assert plain.status_code == 200
+    assert computed(answer), answer.text
+    entry = used(place.cluster, answer.headers["X-Trans-Id"])
+    assert entry["account"] == BIOLOGY
+
+
+def test_accounts_of_other_prefixes_have_the_same_payer(place: Place) -> None:
+    ann = place.caller("ann", "physics")
+    service = {"X-Service-Token": place.keystone.token("glance", "service")}
+    path = f"/SERVICE_{id_of('physics')}/images"
+    ann.put(path, headers=service)
+    ann.put(f"{path}/data.tar", shard(NUM_ROWS), service)
+    alone = ann.get(f"{path}/data.tar", ASKED)
+    answer = ann.get(f"{path}/data.tar", {**ASKED, **service})
+
+    assert alone.status_code == 403
+    assert computed(answer), answer.text
+    entry = used(place.cluster, answer.headers["X-Trans-Id"])
+    assert entry["account"] == PHYSICS
+
+
+def test_s3_callers_project_pays(place: Place) -> None:
+    pytest.importorskip("boto3", reason="S3 clients use boto3")
+    client = s3_client(place.cluster, "s3-ann", "hush")
+    where = {"Bucket": "data", "Key": "data.tar"}
+    answer = with_headers(client, ASKED, lambda: client.get_object(**where))
+
+    assert len(received_rows(answer["Body"].read()).facts) == NUM_ROWS
+    trans_id = answer["ResponseMetadata"]["RequestId"]
+    log = place.cluster.log("swift").read_text()
+    [line] = [
+        each
+        for each in log.splitlines()
+        if "hapi:model=" in each and trans_id in each
+    ]
+    assert f";account={PHYSICS};" in line
+
+
+FORGED: Mapping[str, str] = {
+    "X-Identity-Status": "Confirmed",
+    "X-Project-Id": id_of("physics"),
+    "X-Tenant-Id": id_of("physics"),
+    "X-Roles": "swiftoperator",
+    "X-User-Id": id_of("ann"),
+}
+
+
+def test_headers_of_authtoken_in_a_request_are_worth_nothing(
+    place: Place,
+) -> None:
+    anonymous = Caller(place.cluster, None).get(SOURCE, {**ASKED, **FORGED})
+    dan = place.caller("dan", "biology").get(SOURCE, {**ASKED, **FORGED})
+
+    assert anonymous.status_code == 401
+    entry = used(place.cluster, dan.headers["X-Trans-Id"])
+    assert entry["account"] == BIOLOGY
+
+
+# --- our own client -------------------------------------------------------
+
+
+def losses(connection: Connection, data: Location, cut: str) -> list[float]:
+    with TransferJob(
+        small_network(),
+        data=str(data),
+        transform=small_transform(),
+        connection=connection,
+        freeze="body",
+        cut=cut,
+        batch_size=4,
+        options=FetchOptions(num_threads=2, decode_threads=1),
+    ) as job:
+        found = train_tail(job, epochs=1, learning_rate=0.01).losses
+        assert job.stats.fallbacks == 0
+        return list(found)
+
+
+def test_client_uploads_and_trains_with_a_password(
+    place: Place, tmp_path
+) -> None:
+    (tmp_path / "a.tar").write_bytes(shard(12))
+    data = Location("photos", "train")
+    with Connection(place.credentials("ann", "physics")) as connection:
+        assert connection.account == PHYSICS
+        upload(connection, data, [tmp_path], SilentReporter())
+        streamed = losses(connection, data, "stream")
+        pushed = losses(connection, data, "freeze")
+    assert len(streamed) == 3
+    assert largest_difference(streamed, pushed) <= 1e-4
+
+
+def test_client_gets_features_with_an_application_credential(
+    place: Place,
+) -> None:
+    environ = {
+        "OS_AUTH_URL": place.keystone.url,
+        "OS_APPLICATION_CREDENTIAL_ID": "of-a-job",
+        "OS_APPLICATION_CREDENTIAL_SECRET": "hush",
+        "OS_REGION_NAME": "here",
+    }
+    model = ModelPath(*MODEL[1:].split("/"))
+    annotation = Annotation(model=model, cut=1)
+    with (
+        Connection(Credentials.from_environment(environ)) as connection,
+        connection.get_features("data", "data.tar", annotation) as body,
+    ):
+        assert len(received_rows(body.read()).facts) == NUM_ROWS
+
+
+def test_client_renews_a_token_that_swift_does_not_take(place: Place) -> None:
+    tokens = place.keystone.tokens
+    with Connection(place.credentials("ann", "physics")) as connection:
+        before = set(tokens)
+        assert connection.account == PHYSICS
+        [first] = set(tokens) - before
+        del tokens[first]
+        assert connection.head("data", "data.tar") is not None
+        assert len(set(tokens) - before) == 1
+
+
+def test_wrong_password_is_named(place: Place) -> None:
+    credentials = Credentials.from_environment(
+        {
+            "OS_AUTH_URL": place.keystone.url,
+            "OS_USERNAME": "ann",
+            "OS_PASSWORD": "wrong",
+            "OS_PROJECT_NAME": "physics",
+        }
+    )
+    with (
+        Connection(credentials) as connection,
+        pytest.raises(RightsError, match="refuses the credentials"),
+    ):
+        connection.head("data", "data.tar")

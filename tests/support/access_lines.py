@@ -1,0 +1,31 @@
+"""A cluster's access log, as operators take it apart."""
+
+from __future__ import annotations
+
+import re
+import time
+from urllib.parse import unquote
+
+from hapi_cluster import Cluster
+
+SECONDS = 20.0
+
+
+def used(cluster: Cluster, trans_id: str) -> dict[str, str]:
+    """Our entry of a request's line, by name."""
+    deadline = time.monotonic() + SECONDS
+    while not (line := _line(cluster, trans_id)):
+        assert time.monotonic() < deadline, f"no line of {trans_id}"
+        time.sleep(0.05)
+    [word] = re.findall(r"hapi:\S+", line)
+    entry = unquote(word).removeprefix("hapi:")
+    return dict(field.split("=", 1) for field in entry.split(";"))
+
+
+def _line(cluster: Cluster, trans_id: str) -> str:
+    """The client's own line; those of sub-requests have a source."""
+    for line in cluster.log("swift").read_text().splitlines():
+        words = line.split()
+        if trans_id in words and " HTTP/1." in line and "HP" not in words:
+            return line
+    return ""
