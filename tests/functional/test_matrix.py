@@ -14,6 +14,7 @@ import pytest
 
 from askers import (
     TEMPURL_KEY,
+    Answer,
     Asker,
     Target,
     by_presigned_url,
@@ -27,7 +28,7 @@ from caller import Caller
 from hapi_cluster import Cluster
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.trace import split
-from local_rows import Rows, local_rows, received_rows
+from local_rows import Rows, local_rows, place_of, received_rows
 from networks import small_network, small_transform
 from objects_of_kinds import KINDS, make_containers, store
 from photos import jpegs, shard
@@ -36,11 +37,17 @@ pytest.importorskip("boto3", reason="S3 clients use boto3")
 
 OWNER, READER, STRANGER = "test:tester", "test:tester3", "test2:tester2"
 
-VERBS = ("shard", "image")
-SUFFIXES = {"shard": "tar", "image": "jpg"}
+VERBS = {"shard": "tar", "part": "tar", "image": "jpg"}
+"""What is asked for, and of which objects; a part is a range of bytes."""
+SUFFIXES = ("tar", "jpg")
+PART = range(1, 3)
+"""Samples."""
+
+Table = Mapping[str, Mapping[str, int]]
+"""Status by caller and kind."""
 
 YES = dict.fromkeys(KINDS, 200)
-EXPECTED: Mapping[str, Mapping[str, int]] = {
+EXPECTED: Table = {
     # Of the plain GET, and so of the annotated one.
     "owner": YES,
     # Old versions lie in a container that no read ACL opens.
@@ -57,7 +64,7 @@ EXPECTED: Mapping[str, Mapping[str, int]] = {
 }
 # What Swift made has no owner in S3, and is nobody's; links are followed.
 GRANTED = {**YES, "dlo": 403}
-UNDER_S3_ACL: Mapping[str, Mapping[str, int]] = {
+UNDER_S3_ACL: Table = {
     "s3": GRANTED,
     "s3-granted": GRANTED,
     "s3-reader": dict.fromkeys(KINDS, 403),
@@ -66,23 +73,71 @@ UNDER_S3_ACL: Mapping[str, Mapping[str, int]] = {
 }
 
 
+def cases(table: Table) -> list[tuple[str, str, str, int]]:
+    """Caller, kind, verb and status; a part is asked for where it is had."""
+    return [
+        (caller, kind, verb, status)
+        for caller, statuses in table.items()
+        for kind, status in statuses.items()
+        for verb in VERBS
+        if status == 200 or verb != "part"
+    ]
+
+
 @dataclass
 class World:
-    """A cluster with the objects of the matrix."""
+    """A cluster with the objects of the matrix.
+
+    Attributes:
+        targets: by container, suffix and kind.
+        contents: by suffix and age: what the objects hold, or held.
+        computed: rows by verb, name and content.
+        plain: answers to plain GETs by caller and target.
+    """
 
     frozen: FrozenGraph
+    owner: Caller
     askers: dict[str, Asker]
+    contents: dict[tuple[str, str], bytes]
     targets: dict[tuple[str, str, str], Target] = field(default_factory=dict)
-    contents: dict[tuple[str, str], bytes] = field(default_factory=dict)
-    computed: dict[tuple[str, bytes], Rows] = field(default_factory=dict)
+    computed: dict[tuple[str, str, bytes], Rows] = field(default_factory=dict)
+    plain: dict[tuple[str, Target], Answer] = field(default_factory=dict)
 
-    def rows(self, target: Target, content: bytes) -> Rows:
+    def get(self, caller: str, target: Target) -> Answer:
+        """The plain GET, once."""
+        if (caller, target) not in self.plain:
+            answer = self.askers[caller](target, {})
+            self.plain[caller, target] = answer
+        return self.plain[caller, target]
+
+    def rows(self, verb: str, target: Target, content: bytes) -> Rows:
         """Computed here, once."""
-        known = self.computed
-        if (target.name, content) not in known:
-            rows = local_rows(self.frozen, CUT, content, target.name)
-            known[target.name, content] = rows
-        return known[target.name, content]
+        known, key = self.computed, (verb, target.name, content)
+        if key not in known:
+            wanted = PART if verb == "part" else None
+            known[key] = local_rows(
+                self.frozen, CUT, content, target.name, wanted
+            )
+        return known[key]
+
+    def asked(
+        self, verb: str, target: Target, content: bytes
+    ) -> Mapping[str, str]:
+        """The annotation; a part is one of the version with the content."""
+        if verb != "part":
+            return ASKED
+        is_old = content == self.contents["tar", "now"]
+        version = f"?version-id={target.version}" if target.version else ""
+        head = self.owner.request(
+            "HEAD", target.path + (version if is_old else "")
+        )
+        first, last = place_of(content, PART)
+        return {
+            **ASKED,
+            "X-Hapi-Samples": f"{PART.start}-{PART.stop - 1}",
+            "X-Hapi-Range": f"bytes={first}-{last}",
+            "X-Hapi-If-Source-Etag": head.headers["ETag"].strip('"'),
+        }
 
 
 @pytest.fixture(scope="module")
@@ -91,13 +146,12 @@ def frozen() -> FrozenGraph:
 
 
 def contents() -> dict[tuple[str, str], bytes]:
-    """By verb and age: what the objects hold, or held."""
     (first, _), (second, _) = jpegs(2, seed=5)
     return {
-        ("shard", "now"): shard(9, seed=5),
-        ("shard", "later"): shard(3, seed=6),
-        ("image", "now"): first,
-        ("image", "later"): second,
+        ("tar", "now"): shard(9, seed=5),
+        ("tar", "later"): shard(3, seed=6),
+        ("jpg", "now"): first,
+        ("jpg", "later"): second,
     }
 
 
@@ -116,17 +170,17 @@ def world(request, frozen) -> World:
     key = {"X-Account-Meta-Temp-URL-Key": TEMPURL_KEY}
     owner.request("POST", "/AUTH_test", key).raise_for_status()
     put_model(owner, frozen)
-    found = World(frozen, askers_of(running, owner), contents=contents())
+    found = World(frozen, owner, askers_of(running, owner), contents())
     for container, acl in (
         ("matrix", READER),
         ("matrix-public", ".r:*,.rlistings"),
     ):
         make_containers(owner, container, acl)
-        for verb, suffix in SUFFIXES.items():
-            ages = (found.contents[verb, age] for age in ("now", "later"))
+        for suffix in SUFFIXES:
+            ages = (found.contents[suffix, age] for age in ("now", "later"))
             made = store(owner, container, suffix, *ages)
             for kind, target in made.items():
-                found.targets[container, verb, kind] = target
+                found.targets[container, suffix, kind] = target
     return found
 
 
@@ -148,41 +202,31 @@ def askers_of(running: Cluster, owner: Caller) -> dict[str, Asker]:
     }
 
 
-@pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("caller", EXPECTED)
+@pytest.mark.parametrize(("caller", "kind", "verb", "status"), cases(EXPECTED))
 def test_annotated_get_is_the_plain_get_with_rows(
-    world: World, caller: str, kind: str, verb: str
+    world: World, caller: str, kind: str, verb: str, status: int
 ) -> None:
     container = "matrix-public" if caller == "public" else "matrix"
-    target = world.targets[container, verb, kind]
     # TempURL drops the query and so names the present version.
     age = "later" if (caller, kind) == ("tempurl", "version") else "now"
-    check(
-        world,
-        world.askers[caller],
-        target,
-        EXPECTED[caller][kind],
-        world.contents[verb, age],
-    )
+    target = world.targets[container, VERBS[verb], kind]
+    check(world, caller, verb, target, age, status)
 
 
 def check(
-    world: World,
-    ask: Asker,
-    target: Target,
-    status: int,
-    content: bytes,
+    world: World, caller: str, verb: str, target: Target, age: str, status: int
 ) -> None:
     """Plain and annotated GET have the status, and the content's rows."""
-    plain = ask(target, {})
-    found = ask(target, ASKED)
+    content = world.contents[VERBS[verb], age]
+    plain = world.get(caller, target)
+    found = world.askers[caller](target, world.asked(verb, target, content))
     assert (plain.status, found.status) == (status, status), found.body[:500]
     if status != 200:
         assert found == plain
         return
     assert plain.body == content
-    received_rows(found.body).assert_equal(world.rows(target, content))
+    rows = world.rows(verb, target, content)
+    received_rows(found.body).assert_equal(rows)
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +240,7 @@ def acl_world(cluster, frozen) -> Iterator[World]:
         reader = by_s3(s3_client(running, READER))
         found = World(
             frozen,
+            owner,
             {
                 "s3": by_s3(s3),
                 "s3-granted": reader,
@@ -203,7 +248,7 @@ def acl_world(cluster, frozen) -> Iterator[World]:
                 "s3-stranger": by_s3(s3_client(running, STRANGER)),
                 "presigned": by_presigned_url(s3),
             },
-            contents=contents(),
+            contents(),
         )
         for bucket, grant in (
             ("matrix", {}),
@@ -222,8 +267,8 @@ def store_by_s3(
     s3.put_bucket_versioning(
         Bucket=f"{bucket}-old", VersioningConfiguration={"Status": "Enabled"}
     )
-    for verb, suffix in SUFFIXES.items():
-        content = world.contents[verb, "now"]
+    for suffix in SUFFIXES:
+        content = world.contents[suffix, "now"]
         plain = {"Bucket": bucket, "Key": f"plain.{suffix}"}
         s3.put_object(**plain, Body=content, **grant)
         put_in_parts(s3, bucket, f"slo.{suffix}", content, grant)
@@ -235,10 +280,10 @@ def store_by_s3(
             owner.put(f"{base}/{kind}.{suffix}", headers={header: first})
         old = {"Bucket": f"{bucket}-old", "Key": f"version.{suffix}"}
         version = s3.put_object(**old, Body=content, **grant)["VersionId"]
-        s3.put_object(**old, Body=world.contents[verb, "later"], **grant)
+        s3.put_object(**old, Body=world.contents[suffix, "later"], **grant)
         for kind in KINDS:
             is_old = kind == "version"
-            world.targets[bucket, verb, kind] = Target(
+            world.targets[bucket, suffix, kind] = Target(
                 "AUTH_test",
                 f"{bucket}-old" if is_old else bucket,
                 f"{kind}.{suffix}",
@@ -264,17 +309,12 @@ def put_in_parts(
     )
 
 
-@pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("caller", UNDER_S3_ACL)
+@pytest.mark.parametrize(
+    ("caller", "kind", "verb", "status"), cases(UNDER_S3_ACL)
+)
 def test_annotated_get_under_s3_acl_is_the_plain_get_with_rows(
-    acl_world: World, caller: str, kind: str, verb: str
+    acl_world: World, caller: str, kind: str, verb: str, status: int
 ) -> None:
     bucket = "matrix-granted" if caller == "s3-granted" else "matrix"
-    check(
-        acl_world,
-        acl_world.askers[caller],
-        acl_world.targets[bucket, verb, kind],
-        UNDER_S3_ACL[caller][kind],
-        acl_world.contents[verb, "now"],
-    )
+    target = acl_world.targets[bucket, VERBS[verb], kind]
+    check(acl_world, caller, verb, target, "now", status)

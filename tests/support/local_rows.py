@@ -48,7 +48,11 @@ def received_rows(stream: bytes) -> Rows:
 
 
 def local_rows(
-    frozen: FrozenGraph, cut: int, source: bytes, name: str
+    frozen: FrozenGraph,
+    cut: int,
+    source: bytes,
+    name: str,
+    wanted: range | None = None,
 ) -> Rows:
     """What the prefix makes of an object.
 
@@ -58,21 +62,35 @@ def local_rows(
     Args:
         source: a tar shard, or one image.
         name: of the object.
+        wanted: samples of a shard, by index; None for all.
     """
     samples = _samples(source, name)
-    size = batch_size(MAX_BATCH["cpu"], 1 if _is_image(source) else None)
+    wanted = wanted or range(len(samples))
+    is_unknown = len(wanted) == len(samples) and not _is_image(source)
+    size = batch_size(MAX_BATCH["cpu"], None if is_unknown else len(wanted))
     assert frozen.transform is not None
-    images = [frozen.transform(decode_image(each[2])) for each in samples]
-    padding = -len(images) % size
-    images += [torch.zeros(frozen.input_shape)] * padding
+    images = [frozen.transform(decode_image(samples[n][2])) for n in wanted]
+    images += [torch.zeros(frozen.input_shape)] * (-len(images) % size)
     prefix = frozen.to(CPU, fast=True).prefix(cut)
     with _one_thread(), torch.inference_mode(), exact_numerics(CPU):
         batches = torch.split(torch.stack(images), size)
         features = torch.cat([prefix(batch) for batch in batches])
-    facts = [
-        (number, key, label) for number, (key, label, _) in enumerate(samples)
-    ]
-    return Rows(facts, features[: len(samples)].numpy())
+    facts = [(number, *samples[number][:2]) for number in wanted]
+    return Rows(facts, features[: len(wanted)].numpy())
+
+
+def place_of(source: bytes, wanted: range) -> tuple[int, int]:
+    """First and last byte of a shard's members of some samples."""
+    starts = []
+    with tarfile.open(fileobj=io.BytesIO(source)) as archive:
+        keys = set()
+        for member in archive:
+            key = member.name.partition(".")[0]
+            if key not in keys:
+                starts.append(member.offset)
+            keys.add(key)
+        starts.append(archive.offset)
+    return starts[wanted.start], starts[wanted.stop] - 1
 
 
 def _samples(source: bytes, name: str) -> list[tuple[str, int | None, bytes]]:
