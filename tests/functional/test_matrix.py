@@ -6,8 +6,9 @@ one that may GET gets rows with the same bits as a local computation's.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from askers import (
     s3_client,
 )
 from beside import ASKED, CUT, put_model, swift_beside
-from caller import Caller
+from caller import SECONDS, Caller
 from hapi_cluster import Cluster
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.trace import split
@@ -37,8 +38,9 @@ pytest.importorskip("boto3", reason="S3 clients use boto3")
 
 OWNER, READER, STRANGER = "test:tester", "test:tester3", "test2:tester2"
 
-VERBS = {"shard": "tar", "part": "tar", "image": "jpg"}
-"""What is asked for, and of which objects; a part is a range of bytes."""
+VERBS = {"shard": "tar", "part": "tar", "kept": "tar", "image": "jpg"}
+"""What is asked for, and of which objects.  A part is a range of bytes; kept
+features have been kept for the owner before."""
 SUFFIXES = ("tar", "jpg")
 PART = range(1, 3)
 """Samples."""
@@ -93,6 +95,7 @@ class World:
         contents: by suffix and age: what the objects hold, or held.
         computed: rows by verb, name and content.
         plain: answers to plain GETs by caller and target.
+        kept: what the owner is told of kept features.
     """
 
     frozen: FrozenGraph
@@ -102,6 +105,7 @@ class World:
     targets: dict[tuple[str, str, str], Target] = field(default_factory=dict)
     computed: dict[tuple[str, str, bytes], Rows] = field(default_factory=dict)
     plain: dict[tuple[str, Target], Answer] = field(default_factory=dict)
+    kept: dict[Target, str] = field(default_factory=dict)
 
     def get(self, caller: str, target: Target) -> Answer:
         """The plain GET, once."""
@@ -123,14 +127,14 @@ class World:
     def asked(
         self, verb: str, target: Target, content: bytes
     ) -> Mapping[str, str]:
-        """The annotation; a part is one of the version with the content."""
+        """The annotation, for a target that has this content."""
+        if verb == "kept":
+            self.keep(target)
+            return {**ASKED, "X-Hapi-Cache": "read"}
         if verb != "part":
             return ASKED
-        is_old = content == self.contents["tar", "now"]
         version = f"?version-id={target.version}" if target.version else ""
-        head = self.owner.request(
-            "HEAD", target.path + (version if is_old else "")
-        )
+        head = self.owner.request("HEAD", target.path + version)
         first, last = place_of(content, PART)
         return {
             **ASKED,
@@ -138,6 +142,17 @@ class World:
             "X-Hapi-Range": f"bytes={first}-{last}",
             "X-Hapi-If-Source-Etag": head.headers["ETag"].strip('"'),
         }
+
+    def keep(self, target: Target) -> None:
+        """The owner finds the features kept; those of manifests never are."""
+        headers = {**ASKED, "X-Hapi-Cache": "readwrite"}
+        deadline = time.monotonic() + SECONDS
+        while target not in self.kept:
+            answer = by_token(self.owner)(target, headers)
+            state = answer.headers["x-hapi-cache"]
+            if state in ("hit", "off"):
+                self.kept[target] = state
+            assert time.monotonic() < deadline
 
 
 @pytest.fixture(scope="module")
@@ -207,19 +222,21 @@ def test_annotated_get_is_the_plain_get_with_rows(
     world: World, caller: str, kind: str, verb: str, status: int
 ) -> None:
     container = "matrix-public" if caller == "public" else "matrix"
-    # TempURL drops the query and so names the present version.
-    age = "later" if (caller, kind) == ("tempurl", "version") else "now"
     target = world.targets[container, VERBS[verb], kind]
-    check(world, caller, verb, target, age, status)
+    check(world, caller, verb, target, status)
 
 
 def check(
-    world: World, caller: str, verb: str, target: Target, age: str, status: int
+    world: World, caller: str, verb: str, target: Target, status: int
 ) -> None:
     """Plain and annotated GET have the status, and the content's rows."""
+    age, seen = "now", target
+    if caller == "tempurl" and target.version:
+        # TempURL drops the query and so names the present version.
+        age, seen = "later", replace(target, version=None)
     content = world.contents[VERBS[verb], age]
     plain = world.get(caller, target)
-    found = world.askers[caller](target, world.asked(verb, target, content))
+    found = world.askers[caller](target, world.asked(verb, seen, content))
     assert (plain.status, found.status) == (status, status), found.body[:500]
     if status != 200:
         assert found == plain
@@ -227,6 +244,10 @@ def check(
     assert plain.body == content
     rows = world.rows(verb, target, content)
     received_rows(found.body).assert_equal(rows)
+    if verb == "kept" and found.headers:
+        is_manifest = target.name.startswith(("slo", "dlo"))
+        assert world.kept[seen] == ("off" if is_manifest else "hit")
+        assert found.headers["x-hapi-cache"] == world.kept[seen]
 
 
 @pytest.fixture(scope="module")
@@ -317,4 +338,4 @@ def test_annotated_get_under_s3_acl_is_the_plain_get_with_rows(
 ) -> None:
     bucket = "matrix-granted" if caller == "s3-granted" else "matrix"
     target = acl_world.targets[bucket, VERBS[verb], kind]
-    check(acl_world, caller, verb, target, "now", status)
+    check(acl_world, caller, verb, target, status)

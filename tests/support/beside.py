@@ -18,7 +18,10 @@ from hapi_splitter.package import package_pieces
 MODEL = "/AUTH_test/public-models/net.hapi"
 CUT = 1
 ASKED: Mapping[str, str] = {"X-Hapi-Model": MODEL, "X-Hapi-Cut": str(CUT)}
-OPEN: Mapping[str, str] = {"allow_unauthenticated_compute": "true"}
+OPEN: Mapping[str, str] = {
+    "allow_unauthenticated_compute": "true",
+    "cache": "true",
+}
 
 
 def swift_beside(
