@@ -180,6 +180,20 @@ def test_expired_object_is_its_plain_get(swift: Swift) -> None:
     assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
 
 
+def test_reader_by_an_acl_of_the_account_computes(swift: Swift) -> None:
+    acl = "X-Account-Access-Control"
+    readers = json.dumps({"read-only": [STRANGER]})
+    swift.owner.request("POST", "/AUTH_test", {acl: readers})
+    path = f"{PRIVATE}/data.tar"
+    try:
+        assert_computed(swift.get(STRANGER, path, HOME))
+    finally:
+        swift.owner.request("POST", "/AUTH_test", {acl: ""})
+    answer = swift.get(STRANGER, path, HOME)
+    assert told(answer) == told(swift.get(STRANGER, path))
+    assert answer.status_code == 403
+
+
 # --- quotas ---------------------------------------------------------------
 
 
