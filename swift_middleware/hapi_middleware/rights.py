@@ -5,10 +5,10 @@ Three rules, each with a test:
 * A sub-request for the *source* goes to the client's own path and inherits
   all that the client's request has been granted.
 * A sub-request for the *model* goes to another path.  It inherits the
-  caller's identity, so that Swift judges it as the caller's own GET; but an
-  overriding middleware (TempURL, formpost, s3_acl) has put a
-  ``swift.authorize`` into the request that knows one path only, or nods to
-  everything.  Then the model is read as an anonymous caller would.
+  caller's identity, so that Swift judges it as the caller's own GET; but who
+  holds another's grant for one path (a temporary or presigned URL, what
+  s3_acl has decided) has no identity.  Then the model is read as an anonymous
+  caller would.
 * The account that is *charged* is the caller's project, from what the auth
   middleware has found out, never from a header and never the owner's.
 """
@@ -31,6 +31,9 @@ SWIFT_SOURCE = "HP"
 """``swift.source`` of all sub-requests of this filter."""
 
 _OVERRIDE = "swift.authorize_override"
+_S3_DETAILS = "s3api.auth_details"
+_PRESIGNED = ("X-Amz-Credential", "AWSAccessKeyId")
+"""Parameters of URLs that are signed, version 4 and 2."""
 _CARRIED = {
     "HTTP_X_NEWEST": "X-Newest",
     "HTTP_X_OPEN_EXPIRED": "X-Open-Expired",
@@ -53,6 +56,31 @@ def source_request(
     )
 
 
+def is_delegated(env: Mapping[str, Any]) -> bool:
+    """Whether the caller has another's grant for this path, and no name.
+
+    TempURL, formpost and s3_acl override ``swift.authorize``: theirs knows
+    one path only, or nods to everything.  Who has a presigned URL of S3 is
+    taken for its signer by Swift, but the signer has not signed the
+    annotation.
+    """
+    if env.get(_OVERRIDE):
+        return True
+    return env.get("swift.source") == "S3" and _is_presigned(env)
+
+
+def _is_presigned(env: Mapping[str, Any]) -> bool:
+    # An Authorization header tells nothing: s3api ignores it beside a
+    # signature in the URL.  So we look at the request that s3api has
+    # checked; its checker knows it, or is it (Swift before 2.38).
+    details = env.get(_S3_DETAILS) or {}
+    checker = getattr(details.get("check_signature"), "__self__", None)
+    checked = getattr(checker, "req", checker)
+    if not isinstance(checked, Request):
+        return True
+    return any(name in checked.params for name in _PRESIGNED)
+
+
 def model_request(env: Mapping[str, Any], method: str, path: str) -> Request:
     """A request for the model at ``path``, by the caller's own right.
 
@@ -64,8 +92,8 @@ def model_request(env: Mapping[str, Any], method: str, path: str) -> Request:
     )
     # make_subrequest() repeats the client's query where there is none.
     request.environ["QUERY_STRING"] = ""
-    if env.get(_OVERRIDE):
-        request.environ.pop(_OVERRIDE)
+    if is_delegated(env):
+        request.environ.pop(_OVERRIDE, None)
         request.environ.pop("REMOTE_USER", None)
         request.environ["swift.authorize"] = authorize_anonymous
     return request
@@ -100,7 +128,7 @@ def owner_refusal(env: Mapping[str, Any], account: str) -> Any:
         A WSGI application, which answers as Swift does.
     """
     authorize = env.get("swift.authorize")
-    if authorize is None or env.get(_OVERRIDE):
+    if authorize is None or is_delegated(env):
         return HTTPForbidden()
     request = make_subrequest(
         env,
@@ -165,7 +193,7 @@ def paying_account(env: Mapping[str, Any], config: FilterConfig) -> str:
 
 
 def _project(env: Mapping[str, Any]) -> str | None:
-    if env.get(_OVERRIDE):
+    if is_delegated(env):
         return None
     user = env.get("REMOTE_USER")
     identity = env.get("keystone.identity")

@@ -397,15 +397,19 @@ PLACES = (
 """An object; none; one in no container; one in no account."""
 
 
+INDEX, PROFILE = ({f"X-Hapi-{n}": "true"} for n in ("Index", "Profile"))
+
+
+@pytest.mark.parametrize("asked", [ASKED, INDEX, PROFILE])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("user", [READER, STRANGER, None])
 def test_source_that_cannot_be_read_may_as_well_not_exist(
-    swift: Swift, user: str | None, method: str
+    swift: Swift, user: str | None, method: str, asked: Mapping[str, str]
 ) -> None:
     caller = swift.callers[user]
     answers = [
         (
-            told(caller.request(method, path, ASKED), "AUTH_test"),
+            told(caller.request(method, path, asked), "AUTH_test"),
             told(caller.request(method, path), "AUTH_test"),
         )
         for path in PLACES[:3]
@@ -413,7 +417,7 @@ def test_source_that_cannot_be_read_may_as_well_not_exist(
 
     assert answers[0][0][0] == (403 if user else 401)
     assert set(answers) == {(answers[0][1], answers[0][1])}
-    nowhere = caller.request(method, PLACES[3], ASKED)
+    nowhere = caller.request(method, PLACES[3], asked)
     assert told(nowhere, "AUTH_none") == answers[0][0]
 
 
@@ -451,6 +455,38 @@ def test_temporary_url_tells_nothing_of_models(swift: Swift) -> None:
     assert answers.pop()[0] == 401
 
 
+@pytest.mark.parametrize(
+    ("version", "more"),
+    [
+        ("s3v4", {}),
+        ("s3v4", {"Authorization": "AWS4-HMAC-SHA256 Credential=x"}),
+        ("s3", {}),
+    ],
+)
+def test_presigned_url_opens_no_model_of_its_signer(
+    swift: Swift, version: str, more: dict[str, str]
+) -> None:
+    """Whoever holds it may add headers, Authorization among them."""
+    client = s3_client(swift.cluster, OWNER, signature_version=version)
+    where = {"Bucket": "sem-private", "Key": "data.tar"}
+    url = client.generate_presigned_url("get_object", Params=where)
+    statuses = {
+        model: requests.get(
+            url,
+            headers={**ASKED, **more, "X-Hapi-Model": model},
+            timeout=SECONDS,
+        ).status_code
+        for model in (*PLACES, "/AUTH_test/public-models/net.hapi")
+    }
+    plain = requests.get(url, headers=more, timeout=SECONDS)
+
+    assert plain.content == CONTENT
+    assert list(statuses.values()) == [403, 403, 403, 403, 200]
+    asked = {**ASKED, "X-Hapi-Model": PLACES[0]}
+    found = with_headers(client, asked, lambda: client.get_object(**where))
+    assert len(received_rows(found["Body"].read()).facts) == NUM_ROWS
+
+
 @pytest.mark.parametrize("user", [READER, STRANGER])
 def test_s3_tells_nothing_of_models(swift: Swift, user: str) -> None:
     from botocore.exceptions import ClientError
@@ -475,6 +511,20 @@ def test_s3_tells_nothing_of_models(swift: Swift, user: str) -> None:
 
     assert len(answers) == 1
     assert answers.pop()[:2] == (403, "AccessDenied")
+
+
+@pytest.mark.parametrize("user", [READER, STRANGER, None])
+def test_cache_of_an_account_is_its_owners(
+    swift: Swift, user: str | None
+) -> None:
+    answers = {
+        told(swift.get(user, f"/{account}?hapi-cache"), account)
+        for account in ("AUTH_test", "AUTH_none")
+    }
+
+    assert len(answers) == 1
+    assert answers.pop()[0] == (403 if user else 401)
+    assert swift.get(OWNER, "/AUTH_test?hapi-cache").status_code == 200
 
 
 @pytest.mark.parametrize("tag", ["*", "own"])

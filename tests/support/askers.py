@@ -95,7 +95,13 @@ def signature(path: str, method: str = "GET") -> str:
     return f"temp_url_sig={found}&temp_url_expires={expires}"
 
 
-def s3_client(cluster: Cluster, user: str, secret: str | None = None) -> Any:
+def s3_client(
+    cluster: Cluster,
+    user: str,
+    secret: str | None = None,
+    *,
+    signature_version: str = "s3v4",
+) -> Any:
     """boto3 with the keys of a user of :data:`USERS`, or with others."""
     import boto3
     from botocore.config import Config
@@ -107,7 +113,9 @@ def s3_client(cluster: Cluster, user: str, secret: str | None = None) -> Any:
         aws_secret_access_key=secret or USERS[user],
         region_name="us-east-1",
         config=Config(
-            s3={"addressing_style": "path"}, retries={"max_attempts": 0}
+            s3={"addressing_style": "path"},
+            retries={"max_attempts": 0},
+            signature_version=signature_version,
         ),
     )
 

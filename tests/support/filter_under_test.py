@@ -123,6 +123,26 @@ class FilterUnderTest:
         )
 
 
+class _Checker:
+    """What s3api leaves in a request for the auth middleware."""
+
+    def __init__(self, query: str) -> None:
+        self.req = Request.blank(f"/bucket/key?{query}")
+
+    def check_signature(self, secret: str) -> bool:
+        raise AssertionError("another auth middleware than tempauth asks")
+
+
+def s3_env(query: str = "") -> dict[str, Any]:
+    """What s3api puts into a request.
+
+    Args:
+        query: of the client; with a signature there, or in its headers.
+    """
+    details = {"check_signature": _Checker(query).check_signature}
+    return {"swift.source": "S3", "s3api.auth_details": details}
+
+
 def annotation(**changes: str | None) -> dict[str, str]:
     """The headers of a good annotation, with some changed or left out."""
     headers = {"X-Hapi-Model": MODEL, "X-Hapi-Cut": "3"}

@@ -22,6 +22,7 @@ from filter_under_test import (
     FilterUnderTest,
     annotation,
     filter_and_worker,
+    s3_env,
 )
 from hapi_protocol.errors import HapiError, make_error
 from hapi_protocol.messages import Usage
@@ -266,7 +267,7 @@ def test_s3_callers_stream_is_in_the_filters_own_log(
     logged: Logged, is_given_up: bool
 ) -> None:
     """s3api hands on a copy of the request: no line would have its entry."""
-    request = logged.ask(env={"swift.source": "S3"})
+    request = logged.ask(env=s3_env())
     response = request.get_response(logged.app)
     chunks = iter(response.app_iter)
     assert next(chunks)

@@ -17,6 +17,7 @@ from filter_under_test import (
     FilterUnderTest,
     annotation,
     filter_and_worker,
+    s3_env,
 )
 from hapi_protocol.encodings import ENCODINGS
 from hapi_protocol.headers import (
@@ -208,7 +209,7 @@ def test_if_none_match_is_answered_304_without_computing(
 def test_if_none_match_holds_for_the_etag_that_s3api_tells(
     world: FilterUnderTest,
 ) -> None:
-    env = {"swift.source": "S3"}
+    env = s3_env()
     etag = world.send(headers=annotation(), env=env).headers["Etag"]
     # swob's setter puts quotes around all of it.
     told = Response(headers={"Etag": etag})
@@ -299,7 +300,7 @@ def test_subrequests_of_others_are_not_obeyed(
 
 
 def test_s3_requests_are_obeyed(world: FilterUnderTest) -> None:
-    answer = world.send(headers=annotation(), env={"swift.source": "S3"})
+    answer = world.send(headers=annotation(), env=s3_env())
 
     assert answer.body == SHARD.upper()
 
@@ -317,7 +318,7 @@ def test_s3_requests_are_obeyed(world: FilterUnderTest) -> None:
 def test_requests_that_s3api_makes_itself_are_plain_ones(
     world: FilterUnderTest, method: str, path: str
 ) -> None:
-    env = {"swift.source": "S3"}
+    env = s3_env()
     answer = world.send(method, path, annotation(), env=env)
     plain = world.send(method, path, env=env)
 

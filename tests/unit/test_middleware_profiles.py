@@ -16,6 +16,7 @@ from filter_under_test import (
     Answer,
     FilterUnderTest,
     filter_and_worker,
+    s3_env,
 )
 from hapi_protocol.errors import make_error
 from hapi_protocol.headers import HEADER_SOURCE_ETAG
@@ -261,7 +262,7 @@ def test_s3_client_gets_a_status_it_does_not_repeat(
     world: FilterUnderTest,
 ) -> None:
     world.worker.refuse_profile = make_error("does_not_fit", "no")
-    env = {"swift.source": "S3"}
+    env = s3_env()
     answer = world.send(path=MODEL, headers=ASKED, env=env)
     assert (answer.status, answer.json["code"]) == (400, "does_not_fit")
 

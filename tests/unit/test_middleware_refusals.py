@@ -17,6 +17,7 @@ from filter_under_test import (
     FilterUnderTest,
     annotation,
     filter_and_worker,
+    s3_env,
 )
 from hapi_middleware.objects import ObjectBody
 from hapi_protocol.errors import CODES, UnavailableError, make_error
@@ -360,7 +361,7 @@ def test_s3_callers_get_statuses_that_s3api_passes_on(
     world: FilterUnderTest, code: str, status: int
 ) -> None:
     world.worker.refuse_job = make_error(code, "no")
-    answer = world.send(headers=annotation(), env={"swift.source": "S3"})
+    answer = world.send(headers=annotation(), env=s3_env())
 
     assert (answer.status, answer.json["code"]) == (status, code)
 

@@ -24,6 +24,7 @@ from filter_under_test import (
     FilterUnderTest,
     annotation,
     filter_and_worker,
+    s3_env,
     signed,
 )
 from hapi_middleware.rights import authorize_anonymous, charged_account
@@ -617,6 +618,41 @@ def test_override_with_consent_to_all_opens_nothing(
     )
     assert answer.status == 200
     assert open_world.worker.jobs[-1].charged_account == ".unauthenticated"
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        s3_env("X-Amz-Credential=test:tester/20261123/us-east-1/s3"),
+        s3_env("AWSAccessKeyId=test:tester&Signature=s"),
+        # An Authorization header does not count beside it.
+        {
+            **s3_env("versionId=1&X-Amz-Credential=x"),
+            "HTTP_AUTHORIZATION": "AWS4-HMAC-SHA256 Credential=x",
+        },
+        # Some other s3api.
+        {"swift.source": "S3"},
+        {"swift.source": "S3", "s3api.auth_details": {"signature": "s"}},
+    ],
+)
+def test_holder_of_a_presigned_url_is_not_its_signer(
+    open_world: FilterUnderTest, env: dict[str, Any]
+) -> None:
+    answer = open_world.send(headers=annotation(), env=env)
+    assert (answer.status, answer.json["code"]) == (401, "unauthorized")
+    assert open_world.worker.calls == []
+
+    open_world.swift.read_acls[MODELS] = ".r:*"
+    assert open_world.send(headers=annotation(), env=env).status == 200
+    assert open_world.worker.jobs[-1].charged_account == ".unauthenticated"
+
+
+def test_s3_caller_that_signs_its_request_is_itself(
+    world: FilterUnderTest,
+) -> None:
+    env = s3_env("versionId=1")
+    assert world.send(headers=annotation(), env=env).status == 200
+    assert world.worker.jobs[-1].charged_account == ACCOUNT
 
 
 def test_acl_probe_of_s3api_is_left_alone(world: FilterUnderTest) -> None:
