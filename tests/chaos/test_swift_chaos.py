@@ -1,0 +1,321 @@
+"""Real Swift servers that hang or are reloaded beside features and plain GETs.
+
+Servers are stopped with SIGSTOP: their sockets accept, and nothing answers.
+What must hold is said by each test; what never may happen is a wrong row, a
+clean end of an incomplete stream, or a request that outlives its deadlines.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import requests
+from benchmarks.proxies import SideProxy
+
+from hapi_client import Connection, Credentials
+from hapi_client.packages import upload_package
+from hapi_cluster import Cluster
+from hapi_protocol.features import read_features
+from hapi_splitter.package import write_package
+from hapi_splitter.trace import split
+from networks import small_network, small_transform
+from photos import jpegs, shard, tar_of
+from plain_traffic import PlainTraffic, Request
+
+WORKER_SECONDS = 2.0
+NODE_SECONDS = 1.0
+SLACK_SECONDS = 5.0
+"""For a busy machine, on top of deadlines."""
+SHORT_SECONDS = 0.5
+PIECE_BYTES = 65536
+NUM_SAMPLES = 500
+BALLAST_BYTES = 40_000
+"""Beside each photograph: neither the shard nor its features fit buffers."""
+SMALL_OBJECT = b"plain " * 1000
+WORKERS = {"DEFAULT": {"workers": "2"}}
+SHORT_DEADLINES = {
+    "app:proxy-server": {
+        "node_timeout": str(NODE_SECONDS),
+        "recoverable_node_timeout": str(NODE_SECONDS),
+    },
+    "filter:hapi": {"worker_timeout": str(WORKER_SECONDS)},
+}
+
+Rows = list[tuple[int, str, bytes]]
+
+
+@dataclass
+class World:
+    """A cluster of processes, and a proxy of ours in front of it."""
+
+    cluster: Cluster
+    proxy: SideProxy
+    connection: Connection
+    model: str
+    expected: Rows
+
+    @property
+    def token(self) -> dict[str, str]:
+        return {"X-Auth-Token": self.connection._requester.auth.token()}
+
+    def ask(self, name: str = "long.tar") -> requests.Response:
+        """An annotated GET of a shard, its headers read."""
+        return requests.get(
+            f"{self.proxy.url}{self.path}/data/{name}",
+            headers={
+                **self.token,
+                "X-Hapi-Model": self.model,
+                "X-Hapi-Cut": "1",
+            },
+            stream=True,
+            timeout=30,
+        )
+
+    def plain(self, *requests: Request) -> PlainTraffic:
+        return PlainTraffic(self.proxy.address, self.token, requests)
+
+    @property
+    def path(self) -> str:
+        return urlsplit(self.connection.storage_url).path
+
+    def everything(self) -> PlainTraffic:
+        """GETs, PUTs, listings."""
+        return self.plain(
+            Request("GET", f"{self.path}/data/plain", expected=SMALL_OBJECT),
+            Request("PUT", f"{self.path}/plain/new-{{}}", SMALL_OBJECT),
+            self.listing(),
+        )
+
+    def listing(self) -> Request:
+        return Request("GET", f"{self.path}/data?format=json")
+
+
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A proxy of two workers, with the usual deadlines."""
+    folder = tmp_path_factory.mktemp("chaos")
+    options = {"device": "cpu", "buffer_bytes": "1MiB"}
+    with (
+        Cluster.temporary(processes=True, worker_options=options) as cluster,
+        Connection(
+            Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
+        ) as connection,
+        SideProxy(cluster.directory, folder / "proxy", WORKERS) as proxy,
+    ):
+        model = stored(connection, folder)
+        world = World(cluster, proxy, connection, model, [])
+        world.expected = Running(world).rest()
+        assert len(world.expected) == NUM_SAMPLES
+        yield world
+
+
+@pytest.fixture(scope="module")
+def world(
+    patient: World, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
+    """A proxy with short deadlines."""
+    folder = tmp_path_factory.mktemp("impatient")
+    with SideProxy(
+        patient.cluster.directory, folder / "proxy", SHORT_DEADLINES
+    ) as proxy:
+        yield dataclasses.replace(patient, proxy=proxy)
+
+
+def stored(connection: Connection, folder: Path) -> str:
+    """Objects, and a model; how an annotation names it."""
+    parts = split(small_network(), "body", transform=small_transform())
+    package = folder / "model.hapi"
+    info = write_package(parts.frozen, package)
+    model, _ = upload_package(connection, "models", package, info.digest)
+    for container in ("data", "plain"):
+        connection.put_container(container)
+    for name, data in {
+        "long.tar": long_shard(),
+        "short.tar": shard(4),
+        "plain": SMALL_OBJECT,
+    }.items():
+        connection.put("data", name, io.BytesIO(data), len(data))
+    return model.quoted()
+
+
+def long_shard() -> bytes:
+    members = []
+    for number, (photo, _) in enumerate(jpegs(NUM_SAMPLES, size=80)):
+        members.append((f"{number:04d}.jpg", photo))
+        members.append((f"{number:04d}.bin", os.urandom(BALLAST_BYTES)))
+    return tar_of(members)
+
+
+class Running:
+    """A stream that has begun, and waits for its reader."""
+
+    def __init__(self, world: World) -> None:
+        response = world.ask()
+        assert response.status_code == 200, response.text
+        self._pieces: Any = response.iter_content(PIECE_BYTES)
+        self._body = bytearray(next(self._pieces))
+
+    def rest(self) -> Rows:
+        """All rows.
+
+        Raises:
+            requests.RequestException: the connection broke.
+        """
+        for piece in self._pieces:
+            self._body += piece
+        return rows_of(bytes(self._body))
+
+
+def rows_of(body: bytes) -> Rows:
+    rows: Rows = []
+    for batch in read_features(io.BytesIO(body)):
+        assert batch.features is not None
+        for row, features in zip(batch.rows, batch.features, strict=True):
+            rows.append((row.index, row.key, features.tobytes()))
+    return rows
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    begun = time.monotonic()
+    yield
+    assert time.monotonic() - begun < seconds + SLACK_SECONDS
+
+
+def eventually(said: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 20
+    while not said():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def object_server(world: World) -> int:
+    return int(world.cluster.status()["children"]["object"]["pid"])
+
+
+def test_reload_under_load_fails_no_request_and_ends_no_stream(
+    patient: World,
+) -> None:
+    world, proxy = patient, patient.proxy
+
+    def max_bytes() -> int:
+        info = requests.get(f"{proxy.url}/info", timeout=30).json()
+        return int(info["hapi"]["max_object_bytes"])
+
+    assert max_bytes() != 123456789
+    with world.everything() as plain:
+        running = [Running(world) for _ in range(3)]
+        old = proxy.workers()
+        proxy.configure(
+            {**WORKERS, "filter:hapi": {"max_object_bytes": "123456789"}}
+        )
+        proxy.reload()
+        assert {max_bytes() for _ in range(20)} == {123456789}
+        # What serves the streams is a worker of before.
+        assert old & proxy.workers()
+        for stream in running:
+            assert stream.rest() == world.expected
+        assert Running(world).rest() == world.expected
+        eventually(lambda: not old & proxy.workers(), "old workers live on")
+    assert plain.failures == []
+    assert plain.count > 50
+
+
+def test_reload_with_a_mistake_is_refused_and_changes_nothing(
+    patient: World,
+) -> None:
+    proxy = patient.proxy
+    before = proxy.workers()
+    proxy.configure({"filter:hapi": {"worker_timeout": "2m"}})
+    with pytest.raises(ValueError, match=r"worker_timeout = 2m") as refused:
+        proxy.reload()
+
+    assert "a number of seconds above 0" in str(refused.value)
+    assert proxy.workers() == before
+    assert patient.ask("short.tar").status_code == 200
+
+
+def test_worker_that_hangs_costs_only_features_and_in_time(
+    world: World,
+) -> None:
+    worker = world.cluster.worker_pid
+    assert worker is not None
+    running = Running(world)
+    with world.everything() as plain, stopped(worker):
+        with within(WORKER_SECONDS):
+            answer = world.ask("short.tar")
+        assert answer.status_code == 504
+        assert answer.json()["code"] == "too_slow"
+        with within(WORKER_SECONDS), pytest.raises(requests.RequestException):
+            running.rest()
+    assert plain.failures == []
+    assert plain.count > 50
+    assert plain.longest_seconds < WORKER_SECONDS
+    assert Running(world).rest() == world.expected
+    assert world.cluster.worker_pid == worker
+
+
+def test_worker_that_hangs_for_a_moment_costs_nothing(world: World) -> None:
+    worker = world.cluster.worker_pid
+    assert worker is not None
+    running = Running(world)
+    with stopped(worker):
+        time.sleep(SHORT_SECONDS)
+    assert running.rest() == world.expected
+
+
+def test_object_server_that_hangs_breaks_streams_in_time(
+    world: World,
+) -> None:
+    """Plain GETs of objects get 503 meanwhile, as without the filter."""
+    running = Running(world)
+    with world.plain(world.listing()) as plain, stopped(object_server(world)):
+        with within(2 * NODE_SECONDS):
+            assert world.ask("short.tar").status_code == 503
+        with within(NODE_SECONDS):
+            url = f"{world.proxy.url}{world.path}/data/plain"
+            answer = requests.get(url, headers=world.token, timeout=30)
+            assert answer.status_code == 503
+        with (
+            within(NODE_SECONDS + WORKER_SECONDS),
+            pytest.raises(requests.RequestException),
+        ):
+            running.rest()
+    assert plain.failures == []
+    assert plain.count > 50
+    eventually(
+        lambda: world.ask("short.tar").status_code == 200,
+        "the object server is not used again",
+    )
+    assert Running(world).rest() == world.expected
+
+
+def test_object_server_that_hangs_for_a_moment_costs_nothing(
+    world: World,
+) -> None:
+    running = Running(world)
+    with world.everything() as plain:
+        with stopped(object_server(world)):
+            time.sleep(SHORT_SECONDS)
+        assert running.rest() == world.expected
+    assert plain.failures == []

@@ -1,0 +1,152 @@
+"""Plain requests to a Swift, one after another, beside what a test does."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+PAUSE_SECONDS = 0.01
+JOIN_SECONDS = 60.0
+TIMEOUT_SECONDS = 30.0
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One that is repeated.
+
+    Attributes:
+        method, path: of it; ``{}`` of the path becomes a number.
+        body: sent.
+        expected: the body of the answer; None for any.
+    """
+
+    method: str
+    path: str
+    body: bytes = b""
+    expected: bytes | None = None
+
+
+class PlainTraffic:
+    """The requests, in turn, by two threads until the block ends.
+
+    One thread opens a connection for each request; the other keeps its
+    connection, and repeats a request on a new one where the server has closed
+    the old one between two requests, as HTTP clients do (RFC 9112, 9.3.1).
+
+    Args:
+        address: of the proxy.
+        headers: of each request.
+        requests: to repeat.
+
+    Attributes:
+        failures: what went wrong, in words.
+        count: requests answered.
+        longest_seconds: that one took.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        headers: Mapping[str, str],
+        requests: Sequence[Request],
+    ) -> None:
+        self._address = address
+        self._headers = dict(headers)
+        self._requests = requests
+        self._stop = threading.Event()
+        self.failures: list[str] = []
+        self.count = 0
+        self.longest_seconds = 0.0
+        self._threads = [
+            threading.Thread(target=self._run, args=(send,))
+            for send in (self._send_alone, Kept(address).send)
+        ]
+
+    def _run(self, send: Callable[..., tuple[int, bytes]]) -> None:
+        for number in itertools.count():
+            if self._stop.is_set():
+                return
+            request = self._requests[number % len(self._requests)]
+            begun = time.monotonic()
+            try:
+                found = send(request, self._headers, number)
+                self._check(request, *found)
+            except (OSError, http.client.HTTPException) as error:
+                self.failures.append(f"{request.method}: {error!r}")
+            self.count += 1
+            took = time.monotonic() - begun
+            self.longest_seconds = max(self.longest_seconds, took)
+            time.sleep(PAUSE_SECONDS)
+
+    def _check(self, request: Request, status: int, body: bytes) -> None:
+        is_right = request.expected in (None, body)
+        if not 200 <= status < 300 or not is_right:
+            self.failures.append(
+                f"{request.method} {request.path}: {status}, {body[:200]!r}"
+            )
+
+    def _send_alone(self, *how: Any) -> tuple[int, bytes]:
+        connection = connect(self._address)
+        try:
+            return exchange(connection, *how)
+        finally:
+            connection.close()
+
+    def __enter__(self) -> PlainTraffic:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(JOIN_SECONDS)
+            assert not thread.is_alive(), "a plain request hangs"
+
+
+class Kept:
+    """A connection that is kept from request to request."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._connection = connect(address)
+
+    def send(self, *how: Any) -> tuple[int, bytes]:
+        try:
+            return exchange(self._connection, *how)
+        except (
+            http.client.RemoteDisconnected,
+            ConnectionResetError,
+            BrokenPipeError,
+        ):
+            self._connection.close()
+            self._connection = connect(self._address)
+            return exchange(self._connection, *how)
+
+
+def connect(address: Address) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection(*address, timeout=TIMEOUT_SECONDS)
+
+
+def exchange(
+    connection: http.client.HTTPConnection,
+    request: Request,
+    headers: Mapping[str, str],
+    number: int,
+) -> tuple[int, bytes]:
+    """Status and body."""
+    connection.request(
+        request.method,
+        request.path.replace("{}", str(number)),
+        body=request.body or None,
+        headers={**headers, "Content-Length": str(len(request.body))},
+    )
+    answer = connection.getresponse()
+    return answer.status, answer.read()
