@@ -97,12 +97,16 @@ def _text(sections: Sections) -> str:
 
 
 def _swift(deployment: Deployment) -> Sections:
-    policy = LAYOUTS[deployment.layout].policy
+    default, *others = LAYOUTS[deployment.layout].policies
     return {
         "swift-hash": {
             "swift_hash_path_suffix": deployment.secrets.hash_suffix
         },
-        "storage-policy:0": {**policy, "default": "yes"},
+        "storage-policy:0": {**default, "default": "yes"},
+        **{
+            f"storage-policy:{number}": policy
+            for number, policy in enumerate(others, start=1)
+        },
     }
 
 

@@ -9,42 +9,54 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from swift.common.ring import RingBuilder
 
-from hapi_cluster.configs import BACKEND_HOST, BACKENDS, RINGS_NAME
+from hapi_cluster.configs import BACKEND_HOST, RINGS_NAME
 from hapi_cluster.settings import LAYOUTS, Layout
 
 PART_POWER = 6
 
 
 def ensure_rings(etc: Path) -> None:
-    """Make the three rings, or give their devices the present ports.
+    """Make the rings, or give their devices the present ports.
 
     Layout and ports are read from ``rings.json``.
     """
     request = json.loads((etc / RINGS_NAME).read_text())
-    for server in BACKENDS:
-        builder_path = etc / f"{server}.builder"
-        if builder_path.exists():
-            builder = RingBuilder.load(str(builder_path))
-        else:
-            builder = _new_builder(LAYOUTS[request["layout"]], server)
-        for device in builder.devs:
-            device["ip"] = device["replication_ip"] = BACKEND_HOST
-            port = request["ports"][server]
-            device["port"] = device["replication_port"] = port
-        builder.save(str(builder_path))
-        builder.get_ring().save(str(etc / f"{server}.ring.gz"))
+    layout, ports = LAYOUTS[request["layout"]], request["ports"]
+    for server in ("account", "container"):
+        _ensure_ring(etc / server, layout, layout.replicas, ports[server])
+    for number, policy in enumerate(layout.policies):
+        name = f"object-{number}" if number else "object"
+        replicas = _replicas(policy, layout.replicas)
+        _ensure_ring(etc / name, layout, replicas, ports["object"])
 
 
-def _new_builder(layout: Layout, server: str) -> RingBuilder:
-    policy = layout.policy
-    replicas = layout.replicas
-    if server == "object" and policy.get("policy_type") == "erasure_coding":
-        replicas = int(policy["ec_num_data_fragments"])
-        replicas += int(policy["ec_num_parity_fragments"])
+def _ensure_ring(path: Path, layout: Layout, replicas: int, port: int) -> None:
+    builder_path = path.with_suffix(".builder")
+    if builder_path.exists():
+        builder = RingBuilder.load(str(builder_path))
+    else:
+        builder = _new_builder(layout, replicas)
+    for device in builder.devs:
+        device["ip"] = device["replication_ip"] = BACKEND_HOST
+        device["port"] = device["replication_port"] = port
+    builder.save(str(builder_path))
+    builder.get_ring().save(str(path.with_suffix(".ring.gz")))
+
+
+def _replicas(policy: Mapping[str, str], replicas: int) -> int:
+    """Of an object: its copies, or its fragments."""
+    if policy.get("policy_type") != "erasure_coding":
+        return replicas
+    data, parity = "ec_num_data_fragments", "ec_num_parity_fragments"
+    return int(policy[data]) + int(policy[parity])
+
+
+def _new_builder(layout: Layout, replicas: int) -> RingBuilder:
     builder = RingBuilder(PART_POWER, replicas, 0)
     for number in range(layout.devices):
         builder.add_dev(

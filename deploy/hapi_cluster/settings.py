@@ -16,27 +16,34 @@ DEFAULT_STOP_SECONDS = 15.0
 
 @dataclass(frozen=True)
 class Layout:
-    """Rings and the one storage policy of a cluster."""
+    """Rings and storage policies of a cluster; the first is the default."""
 
     replicas: int
     devices: int
-    policy: Mapping[str, str]
+    policies: tuple[Mapping[str, str], ...]
 
+
+_REPLICATED = {"name": "replicated"}
+_EC42 = {
+    "name": "ec42",
+    "policy_type": "erasure_coding",
+    "ec_type": "liberasurecode_rs_vand",
+    "ec_num_data_fragments": "4",
+    "ec_num_parity_fragments": "2",
+}
+_EC21 = {
+    **_EC42,
+    "name": "ec21",
+    "ec_type": "isa_l_rs_vand",
+    "ec_num_data_fragments": "2",
+    "ec_num_parity_fragments": "1",
+}
 
 LAYOUTS: Mapping[str, Layout] = {
-    "single": Layout(1, 1, {"name": "single"}),
-    "replicated": Layout(3, 4, {"name": "replicated"}),
-    "ec": Layout(
-        3,
-        6,
-        {
-            "name": "ec42",
-            "policy_type": "erasure_coding",
-            "ec_type": "liberasurecode_rs_vand",
-            "ec_num_data_fragments": "4",
-            "ec_num_parity_fragments": "2",
-        },
-    ),
+    "single": Layout(1, 1, ({"name": "single"},)),
+    "replicated": Layout(3, 4, (_REPLICATED,)),
+    "ec": Layout(3, 6, (_EC42,)),
+    "mixed": Layout(3, 6, (_EC42, _REPLICATED, _EC21)),
 }
 
 

@@ -14,14 +14,14 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from children import heed_interrupts
-from hapi_cluster import USERS, Cluster, ClusterError
+from children import family, heed_interrupts
+from hapi_cluster import LAYOUTS, USERS, Cluster, ClusterError
 from hapi_cluster.errors import (
     AlreadyRunningError,
     DirectoryError,
@@ -75,6 +75,7 @@ def request(
     path: str,
     body: bytes | None = None,
     user: str = "test:tester",
+    headers: Mapping[str, str] | None = None,
 ) -> tuple[int, bytes]:
     """A request in the account of the user; status and body."""
     key = USERS[user][0]
@@ -85,7 +86,7 @@ def request(
         url = answer.headers["X-Storage-Url"] + path
         token = answer.headers["X-Auth-Token"]
     asked = urllib.request.Request(
-        url, body, {"X-Auth-Token": token}, method=method
+        url, body, {"X-Auth-Token": token, **(headers or {})}, method=method
     )
     try:
         with urllib.request.urlopen(asked, timeout=DEADLINE_SECONDS) as answer:
@@ -99,20 +100,6 @@ def eventually(condition: Callable[[], object], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not in time: {what}"
         time.sleep(0.02)
-
-
-def family(pid: int) -> list[ProcessIdentity]:
-    """A process and all its descendants."""
-    parents = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            fields = entry.read_text().rpartition(")")[2].split()
-            parents[int(entry.parent.name)] = int(fields[1])
-    found = [pid]
-    for ancestor in found:
-        found += [p for p, parent in parents.items() if parent == ancestor]
-    identities = [ProcessIdentity.of(p) for p in found]
-    return [identity for identity in identities if identity is not None]
 
 
 def supervisor(cluster: Cluster) -> int:
@@ -196,6 +183,27 @@ def test_objects_come_back_whole_in_other_layouts(
     assert len(devices) >= 3
     with pytest.raises(SettingsError, match=f"layout is '{layout}'"):
         start(directory, layout="single")
+
+
+def test_each_policy_of_a_layout_keeps_its_objects(directory: Path) -> None:
+    policies = [policy["name"] for policy in LAYOUTS["mixed"].policies]
+    with start(directory, layout="mixed") as cluster:
+        for name in policies:
+            made = request(
+                cluster, "PUT", f"/{name}", headers={"X-Storage-Policy": name}
+            )
+            assert made[0] == 201
+            data = name.encode() * 1000
+            assert request(cluster, "PUT", f"/{name}/o", data)[0] == 201
+            assert request(cluster, "GET", f"/{name}/o") == (200, data)
+    # Fragments of 4 + 2, copies, fragments of 2 + 1.
+    for folder, num_files in (
+        ("objects", 6),
+        ("objects-1", 3),
+        ("objects-2", 3),
+    ):
+        found = list(directory.glob(f"srv/*/{folder}/*/*/*/*.data"))
+        assert len(found) == num_files, folder
 
 
 def test_encryption_keeps_plaintext_off_the_disk(directory: Path) -> None:
@@ -565,6 +573,9 @@ def test_a_worker_that_never_answers_meets_the_deadline(
         ({"start_seconds": 0}, "start_seconds"),
         ({"worker_options": {"a b": "1"}}, "a b"),
         ({"filter_options": {"a": "1\n[x]"}}, "filter_options"),
+        ({"swift_options": {"x.conf": {}}}, "x.conf"),
+        ({"swift_options": {"swift.conf": {"a]": {}}}}, "a]"),
+        ({"swift_options": {"swift.conf": {"a": {"b c": "1"}}}}, "b c"),
     ],
 )
 def test_a_bad_setting_is_named(

@@ -44,7 +44,9 @@ def start(
     ] = None,
     layout: Annotated[
         str | None,
-        typer.Option(help="single, replicated or ec; fixed at first start."),
+        typer.Option(
+            help="single, replicated, ec or mixed; fixed at first start."
+        ),
     ] = None,
     encryption: Annotated[
         bool, typer.Option(help="Encrypt the data at rest.")
