@@ -86,14 +86,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(path: str, config: WorkerConfig) -> int:
-    # torch takes seconds to load, which --help and --check need not wait.
+    try:
+        listeners = inherited_sockets()
+        _check_paths(listeners, config)
+    except (OSError, ValueError) as error:
+        return _cannot_start(error)
+    # torch takes seconds to load, for which nobody above need wait.
     from hapi_worker.server import SocketInUseError
     from hapi_worker.service import Service
 
     signals = _Signals()
     try:
-        listeners = inherited_sockets()
-        _check_paths(listeners, config)
         service = Service(
             config, out_of_service=signals.end, listeners=listeners
         )
@@ -101,8 +104,7 @@ def _serve(path: str, config: WorkerConfig) -> int:
         gc.freeze()
         service.begin()
     except (SocketInUseError, OSError, ValueError) as error:
-        logger.error("cannot start: %s", error)
-        return EXIT_CANNOT_START
+        return _cannot_start(error)
     worker = service.worker
     logger.info(
         "version %s on %s, listening at %s",
@@ -125,6 +127,11 @@ def _serve(path: str, config: WorkerConfig) -> int:
     if not service.drain():
         logger.warning("jobs still run after the drain; they are broken off")
     return _ended(service, 0)
+
+
+def _cannot_start(error: Exception) -> int:
+    logger.error("cannot start: %s", error)
+    return EXIT_CANNOT_START
 
 
 def _ended(service: Service, status: int) -> int:

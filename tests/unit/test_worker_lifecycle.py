@@ -20,7 +20,6 @@ from hapi_protocol.features import read_features
 from hapi_worker.main import notify_systemd
 from hapi_worker.server import SocketInUseError, remove_stale_socket
 from photos import shard
-from worker_process import WorkerProcess
 from worker_under_test import (
     TIMEOUT_SECONDS,
     Exchange,
@@ -97,11 +96,8 @@ def process(tmp_path: Path) -> Iterator[Process]:
     process.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_ends_the_worker_cleanly(
-    process: Process, number: signal.Signals
-) -> None:
-    assert process.notification() == "READY=1"
+def ends_cleanly(process: Process, number: signal.Signals) -> str:
+    """Ends a worker that is healthy, and nothing of it is left; its log."""
     for path in (process.socket, process.socket + ".admin"):
         connection = UnixConnection(path, TIMEOUT_SECONDS)
         connection.request("GET", "/healthz")
@@ -110,21 +106,20 @@ def test_signal_ends_the_worker_cleanly(
     assert process.stop(number) == 0
     assert process.notification() == "STOPPING=1"
     assert not os.path.exists(process.socket)
+    assert process.process.stderr is not None
+    log = process.process.stderr.read()
+    assert "draining" in log.splitlines()[-1]
+    return log
 
 
-def test_log_of_a_worker_that_had_jobs_ends_with_its_own_words(
-    tmp_path: Path,
+def test_interrupted_worker_that_had_jobs_ends_cleanly(
+    process: Process,
 ) -> None:
-    options = {"device": "cpu", "memory_limit": "1GiB"}
-    worker = WorkerProcess(tmp_path, options)
-    try:
-        worker.wait_until_ready()
-        package, source = small_package(), shard(2)
-        worker.run(job_for(source, package), package, source)
-        assert worker.stop() == 0
-    finally:
-        worker.kill()
-    assert "draining" in worker.log().splitlines()[-1]
+    assert process.notification() == "READY=1"
+    package, source = small_package(), shard(2)
+    job = job_for(source, package)
+    Exchange(process.socket).run(job, package, source)
+    ends_cleanly(process, signal.SIGINT)
 
 
 def test_hangup_reloads_limits_and_a_bad_file_changes_nothing(
@@ -144,9 +139,7 @@ def test_hangup_reloads_limits_and_a_bad_file_changes_nothing(
         assert process.notification() == "READY=1"
     streams = [index_job(process.socket) for _ in range(2)]
     assert [answer for answer, _ in streams] == [201, 201]
-    assert process.stop(signal.SIGTERM) == 0
-    assert process.process.stderr is not None
-    log = process.process.stderr.read()
+    log = ends_cleanly(process, signal.SIGTERM)
     assert log.count("the configuration is reloaded") == 2
     assert "these options need a new start: socket_mode" in log
     assert "cannot reload, and go on as before: unknown option" in log
