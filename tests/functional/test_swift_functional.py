@@ -1,0 +1,183 @@
+"""Comparing a Swift with the filter and one without: with small tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from children import family
+from hapi_cluster.identity import ProcessIdentity
+
+pytest.importorskip("swift", reason="needs swift-hapi[cluster]")
+
+TESTS = Path(__file__).resolve().parents[1]
+FOLDERS = ("deploy", "protocol", "swift_middleware")
+SECONDS = 60.0
+
+BASE = """
+import json, os, time, unittest
+from configparser import ConfigParser
+from urllib.request import urlopen
+
+def info():
+    parser = ConfigParser()
+    parser.read(os.environ["SWIFT_TEST_CONFIG_FILE"])
+    with urlopen(parser["func_test"]["s3_storage_url"] + "info") as answer:
+        return json.load(answer)
+"""
+TEST_SWIFT = """
+from test.functional import info, os, unittest
+
+class TestInfo(unittest.TestCase):
+    def test_same(self):
+        self.assertIn("staticweb", info())
+
+    def test_other(self):
+        self.assertNotIn("hapi", info())
+
+    def test_first_time(self):
+        path = os.environ["SWIFT_TEST_CONFIG_FILE"] + ".seen"
+        if "hapi" in info() and not os.path.exists(path):
+            open(path, "w").close()
+            self.fail("only once")
+
+    @unittest.skip("never")
+    def test_skipped(self):
+        pass
+"""
+TEST_HANGS = """
+import os, time
+
+def test_hangs():
+    open(os.environ["SWIFT_TEST_CONFIG_FILE"] + ".hangs", "w").close()
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A cache with small tests in the place of Swift's."""
+    swift = version("swift")
+    folder = tmp_path / "cache" / f"swift-{swift}"
+    (folder / "test" / "functional").mkdir(parents=True)
+    (folder / "PKG-INFO").write_text(f"Name: swift\nVersion: {swift}\n")
+    (folder / "test" / "__init__.py").touch()
+    (folder / "test" / "functional" / "__init__.py").write_text(BASE)
+    (folder / "test" / "functional" / "test_info.py").write_text(TEST_SWIFT)
+    return folder.parent
+
+
+def command(cache: Path, *more: str | Path) -> list[str]:
+    words = ("--cache", cache, "--layout", "plain", "--suite", "swift", *more)
+    return [sys.executable, "-m", "swift_functional", *map(str, words)]
+
+
+def environment(**more: str) -> dict[str, str]:
+    folders = [TESTS, *(TESTS.parent / name for name in FOLDERS)]
+    path = os.pathsep.join(map(str, folders))
+    return {**os.environ, "PYTHONPATH": path, **more}
+
+
+def run(
+    cache: Path, *more: str | Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(cache, *more),
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+
+
+def test_every_difference_and_failure_is_told(
+    cache: Path, tmp_path: Path
+) -> None:
+    json_path, logs = tmp_path / "r.json", tmp_path / "logs"
+    done = run(cache, "--json", json_path, "--logs", logs)
+    assert done.returncode == 1, done.stderr
+    body = json.loads(json_path.read_text())
+    assert body["swift"] == version("swift")
+    assert not body["succeeded"]
+    (swift,) = body["comparisons"]
+    name = "test/functional/test_info.py::TestInfo::test_{}"
+    assert swift["differing"] == [name.format("other")]
+    assert swift["unsteady"] == [name.format("first_time")]
+    assert swift["failing"] == []
+    assert swift["counts"]["without"]["passed"] == 3
+    assert swift["counts"]["with"]["passed"] == 1
+    assert swift["counts"]["with"]["failed"] == 2
+    assert swift["tests"][name.format("skipped")]["with"] == {
+        "kind": "skipped",
+        "reason": "never",
+    }
+    assert (
+        "'hapi' unexpectedly found in"
+        in (swift["again"][name.format("other")]["with"]["reason"])
+    )
+    for line in (
+        f"plain, {name.format('other')} differs",
+        f"plain, {name.format('first_time')} differed at first, but not alone",
+    ):
+        assert line in done.stdout.splitlines()
+    for side in ("without", "with"):
+        for file in ("swift/junit.xml", "swift/pytest.log", "servers"):
+            assert (logs / "plain" / side / file).exists(), file
+
+
+def test_without_the_sdist_it_fails_and_says_so(tmp_path: Path) -> None:
+    done = run(tmp_path / "empty", PIP_NO_INDEX="1", PIP_FIND_LINKS="")
+    assert done.returncode == 2
+    assert f"swift-{version('swift')}.tar.gz cannot be fetched" in done.stderr
+    assert "PIP_INDEX_URL" in done.stderr
+
+
+def test_nothing_is_left_of_one_that_is_terminated(
+    cache: Path, tmp_path: Path
+) -> None:
+    (path,) = cache.rglob("test_info.py")
+    path.write_text(TEST_HANGS)
+    logs = tmp_path / "logs"
+    with subprocess.Popen(
+        command(cache, "--logs", logs),
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as running:
+        for side in ("without", "with"):
+            eventually((logs / "plain" / side / "test.conf.hangs").exists)
+        processes = family(running.pid)
+        folders = cluster_folders(processes)
+        running.terminate()
+        assert running.wait(SECONDS) == 128 + signal.SIGTERM
+    assert len(folders) == 2
+    assert [p for p in processes if p.alive()] == []
+    assert [f for f in folders if f.exists()] == []
+
+
+def cluster_folders(processes: Sequence[ProcessIdentity]) -> list[Path]:
+    """The directories of the clusters that are among the processes."""
+    found = []
+    for process in processes:
+        path = Path(f"/proc/{process.pid}/cmdline")
+        words = path.read_text().split("\0")
+        if "hapi_cluster.supervisor" in words:
+            found.append(Path(words[words.index("-m") + 2]))
+    return found
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

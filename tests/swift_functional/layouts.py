@@ -1,0 +1,185 @@
+"""The clusters that Swift's tests run against, and the tests' own file."""
+
+from __future__ import annotations
+
+import configparser
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from hapi_cluster import USERS
+from hapi_cluster.configs import pipeline
+from hapi_cluster.settings import ClusterSettings
+
+STORAGE_DOMAIN = "example.net"
+REGION = "us-east-1"
+MAX_FILE_BYTES = 32 * 1024 * 1024 + 2
+"""A test reserves four times the limit, and tmpfs takes that from memory."""
+
+FILTER_OPTIONS: Mapping[str, str] = {
+    "worker_connect_timeout": "2",
+    "worker_timeout": "180",
+    "max_object_bytes": str(1 << 20),
+    "max_package_bytes": str(1 << 20),
+    "reseller_prefix": "AUTH_",
+    "allow_unauthenticated_compute": "true",
+    "allowed_accounts": "AUTH_test,AUTH_test2",
+    "cache": "true",
+    "cache_ttl_seconds": "3600",
+    "cache_max_entry_bytes": str(1 << 20),
+    "cache_max_account_bytes": str(1 << 30),
+    "cache_buffer_bytes": str(1 << 23),
+    "cache_timeout": "10",
+}
+"""Not the defaults; limits below the sizes of many objects of the tests."""
+
+# Where a filter goes: right of the other one, as the samples of Swift have it.
+_PLACES = (
+    ("cache", "domain_remap"),
+    ("cache", "etag-quoter"),
+    ("tempurl", "ratelimit"),
+    ("tempauth", "staticweb"),
+)
+_S3_USERS = (
+    ("test:tester", "testing"),
+    ("test:tester2", "testing2"),
+    ("test:tester3", "testing3"),
+)
+_MORE_USERS = {
+    "user_test_tester2": "testing2 .admin",
+    "user_test5_tester5": "testing5 service",
+}
+
+
+@dataclass(frozen=True)
+class TestedLayout:
+    """A cluster; all of Swift's usual filters are in its pipeline."""
+
+    cluster: str
+    """Its name among the layouts of ``hapi_cluster``."""
+    encryption: bool
+    s3_acl: bool
+    """Whether s3api keeps ACLs of its own, and overrides authorization."""
+    quoted_etags: bool
+
+
+LAYOUTS: Mapping[str, TestedLayout] = {
+    "plain": TestedLayout(
+        "single", encryption=False, s3_acl=True, quoted_etags=False
+    ),
+    "ec+encryption": TestedLayout(
+        "mixed", encryption=True, s3_acl=False, quoted_etags=True
+    ),
+}
+
+
+def cluster_settings(name: str, *, hapi_filter: bool) -> dict[str, Any]:
+    """Settings of ``Cluster.start``.
+
+    No worker runs: plain traffic needs none.
+    """
+    layout = LAYOUTS[name]
+    settings = {
+        "worker": False,
+        "hapi_filter": hapi_filter,
+        "layout": layout.cluster,
+        "encryption": layout.encryption,
+        "filter_options": FILTER_OPTIONS,
+    }
+    return {**settings, "swift_options": _swift_options(layout, settings)}
+
+
+def _swift_options(
+    layout: TestedLayout, settings: Mapping[str, Any]
+) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
+    names = pipeline(ClusterSettings(**settings))
+    for left, name in _PLACES:
+        names.insert(names.index(left) + 1, name)
+    proxy = {
+        "pipeline:main": {"pipeline": " ".join(names)},
+        "app:proxy-server": {"allow_open_expired": "true"},
+        "filter:tempauth": {
+            **_MORE_USERS,
+            "reseller_prefix": "AUTH, SERVICE",
+            "SERVICE_require_group": "service",
+        },
+        "filter:s3api": {
+            "s3_acl": _flag(layout.s3_acl),
+            "check_bucket_owner": _flag(layout.s3_acl),
+        },
+        "filter:domain_remap": {
+            "use": "egg:swift#domain_remap",
+            "storage_domain": STORAGE_DOMAIN,
+        },
+        "filter:etag-quoter": {
+            "use": "egg:swift#etag_quoter",
+            "enable_by_default": _flag(layout.quoted_etags),
+        },
+        "filter:ratelimit": {"use": "egg:swift#ratelimit"},
+        "filter:staticweb": {"use": "egg:swift#staticweb"},
+    }
+    constraints = {"max_file_size": str(MAX_FILE_BYTES)}
+    return {
+        "proxy-server.conf": proxy,
+        "swift.conf": {"swift-constraints": constraints},
+    }
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def config_of_tests(name: str, auth_url: str) -> str:
+    """Swift's ``test.conf`` for a cluster of that layout."""
+    address = urlsplit(auth_url)
+    endpoint = f"{address.scheme}://{address.netloc}/"
+    parser = configparser.RawConfigParser()
+    parser.read_dict(
+        {
+            "func_test": {
+                "auth_uri": auth_url,
+                **_account("test:tester", ""),
+                **_account("test2:tester2", "2"),
+                **_account("test:tester3", "3"),
+                **_account("admin:admin", "6"),
+                "account5": "test5",
+                "username5": "tester5",
+                "password5": "testing5",
+                "service_prefix": "SERVICE",
+                "s3_storage_url": endpoint,
+                "s3_region": REGION,
+                **_s3_keys("s3_", ("", "2", "3")),
+                "storage_domain": STORAGE_DOMAIN,
+                "collate": "C",
+            },
+            "s3api_test": {
+                "endpoint": endpoint,
+                "region": REGION,
+                **_s3_keys("", ("1", "2", "3")),
+                "s3_acl_tests_enabled": _flag(LAYOUTS[name].s3_acl),
+            },
+        }
+    )
+    text = io.StringIO()
+    parser.write(text)
+    return text.getvalue()
+
+
+def _account(user: str, number: str) -> dict[str, str]:
+    account, _, name = user.partition(":")
+    return {
+        f"account{number}": account,
+        f"username{number}": name,
+        f"password{number}": USERS[user][0],
+    }
+
+
+def _s3_keys(prefix: str, numbers: Sequence[str]) -> dict[str, str]:
+    """The keys of two owners of one account, and of its other user."""
+    keys = {}
+    for number, (user, key) in zip(numbers, _S3_USERS, strict=True):
+        keys[f"{prefix}access_key{number}"] = user
+        keys[f"{prefix}secret_key{number}"] = key
+    return keys
