@@ -83,7 +83,8 @@ class ModelIdentity:
 
 @dataclass(frozen=True)
 class JobRequest:
-    """Body of ``POST /jobs``: one annotated GET, both rights checked.
+    """Body of ``POST /jobs``: one annotated GET, both rights checked; or
+    many, of objects of one container.
 
     Attributes:
         kind: ``features``, or ``index`` for rows without features.
@@ -96,9 +97,13 @@ class JobRequest:
             its first sample has the index ``samples.first``.
         source_name: ``/account/container/object``, for messages and as
             the key of a single image.
-        source_length_bytes: bytes that the job's body will have.
+        source_etag: empty for many objects.
+        source_length_bytes: bytes that the job's body will have; None
+            exactly for many objects.
         is_split: the answer shall tell what of it may be kept
             (:mod:`hapi_protocol.split`).
+        num_objects: that the body holds, framed as
+            :mod:`hapi_protocol.multi` says; None for one object as it is.
     """
 
     kind: str
@@ -112,9 +117,10 @@ class JobRequest:
     ranged: bool
     source_name: str
     source_etag: str
-    source_length_bytes: int
+    source_length_bytes: int | None
     trans_id: str
     is_split: bool = False
+    num_objects: int | None = None
 
     def to_body(self) -> bytes:
         fields = dict(vars(self))
@@ -137,9 +143,10 @@ class JobRequest:
     def _from_fields(cls, fields: Any) -> JobRequest:
         given = _Fields(fields, "job request")
         given.version()
-        kind = given.choice("kind", KINDS)
+        num_objects = given.optional_count("num_objects")
+        length = given.optional_count("source_length_bytes")
         job = cls(
-            kind=kind,
+            kind=given.choice("kind", KINDS),
             charged_account=given.text("charged_account"),
             model=given.optional("model", ModelIdentity.from_fields),
             cut=given.count("cut"),
@@ -149,19 +156,32 @@ class JobRequest:
             samples=given.optional("samples", _parse_samples),
             ranged=given.flag("ranged"),
             source_name=given.text("source_name"),
-            source_etag=given.text("source_etag"),
-            source_length_bytes=given.count("source_length_bytes"),
+            source_etag=given.text("source_etag", empty=bool(num_objects)),
+            source_length_bytes=length,
             trans_id=given.text("trans_id", empty=True),
             is_split=given.flag("is_split"),
+            num_objects=num_objects,
         )
-        with_model = kind == KIND_FEATURES
-        if (job.model is not None) != with_model or (
-            (job.cut > 0) != with_model
-        ):
-            raise _bad_field("job request", "model", job.model)
-        if job.ranged and job.samples is None:
-            raise _bad_field("job request", "samples", None)
+        job._check()
         return job
+
+    def _check(self) -> None:
+        with_model = self.kind == KIND_FEATURES
+        if (self.model is not None) != with_model or (
+            (self.cut > 0) != with_model
+        ):
+            raise _bad_field("job request", "model", self.model)
+        if self.ranged and self.samples is None:
+            raise _bad_field("job request", "samples", None)
+        is_multi = self.num_objects is not None
+        if is_multi and not (with_model and self.num_objects):
+            raise _bad_field("job request", "num_objects", self.num_objects)
+        if is_multi and self.samples is not None:
+            raise _bad_field("job request", "samples", self.samples)
+        if is_multi != (self.source_length_bytes is None):
+            raise _bad_field(
+                "job request", "source_length_bytes", self.source_length_bytes
+            )
 
 
 @dataclass(frozen=True)
@@ -372,6 +392,9 @@ class _Fields:
         if not _is_count(value):
             raise _bad_field(self._what, name, value)
         return int(value)
+
+    def optional_count(self, name: str) -> int | None:
+        return None if self._fields.get(name) is None else self.count(name)
 
     def amount(self, name: str) -> float:
         value: Any = self._fields.get(name)

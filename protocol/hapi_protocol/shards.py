@@ -76,6 +76,8 @@ class Sample:
         offset: byte of the shard at which its first tar header begins.
         length: bytes up to the end of its last member's padding.
         members: extension to content.
+        error: why it cannot be used, where that was known before it was
+            looked at; shards have no such samples.
     """
 
     index: int
@@ -83,6 +85,7 @@ class Sample:
     offset: int
     length: int = 0
     members: dict[str, bytes] = field(default_factory=dict)
+    error: str | None = None
 
     def image(self) -> bytes | None:
         """The first member with an image's extension."""

@@ -96,6 +96,7 @@ class ChunkedBody:
     Args:
         connection: where the chunks arrive.
         length_bytes: the body must have exactly as many.
+        is_upper_bound: it may have fewer as well.
         idle_seconds: longest silence of the sender.
 
     Attributes:
@@ -109,9 +110,11 @@ class ChunkedBody:
         *,
         length_bytes: int,
         idle_seconds: float,
+        is_upper_bound: bool = False,
     ) -> None:
         self._connection = connection
         self._length_bytes = length_bytes
+        self._is_upper_bound = is_upper_bound
         self._idle_seconds = idle_seconds
         self._left_in_chunk = 0
         self._ended = False
@@ -170,7 +173,8 @@ class ChunkedBody:
             raise TooLargeError(
                 "object_too_large",
                 f"the body has {total} bytes or more, and "
-                f"{self._length_bytes} were announced",
+                f"{self._length_bytes} were "
+                + ("allowed" if self._is_upper_bound else "announced"),
             )
         if not self._left_in_chunk:
             self._end()
@@ -182,6 +186,8 @@ class ChunkedBody:
         else:
             raise _bad(f"more than {MAX_TRAILERS} trailers")
         self._ended = True
+        if self._is_upper_bound:
+            return
         if self.bytes_read != self._length_bytes:
             raise _bad(
                 f"the body has {self.bytes_read} bytes, and "

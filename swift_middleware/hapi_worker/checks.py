@@ -33,12 +33,12 @@ def check_request(request: JobRequest, config: WorkerConfig) -> None:
             f"numerics {request.numerics!r}; this worker has "
             f"{', '.join(NUMERICS)}",
         )
-    limit = config.max_object_bytes
-    if request.source_length_bytes > limit:
+    length, limit = request.source_length_bytes, config.max_object_bytes
+    if length is not None and length > limit:
         raise TooLargeError(
             "object_too_large",
-            f"object {request.source_name} has "
-            f"{request.source_length_bytes} bytes; at most {limit}",
+            f"object {request.source_name} has {length} bytes; at most "
+            f"{limit}",
             object_name=request.source_name,
         )
 

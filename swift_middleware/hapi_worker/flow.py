@@ -61,13 +61,14 @@ def row_bytes(row: Row) -> int:
 
 
 def row_of(sample: Sample) -> Row:
-    """The sample's row, as long as nothing is wrong with it."""
+    """The sample's row, as far as it is known before it is decoded."""
     label, meta = sample.label_and_meta()
     return Row(
         index=sample.index,
         key=sample.key,
         label=label,
         meta=meta,
+        error=sample.error,
         offset=sample.offset,
         length=sample.length,
     )

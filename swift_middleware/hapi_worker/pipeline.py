@@ -73,6 +73,7 @@ class Pipeline:
         decode_pool: shared by all jobs.
         meter: of the seconds that others spend on it.
         bounds: of memory and time.
+        describe: what a row says of a sample that cannot be used.
 
     Attributes:
         read_cpu: CPU seconds of the reader, once it has ended.
@@ -90,6 +91,7 @@ class Pipeline:
         decode_pool: FairPool,
         meter: Meter,
         bounds: Bounds,
+        describe: Callable[[SampleError], str] = str,
     ) -> None:
         self.encoding = encoding
         self._samples = samples
@@ -100,6 +102,7 @@ class Pipeline:
         self._decode_pool = decode_pool
         self._meter = meter
         self._bounds = bounds
+        self._describe = describe
         lock = threading.Lock() if group is None else group.lock
         self._moved = threading.Condition(lock)
         """For the writer."""
@@ -314,7 +317,7 @@ class Pipeline:
             with self._meter.decoding():
                 slot.image = decoder(sample)
         except SampleError as error:
-            slot.row = replace(slot.row, error=str(error))
+            slot.row = replace(slot.row, error=self._describe(error))
         except Exception as error:
             self.fail(error)
             return
@@ -365,7 +368,7 @@ class Pipeline:
         row = row_of(sample)
         slot = Slot(row, None, row_bytes(row))
         decode: Callable[[], None] | None = None
-        if self._group is not None:
+        if self._group is not None and row.error is None:
             compute = self._group.compute
             decoder = compute.decoder
             slot.sample = sample

@@ -1,4 +1,8 @@
-"""Which samples a job's body holds, and which of them are wanted."""
+"""Which samples a job's body holds, and which of them are wanted.
+
+The body is one object, or many that the filter has framed
+(:mod:`hapi_protocol.multi`).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,9 @@ from dataclasses import dataclass
 
 from hapi_protocol.errors import UnsupportedError
 from hapi_protocol.messages import JobRequest
+from hapi_protocol.multi import ObjectEntry, iter_objects
 from hapi_protocol.shards import (
+    META_EXTENSION,
     SNIFF_BYTES,
     Limits,
     Readable,
@@ -15,7 +21,16 @@ from hapi_protocol.shards import (
     iter_samples,
     sniff,
 )
+from hapi_splitter.transforms import SampleError
 from hapi_worker.body import ChunkedBody
+
+UNSUPPORTED = "unsupported_object"
+_NO_IMAGE = {
+    "tar": "a tar of samples, which is read by itself only",
+    "npy": "a NumPy array (.npy), which is not read",
+    None: "neither a JPEG nor a PNG image",
+}
+"""What one of many objects is instead."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +46,8 @@ class Start:
 
     def num_samples(self, request: JobRequest) -> int | None:
         """Wanted, where that is known before they are read."""
+        if request.num_objects is not None:
+            return request.num_objects
         if self.kind != "tar":
             return 1
         if request.samples is None or request.samples.last is None:
@@ -59,12 +76,16 @@ def read_samples(
 
     The object is a tar or one JPEG or PNG image, told by its start.  Reading
     stops behind the last wanted sample; without one it goes to the
-    end of the body, which must have its announced length.
+    end of the body, which must have its announced length.  Of many objects
+    each one is a sample, and what is wrong with one is in its ``error``.
 
     Raises:
         UnsupportedError: ``unsupported_object``, ``empty_shard``,
             ``damaged_shard``, ``limit_exceeded``, ``samples_out_of_range``.
     """
+    if request.num_objects is not None:
+        yield from _objects(start, body, request.num_objects, limits)
+        return
     num_seen = 0
     num_wanted = 0
     for sample in _all_samples(start, body, request, limits):
@@ -107,7 +128,7 @@ def _all_samples(
     elif start.kind == "npy":
         raise _unsupported(
             request,
-            "unsupported_object",
+            UNSUPPORTED,
             "it is a NumPy array (.npy), which is not read: store images, "
             "JPEG or PNG, or a tar of them",
         )
@@ -116,9 +137,39 @@ def _all_samples(
     else:
         raise _unsupported(
             request,
-            "unsupported_object",
+            UNSUPPORTED,
             "it is neither a tar of samples nor a JPEG or PNG image",
         )
+
+
+def object_error(error: SampleError) -> str:
+    """What is wrong with one of many objects: a code, and why."""
+    return f"{UNSUPPORTED}: {error}"
+
+
+def _objects(
+    start: Start, body: ChunkedBody, num_objects: int, limits: Limits
+) -> Iterator[Sample]:
+    stream = _Rejoined(start.data, body)
+    found = iter_objects(stream, num_objects, limits.max_member_bytes)
+    for entry, data in found:
+        yield _object_sample(entry, data)
+    body.drain()
+
+
+def _object_sample(entry: ObjectEntry, data: bytes) -> Sample:
+    sample = Sample(entry.index, entry.key, 0, len(data), error=entry.error)
+    sample.members[META_EXTENSION] = entry.meta().encode()
+    if entry.error is not None:
+        return sample
+    kind = sniff(data[:SNIFF_BYTES])
+    if not data:
+        sample.error = f"{UNSUPPORTED}: it is empty"
+    elif kind is None or kind in _NO_IMAGE:
+        sample.error = f"{UNSUPPORTED}: it is {_NO_IMAGE[kind]}"
+    else:
+        sample.members[kind] = data
+    return sample
 
 
 def _single_image(
@@ -129,6 +180,7 @@ def _single_image(
     limits: Limits,
 ) -> Sample:
     length, limit = request.source_length_bytes, limits.max_member_bytes
+    assert length is not None, "of one object"
     if length > limit:
         raise _unsupported(
             request,

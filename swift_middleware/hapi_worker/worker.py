@@ -57,7 +57,12 @@ from hapi_worker.pool import FairPool
 from hapi_worker.profiling import MAX_WAITING, Profiling
 from hapi_worker.residency import Residency
 from hapi_worker.resident import Lease
-from hapi_worker.samples import Start, read_samples, read_start
+from hapi_worker.samples import (
+    Start,
+    object_error,
+    read_samples,
+    read_start,
+)
 from hapi_worker.scheduler import Ledger
 from hapi_worker.stream import JobStream
 from hapi_worker.usage import (
@@ -241,10 +246,14 @@ class Worker:
             HapiError: what makes the object unfit, or is unknown.
         """
         job = self.admission.start(job_id)
+        length = job.request.source_length_bytes
         body = ChunkedBody(
             connection,
-            length_bytes=job.request.source_length_bytes,
+            length_bytes=self.config.max_object_bytes
+            if length is None
+            else length,
             idle_seconds=self.config.idle_seconds,
+            is_upper_bound=length is None,
         )
         digest = job.lease.digest if job.lease else None
         meter = self.usages.begin(job_id, job.request, digest)
@@ -445,6 +454,7 @@ class Worker:
             decode_pool=self._decoding_pool(job.lease),
             meter=meter,
             bounds=Bounds(config.buffer_bytes, config.batch_seconds),
+            describe=str if job.request.num_objects is None else object_error,
         )
         cleanup.callback(pipeline.cancel)
         return pipeline

@@ -43,6 +43,13 @@ JOB = JobRequest(
 INDEX_JOB = dataclasses.replace(
     JOB, kind="index", model=None, cut=0, samples=None
 )
+MULTI_JOB = dataclasses.replace(
+    JOB,
+    samples=None,
+    source_etag="",
+    source_length_bytes=None,
+    num_objects=7,
+)
 
 USAGE = Usage(
     kind="features",
@@ -65,7 +72,7 @@ INDEX_USAGE = dataclasses.replace(
 )
 
 
-@pytest.mark.parametrize("job", [JOB, INDEX_JOB])
+@pytest.mark.parametrize("job", [JOB, INDEX_JOB, MULTI_JOB])
 def test_job_request_survives_its_own_body(job):
     assert JobRequest.from_body(job.to_body()) == job
 
@@ -101,6 +108,25 @@ def test_grant_and_identity_survive_their_own_text():
 )
 def test_bad_field_of_a_job_request_is_named(field, value):
     fields = {**json.loads(JOB.to_body()), field: value}
+    with pytest.raises(AnnotationError) as caught:
+        JobRequest.from_body(json.dumps(fields).encode())
+    assert caught.value.code == "bad_request"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_objects": 0},
+        {"num_objects": -1},
+        {"num_objects": True},
+        {"num_objects": None},
+        {"source_length_bytes": 5},
+        {"samples": [0, 3]},
+        {"kind": "index", "model": None, "cut": 0},
+    ],
+)
+def test_bad_field_of_a_job_for_many_objects_is_named(changes):
+    fields = {**json.loads(MULTI_JOB.to_body()), **changes}
     with pytest.raises(AnnotationError) as caught:
         JobRequest.from_body(json.dumps(fields).encode())
     assert caught.value.code == "bad_request"

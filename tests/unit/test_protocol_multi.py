@@ -1,0 +1,158 @@
+"""Many objects in one job's body, as filter and worker frame them."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from framed_objects import framed
+from hapi_protocol.errors import AnnotationError
+from hapi_protocol.multi import ObjectEntry, iter_objects, padding
+
+MOST = 5000
+NAMES = (
+    "a.jpg",
+    "a.png",
+    "a",
+    "a.tar.gz",
+    "dir/a.jpg",
+    "/leading",
+    "../up",
+    "00000001.json",
+    "a\nb",
+    "ü.jpg",
+    "日" * 341,
+    "x" * 1024,
+    "a.jpg",
+)
+
+
+class Slow:
+    """Gives a few bytes at a time."""
+
+    def __init__(self, data: bytes) -> None:
+        self._file = io.BytesIO(data)
+
+    def read(self, size: int, /) -> bytes:
+        return self._file.read(min(size, 700))
+
+
+def sample() -> list[tuple[ObjectEntry, bytes]]:
+    return [
+        (
+            ObjectEntry(n, name, 404, None, "not_found: gone")
+            if n % 3 == 2
+            else ObjectEntry(n, name, 200, f"etag{n}"),
+            b"" if n % 3 == 2 else bytes([n]) * (n * 100),
+        )
+        for n, name in enumerate(NAMES)
+    ]
+
+
+def read(data: bytes, num_objects: int) -> Iterator[tuple[ObjectEntry, bytes]]:
+    return iter_objects(Slow(data), num_objects, MOST)
+
+
+def test_objects_come_back_whatever_their_names() -> None:
+    objects = sample()
+
+    assert list(read(framed(objects), len(objects))) == objects
+
+
+def test_body_is_a_tar_without_names_of_objects() -> None:
+    objects = sample()
+    with tarfile.open(fileobj=io.BytesIO(framed(objects))) as archive:
+        members = [(info.name, info.size) for info in archive]
+
+    assert members[:3] == [
+        ("00000000.json", members[0][1]),
+        ("00000000.img", 0),
+        ("00000001.json", members[2][1]),
+    ]
+    assert all(name[:8].isdigit() for name, _ in members)
+
+
+@pytest.mark.parametrize("difference", [-1, 1])
+def test_another_number_of_objects_is_refused(difference: int) -> None:
+    objects = sample()
+    with pytest.raises(AnnotationError):
+        list(read(framed(objects), len(objects) + difference))
+
+
+def test_object_over_the_limit_is_passed_over_and_told() -> None:
+    objects = [
+        (ObjectEntry(0, "long", 200, "e"), bytes(MOST + 1)),
+        (ObjectEntry(1, "next", 200, "f"), b"next"),
+    ]
+    (long, nothing), following = read(framed(objects), 2)
+
+    assert (long.status, long.etag, nothing) == (413, "e", b"")
+    assert long.error is not None
+    assert long.error.startswith("object_too_large: 5001 bytes; at most 5000")
+    assert following == objects[1]
+
+
+def test_meta_is_status_and_etag() -> None:
+    entry = ObjectEntry(0, "a", 200, "e")
+
+    assert json.loads(entry.meta()) == {"status": 200, "etag": "e"}
+
+
+def about(place: int = 0, **changes: Any) -> bytes:
+    fields = {
+        "index": 0,
+        "key": "a",
+        "status": 404,
+        "etag": None,
+        "error": "not_found: x",
+        **changes,
+    }
+    return member(f"{place:08d}.json", json.dumps(fields).encode())
+
+
+def member(name: str, data: bytes, kind: bytes = tarfile.REGTYPE) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.type = len(data), kind
+    return info.tobuf(tarfile.USTAR_FORMAT) + data + padding(data)
+
+
+GOOD = about(error=None)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        about()[:-1],
+        bytes(2048),
+        b"\xff" * 2048,
+        about(1, index=1),
+        about(index=1),
+        about(index=None),
+        about(key=None),
+        about(status="404"),
+        about(status=None),
+        about(etag=5),
+        about(error=5),
+        about(label=1),
+        member("00000000.json", b"{"),
+        member("00000000.json", b"[]"),
+        member("00000000.json", b'{"index": 0}'),
+        member("00000000.json", bytes(70_000)),
+        member("00000000.json", b"{}", tarfile.SYMTYPE),
+        GOOD,
+        GOOD + about(1, index=1),
+        GOOD + member("00000001.img", b"x"),
+        GOOD + member("00000000.img", bytes(1000))[:-1],
+    ],
+)
+def test_other_framing_is_refused(body: bytes) -> None:
+    with pytest.raises(AnnotationError) as caught:
+        list(read(body, 1))
+
+    assert caught.value.code == "bad_request"

@@ -1,0 +1,317 @@
+"""Jobs over many objects, through the worker's own socket."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from framed_objects import framed, good
+from hapi_protocol.features import FeatureStreamReader, Row
+from hapi_protocol.messages import JobRequest
+from hapi_protocol.multi import ObjectEntry
+from hapi_splitter.transforms import decode_image
+from hapi_worker.samples import Start
+from photos import jpegs, shard
+from worker_under_test import (
+    Streaming,
+    WorkerUnderTest,
+    job_for,
+    pieces,
+    running_worker,
+    small_package,
+    small_split,
+)
+
+MAX_SAMPLE_BYTES = 60_000
+MAX_OBJECT_BYTES = 400_000
+
+
+@pytest.fixture(scope="module")
+def package() -> bytes:
+    return small_package()
+
+
+@pytest.fixture(scope="module")
+def worker(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[WorkerUnderTest]:
+    options = {
+        "max_sample_bytes": MAX_SAMPLE_BYTES,
+        "max_object_bytes": MAX_OBJECT_BYTES,
+        "max_pixels": 200_000,
+        "buffer_bytes": 300_000,
+    }
+    folder = tmp_path_factory.mktemp("worker")
+    with running_worker(folder, **options) as worker:
+        yield worker
+
+
+def job_over(num_objects: int, package: bytes, **changes: Any) -> JobRequest:
+    job = job_for(b"", package, **changes)
+    return replace(
+        job,
+        source_name="/AUTH_a/data",
+        source_etag="",
+        source_length_bytes=None,
+        num_objects=num_objects,
+    )
+
+
+def images(count: int, seed: int = 0) -> list[bytes]:
+    return [data for data, _ in jpegs(count, size=90, seed=seed)]
+
+
+def large_image() -> bytes:
+    sink = io.BytesIO()
+    Image.new("RGB", (600, 500)).save(sink, "JPEG")
+    return sink.getvalue()
+
+
+def computed_here(contents: Sequence[bytes]) -> torch.Tensor:
+    frozen = small_split().frozen
+    transform = frozen.transform
+    assert transform is not None
+    batch = torch.stack([transform(decode_image(data)) for data in contents])
+    with torch.inference_mode():
+        result: torch.Tensor = frozen.prefix(1)(batch)
+    return result
+
+
+def rows_of(reader: FeatureStreamReader) -> list[Row]:
+    return [row for batch in reader.batches for row in batch.rows]  # type: ignore[attr-defined]
+
+
+def assert_features(
+    reader: FeatureStreamReader, contents: Sequence[bytes]
+) -> None:
+    wanted = computed_here(contents)
+    found = [b.features for b in reader.batches]  # type: ignore[attr-defined]
+    torch.testing.assert_close(
+        torch.from_numpy(np.concatenate(found)),
+        wanted,
+        rtol=1e-4,
+        atol=1e-5 * float(wanted.abs().max()),
+    )
+
+
+def test_rows_are_the_objects_in_order(
+    worker: WorkerUnderTest, package: bytes
+) -> None:
+    contents = images(37)
+    source = framed(good(contents))
+    reader = worker.run(job_over(37, package), package, source)
+
+    rows = rows_of(reader)
+    assert [row.index for row in rows] == list(range(37))
+    assert [row.key for row in rows] == [f"dir/{n}.jpg" for n in range(37)]
+    assert [json.loads(row.meta or "") for row in rows] == [
+        {"status": 200, "etag": f"etag{n}"} for n in range(37)
+    ]
+    assert {(row.label, row.error) for row in rows} == {(None, None)}
+    assert_features(reader, contents)
+    summary = reader.summary
+    assert summary is not None
+    assert (summary.rows, summary.errors, summary.source_etag) == (37, 0, "")
+    assert summary.source_bytes == len(source)
+
+
+def test_object_that_cannot_be_used_is_a_row_that_says_why(
+    worker: WorkerUnderTest, package: bytes
+) -> None:
+    first, second = images(2)
+    array = io.BytesIO()
+    np.save(array, np.zeros(4))
+    contents = {
+        "first": first,
+        "garbage": b"garbage " * 500,
+        "short": b"x",
+        "empty": b"",
+        "tar": shard(2, size=60),
+        "npy": array.getvalue(),
+        "cut": first[:300],
+        "pixels": large_image(),
+        "bytes": bytes(MAX_SAMPLE_BYTES + 1),
+        "second": second,
+    }
+    objects = [
+        (ObjectEntry(n, name, 200, name), data)
+        for n, (name, data) in enumerate(contents.items())
+    ]
+    refused = ObjectEntry(len(objects), "gone", 404, None, "not_found: gone")
+    reader = worker.run(
+        job_over(len(objects) + 1, package),
+        package,
+        framed([*objects, (refused, b"")]),
+    )
+
+    rows = rows_of(reader)
+    errors = {row.key: row.error for row in rows}
+    assert list(errors) == [*contents, "gone"]
+    assert errors["first"] is errors["second"] is None
+    for name, said in {
+        "garbage": "neither a JPEG nor a PNG",
+        "short": "neither a JPEG nor a PNG",
+        "empty": "it is empty",
+        "tar": "a tar of samples",
+        "npy": "NumPy",
+        "cut": "sample 'cut': damaged JPEG",
+        "pixels": "600x500 pixels is over the limit",
+    }.items():
+        error = errors[name] or ""
+        assert error.startswith("unsupported_object: ")
+        assert said in error
+    assert (errors["bytes"] or "").startswith("object_too_large: 60001 bytes")
+    assert errors["gone"] == "not_found: gone"
+    statuses = {r.key: json.loads(r.meta or "")["status"] for r in rows}
+    assert (statuses["tar"], statuses["bytes"], statuses["gone"]) == (
+        200,
+        413,
+        404,
+    )
+    assert_features(reader, [first, second])
+
+
+def test_objects_that_all_failed_are_rows(
+    worker: WorkerUnderTest, package: bytes
+) -> None:
+    """More than a micro-batch of them, and no pass is run."""
+    objects = [
+        (ObjectEntry(n, f"{n}", 404, None, "not_found: x"), b"")
+        for n in range(300)
+    ]
+    reader = worker.run(job_over(300, package), package, framed(objects))
+
+    rows = rows_of(reader)
+    assert [row.index for row in rows] == list(range(300))
+    assert {row.error for row in rows} == {"not_found: x"}
+    assert reader.summary is not None
+    assert reader.summary.errors == 300
+
+
+def test_failed_objects_between_images_keep_their_places(
+    worker: WorkerUnderTest, package: bytes
+) -> None:
+    contents = images(60, seed=1)
+    objects = [
+        (ObjectEntry(n, f"{n}", 503, None, "service_unavailable: x"), b"")
+        if n % 3
+        else (ObjectEntry(n, f"{n}", 200, "e"), contents[n])
+        for n in range(60)
+    ]
+    reader = worker.run(job_over(60, package), package, framed(objects))
+
+    errors = [row.error is not None for row in rows_of(reader)]
+    assert errors == [bool(n % 3) for n in range(60)]
+    assert_features(reader, contents[::3])
+
+
+def test_same_image_has_the_same_features_in_every_place(
+    worker: WorkerUnderTest, package: bytes
+) -> None:
+    image, other = images(2, seed=2)
+    reader = worker.run(
+        job_over(4, package),
+        package,
+        framed(good([image, other, image, image])),
+    )
+
+    features = np.concatenate([b.features for b in reader.batches])  # type: ignore[attr-defined]
+    assert (features[0] == features[2]).all()
+    assert (features[0] == features[3]).all()
+
+
+def test_first_rows_come_while_objects_are_still_missing(
+    worker: WorkerUnderTest, package: bytes
+) -> None:
+    source = framed(good(images(40, seed=3)))
+    half = len(source) // 2
+    has_begun = threading.Event()
+
+    def body() -> Iterator[bytes]:
+        yield source[:half]
+        assert has_begun.wait(10)
+        yield source[half:]
+
+    with worker.streaming(job_over(40, package), package, body()) as stream:
+        answer = stream.answer()
+        assert answer.read1(1)
+        has_begun.set()
+        assert answer.read()
+    assert stream.sent_all
+
+
+@pytest.mark.parametrize("num_objects", [1, 3])
+def test_body_of_another_number_of_objects_gives_no_whole_stream(
+    worker: WorkerUnderTest, package: bytes, num_objects: int
+) -> None:
+    source = framed(good(images(2)))
+
+    assert is_refused(worker, job_over(num_objects, package), package, source)
+
+
+def test_body_over_the_workers_bound_gives_no_whole_stream(
+    worker: WorkerUnderTest, package: bytes
+) -> None:
+    source = framed(good([bytes(50_000)] * 9))
+
+    assert is_refused(worker, job_over(9, package), package, source)
+    assert worker.idle()
+
+
+def test_body_that_is_cut_off_behind_its_objects_gives_no_whole_stream(
+    worker: WorkerUnderTest, package: bytes
+) -> None:
+    source = framed(good(images(2)))
+    has_sent = threading.Event()
+
+    def body() -> Iterator[bytes]:
+        yield source
+        has_sent.set()
+        raise OSError("no last chunk")
+
+    with worker.streaming(job_over(2, package), package, body()) as stream:
+        assert has_sent.wait(10)
+        stream.socket.shutdown(socket.SHUT_WR)
+        assert has_no_answer(stream)
+
+
+def test_micro_batches_suit_the_number_of_objects(package: bytes) -> None:
+    assert Start(b"", "tar").num_samples(job_over(5, package)) == 5
+
+
+def is_refused(
+    worker: WorkerUnderTest, job: JobRequest, package: bytes, source: bytes
+) -> bool:
+    with worker.streaming(job, package, pieces(source)) as stream:
+        return has_no_answer(stream)
+
+
+def has_no_answer(stream: Streaming) -> bool:
+    """Refused before the answer began, or broken off."""
+    try:
+        answer = stream.answer()
+        answer.read()
+    except (OSError, http.client.HTTPException):
+        return True
+    return answer.status in (400, 413)
+
+
+def test_many_objects_have_no_index(
+    worker: WorkerUnderTest, package: bytes
+) -> None:
+    fields = json.loads(job_over(3, package).to_body())
+    fields |= {"kind": "index", "model": None, "cut": 0}
+    answer = worker.request("POST", "/jobs", json.dumps(fields).encode())
+
+    assert (answer.status, answer.code) == (400, "bad_request")
