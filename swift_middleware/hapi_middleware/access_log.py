@@ -46,13 +46,20 @@ class AnswerStream(Protocol):
     def close(self) -> None: ...
 
 
-def request_entry(annotation: Annotation, account: str) -> str:
+def request_entry(
+    annotation: Annotation, account: str, num_objects: int | None = None
+) -> str:
     """The entry of a request for features or an index.
+
+    Args:
+        num_objects: of a request for many.
 
     No space, comma or semicolon is in any value.
     """
     model = annotation.model.quoted() if annotation.model else "-"
     wanted = f";wanted={annotation.samples}" if annotation.samples else ""
+    if num_objects is not None:
+        wanted = f";objects={num_objects}"
     return (
         f"hapi:model={model};cut={annotation.cut}{wanted}"
         f";account={quote(account, safe='')}"

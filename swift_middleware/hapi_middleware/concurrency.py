@@ -9,8 +9,11 @@ so that waiting for the worker never stalls the other requests of a proxy.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, TypeVar
+
+from swift.common.utils import ContextPool
 
 try:
     from swift.common.concurrency import (
@@ -25,17 +28,33 @@ except ImportError:  # Swift before 2.38
     from eventlet.green import socket
     from eventlet.support.greenlets import GreenletExit
 
-__all__ = ["Task", "Timeout", "connect_unix"]
+__all__ = ["Task", "Timeout", "connect_unix", "run_ahead"]
 
 CANCEL_SECONDS = 10.0
 _BACKLOG_WAIT_SECONDS = 0.01
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+def _until_killed(function: Callable[..., Any], *args: Any) -> Any:
+    """What the function returns; None, for nobody, where it is killed.
+
+    A green thread keeps the exception that ended it, and so the frames with
+    all that they hold, sockets and bodies among it, until the next collection
+    of garbage.
+    """
+    try:
+        return function(*args)
+    except GreenletExit:
+        return None
 
 
 class Task:
     """A function that runs in a green thread of its own."""
 
     def __init__(self, function: Callable[[], None]) -> None:
-        self._thread = spawn(function)
+        self._thread = spawn(_until_killed, function)
 
     def cancel(self) -> None:
         """End the function where it waits; return when it has ended.
@@ -48,6 +67,38 @@ class Task:
                 self._thread.wait()
             except GreenletExit:
                 return
+
+
+def run_ahead(
+    function: Callable[[_Item], _Result], items: Iterable[_Item], most: int
+) -> Generator[_Result, None, None]:
+    """What ``function`` makes of each item, in order.
+
+    The next items are worked on meanwhile, each in a green thread: there are
+    at most ``most`` of them and of results at a time, the one that the caller
+    has been given among them.  When the iterator ends, or is closed, all of
+    its threads have ended where they waited.
+    """
+    # Not its imap(): that runs in a pool of its own, which nobody closes,
+    # and holds twice as many results.
+    pool = ContextPool(most)
+    try:
+        ahead: deque[Any] = deque()
+        for item in items:
+            ahead.append(pool.spawn(_until_killed, function, item))
+            if len(ahead) == most:
+                yield ahead.popleft().wait()
+        while ahead:
+            yield ahead.popleft().wait()
+    finally:
+        try:
+            pool.close()
+        finally:
+            # Each kill lets others run, who may end this thread meanwhile.
+            pool.close()
+            with Timeout(CANCEL_SECONDS, False):
+                while pool.running():
+                    pool.waitall()
 
 
 def connect_unix(path: str, timeout_seconds: float) -> Any:

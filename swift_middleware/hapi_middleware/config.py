@@ -10,6 +10,7 @@ from typing import Any
 from hapi_protocol.messages import UNAUTHENTICATED_ACCOUNT
 
 DEFAULT_WORKER_SOCKET = "/run/hapi/worker.sock"
+MIB = 1024**2
 GIB = 1024**3
 
 _MAX_SOCKET_PATH_BYTES = 107
@@ -36,6 +37,15 @@ class FilterConfig:
 
     max_package_bytes: int = 4 * GIB
     """Longest model package sent to the worker."""
+
+    max_multi_objects: int = 1000
+    """Most objects of one request."""
+
+    max_multi_object_bytes: int = 16 * MIB
+    """Longest of them."""
+
+    multi_concurrency: int = 8
+    """Of them read at a time, and held in memory."""
 
     reseller_prefix: str = "AUTH_"
     """First reseller prefix of the auth middleware: with it the charged
@@ -160,6 +170,16 @@ def _count(value: str, expected: str) -> int:
     return int(value)
 
 
+def _number(smallest: int, largest: int) -> Callable[[str], int]:
+    def parse(value: str) -> int:
+        digits = value.isascii() and value.isdigit() and len(value) < 10
+        if not (digits and smallest <= int(value) <= largest):
+            raise ValueError(f"a whole number from {smallest} to {largest}")
+        return int(value)
+
+    return parse
+
+
 def _policy(value: str) -> str:
     # What policies there are is in swift.conf, which is read where it
     # belongs: a name that is unknown there fails when it is used.
@@ -205,6 +225,9 @@ OPTIONS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
         "worker_timeout": _seconds,
         "max_object_bytes": _bytes,
         "max_package_bytes": _bytes,
+        "max_multi_objects": _number(1, 100_000),
+        "max_multi_object_bytes": _bytes,
+        "multi_concurrency": _number(1, 64),
         "reseller_prefix": _prefix,
         "allow_unauthenticated_compute": _flag,
         "allowed_accounts": _accounts,

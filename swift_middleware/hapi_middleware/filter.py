@@ -33,6 +33,11 @@ from hapi_middleware.concurrency import Timeout
 from hapi_middleware.config import FilterConfig
 from hapi_middleware.cors import sharing
 from hapi_middleware.metrics import Metrics, StreamWatch
+from hapi_middleware.multi import (
+    MultiCall,
+    is_multi_request,
+    parse_multi_request,
+)
 from hapi_middleware.objects import (
     ObjectBody,
     ObjectHead,
@@ -107,15 +112,14 @@ class HapiMiddleware:
             self.metrics.count("requests")
             answer = self._guarded(env, lambda: self._tend_cache(env))
             return answer(env, start_response)
-        if not is_annotated(env):
+        is_multi = is_multi_request(env)
+        if not is_multi and not is_annotated(env):
             return self.app(env, start_response)
         headers = take_annotation(env)
-        if not headers or not is_obeyed(env):
+        if not is_multi and not (headers and is_obeyed(env)):
             return self.app(env, start_response)
         self.metrics.count("requests")
-        answer = self._guarded(
-            env, lambda: self._call(env, parse_request(env, headers)).answer()
-        )
+        answer = self._guarded(env, lambda: self._call(env, headers).answer())
         return answer(env, sharing(env, start_response))
 
     def _guarded(self, env: Env, answer: Callable[[], Any]) -> Any:
@@ -150,8 +154,14 @@ class HapiMiddleware:
         return answer
 
     def _call(
-        self, env: Env, request: FeatureRequest
-    ) -> FeatureCall | ProfileCall:
+        self, env: Env, headers: Mapping[str, str]
+    ) -> FeatureCall | MultiCall | ProfileCall:
+        if is_multi_request(env):
+            wanted = parse_multi_request(env, headers)
+            return MultiCall(
+                self.app, self.config, self.logger, self.worker, env, wanted
+            )
+        request = parse_request(env, headers)
         if not request.annotation.profile:
             return FeatureCall(self, env, request)
         return ProfileCall(
@@ -376,6 +386,10 @@ def filter_factory(
         index=True,
         profile=True,
         cache=config.cache,
+        multi={
+            "max_objects": config.max_multi_objects,
+            "max_object_bytes": config.max_multi_object_bytes,
+        },
     )
 
     def factory(app: Any) -> HapiMiddleware:

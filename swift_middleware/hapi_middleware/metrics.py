@@ -14,6 +14,8 @@ metric                         kind    meaning
 ``hapi.streams.done``          counter of these, features read to their end
 ``hapi.streams.broken``        counter of these, broke off after they had begun
 ``hapi.streams.gone``          counter of these, given up by their client
+``hapi.multi_requests``        counter requests for many objects, however they
+                                       ended
 ``hapi.source_bytes``          counter bytes of objects sent to the worker
 ``hapi.sent_bytes``            counter bytes of features handed on
 ``hapi.model_uploads``         counter packages sent to the worker

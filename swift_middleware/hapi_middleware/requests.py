@@ -110,6 +110,25 @@ def parse_request(env: Env, headers: Mapping[str, str]) -> FeatureRequest:
     account, container, name = _object_path(env["PATH_INFO"])
     _refuse_partial(env)
     _refuse_manifest(env.get("QUERY_STRING", ""))
+    return FeatureRequest(
+        method=env["REQUEST_METHOD"],
+        account=account,
+        container=container,
+        object=name,
+        annotation=read_annotation(headers, account),
+        if_none_match=env.get("HTTP_IF_NONE_MATCH", ""),
+        trans_id=env.get("swift.trans_id", ""),
+        is_s3=env.get("swift.source") == "S3",
+    )
+
+
+def read_annotation(headers: Mapping[str, str], account: str) -> Annotation:
+    """What the headers of an annotation say, if it can be had here.
+
+    Raises:
+        AnnotationError: naming what is wrong and what is allowed.
+        UnsupportedError: ``unsupported_numerics``.
+    """
     for header, value in headers.items():
         if not value.isascii():
             raise AnnotationError(
@@ -125,16 +144,7 @@ def parse_request(env: Env, headers: Mapping[str, str]) -> FeatureRequest:
             f"use {', '.join(NUMERICS)}",
             details={"allowed": list(NUMERICS)},
         )
-    return FeatureRequest(
-        method=env["REQUEST_METHOD"],
-        account=account,
-        container=container,
-        object=name,
-        annotation=annotation,
-        if_none_match=env.get("HTTP_IF_NONE_MATCH", ""),
-        trans_id=env.get("swift.trans_id", ""),
-        is_s3=env.get("swift.source") == "S3",
-    )
+    return annotation
 
 
 def _object_path(path: str) -> tuple[str, str, str]:
@@ -153,11 +163,7 @@ def _object_path(path: str) -> tuple[str, str, str]:
 
 
 def _refuse_partial(env: Env) -> None:
-    if "HTTP_RANGE" in env:
-        raise AnnotationError(
-            "range_not_allowed",
-            "Range has no meaning for a feature stream; use X-Hapi-Samples",
-        )
+    refuse_range(env)
     for key, header in _CONDITIONALS:
         if key in env:
             raise AnnotationError(
@@ -165,6 +171,18 @@ def _refuse_partial(env: Env) -> None:
                 f"{header} has no meaning for a feature stream; allowed are "
                 "If-None-Match and X-Hapi-If-Source-Etag",
             )
+
+
+def refuse_range(env: Env) -> None:
+    """
+    Raises:
+        AnnotationError: ``range_not_allowed``.
+    """
+    if "HTTP_RANGE" in env:
+        raise AnnotationError(
+            "range_not_allowed",
+            "Range has no meaning for a feature stream; use X-Hapi-Samples",
+        )
 
 
 def _refuse_manifest(query: str) -> None:

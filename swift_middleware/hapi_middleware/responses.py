@@ -83,6 +83,13 @@ def stream_headers(
     return headers | ({"ETag": etag} if etag else {})
 
 
+def multi_headers() -> dict[str, str]:
+    """Headers of a stream of many objects, which have no ETag together."""
+    headers = stream_headers("", None)
+    del headers[HEADER_SOURCE_ETAG]
+    return headers
+
+
 def is_match(if_none_match: str, etag: str) -> bool:
     """Weak comparison (RFC 9110, 13.1.2) of a list of ETags with one."""
     if if_none_match.strip() == "*":

@@ -1,10 +1,13 @@
 """Who asks, who pays, and by whose right an object is read.
 
-Three rules, each with a test:
+Four rules, each with a test:
 
 * A sub-request for the *source* goes to the client's own path and inherits
   all that the client's request has been granted.
-* A sub-request for the *model* goes to another path.  It inherits the
+* One for an object of *many* goes to another path, so that Swift judges it as
+  the caller's own GET.  A request that another's grant has let through cannot
+  have them.
+* One for the *model* likewise goes to another path.  It inherits the
   caller's identity, so that Swift judges it as the caller's own GET; but who
   holds another's grant for one path (a temporary or presigned URL, what
   s3_acl has decided) has no identity.  Then the model is read as an anonymous
@@ -46,12 +49,11 @@ def source_request(
     headers: Mapping[str, str] | None = None,
 ) -> Request:
     """The client's own request again, at exactly its path and query."""
-    carried = {name: env[key] for key, name in _CARRIED.items() if key in env}
     # Without a path, make_subrequest() keeps the path and the query.
     return make_subrequest(
         env,
         method=method,
-        headers={**carried, **(headers or {})},
+        headers={**_carried(env), **(headers or {})},
         swift_source=SWIFT_SOURCE,
     )
 
@@ -79,6 +81,43 @@ def _is_presigned(env: Mapping[str, Any]) -> bool:
     if not isinstance(checked, Request):
         return True
     return any(name in checked.params for name in _PRESIGNED)
+
+
+def object_request(env: Mapping[str, Any], path: str) -> Request:
+    """A GET of another object than the client's own, by the caller's right.
+
+    Args:
+        env: of a request that :func:`refuse_overridden` lets through.
+        path: ``/v1/account/container/object``, quoted.
+    """
+    request = make_subrequest(
+        env,
+        method="GET",
+        path=path,
+        headers=_carried(env),
+        swift_source=SWIFT_SOURCE,
+    )
+    # make_subrequest() repeats the client's query where there is none.
+    request.environ["QUERY_STRING"] = ""
+    return request
+
+
+def refuse_overridden(env: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        RightsError: ``multi_not_allowed``: a ``swift.authorize`` that was
+            meant for one path would nod to every other.
+    """
+    if is_delegated(env):
+        raise make_error(
+            "multi_not_allowed",
+            "a temporary URL, or another grant for one path, allows no "
+            "request for many objects; use a token",
+        )
+
+
+def _carried(env: Mapping[str, Any]) -> dict[str, str]:
+    return {name: env[key] for key, name in _CARRIED.items() if key in env}
 
 
 def model_request(env: Mapping[str, Any], method: str, path: str) -> Request:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from hapi_middleware.concurrency import Task, connect_unix
@@ -47,6 +47,18 @@ RETRY_SECONDS = 2.0
 
 _MEANT_FOR_US = (401, 403, 404, 405)
 """Statuses between worker and filter that would mislead a client."""
+
+
+class SourceBody(Protocol):
+    """What a job is sent: chunks that are not empty, once.
+
+    Raises:
+        HapiError: while iterating, when it cannot be had to its end.
+    """
+
+    def __iter__(self) -> Iterator[bytes]: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -149,7 +161,7 @@ class WorkerClient:
     def open_stream(
         self,
         grant: JobGrant,
-        body: ObjectBody,
+        body: SourceBody,
         trans_id: str,
         watch: StreamWatch,
     ) -> FeatureStream:
@@ -228,7 +240,7 @@ class FeatureStream:
     """
 
     def __init__(
-        self, sock: Any, body: ObjectBody, watch: StreamWatch
+        self, sock: Any, body: SourceBody, watch: StreamWatch
     ) -> None:
         self._sock = sock
         self._body = body

@@ -86,11 +86,12 @@ class FilterUnderTest:
         user: str | None = "test:tester",
         query: str = "",
         env: dict[str, Any] | None = None,
+        body: bytes | None = None,
         app: Any = None,
     ) -> Answer:
         """One request of ``user`` (None: anonymous), read and closed."""
         request = self.request(
-            method, path, headers, user=user, query=query, env=env
+            method, path, headers, user=user, query=query, env=env, body=body
         )
         status, fields, chunks = request.call_application(app or self.pipeline)
         try:
@@ -108,6 +109,7 @@ class FilterUnderTest:
         user: str | None = "test:tester",
         query: str = "",
         env: dict[str, Any] | None = None,
+        body: bytes | None = None,
     ) -> Request:
         given = dict(headers or {})
         if user:
@@ -120,6 +122,7 @@ class FilterUnderTest:
                 **(env or {}),
             },
             headers=given,
+            body=body,
         )
 
 

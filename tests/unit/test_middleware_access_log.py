@@ -114,6 +114,17 @@ def test_whole_stream_tells_what_it_used(logged: Logged) -> None:
     assert logged.own == []
 
 
+def test_many_objects_are_counted(logged: Logged) -> None:
+    request = logged.ask(
+        method="POST", path="/AUTH_test/data", query="?hapi", body=b"x\n" * 3
+    )
+    logged.world.swift.put("/AUTH_test/data/x", b"x")
+    assert request.get_response(logged.app).body
+
+    entry = ENTRY.replace(";account", ";objects=3;account")
+    assert logged.entries() == [entry + USED]
+
+
 def test_index_has_no_model(logged: Logged) -> None:
     request = logged.ask(headers={"X-Hapi-Index": "true"})
     assert request.get_response(logged.app).body

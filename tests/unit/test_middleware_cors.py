@@ -75,6 +75,23 @@ def test_origin_that_swift_admits_sees_our_headers(
     assert answer.headers["Vary"] == ", ".join(vary)
 
 
+def test_origin_that_may_read_the_objects_sees_features_of_many(
+    world: FilterUnderTest,
+) -> None:
+    _admit(world, ORIGIN["Origin"])
+    answer = world.send(
+        "POST",
+        SOURCE.rpartition("/")[0],
+        {**annotation(), **ORIGIN},
+        query="?hapi",
+        body=b"none\nshard%200.tar",
+    )
+
+    assert answer.status == 200
+    allowed = answer.headers["Access-Control-Allow-Origin"]
+    assert allowed == ORIGIN["Origin"]
+
+
 def test_origin_that_swift_does_not_admit_sees_nothing(
     world: FilterUnderTest,
 ) -> None:

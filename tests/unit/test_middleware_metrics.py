@@ -179,6 +179,13 @@ def test_each_documented_metric_is_counted_and_no_other(
         }
         assert ended == {end: 1}, end
 
+    many = {"method": "POST", "path": "/AUTH_test/data", "query": "?hapi"}
+    world.send(headers=annotation(), body=b"shard%200.tar", **many)
+    found = statsd.counts()
+    seen |= set(found)
+    counted = [found[n] for n in ("requests", "multi_requests")]
+    assert (counted, found["streams.done"]) == ([1, 1], 1)
+
     codes = {name for name in seen if name.startswith("errors.")}
     assert {name.removeprefix("errors.") for name in codes} <= set(CODES)
     of_cache = {name for name in documented() if is_of_cache(name)}
