@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote, urlencode, urlsplit
 
 from hapi_client.body import Body
@@ -29,6 +30,9 @@ from hapi_protocol.headers import (
     ModelPath,
 )
 from hapi_protocol.profiles import MAX_PROFILE_BYTES, ModelProfile
+
+if TYPE_CHECKING:
+    from hapi_client.many import ObjectFeatures
 
 LIST_LIMIT = 10_000
 
@@ -313,18 +317,45 @@ class Connection:
             seconds=seconds,
             patient=patient,
         )
-        content_type = body.headers.get("Content-Type", "")
-        if content_type.partition(";")[0].strip() != CONTENT_TYPE_STREAM:
-            body.close()
-            raise ClientError(
-                "no_hapi",
-                f"{container}/{name}: the proxy answered with "
-                f"{content_type or 'no content type'} in the place of a "
-                "feature stream; it has no hapi filter",
-                object_name=f"{container}/{name}",
-                trans_id=body.trans_id,
-            )
+        _require_stream(body, f"{container}/{name}")
         return body
+
+    def get_many(
+        self,
+        container: str,
+        names: Sequence[str],
+        annotation: Annotation,
+        *,
+        seconds: float | None = None,
+    ) -> Iterator[ObjectFeatures]:
+        """Features of many objects of one container, in their order.
+
+        An object that fails is a row with an error among the others; a
+        request of which no object can be read fails as its first one.  It is
+        not repeated by itself.
+
+        Args:
+            names: of images, at most as many as the section ``hapi`` of
+                :meth:`info` says in ``multi``; any may stand there twice.
+            annotation: what to compute.
+            seconds: for the whole answer.
+
+        Raises:
+            ClientError: ``no_hapi`` when no features come back.
+        """
+        from hapi_client.many import read_objects
+
+        text = "\n".join(map(quote, names)).encode()
+        body = self._open(
+            "POST",
+            f"{self._url(container)}?hapi",
+            annotation.to_headers(),
+            source=Source(io.BytesIO(text), len(text), self.traffic),
+            object_name=container,
+            seconds=seconds,
+        )
+        _require_stream(body, container)
+        return read_objects(body, names, annotation.encoding)
 
     def get_profile(
         self, container: str, name: str, *, seconds: float
@@ -462,6 +493,21 @@ class Connection:
         with self._open(method, url, *args, **kwargs) as body:
             body.read()
             return body.headers
+
+
+def _require_stream(body: Body, where: str) -> None:
+    content_type = body.headers.get("Content-Type", "")
+    if content_type.partition(";")[0].strip() == CONTENT_TYPE_STREAM:
+        return
+    body.close()
+    raise ClientError(
+        "no_hapi",
+        f"{where}: the proxy answered with "
+        f"{content_type or 'no content type'} in the place of a feature "
+        "stream; it has no hapi filter",
+        object_name=where,
+        trans_id=body.trans_id,
+    )
 
 
 def source_changed(

@@ -101,7 +101,7 @@ def _handler(swift: ScriptedSwift) -> type[BaseHTTPRequestHandler]:
                 self.wfile.write(answer.body)
             self.close_connection = bool(answer.cut_off)
 
-        do_GET = do_HEAD = do_PUT = do_DELETE = serve
+        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = serve
 
     return Handler
 
