@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import requests
 
@@ -53,10 +53,14 @@ class Caller:
         method: str,
         path: str,
         headers: Mapping[str, str] | None = None,
-        data: bytes | None = None,
+        data: bytes | Iterator[bytes] | None = None,
+        *,
+        stream: bool = False,
     ) -> requests.Response:
         """Args:
         path: ``/account/container/object``, quoted.
+        data: sent in chunks where it is an iterator.
+        stream: leave the answer's body unread.
         """
         return self._session.request(
             method,
@@ -64,6 +68,7 @@ class Caller:
             headers=dict(headers or {}),
             data=data,
             timeout=SECONDS,
+            stream=stream,
         )
 
     def get(

@@ -1,0 +1,480 @@
+"""Requests for many objects, with real Swift and the real worker."""
+
+from __future__ import annotations
+
+import hmac
+import io
+import json
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, unquote
+
+import numpy as np
+import pytest
+import requests
+import torch
+
+from caller import Caller
+from hapi_client import Connection, Credentials
+from hapi_client.many import ObjectFeatures
+from hapi_client.packages import upload_package
+from hapi_cluster import Cluster
+from hapi_protocol.errors import RightsError
+from hapi_protocol.features import Row, read_features
+from hapi_protocol.headers import CONTENT_TYPE_STREAM, Annotation, ModelPath
+from hapi_protocol.unix_http import UnixConnection
+from hapi_splitter.package import write_package
+from hapi_splitter.trace import SplitModel, split
+from hapi_splitter.transforms import decode_image
+from networks import small_network, small_transform
+from photos import jpegs, shard
+
+OWNER, OTHER = "AUTH_test", "AUTH_test2"
+DATA = f"/{OWNER}/many"
+PRIVATE = f"/{OWNER}/many-private"
+READER, STRANGER = "test:tester3", "test2:tester2"
+NUM_IMAGES = 12
+MAX_OBJECTS = 1000
+LARGE_BYTES = 17 * 1024 * 1024
+SECONDS = 20.0
+STRANGE_NAMES = (
+    "a b.jpg",
+    "ü/日.jpg",
+    "new\nline.jpg",
+    "what?.jpg",
+    "100%.jpg",
+)
+
+
+@dataclass
+class Stocked:
+    """A cluster with objects of all kinds, and its owner."""
+
+    cluster: Cluster
+    owner: Caller
+    connection: Connection
+    model: ModelPath
+    parts: SplitModel
+    images: dict[str, bytes] = field(default_factory=dict)
+
+    def annotation(self) -> Annotation:
+        return Annotation(self.model, 1)
+
+    def headers(self, **changes: str) -> dict[str, str]:
+        return {**self.annotation().to_headers(), **changes}
+
+    def get_many(self, names: Sequence[str]) -> list[ObjectFeatures]:
+        return list(self.connection.get_many("many", names, self.annotation()))
+
+    def post(
+        self,
+        names: Sequence[str] | Any,
+        caller: Caller | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> requests.Response:
+        """As any tool would ask; ``names`` or a body."""
+        if isinstance(names, (list, tuple)):
+            names = "\n".join(map(quote, names)).encode()
+        if headers is None:
+            headers = self.headers()
+        asker = caller or self.owner
+        return asker.request("POST", f"{DATA}?hapi", headers, names)
+
+    def features(self, names: Sequence[str]) -> torch.Tensor:
+        """Computed here, one batch, eagerly."""
+        transform = self.parts.frozen.transform
+        assert transform is not None
+        images = [transform(decode_image(self.images[name])) for name in names]
+        with torch.inference_mode():
+            result: torch.Tensor = self.parts.frozen.prefix(1)(
+                torch.stack(images)
+            )
+        return result
+
+    def allow(self, path: str, acl: str) -> None:
+        self.owner.request(
+            "POST", path, {"X-Container-Read": acl}
+        ).raise_for_status()
+
+
+@pytest.fixture(scope="module")
+def stocked(cluster, tmp_path_factory) -> Iterator[Stocked]:
+    # The package of test_rights: loaded once.
+    parts = split(small_network(seed=7), "body", transform=small_transform())
+    path = tmp_path_factory.mktemp("package") / "model.hapi"
+    info = write_package(parts.frozen, path)
+    owner = Caller(cluster)
+    login = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
+    with Connection(login) as connection:
+        model, _ = upload_package(connection, "many-models", path, info.digest)
+        stocked = Stocked(cluster, owner, connection, model, parts)
+        stock(stocked)
+        yield stocked
+    owner.close()
+
+
+def stock(stocked: Stocked) -> None:
+    owner = stocked.owner
+    for path in (DATA, PRIVATE):
+        owner.put(path)
+    for number, (data, _) in enumerate(jpegs(NUM_IMAGES, size=90, seed=4)):
+        stocked.images[f"{number}.jpg"] = data
+    for name, data in zip(
+        STRANGE_NAMES, list(stocked.images.values()), strict=False
+    ):
+        stocked.images[name] = data
+    for name, data in stocked.images.items():
+        owner.put(f"{DATA}/{quote(name)}", data)
+    array = io.BytesIO()
+    np.save(array, np.zeros(9))
+    others = {
+        "garbage": b"garbage " * 1000,
+        "shard.tar": shard(3, size=60),
+        "array.npy": array.getvalue(),
+        "empty": b"",
+        "large": bytes(LARGE_BYTES),
+        "cut.jpg": stocked.images["0.jpg"][:500],
+    }
+    for name, data in others.items():
+        owner.put(f"{DATA}/{name}", data)
+    assemble(stocked)
+
+
+def assemble(stocked: Stocked) -> None:
+    """Objects that Swift makes of others: SLO, DLO, symlinks."""
+    owner, whole = stocked.owner, stocked.images["1.jpg"]
+    half = len(whole) // 2
+    owner.put(f"{PRIVATE}/part/0", whole[:half])
+    owner.put(f"{PRIVATE}/part/1", whole[half:])
+    manifest = json.dumps(
+        [{"path": f"/many-private/part/{n}"} for n in (0, 1)]
+    ).encode()
+    owner.put(f"{DATA}/slo.jpg?multipart-manifest=put", manifest)
+    owner.put(
+        f"{DATA}/dlo.jpg", b"", {"X-Object-Manifest": "many-private/part/"}
+    )
+    owner.put(f"{DATA}/link.jpg", b"", {"X-Symlink-Target": "many/1.jpg"})
+    owner.put(f"{PRIVATE}/secret.jpg", whole)
+    owner.put(
+        f"{DATA}/private-link.jpg",
+        b"",
+        {"X-Symlink-Target": "many-private/secret.jpg"},
+    )
+    for name in ("slo.jpg", "dlo.jpg", "link.jpg", "private-link.jpg"):
+        stocked.images[name] = whole
+
+
+def rows_of(answer: requests.Response) -> list[Row]:
+    assert answer.status_code == 200, answer.text
+    batches = list(read_features(answer.content))
+    return [row for batch in batches for row in batch.rows]
+
+
+def statuses(answer: requests.Response) -> list[int]:
+    return [json.loads(row.meta or "")["status"] for row in rows_of(answer)]
+
+
+def plain(caller: Caller, name: str) -> requests.Response:
+    return caller.get(f"{DATA}/{quote(name)}")
+
+
+def assert_same(found: Sequence[ObjectFeatures], wanted: torch.Tensor) -> None:
+    torch.testing.assert_close(
+        torch.stack([each.features for each in found]),  # type: ignore[misc]
+        wanted,
+        rtol=1e-4,
+        atol=1e-5 * float(wanted.abs().max()),
+    )
+
+
+def test_features_are_those_of_the_images_in_any_order(
+    stocked: Stocked,
+) -> None:
+    names = list(stocked.images) * 2
+    random.Random(0).shuffle(names)
+    found = stocked.get_many(names)
+
+    assert [each.name for each in found] == names
+    assert {(each.status, each.error) for each in found} == {(200, None)}
+    assert_same(found, stocked.features(names))
+    etags = {each.name: each.etag for each in found}
+    for name in stocked.images:
+        answer = plain(stocked.owner, name)
+        assert etags[name] == answer.headers["ETag"].strip('"')
+
+
+def test_objects_that_cannot_be_used_are_rows_among_the_others(
+    stocked: Stocked,
+) -> None:
+    wanted = {
+        "0.jpg": (200, None),
+        "none": (404, "not_found"),
+        "garbage": (200, "unsupported_object"),
+        "shard.tar": (200, "unsupported_object"),
+        "2.jpg": (200, None),
+        "array.npy": (200, "unsupported_object"),
+        "empty": (200, "unsupported_object"),
+        "large": (413, "object_too_large"),
+        "cut.jpg": (200, "unsupported_object"),
+        "slo.jpg": (200, None),
+    }
+    found = stocked.get_many(list(wanted))
+
+    assert {e.name: (e.status, e.code) for e in found} == wanted
+    good = [each for each in found if each.error is None]
+    assert_same(good, stocked.features([each.name for each in good]))
+
+
+def test_answer_says_nothing_of_the_container(stocked: Stocked) -> None:
+    answer = stocked.post(["0.jpg"])
+
+    assert answer.headers["Content-Type"] == CONTENT_TYPE_STREAM
+    assert answer.headers["Cache-Control"] == "private, no-store"
+    assert answer.headers["Transfer-Encoding"] == "chunked"
+    for name in ("ETag", "X-Hapi-Source-Etag", "Last-Modified"):
+        assert name not in answer.headers
+    assert not [n for n in answer.headers if n.startswith("X-Container-")]
+
+
+# --- rights ---------------------------------------------------------------
+
+
+@pytest.fixture
+def shared(stocked: Stocked) -> Iterator[Callable[[str], None]]:
+    """Lets users read the data and the models, until the test's end."""
+    paths = (DATA, f"/{OWNER}/many-models")
+
+    def share(acl: str) -> None:
+        for path in paths:
+            stocked.allow(path, acl)
+
+    yield share
+    share("")
+
+
+@pytest.mark.parametrize(
+    ("user", "account"), [(READER, OWNER), (STRANGER, OTHER)]
+)
+def test_rows_say_what_the_callers_own_gets_say(
+    stocked: Stocked,
+    shared: Callable[[str], None],
+    user: str,
+    account: str,
+) -> None:
+    """Readers have no right to write, and none on what lies elsewhere."""
+    shared(user)
+    caller = Caller(stocked.cluster, user)
+    names = ["0.jpg", "none", "private-link.jpg", "slo.jpg", "link.jpg"]
+    expected = [plain(caller, name).status_code for name in names]
+    answer = stocked.post(names, caller)
+
+    assert expected[0] == expected[4] == 200
+    assert expected[2] == 403
+    assert expected[3] == 409
+    assert statuses(answer) == expected
+    errors = [row.error is None for row in rows_of(answer)]
+    assert errors == [status == 200 for status in expected]
+    trans_id = answer.headers["X-Trans-Id"]
+    assert entry_of(stocked.cluster, trans_id)["account"] == account
+    caller.close()
+
+
+@pytest.mark.parametrize("name", ["0.jpg", "none"])
+@pytest.mark.parametrize("user", [READER, STRANGER])
+def test_caller_without_rights_gets_the_plain_answer(
+    stocked: Stocked, user: str, name: str
+) -> None:
+    stocked.allow(f"/{OWNER}/many-models", user)
+    caller = Caller(stocked.cluster, user)
+    wanted = plain(caller, name)
+    answer = stocked.post([name, "1.jpg", "none"], caller)
+    stocked.allow(f"/{OWNER}/many-models", "")
+    caller.close()
+
+    assert wanted.status_code == answer.status_code == 403
+    assert answer.content == wanted.content
+
+
+def test_container_that_is_not_there_is_not_found(stocked: Stocked) -> None:
+    with pytest.raises(RightsError) as caught:
+        stocked.connection.get_many("nowhere", ["0.jpg"], stocked.annotation())
+    assert caught.value.status == 404
+
+
+def test_anonymous_callers_get_nothing(
+    stocked: Stocked, shared: Callable[[str], None]
+) -> None:
+    caller = Caller(stocked.cluster, None)
+    assert stocked.post(["0.jpg"], caller).status_code == 401
+    shared(".r:*")
+    answer = stocked.post(["0.jpg"], caller)
+    caller.close()
+
+    assert answer.json()["code"] == "compute_not_allowed"
+
+
+def test_temporary_url_opens_no_container(stocked: Stocked) -> None:
+    """Not even one that is signed for it."""
+    owner = stocked.owner
+    key = {"X-Account-Meta-Temp-Url-Key": "secret"}
+    owner.request("POST", f"/{OWNER}", key).raise_for_status()
+    expires = int(time.time()) + 600
+    text = f"POST\n{expires}\n/v1{DATA}".encode()
+    signature = hmac.new(b"secret", text, "sha256").hexdigest()
+    caller = Caller(stocked.cluster, None)
+    answer = caller.request(
+        "POST",
+        f"{DATA}?hapi&temp_url_sig={signature}&temp_url_expires={expires}",
+        stocked.headers(),
+        b"0.jpg",
+    )
+    caller.close()
+
+    assert answer.status_code == 401
+    assert answer.headers["Content-Type"] != CONTENT_TYPE_STREAM
+
+
+def test_container_is_never_changed(stocked: Stocked) -> None:
+    changes = {
+        "X-Container-Read": ".r:*",
+        "X-Container-Meta-Colour": "red",
+    }
+    for headers in ({}, stocked.headers()):
+        answer = stocked.post(["0.jpg"], headers={**headers, **changes})
+        assert answer.status_code == (200 if headers else 400)
+    found = stocked.owner.request("HEAD", DATA).headers
+
+    assert "X-Container-Meta-Colour" not in found
+    assert found.get("X-Container-Read", "") == ""
+
+
+# --- bodies ---------------------------------------------------------------
+
+
+def test_body_may_be_chunked(stocked: Stocked) -> None:
+    pieces = [b"0.j", b"pg\nno", b"ne\n1.jpg"]
+    answer = stocked.post(iter(pieces))
+
+    assert [row.key for row in rows_of(answer)] == ["0.jpg", "none", "1.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"", 400, "bad_names"),
+        (b"0.jpg\n%00secret", 400, "bad_names"),
+        (b"0.jpg\n%ff", 400, "bad_names"),
+        (b"x" * 1025, 400, "bad_names"),
+        (b"0.jpg?multipart-manifest=get", 400, "bad_names"),
+        (b"0.jpg\n" * (MAX_OBJECTS + 1), 413, "request_too_large"),
+        (b"x" * 4_000_000, 413, "request_too_large"),
+    ],
+)
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_body_without_proper_names_is_refused(
+    stocked: Stocked, body: bytes, status: int, code: str, is_chunked: bool
+) -> None:
+    """And the connection can be used again."""
+    answer = stocked.post(iter([body] if body else []) if is_chunked else body)
+
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+    assert plain(stocked.owner, "0.jpg").status_code == 200
+
+
+def test_most_names_are_read_and_one_that_is_deleted_meanwhile_is_a_row(
+    stocked: Stocked,
+) -> None:
+    stocked.owner.put(f"{DATA}/doomed.jpg", stocked.images["0.jpg"])
+    names = [f"{n % NUM_IMAGES}.jpg" for n in range(MAX_OBJECTS - 1)]
+    rows = stocked.connection.get_many(
+        "many", [*names, "doomed.jpg"], stocked.annotation()
+    )
+    first = next(rows)
+    stocked.owner.request("DELETE", f"{DATA}/doomed.jpg").raise_for_status()
+    found = [first, *rows]
+
+    assert [each.name for each in found] == [*names, "doomed.jpg"]
+    assert {each.error for each in found[:-1]} == {None}
+    assert (found[-1].status, found[-1].code) == (404, "not_found")
+    assert_same(found[:NUM_IMAGES], stocked.features(names[:NUM_IMAGES]))
+
+
+# --- what is left behind --------------------------------------------------
+
+
+def entry_of(cluster: Cluster, trans_id: str) -> dict[str, str]:
+    """Our entry of the client's own line in the access log."""
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        for line in cluster.log("swift").read_text().splitlines():
+            words = line.split()
+            if trans_id in words and "HP" not in words and "hapi:" in line:
+                [word] = re.findall(r"hapi:\S+", line)
+                text = unquote(word).removeprefix("hapi:")
+                return dict(each.split("=", 1) for each in text.split(";"))
+        time.sleep(0.05)
+    raise AssertionError(f"no line of {trans_id}")
+
+
+def test_request_is_in_the_access_log(stocked: Stocked) -> None:
+    names = ["0.jpg", "none", "garbage", "1.jpg"]
+    answer = stocked.post(names)
+    used = entry_of(stocked.cluster, answer.headers["X-Trans-Id"])
+
+    assert used["model"] == stocked.model.quoted()
+    assert (used["cut"], used["account"], used["objects"]) == ("1", OWNER, "4")
+    assert (used["samples"], used["errors"]) == ("4", "2")
+    assert used["sent_bytes"] == str(len(answer.content))
+    assert used["outcome"] == "done"
+    assert float(used["decode_seconds"]) > 0
+
+
+def num_descriptors(cluster: Cluster) -> int:
+    pid = cluster.status()["children"]["swift"]["pid"]
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def jobs_running(cluster: Cluster) -> int:
+    connection = UnixConnection(f"{cluster.worker_socket}.admin", SECONDS)
+    try:
+        connection.request("GET", "/healthz")
+        fields = json.loads(connection.getresponse().read())
+    finally:
+        connection.close()
+    return int(fields["jobs_running"])
+
+
+def test_client_that_leaves_leaves_nothing_behind(stocked: Stocked) -> None:
+    before = num_descriptors(stocked.cluster)
+    names = [f"{n % NUM_IMAGES}.jpg" for n in range(600)]
+    caller = Caller(stocked.cluster)
+    body = "\n".join(names).encode()
+    with caller.request(
+        "POST", f"{DATA}?hapi", stocked.headers(), body, stream=True
+    ) as answer:
+        assert answer.status_code == 200
+        assert answer.raw.read(1000)
+        trans_id = answer.headers["X-Trans-Id"]
+    caller.close()
+    used = entry_of(stocked.cluster, trans_id)
+
+    assert used["outcome"] == "gone"
+    assert int(used["samples"]) < 600
+    deadline = time.monotonic() + SECONDS
+    while (
+        jobs_running(stocked.cluster)
+        # Swift may keep a few until its garbage is collected.
+        or num_descriptors(stocked.cluster) > before + 4
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    reads = sum(
+        trans_id in line.split() and "HP" in line.split() and "GET" in line
+        for line in stocked.cluster.log("swift").read_text().splitlines()
+    )
+    assert reads < 600
