@@ -45,7 +45,13 @@ from hapi_protocol.headers import (
     CACHE_READWRITE,
     CACHE_STORE,
 )
-from hapi_protocol.split import BOTH, CLIENT, KEPT, SplitReader
+from hapi_protocol.split import (
+    BOTH,
+    CLIENT,
+    CONTENT_TYPE_SPLIT,
+    KEPT,
+    SplitReader,
+)
 
 STORE_SECONDS = 60.0
 """For storing an entry, or deleting one; nobody waits for it."""
@@ -321,7 +327,9 @@ class CacheCall:
         self, stream: FeatureStream, etag: str
     ) -> FeatureStream | KeptStream:
         """The client's part of a stream; keeps it where that is wanted."""
-        if not self.stores:
+        if not self.stores or stream.content_type != CONTENT_TYPE_SPLIT:
+            # A worker of another release splits no streams.
+            self.state = CACHE_MISS if self.stores else self.state
             return stream
         key, name = self._place(etag)
 

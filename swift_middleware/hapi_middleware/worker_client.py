@@ -304,6 +304,11 @@ class FeatureStream:
         raise StopIteration
 
     @property
+    def content_type(self) -> str:
+        """Of the worker's answer, once it has begun."""
+        return self._answer.getheader("Content-Type", "")
+
+    @property
     def is_closed(self) -> bool:
         """Whether it has ended, broken or been closed."""
         return self._closed

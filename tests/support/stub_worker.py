@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from hapi_protocol.errors import HapiError, make_error
+from hapi_protocol.headers import CONTENT_TYPE_STREAM
 from hapi_protocol.messages import (
     HEADER_IDENTITY,
     JobGrant,
@@ -28,7 +29,14 @@ from hapi_protocol.messages import (
     Usage,
 )
 from hapi_protocol.profiles import BatchProfile, ModelProfile
-from hapi_protocol.split import BOTH, CLIENT, KEPT, end_frame, frame
+from hapi_protocol.split import (
+    BOTH,
+    CLIENT,
+    CONTENT_TYPE_SPLIT,
+    KEPT,
+    end_frame,
+    frame,
+)
 
 NUMERICS_TAG = "exact;stub"
 CLIENT_END = b"<the client's end>"
@@ -55,6 +63,7 @@ class StubWorker:
         is_chunked: whether the end of an answer differs from a break.
         num_errors: rows with errors, as a split stream tells at its end;
             None for a split stream without an end.
+        splits: whether it knows split streams.
     """
 
     socket_path: str
@@ -67,6 +76,7 @@ class StubWorker:
     is_forgetful: bool = False
     is_chunked: bool = True
     num_errors: int | None = 0
+    splits: bool = True
     usage: Usage | None = None
     usage_delay_seconds: float = 0.0
     delay_seconds: float = 0.0
@@ -210,10 +220,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _stream(self) -> None:
         answer = self.worker.answer(self._source())
         number = int(self.path.rpartition("/j")[2])
-        if self.worker.jobs[number - 1].is_split:
+        is_split = self.worker.splits and self.worker.jobs[number - 1].is_split
+        if is_split:
             answer = _split(answer, self.worker.num_errors)
+        kind = CONTENT_TYPE_SPLIT if is_split else CONTENT_TYPE_STREAM
         try:
-            self._send_stream(answer)
+            self._send_stream(answer, kind)
         except HapiError:
             raise
         except Exception:
@@ -222,9 +234,10 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             self.worker.ended.set()
 
-    def _send_stream(self, answer: Iterator[bytes]) -> None:
+    def _send_stream(self, answer: Iterator[bytes], kind: str) -> None:
         first = next(answer)
         self.send_response(200)
+        self.send_header("Content-Type", kind)
         if self.worker.is_chunked:
             self.send_header("Transfer-Encoding", "chunked")
         self.send_header("Connection", "close")

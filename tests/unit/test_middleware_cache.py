@@ -25,6 +25,7 @@ from filter_under_test import (
     FilterUnderTest,
     annotation,
     filter_and_worker,
+    s3_env,
     signed,
 )
 from hapi_middleware.cache_entries import (
@@ -276,6 +277,17 @@ def test_stream_that_is_not_split_breaks_and_is_told_of(
     assert entries(world) == []
 
 
+def test_worker_that_splits_no_streams_is_answered_from(
+    world: FilterUnderTest,
+) -> None:
+    world.worker.splits = False
+    answer = ask(world)
+    assert (answer.status, answer.body) == (200, SHARD.upper())
+    assert answer.headers["X-Hapi-Cache"] == "miss"
+    eventlet.sleep(0.1)
+    assert entries(world) == []
+
+
 @pytest.mark.parametrize(
     "option", ["cache_max_entry_bytes", "cache_buffer_bytes"]
 )
@@ -453,7 +465,7 @@ def test_reader_that_goes_away_frees_what_was_held(
     world: FilterUnderTest, source: str | None
 ) -> None:
     world.swift.may_be_unread = True
-    env = {"swift.source": source} if source else {}
+    env = s3_env() if source else {}
     request = world.request(headers=annotation(cache="readwrite"), env=env)
     _status, _headers, chunks = request.call_application(world.pipeline)
     next(iter(chunks))
@@ -461,6 +473,16 @@ def test_reader_that_goes_away_frees_what_was_held(
     chunks.close()
     assert world.filter.cache.buffer.used_bytes == 0
     assert entries(world) == []
+
+
+def test_holder_of_a_presigned_url_keeps_nothing(tmp_path: Path) -> None:
+    options = {"allow_unauthenticated_compute": "yes"}
+    with world_of(tmp_path, **options) as world:
+        world.swift.read_acls[MODEL.rpartition("/")[0]] = ".r:*"
+        query = "X-Amz-Credential=test:tester/20261123/us-east-1/s3"
+        for env, state in ((s3_env(query), "miss"), (s3_env(), "store")):
+            answer = world.send(headers=annotation(cache="readwrite"), env=env)
+            assert answer.headers["X-Hapi-Cache"] == state
 
 
 def test_hits_hold_no_more_memory_than_is_allowed(tmp_path: Path) -> None:
