@@ -333,41 +333,47 @@ def test_a_temporary_cluster_removes_its_directory() -> None:
 # -- watching ---------------------------------------------------------------
 
 
-def test_a_killed_worker_is_started_again(directory: Path) -> None:
-    with start(directory, **WATCHED, worker=True) as cluster:
-        old = cluster.worker_pid
-        assert old is not None
-        os.kill(old, signal.SIGKILL)
-        new = cluster.wait_for_worker(old, DEADLINE_SECONDS)
-        assert new != old
-        assert cluster.worker_pid == new
-        child = cluster.status()["children"]["worker"]
-        assert child["restarts"] == 1
-        assert child["pid"] == new
+@pytest.fixture(scope="module")
+def watched() -> Iterator[Cluster]:
+    """One with a worker, for tests that end and start that one only."""
+    with Cluster.temporary(**WATCHED) as running:
+        yield running
+
+
+def test_a_killed_worker_is_started_again(watched: Cluster) -> None:
+    old = watched.worker_pid
+    assert old is not None
+    before = watched.status()["children"]["worker"]["restarts"]
+    os.kill(old, signal.SIGKILL)
+    new = watched.wait_for_worker(old, DEADLINE_SECONDS)
+    assert new != old
+    assert watched.worker_pid == new
+    child = watched.status()["children"]["worker"]
+    assert child["restarts"] == before + 1
+    assert child["pid"] == new
 
 
 def test_restart_worker_gives_another_process_on_the_same_socket(
-    directory: Path,
+    watched: Cluster,
 ) -> None:
-    with start(directory, **WATCHED, worker=True) as cluster:
-        old, path = cluster.worker_pid, cluster.worker_socket
-        cluster.restart_worker(DEADLINE_SECONDS)
-        assert cluster.worker_pid not in (None, old)
-        assert cluster.worker_socket == path
+    old, path = watched.worker_pid, watched.worker_socket
+    watched.restart_worker(DEADLINE_SECONDS)
+    assert watched.worker_pid not in (None, old)
+    assert watched.worker_socket == path
 
 
 def test_a_stopped_worker_stays_away_until_it_is_restarted(
-    directory: Path,
+    watched: Cluster,
 ) -> None:
-    with start(directory, **WATCHED, worker=True) as cluster:
-        old, path = cluster.worker_pid, cluster.worker_socket
-        cluster.stop_worker(DEADLINE_SECONDS)
-        with pytest.raises(StartError, match="no new worker answers"):
-            cluster.wait_for_worker(timeout_seconds=2.0)
-        assert cluster.worker_pid is None
-        cluster.restart_worker(DEADLINE_SECONDS)
-        assert cluster.worker_pid not in (None, old)
-        assert cluster.worker_socket == path
+    old, path = watched.worker_pid, watched.worker_socket
+    watched.stop_worker(DEADLINE_SECONDS)
+    # One that is only restarted would be there at once.
+    with pytest.raises(StartError, match="no new worker answers"):
+        watched.wait_for_worker(timeout_seconds=1.0)
+    assert watched.worker_pid is None
+    watched.restart_worker(DEADLINE_SECONDS)
+    assert watched.worker_pid not in (None, old)
+    assert watched.worker_socket == path
 
 
 def test_a_killed_swift_is_started_again_on_its_port(directory: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import fx, nn
+from torchvision import models
 
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.folding import fold
@@ -28,6 +29,7 @@ from networks import small_network, small_transform
 from reference_models import (
     REFERENCE_MODELS,
     BranchedNet,
+    ReferenceModel,
     randomise_statistics,
 )
 from regions import region_of
@@ -93,9 +95,14 @@ def branched_region() -> FrozenGraph:
 @pytest.fixture(scope="module")
 def mobile() -> FrozenGraph:
     """With convolutions at cuts, and in branches where there are none."""
-    reference = REFERENCE_MODELS["mobilenet_v3_small"]
+    return frozen_part(REFERENCE_MODELS["mobilenet_v3_small"])
+
+
+def frozen_part(reference: ReferenceModel) -> FrozenGraph:
     return split(
-        reference.build(), "features", sample_shape=reference.sample_shape
+        reference.build(),
+        reference.freeze,
+        sample_shape=reference.sample_shape,
     ).frozen
 
 
@@ -344,27 +351,43 @@ class _Layouts(fx.Interpreter):
         return result
 
 
-@pytest.mark.parametrize(
-    "name", ["mobilenet_v3_small", "resnet18", "vit_b_16"]
-)
-def test_images_keep_their_channels_last(name: str) -> None:
-    reference = REFERENCE_MODELS[name]
-    frozen = split(
-        reference.build(),
-        reference.freeze,
-        sample_shape=reference.sample_shape,
-    ).frozen
+def _transformer(weights: None) -> nn.Module:
+    """As vit_b_16, with one narrow block."""
+    return models.VisionTransformer(
+        image_size=48,
+        patch_size=16,
+        num_layers=1,
+        num_heads=2,
+        hidden_dim=32,
+        mlp_dim=64,
+    )
+
+
+def _said_and_there(frozen: FrozenGraph) -> tuple[set[int], dict[int, bool]]:
+    """Calls whose images are said to have their channels last, and of all
+    calls whether they really have."""
     fast = frozen.to(CPU, fast=True)
     walk = _Layouts(fast.suffix(0))
     with torch.inference_mode():
-        walk.run(torch.randn(2, *reference.sample_shape))
-    really = {node for node, last in walk.last.items() if last}
-    said = fast.channels_last & walk.last.keys()
-    assert said
-    assert said <= really
-    if name != "vit_b_16":
-        assert said == walk.last.keys()
+        walk.run(torch.randn(2, *frozen.input_shape))
     assert not frozen.channels_last
+    return fast.channels_last & walk.last.keys(), walk.last
+
+
+def test_images_keep_their_channels_last(mobile: FrozenGraph) -> None:
+    resnet = frozen_part(REFERENCE_MODELS["resnet18"])
+    for frozen in (mobile, resnet):
+        said, there = _said_and_there(frozen)
+        assert there
+        assert said == there.keys()
+        assert all(there.values())
+
+
+def test_images_are_said_to_have_channels_last_only_where_they_have() -> None:
+    frozen = frozen_part(ReferenceModel(_transformer, "encoder", 48, (32,)))
+    said, there = _said_and_there(frozen)
+    assert said
+    assert said <= {call for call, last in there.items() if last}
 
 
 def test_order_is_not_said_to_be_kept_where_it_is_lost() -> None:
