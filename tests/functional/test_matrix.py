@@ -23,6 +23,7 @@ from askers import (
     by_temporary_url,
     by_token,
     s3_client,
+    signature,
 )
 from beside import ASKED, CUT, put_model, swift_beside
 from caller import SECONDS, Caller
@@ -102,6 +103,7 @@ class World:
     owner: Caller
     askers: dict[str, Asker]
     contents: dict[tuple[str, str], bytes]
+    callers: Mapping[str, Caller] = field(default_factory=dict)
     targets: dict[tuple[str, str, str], Target] = field(default_factory=dict)
     computed: dict[tuple[str, str, bytes], Rows] = field(default_factory=dict)
     plain: dict[tuple[str, Target], Answer] = field(default_factory=dict)
@@ -185,7 +187,15 @@ def world(request, frozen) -> World:
     key = {"X-Account-Meta-Temp-URL-Key": TEMPURL_KEY}
     owner.request("POST", "/AUTH_test", key).raise_for_status()
     put_model(owner, frozen)
-    found = World(frozen, owner, askers_of(running, owner), contents())
+    callers = {
+        "owner": owner,
+        "reader": Caller(running, READER),
+        "stranger": Caller(running, STRANGER),
+        "anonymous": Caller(running, None),
+        "public": Caller(running, None),
+    }
+    askers = askers_of(running, callers)
+    found = World(frozen, owner, askers, contents(), callers)
     for container, acl in (
         ("matrix", READER),
         ("matrix-public", ".r:*,.rlistings"),
@@ -199,16 +209,13 @@ def world(request, frozen) -> World:
     return found
 
 
-def askers_of(running: Cluster, owner: Caller) -> dict[str, Asker]:
+def askers_of(
+    running: Cluster, callers: Mapping[str, Caller]
+) -> dict[str, Asker]:
     """Those of EXPECTED."""
-    anonymous = by_token(Caller(running, None))
     s3 = s3_client(running, OWNER)
     return {
-        "owner": by_token(owner),
-        "reader": by_token(Caller(running, READER)),
-        "stranger": by_token(Caller(running, STRANGER)),
-        "anonymous": anonymous,
-        "public": anonymous,
+        **{name: by_token(caller) for name, caller in callers.items()},
         "tempurl": by_temporary_url(running),
         "s3": by_s3(s3),
         "s3-reader": by_s3(s3_client(running, READER)),
@@ -248,6 +255,50 @@ def check(
         is_manifest = target.name.startswith(("slo", "dlo"))
         assert world.kept[seen] == ("off" if is_manifest else "hit")
         assert found.headers["x-hapi-cache"] == world.kept[seen]
+
+
+MANY = ("owner", "reader", "stranger", "anonymous", "public")
+"""Callers that may POST; S3 has no such request."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("caller", MANY)
+def test_post_for_objects_is_their_plain_gets_with_rows(
+    world: World, caller: str, kind: str
+) -> None:
+    """Of versions the present ones: names have no query."""
+    container = "matrix-public" if caller == "public" else "matrix"
+    named = replace(world.targets[container, "jpg", kind], version=None)
+    age = "later" if kind == "version" else "now"
+    status = EXPECTED[caller]["plain"]
+    plain = world.get(caller, named)
+    answer = world.callers[caller].request(
+        "POST",
+        f"/{named.account}/{named.container}?hapi",
+        dict(ASKED),
+        named.name.encode(),
+    )
+
+    assert (plain.status, answer.status_code) == (status, status), answer.text
+    if status != 200:
+        assert Answer.of(answer) == plain
+        return
+    wanted = world.rows("image", named, world.contents["jpg", age])
+    found = received_rows(answer.content)
+    assert found.facts == [(0, named.name, None)]
+    replace(found, facts=wanted.facts).assert_equal(wanted)
+
+
+def test_temporary_url_opens_no_request_for_many(world: World) -> None:
+    path = "/AUTH_test/matrix"
+    for signed in (path, f"{path}/plain.jpg"):
+        answer = world.callers["anonymous"].request(
+            "POST",
+            f"{path}?hapi&{signature(signed, 'POST')}",
+            dict(ASKED),
+            b"plain.jpg",
+        )
+        assert answer.status_code == 401
 
 
 @pytest.fixture(scope="module")
