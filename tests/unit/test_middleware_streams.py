@@ -28,7 +28,7 @@ from filter_under_test import (
     annotation,
     filter_and_worker,
 )
-from hapi_middleware.concurrency import connect_unix
+from hapi_middleware.concurrency import SEND_BUFFER_BYTES, connect_unix
 from hapi_protocol.errors import HapiError, UnavailableError, make_error
 
 BIG = bytes(1 << 20) * 24
@@ -92,6 +92,17 @@ def test_full_backlog_is_503_after_the_connect_timeout(
 
     assert (answer.status, answer.json["code"]) == (503, "worker_unavailable")
     assert 0.25 < waited < 1.9
+
+
+def test_sources_are_sent_through_the_largest_buffer_there_may_be(
+    world: FilterUnderTest,
+) -> None:
+    most = int(Path("/proc/sys/net/core/wmem_max").read_text())
+    with connect_unix(world.worker.socket_path, 1.0) as connected:
+        found = connected.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+
+    # Linux doubles what it is asked for (socket(7)).
+    assert found == 2 * min(SEND_BUFFER_BYTES, most)
 
 
 def test_worker_that_does_not_answer_is_504(world: FilterUnderTest) -> None:
