@@ -27,7 +27,11 @@ from filter_under_test import (
     s3_env,
     signed,
 )
-from hapi_middleware.rights import authorize_anonymous, charged_account
+from hapi_middleware.rights import (
+    authorize_anonymous,
+    charged_account,
+    is_owner,
+)
 from hapi_protocol.errors import RightsError
 from hapi_protocol.messages import ModelIdentity
 
@@ -620,14 +624,17 @@ def test_override_with_consent_to_all_opens_nothing(
     assert open_world.worker.jobs[-1].charged_account == ".unauthenticated"
 
 
+PRESIGNED = "X-Amz-Credential=test:tester/20261123/us-east-1/s3"
+
+
 @pytest.mark.parametrize(
     "env",
     [
-        s3_env("X-Amz-Credential=test:tester/20261123/us-east-1/s3"),
+        s3_env(PRESIGNED),
         s3_env("AWSAccessKeyId=test:tester&Signature=s"),
         # An Authorization header does not count beside it.
         {
-            **s3_env("versionId=1&X-Amz-Credential=x"),
+            **s3_env(f"versionId=1&{PRESIGNED}"),
             "HTTP_AUTHORIZATION": "AWS4-HMAC-SHA256 Credential=x",
         },
         # Some other s3api.
@@ -645,6 +652,19 @@ def test_holder_of_a_presigned_url_is_not_its_signer(
     open_world.swift.read_acls[MODELS] = ".r:*"
     assert open_world.send(headers=annotation(), env=env).status == 200
     assert open_world.worker.jobs[-1].charged_account == ".unauthenticated"
+
+
+@pytest.mark.parametrize(("query", "owns"), [("", True), (PRESIGNED, False)])
+def test_holder_of_a_presigned_url_owns_no_account(
+    query: str, owns: bool
+) -> None:
+    def authorize(request: Request) -> None:
+        request.environ["swift_owner"] = True
+
+    env = Request.blank(f"/v1{SOURCE}", environ=s3_env(query)).environ
+    env["swift.authorize"] = authorize
+
+    assert is_owner(env, ACCOUNT) == owns
 
 
 def test_s3_caller_that_signs_its_request_is_itself(
