@@ -143,6 +143,18 @@ def test_no_more_is_listed_than_the_operator_allows(
     assert "limit=7&" in private(world)[-1]["QUERY_STRING"]
 
 
+def test_parameter_may_be_spelt_in_any_way(world: FilterUnderTest) -> None:
+    """Or Swift would be asked to delete the account."""
+    query = "?%68api%2Dcache=&limit=5"
+    answer = world.send("DELETE", f"/{ACCOUNT}", query=query)
+    assert answer.json == {"deleted": 0, "marker": None}
+    assert not any(
+        env["REQUEST_METHOD"] == "DELETE"
+        and env["PATH_INFO"] == f"/v1/{ACCOUNT}"
+        for env in world.swift.calls
+    )
+
+
 def test_trailing_slash_means_the_account(world: FilterUnderTest) -> None:
     answer = ask(world, path=f"/{ACCOUNT}/")
     assert (answer.status, answer.json["listed"]) == (200, [])
