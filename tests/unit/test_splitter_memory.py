@@ -43,20 +43,25 @@ def allocated_peak(
     return peak
 
 
-@pytest.mark.parametrize("fast", [False, True], ids=["plain", "fast"])
-@pytest.mark.parametrize(
-    "name", ["resnet18", "densenet121", "vit_b_16", "mobilenet_v3_small"]
+@pytest.fixture(
+    scope="module",
+    params=["resnet18", "densenet121", "vit_b_16", "mobilenet_v3_small"],
 )
-def test_peak_is_an_upper_bound_of_allocations(name: str, fast: bool) -> None:
-    reference = REFERENCE_MODELS[name]
-    frozen = split(
+def region(request: pytest.FixtureRequest) -> FrozenGraph:
+    reference = REFERENCE_MODELS[request.param]
+    return split(
         reference.build(),
         reference.freeze,
         sample_shape=reference.sample_shape,
     ).frozen
-    if fast:
-        frozen = frozen.to("cpu", fast=True)
-    samples = torch.randn(8, *reference.sample_shape)
+
+
+@pytest.mark.parametrize("fast", [False, True], ids=["plain", "fast"])
+def test_peak_is_an_upper_bound_of_allocations(
+    region: FrozenGraph, fast: bool
+) -> None:
+    frozen = region.to("cpu", fast=True) if fast else region
+    samples = torch.randn(8, *region.input_shape)
     for cut in (1, frozen.num_cuts // 2, frozen.num_cuts):
         peak = peak_bytes(frozen, cut, 8)
         found = allocated_peak(frozen.prefix(cut), samples)
