@@ -138,7 +138,8 @@ class Run:
 def _command(task: Task, junit: Path) -> list[str]:
     return [
         *(sys.executable, "-m", "pytest", "-c", os.devnull, "-q", "-ra"),
-        *("-p", "swift_functional.recorder", "-p", "no:cacheprovider"),
+        *("-p", "swift_functional.recorder", "-p", "pytest_timeout"),
+        *("-p", "no:cacheprovider"),
         f"--rootdir={task.source}",
         f"--timeout={TEST_SECONDS}",
         f"--junitxml={junit}",
@@ -160,6 +161,8 @@ def _environment(source: Path, config: Path, writer: int) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(map(str, folders)),
         "SWIFT_TEST_CONFIG_FILE": str(config),
         "SWIFT_TEST_IN_PROCESS": "0",
+        # Whatever else is installed, the tests run with the same plugins.
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         VARIABLE: str(writer),
     }
 

@@ -64,7 +64,11 @@ def source(tmp_path: Path) -> Path:
 def run(source: Path, tmp_path: Path) -> Callable[..., dict[str, Result]]:
     """Runs a file of tests on both sides; ``test.conf`` names the side."""
 
-    def run_text(text: str, *options: str) -> dict[str, Result]:
+    def run_text(
+        text: str,
+        *options: str,
+        show: Callable[[Mapping[str, Record]], None] = lambda _: None,
+    ) -> dict[str, Result]:
         (source / "test" / "functional" / "test_x.py").write_text(text)
         clusters = {}
         for side in SIDES:
@@ -73,9 +77,8 @@ def run(source: Path, tmp_path: Path) -> Callable[..., dict[str, Result]]:
             (folder / "test.conf").write_text(side)
             clusters[side] = (folder / "test.conf", folder)
         task = Task(source, ["test/functional"], options)
-        return run_side_by_side(task, clusters, seen.append)
+        return run_side_by_side(task, clusters, show)
 
-    seen: list[Mapping[str, Record]] = []
     return run_text
 
 
@@ -124,9 +127,13 @@ def test_tests_after_the_death_of_pytest_are_unfinished(
 def test_a_pytest_that_says_nothing_is_ended(
     run: Callable[..., dict[str, Result]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "SILENCE_SECONDS", 3.0)
+    def show(records: Mapping[str, Record]) -> None:
+        if all(record.selected for record in records.values()):
+            monkeypatch.setattr(runs, "SILENCE_SECONDS", 0.2)
+
     monkeypatch.setattr(runs, "TICK_SECONDS", 0.1)
-    results = run("import time\ndef test_hangs(): time.sleep(600)\n")
+    text = "import time\ndef test_hangs(): time.sleep(600)\n"
+    results = run(text, show=show)
     assert results["with"].outcomes == {f"{ID}test_hangs": UNFINISHED}
 
 
