@@ -8,8 +8,9 @@ Swift's servers are on one core, the client is on another.  The parts, of which
 ``--parts`` chooses, are measured in interleaved rounds, each part's contenders
 in turn:
 
-  call     a call of the filter by a request that is not annotated, around an
-           application that does nothing; the goal is 30 microseconds at most
+  call     CPU seconds of a call of the filter by a request that is not
+           annotated, around an application that does nothing, beyond those of
+           the application; the goal is 30 microseconds at most
   cpu      CPU seconds of a proxy for GETs and PUTs of 4 KiB on a kept
            connection, with the filter over without it; the goal is 1.02 at
            most.  Three proxies run side by side, each a process of its own in
@@ -33,9 +34,9 @@ bootstrap
   ratio, noise              of ``bytes``
   ratio                     of ``samples``
 
-and what they are made of: seconds of a call; CPU seconds of a proxy for 1,000
-requests (get_with, get_without, get_again, ...); bytes per second (plain,
-features, again); samples per second (straight, swift).
+and what they are made of: CPU seconds of a call; CPU seconds of a proxy for
+1,000 requests (get_with, get_without, get_again, ...); bytes per second
+(plain, features, again); samples per second (straight, swift).
 """
 
 from __future__ import annotations
