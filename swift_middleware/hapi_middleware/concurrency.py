@@ -34,7 +34,7 @@ CANCEL_SECONDS = 10.0
 SEND_BUFFER_BYTES = 1 << 20
 """Asked of the kernel, which gives twice ``net.core.wmem_max`` at most.  In
 its default buffer there is room for three pieces of a source, and waking up
-for them took a fifth of a proxy's CPU seconds."""
+for them took a tenth to a fifth of a proxy's CPU seconds."""
 _BACKLOG_WAIT_SECONDS = 0.01
 
 _Item = TypeVar("_Item")
