@@ -57,6 +57,8 @@ QUICK: Mapping[str, Sequence[str]] = {
     ),
     "s3-compat": ("test/s3api/test_object_checksums.py",),
 }
+# The same tests again, with other names and another signature.
+NOT_QUICK = "not UTF8 and not SigV4"
 
 DESCRIPTION = """\
 Runs the functional tests of the installed Swift, which pip fetches as its
@@ -107,7 +109,7 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add(
         "--quick",
         action="store_true",
-        help="some test files only, under a minute",
+        help="some tests only, in a minute or two",
     )
     add("--json", type=Path, metavar="PATH", help="where the results go")
     add(
@@ -176,10 +178,17 @@ def _compare(
     arguments: argparse.Namespace, layout: str, source: Path, logs: Path
 ) -> Iterator[Comparison]:
     suites = QUICK if arguments.quick else SUITES
-    options = ("-k", arguments.only) if arguments.only else ()
+    options = _selection(arguments)
     with Clusters(layout, source, logs) as clusters:
         for suite in arguments.suite:
             yield clusters.compare(suite, suites[suite], options)
+
+
+def _selection(arguments: argparse.Namespace) -> Sequence[str]:
+    """Options of pytest."""
+    parts = [f"({arguments.only})"] if arguments.only else []
+    parts += [NOT_QUICK] if arguments.quick else []
+    return ("-k", " and ".join(parts)) if parts else ()
 
 
 def _report(swift: str, comparisons: Sequence[Comparison]) -> None:

@@ -173,7 +173,6 @@ class FakeClusters:
 
     def __init__(self, layout: str, source: Path, logs: Path) -> None:
         self._layout = layout
-        self.asked = source
 
     def __enter__(self) -> FakeClusters:
         return self
@@ -222,6 +221,41 @@ def test_the_status_says_whether_all_is_well(
     assert (comparison["layout"], comparison["suite"]) == ("plain", "s3api")
     for key in {*body, *comparison}:
         assert key in command.EPILOG, key
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ((), ()),
+        (("--only", "a or b"), ("-k", "(a or b)")),
+        (("--quick",), ("-k", command.NOT_QUICK)),
+        (
+            ("--only", "a or b", "--quick"),
+            ("-k", f"(a or b) and {command.NOT_QUICK}"),
+        ),
+    ],
+)
+def test_selections_go_to_pytest(
+    words: Sequence[str],
+    options: Sequence[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[Sequence[str], Sequence[str]]] = []
+
+    class Listening(FakeClusters):
+        def compare(
+            self, suite: str, tests: Sequence[str], options: Sequence[str]
+        ) -> Comparison:
+            asked.append((tests, options))
+            return super().compare(suite, tests, options)
+
+    monkeypatch.setattr(command, "Clusters", Listening)
+    monkeypatch.setattr(command, "unpacked_sdist", lambda *_: tmp_path)
+    monkeypatch.setattr(FakeClusters, "kinds", {"a": ("passed", "passed")})
+    assert command.main(["--layout", "plain", *words]) == 0
+    suites = command.QUICK if "--quick" in words else command.SUITES
+    assert asked == [(tests, options) for tests in suites.values()]
 
 
 def test_a_selection_of_nothing_is_no_success(
