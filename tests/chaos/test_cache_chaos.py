@@ -1,4 +1,4 @@
-"""Disks that are full while features are to be kept."""
+"""Disks that are full, or gone, while features are to be kept."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import requests
@@ -21,6 +22,7 @@ from hapi_splitter.package import write_package
 from hapi_splitter.trace import split
 from networks import small_network, small_transform
 from photos import shard
+from plain_traffic import PlainTraffic, Request
 
 FULL = {"object-server.conf": {"DEFAULT": {"fallocate_reserve": "100%"}}}
 """Swift's own guard: every write is refused as if the disk were full."""
@@ -110,3 +112,43 @@ def test_full_disk_keeps_nothing_and_harms_nobody(
             assert found.headers["ETag"] == etag
         assert lines(cluster, "cannot be stored") == 1
         assert caller.get("/AUTH_test?hapi-cache").json()["listed"] == []
+
+
+def test_lost_disk_beside_plain_traffic_costs_nobody_a_request(
+    folder: Path, tmp_path: Path
+) -> None:
+    """One of four disks, of three replicas: Swift is told of it by 507."""
+    with swift_in(folder, layout="replicated") as (cluster, caller):
+        caller.put("/AUTH_test/full")
+        caller.put(SOURCE, SHARD)
+        model = stored_model(cluster, tmp_path)
+        asked = {
+            "X-Hapi-Model": model,
+            "X-Hapi-Cut": "1",
+            "X-Hapi-Cache": "readwrite",
+        }
+        assert_whole(caller.get(SOURCE, {**asked, "X-Hapi-Cache": "off"}))
+        disk = folder / "srv" / "d1"
+        disk.rename(folder / "lost")
+        parts = urlsplit(cluster.proxy_url)
+        traffic = PlainTraffic(
+            (str(parts.hostname), int(parts.port or 0)),
+            {"X-Auth-Token": str(caller._session.headers["X-Auth-Token"])},
+            [
+                Request("GET", f"/v1{SOURCE}", expected=SHARD),
+                Request("PUT", "/v1/AUTH_test/full/new-{}", b"plain"),
+                Request("GET", "/v1/AUTH_test/full?format=json"),
+            ],
+        )
+        with traffic:
+            for samples in range(12):
+                wanted = {**asked, "X-Hapi-Samples": f"0-{samples}"}
+                answer = caller.get(SOURCE, wanted)
+                assert answer.status_code == 200
+                rows = [
+                    r for b in read_features(answer.content) for r in b.rows
+                ]
+                assert [row.index for row in rows] == list(range(samples + 1))
+            until(lambda: traffic.count >= 100)
+        assert traffic.failures == []
+        (folder / "lost").rename(disk)
