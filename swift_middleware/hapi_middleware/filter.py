@@ -64,7 +64,7 @@ from hapi_middleware.responses import (
     stream_headers,
 )
 from hapi_middleware.rights import paying_account
-from hapi_middleware.uploads import PackageSender
+from hapi_middleware.uploads import granted
 from hapi_middleware.worker_client import FeatureStream, WorkerClient
 from hapi_protocol.encodings import ENCODINGS
 from hapi_protocol.errors import (
@@ -286,7 +286,12 @@ class FeatureCall:
     def _features(
         self, head: ObjectHead, job: JobRequest, caching: CacheCall
     ) -> Any:
-        grant = self._grant(replace(job, is_split=caching.stores))
+        grant = granted(
+            self._worker,
+            self._metrics,
+            replace(job, is_split=caching.stores),
+            self._package,
+        )
         etag = stream_etag(
             self._annotation,
             head.etag,
@@ -349,20 +354,6 @@ class FeatureCall:
         # Each batch is worth sending at once.
         self._env["eventlet.minimum_write_chunk_size"] = 0
         return Response(status=200, headers=dict(headers), app_iter=stream)
-
-    def _grant(self, job: JobRequest) -> JobGrant:
-        if self._package is None or job.model is None:
-            return self._ask(job)
-        sender = PackageSender(
-            self._worker, self._package, self._metrics, job.trans_id
-        )
-        return sender.ask(
-            job.model, lambda model: self._ask(replace(job, model=model))
-        )
-
-    def _ask(self, job: JobRequest) -> JobGrant:
-        with self._metrics.timed("grant"):
-            return self._worker.create_job(job)
 
 
 def filter_factory(

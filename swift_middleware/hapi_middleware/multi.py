@@ -8,7 +8,7 @@ row says more of an object than the caller's plain GET of it would.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -30,7 +30,7 @@ from hapi_middleware.objects import Package, SwiftAnswerError
 from hapi_middleware.requests import Env, read_annotation, refuse_range
 from hapi_middleware.responses import multi_headers
 from hapi_middleware.rights import paying_account, refuse_overridden
-from hapi_middleware.uploads import PackageSender
+from hapi_middleware.uploads import granted
 from hapi_middleware.worker_client import WorkerClient
 from hapi_protocol.errors import (
     AnnotationError,
@@ -246,7 +246,8 @@ class MultiCall:
             if not frames.find_readable():
                 raise self._plain_answer(names[0])
             job = self._job(model, account, len(names))
-            return self._features(self._grant(job), frames)
+            grant = granted(self._worker, self._metrics, job, self._package)
+            return self._features(grant, frames)
         except BaseException:
             frames.close()
             raise
@@ -283,19 +284,6 @@ class MultiCall:
             trans_id=self._request.trans_id,
             num_objects=num_objects,
         )
-
-    def _grant(self, job: JobRequest) -> JobGrant:
-        assert job.model is not None, "many objects have no index"
-        sender = PackageSender(
-            self._worker, self._package, self._metrics, job.trans_id
-        )
-        return sender.ask(
-            job.model, lambda model: self._ask(replace(job, model=model))
-        )
-
-    def _ask(self, job: JobRequest) -> JobGrant:
-        with self._metrics.timed("grant"):
-            return self._worker.create_job(job)
 
     def _features(self, grant: JobGrant, frames: ObjectFrames) -> Response:
         trans_id = self._request.trans_id

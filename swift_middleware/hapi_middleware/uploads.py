@@ -3,18 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from hapi_middleware.metrics import Metrics
 from hapi_middleware.objects import Package
 from hapi_middleware.worker_client import WorkerClient
 from hapi_protocol.errors import ConflictError, UnavailableError
-from hapi_protocol.messages import ModelIdentity
+from hapi_protocol.messages import JobGrant, JobRequest, ModelIdentity
 
 MAX_UPLOADS = 2
 """Uploads of a package for one request; more means the worker drops it."""
 
 T = TypeVar("T")
+
+
+def granted(
+    worker: WorkerClient,
+    metrics: Metrics,
+    job: JobRequest,
+    package: Package | None,
+) -> JobGrant:
+    """The worker's grant, the package handed over where it is missing.
+
+    Args:
+        worker: that is asked.
+        metrics: of the filter.
+        job: whose model is the package, if it has one.
+        package: the caller may read it; None for a job without model.
+
+    Raises:
+        HapiError: as :meth:`PackageSender.ask`.
+    """
+
+    def ask(model: ModelIdentity | None) -> JobGrant:
+        with metrics.timed("grant"):
+            return worker.create_job(replace(job, model=model))
+
+    if package is None or job.model is None:
+        return ask(None)
+    return PackageSender(worker, package, metrics, job.trans_id).ask(
+        job.model, ask
+    )
 
 
 class PackageSender:
