@@ -27,6 +27,7 @@ from benchmarks.remote import serve
 
 from hapi_client.advice import Question, advise
 from hapi_client.connection import Connection
+from hapi_client.feature_cache import FeatureCache
 from hapi_client.frozen import FrozenRegion
 from hapi_client.job import TransferJob
 from hapi_client.location import Location
@@ -174,7 +175,7 @@ class ClientTier:
         with Connection() as connection:
             entries = [
                 entry
-                for page in connection.cache_entries()
+                for page in FeatureCache(connection).pages()
                 for entry in page.entries
             ]
         return {
@@ -185,7 +186,7 @@ class ClientTier:
     def purge(self) -> None:
         """Deletes them."""
         with Connection() as connection:
-            exhaust(connection.purge_cache())
+            exhaust(FeatureCache(connection).purge())
 
     def follow(self, name: str, length: float) -> dict[str, Any]:
         """Trains whole epochs for a while, and keeps a diary.

@@ -46,51 +46,6 @@ class ObjectInfo:
     length_bytes: int
 
 
-@dataclass(frozen=True)
-class CacheEntry:
-    """Features that an account keeps.
-
-    Attributes:
-        source: ``container/object`` that they are of.
-        key: tells the entries of a source apart.
-        length_bytes: that they take.
-        stored: when, as in Swift's listings (UTC).
-    """
-
-    source: str
-    key: str
-    length_bytes: int
-    stored: str
-
-
-@dataclass(frozen=True)
-class CachePage:
-    """A part of what an account keeps.
-
-    Attributes:
-        num_entries: of the whole account, as Swift's listings know it.
-        length_bytes: likewise.
-        entries: of this part.
-    """
-
-    num_entries: int
-    length_bytes: int
-    entries: tuple[CacheEntry, ...]
-
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> CachePage:
-        return cls(
-            num_entries=fields["entries"],
-            length_bytes=fields["bytes"],
-            entries=tuple(
-                CacheEntry(
-                    each["source"], each["key"], each["bytes"], each["stored"]
-                )
-                for each in fields["listed"]
-            ),
-        )
-
-
 class Connection:
     """One user's access to one account; shared by threads and forks.
 
@@ -175,6 +130,13 @@ class Connection:
                 "use cut 0 (streaming), or ask the operator to add it",
             )
         return section
+
+    def ask_account(self, method: str, query: Mapping[str, str]) -> Any:
+        """The JSON that a request of the account itself is answered with."""
+        url = f"{self.storage_url}?{urlencode(query)}"
+        what = f"?{next(iter(query), '')}"
+        with self._open(method, url, object_name=what) as body:
+            return json.loads(body.read())
 
     # -- containers --------------------------------------------------
 
@@ -394,51 +356,6 @@ class Connection:
                     trans_id=body.trans_id,
                 )
             return ModelProfile.from_body(body.read(MAX_PROFILE_BYTES))
-
-    def cache_entries(self, source: str = "") -> Iterator[CachePage]:
-        """Features that the account keeps, page by page; at least one page.
-
-        For owners of the account.
-
-        Args:
-            source: ``container`` or ``container/object``; empty for all.
-
-        Raises:
-            ClientError: ``no_hapi`` where nothing keeps features.
-        """
-        for page in self._cache_pages("GET", source):
-            yield CachePage.from_fields(page)
-
-    def purge_cache(self, source: str = "") -> Iterator[int]:
-        """Deletes kept features; after each page says how many.
-
-        Args:
-            source: as for :meth:`cache_entries`.
-
-        Raises:
-            ClientError: ``no_hapi`` where nothing keeps features.
-        """
-        for page in self._cache_pages("DELETE", source):
-            yield int(page["deleted"])
-
-    def _cache_pages(
-        self, method: str, source: str
-    ) -> Iterator[dict[str, Any]]:
-        # Without the filter, a DELETE would be one of the account.
-        if "cache" not in self.require_hapi():
-            raise ClientError(
-                "no_hapi",
-                "the hapi filter of this store is too old to keep features",
-            )
-        given = {"hapi-cache": "", "source": source}
-        marker: str | None = ""
-        while marker is not None:
-            query = urlencode({**given, "marker": marker})
-            url = f"{self.storage_url}?{query}"
-            with self._open(method, url, object_name="?hapi-cache") as body:
-                page = json.loads(body.read())
-            yield page
-            marker = page["marker"]
 
     def put(
         self,

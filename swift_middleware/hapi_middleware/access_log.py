@@ -20,8 +20,9 @@ from urllib.parse import quote
 from swift.common.request_helpers import append_log_info
 
 from hapi_middleware.concurrency import Timeout
+from hapi_middleware.feature_stream import FeatureStream
 from hapi_middleware.requests import Env
-from hapi_middleware.worker_client import FeatureStream, WorkerClient
+from hapi_middleware.worker_client import WorkerClient
 from hapi_protocol.errors import HapiError
 from hapi_protocol.headers import Annotation
 from hapi_protocol.messages import Usage

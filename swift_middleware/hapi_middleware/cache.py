@@ -1,20 +1,14 @@
-"""Features kept in Swift, so that they need not be computed again.
+"""Features kept in Swift: finding entries, and storing them.
 
-* An entry is found behind both authorisations only: whoever may not read the
-  source, or the model, never gets so far.
-* It is written only for a caller who owns the source's account.
-* It has no timings, and no rows with errors: these may differ elsewhere.
-* It is checked as a whole before any of it is sent; a damaged one is deleted,
-  and what it held is computed as if it had never been.
-* It costs the answer nothing but a look: an entry is stored behind the
-  answer's end, and given up where it would take too much memory.
+An entry is checked as a whole before any of it is sent; a damaged one is
+deleted, and what it held is computed as if it had never been.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from swift.common.swob import Request, Response
@@ -23,35 +17,15 @@ from swift.proxy.controllers.base import get_container_info
 
 from hapi_middleware.cache_entries import (
     CONTENT_TYPE,
-    MAX_NAME_BYTES,
     DamagedEntryError,
-    entry_key,
-    entry_name,
-    pack,
     private_request,
     unpack,
 )
 from hapi_middleware.concurrency import Task, Timeout
 from hapi_middleware.config import FilterConfig
 from hapi_middleware.metrics import Metrics
-from hapi_middleware.objects import ObjectHead
-from hapi_middleware.requests import Env, FeatureRequest
-from hapi_middleware.rights import SWIFT_SOURCE, is_owner
-from hapi_middleware.worker_client import FeatureStream
-from hapi_protocol.errors import HapiError, InternalError
-from hapi_protocol.headers import (
-    CACHE_MISS,
-    CACHE_OFF,
-    CACHE_READWRITE,
-    CACHE_STORE,
-)
-from hapi_protocol.split import (
-    BOTH,
-    CLIENT,
-    CONTENT_TYPE_SPLIT,
-    KEPT,
-    SplitReader,
-)
+from hapi_middleware.requests import Env
+from hapi_middleware.rights import SWIFT_SOURCE
 
 STORE_SECONDS = 60.0
 """For storing an entry, or deleting one; nobody waits for it."""
@@ -271,199 +245,3 @@ class _RefusedError(OSError):
 def _answer_error(status: str) -> OSError:
     kind = _RefusedError if status.startswith("4") else OSError
     return kind(f"Swift answers {status}")
-
-
-class CacheCall:
-    """What one request has to do with the cache.
-
-    Args:
-        cache: of this process.
-        env: of the client's request.
-        request: the same, parsed.
-        head: of the source.
-
-    Attributes:
-        state: for the answer's ``X-Hapi-Cache``.
-    """
-
-    def __init__(
-        self,
-        cache: FeatureCache,
-        env: Env,
-        request: FeatureRequest,
-        head: ObjectHead,
-    ) -> None:
-        self._cache = cache
-        self._env = env
-        self._request = request
-        self._looked_for = ""
-        mode = request.annotation.cache
-        self.state = CACHE_OFF
-        if cache.config.cache and mode != CACHE_OFF and self._fits(head):
-            self.state = CACHE_MISS
-            account = request.account
-            wanted = mode == CACHE_READWRITE and not cache.is_resting(account)
-            if wanted and is_owner(env, account):
-                self.state = CACHE_STORE
-
-    @property
-    def is_used(self) -> bool:
-        return self.state != CACHE_OFF
-
-    @property
-    def stores(self) -> bool:
-        """Whether what is computed shall be kept."""
-        return self.state == CACHE_STORE
-
-    def find(self, etag: str) -> KeptFeatures | None:
-        """The features with that ETag, if they are kept."""
-        if not self.is_used or etag == self._looked_for:
-            return None
-        self._looked_for = etag
-        key, name = self._place(etag)
-        return self._cache.find(self._env, self._request.account, name, key)
-
-    def wrap(
-        self, stream: FeatureStream, etag: str
-    ) -> FeatureStream | KeptStream:
-        """The client's part of a stream; keeps it where that is wanted."""
-        if not self.stores or stream.content_type != CONTENT_TYPE_SPLIT:
-            # A worker of another release splits no streams.
-            self.state = CACHE_MISS if self.stores else self.state
-            return stream
-        key, name = self._place(etag)
-
-        def store(content: bytes) -> None:
-            self._cache.store(self._env, self._request.account, name, content)
-
-        return KeptStream(stream, Keeper(self._cache, key, store))
-
-    def _fits(self, head: ObjectHead) -> bool:
-        # The HEAD of a manifest authorises none of its segments.
-        length = len(self._place("")[1].encode())
-        return not head.is_manifest and length <= MAX_NAME_BYTES
-
-    def _place(self, etag: str) -> tuple[str, str]:
-        request = self._request
-        key = entry_key(etag, request.annotation.byte_range)
-        return key, entry_name(request.container, request.object, key)
-
-
-class Keeper:
-    """Holds what may be kept until it is known to be whole.
-
-    Args:
-        cache: whose limits it keeps.
-        key: of the entry.
-        store: what to do with its content, in a green thread of its own.
-    """
-
-    def __init__(
-        self, cache: FeatureCache, key: str, store: Callable[[bytes], None]
-    ) -> None:
-        self._cache = cache
-        self._key = key
-        self._store = store
-        self._pieces: list[bytes] = []
-        self._held_bytes = 0
-        self._is_open = True
-
-    def add(self, data: bytes) -> None:
-        """Take some more, or give it all up."""
-        if not self._is_open:
-            return
-        cache = self._cache
-        limit = cache.config.cache_max_entry_bytes
-        if self._held_bytes + len(data) > limit:
-            cache.count("too_large")
-            self.give_up()
-        elif not cache.buffer.take(len(data)):
-            cache.count("no_buffer")
-            self.give_up()
-        else:
-            self._pieces.append(data)
-            self._held_bytes += len(data)
-
-    def finish(self, errors: int) -> None:
-        """The stream has ended well; returns at once."""
-        if self._is_open and errors:
-            self._cache.count("with_errors")
-        elif self._is_open:
-            self._is_open = False
-            Task(self._store_all)
-        self.give_up()
-
-    def give_up(self) -> None:
-        """Nothing is kept; harmless behind :meth:`finish`."""
-        if self._is_open:
-            self._is_open = False
-            self._free()
-
-    def _store_all(self) -> None:
-        try:
-            content = pack(self._key, self._pieces)
-            self._pieces.clear()
-            self._store(content)
-        finally:
-            self._free()
-
-    def _free(self) -> None:
-        self._pieces.clear()
-        self._cache.buffer.free(self._held_bytes)
-        self._held_bytes = 0
-
-
-class KeptStream:
-    """The client's part of a split stream, while a keeper takes the other.
-
-    Args:
-        stream: of the worker.
-        keeper: for what may be kept.
-
-    Raises:
-        InternalError: while iterating, where the stream is not whole.
-    """
-
-    def __init__(self, stream: FeatureStream, keeper: Keeper) -> None:
-        self._stream = stream
-        self._keeper = keeper
-        self._reader = SplitReader()
-
-    def __iter__(self) -> KeptStream:
-        return self
-
-    def __next__(self) -> bytes:
-        try:
-            while not (data := self._take(next(self._stream))):
-                pass
-            return data
-        except StopIteration:
-            self._end()
-            raise
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        self._keeper.give_up()
-        self._stream.close()
-
-    def _take(self, data: bytes) -> bytes:
-        mine = []
-        try:
-            for kind, piece in self._reader.feed(data):
-                if kind in (BOTH, KEPT):
-                    self._keeper.add(piece)
-                if kind in (BOTH, CLIENT):
-                    mine.append(piece)
-        except HapiError as error:
-            raise self._stream.broken(error) from None
-        return b"".join(mine)
-
-    def _end(self) -> None:
-        if self._reader.errors is None:
-            self.close()
-            raise InternalError(
-                "internal", "the worker's split stream has no last frame"
-            )
-        self._keeper.finish(self._reader.errors)

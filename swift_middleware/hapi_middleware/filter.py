@@ -27,11 +27,13 @@ from hapi_middleware.access_log import (
     complete_when_read,
     request_entry,
 )
-from hapi_middleware.cache import CacheCall, FeatureCache, KeptFeatures
+from hapi_middleware.cache import FeatureCache, KeptFeatures
 from hapi_middleware.cache_admin import CacheAdmin, is_cache_request
+from hapi_middleware.cache_call import CacheCall
 from hapi_middleware.concurrency import Timeout
 from hapi_middleware.config import FilterConfig
 from hapi_middleware.cors import sharing
+from hapi_middleware.feature_stream import FeatureStream
 from hapi_middleware.metrics import Metrics, StreamWatch
 from hapi_middleware.multi import (
     MultiCall,
@@ -65,7 +67,7 @@ from hapi_middleware.responses import (
 )
 from hapi_middleware.rights import paying_account
 from hapi_middleware.uploads import granted
-from hapi_middleware.worker_client import FeatureStream, WorkerClient
+from hapi_middleware.worker_client import WorkerClient
 from hapi_protocol.encodings import ENCODINGS
 from hapi_protocol.errors import (
     HapiError,

@@ -9,28 +9,24 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
-from hapi_middleware.concurrency import Task, connect_unix
-from hapi_middleware.metrics import (
-    OUTCOME_BROKEN,
-    OUTCOME_DONE,
-    OUTCOME_GONE,
-    StreamEnd,
-    StreamWatch,
-)
+from hapi_middleware.concurrency import connect_unix
+from hapi_middleware.feature_stream import FeatureStream, SourceBody
+from hapi_middleware.metrics import StreamWatch
 from hapi_middleware.objects import ObjectBody
+from hapi_middleware.worker_answers import (
+    RETRY_SECONDS,
+    named_failures,
+    read_answer,
+)
 from hapi_protocol.errors import (
-    MAX_BODY_BYTES,
     AnnotationError,
-    HapiError,
     InternalError,
-    TooSlowError,
     UnavailableError,
-    error_from_body,
 )
 from hapi_protocol.messages import (
     HEADER_IDENTITY,
@@ -41,24 +37,6 @@ from hapi_protocol.messages import (
     Usage,
 )
 from hapi_protocol.profiles import MAX_PROFILE_BYTES, ModelProfile
-
-READ_BYTES = 256 * 1024
-RETRY_SECONDS = 2.0
-
-_MEANT_FOR_US = (401, 403, 404, 405)
-"""Statuses between worker and filter that would mislead a client."""
-
-
-class SourceBody(Protocol):
-    """What a job is sent: chunks that are not empty, once.
-
-    Raises:
-        HapiError: while iterating, when it cannot be had to its end.
-    """
-
-    def __iter__(self) -> Iterator[bytes]: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -98,7 +76,7 @@ class WorkerClient:
             _send_head(
                 connection, "POST", "/jobs", job.trans_id, job.to_body()
             )
-            body = _read_answer(connection.getresponse(), 201)
+            body = read_answer(connection.getresponse(), 201)
         return JobGrant.from_body(body)
 
     def find_model(
@@ -117,7 +95,7 @@ class WorkerClient:
             if answer.status == 404:
                 answer.close()
                 return None
-            body = _read_answer(answer, 200)
+            body = read_answer(answer, 200)
         return _model_info(body)
 
     def put_model(
@@ -136,7 +114,7 @@ class WorkerClient:
                 },
             )
             _send_chunks(connection, body)
-            _read_answer(connection.getresponse(), 201)
+            read_answer(connection.getresponse(), 201)
 
     def get_profile(self, request: ProfileRequest) -> ModelProfile:
         """The model's profile; ``model_needed`` is a ConflictError."""
@@ -148,7 +126,7 @@ class WorkerClient:
                 request.trans_id,
                 request.to_body(),
             )
-            body = _read_answer(
+            body = read_answer(
                 connection.getresponse(), 200, MAX_PROFILE_BYTES
             )
         try:
@@ -199,7 +177,7 @@ class WorkerClient:
         """
         with self._exchange(trans_id, seconds) as connection:
             _send_head(connection, "GET", _job_path(job_id), trans_id)
-            body = _read_answer(connection.getresponse(), 200)
+            body = read_answer(connection.getresponse(), 200)
         return Usage.from_body(body)
 
     @contextmanager
@@ -209,7 +187,7 @@ class WorkerClient:
         connection = http.client.HTTPConnection("hapi-worker")
         connection.sock = self._connect(trans_id, seconds or self._timeout)
         try:
-            with _named_failures("answer", trans_id):
+            with named_failures("answer", trans_id):
                 yield connection
         finally:
             connection.close()
@@ -228,163 +206,6 @@ class WorkerClient:
             ) from error
         sock.settimeout(seconds)
         return sock
-
-
-class FeatureStream:
-    """Source bytes to the worker, feature bytes from it, both at once.
-
-    A green thread sends the source while the caller of this iterator reads
-    the features; whichever ends first ends the other.  The iterator ends
-    cleanly only where the worker's answer did: else it raises, and the WSGI
-    server breaks the client's connection.
-    """
-
-    def __init__(
-        self, sock: Any, body: SourceBody, watch: StreamWatch
-    ) -> None:
-        self._sock = sock
-        self._body = body
-        self._watch = watch
-        self._answer = http.client.HTTPResponse(sock, method="POST")
-        self._failure: HapiError | None = None
-        self._first = b""
-        self._has_begun = False
-        self._closed = False
-        self._outcome = OUTCOME_GONE
-        self._error: HapiError | None = None
-        self._source_bytes = 0
-        self._sent_bytes = 0
-        self._sender = Task(self._send)
-
-    def begin(self) -> None:
-        """Wait for the worker's status and the first bytes of its answer.
-
-        Raises:
-            HapiError: what the worker answered, or why it could not.
-        """
-        try:
-            with _named_failures("begin its answer", None):
-                self._answer.begin()
-                if self._answer.status != 200:
-                    _read_answer(self._answer, 200)
-                if not self._answer.chunked:
-                    # Its end could not be told from a break.
-                    raise InternalError(
-                        "internal", "the worker's answer is not chunked"
-                    )
-                self._first = self._answer.read1(READ_BYTES)
-                if not self._first:
-                    raise InternalError(
-                        "internal", "the worker's answer is empty"
-                    )
-        except HapiError as error:
-            self.close()
-            if self._failure:
-                # The worker only complains of what we did not send.
-                raise self._failure from error
-            raise
-        except BaseException:
-            self.close()
-            raise
-        self._has_begun = True
-        self._watch.begun()
-
-    def __iter__(self) -> FeatureStream:
-        return self
-
-    def __next__(self) -> bytes:
-        data, self._first = self._first, b""
-        if not data and not self._closed:
-            data = self._read()
-        if data:
-            self._sent_bytes += len(data)
-            return data
-        self._outcome = OUTCOME_DONE
-        self.close()
-        raise StopIteration
-
-    @property
-    def content_type(self) -> str:
-        """Of the worker's answer, once it has begun."""
-        return self._answer.getheader("Content-Type", "")
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it has ended, broken or been closed."""
-        return self._closed
-
-    def close(self) -> None:
-        """End both directions and free all they hold.  Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        self._first = b""
-        with ExitStack() as closing:
-            closing.callback(self._tell_end)
-            closing.callback(self._body.close)
-            closing.callback(self._sock.close)
-            closing.callback(self._answer.close)
-            # This one runs first: a green thread that waits for a socket
-            # must not see it closed, since its number is soon another's.
-            closing.callback(self._sender.cancel)
-
-    def _tell_end(self) -> None:
-        if self._has_begun:
-            end = StreamEnd(
-                self._outcome,
-                self._error,
-                self._source_bytes,
-                self._sent_bytes,
-            )
-            self._watch.ended(end)
-
-    def _read(self) -> bytes:
-        try:
-            with _named_failures("go on with its answer", None):
-                data = self._answer.read1(READ_BYTES)
-        except HapiError as error:
-            raise self.broken(self._failure or error) from None
-        except BaseException:
-            self.close()
-            raise
-        if not data and self._failure:
-            raise self.broken(self._failure)
-        return data
-
-    def broken(self, error: HapiError) -> HapiError:
-        """Ends it as one that broke off, by that error."""
-        self._outcome = OUTCOME_BROKEN
-        self._error = error
-        self.close()
-        return error
-
-    def _send(self) -> None:
-        self._watch.sending()
-        try:
-            for chunk in self._body:
-                self._sock.sendall(b"%x\r\n%b\r\n" % (len(chunk), chunk))
-                self._source_bytes += len(chunk)
-            self._sock.sendall(b"0\r\n\r\n")
-        except TimeoutError as error:
-            self._stop_sending(
-                TooSlowError("too_slow", f"the worker takes no bytes: {error}")
-            )
-        except OSError:
-            # The worker has closed: it has answered, or it is gone.  The
-            # reading side finds out which.
-            return
-        except HapiError as error:
-            self._stop_sending(error)
-        finally:
-            self._body.close()
-
-    def _stop_sending(self, failure: HapiError) -> None:
-        self._failure = failure
-        try:
-            # No last chunk: to the worker the source is cut off.
-            self._sock.shutdown(1)
-        except OSError:
-            return
 
 
 def _job_path(job_id: str) -> str:
@@ -424,35 +245,6 @@ def _send_chunks(
             return
 
 
-def _read_answer(
-    answer: http.client.HTTPResponse,
-    expected: int,
-    max_bytes: int = MAX_BODY_BYTES,
-) -> bytes:
-    with answer:
-        body = answer.read(max_bytes + 1)
-        if answer.status == expected:
-            return body
-    error = error_from_body(
-        answer.status, body, retry_after=_retry_after(answer)
-    )
-    if answer.status in _MEANT_FOR_US or answer.status < 400:
-        raise UnavailableError(
-            "worker_unavailable",
-            f"the worker answers {answer.status}: {error.message}",
-            retry_after=RETRY_SECONDS,
-        )
-    raise error
-
-
-def _retry_after(answer: http.client.HTTPResponse) -> float | None:
-    value = answer.getheader("Retry-After", "")
-    try:
-        return max(0.0, float(value))
-    except ValueError:
-        return None
-
-
 def _model_info(body: bytes) -> ModelInfo:
     try:
         fields = json.loads(body)
@@ -464,24 +256,4 @@ def _model_info(body: bytes) -> ModelInfo:
     except (ValueError, KeyError, TypeError) as error:
         raise InternalError(
             "internal", f"the worker's answer on a model: {error!r}"
-        ) from error
-
-
-@contextmanager
-def _named_failures(step: str, trans_id: str | None) -> Iterator[None]:
-    try:
-        yield
-    except TimeoutError as error:
-        raise TooSlowError(
-            "too_slow",
-            f"the worker did not {step} in time",
-            trans_id=trans_id,
-            retry_after=RETRY_SECONDS,
-        ) from error
-    except (OSError, http.client.HTTPException) as error:
-        raise UnavailableError(
-            "worker_unavailable",
-            f"the worker ended before it could {step}: {error!r}",
-            trans_id=trans_id,
-            retry_after=RETRY_SECONDS,
         ) from error

@@ -76,6 +76,15 @@ def until(is_so: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
+def kept_features(model: str) -> dict[str, str]:
+    """Headers that ask for features, and that they be kept."""
+    return {
+        "X-Hapi-Model": model,
+        "X-Hapi-Cut": "1",
+        "X-Hapi-Cache": "readwrite",
+    }
+
+
 def assert_whole(answer: requests.Response) -> None:
     rows = [row for b in read_features(answer.content) for row in b.rows]
     assert [row.error for row in rows] == [None] * 12
@@ -88,11 +97,7 @@ def test_full_disk_keeps_nothing_and_harms_nobody(
         caller.put("/AUTH_test/full")
         caller.put(SOURCE, SHARD)
         model = stored_model(cluster, tmp_path)
-    asked = {
-        "X-Hapi-Model": model,
-        "X-Hapi-Cut": "1",
-        "X-Hapi-Cache": "readwrite",
-    }
+    asked = kept_features(model)
     # A server reads this option only where it is a process of its own.
     full = swift_in(folder, swift_options=FULL, processes=True)
     with full as (cluster, caller):
@@ -122,11 +127,7 @@ def test_lost_disk_beside_plain_traffic_costs_nobody_a_request(
         caller.put("/AUTH_test/full")
         caller.put(SOURCE, SHARD)
         model = stored_model(cluster, tmp_path)
-        asked = {
-            "X-Hapi-Model": model,
-            "X-Hapi-Cut": "1",
-            "X-Hapi-Cache": "readwrite",
-        }
+        asked = kept_features(model)
         assert_whole(caller.get(SOURCE, {**asked, "X-Hapi-Cache": "off"}))
         disk = folder / "srv" / "d1"
         disk.rename(folder / "lost")

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from beside import swift_beside
+from caller import Caller
+from hapi_client.connection import Connection
+from hapi_client.credentials import Credentials
 from hapi_cluster import Cluster
 
 WORKER_OPTIONS = {"device": "cpu"}
@@ -35,3 +38,19 @@ def open_cluster(cluster: Cluster) -> Iterator[Cluster]:
         cluster, swift_options={"proxy-server.conf": options}
     ) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def connection(cluster: Cluster) -> Iterator[Connection]:
+    """Our client's, of the account that owns the data."""
+    login = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
+    with Connection(login) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def owner(cluster: Cluster) -> Iterator[Caller]:
+    """Plain HTTP requests as that account's owner."""
+    caller = Caller(cluster)
+    yield caller
+    caller.close()

@@ -6,7 +6,7 @@ import io
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,7 +17,7 @@ import requests
 from typer.testing import CliRunner
 
 from caller import Caller, metrics
-from hapi_client import Connection, Credentials, TransferJob
+from hapi_client import TransferJob
 from hapi_client.cli.main import app
 from hapi_client.location import Location
 from hapi_client.packages import package_name, upload_package
@@ -36,20 +36,6 @@ DATA = f"/{OWNER}/kept"
 MODELS = "kept-models"
 NUM_SAMPLES = 12
 SECONDS = 20.0
-
-
-@pytest.fixture(scope="module")
-def owner(cluster) -> Iterator[Caller]:
-    caller = Caller(cluster)
-    yield caller
-    caller.close()
-
-
-@pytest.fixture(scope="module")
-def connection(cluster) -> Iterator[Connection]:
-    login = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
-    with Connection(login) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

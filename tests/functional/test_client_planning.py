@@ -6,14 +6,12 @@ import io
 import json
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hapi_client.cli.train import facts
 from hapi_client.connection import Connection
-from hapi_client.credentials import Credentials
 from hapi_client.demo import largest_difference
 from hapi_client.frozen import FrozenRegion
 from hapi_client.index import load_index
@@ -33,13 +31,6 @@ NUM_SHARDS = 6
 PER_SHARD = 8
 NUM_SAMPLES = NUM_SHARDS * PER_SHARD
 TOLERANCE = 1e-4
-
-
-@pytest.fixture(scope="module")
-def connection(cluster) -> Iterator[Connection]:
-    login = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
-    with Connection(login) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

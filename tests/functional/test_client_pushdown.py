@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 
-from hapi_client import Connection, Credentials, FetchOptions, TransferJob
+from hapi_client import FetchOptions, TransferJob
 from hapi_client.demo import BATCH_NORM_FACTOR, largest_difference
 from hapi_client.index import find_index, load_index, update_index
 from hapi_client.location import Location
@@ -27,13 +26,6 @@ QUICK = FetchOptions(
     decode_threads=1,
     backoff=Backoff(attempts=2, first_seconds=0.05),
 )
-
-
-@pytest.fixture(scope="module")
-def connection(cluster) -> Iterator[Connection]:
-    login = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
-    with Connection(login) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from hapi_client import Connection, Credentials, FetchOptions, TransferJob
+from hapi_client import FetchOptions, TransferJob
 from hapi_client.index import list_shards, load_index
 from hapi_client.location import Location, parse_location
 from hapi_client.progress import SilentReporter
@@ -25,13 +24,6 @@ from networks import small_network, small_transform
 from photos import PHOTOS, jpegs, shard, with_corrupt_member
 
 SMALL_SPANS = FetchOptions(decode_threads=1, num_threads=2)
-
-
-@pytest.fixture(scope="module")
-def connection(cluster) -> Iterator[Connection]:
-    login = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
-    with Connection(login) as made:
-        yield made
 
 
 @pytest.fixture

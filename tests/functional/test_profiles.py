@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 
 from caller import Caller, metrics
-from hapi_client import Connection, Credentials
 from hapi_client.packages import package_name, upload_package
 from hapi_protocol.errors import PackageError
 from hapi_protocol.profiles import ModelProfile
@@ -23,20 +21,6 @@ OWNER = "AUTH_test"
 CONTAINER = "profiled-models"
 ASKED = {"X-Hapi-Profile": "true"}
 SECONDS = 60.0
-
-
-@pytest.fixture(scope="module")
-def owner(cluster) -> Iterator[Caller]:
-    caller = Caller(cluster)
-    yield caller
-    caller.close()
-
-
-@pytest.fixture(scope="module")
-def connection(cluster) -> Iterator[Connection]:
-    login = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
-    with Connection(login) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -27,13 +27,6 @@ COUNTERS = (
 
 
 @pytest.fixture(scope="module")
-def owner(cluster) -> Iterator[Caller]:
-    caller = Caller(cluster)
-    yield caller
-    caller.close()
-
-
-@pytest.fixture(scope="module")
 def other(cluster) -> Iterator[Caller]:
     caller = Caller(cluster, "test2:tester2")
     yield caller

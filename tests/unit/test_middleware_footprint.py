@@ -31,7 +31,7 @@ from filter_under_test import (
     annotation,
     filter_and_worker,
 )
-from hapi_middleware import concurrency, worker_client
+from hapi_middleware import concurrency, feature_stream, worker_client
 from hapi_middleware.filter import HapiMiddleware, filter_factory
 from hapi_protocol.errors import HapiError, make_error
 
@@ -116,7 +116,7 @@ def only_new_objects() -> Iterator[None]:
 @pytest.fixture
 def nothing_may_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_client, "connect_unix", forbid("a socket"))
-    monkeypatch.setattr(worker_client, "Task", forbid("a green thread"))
+    monkeypatch.setattr(feature_stream, "Task", forbid("a green thread"))
     monkeypatch.setattr(concurrency, "spawn", forbid("a green thread"))
     monkeypatch.setattr(concurrency.socket, "socket", forbid("a socket"))
     monkeypatch.setattr(threading.Thread, "start", forbid("a thread"))

@@ -14,6 +14,7 @@ from hapi_client.cli.context import (
     print_table,
     write_json,
 )
+from hapi_client.feature_cache import FeatureCache
 from hapi_client.progress import ConsoleReporter
 from hapi_splitter.quantities import bytes_text
 
@@ -48,7 +49,7 @@ def ls_command(
     with connect(context) as connection:
         entries = [
             entry
-            for page in connection.cache_entries(source)
+            for page in FeatureCache(connection).pages(source)
             for entry in page.entries
         ]
     print_table(
@@ -80,7 +81,7 @@ def stats_command(context: typer.Context, json_path: JsonPath = None) -> None:
     counts: Counter[str] = Counter()
     total = (0, 0)
     with connect(context) as connection:
-        for page in connection.cache_entries():
+        for page in FeatureCache(connection).pages():
             total = page.num_entries, page.length_bytes
             for entry in page.entries:
                 container = entry.source.partition("/")[0]
@@ -125,7 +126,7 @@ def purge_command(
     """
     deleted = 0
     with connect(context) as connection, ConsoleReporter() as reporter:
-        for count in connection.purge_cache(source):
+        for count in FeatureCache(connection).purge(source):
             deleted += count
             reporter.note(f"{deleted} deleted")
     write_json(json_path, {"deleted": deleted})

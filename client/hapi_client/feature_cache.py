@@ -1,0 +1,102 @@
+"""Features that an account keeps in Swift: what there is, and purging."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hapi_client.connection import Connection
+from hapi_protocol.errors import ClientError
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """Features that an account keeps.
+
+    Attributes:
+        source: ``container/object`` that they are of.
+        key: tells the entries of a source apart.
+        length_bytes: that they take.
+        stored: when, as in Swift's listings (UTC).
+    """
+
+    source: str
+    key: str
+    length_bytes: int
+    stored: str
+
+
+@dataclass(frozen=True)
+class CachePage:
+    """A part of what an account keeps.
+
+    Attributes:
+        num_entries: of the whole account, as Swift's listings know it.
+        length_bytes: likewise.
+        entries: of this part.
+    """
+
+    num_entries: int
+    length_bytes: int
+    entries: tuple[CacheEntry, ...]
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> CachePage:
+        return cls(
+            num_entries=fields["entries"],
+            length_bytes=fields["bytes"],
+            entries=tuple(
+                CacheEntry(
+                    each["source"], each["key"], each["bytes"], each["stored"]
+                )
+                for each in fields["listed"]
+            ),
+        )
+
+
+class FeatureCache:
+    """What an account keeps; for its owners.
+
+    Args:
+        connection: to the account.
+
+    Raises:
+        ClientError: from all methods, ``no_hapi`` where nothing keeps
+            features.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def pages(self, source: str = "") -> Iterator[CachePage]:
+        """All that is kept, page by page; at least one page.
+
+        Args:
+            source: ``container`` or ``container/object``; empty for all.
+        """
+        for page in self._answers("GET", source):
+            yield CachePage.from_fields(page)
+
+    def purge(self, source: str = "") -> Iterator[int]:
+        """Deletes kept features; after each page says how many.
+
+        Args:
+            source: as for :meth:`pages`.
+        """
+        for page in self._answers("DELETE", source):
+            yield int(page["deleted"])
+
+    def _answers(self, method: str, source: str) -> Iterator[dict[str, Any]]:
+        # Without the filter, a DELETE would be one of the account.
+        if "cache" not in self._connection.require_hapi():
+            raise ClientError(
+                "no_hapi",
+                "the hapi filter of this store is too old to keep features",
+            )
+        marker: str | None = ""
+        while marker is not None:
+            query = {"hapi-cache": "", "source": source, "marker": marker}
+            page = self._connection.ask_account(method, query)
+            yield page
+            marker = page["marker"]

@@ -1,0 +1,68 @@
+"""What the worker answers, and how it fails to."""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hapi_protocol.errors import (
+    MAX_BODY_BYTES,
+    TooSlowError,
+    UnavailableError,
+    error_from_body,
+)
+
+RETRY_SECONDS = 2.0
+
+_MEANT_FOR_US = (401, 403, 404, 405)
+"""Statuses between worker and filter that would mislead a client."""
+
+
+def read_answer(
+    answer: http.client.HTTPResponse,
+    expected: int,
+    max_bytes: int = MAX_BODY_BYTES,
+) -> bytes:
+    with answer:
+        body = answer.read(max_bytes + 1)
+        if answer.status == expected:
+            return body
+    error = error_from_body(
+        answer.status, body, retry_after=_retry_after(answer)
+    )
+    if answer.status in _MEANT_FOR_US or answer.status < 400:
+        raise UnavailableError(
+            "worker_unavailable",
+            f"the worker answers {answer.status}: {error.message}",
+            retry_after=RETRY_SECONDS,
+        )
+    raise error
+
+
+def _retry_after(answer: http.client.HTTPResponse) -> float | None:
+    value = answer.getheader("Retry-After", "")
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        return None
+
+
+@contextmanager
+def named_failures(step: str, trans_id: str | None) -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError as error:
+        raise TooSlowError(
+            "too_slow",
+            f"the worker did not {step} in time",
+            trans_id=trans_id,
+            retry_after=RETRY_SECONDS,
+        ) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise UnavailableError(
+            "worker_unavailable",
+            f"the worker ended before it could {step}: {error!r}",
+            trans_id=trans_id,
+            retry_after=RETRY_SECONDS,
+        ) from error
