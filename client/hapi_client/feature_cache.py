@@ -88,7 +88,7 @@ class FeatureCache:
             yield int(page["deleted"])
 
     def _answers(self, method: str, source: str) -> Iterator[dict[str, Any]]:
-        # Without the filter, a DELETE would be one of the account.
+        # Swift alone takes both for requests of the account itself.
         if "cache" not in self._connection.require_hapi():
             raise ClientError(
                 "no_hapi",

@@ -45,7 +45,7 @@ DELETE_SECONDS = 20.0
 def is_cache_request(env: Env) -> bool:
     """Whether it is of an account's cache, and no request of Swift's."""
     query = env.get("QUERY_STRING", "")
-    # However it is spelt: Swift would take a DELETE for the account's.
+    # However it is spelt: Swift would take it for one of the account.
     if not (PARAMETER in query or "%" in query) or env.get("swift.source"):
         return False
     return PARAMETER in _parameters(query) and _account(env) is not None
