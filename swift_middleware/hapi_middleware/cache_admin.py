@@ -179,11 +179,14 @@ class CacheAdmin:
             drain_and_close(response)
         if response.is_success or response.status_int in allowed:
             return response
-        raise make_error(
-            "service_unavailable",
-            f"the cache of {self._account}: Swift answers {response.status}",
-            retry_after=1,
-        )
+        raise self._failure(response)
+
+    def _failure(self, response: Response) -> HapiError:
+        text = f"the cache of {self._account}: Swift answers {response.status}"
+        if response.status_int == 405:
+            # Its read_only; so it would be again.
+            return make_error("method_not_allowed", text)
+        return make_error("service_unavailable", text, retry_after=1)
 
 
 def _page(given: Mapping[str, str]) -> _Page:

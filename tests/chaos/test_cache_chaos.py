@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,6 +19,7 @@ from hapi_cluster import Cluster
 from hapi_protocol.features import read_features
 from hapi_splitter.package import write_package
 from hapi_splitter.trace import split
+from kept_features import until
 from networks import small_network, small_transform
 from photos import shard
 from plain_traffic import PlainTraffic, Request
@@ -28,7 +28,6 @@ FULL = {"object-server.conf": {"DEFAULT": {"fallocate_reserve": "100%"}}}
 """Swift's own guard: every write is refused as if the disk were full."""
 SOURCE = "/AUTH_test/full/shard.tar"
 SHARD = shard(12)
-SECONDS = 20.0
 
 
 @pytest.fixture
@@ -67,13 +66,6 @@ def stored_model(cluster: Cluster, folder: Path) -> str:
 
 def lines(cluster: Cluster, text: str) -> int:
     return cluster.log("proxy").read_text().count(text)
-
-
-def until(is_so: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not is_so():
-        assert time.monotonic() < deadline, "it never came to be so"
-        time.sleep(0.05)
 
 
 def kept_features(model: str) -> dict[str, str]:

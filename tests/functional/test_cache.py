@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -28,6 +26,7 @@ from hapi_protocol.errors import ClientError
 from hapi_protocol.features import FeatureBatch, read_features
 from hapi_splitter.package import write_package
 from hapi_splitter.trace import split
+from kept_features import until
 from networks import small_network, small_transform
 from photos import shard, with_corrupt_member
 
@@ -35,7 +34,6 @@ OWNER = "AUTH_test"
 DATA = f"/{OWNER}/kept"
 MODELS = "kept-models"
 NUM_SAMPLES = 12
-SECONDS = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -90,14 +88,6 @@ def cache(
 
 def purge(owner: Caller) -> None:
     cache(owner, "DELETE")
-
-
-def until(is_so: Callable[[], object]) -> None:
-    """What is kept is stored behind the answer's end."""
-    deadline = time.monotonic() + SECONDS
-    while not is_so():
-        assert time.monotonic() < deadline, "it never came to be so"
-        time.sleep(0.05)
 
 
 def kept(owner: Caller) -> list[str]:
