@@ -1,0 +1,182 @@
+"""What Swift's own daemons make of objects and of kept features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from typing import Any
+
+import pytest
+
+from beside import ASKED, OPEN, put_model, swift_beside
+from caller import Caller
+from hapi_client import Connection, Credentials
+from hapi_cluster import Cluster
+from hapi_middleware.cache_entries import CONTAINER
+from hapi_splitter.trace import split
+from kept_features import (
+    KEEP,
+    READ,
+    files_of_entries,
+    keep,
+    sources,
+    state,
+    until,
+)
+from local_rows import received_rows
+from networks import small_network, small_transform
+from photos import jpegs, shard
+from swift_daemons import order_shards, run_once
+
+OWNER = "AUTH_test"
+MANY = f"/{OWNER}/many"
+SHARDS = [f"{number}.tar" for number in range(6)]
+IMAGES = [f"{number}.jpg" for number in range(3)]
+ROWS = 2
+"""Of each shard of a container."""
+
+Login = Callable[..., Caller]
+
+
+@pytest.fixture
+def login() -> Iterator[Login]:
+    with ExitStack() as stack:
+
+        def log_in(cluster: Cluster, user: str = "test:tester") -> Caller:
+            return stack.enter_context(closing(Caller(cluster, user)))
+
+        yield log_in
+
+
+def _frozen() -> Any:
+    return split(small_network(), "body", transform=small_transform()).frozen
+
+
+# --- the expirer ----------------------------------------------------------
+
+
+def test_entry_that_expired_is_a_miss_and_goes_with_the_expirer(
+    cluster: Cluster, login: Login
+) -> None:
+    options = {**OPEN, "cache_ttl_seconds": "1"}
+    with swift_beside(cluster, filter_options=options) as forgetful:
+        owner = login(forgetful)
+        put_model(owner, _frozen())
+        path = f"/{OWNER}/old/a.tar"
+        owner.put(f"/{OWNER}/old")
+        owner.put(path, shard(2))
+        keep(owner, OWNER, path)
+
+        until(lambda: state(owner.get(path, READ)) == "miss")
+        assert sources(owner, OWNER) == ["old/a.tar"]
+        # By it the expirer's queue comes to be listed.
+        run_once(forgetful, "container-updater")
+        run_once(forgetful, "object-expirer")
+        assert sources(owner, OWNER) == []
+        assert files_of_entries(forgetful) == set()
+        keep(owner, OWNER, path)
+
+
+# --- the reaper, and the sharder ------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def beside(cluster: Cluster) -> Iterator[Cluster]:
+    with swift_beside(cluster) as running:
+        with closing(Caller(running)) as owner:
+            put_model(owner, _frozen())
+        yield running
+
+
+def test_account_that_is_deleted_takes_its_entries_with_it(
+    beside: Cluster, login: Login
+) -> None:
+    account = "AUTH_test2"
+    owner, admin = login(beside, "test2:tester2"), login(beside, "admin:admin")
+    others = files_of_entries(beside)
+    owner.put(f"/{account}/c")
+    owner.put(f"/{account}/c/a.tar", shard(2))
+    keep(owner, account, f"/{account}/c/a.tar")
+    assert len(files_of_entries(beside) - others) == 1
+
+    admin.request("DELETE", f"/{account}").raise_for_status()
+    run_once(beside, "account-reaper")
+    assert files_of_entries(beside) == others
+    assert owner.get(f"/{account}/c/a.tar", KEEP).status_code == 404
+
+
+@pytest.fixture(scope="module")
+def sharded(beside: Cluster) -> Cluster:
+    """MANY, and what is kept of it, are spread over shards."""
+    with closing(Caller(beside)) as owner:
+        owner.put(MANY)
+        for number, name in enumerate(SHARDS):
+            owner.put(f"{MANY}/{name}", shard(2, seed=number))
+            keep(owner, OWNER, f"{MANY}/{name}")
+        images = jpegs(len(IMAGES), size=90, seed=4)
+        for name, (data, _) in zip(IMAGES, images, strict=True):
+            owner.put(f"{MANY}/{name}", data)
+    for container in ("many", CONTAINER):
+        order_shards(beside, OWNER, container, ROWS)
+    log = run_once(beside, "container-sharder", {"cleave_batch_size": "9"})
+    assert log.count("DB set to sharded state") == 2
+    return beside
+
+
+def test_objects_of_a_container_in_shards_are_computed(
+    sharded: Cluster, login: Login
+) -> None:
+    owner = login(sharded)
+    answer = owner.get(f"{MANY}/{SHARDS[0]}", ASKED)
+    assert len(received_rows(answer.content).facts) == 2
+    names = "\n".join(IMAGES).encode()
+    answer = owner.request("POST", f"{MANY}?hapi", dict(ASKED), names)
+    keys = [key for _, key, _ in received_rows(answer.content).facts]
+    assert keys == IMAGES
+
+
+def test_container_in_shards_is_listed(
+    sharded: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hapi_client.connection.LIST_LIMIT", ROWS)
+    user = Credentials.v1(sharded.auth_url, sharded.user, sharded.key)
+    with Connection(user) as connection:
+        listed = [each.name for each in connection.list("many")]
+        tars = [each.name for each in connection.list("many", "5.")]
+    assert listed == sorted(SHARDS + IMAGES)
+    assert tars == ["5.tar"]
+
+
+def test_entries_in_shards_are_found_listed_and_purged(
+    sharded: Cluster, login: Login
+) -> None:
+    owner = login(sharded)
+    for name in SHARDS:
+        assert state(owner.get(f"{MANY}/{name}", READ)) == "hit"
+    # By a listing the proxy learns of the shards; what is stored before is
+    # listed when the object updater has come by.
+    assert len(sources(owner, OWNER)) == len(SHARDS)
+    owner.put(f"{MANY}/31.tar", shard(2, seed=31))
+    keep(owner, OWNER, f"{MANY}/31.tar")
+    present = sorted(f"many/{name}" for name in [*SHARDS, "31.tar"])
+
+    assert sources(owner, OWNER) == present
+    assert paged(owner) == present
+    path = f"/{OWNER}?hapi-cache"
+    gone = owner.request("DELETE", f"{path}&source=many/31.tar").json()
+    assert gone == {"deleted": 1, "marker": None}
+    gone = owner.request("DELETE", path).json()
+    assert gone == {"deleted": len(SHARDS), "marker": None}
+    assert sources(owner, OWNER) == []
+
+
+def paged(owner: Caller) -> list[str]:
+    """All sources; the pages do not end where shards do."""
+    found: list[str] = []
+    marker: str | None = ""
+    while marker is not None:
+        query = f"hapi-cache&limit={ROWS + 1}&marker={marker}"
+        page = owner.get(f"/{OWNER}?{query}").json()
+        found += [each["source"] for each in page["listed"]]
+        marker = page["marker"]
+    return found
