@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import math
+import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from hapi_client.connection import Connection
+from hapi_client.data_set import TRAIN, Data, DataSet, load_splits
 from hapi_client.decode import DecodePool
+from hapi_client.epochs import EpochOptions, EpochReading, Epochs
 from hapi_client.estimates import Estimates
 from hapi_client.fetch import Fetcher, FetchOptions
 from hapi_client.frozen import AUTO, FrozenRegion, checked_encodings
 from hapi_client.horizon import Horizon
-from hapi_client.index import load_index
-from hapi_client.labels import Labels, span_labels
+from hapi_client.labels import Labels
 from hapi_client.loader import FeatureLoader, LoaderPlan, check_on_error
-from hapi_client.location import Location, parse_location
 from hapi_client.meter import STREAMED, Meter
 from hapi_client.mixed import MixedSource, Sources
 from hapi_client.mixing import Mixer
-from hapi_client.order import index_order, shuffled_order
+from hapi_client.order import Lanes, Reader
 from hapi_client.packages import DEFAULT_MODELS_CONTAINER
 from hapi_client.planning import JobPlanner, PlanningParts
 from hapi_client.probe import (
@@ -32,6 +33,7 @@ from hapi_client.probe import (
     measure,
     read_samples,
 )
+from hapi_client.ranks import Rank, this_rank
 from hapi_client.replan import PlanChange, ReplanOptions
 from hapi_client.sources import SpanSource
 from hapi_client.stats import JobCounters, JobStats
@@ -68,8 +70,10 @@ class TransferJob:
         freeze: what is frozen, as for :func:`hapi_splitter.trace.split`:
             the name of the last frozen module, a list of modules, or a
             function; None for two modules.
-        data: ``swift://container/prefix`` of an indexed data set.
-        batch_size: samples of a batch.
+        data: ``swift://container/prefix`` of an indexed data set,
+            ``swift://container/shard-{000..031}.tar``, or a list of these;
+            or a mapping of splits to them, ``train`` among them.
+        batch_size: samples of a step, of all ranks together.
         transform: an ``ImageTransform``, or torchvision's
             ``weights.transforms()``; None for ImageNet's evaluation
             transform.
@@ -90,6 +94,9 @@ class TransferJob:
         on_error: ``"raise"`` for a sample that cannot be decoded, or
             ``"skip"``, counted in ``stats.skipped``.
         seed: of the order of samples; not negative.
+        lanes: how many ranks and loader workers can share an epoch, also
+            when training goes on with other numbers of them
+            (:class:`hapi_client.order.Lanes`); None for what suits.
         connection: None makes one from the environment.
         device: of the tail and the client's part of the frozen region.
         models_container: where packages are stored.
@@ -116,7 +123,7 @@ class TransferJob:
         model: torch.nn.Module | tuple[torch.nn.Module, torch.nn.Module],
         *,
         freeze: Freeze | None = None,
-        data: str,
+        data: Data,
         batch_size: int = 32,
         transform: Any = None,
         cut: int | str = AUTO,
@@ -126,6 +133,7 @@ class TransferJob:
         labels: Labels = None,
         on_error: str = "raise",
         seed: int = 0,
+        lanes: Lanes | None = None,
         connection: Connection | None = None,
         device: torch.device | str = "cpu",
         models_container: str = DEFAULT_MODELS_CONTAINER,
@@ -141,7 +149,6 @@ class TransferJob:
         self._connection = connection or Connection()
         self._traffic_before = self._connection.traffic.count()
         self._options = options or FetchOptions()
-        self._order_arguments = (batch_size, seed)
         self._counters = JobCounters()
         self._fetchers: weakref.WeakSet[Fetcher] = weakref.WeakSet()
         self._frozen = FrozenRegion(
@@ -155,18 +162,24 @@ class TransferJob:
         self.cut: int | str = (
             AUTO if cut == AUTO else self._frozen.cut_number(cut)
         )
-        location = parse_location(data)
         self._meter = Meter(
             lambda: self._connection.traffic.count().received_bytes
         )
         self._planner: JobPlanner | None = None
-        self._plan = self._make_plan(location, labels, on_error)
+        self._on_error = on_error
+        self._splits = load_splits(self._connection, data, labels)
+        train = self._splits[TRAIN]
+        self._epochs = Epochs(
+            train.sizes,
+            train.digest(),
+            EpochOptions(batch_size, seed, lanes, self._options.buffer_spans),
+        )
         self._pool = DecodePool(
             self._frozen.decode, self._options.decode_threads
         )
         self._sources = Sources(
             self._connection,
-            location.container,
+            train.container,
             self._frozen,
             self._pool,
             self._options,
@@ -177,7 +190,6 @@ class TransferJob:
         try:
             if self.cut == AUTO:
                 self._source = self._plan_source(
-                    location.container,
                     models_container,
                     encodings,
                     Horizon(self.num_samples, epochs),
@@ -193,19 +205,16 @@ class TransferJob:
             self.close()
             raise
 
-    def _make_plan(
-        self, location: Location, labels: Labels, on_error: str
-    ) -> LoaderPlan:
-        index = load_index(self._connection, location)
-        spans = index.spans()
+    def _loader_plan(self, data: DataSet, world_size: int) -> LoaderPlan:
         return LoaderPlan(
-            spans=spans,
-            labels=span_labels(spans, labels, index.class_names),
+            spans=data.spans,
+            labels=data.labels,
             to_freeze_point=self._frozen.finish,
-            on_error=on_error,
+            on_error=self._on_error,
             counters=self._counters,
             meter=self._meter,
             span_came=self._span_came,
+            is_shared=world_size > 1,
         )
 
     def _fixed_source(
@@ -223,17 +232,18 @@ class TransferJob:
 
     def _plan_source(
         self,
-        container: str,
         models_container: str,
         encodings: Sequence[str],
         horizon: Horizon,
         replan: ReplanOptions,
     ) -> SpanSource:
+        train = self._splits[TRAIN]
+
         def read(most_bytes: float) -> ProbeSamples:
             return read_samples(
                 self._connection,
-                container,
-                self._plan.spans,
+                train.container,
+                train.spans,
                 seconds=PROBE_SECONDS,
                 most_bytes=most_bytes,
             )
@@ -306,15 +316,13 @@ class TransferJob:
 
     @property
     def num_samples(self) -> int:
-        """Samples of the data set."""
-        return sum(len(span.rows) for span in self._plan.spans)
+        """Samples of the training data."""
+        return self._splits[TRAIN].num_samples
 
     @property
     def num_classes(self) -> int:
-        """One more than the largest label."""
-        return 1 + max(
-            (int(each.max()) for each in self._plan.labels), default=-1
-        )
+        """One more than the largest label of any split."""
+        return max(each.num_classes for each in self._splits.values())
 
     @property
     def stats(self) -> JobStats:
@@ -328,34 +336,96 @@ class TransferJob:
         )
 
     def loader(
-        self, epoch: int | None = None, *, drop_last: bool = False
+        self,
+        epoch: int | None = None,
+        *,
+        split: str = TRAIN,
+        drop_last: bool = False,
+        shared: bool = True,
     ) -> FeatureLoader:
-        """One pass over the data set.
+        """One pass over a split of the data.
 
         Args:
             epoch: number of the training epoch; with the job's seed it
-                fixes the order.  None for the index's order, without
+                fixes the order.  Where a state was loaded, that epoch goes
+                on with its next step.  None for the index's order, without
                 shuffling, as evaluation wants it.
+            split: of the data.
             drop_last: leave out a shorter last batch.
+            shared: each rank (of torch.distributed, or else of torchrun's
+                ``RANK`` and ``WORLD_SIZE``) gets its part of every batch;
+                else all of it.
+
+        Raises:
+            ClientError: ``bad_configuration`` naming the value and what is
+                allowed.
         """
-        batch_size, seed = self._order_arguments
-        sizes = [len(span.rows) for span in self._plan.spans]
-        if epoch is None:
-            order = index_order(sizes, batch_size, drop_last=drop_last)
-        else:
-            order = shuffled_order(
-                sizes,
-                batch_size,
-                seed=seed,
-                epoch=epoch,
-                buffer_spans=self._options.buffer_spans,
-                drop_last=drop_last,
-            )
+        rank = this_rank(os.environ) if shared else Rank()
+        data = self._split(split, epoch)
+        share = self._share(data, epoch, rank, drop_last)
         if self._planner is not None:
             self._planner.begin()
         return FeatureLoader(
-            self._plan, order, self._open_spans, self._frozen.device
+            self._loader_plan(data, rank.world_size),
+            share.reading,
+            self._open_spans,
+            self._frozen.device,
+            share.delivered,
         )
+
+    def _split(self, name: str, epoch: int | None) -> DataSet:
+        if name not in self._splits:
+            raise ClientError(
+                "bad_configuration",
+                f"there is no split {name!r}; data has "
+                f"{', '.join(map(repr, self._splits))}",
+            )
+        if epoch is not None and name != TRAIN:
+            raise ClientError(
+                "bad_configuration",
+                f"split {name!r} is not shuffled; leave out epoch={epoch}",
+            )
+        return self._splits[name]
+
+    def _share(
+        self, data: DataSet, epoch: int | None, rank: Rank, drop_last: bool
+    ) -> EpochReading:
+        reader = Reader(rank.rank, rank.world_size)
+        if epoch is None:
+            return self._epochs.evaluation(
+                data.sizes, reader, drop_last=drop_last
+            )
+        return self._epochs.training(epoch, reader, drop_last=drop_last)
+
+    @property
+    def epoch(self) -> int:
+        """In which training goes on: that of a loaded state, or 0."""
+        return self._epochs.epoch
+
+    @property
+    def step(self) -> int:
+        """With which training goes on in that epoch."""
+        return self._epochs.step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training stands in its data, fit for JSON.
+
+        To be asked for between two steps: what a training loader has
+        delivered has been trained on.  The same on all ranks.
+        """
+        return self._epochs.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there, also with another number of ranks.
+
+        ``job.loader(job.epoch)`` then begins with the first step that was
+        not delivered, and delivers exactly the samples that are left.
+
+        Raises:
+            ClientError: ``bad_state`` naming what is wrong with it, or does
+                not go with this job.
+        """
+        self._epochs.load_state_dict(state)
 
     def _open_spans(self, spans: Sequence[Span]) -> Fetcher:
         fetcher = Fetcher(self._connection, self._source, spans, self._options)

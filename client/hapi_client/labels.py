@@ -39,6 +39,43 @@ def span_labels(
     ]
 
 
+def renumbered(
+    labels: Sequence[npt.NDArray[np.int64]],
+    names: Sequence[str],
+    wanted: Sequence[str],
+    where: str,
+) -> list[npt.NDArray[np.int64]]:
+    """Labels as another index numbers its classes.
+
+    Args:
+        labels: of each span.
+        names: of their integers; empty where they never had any.
+        wanted: names of the integers that are wanted, likewise.
+        where: the data set that they are of.
+
+    Raises:
+        LabelError: ``missing_label`` for a class that the other does not
+            have, or where only one of the two knows names.
+    """
+    if list(names) == list(wanted):
+        return list(labels)
+    numbers = {name: number for number, name in enumerate(wanted)}
+    missing = sorted(set(names) - set(numbers))
+    if missing or not names:
+        raise LabelError(
+            "missing_label",
+            f"the classes of {where} are not those of the data before it: "
+            + (
+                f"it has {missing[0]!r}"
+                if missing
+                else "its labels are integers without names"
+            )
+            + "; give labels=",
+        )
+    table = np.array([numbers[name] for name in names], np.int64)
+    return [table[each] for each in labels]
+
+
 def _label(
     span: Span, row: IndexRow, labels: Labels, class_names: Sequence[str]
 ) -> int:

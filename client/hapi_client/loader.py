@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from hapi_client.meter import Meter
-from hapi_client.order import Batch, EpochOrder
+from hapi_client.order import Batch, Piece, Reading
 from hapi_client.sources import LoadedSpan
 from hapi_client.stats import JobCounters
 from hapi_protocol.errors import ClientError, HapiError
@@ -46,6 +46,7 @@ class LoaderPlan:
         counters: of the job.
         meter: measures the training loop's part of the time.
         span_came: called after each span, in the training loop's thread.
+        is_shared: whether other ranks take as many steps.
     """
 
     spans: Sequence[Span]
@@ -55,6 +56,7 @@ class LoaderPlan:
     counters: JobCounters
     meter: Meter
     span_came: Callable[[], None] = lambda: None
+    is_shared: bool = False
 
 
 @dataclass
@@ -73,25 +75,36 @@ class FeatureLoader:
     freeze point, ordinary tensors that autograd may save; labels ``[n]``
     int64; both on the job's device.  ``n`` is the batch size but in the
     last batch, and smaller where samples were skipped; a batch that lost
-    all its samples is not delivered.
+    all its samples is not delivered, which is an error where other ranks
+    take that step.
 
     Leaving the loop, by whatever way, or :meth:`close` ends the requests
     under way and the threads.
+
+    Args:
+        plan: of the job.
+        reading: what is delivered.
+        open_spans: loads spans, in that order.
+        device: of what is delivered.
+        delivered: told the number of each step before its batch is given.
     """
 
     def __init__(
         self,
         plan: LoaderPlan,
-        order: EpochOrder,
+        reading: Reading,
         open_spans: Callable[[Sequence[Span]], LoadedSpans],
         device: torch.device,
+        delivered: Callable[[int], None] = lambda step: None,
     ) -> None:
-        self._delivery = _Delivery(plan, order, open_spans, device)
+        self._delivery = _Delivery(
+            plan, reading, open_spans, device, delivered
+        )
         self._batches: Generator[LabelledBatch, None, None] | None = None
 
     def __len__(self) -> int:
-        """Batches of the epoch when no sample is skipped."""
-        return self._delivery.order.num_batches
+        """Batches that there are, or will be, when none loses all samples."""
+        return len(self._delivery.reading.batches)
 
     def __iter__(self) -> Iterator[LabelledBatch]:
         if self._batches is not None:
@@ -118,14 +131,16 @@ class _Delivery:
     def __init__(
         self,
         plan: LoaderPlan,
-        order: EpochOrder,
+        reading: Reading,
         open_spans: Callable[[Sequence[Span]], LoadedSpans],
         device: torch.device,
+        delivered: Callable[[int], None],
     ) -> None:
-        self.order = order
+        self.reading = reading
         self._plan = plan
         self._open_spans = open_spans
         self._device = device
+        self._delivered = delivered
         self._fetcher: LoadedSpans | None = None
         self._thread = 0
 
@@ -139,7 +154,10 @@ class _Delivery:
     def run(self) -> Generator[LabelledBatch, None, None]:
         """All batches; closing it ends what is under way."""
         started = time.monotonic()
-        spans = [self._plan.spans[number] for number in self.order.spans]
+        spans = [
+            self._plan.spans[piece.span].part(piece.first, piece.stop)
+            for piece in self.reading.pieces
+        ]
         fetcher = self._open_spans(spans)
         self._fetcher, self._thread = fetcher, threading.get_ident()
         try:
@@ -154,20 +172,21 @@ class _Delivery:
     ) -> Iterator[LabelledBatch]:
         window: dict[int, _Ready] = {}
         next_position = 0
-        for batch in self.order.batches():
+        for batch in self.reading.batches:
             while next_position <= batch.last_position:
-                number = self.order.spans[next_position]
+                piece = self.reading.pieces[next_position]
                 with self._plan.meter.waiting():
                     span = next(loaded)
-                window[next_position] = self._ready(number, span)
+                window[next_position] = self._ready(piece, span)
                 next_position += 1
                 self._plan.span_came()
-            delivered = self._gather(batch, window)
-            if delivered is not None:
-                with self._plan.meter.training(len(delivered[1])):
-                    yield delivered
+            found = self._gather(batch, window)
+            self._delivered(batch.step)
+            if found is not None:
+                with self._plan.meter.training(len(found[1])):
+                    yield found
 
-    def _ready(self, number: int, loaded: LoadedSpan) -> _Ready:
+    def _ready(self, piece: Piece, loaded: LoadedSpan) -> _Ready:
         self._judge(loaded)
         count = len(loaded.features)
         self._plan.counters.came(loaded.cut, count)
@@ -186,7 +205,7 @@ class _Delivery:
                 row: each.clone()
                 for row, each in zip(good, features, strict=True)
             },
-            self._plan.labels[number],
+            self._plan.labels[piece.span][piece.first : piece.stop],
             num_rows,
         )
 
@@ -201,7 +220,7 @@ class _Delivery:
     def _gather(
         self, batch: Batch, window: dict[int, _Ready]
     ) -> LabelledBatch | None:
-        features = []
+        features: list[torch.Tensor] = []
         labels = []
         for position, row in zip(
             batch.positions.tolist(), batch.rows.tolist(), strict=True
@@ -213,6 +232,8 @@ class _Delivery:
             ready.num_left -= 1
             if not ready.num_left:
                 del window[position]
+        if not features and self._plan.is_shared:
+            raise _lost_step(batch)
         if not features:
             return None
         self._plan.counters.add(samples=len(features))
@@ -233,6 +254,15 @@ def check_on_error(value: str) -> str:
             f"on_error is {value!r}; allowed: {', '.join(ON_ERROR)}",
         )
     return value
+
+
+def _lost_step(batch: Batch) -> HapiError:
+    return ClientError(
+        "bad_sample",
+        f"all {len(batch)} samples of this rank's part of step {batch.step} "
+        "cannot be decoded, and the other ranks would wait for it; repair "
+        "them, or use larger batches",
+    )
 
 
 def _bad_sample(span: Span, row: int, message: str) -> HapiError:

@@ -92,6 +92,7 @@ CODES: Mapping[str, int] = MappingProxyType(
         "not_connected": 0,
         "no_hapi": 0,
         "bad_configuration": 0,
+        "bad_state": 0,
     }
 )
 """HTTP status of each code; 0 for those that never travel."""

@@ -80,6 +80,12 @@ class Span:
         last = self.rows[-1]
         return ByteRange(self.rows[0].offset, last.offset + last.length - 1)
 
+    def part(self, first: int, stop: int) -> Span:
+        """Its rows ``first`` to ``stop - 1``."""
+        if (first, stop) == (0, len(self.rows)):
+            return self
+        return Span(self.shard, self.etag, self.rows[first:stop])
+
 
 @dataclass(frozen=True)
 class DataIndex:

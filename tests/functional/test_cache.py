@@ -430,7 +430,7 @@ def test_second_epoch_needs_no_worker(cluster, connection, owner, tmp_path):
         connection=connection,
     ) as job:
         first = train_tail(job, epochs=1, learning_rate=0.0)
-        spans = len(job._plan.spans)
+        spans = len(job._splits["train"].spans)
         until(lambda: len(kept(owner)) == spans)
         assert job.stats.cached == 0
         before = jobs_done(cluster)

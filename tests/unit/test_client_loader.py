@@ -13,7 +13,7 @@ import torch
 from hapi_client.fetch import Fetcher, FetchOptions
 from hapi_client.loader import FeatureLoader, LoaderPlan
 from hapi_client.meter import Meter
-from hapi_client.order import index_order, shuffled_order
+from hapi_client.order import OrderRules, index_order, shuffled_order
 from hapi_client.sources import LoadedSpan, SpanTask
 from hapi_client.stats import JobCounters
 from hapi_protocol.errors import ClientError, HapiError, TooSlowError
@@ -102,8 +102,10 @@ def make_loader(source, sizes, order=None, on_error="raise", **options):
         counters=counters,
         meter=Meter(lambda: 0),
     )
-    order = order or index_order(sizes, 4)
-    loader = FeatureLoader(plan, order, open_with(source, **options), CPU)
+    order = order or index_order(sizes, OrderRules(4))
+    loader = FeatureLoader(
+        plan, order.reading(), open_with(source, **options), CPU
+    )
     return loader, counters
 
 
@@ -138,7 +140,9 @@ def test_features_and_labels_go_together_in_index_order():
 
 
 def test_a_shuffled_epoch_has_each_sample_once_with_its_label():
-    order = shuffled_order(SIZES, 4, seed=0, epoch=0, buffer_spans=2)
+    order = shuffled_order(
+        SIZES, OrderRules(4, buffer_spans=2), seed=0, epoch=0
+    )
     loader, counters = make_loader(Source(), SIZES, order)
     got = rows_of(loader)
     assert sorted(got) == ALL
@@ -152,7 +156,7 @@ def test_threads_and_memory_do_not_change_the_batches(
     num_threads, ahead_bytes
 ):
     def run(**options):
-        order = shuffled_order(SIZES, 4, seed=5, epoch=1)
+        order = shuffled_order(SIZES, OrderRules(4), seed=5, epoch=1)
         return rows_of(make_loader(Source(), SIZES, order, **options)[0])
 
     assert run(num_threads=num_threads, ahead_bytes=ahead_bytes) == run()
@@ -198,7 +202,7 @@ def test_bad_samples_may_be_skipped_and_are_counted():
 
 
 def test_a_batch_that_lost_all_its_samples_is_left_out():
-    order = index_order([2, 2], 2)
+    order = index_order([2, 2], OrderRules(2))
     loader, _ = make_loader(
         Source({"0/0", "0/1"}), [2, 2], order, on_error="skip"
     )

@@ -1,0 +1,242 @@
+"""The epochs of a job: their order, its readers, and where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hapi_client.order import (
+    DEFAULT_BUFFER_SPANS,
+    Lanes,
+    OrderRules,
+    Reader,
+    Reading,
+    index_order,
+    shuffled_order,
+)
+from hapi_client.state import DataState, bad_state
+from hapi_protocol.errors import ClientError
+
+
+@dataclass(frozen=True)
+class EpochOptions:
+    """What the order of epochs depends on, as a user gives it.
+
+    Attributes:
+        batch_size: samples of a step, of all ranks together.
+        seed: not negative.
+        lanes: None for what suits data set and readers.
+        buffer_spans: width of the shuffle buffer.
+    """
+
+    batch_size: int = 32
+    seed: int = 0
+    lanes: Lanes | None = None
+    buffer_spans: int = DEFAULT_BUFFER_SPANS
+
+
+@dataclass(frozen=True)
+class EpochReading:
+    """A reader's share of an epoch.
+
+    Attributes:
+        reading: what to read, and its batches.
+        delivered: to be told of each step that is delivered.
+    """
+
+    reading: Reading
+    delivered: Callable[[int], None] = lambda step: None
+
+
+class Epochs:
+    """Orders of a data set's epochs, and how far training has come.
+
+    Args:
+        sizes: samples of each span.
+        data: digest of the data set.
+        options: of the order.
+
+    Raises:
+        ClientError: ``bad_configuration`` naming the option.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], data: str, options: EpochOptions
+    ) -> None:
+        self._sizes = sizes
+        self._data = data
+        self._options = options
+        self._lanes: Lanes | None = None
+        self._loaded: DataState | None = None
+        self._state: DataState | None = None
+        _sensible(lambda: self._rules(Reader(), 0, drop_last=False))
+
+    @property
+    def epoch(self) -> int:
+        """In which to go on: that of the state, or the first."""
+        state = self._state or self._loaded
+        return state.epoch if state else 0
+
+    @property
+    def step(self) -> int:
+        """With which to go on in that epoch."""
+        state = self._state or self._loaded
+        return state.step if state else 0
+
+    def training(
+        self, epoch: int, reader: Reader, *, drop_last: bool
+    ) -> EpochReading:
+        """A reader's share of a training epoch, from where it stands.
+
+        Args:
+            epoch: its number.
+            reader: whose ``first_step`` does not count.
+            drop_last: leave out a shorter last batch.
+
+        Raises:
+            ClientError: ``bad_configuration`` naming what cannot be, and
+                what can.
+        """
+        rules = self._rules(reader, epoch, drop_last=drop_last)
+        order = _sensible(
+            lambda: shuffled_order(
+                self._sizes, rules, seed=self._options.seed, epoch=epoch
+            )
+        )
+        first = self._first_step(epoch)
+        state = self._start(rules, epoch, first)
+        if self._loaded and first:
+            _check_same_epoch(self._loaded, state, order.num_steps)
+
+        def delivered(step: int) -> None:
+            # What was loaded has been gone on with; a loader of the same
+            # epoch that is made now begins it anew.
+            self._loaded = None
+            self._state = state.behind(step, order.num_steps)
+
+        return EpochReading(
+            _sensible(
+                lambda: order.reading(replace(reader, first_step=first))
+            ),
+            delivered,
+        )
+
+    def evaluation(
+        self, sizes: Sequence[int], reader: Reader, *, drop_last: bool
+    ) -> EpochReading:
+        """A reader's share of the index's order.
+
+        Args:
+            sizes: samples of each span, of any split.
+            reader: whose share.
+            drop_last: leave out a shorter last batch.
+        """
+        lanes = Lanes(reader.num_ranks, reader.num_workers)
+        rules = OrderRules(
+            self._options.batch_size, lanes, drop_last=drop_last
+        )
+        order = index_order(sizes, rules)
+        return EpochReading(_sensible(lambda: order.reading(reader)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training stands; see :class:`hapi_client.state.DataState`."""
+        state = self._state or self._loaded
+        if state is None:
+            rules = self._rules(Reader(), 0, drop_last=False)
+            state = self._start(rules, 0, 0)
+        return state.to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there: the epoch's loader begins with that step.
+
+        Raises:
+            ClientError: ``bad_state`` naming what is wrong with it, or does
+                not go with this job.
+        """
+        given = DataState.from_dict(state)
+        mine = {
+            "data": self._data,
+            "seed": self._options.seed,
+            "batch_size": self._options.batch_size,
+        }
+        lanes = self._options.lanes
+        if lanes is not None:
+            mine |= {"parts": lanes.parts, "turns": lanes.turns}
+        for name, value in mine.items():
+            if getattr(given, name) != value:
+                raise bad_state(_difference(name, given, value))
+        self._options = replace(self._options, buffer_spans=given.buffer_spans)
+        self._lanes = Lanes(given.parts, given.turns)
+        self._loaded, self._state = given, None
+
+    def _first_step(self, epoch: int) -> int:
+        loaded = self._loaded
+        return loaded.step if loaded and loaded.epoch == epoch else 0
+
+    def _rules(
+        self, reader: Reader, epoch: int, *, drop_last: bool
+    ) -> OrderRules:
+        options = self._options
+        lanes = (
+            options.lanes
+            or self._lanes_of_state(reader, epoch)
+            or Lanes.suited(
+                len(self._sizes), reader.num_ranks, reader.num_workers
+            )
+        )
+        return OrderRules(
+            options.batch_size, lanes, options.buffer_spans, drop_last
+        )
+
+    def _lanes_of_state(self, reader: Reader, epoch: int) -> Lanes | None:
+        """Those of the run that is gone on with, while they can be kept."""
+        lanes = self._lanes
+        if lanes is None or self._first_step(epoch):
+            return lanes
+        fits = not (
+            lanes.parts % reader.num_ranks or lanes.turns % reader.num_workers
+        )
+        return lanes if fits else None
+
+    def _start(self, rules: OrderRules, epoch: int, step: int) -> DataState:
+        return DataState(
+            data=self._data,
+            seed=self._options.seed,
+            batch_size=rules.batch_size,
+            parts=rules.lanes.parts,
+            turns=rules.lanes.turns,
+            buffer_spans=rules.buffer_spans,
+            drop_last=rules.drop_last,
+            epoch=epoch,
+            step=step,
+        )
+
+
+def _check_same_epoch(
+    loaded: DataState, state: DataState, num_steps: int
+) -> None:
+    if loaded.drop_last != state.drop_last:
+        raise bad_state(
+            f"it was made with drop_last={loaded.drop_last}, and this "
+            f"loader has drop_last={state.drop_last}"
+        )
+    if loaded.step >= num_steps:
+        raise bad_state(
+            f"its step is {loaded.step}, of an epoch of {num_steps}"
+        )
+
+
+def _difference(name: str, given: DataState, mine: Any) -> str:
+    if name == "data":
+        return (
+            "it is of another data set, or of shards that have changed since"
+        )
+    return f"its {name} is {getattr(given, name)!r}, and this job's {mine!r}"
+
+
+def _sensible(make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except ValueError as error:
+        raise ClientError("bad_configuration", str(error)) from error
