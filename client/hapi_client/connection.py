@@ -55,6 +55,10 @@ class Connection:
         credentials: None reads the environment, as ``swift`` does.
         options: bounds of every wait.
 
+    Attributes:
+        credentials: as given, or found.
+        options: likewise.
+
     Raises:
         HapiError: from every method; with status, code, object name and
             ``X-Trans-Id`` where Swift gave them.
@@ -65,10 +69,11 @@ class Connection:
         credentials: Credentials | None = None,
         options: ConnectionOptions | None = None,
     ) -> None:
-        self._requester = Requester(
-            credentials or Credentials.from_environment(os.environ),
-            options or ConnectionOptions(),
+        self.credentials = credentials or Credentials.from_environment(
+            os.environ
         )
+        self.options = options or ConnectionOptions()
+        self._requester = Requester(self.credentials, self.options)
 
     @property
     def traffic(self) -> Traffic:

@@ -28,12 +28,14 @@ class EpochOptions:
         seed: not negative.
         lanes: None for what suits data set and readers.
         buffer_spans: width of the shuffle buffer.
+        num_workers: of a loader, to share the batches of a rank.
     """
 
     batch_size: int = 32
     seed: int = 0
     lanes: Lanes | None = None
     buffer_spans: int = DEFAULT_BUFFER_SPANS
+    num_workers: int = 1
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,13 @@ class Epochs:
         self._state: DataState | None = None
         _sensible(lambda: self._rules(Reader(), 0, drop_last=False))
 
+    def for_workers(self, num_workers: int) -> Epochs:
+        """The same for a loader of some workers, from where these stand."""
+        options = replace(self._options, num_workers=num_workers)
+        made = Epochs(self._sizes, self._data, options)
+        made._lanes, made._loaded = self._lanes, self._state or self._loaded
+        return made
+
     @property
     def epoch(self) -> int:
         """In which to go on: that of the state, or the first."""
@@ -104,7 +113,7 @@ class Epochs:
                 self._sizes, rules, seed=self._options.seed, epoch=epoch
             )
         )
-        first = self._first_step(epoch)
+        first = self.first_step(epoch)
         state = self._start(rules, epoch, first)
         if self._loaded and first:
             _check_same_epoch(self._loaded, state, order.num_steps)
@@ -147,6 +156,17 @@ class Epochs:
             state = self._start(rules, 0, 0)
         return state.to_dict()
 
+    def state_at(
+        self, epoch: int, step: int, reader: Reader, *, drop_last: bool
+    ) -> dict[str, Any]:
+        """The state when the steps below ``step`` of an epoch were taken."""
+        rules = self._rules(reader, epoch, drop_last=drop_last)
+        num_steps = len(rules.step_ends(sum(self._sizes)))
+        state = self._start(rules, epoch, 0)
+        if step:
+            state = state.behind(step - 1, num_steps)
+        return state.to_dict()
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from there: the epoch's loader begins with that step.
 
@@ -170,7 +190,8 @@ class Epochs:
         self._lanes = Lanes(given.parts, given.turns)
         self._loaded, self._state = given, None
 
-    def _first_step(self, epoch: int) -> int:
+    def first_step(self, epoch: int) -> int:
+        """With which an epoch's next loader begins."""
         loaded = self._loaded
         return loaded.step if loaded and loaded.epoch == epoch else 0
 
@@ -182,7 +203,7 @@ class Epochs:
             options.lanes
             or self._lanes_of_state(reader, epoch)
             or Lanes.suited(
-                len(self._sizes), reader.num_ranks, reader.num_workers
+                len(self._sizes), reader.num_ranks, options.num_workers
             )
         )
         return OrderRules(
@@ -192,10 +213,11 @@ class Epochs:
     def _lanes_of_state(self, reader: Reader, epoch: int) -> Lanes | None:
         """Those of the run that is gone on with, while they can be kept."""
         lanes = self._lanes
-        if lanes is None or self._first_step(epoch):
+        if lanes is None or self.first_step(epoch):
             return lanes
         fits = not (
-            lanes.parts % reader.num_ranks or lanes.turns % reader.num_workers
+            lanes.parts % reader.num_ranks
+            or lanes.turns % self._options.num_workers
         )
         return lanes if fits else None
 

@@ -10,15 +10,15 @@ from typing import Any, BinaryIO
 import torch
 
 from hapi_client.connection import Connection
+from hapi_client.local_region import LocalRegion
 from hapi_client.packages import package_name, upload_package
 from hapi_protocol.encodings import Encoding, allowed_encodings
 from hapi_protocol.errors import AnnotationError, ClientError
 from hapi_protocol.headers import ModelPath
 from hapi_splitter.choice import Freeze
-from hapi_splitter.numerics import exact_numerics
 from hapi_splitter.package import write_package
 from hapi_splitter.trace import split
-from hapi_splitter.transforms import ImageTransform, decode_image
+from hapi_splitter.transforms import ImageTransform
 
 AUTO = "auto"
 FREEZE = "freeze"
@@ -26,16 +26,8 @@ STREAM = "stream"
 IMAGENET_TRANSFORM = ImageTransform(resize_size=256, crop_size=224)
 """torchvision's usual evaluation transform, the default."""
 
-FORWARD_SAMPLES_CPU = 8
-"""Samples of one forward on the CPU.  Larger batches compute no faster and
-lose time: activations over 32 MB are mapped anew each time by the C library,
-and their page faults cost ResNet-18 a quarter of its seconds at 64."""
 
-FORWARD_SAMPLES_DEVICE = 64
-"""Samples of one forward on an accelerator."""
-
-
-class FrozenRegion:
+class FrozenRegion(LocalRegion):
     """A split model: what runs here after each cut, and the tail.
 
     Args:
@@ -49,10 +41,6 @@ class FrozenRegion:
     Attributes:
         tail: the trainable rest.
         freeze: what is frozen, in words.
-        local: the region as it runs fastest on the device, with weights
-            of its own there.
-        forward_samples: of one forward here.
-        num_cuts: cut ``num_cuts`` is the whole region.
 
     Raises:
         FreezeError: naming the value and valid names.
@@ -66,37 +54,11 @@ class FrozenRegion:
         device: torch.device,
         forward_samples: int | None = None,
     ) -> None:
-        self._transform = _image_transform(transform)
-        parts = split(model, freeze, transform=self._transform)
+        parts = split(model, freeze, transform=_image_transform(transform))
         # The package is written from the CPU, before anything moves.
-        self._graph = parts.frozen
-        self.local = parts.frozen.to(device, fast=True)
+        super().__init__(parts.frozen, device, forward_samples)
         self.tail: torch.nn.Module = parts.tail.to(device)
         self.freeze = parts.freeze
-        self.device = device
-        on_cpu = device.type == "cpu"
-        self.forward_samples = forward_samples or (
-            FORWARD_SAMPLES_CPU if on_cpu else FORWARD_SAMPLES_DEVICE
-        )
-        self._suffixes: dict[int, torch.nn.Module] = {}
-
-    @property
-    def num_cuts(self) -> int:
-        return self._graph.num_cuts
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Of one transformed image."""
-        return tuple(self._graph.input_shape)
-
-    def decode(self, image: bytes) -> torch.Tensor:
-        """A transformed image, ``[C, H, W]`` float32 on the CPU.
-
-        Raises:
-            SampleError: when it cannot be decoded, the same text on
-                every tier.
-        """
-        return self._transform(decode_image(image))
 
     def cut_number(self, cut: int | str) -> int:
         """What a user's ``cut`` means, but for :data:`AUTO`.
@@ -116,28 +78,6 @@ class FrozenRegion:
             f"{self.num_cuts}, 'freeze' is the last of them, 0 or 'stream' "
             "pushes nothing down, and 'auto' plans",
         )
-
-    def finish(self, cut: int, features: torch.Tensor) -> torch.Tensor:
-        """From features at ``cut`` to features at the freeze point.
-
-        Args:
-            cut: 0 for transformed images.
-            features: ``[n, *shape at cut]`` float32 on the CPU.
-
-        Returns:
-            ``[n, *shape at the freeze point]`` float32 on the device, in
-            one piece: a tail may view them in another shape.
-        """
-        if cut not in self._suffixes:
-            self._suffixes[cut] = self.local.suffix(cut)
-        suffix = self._suffixes[cut]
-        with exact_numerics(self.device):
-            pieces = [
-                suffix(piece.to(self.device))
-                for piece in torch.split(features, self.forward_samples)
-            ]
-        found = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        return found.contiguous()
 
     def store(
         self,
@@ -166,10 +106,6 @@ class FrozenRegion:
     def parameter_bytes(self) -> int:
         """Of the region's weights, nearly all of the package."""
         return self._graph.parameter_bytes
-
-    def cut_shape(self, cut: int) -> tuple[int, ...]:
-        """Of one sample's features at a cut, from 1 on."""
-        return tuple(self._graph.cuts[cut - 1].shape)
 
 
 def _image_transform(transform: Any) -> ImageTransform:

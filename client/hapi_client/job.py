@@ -13,6 +13,7 @@ import torch
 
 from hapi_client.connection import Connection
 from hapi_client.data_set import TRAIN, Data, DataSet, load_splits
+from hapi_client.dataset import FeatureDataset, ReadingParts, SampleDataset
 from hapi_client.decode import DecodePool
 from hapi_client.epochs import EpochOptions, EpochReading, Epochs
 from hapi_client.estimates import Estimates
@@ -166,7 +167,9 @@ class TransferJob:
             lambda: self._connection.traffic.count().received_bytes
         )
         self._planner: JobPlanner | None = None
+        self._mixer = Mixer({STREAMED: 1.0})
         self._on_error = on_error
+        self._cache = cache
         self._splits = load_splits(self._connection, data, labels)
         train = self._splits[TRAIN]
         self._epochs = Epochs(
@@ -228,7 +231,8 @@ class TransferJob:
             )
             self._counters.add(package_bytes=sent_bytes)
             self._sources.model = model
-        return MixedSource(Mixer({way: 1.0}), self._sources, self._meter)
+        self._mixer = Mixer({way: 1.0})
+        return MixedSource(self._mixer, self._sources, self._meter)
 
     def _plan_source(
         self,
@@ -253,7 +257,6 @@ class TransferJob:
             with self._pool.paused(PAUSE_SECONDS):
                 return measure(self._frozen, probe, encodings)
 
-        mixer = Mixer({STREAMED: 1.0})
         self._planner = JobPlanner(
             PlanningParts(
                 connection=self._connection,
@@ -271,10 +274,10 @@ class TransferJob:
                 train_on_cpu=self._frozen.device.type == "cpu",
                 stream_width=self._options.num_threads,
             ),
-            mixer,
+            self._mixer,
             self._meter,
         )
-        return MixedSource(mixer, self._sources, self._meter)
+        return MixedSource(self._mixer, self._sources, self._meter)
 
     def _package_stored(self, model: ModelPath, sent_bytes: int) -> None:
         self._counters.add(package_bytes=sent_bytes)
@@ -371,6 +374,43 @@ class TransferJob:
             self._open_spans,
             self._frozen.device,
             share.delivered,
+        )
+
+    def dataset(
+        self, *, num_workers: int = 0, drop_last: bool = False
+    ) -> FeatureDataset:
+        """Training epochs for torch's ``DataLoader(…, batch_size=None)``.
+
+        Spans go the ways of the present plan (:attr:`plan`), for as long as
+        the data set lasts: what workers measure, the job does not know of.
+        Features are computed on the CPU.
+
+        Args:
+            num_workers: of the ``DataLoader``.
+            drop_last: leave out a shorter last batch.
+        """
+        return FeatureDataset(
+            self._reading_parts(self._splits[TRAIN]),
+            self._epochs.for_workers(max(1, num_workers)),
+            this_rank(os.environ),
+            drop_last=drop_last,
+        )
+
+    def samples(self, split: str = TRAIN) -> SampleDataset:
+        """Single samples by number, for torch's samplers."""
+        return SampleDataset(self._reading_parts(self._split(split, None)))
+
+    def _reading_parts(self, data: DataSet) -> ReadingParts:
+        return ReadingParts(
+            credentials=self._connection.credentials,
+            connection_options=self._connection.options,
+            data=data,
+            region=self._frozen.on_cpu(),
+            mix=self._mixer.weights,
+            model=self._sources.model,
+            cache=self._cache,
+            on_error=self._on_error,
+            options=self._options,
         )
 
     def _split(self, name: str, epoch: int | None) -> DataSet:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from hapi_client.connection import Connection
 from hapi_client.decode import DecodePool
 from hapi_client.fetch import FetchOptions
-from hapi_client.frozen import FrozenRegion
+from hapi_client.local_region import LocalRegion
 from hapi_client.meter import STREAMED, Meter, Way
 from hapi_client.mixing import Mixer, too_late
 from hapi_client.pushed import PushedSource, PushPlan
@@ -50,7 +50,7 @@ class Sources:
         self,
         connection: Connection,
         container: str,
-        region: FrozenRegion,
+        region: LocalRegion,
         pool: DecodePool,
         options: FetchOptions,
         counters: JobCounters,

@@ -308,6 +308,27 @@ def shuffled_order(
     return _order(span_sizes, rules, random)
 
 
+def reading_of(samples: Sequence[tuple[int, int]]) -> Reading:
+    """One batch of some samples, in as few pieces as they allow.
+
+    Args:
+        samples: span and row of each, in the order of delivery; any may
+            come twice.
+    """
+    pieces: list[Piece] = []
+    place: dict[tuple[int, int], tuple[int, int]] = {}
+    for span, row in sorted(set(samples)):
+        last = pieces[-1] if pieces else None
+        if last is None or (last.span, last.stop) != (span, row):
+            pieces.append(Piece(span, row, row + 1))
+        else:
+            pieces[-1] = Piece(span, last.first, row + 1)
+        place[span, row] = len(pieces) - 1, row - pieces[-1].first
+    found = np.array([place[each] for each in samples], np.int64)
+    positions, rows = found.reshape(-1, 2).T
+    return Reading(tuple(pieces), (Batch(0, positions, rows),))
+
+
 def _order(
     span_sizes: Sequence[int],
     rules: OrderRules,

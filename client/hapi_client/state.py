@@ -67,8 +67,9 @@ class DataState:
         values: dict[str, Any] = {}
         for field in fields(cls):
             kind = {"str": str, "int": int, "bool": bool}[str(field.type)]
-            value = state.get(field.name)
-            if type(value) is not kind or (kind is int and int(value) < 0):
+            value: Any = state.get(field.name)
+            is_negative = isinstance(value, int) and value < 0
+            if type(value) is not kind or is_negative:
                 raise bad_state(f"its {field.name} is {value!r}")
             values[field.name] = value
         return cls(**values)

@@ -29,6 +29,7 @@ travels with, the object it is about and the transaction id of the request.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -101,12 +102,17 @@ MAX_BODY_BYTES = 64 * 1024
 """A longer error body is not one of ours and is not parsed."""
 
 
+_CODE_IS = "code "
+
+
 class HapiError(Exception):
     """Base of all errors that a user or an operator can meet.
 
     Args:
         code: a key of :data:`CODES`.
         message: one sentence naming the thing, its value and the remedy.
+            Without it, ``code`` is a whole traceback that ends with such an
+            error: so torch raises errors of loader workers again.
         object_name: path of the Swift object it is about, if any.
         trans_id: ``X-Trans-Id`` of the request, if there was one.
         retry_after: seconds after which a repetition may succeed.
@@ -120,7 +126,7 @@ class HapiError(Exception):
     def __init__(
         self,
         code: str,
-        message: str,
+        message: str | None = None,
         *,
         object_name: str | None = None,
         trans_id: str | None = None,
@@ -128,6 +134,8 @@ class HapiError(Exception):
         details: Mapping[str, Any] | None = None,
         status: int | None = None,
     ) -> None:
+        if message is None:
+            code, message = _code_in(code), code
         super().__init__(message)
         self.code = code
         self.message = message
@@ -153,7 +161,7 @@ class HapiError(Exception):
         }
 
     def __str__(self) -> str:
-        facts = [f"code {self.code}"]
+        facts = [f"{_CODE_IS}{self.code}"]
         if self.object_name:
             facts.append(f"object {self.object_name}")
         if self.trans_id:
@@ -171,6 +179,12 @@ class HapiError(Exception):
         if self.object_name:
             body["object"] = self.object_name
         return json.dumps(body).encode() + b"\n"
+
+
+def _code_in(traceback: str) -> str:
+    *_, told = traceback.rpartition(f"({_CODE_IS}")
+    found = re.match(r"\w+", told)
+    return found[0] if found and found[0] in CODES else "internal"
 
 
 def _rebuild(kind: type[HapiError], state: dict[str, Any]) -> HapiError:

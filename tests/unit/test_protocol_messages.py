@@ -12,6 +12,7 @@ from hapi_protocol import errors
 from hapi_protocol.errors import (
     CODES,
     AnnotationError,
+    ClientError,
     HapiError,
     error_from_body,
     make_error,
@@ -236,3 +237,22 @@ def test_every_public_error_class_is_one_of_the_tree():
     assert all(issubclass(value, HapiError) for value in classes)
     for value in classes:
         assert value.__name__ in (errors.__doc__ or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (
+            str(ClientError("bad_state", "x", object_name="c/o")),
+            "bad_state",
+        ),
+        ("Traceback …\nTypeError: 'int'", "internal"),
+        ("hapi_protocol.errors.ClientError: x (code nobodys)\n", "internal"),
+        ("", "internal"),
+    ],
+)
+def test_error_of_a_loader_worker_keeps_its_kind_and_code(text, code):
+    """As torch raises it again: with a traceback as the only argument."""
+    error = ClientError(f"Caught ClientError in worker 0.\n{text}\n")
+    assert error.code == code
+    assert text in str(error)

@@ -1,0 +1,305 @@
+"""Data sets for torch's own ``DataLoader``, in any process.
+
+They hold plain facts: connections, threads and weights are made in the process
+that iterates, when it does, and end with the iteration.  So they can be
+pickled, and forked, whatever the job is doing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from hapi_client.connection import Connection
+from hapi_client.credentials import Credentials
+from hapi_client.data_set import DataSet
+from hapi_client.decode import DecodePool
+from hapi_client.epochs import EpochReading, Epochs
+from hapi_client.fetch import Fetcher, FetchOptions
+from hapi_client.loader import FeatureLoader, LabelledBatch, LoaderPlan
+from hapi_client.local_region import LocalRegion
+from hapi_client.meter import Meter, Way
+from hapi_client.mixed import MixedSource, Sources
+from hapi_client.mixing import Mixer
+from hapi_client.order import Reader, reading_of
+from hapi_client.ranks import Rank
+from hapi_client.requester import ConnectionOptions
+from hapi_client.stats import JobCounters
+from hapi_protocol.headers import ModelPath
+from hapi_protocol.index import Span
+from hapi_splitter.host import allowed_cores
+
+
+@dataclass(frozen=True)
+class ReadingParts:
+    """What a process needs to read features by itself.
+
+    Attributes:
+        credentials: of the account.
+        connection_options: bounds of its waits.
+        data: what there is to read.
+        region: what is computed here, on the CPU.
+        mix: weights of the ways that spans go.
+        model: the package; None where nothing is pushed.
+        cache: as :attr:`hapi_client.pushed.PushPlan.cache`.
+        on_error: as :attr:`hapi_client.loader.LoaderPlan.on_error`.
+        options: how to fetch.
+    """
+
+    credentials: Credentials
+    connection_options: ConnectionOptions
+    data: DataSet
+    region: LocalRegion
+    mix: Mapping[Way, float]
+    model: ModelPath | None
+    cache: str
+    on_error: str
+    options: FetchOptions
+
+
+class OpenParts:
+    """What reading needs, while it lasts: connection, threads, sources.
+
+    Args:
+        parts: what they are made of.
+    """
+
+    def __init__(self, parts: ReadingParts) -> None:
+        self._parts = parts
+        self._connection = Connection(
+            parts.credentials, parts.connection_options
+        )
+        self._pool = DecodePool(
+            parts.region.decode, parts.options.decode_threads or _threads()
+        )
+        self._meter = Meter(
+            lambda: self._connection.traffic.count().received_bytes
+        )
+        self._counters = JobCounters()
+        sources = Sources(
+            self._connection,
+            parts.data.container,
+            parts.region,
+            self._pool,
+            parts.options,
+            self._counters,
+            self._meter,
+            parts.cache,
+        )
+        sources.model = parts.model
+        self._source = MixedSource(Mixer(parts.mix), sources, self._meter)
+
+    def loader(
+        self, share: EpochReading, *, is_shared: bool, on_error: str
+    ) -> FeatureLoader:
+        parts = self._parts
+        plan = LoaderPlan(
+            spans=parts.data.spans,
+            labels=parts.data.labels,
+            to_freeze_point=parts.region.finish,
+            on_error=on_error,
+            counters=self._counters,
+            meter=self._meter,
+            is_shared=is_shared,
+        )
+        return FeatureLoader(
+            plan,
+            share.reading,
+            self._fetcher,
+            parts.region.device,
+            share.delivered,
+        )
+
+    def _fetcher(self, spans: Sequence[Span]) -> Fetcher:
+        return Fetcher(
+            self._connection, self._source, spans, self._parts.options
+        )
+
+    def close(self) -> None:
+        self._pool.close()
+        self._connection.close()
+
+
+def _threads() -> int:
+    """For decoding: this process's part of the cores."""
+    info = get_worker_info()
+    return max(1, int(allowed_cores()) // (info.num_workers if info else 1))
+
+
+class FeatureDataset(IterableDataset[LabelledBatch]):
+    """Batches of a training epoch, for ``DataLoader(…, batch_size=None)``.
+
+    Sharded by rank and by loader worker.  Yields ``(features, labels)`` on
+    the CPU, as :class:`hapi_client.loader.FeatureLoader` does; batches come
+    in the same order, of the same samples, with any number of workers.
+    Spans go the ways of the plan at the time when the data set was made.
+
+    Args:
+        parts: what a process needs.
+        epochs: their order.
+        rank: of this trainer.
+        drop_last: leave out a shorter last batch.
+    """
+
+    def __init__(
+        self,
+        parts: ReadingParts,
+        epochs: Epochs,
+        rank: Rank,
+        *,
+        drop_last: bool = False,
+    ) -> None:
+        self._parts = parts
+        self._epochs = epochs
+        self._rank = rank
+        self._drop_last = drop_last
+        # In memory that workers share: those that persist see it change.
+        self._epoch = _shared(epochs.epoch)
+
+    @property
+    def epoch(self) -> int:
+        """Which one is delivered next."""
+        return int(self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """To be called before each epoch, as of torch's distributed sampler;
+        without it, each epoch has the same order."""
+        self._epoch[0] = epoch
+
+    @property
+    def first_step(self) -> int:
+        """With which step the epoch begins: not 0 after a resume."""
+        return self._epochs.first_step(self.epoch)
+
+    def state_dict(self, step: int) -> dict[str, Any]:
+        """Where training stands, when the steps below ``step`` were taken.
+
+        Workers fetch ahead, so that only the loop knows::
+
+            for step, batch in enumerate(loader, dataset.first_step):
+                …
+                state = dataset.state_dict(step + 1)
+        """
+        return self._epochs.state_at(
+            self.epoch, step, self._reader(), drop_last=self._drop_last
+        )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there, also with other numbers of ranks and workers.
+
+        To be called before a ``DataLoader`` is made.
+
+        Raises:
+            ClientError: ``bad_state``.
+        """
+        self._epochs.load_state_dict(state)
+        self.set_epoch(self._epochs.epoch)
+
+    def __len__(self) -> int:
+        """Batches that the epoch will have."""
+        return len(self._share(self._reader()).reading.batches)
+
+    def __iter__(self) -> Iterator[LabelledBatch]:
+        share = self._share(self._reader())
+        with closing(OpenParts(self._parts)) as opened:
+            loader = opened.loader(
+                share,
+                is_shared=self._rank.world_size > 1,
+                on_error=self._parts.on_error,
+            )
+            with closing(loader):
+                yield from loader
+
+    def _reader(self) -> Reader:
+        info = get_worker_info()
+        worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
+        return Reader(
+            self._rank.rank, self._rank.world_size, worker, num_workers
+        )
+
+    def _share(self, reader: Reader) -> EpochReading:
+        return self._epochs.training(
+            self.epoch, reader, drop_last=self._drop_last
+        )
+
+
+def _shared(number: int) -> torch.Tensor:
+    made = torch.tensor([number])
+    made.share_memory_()  # type: ignore[no-untyped-call]
+    return made
+
+
+class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Single samples by their number, in the order of the index.
+
+    For ``DataLoader(…, batch_size=32, sampler=…)``, whose sampler does the
+    sharding.  Items are ``(features, label)``: float32 ``[*shape]`` at the
+    freeze point, int64 ``[]``.  A batch is read in as few requests as its
+    samples allow; shuffled, these are as many as samples, so that training
+    is several times as fast with :class:`FeatureDataset`.
+
+    Args:
+        parts: what a process needs.
+    """
+
+    def __init__(self, parts: ReadingParts) -> None:
+        self._parts = parts
+        self._ends = torch.tensor([0, *parts.data.sizes]).cumsum(0)
+        self._opened: OpenParts | None = None
+        self._pid = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None, "_pid": 0}
+
+    def __len__(self) -> int:
+        return self._parts.data.num_samples
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        Raises:
+            IndexError: for a number that there is not.
+            HapiError: the sample cannot be had.
+        """
+        return self.__getitems__([number])[0]
+
+    def __getitems__(
+        self, numbers: Sequence[int]
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Several at once, in that order; so ``DataLoader`` asks for them."""
+        places = [self._place(number) for number in numbers]
+        once = list(dict.fromkeys(places))
+        loader = self._open().loader(
+            EpochReading(reading_of(once)), is_shared=False, on_error="raise"
+        )
+        with closing(loader):
+            ((features, labels),) = loader
+        found = dict(
+            zip(once, zip(features, labels, strict=True), strict=True)
+        )
+        return [found[place] for place in places]
+
+    def close(self) -> None:
+        """Ends the connection of this process; it is opened when needed."""
+        if self._opened is not None and self._pid == os.getpid():
+            self._opened.close()
+        self._opened = None
+
+    def _open(self) -> OpenParts:
+        if self._opened is None or self._pid != os.getpid():
+            self._opened, self._pid = OpenParts(self._parts), os.getpid()
+        return self._opened
+
+    def _place(self, number: int) -> tuple[int, int]:
+        """Span and row."""
+        count = len(self)
+        if not -count <= number < count:
+            raise IndexError(f"sample {number} of {count}")
+        number %= count
+        span = int(torch.searchsorted(self._ends, number, right=True)) - 1
+        return span, number - int(self._ends[span])

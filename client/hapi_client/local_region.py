@@ -1,0 +1,112 @@
+"""What of the frozen region runs on this side, in any process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.numerics import exact_numerics
+from hapi_splitter.package import load_package, package_bytes
+from hapi_splitter.transforms import decode_image
+
+FORWARD_SAMPLES_CPU = 8
+"""Samples of one forward on the CPU.  Larger batches compute no faster and
+lose time: activations over 32 MB are mapped anew each time by the C library,
+and their page faults cost ResNet-18 a quarter of its seconds at 64."""
+
+FORWARD_SAMPLES_DEVICE = 64
+"""Samples of one forward on an accelerator."""
+
+
+class LocalRegion:
+    """The input transform, and what is computed here behind each cut.
+
+    Pickled as the package of its graph; whoever unpickles it has it on the
+    CPU, as loader workers want it.
+
+    Args:
+        graph: of the region, on the CPU, with its input transform.
+        device: of what runs here.
+        forward_samples: of one forward here; None for what suits the
+            device.
+
+    Attributes:
+        local: the region as it runs fastest on the device, with weights
+            of its own there.
+        device: of what runs here.
+        forward_samples: of one forward here.
+    """
+
+    def __init__(
+        self,
+        graph: FrozenGraph,
+        device: torch.device,
+        forward_samples: int | None = None,
+    ) -> None:
+        self._graph = graph
+        self.local = graph.to(device, fast=True)
+        self.device = device
+        on_cpu = device.type == "cpu"
+        self.forward_samples = forward_samples or (
+            FORWARD_SAMPLES_CPU if on_cpu else FORWARD_SAMPLES_DEVICE
+        )
+        self._suffixes: dict[int, torch.nn.Module] = {}
+
+    def on_cpu(self) -> LocalRegion:
+        """The same without anything else, on the CPU."""
+        return LocalRegion(self._graph, torch.device("cpu"))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (package_bytes(self._graph),)
+
+    @property
+    def num_cuts(self) -> int:
+        return self._graph.num_cuts
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one transformed image."""
+        return tuple(self._graph.input_shape)
+
+    def decode(self, image: bytes) -> torch.Tensor:
+        """A transformed image, ``[C, H, W]`` float32 on the CPU.
+
+        Raises:
+            SampleError: when it cannot be decoded, the same text on
+                every tier.
+        """
+        transform = self._graph.transform
+        assert transform is not None, "images have one"
+        return transform(decode_image(image))
+
+    def finish(self, cut: int, features: torch.Tensor) -> torch.Tensor:
+        """From features at ``cut`` to features at the freeze point.
+
+        Args:
+            cut: 0 for transformed images.
+            features: ``[n, *shape at cut]`` float32 on the CPU.
+
+        Returns:
+            ``[n, *shape at the freeze point]`` float32 on the device, in
+            one piece: a tail may view them in another shape.
+        """
+        if cut not in self._suffixes:
+            self._suffixes[cut] = self.local.suffix(cut)
+        suffix = self._suffixes[cut]
+        with exact_numerics(self.device):
+            pieces = [
+                suffix(piece.to(self.device))
+                for piece in torch.split(features, self.forward_samples)
+            ]
+        found = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        return found.contiguous()
+
+    def cut_shape(self, cut: int) -> tuple[int, ...]:
+        """Of one sample's features at a cut, from 1 on."""
+        return tuple(self._graph.cuts[cut - 1].shape)
+
+
+def _unpickled(package: bytes) -> LocalRegion:
+    return LocalRegion(load_package(package), torch.device("cpu"))

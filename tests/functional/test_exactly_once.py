@@ -1,0 +1,415 @@
+"""Every sample once: ranks, loader workers, start methods, resumed runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+
+from children import heed_interrupts
+from hapi_client import FetchOptions, TransferJob
+from hapi_client.index import load_index
+from hapi_client.location import Location
+from hapi_client.order import Lanes
+from hapi_client.progress import SilentReporter
+from hapi_client.upload import upload
+from hapi_protocol.errors import ClientError
+from networks import small_network, small_transform
+from photos import shard
+
+PLACE = Location("once", "photos")
+SHARDS = (13, 9, 16, 7, 11, 12, 4, 8)
+NUM_SAMPLES = sum(SHARDS)
+BATCH = 8
+LANES = Lanes(4, 2)
+OPTIONS = FetchOptions(decode_threads=1, num_threads=2)
+SECONDS = 20.0
+TRAINER = Path(__file__).parent.parent / "support" / "trainer.py"
+
+
+def number_of(key: str) -> int:
+    """``s3-0007`` is sample 7 of shard 3."""
+    seed, number = key.removeprefix("s").split("-")
+    return sum(SHARDS[: int(seed)]) + int(number)
+
+
+@pytest.fixture(scope="module")
+def place(connection, tmp_path_factory) -> Location:
+    folder = tmp_path_factory.mktemp("shards")
+    for seed, count in enumerate(SHARDS):
+        data = shard(count, size=96, seed=seed)
+        (folder / f"{seed}.tar").write_bytes(data)
+    upload(connection, PLACE, [folder], SilentReporter())
+    return PLACE
+
+
+def job_of(connection, place, **options) -> TransferJob:
+    return TransferJob(
+        small_network(),
+        freeze="body",
+        data=place if isinstance(place, dict) else str(place),
+        transform=small_transform(),
+        connection=connection,
+        labels=number_of,
+        **{
+            "batch_size": BATCH,
+            "cut": "stream",
+            "options": OPTIONS,
+            "lanes": LANES,
+            **options,
+        },
+    )
+
+
+def as_rank(monkeypatch, rank: int, world_size: int) -> None:
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", str(world_size))
+
+
+def torch_loader(dataset, num_workers: int, method: str | None = None):
+    return DataLoader(
+        dataset,
+        batch_size=None,
+        num_workers=num_workers,
+        multiprocessing_context=method,
+        timeout=100 if num_workers else 0,
+    )
+
+
+def labels_by_step(batches, first: int = 0) -> dict[int, list[int]]:
+    return {
+        step: labels.tolist()
+        for step, (_, labels) in enumerate(batches, first)
+    }
+
+
+class PlainReads:
+    """GETs of the shards that the store has answered, from its log."""
+
+    def __init__(self, cluster, place: Location) -> None:
+        self._log = cluster.log("swift")
+        self._shards = f"/{place.container}/{place.prefix}/"
+        self._before = len(self._log.read_text())
+
+    def wait_for(self, num_bytes: int) -> list[int]:
+        """Bytes of each, when there are so many, and no more come."""
+        deadline = time.monotonic() + SECONDS
+        while sum(found := self._sent()) < num_bytes:
+            assert time.monotonic() < deadline, found
+            time.sleep(0.05)
+        time.sleep(0.2)
+        return self._sent()
+
+    def _sent(self) -> list[int]:
+        lines = self._log.read_text()[self._before :].splitlines()
+        found = [
+            re.search(
+                r" GET (\S+\.tar) HTTP/1\.\d 206 \S+ \S+ \S+ \S+ (\d+) ", line
+            )
+            for line in lines
+        ]
+        return [
+            int(each[2]) for each in found if each and self._shards in each[1]
+        ]
+
+
+@pytest.fixture(scope="module")
+def sample_bytes(connection, place) -> int:
+    index = load_index(connection, place)
+    return sum(row.length for each in index.shards for row in each.rows)
+
+
+@pytest.fixture(scope="module")
+def alone(connection, place) -> dict[int, list[int]]:
+    """The steps of an epoch that nobody shares."""
+    with job_of(connection, place) as job:
+        return labels_by_step(job.loader(3))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_step_has_the_same_samples_whoever_shares_it_and_no_byte_comes_twice(
+    cluster,
+    connection,
+    place,
+    alone,
+    sample_bytes,
+    monkeypatch,
+    world_size,
+    num_workers,
+):
+    reads = PlainReads(cluster, place)
+    together: dict[int, list[int]] = {}
+    for rank in range(world_size):
+        as_rank(monkeypatch, rank, world_size)
+        with job_of(connection, place) as job:
+            dataset = job.dataset(num_workers=num_workers)
+            dataset.set_epoch(3)
+            batches = torch_loader(dataset, num_workers)
+            found = labels_by_step(batches)
+        assert list(found) == list(alone)
+        for step, labels in found.items():
+            assert labels
+            together.setdefault(step, []).extend(labels)
+    assert {step: sorted(each) for step, each in together.items()} == {
+        step: sorted(each) for step, each in alone.items()
+    }
+    assert sum(reads.wait_for(sample_bytes)) == sample_bytes
+
+
+def test_epoch_has_every_sample_once(alone):
+    found = Counter(label for labels in alone.values() for label in labels)
+    assert found == Counter(range(NUM_SAMPLES))
+
+
+def test_jobs_own_loader_is_shared_by_ranks(connection, place, monkeypatch):
+    together = []
+    for rank in range(2):
+        as_rank(monkeypatch, rank, 2)
+        with job_of(connection, place) as job:
+            for loader in (job.loader(0), job.loader()):
+                found = labels_by_step(loader).values()
+                together += [label for labels in found for label in labels]
+            whole = labels_by_step(job.loader(0, shared=False)).values()
+            assert sum(map(len, whole)) == NUM_SAMPLES
+    assert Counter(together) == Counter([*range(NUM_SAMPLES)] * 2)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_may_be_started_in_any_way(connection, place, alone, method):
+    with job_of(connection, place, cut="freeze") as job:
+        # A job that is under way has threads, locks and sockets.
+        expected = dict(enumerate(job.loader(3)))
+        dataset = job.dataset(num_workers=2)
+        dataset.set_epoch(3)
+        loader = torch_loader(dataset, 2, method)
+        assert len(loader) == len(alone)
+        found = dict(enumerate(loader))
+    assert labels_by_step(found.values()) == alone
+    for step, (features, _) in found.items():
+        assert features.device.type == "cpu"
+        torch.testing.assert_close(
+            features, expected[step][0], rtol=1e-4, atol=1e-5
+        )
+
+
+def test_workers_that_persist_take_each_epochs_own_order(connection, place):
+    with job_of(connection, place) as job:
+        dataset = job.dataset(num_workers=2)
+        loader = DataLoader(
+            dataset, batch_size=None, num_workers=2, persistent_workers=True
+        )
+        for epoch in range(3):
+            dataset.set_epoch(epoch)
+            assert labels_by_step(loader) == labels_by_step(job.loader(epoch))
+
+
+def test_loop_that_is_left_ends_its_workers_soon(connection, place):
+    with job_of(connection, place) as job:
+        loader = iter(torch_loader(job.dataset(num_workers=2), 2))
+        next(loader)
+        started = time.monotonic()
+        del loader
+        assert time.monotonic() - started < 10
+
+
+def test_number_of_workers_that_cannot_share_is_an_error(connection, place):
+    with job_of(connection, place) as job:
+        loader = torch_loader(job.dataset(num_workers=3), 3)
+        with pytest.raises(ClientError, match="3 loader workers cannot share"):
+            list(loader)
+
+
+@pytest.mark.parametrize("cut", ["stream", "freeze"])
+def test_run_goes_on_after_kills_with_the_samples_that_are_left(
+    connection, place, alone, monkeypatch, cut
+):
+    """With other numbers of ranks and workers than before."""
+    dice = random.Random(5)
+    for first in (0, 1, len(alone) // 2, len(alone)):
+        with job_of(connection, place, cut=cut) as killed:
+            state = killed.dataset().state_dict(0)
+            state |= {"epoch": 3}
+            if first:
+                batches = iter(killed.loader(3))
+                for _ in range(first):
+                    next(batches)
+                state = killed.state_dict()
+        world_size, num_workers = dice.choice([1, 2]), dice.choice([0, 2])
+        together: dict[int, list[int]] = {}
+        for rank in range(world_size):
+            as_rank(monkeypatch, rank, world_size)
+            with job_of(connection, place, cut=cut, lanes=None) as job:
+                dataset = job.dataset(num_workers=num_workers)
+                dataset.load_state_dict(json.loads(json.dumps(state)))
+                if dataset.epoch == 4:
+                    assert first == len(alone)
+                    continue
+                batches = torch_loader(dataset, num_workers)
+                begin = dataset.first_step
+                assert begin == first
+                for step, labels in labels_by_step(batches, begin).items():
+                    together.setdefault(step, []).extend(labels)
+        monkeypatch.delenv("RANK")
+        monkeypatch.delenv("WORLD_SIZE")
+        assert {step: sorted(each) for step, each in together.items()} == {
+            step: sorted(each) for step, each in alone.items() if step >= first
+        }
+
+
+def test_state_of_a_loop_over_workers_is_that_of_its_steps(connection, place):
+    with job_of(connection, place) as job:
+        dataset = job.dataset(num_workers=2)
+        states = [
+            dataset.state_dict(step + 1)
+            for step, _ in enumerate(torch_loader(dataset, 2))
+        ]
+        own = []
+        for _ in job.loader(0):
+            own.append(job.state_dict())
+    assert states == own
+    assert (own[-1]["epoch"], own[-1]["step"]) == (1, 0)
+
+
+def test_state_of_other_data_is_refused(connection, place, tmp_path):
+    (tmp_path / "a.tar").write_bytes(shard(5, seed=0))
+    other = Location("once", "other")
+    upload(connection, other, [tmp_path], SilentReporter())
+    with (
+        job_of(connection, place) as job,
+        job_of(connection, other) as stranger,
+        pytest.raises(ClientError, match="another data set"),
+    ):
+        stranger.load_state_dict(job.state_dict())
+
+
+def test_samples_by_number_are_those_of_the_index(connection, place):
+    with job_of(connection, place) as job:
+        expected = torch.cat([features for features, _ in job.loader()])
+        samples = job.samples()
+        assert len(samples) == NUM_SAMPLES
+        features, label = samples[-1]
+        assert int(label) == NUM_SAMPLES - 1
+        torch.testing.assert_close(
+            features, expected[-1], rtol=1e-4, atol=1e-5
+        )
+        found = samples.__getitems__([5, 70, 6, 5])
+        assert [int(each) for _, each in found] == [5, 70, 6, 5]
+        with pytest.raises(IndexError, match=f"{NUM_SAMPLES} of"):
+            samples[NUM_SAMPLES]
+        samples.close()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_samples_go_through_torchs_samplers(connection, place, method):
+    with job_of(connection, place, cut="freeze") as job:
+        samples = job.samples()
+        samples[0]  # opens a connection, which no child may use
+        loader = DataLoader(
+            samples,
+            batch_sampler=BatchSampler(
+                SequentialSampler(samples), 20, drop_last=False
+            ),
+            num_workers=2,
+            multiprocessing_context=method,
+            timeout=100,
+        )
+        labels = [each for _, found in loader for each in found.tolist()]
+        samples.close()
+    assert labels == list(range(NUM_SAMPLES))
+
+
+def test_data_may_be_named_shard_by_shard_and_split_by_split(
+    connection, place
+):
+    data = {
+        "train": f"{place}/{{0..4}}.tar",
+        "val": [f"{place}/6.tar", f"{place}/5.tar"],
+    }
+    with job_of(connection, data) as job:
+        assert job.num_samples == sum(SHARDS[:5])
+        found = labels_by_step(job.loader(split="val")).values()
+        first = sum(SHARDS[:6])
+        assert [label for labels in found for label in labels] == [
+            *range(first, first + SHARDS[6]),
+            *range(first - SHARDS[5], first),
+        ]
+        with pytest.raises(ClientError, match="'val' is not shuffled"):
+            job.loader(0, split="val")
+        with pytest.raises(ClientError, match="no split 'test'"):
+            job.loader(split="test")
+
+
+def trainer(place, folder: Path, *options: str) -> list[str]:
+    return [sys.executable, str(TRAINER), str(place), str(folder)]
+
+
+def environment(cluster) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "ST_AUTH": cluster.auth_url,
+        "ST_USER": cluster.user,
+        "ST_KEY": cluster.key,
+    }
+
+
+@pytest.mark.timeout(300)
+def test_killed_training_ends_with_the_weights_of_an_undisturbed_one(
+    cluster, place, tmp_path
+):
+    """Killed by SIGKILL at three moments, each time gone on with."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    done = subprocess.run(
+        trainer(place, whole),
+        env=environment(cluster),
+        timeout=120,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    lines = done.stdout.splitlines()
+    steps = []
+    for wanted in (4, 11, 17):
+        child = subprocess.Popen(
+            trainer(place, killed),
+            env=environment(cluster),
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=heed_interrupts,
+        )
+        assert child.stdout is not None
+        for line in child.stdout:
+            steps.append(line.strip())
+            if line.startswith(f"{wanted} "):
+                break
+        child.send_signal(signal.SIGKILL)
+        child.wait(20)
+        child.stdout.close()
+    last = subprocess.run(
+        trainer(place, killed),
+        env=environment(cluster),
+        timeout=120,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    steps += last.stdout.splitlines()
+    # A step that was killed before its checkpoint is taken once more.
+    assert set(steps) == set(lines)
+    ends = [torch.load(each / "last.pt") for each in (whole, killed)]
+    for name, weight in ends[0]["model"].items():
+        torch.testing.assert_close(
+            ends[1]["model"][name], weight, rtol=1e-4, atol=1e-6
+        )

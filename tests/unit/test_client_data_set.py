@@ -1,0 +1,173 @@
+"""What a user may name as data, and what is refused by name."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+
+import pytest
+
+from hapi_client.data_set import load_splits
+from hapi_protocol.errors import (
+    ClientError,
+    DataIndexError,
+    HapiError,
+    LabelError,
+    RightsError,
+)
+from hapi_protocol.index import DataIndex, IndexRow, ShardIndex
+
+
+def index_of(folder, names, labels, class_names=()):
+    return DataIndex(
+        tuple(
+            ShardIndex(
+                f"{folder}/{name}.tar",
+                f"etag of {name}",
+                tuple(
+                    IndexRow(number, f"{name}/{number}", 512 * number, 512, n)
+                    for number, n in enumerate(labels)
+                ),
+            )
+            for name in names
+        ),
+        class_names,
+    )
+
+
+class Store:
+    """Holds the indexes of data sets, and nothing else."""
+
+    def __init__(self, **indexes):
+        self.indexes = indexes
+
+    @contextlib.contextmanager
+    def open(self, container, name):
+        folder = name.rpartition("/")[0]
+        if container != "photos" or folder not in self.indexes:
+            raise RightsError("not_found", "no such object")
+        yield io.BytesIO(self.indexes[folder].to_bytes())
+
+    def list(self, container, prefix=""):
+        return iter(())
+
+
+STORE = Store(
+    train=index_of("train", "abcd", [0, 1], ("cat", "dog")),
+    val=index_of("val", "xy", [1, 0, 2], ("bird", "cat", "dog")),
+    pets=index_of("pets", "pq", [1, 0], ("dog", "cat")),
+    plain=index_of("plain", "z", [5, 7]),
+)
+
+
+def load(data, labels=None):
+    return load_splits(STORE, data, labels)
+
+
+def shards(data_set):
+    return [span.shard for span in data_set.spans]
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ("swift://photos/train", "abcd"),
+        ("photos/train/", "abcd"),
+        ("swift://photos/train/b.tar", "b"),
+        ("swift://photos/train/{b..d}.tar", "bcd"),
+        ("swift://photos/train/{d,a}.tar", "da"),
+        (["swift://photos/train/c.tar", "swift://photos/train/a.tar"], "ca"),
+        ({"train": "swift://photos/train"}, "abcd"),
+    ],
+)
+def test_data_is_named_as_a_whole_or_shard_by_shard(data, expected):
+    found = load(data)["train"]
+    assert shards(found) == [f"train/{name}.tar" for name in expected]
+    assert found.container == "photos"
+    assert found.sizes == [2] * len(expected)
+
+
+def test_several_data_sets_are_one_behind_the_other():
+    found = load(["photos/train", "photos/pets/q.tar"])["train"]
+    assert len(shards(found)) == 5
+    assert shards(found)[-1] == "pets/q.tar"
+
+
+def test_classes_are_numbered_as_those_of_the_training_data():
+    found = load({"train": "photos/train", "val": "photos/pets"})
+    assert found["train"].labels[0].tolist() == [0, 1]
+    # "dog", then "cat", in an index that has them the other way round.
+    assert found["val"].labels[0].tolist() == [0, 1]
+    assert found["val"].num_classes == found["train"].num_classes == 2
+    assert list(found["val"].class_names) == ["cat", "dog"]
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ("photos/val", "swift://photos/val are not .* it has 'bird'"),
+        ("photos/plain", "photos/plain are not .* integers without names"),
+    ],
+)
+def test_classes_that_the_training_data_has_not_are_an_error(other, words):
+    for data in ({"train": "photos/train", "val": other}, [
+        "photos/train", other
+    ]):  # fmt: skip
+        with pytest.raises(LabelError, match=words):
+            load(data)
+
+
+def test_labels_of_the_user_need_no_common_numbers():
+    found = load(
+        {"train": "photos/train", "val": "photos/val"},
+        {"cat": 3, "dog": 4, "bird": 5},
+    )
+    assert found["train"].labels[0].tolist() == [3, 4]
+    assert found["val"].labels[0].tolist() == [3, 5, 4]
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "words"),
+    [
+        ("photos/nowhere", DataIndexError, "photos/nowhere has no object"),
+        (
+            "photos/train/{a..g}.tar",
+            DataIndexError,
+            "3 of 7 shards are not in the index of swift://photos/train: "
+            "train/e.tar, train/f.tar, train/g.tar; run 'hapi index",
+        ),
+        ("photos/train/{a..d.tar", ClientError, "unbalanced braces"),
+        (
+            ["photos/train", "other/train"],
+            ClientError,
+            "in one container, not in other, photos",
+        ),
+        ([], ClientError, "in one container, not in none"),
+        ({}, ClientError, "data has the splits none; one .* 'train'"),
+        ({"val": "photos/val"}, ClientError, "splits 'val'; one of them"),
+        (
+            ["photos/train", "photos/train/a.tar"],
+            ClientError,
+            "shard train/a.tar stands twice in data",
+        ),
+        ("swift:///train", ClientError, "names no place in Swift"),
+    ],
+)
+def test_data_that_cannot_be_is_refused_by_name(data, kind, words):
+    with pytest.raises(HapiError, match=words) as caught:
+        load(data)
+    assert isinstance(caught.value, kind)
+
+
+def test_digest_tells_other_data_apart():
+    digests = {
+        load(data)["train"].digest()
+        for data in (
+            "photos/train",
+            "photos/train/{a..d}.tar",
+            "photos/train/{b,a,c,d}.tar",
+            "photos/train/{a..c}.tar",
+            "photos/pets",
+        )
+    }
+    assert len(digests) == 4
