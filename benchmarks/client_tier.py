@@ -33,6 +33,7 @@ from hapi_client.job import TransferJob
 from hapi_client.location import Location
 from hapi_client.mixed import MixedSource
 from hapi_client.mixing import Mixer
+from hapi_client.order import Lanes
 from hapi_client.packages import DEFAULT_MODELS_CONTAINER
 from hapi_client.progress import SilentReporter
 from hapi_client.replan import describe_mix
@@ -129,6 +130,7 @@ class ClientTier:
                 connection=connection,
                 models_container=models_container,
                 cache=cache,
+                lanes=Lanes(),  # as narrow as the buffer
                 **arguments,
             )
         )

@@ -95,6 +95,35 @@ def test_training_script_of_the_quick_start_runs(cluster, workplace):
     assert "fallbacks=0" in done.stdout
 
 
+SCRIPTS = [
+    block
+    for block in blocks("docs/data.rst", "python")
+    if "TransferJob(" in block
+]
+
+
+@pytest.mark.parametrize(
+    ("script", "torchrun"),
+    list(zip(SCRIPTS, [True, False, False], strict=True)),
+)
+def test_scripts_about_data_run(cluster, workplace, script, torchrun):
+    code = script.replace('weights="DEFAULT"', "weights=None")
+    code = code.replace("range(5)", "range(1)").replace(
+        "range(job.epoch, 5)", "range(job.epoch, 1)"
+    )
+    code = code.replace("batch_size=64", "batch_size=8")
+    path = workplace / "data.py"
+    path.write_text(code + "\nprint('all of it')\n")
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2"]
+    done = run(
+        cluster,
+        workplace,
+        [sys.executable, *(launcher if torchrun else []), str(path)],
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("all of it") == 1 + torchrun
+
+
 def test_training_script_of_the_readme_is_the_same_program():
     def program(page: str) -> str:
         tree = ast.parse(training_script(page))
