@@ -16,7 +16,7 @@ import functools
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -25,6 +25,9 @@ import torch
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from torch.nn.functional import interpolate, pad
+
+from hapi_protocol.transforms import Training
+from hapi_splitter.augmentation import MAX_AUGMENTED_SIDE, Augmentation
 
 DEFAULT_MAX_PIXELS = 1 << 26
 """Largest image that is decoded, 67 million pixels."""
@@ -73,6 +76,8 @@ class ImageTransform:
         interpolation: ``nearest``, ``nearest-exact``, ``bilinear`` or
             ``bicubic``.
         antialias: of the resize.
+        augmentation: what is random about training images; None where
+            nothing is.
 
     Raises:
         ValueError: naming the field, its value and what is allowed.
@@ -84,6 +89,7 @@ class ImageTransform:
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     interpolation: str = "bilinear"
     antialias: bool = True
+    augmentation: Augmentation | None = None
 
     def __post_init__(self) -> None:
         for name in ("resize_size", "crop_size"):
@@ -104,6 +110,11 @@ class ImageTransform:
         if not isinstance(self.antialias, bool):
             raise ValueError(
                 f"antialias must be true or false, not {self.antialias!r}"
+            )
+        if self.augmentation and self.crop_size > MAX_AUGMENTED_SIDE:
+            raise ValueError(
+                f"crop_size must be 1 to {MAX_AUGMENTED_SIDE} pixels with an "
+                f"augmentation, not {self.crop_size}"
             )
 
     @classmethod
@@ -137,8 +148,13 @@ class ImageTransform:
         return (3, self.crop_size, self.crop_size)
 
     def to_json(self) -> dict[str, Any]:
-        fields = asdict(self)
-        return fields | {"mean": list(self.mean), "std": list(self.std)}
+        fields = {n: getattr(self, n) for n in self.__dataclass_fields__}
+        fields |= {"mean": list(self.mean), "std": list(self.std)}
+        if self.augmentation is None:
+            del fields["augmentation"]
+        else:
+            fields["augmentation"] = self.augmentation.to_json()
+        return fields
 
     @classmethod
     def from_json(cls, document: Any) -> ImageTransform:
@@ -150,9 +166,10 @@ class ImageTransform:
         if not isinstance(document, dict):
             raise ValueError(f"a transform is an object, not {document!r:.80}")
         expected = set(cls.__dataclass_fields__)
-        if set(document) != expected:
+        if set(document) | {"augmentation"} != expected:
             raise ValueError(
-                f"a transform has the fields {sorted(expected)}, not "
+                f"a transform has the fields {sorted(expected)} (of which "
+                "augmentation may be left out), not "
                 f"{sorted(map(str, document))!r:.200}"
             )
         channels = {name: document[name] for name in ("mean", "std")}
@@ -160,7 +177,45 @@ class ImageTransform:
             if not isinstance(value, list):
                 raise ValueError(f"{name} must be a list, not {value!r:.80}")
             channels[name] = tuple(value)
-        return cls(**document | channels)
+        fields = document | channels
+        if "augmentation" in document:
+            stated = Augmentation.from_json(document["augmentation"])
+            fields["augmentation"] = stated
+        return cls(**fields)
+
+    def sample(
+        self, image: torch.Tensor, key: str, training: Training | None
+    ) -> torch.Tensor:
+        """From uint8 ``[3, H, W]`` to float32 ``[3, crop, crop]``.
+
+        Args:
+            image: as :func:`decode_image` gives it.
+            key: of the sample.
+            training: seed and epoch; None for evaluation, as by a call.
+
+        Raises:
+            SampleError: as a call, for evaluation.
+            ValueError: training, without an augmentation.
+        """
+        if training is None:
+            return self(image)
+        pixels = self.training_pixels(image, key, training)
+        return self._normalised(pixels.to(torch.float32))
+
+    def training_pixels(
+        self, image: torch.Tensor, key: str, training: Training
+    ) -> torch.Tensor:
+        """Of :meth:`sample`, uint8 ``[3, crop, crop]``.
+
+        Raises:
+            ValueError: there is no augmentation.
+        """
+        if self.augmentation is None:
+            raise ValueError("this transform has no augmentation")
+        drawn = self.augmentation.draw(training, key, *image.shape[-2:])
+        return drawn.apply(
+            image, self.crop_size, self.interpolation, self._is_antialiased
+        )
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
         """From uint8 ``[3, H, W]`` to float32 ``[3, crop, crop]``.
@@ -180,6 +235,9 @@ class ImageTransform:
         pixels = self._cropped(image[None].to(torch.float32))[0].round()
         if self.interpolation == "bicubic":
             pixels.clamp_(0, MAX_BYTE)
+        return self._normalised(pixels)
+
+    def _normalised(self, pixels: torch.Tensor) -> torch.Tensor:
         mean, std = _channels(self.mean), _channels(self.std)
         return pixels.div_(MAX_BYTE).sub_(mean).div_(std)
 

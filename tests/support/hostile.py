@@ -23,8 +23,10 @@ import torch
 from torch import nn
 
 from hapi_splitter import container
+from hapi_splitter.augmentation import Augmentation
 from hapi_splitter.package import package_bytes
 from hapi_splitter.trace import split
+from hapi_splitter.transforms import ImageTransform
 
 Document = dict[str, Any]
 
@@ -338,6 +340,14 @@ def hostile_transform(trace: Path) -> bytes:
     return with_hapi(lambda hapi: hapi.update(transform=transform))
 
 
+def hostile_augmentation(trace: Path) -> bytes:
+    """Crops of a column a million times as high as it is wide."""
+    augmentation = Augmentation().to_json() | {"ratio": [1e-6, 1e-6]}
+    transform = ImageTransform(8, 8).to_json()
+    transform["augmentation"] = augmentation
+    return with_hapi(lambda hapi: hapi.update(transform=transform))
+
+
 def overlapping_tensors(trace: Path) -> bytes:
     entry = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
     count = json.loads(members()["graph.json"])["weights"]
@@ -504,6 +514,7 @@ HOSTILE: Mapping[Callable[[Path], bytes], str] = MappingProxyType(
         missing_cut: "states other cuts",
         lying_sample_shape: "cannot run: shape .* is invalid",
         hostile_transform: "resize_size must be 1 to",
+        hostile_augmentation: "ratio must be two numbers",
         overlapping_tensors: "its shape and its bytes disagree|overlap",
         lying_tensor_size: "its shape and its bytes disagree",
         truncated_weights: "ends after the file",

@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 
 from hapi_protocol.errors import PackageError, UnsupportedError
+from hapi_splitter.augmentation import Augmentation
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.package import load_package, package_bytes, write_package
 from hapi_splitter.program import Call, Program, Ref, program_from_json
@@ -99,6 +100,19 @@ def test_any_kind_of_buffer_loads(
     assert loaded.input_shape == SHAPE
     samples = torch.randn(2, *SHAPE)
     assert torch.equal(loaded.suffix(0)(samples), frozen.suffix(0)(samples))
+
+
+def test_augmentation_is_part_of_the_package() -> None:
+    model = BranchedNet().eval()
+    digests = set()
+    for augmentation in (None, Augmentation(), Augmentation(vertical_flip=1)):
+        transform = ImageTransform(18, 16, augmentation=augmentation)
+        made = split(model, "mix", transform=transform).frozen
+        package = package_bytes(made)
+        assert load_package(package).transform == transform
+        assert (b"augmentation" in package) == (augmentation is not None)
+        digests.add(made.digest)
+    assert len(digests) == 3
 
 
 def test_modules_share_their_weights(frozen: FrozenGraph) -> None:

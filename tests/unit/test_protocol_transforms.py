@@ -1,0 +1,75 @@
+"""Names of transforms: one form of each."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hapi_protocol.errors import AnnotationError
+from hapi_protocol.transforms import MAX_NUMBER, Training, parse_transform
+
+numbers = st.integers(0, MAX_NUMBER)
+
+
+def test_eval_is_no_training() -> None:
+    assert parse_transform("eval") is None
+
+
+@given(seed=numbers, epoch=numbers)
+def test_training_survives_its_text(seed: int, epoch: int) -> None:
+    training = Training(seed, epoch)
+    assert parse_transform(str(training)) == training
+
+
+def test_text_of_training() -> None:
+    text = f"train;seed=0;epoch={MAX_NUMBER}"
+    assert parse_transform(text) == Training(0, MAX_NUMBER)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "train",
+        "Eval",
+        "eval;seed=1;epoch=2",
+        "train;seed=1",
+        "train;epoch=1;seed=2",
+        "train;seed=1;epoch=2;",
+        "train; seed=1; epoch=2",
+        "train;seed=01;epoch=2",
+        "train;seed=+1;epoch=2",
+        "train;seed=-1;epoch=2",
+        "train;seed=1.0;epoch=2",
+        "train;seed=1;epoch=٣",
+        "train;seed=;epoch=2",
+        "train;seed=1;epoch=2\n",
+        "train;seed=9223372036854775808;epoch=0",
+        "train;seed=0;epoch=9223372036854775808",
+        "train;seed=0;epoch=" + "9" * 5000,
+    ],
+)
+def test_other_texts_are_refused(text: str) -> None:
+    with pytest.raises(AnnotationError, match="train;seed=S") as caught:
+        parse_transform(text)
+    assert caught.value.code == "unknown_transform"
+    assert caught.value.status == 400
+    assert len(str(caught.value)) < 500
+
+
+@given(text=st.text())
+def test_what_parses_is_canonical(text: str) -> None:
+    try:
+        training = parse_transform(text)
+    except AnnotationError:
+        return
+    assert str(training or "eval") == text
+
+
+@pytest.mark.parametrize("value", [-1, MAX_NUMBER + 1, True, 1.0, None])
+def test_numbers_out_of_range_are_errors(value: int) -> None:
+    with pytest.raises(ValueError, match="epoch is"):
+        Training(0, value)
+    with pytest.raises(ValueError, match="seed is"):
+        Training(value, 0)

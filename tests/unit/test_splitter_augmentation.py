@@ -1,0 +1,515 @@
+"""Random changes of training images: what is drawn, and what is done."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchvision.transforms import InterpolationMode, RandomResizedCrop
+from torchvision.transforms.v2 import functional
+
+from hapi_protocol.transforms import Training
+from hapi_splitter.augmentation import (
+    JITTER,
+    NUM_WORDS,
+    Augmentation,
+    Crop,
+    Drawn,
+    random_words,
+)
+from hapi_splitter.reference import reference_image
+from hapi_splitter.transforms import ImageTransform, decode_image
+
+EVERYTHING = Augmentation(
+    vertical_flip=0.5,
+    brightness=(0.6, 1.4),
+    contrast=(0.5, 1.5),
+    saturation=(0.0, 2.0),
+    hue=(-0.3, 0.3),
+)
+FIRST = Training(seed=7, epoch=0)
+HEIGHT, WIDTH = 375, 500
+MASK = 2**64 - 1
+
+PIXELS_PROGRAM = """
+import sys
+sys.path[:] = {path!r}
+from test_splitter_augmentation import pixels_digest
+print(pixels_digest())
+"""
+
+
+def philox(key: tuple[int, int], counter: list[int]) -> list[int]:
+    """A block of Philox4x64-10, after the paper's figure 4."""
+    first, second = key
+    a, b, c, d = counter
+    for _ in range(10):
+        low, high = 0xD2E7470EE14C6C93 * a, 0xCA5A826395121157 * c
+        a, b, c, d = (
+            high >> 64 ^ b ^ first,
+            high & MASK,
+            low >> 64 ^ d ^ second,
+            low & MASK,
+        )
+        first = first + 0x9E3779B97F4A7C15 & MASK
+        second = second + 0xBB67AE8584CAA73B & MASK
+    return [a, b, c, d]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def photo() -> torch.Tensor:
+    return decode_image(reference_image())
+
+
+def noise(height: int, width: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    size = (3, height, width)
+    return torch.randint(0, 256, size, dtype=torch.uint8, generator=generator)
+
+
+def pixels_digest() -> str:
+    """Of many changed images, of all interpolations."""
+    digest = hashlib.sha256()
+    images = [photo(), noise(611, 340), noise(1, 977), noise(40, 31)]
+    images.append(noise(300, 300)[:1].expand(3, -1, -1))
+    for interpolation in ("nearest", "nearest-exact", "bilinear", "bicubic"):
+        for antialias in (True, False):
+            transform = ImageTransform(
+                256,
+                288,
+                interpolation=interpolation,
+                antialias=antialias,
+                augmentation=EVERYTHING,
+            )
+            for number, image in enumerate(images):
+                pixels = transform.training_pixels(image, str(number), FIRST)
+                digest.update(pixels.numpy().tobytes())
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("training", "key"),
+    [
+        (Training(0, 0), ""),
+        (Training(1, 2), "n01440764_10026"),
+        (Training(2**63 - 1, 2**63 - 1), "ünï/ключ"),
+    ],
+)
+def test_words_are_philoxs(training: Training, key: str) -> None:
+    digest = hashlib.sha256(key.encode()).digest()
+    places = [
+        int.from_bytes(digest[start : start + 8], "little")
+        for start in (0, 8, 16)
+    ]
+    expected = [
+        word
+        for block in range(1, NUM_WORDS // 4 + 1)
+        for word in philox((training.seed, training.epoch), [block, *places])
+    ]
+    assert random_words(training, key) == expected
+
+
+def test_draws_of_a_few_keys_stay_as_they_are() -> None:
+    """Golden: features that are kept, and runs of others, depend on it."""
+    training = Training(7, 3)
+    assert random_words(training, "a/0001")[:3] == [
+        12124809287895701019,
+        12964766784078721130,
+        18177783730741891969,
+    ]
+    found = EVERYTHING.draw(training, "a/0001", HEIGHT, WIDTH)
+    assert found == Drawn(
+        Crop(top=37, left=74, height=338, width=380),
+        horizontal_flip=True,
+        vertical_flip=True,
+        jitter=(
+            ("brightness", 1.328350405535362),
+            ("hue", 0.14208648198794804),
+            ("contrast", 0.8182813405059874),
+            ("saturation", 0.07233717394730066),
+        ),
+    )
+    found = EVERYTHING.draw(training, "ünï", HEIGHT, WIDTH)
+    assert found == Drawn(
+        Crop(top=70, left=155, height=188, width=250),
+        horizontal_flip=True,
+        vertical_flip=False,
+        jitter=(
+            ("brightness", 0.924301497840067),
+            ("hue", -0.09303171482916447),
+            ("contrast", 0.9906686029981654),
+            ("saturation", 0.9933840485488019),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"scale": (0.5, 0.6)},
+        {"ratio": (1.0, 1.0)},
+        {"horizontal_flip": 0.0},
+        {"vertical_flip": 1.0},
+        {"brightness": (1.0, 1.0)},
+        {"contrast": (0.1, 0.2)},
+        {"saturation": (1.0, 1.0)},
+        {"hue": (0.0, 0.0)},
+    ],
+)
+def test_a_setting_does_not_shift_what_others_draw(
+    setting: dict[str, Any],
+) -> None:
+    (changed,) = setting
+    changed = {"scale": "crop", "ratio": "crop"}.get(changed, changed)
+    for number in range(20):
+        one, other = (
+            each.draw(FIRST, str(number), HEIGHT, WIDTH)
+            for each in (EVERYTHING, replace(EVERYTHING, **setting))
+        )
+        for name in ("crop", "horizontal_flip", "vertical_flip"):
+            if name != changed:
+                assert getattr(one, name) == getattr(other, name)
+        assert [step for step in one.jitter if step[0] != changed] == [
+            step for step in other.jitter if step[0] != changed
+        ]
+
+
+def test_epochs_seeds_and_keys_draw_differently_and_repeat() -> None:
+    places = [
+        (Training(seed, epoch), key)
+        for seed in (0, 1)
+        for epoch in (0, 1)
+        for key in ("a", "b")
+    ]
+    drawn = [EVERYTHING.draw(*each, HEIGHT, WIDTH) for each in places]
+    assert len(set(drawn)) == len(drawn)
+    assert drawn == [EVERYTHING.draw(*each, HEIGHT, WIDTH) for each in places]
+
+
+def test_draws_are_spread_as_they_should_be() -> None:
+    count = 4000
+    drawn = [
+        EVERYTHING.draw(FIRST, str(number), HEIGHT, WIDTH)
+        for number in range(count)
+    ]
+    for name in ("horizontal_flip", "vertical_flip"):
+        flips = sum(getattr(each, name) for each in drawn)
+        assert abs(flips - count / 2) < 4 * math.sqrt(count / 4)
+    orders = Counter(tuple(n for n, _ in each.jitter) for each in drawn)
+    _assert_uniform([orders[order] for order in orders], 24)
+    for name in JITTER:
+        low, high = getattr(EVERYTHING, name)
+        amounts = [dict(each.jitter)[name] for each in drawn]
+        assert all(low <= amount <= high for amount in amounts)
+        bins = Counter(int(20 * (a - low) / (high - low)) for a in amounts)
+        _assert_uniform([bins[n] for n in range(20)], 20)
+
+
+def test_crops_are_spread_as_torchvisions() -> None:
+    # Square and large: no try fails for these, and few pixels are rounded.
+    some = Augmentation(scale=(0.1, 0.5), ratio=(0.5, 2.0))
+    count, side = 2000, 4000
+    crops = [some.draw(FIRST, str(n), side, side).crop for n in range(count)]
+    areas = [crop.height * crop.width / side**2 for crop in crops]
+    ratios = [math.log2(crop.width / crop.height) for crop in crops]
+    assert all(0.0999 < area < 0.5001 for area in areas)
+    bins = Counter(min(int((area - 0.1) * 50), 19) for area in areas)
+    _assert_uniform([bins[n] for n in range(20)], 20)
+    bins = Counter(min(int((ratio + 1) * 10), 19) for ratio in ratios)
+    _assert_uniform([bins[n] for n in range(20)], 20)
+    tops = [crop.top / (side - crop.height) for crop in crops]
+    bins = Counter(min(int(top * 20), 19) for top in tops)
+    _assert_uniform([bins[n] for n in range(20)], 20)
+
+
+def _assert_uniform(counts: list[int], num_bins: int) -> None:
+    assert len(counts) == num_bins
+    expected = sum(counts) / num_bins
+    squares = sum((count - expected) ** 2 for count in counts) / expected
+    freedom = num_bins - 1
+    assert squares < freedom + 5 * math.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize(
+    ("size", "ratio"),
+    [
+        ((3, 1000), (3 / 4, 4 / 3)),
+        ((1000, 3), (3 / 4, 4 / 3)),
+        ((500, 500), (1.0, 1.0)),
+        ((301, 700), (0.5, 0.5)),
+        ((90, 901), (0.1, 10.0)),
+    ],
+)
+def test_where_no_try_fits_the_crop_is_torchvisions(
+    size: tuple[int, int], ratio: tuple[float, float]
+) -> None:
+    some = Augmentation(scale=(1.0, 1.0), ratio=ratio)
+    image = torch.empty(3, *size)
+    expected = RandomResizedCrop.get_params(image, [1.0, 1.0], list(ratio))
+    assert some.draw(FIRST, "k", *size).crop == Crop(*expected)
+
+
+def test_a_crop_has_a_pixel_at_least() -> None:
+    some = Augmentation(ratio=(10.0, 10.0))
+    assert some.draw(FIRST, "k", 5, 1).crop == Crop(2, 0, 1, 1)
+    some = Augmentation(ratio=(0.1, 0.1))
+    assert some.draw(FIRST, "k", 1, 5).crop == Crop(0, 2, 1, 1)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    height=st.integers(1, 90),
+    width=st.integers(1, 90),
+    size=st.integers(1, 40),
+    interpolation=st.sampled_from(
+        ["nearest", "nearest-exact", "bilinear", "bicubic"]
+    ),
+    antialias=st.booleans(),
+    key=st.text(),
+)
+def test_pixels_are_those_of_torchvisions_functions(
+    height: int,
+    width: int,
+    size: int,
+    interpolation: str,
+    antialias: bool,
+    key: str,
+) -> None:
+    """On processors where torchvision resizes bytes as bytes."""
+    antialias = antialias and interpolation.startswith("bi")
+    image = noise(height, width)
+    drawn = EVERYTHING.draw(FIRST, key, height, width)
+    crop = drawn.crop
+    assert 0 <= crop.top <= height - crop.height
+    assert 0 <= crop.left <= width - crop.width
+    expected = functional.resized_crop(
+        image,
+        crop.top,
+        crop.left,
+        crop.height,
+        crop.width,
+        [size, size],
+        InterpolationMode(interpolation),
+        antialias,
+    )
+    if drawn.horizontal_flip:
+        expected = functional.horizontal_flip(expected)
+    if drawn.vertical_flip:
+        expected = functional.vertical_flip(expected)
+    plain = replace(drawn, jitter=())
+    arguments = (size, interpolation, antialias)
+    found = plain.apply(image, *arguments)
+    assert torch.equal(found, expected)
+    for name, amount in drawn.jitter:
+        step = replace(plain, jitter=((name, amount),))
+        after = step.apply(image, *arguments)
+        adjusted = getattr(functional, f"adjust_{name}")(expected, amount)
+        # One fused step of theirs may fall below a whole number.
+        most = 1 if name in ("contrast", "saturation") else 0
+        assert (after.int() - adjusted.int()).abs().max() <= most
+
+
+def test_few_pixels_differ_from_torchvisions_at_all() -> None:
+    image = photo()
+    drawn = EVERYTHING.draw(FIRST, "k", HEIGHT, WIDTH)
+    plain = replace(drawn, jitter=()).apply(image, 224, "bilinear", True)
+    for name in ("contrast", "saturation"):
+        for factor in (0.3, 0.77, 1.23, 1.9):
+            step = replace(drawn, jitter=((name, factor),))
+            found = step.apply(image, 224, "bilinear", True)
+            expected = getattr(functional, f"adjust_{name}")(plain, factor)
+            assert (found != expected).float().mean() < 0.02
+
+
+def test_steps_of_colour_come_in_the_order_drawn() -> None:
+    image = photo()
+    drawn = EVERYTHING.draw(FIRST, "k", HEIGHT, WIDTH)
+    assert len(drawn.jitter) == 4
+    pixels = replace(drawn, jitter=()).apply(image, 64, "bilinear", True)
+    whole = Crop(0, 0, 64, 64)
+    for step in drawn.jitter:
+        one = replace(
+            drawn,
+            crop=whole,
+            horizontal_flip=False,
+            vertical_flip=False,
+            jitter=(step,),
+        )
+        pixels = one.apply(pixels, 64, "nearest", False)
+    assert torch.equal(drawn.apply(image, 64, "bilinear", True), pixels)
+
+
+def test_hue_of_a_large_image_is_changed_in_strips() -> None:
+    image = noise(700, 700)
+    whole = EVERYTHING.draw(FIRST, "k", 700, 700)
+    drawn = replace(
+        whole,
+        crop=Crop(0, 0, 700, 700),
+        horizontal_flip=False,
+        vertical_flip=False,
+        jitter=(("hue", 0.2),),
+    )
+    expected = functional.adjust_hue(image, 0.2)
+    assert torch.equal(drawn.apply(image, 700, "nearest", False), expected)
+
+
+def test_pixels_are_equal_with_any_number_of_threads() -> None:
+    alone = pixels_digest()
+    torch.set_num_threads(8)
+    assert pixels_digest() == alone
+
+
+@pytest.mark.timeout(120)
+def test_pixels_are_equal_on_a_plain_processor() -> None:
+    """Without the vector units that round a product and a sum together."""
+    found = subprocess.run(
+        [sys.executable, "-c", PIXELS_PROGRAM.format(path=sys.path)],
+        env={**os.environ, "ATEN_CPU_CAPABILITY": "default"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.strip() == pixels_digest()
+
+
+def test_pixels_do_not_depend_on_the_default_dtype() -> None:
+    before = pixels_digest()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert pixels_digest() == before
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_samples_are_the_normalised_pixels() -> None:
+    transform = ImageTransform(72, 64, augmentation=EVERYTHING)
+    pixels = transform.training_pixels(photo(), "k", FIRST)
+    expected = functional.normalize(
+        pixels.float() / 255, list(transform.mean), list(transform.std)
+    )
+    sample = transform.sample(photo(), "k", FIRST)
+    assert sample.dtype == torch.float32
+    assert torch.equal(sample, expected)
+
+
+def test_evaluation_is_not_touched_by_an_augmentation() -> None:
+    plain = ImageTransform(72, 64)
+    augmented = replace(plain, augmentation=EVERYTHING)
+    assert torch.equal(augmented.sample(photo(), "k", None), plain(photo()))
+    assert torch.equal(augmented(photo()), plain(photo()))
+
+
+def test_training_without_an_augmentation_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no augmentation"):
+        ImageTransform(72, 64).sample(photo(), "k", FIRST)
+
+
+def ranges(low: float, high: float) -> st.SearchStrategy[tuple[float, float]]:
+    pairs = st.tuples(st.floats(low, high), st.floats(low, high))
+    return pairs.map(lambda pair: (min(pair), max(pair)))
+
+
+@given(
+    augmentation=st.builds(
+        Augmentation,
+        scale=ranges(0.001, 1),
+        ratio=ranges(0.1, 10),
+        horizontal_flip=st.floats(0, 1),
+        vertical_flip=st.floats(0, 1),
+        brightness=ranges(0, 10),
+        contrast=ranges(0, 10),
+        saturation=ranges(0, 10),
+        hue=ranges(-0.5, 0.5),
+    ),
+    word=st.text(),
+)
+def test_augmentation_survives_json_and_draws_within_its_ranges(
+    augmentation: Augmentation, word: str
+) -> None:
+    transform = ImageTransform(30, 24, augmentation=augmentation)
+    document = json.loads(json.dumps(transform.to_json()))
+    assert ImageTransform.from_json(document) == transform
+    for name, amount in augmentation.draw(FIRST, word, 30, 40).jitter:
+        low, high = getattr(augmentation, name)
+        assert low <= amount <= high
+
+
+def test_transform_without_augmentation_has_the_json_that_it_had() -> None:
+    assert set(ImageTransform(30, 24).to_json()) == {
+        "resize_size",
+        "crop_size",
+        "mean",
+        "std",
+        "interpolation",
+        "antialias",
+    }
+
+
+def test_whole_numbers_are_the_same_augmentation() -> None:
+    whole = Augmentation(scale=(1, 1), hue=(0, 0), horizontal_flip=1)
+    same = Augmentation(scale=(1.0, 1.0), hue=(0.0, 0.0), horizontal_flip=1.0)
+    assert json.dumps(whole.to_json()) == json.dumps(same.to_json())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"scale": [0, 1]}, "scale must begin above 0"),
+        ({"scale": [0.5, 1.5]}, "scale must be two numbers"),
+        ({"scale": [0.5, 0.4]}, "the larger one second"),
+        ({"scale": [0.5]}, "scale must be two numbers"),
+        ({"scale": 0.5}, "scale must be a list"),
+        ({"scale": [0.5, math.nan]}, "scale must be two numbers"),
+        ({"scale": ["0.5", 1]}, "scale must be two numbers"),
+        ({"scale": [True, 1]}, "scale must be two numbers"),
+        ({"ratio": [0.01, 1]}, "ratio must be two numbers.*0.1 to 10"),
+        ({"ratio": [1, 1e308]}, "ratio must be two numbers"),
+        ({"brightness": [-0.1, 1]}, "brightness must be two numbers"),
+        ({"contrast": [1, math.inf]}, "contrast must be two numbers"),
+        ({"saturation": [1, 10**400]}, "saturation must be two numbers"),
+        ({"hue": [-0.6, 0]}, "hue must be two numbers"),
+        ({"horizontal_flip": 1.1}, "horizontal_flip must be a probability"),
+        ({"horizontal_flip": True}, "horizontal_flip must be a probab"),
+        ({"vertical_flip": None}, "vertical_flip must be a probability"),
+        ({"vertical_flip": math.nan}, "vertical_flip must be a probab"),
+        ({"code": "import os"}, "an augmentation has the fields"),
+    ],
+)
+def test_every_wrong_field_is_an_error_naming_it(
+    change: dict[str, Any], said: str
+) -> None:
+    document = Augmentation().to_json() | change
+    with pytest.raises(ValueError, match=said):
+        Augmentation.from_json(document)
+
+
+@pytest.mark.parametrize("document", [None, [], "x", {}])
+def test_what_is_not_an_augmentation_is_an_error(document: object) -> None:
+    transform = ImageTransform(30, 24).to_json()
+    with pytest.raises(ValueError, match="an augmentation"):
+        ImageTransform.from_json(transform | {"augmentation": document})
+
+
+def test_large_crops_have_no_augmentation() -> None:
+    with pytest.raises(ValueError, match="1 to 2048 pixels with an augm"):
+        ImageTransform(2304, 2049, augmentation=Augmentation())
+    assert ImageTransform(2304, 2049).augmentation is None
