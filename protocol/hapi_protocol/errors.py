@@ -67,6 +67,7 @@ CODES: Mapping[str, int] = MappingProxyType(
         "cut_out_of_range": 422,
         "samples_out_of_range": 422,
         "unsupported_object": 422,
+        "unsupported_transform": 422,
         "unsupported_numerics": 422,
         "empty_shard": 422,
         "damaged_shard": 422,

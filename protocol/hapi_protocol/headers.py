@@ -16,6 +16,7 @@ from urllib.parse import quote, unquote
 
 from hapi_protocol.encodings import Encoding
 from hapi_protocol.errors import AnnotationError
+from hapi_protocol.transforms import EVAL, parse_transform
 
 PREFIX = "X-Hapi-"
 HEADER_MODEL = "X-Hapi-Model"
@@ -49,7 +50,6 @@ RESPONSE_HEADERS = (HEADER_SOURCE_ETAG, HEADER_CACHE)
 CONTENT_TYPE_STREAM = "application/vnd.apache.arrow.stream"
 """IANA media type of an Arrow IPC stream."""
 
-TRANSFORMS = ("eval",)
 NUMERICS = ("exact",)
 RESERVED_NUMERICS = ("fast",)
 CACHE_OFF = "off"
@@ -132,13 +132,14 @@ class Annotation:
     ``model`` is None, and ``cut`` 0, exactly when ``index`` or ``profile`` is
     true: the answer is then the object's index rows, without features, or
     the profile of the object, which is a package.  ``encoding``
-    is a canonical text of :mod:`hapi_protocol.encodings`.
+    is a canonical text of :mod:`hapi_protocol.encodings`, ``transform`` one
+    of :mod:`hapi_protocol.transforms`.
     """
 
     model: ModelPath | None
     cut: int
     encoding: str = "float32"
-    transform: str = "eval"
+    transform: str = EVAL
     numerics: str = "exact"
     samples: SampleRange | None = None
     byte_range: ByteRange | None = None
@@ -153,7 +154,7 @@ class Annotation:
             HEADER_MODEL: self.model.quoted() if self.model else None,
             HEADER_CUT: str(self.cut) if self.model else None,
             HEADER_ENCODING: _unless_default(self.encoding, "float32"),
-            HEADER_TRANSFORM: _unless_default(self.transform, "eval"),
+            HEADER_TRANSFORM: _unless_default(self.transform, EVAL),
             HEADER_NUMERICS: _unless_default(self.numerics, "exact"),
             HEADER_SAMPLES: str(self.samples) if self.samples else None,
             HEADER_RANGE: str(self.byte_range) if self.byte_range else None,
@@ -203,9 +204,7 @@ def parse_annotation(headers: Mapping[str, str], account: str) -> Annotation:
         model=model,
         cut=_parse_cut(given),
         encoding=_parse_encoding(given),
-        transform=_choice(
-            given, HEADER_TRANSFORM, TRANSFORMS, "unknown_transform"
-        ),
+        transform=_parse_transform(given),
         numerics=_choice(
             given,
             HEADER_NUMERICS,
@@ -345,6 +344,12 @@ def _parse_cut(given: Mapping[str, str]) -> int:
 def _parse_encoding(given: Mapping[str, str]) -> str:
     value = given.get(HEADER_ENCODING, "float32")
     return str(Encoding.parse(value, what=HEADER_ENCODING))
+
+
+def _parse_transform(given: Mapping[str, str]) -> str:
+    value = given.get(HEADER_TRANSFORM, EVAL)
+    parse_transform(value, HEADER_TRANSFORM)  # it has one form only
+    return value
 
 
 def _parse_samples(

@@ -92,6 +92,7 @@ class JobRequest:
         model: None exactly for ``index``.
         cut: 1..n; 0 exactly for ``index``.
         encoding: a canonical text of :mod:`hapi_protocol.encodings`.
+        transform: one of :mod:`hapi_protocol.transforms`.
         samples: which samples are wanted; None for all.
         ranged: the body holds only the members of ``samples``, so that
             its first sample has the index ``samples.first``.

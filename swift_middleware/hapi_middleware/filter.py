@@ -75,7 +75,7 @@ from hapi_protocol.errors import (
     TooSlowError,
     UnsupportedError,
 )
-from hapi_protocol.headers import CACHE_HIT, NUMERICS, TRANSFORMS
+from hapi_protocol.headers import CACHE_HIT, NUMERICS
 from hapi_protocol.messages import (
     API_VERSION,
     KIND_FEATURES,
@@ -84,6 +84,7 @@ from hapi_protocol.messages import (
     JobRequest,
     ModelIdentity,
 )
+from hapi_protocol.transforms import TRANSFORMS
 
 StartResponse = Callable[..., Any]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from hapi_protocol.errors import (
-    AnnotationError,
     PackageError,
     TooLargeError,
     UnsupportedError,
 )
-from hapi_protocol.headers import NUMERICS, TRANSFORMS
+from hapi_protocol.headers import NUMERICS
 from hapi_protocol.messages import JobRequest, ModelIdentity
+from hapi_protocol.transforms import EVAL, parse_transform
 from hapi_worker.config import WorkerConfig
 from hapi_worker.resident import Lease
 
@@ -21,12 +21,7 @@ def check_request(request: JobRequest, config: WorkerConfig) -> None:
         UnsupportedError: ``unsupported_numerics``.
         TooLargeError: ``object_too_large``.
     """
-    if request.transform not in TRANSFORMS:
-        raise AnnotationError(
-            "unknown_transform",
-            f"transform {request.transform!r}; this worker has "
-            f"{', '.join(TRANSFORMS)}",
-        )
+    parse_transform(request.transform)
     if request.numerics not in NUMERICS:
         raise UnsupportedError(
             "unsupported_numerics",
@@ -43,16 +38,28 @@ def check_request(request: JobRequest, config: WorkerConfig) -> None:
         )
 
 
-def check_transform(lease: Lease | None) -> None:
+def check_transform(request: JobRequest, lease: Lease | None) -> None:
     """
     Raises:
         PackageError: images cannot be made the model's input.
+        UnsupportedError: ``unsupported_transform``: not at random.
     """
-    if lease is not None and lease.frozen.transform is None:
+    if lease is None:
+        return
+    transform = lease.frozen.transform
+    if transform is None:
         raise PackageError(
             "bad_package",
             f"the package {lease.digest[:12]} has no input transform, so "
             "images cannot be made its input: write it with one",
+        )
+    if parse_transform(request.transform) and transform.augmentation is None:
+        raise UnsupportedError(
+            "unsupported_transform",
+            f"the package {lease.digest[:12]} has no augmentation, so "
+            f"{request.transform} has no meaning for it: write it with one, "
+            f"or ask for {EVAL}",
+            details={"value": request.transform, "allowed": [EVAL]},
         )
 
 

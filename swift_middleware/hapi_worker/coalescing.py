@@ -1,9 +1,9 @@
 """Streams of one account that share their micro-batches.
 
 A *group* is the streams charged to one account that run the same cut of the
-same model on the same device.  A pass is asked for when enough samples wait,
-and takes them when a thread begins it: what has come meanwhile goes with it.
-Accounts never share a batch.
+same model on the same device, their images transformed alike.  A pass is asked
+for when enough samples wait, and takes them when a thread begins it: what has
+come meanwhile goes with it.  Accounts never share a batch.
 """
 
 from __future__ import annotations
@@ -121,6 +121,7 @@ class GroupKey:
     cut: int
     dtype: str
     size: int
+    transform: str
 
 
 class Group:
@@ -333,10 +334,12 @@ class Groups:
                 self._groups[key] = group, members - 1
 
 
-def group_key(account: str, lease: Lease, size: int, device: str) -> GroupKey:
+def group_key(
+    account: str, lease: Lease, size: int, device: str, transform: str
+) -> GroupKey:
     """Of a job that holds ``lease``."""
     cut, dtype = lease.site
-    return GroupKey(account, device, lease.digest, cut, dtype, size)
+    return GroupKey(account, device, lease.digest, cut, dtype, size, transform)
 
 
 @contextlib.contextmanager

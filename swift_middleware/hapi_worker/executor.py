@@ -14,6 +14,7 @@ from functools import cached_property
 import torch
 
 from hapi_protocol.errors import DoesNotFitError, UnavailableError
+from hapi_protocol.transforms import Training
 from hapi_splitter.encodings import EncodedFeatures
 from hapi_worker.decode import Decoder, image_decoder
 from hapi_worker.forward import (
@@ -129,6 +130,7 @@ class PrefixCompute:
         overruns: told of passes that took too long.
         oom: told of passes that the memory did not suffice for.
         max_pixels: of one image.
+        training: seed and epoch of random changes; None for evaluation.
     """
 
     lease: Lease
@@ -136,12 +138,13 @@ class PrefixCompute:
     overruns: Overruns
     oom: Callable[[], None]
     max_pixels: int
+    training: Training | None = None
 
     @cached_property
     def decoder(self) -> Decoder:
         transform = self.lease.frozen.transform
         assert transform is not None, "checked before the grant"
-        return image_decoder(transform, self.max_pixels)
+        return image_decoder(transform, self.max_pixels, self.training)
 
     @property
     def input_bytes(self) -> int:

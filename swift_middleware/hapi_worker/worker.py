@@ -25,6 +25,7 @@ from hapi_protocol.messages import (
 )
 from hapi_protocol.shards import Limits
 from hapi_protocol.summary import Load as LoadReport
+from hapi_protocol.transforms import parse_transform
 from hapi_splitter.host import allowed_cores
 from hapi_splitter.numerics import enforce_exact, numerics_tag
 from hapi_splitter.profile import DEFAULT_BATCHES
@@ -228,7 +229,7 @@ class Worker:
             if is_gone():
                 raise asker_gone()
             self.admission.grant(job, lease)
-            check_transform(lease)
+            check_transform(request, lease)
         except BaseException:
             self.admission.end(job)
             raise
@@ -364,7 +365,8 @@ class Worker:
             lease.batch_limit(lease.residency.usual_batch),
             start.num_samples(job.request),
         )
-        key = group_key(job.account, lease, size, executor.name)
+        transform = job.request.transform
+        key = group_key(job.account, lease, size, executor.name, transform)
 
         def make() -> Group:
             compute = PrefixCompute(
@@ -373,6 +375,7 @@ class Worker:
                 self.overruns,
                 self.metrics.out_of_memory.inc,
                 self.config.max_pixels,
+                parse_transform(transform),
             )
             return Group(
                 job.account,

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from hapi_protocol.features import read_features
+from hapi_protocol.transforms import Training
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.numerics import exact_numerics
 from hapi_splitter.transforms import decode_image
@@ -53,6 +54,7 @@ def local_rows(
     source: bytes,
     name: str,
     wanted: range | None = None,
+    training: Training | None = None,
 ) -> Rows:
     """What the prefix makes of an object.
 
@@ -63,13 +65,18 @@ def local_rows(
         source: a tar shard, or one image.
         name: of the object.
         wanted: samples of a shard, by index; None for all.
+        training: seed and epoch of random changes; None for evaluation.
     """
     samples = _samples(source, name)
     wanted = wanted or range(len(samples))
     is_unknown = len(wanted) == len(samples) and not _is_image(source)
     size = batch_size(MAX_BATCH["cpu"], None if is_unknown else len(wanted))
-    assert frozen.transform is not None
-    images = [frozen.transform(decode_image(samples[n][2])) for n in wanted]
+    transform = frozen.transform
+    assert transform is not None
+    images = [
+        transform.sample(decode_image(image), key, training)
+        for key, _, image in (samples[n] for n in wanted)
+    ]
     images += [torch.zeros(frozen.input_shape)] * (-len(images) % size)
     prefix = frozen.to(CPU, fast=True).prefix(cut)
     with _one_thread(), torch.inference_mode(), exact_numerics(CPU):

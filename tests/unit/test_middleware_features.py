@@ -344,7 +344,7 @@ def test_info_says_what_can_be_had(world: FilterUnderTest) -> None:
 
     assert info["version"] == 1
     assert info["encodings"] == list(ENCODINGS)
-    assert info["transforms"] == ["eval"]
+    assert info["transforms"] == ["eval", "train"]
     assert info["numerics"] == ["exact"]
     assert info["max_object_bytes"] == 5 * 1024**3
     assert info["index"] is True

@@ -281,6 +281,7 @@ def test_source_refused_after_the_grant_is_answered_as_swift_does(
     [
         ("cut_out_of_range", None),
         ("unknown_transform", None),
+        ("unsupported_transform", None),
         ("share_exceeded", 7),
         ("queue_full", 3),
         ("draining", 1),

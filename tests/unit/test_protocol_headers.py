@@ -49,6 +49,7 @@ def test_annotation_survives_its_own_headers(model):
         model=model,
         cut=7,
         encoding="float16",
+        transform="train;seed=3;epoch=0",
         samples=SampleRange(3, 9),
         byte_range=ByteRange(512, 1023),
         if_source_etag="d41d8",
@@ -86,6 +87,11 @@ def test_index_request_needs_no_model():
             "X-Hapi-Encoding is 'uint8;zip'",
         ),
         ({"X-Hapi-Transform": "train"}, "unknown_transform", "eval"),
+        (
+            {"X-Hapi-Transform": "train;seed=1;epoch=02"},
+            "unknown_transform",
+            "X-Hapi-Transform is 'train;seed=1;epoch=02'",
+        ),
         ({"X-Hapi-Numerics": "sloppy"}, "unknown_numerics", "exact"),
         ({"X-Hapi-Samples": "5"}, "bad_samples", "'5'"),
         ({"X-Hapi-Samples": "9-5"}, "bad_samples", "'9-5'"),
@@ -164,7 +170,7 @@ ETAG = {
         {"source_etag": "t"},
         {"model_digest": "n"},
         {"cut": 2},
-        {"transform": "eval2"},
+        {"transform": "train;seed=0;epoch=0"},
         {"encoding": "float16"},
         {"samples": SampleRange(0)},
         {"numerics_tag": "fast"},
@@ -175,6 +181,11 @@ def test_feature_etag_changes_with_each_of_its_inputs(changed):
     etag = feature_etag(**ETAG)
     assert etag.startswith('W/"')
     assert feature_etag(**{**ETAG, **changed}) != etag
+
+
+def test_feature_etag_changes_with_seed_and_epoch():
+    texts = [f"train;seed={n // 2};epoch={n % 2}" for n in range(4)]
+    assert len({feature_etag(**{**ETAG, "transform": t}) for t in texts}) == 4
 
 
 def test_annotation_is_immutable():

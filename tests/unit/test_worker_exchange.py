@@ -67,6 +67,9 @@ def own_worker(tmp_path: Path) -> Iterator[WorkerUnderTest]:
         yield worker
 
 
+TRAIN = "train;seed=0;epoch=0"
+
+
 def rows_of(reader: FeatureStreamReader) -> list[Row]:
     return [row for batch in reader.batches for row in batch.rows]  # type: ignore[attr-defined]
 
@@ -336,6 +339,7 @@ def test_object_that_cannot_be_read_is_refused_by_name(
         ({"cut": LAST_CUT + 1}, 422, "cut_out_of_range"),
         ({"encoding": "uint8;zip"}, 400, "unknown_encoding"),
         ({"transform": "train"}, 400, "unknown_transform"),
+        ({"transform": TRAIN}, 422, "unsupported_transform"),
         ({"numerics": "fast"}, 422, "unsupported_numerics"),
         ({"source_length_bytes": 1 << 50}, 413, "object_too_large"),
         ({"cut": 0}, 400, "bad_request"),

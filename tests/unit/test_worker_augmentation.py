@@ -1,0 +1,194 @@
+"""A worker changes training images as this process does, to the bit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import torch
+
+from framed_objects import framed, good
+from hapi_protocol.features import FeatureStreamReader
+from hapi_protocol.headers import SampleRange
+from hapi_protocol.messages import JobRequest
+from hapi_protocol.transforms import Training
+from hapi_splitter.augmentation import Augmentation
+from hapi_splitter.package import package_bytes
+from hapi_splitter.trace import SplitModel, split
+from hapi_splitter.transforms import decode_image
+from local_rows import Rows, local_rows, received_rows
+from photos import jpegs, shard
+from worker_under_test import (
+    TIMEOUT_SECONDS,
+    SmallResNet,
+    WorkerUnderTest,
+    job_for,
+    running_worker,
+    small_transform,
+)
+
+NUM_SAMPLES = 21
+CUT = 3
+SEED = 11
+AUGMENTATION = Augmentation(
+    vertical_flip=0.3,
+    brightness=(0.6, 1.4),
+    contrast=(0.6, 1.4),
+    saturation=(0.6, 1.4),
+    hue=(-0.1, 0.1),
+)
+
+
+@lru_cache(maxsize=1)
+def parts() -> SplitModel:
+    torch.manual_seed(0)
+    transform = replace(small_transform(), augmentation=AUGMENTATION)
+    return split(SmallResNet(), "layer2", transform=transform)
+
+
+@lru_cache(maxsize=1)
+def package() -> bytes:
+    return package_bytes(parts().frozen)
+
+
+@pytest.fixture(scope="module")
+def tar() -> bytes:
+    return shard(NUM_SAMPLES, size=120)
+
+
+@pytest.fixture(scope="module")
+def worker(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[WorkerUnderTest]:
+    """Its decoding threads have two of torch's each."""
+    folder = tmp_path_factory.mktemp("worker")
+    with running_worker(folder, torch_threads=2) as worker:
+        worker.put(package())
+        yield worker
+    torch.set_num_threads(1)
+
+
+def job_of(
+    source: bytes, epoch: int, samples: SampleRange | None = None
+) -> JobRequest:
+    training = Training(SEED, epoch)
+    return job_for(
+        source,
+        package(),
+        cut=CUT,
+        transform=str(training),
+        samples=samples,
+    )
+
+
+def rows_of(reader: FeatureStreamReader) -> Rows:
+    batches = reader.batches  # type: ignore[attr-defined]
+    rows = [row for batch in batches for row in batch.rows]
+    assert all(row.error is None for row in rows)
+    return Rows(
+        [(row.index, row.key, row.label) for row in rows],
+        np.concatenate([b.features for b in batches if b.rows]),
+    )
+
+
+def computed_here(
+    source: bytes, epoch: int, wanted: range | None = None
+) -> Rows:
+    return local_rows(
+        parts().frozen,
+        CUT,
+        source,
+        "data/shard-000.tar",
+        wanted,
+        Training(SEED, epoch),
+    )
+
+
+def test_rows_are_those_computed_here_and_repeat(
+    worker: WorkerUnderTest, tar: bytes
+) -> None:
+    found = {}
+    for epoch in (0, 1, 0):
+        rows = rows_of(worker.run(job_of(tar, epoch), package(), tar))
+        rows.assert_equal(computed_here(tar, epoch))
+        found.setdefault(epoch, rows).assert_equal(rows)
+    differs = (found[0].features != found[1].features).any(axis=(1, 2, 3))
+    assert differs.all()
+
+
+def test_part_of_a_shard_is_changed_as_the_whole_is(
+    worker: WorkerUnderTest, tar: bytes
+) -> None:
+    wanted = range(5, 12)
+    job = job_of(tar, 4, SampleRange(wanted.start, wanted.stop - 1))
+    rows = rows_of(worker.run(job, package(), tar))
+    rows.assert_equal(computed_here(tar, 4, wanted))
+    whole = computed_here(tar, 4).features[5:12]
+    np.testing.assert_allclose(rows.features, whole, rtol=1e-4, atol=1e-4)
+
+
+def test_single_image_has_the_key_of_its_row(worker: WorkerUnderTest) -> None:
+    ((image, _),) = jpegs(1, size=120)
+    job = replace(job_of(image, 2), source_name="/AUTH_a/data/dir/one.b.jpg")
+    rows = rows_of(worker.run(job, package(), image))
+    assert rows.facts == [(0, "one", None)]
+    expected = local_rows(
+        parts().frozen, CUT, image, "dir/one.b.jpg", None, Training(SEED, 2)
+    )
+    rows.assert_equal(expected)
+
+
+def test_each_of_many_objects_has_its_name_as_key(
+    worker: WorkerUnderTest,
+) -> None:
+    contents = [data for data, _ in jpegs(5, size=120)]
+    source = framed(good(contents))
+    job = replace(
+        job_of(source, 2),
+        source_name="/AUTH_a/data",
+        source_etag="",
+        source_length_bytes=None,
+        num_objects=len(contents),
+    )
+    rows = rows_of(worker.run(job, package(), source))
+    frozen = parts().frozen
+    assert frozen.transform is not None
+    images = [
+        frozen.transform.sample(
+            decode_image(data), f"dir/{number}.jpg", Training(SEED, 2)
+        )
+        for number, data in enumerate(contents)
+    ]
+    with torch.inference_mode():
+        expected = frozen.prefix(CUT)(torch.stack(images))
+    torch.testing.assert_close(
+        torch.from_numpy(rows.features), expected, rtol=1e-4, atol=1e-4
+    )
+
+
+def test_jobs_of_two_epochs_at_once_are_each_their_own(
+    worker: WorkerUnderTest, tar: bytes
+) -> None:
+    others_done = threading.Event()
+
+    def body() -> Iterator[bytes]:
+        yield tar[: len(tar) // 2]
+        assert others_done.wait(TIMEOUT_SECONDS)
+        yield tar[len(tar) // 2 :]
+
+    with worker.streaming(job_of(tar, 0), package(), body()) as stream:
+        answer = stream.answer()
+        other = rows_of(worker.run(job_of(tar, 1), package(), tar))
+        plain = replace(job_of(tar, 0), transform="eval")
+        evaluated = rows_of(worker.run(plain, package(), tar))
+        others_done.set()
+        rows = received_rows(answer.read())
+    rows.assert_equal(computed_here(tar, 0))
+    other.assert_equal(computed_here(tar, 1))
+    evaluated.assert_equal(
+        local_rows(parts().frozen, CUT, tar, "data/shard-000.tar")
+    )
