@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import torch
 
 from hapi_protocol.errors import TooSlowError
+from hapi_protocol.transforms import Training
 from hapi_splitter.host import allowed_cores
 
 START_SECONDS = 60.0
@@ -24,13 +25,15 @@ class DecodePool:
     """Threads that decode images; each uses one core.
 
     Args:
-        decode: from the bytes of an image to ``[C, H, W]`` float32.
+        decode: from the bytes of an image, its sample's key, and seed and
+            epoch of random changes (None for evaluation) to ``[C, H, W]``
+            float32.
         num_threads: None for one on each available core.
     """
 
     def __init__(
         self,
-        decode: Callable[[bytes], torch.Tensor],
+        decode: Callable[[bytes, str, Training | None], torch.Tensor],
         num_threads: int | None = None,
     ) -> None:
         self._decode = decode
@@ -80,9 +83,15 @@ class DecodePool:
         started.wait(START_SECONDS)
         torch.set_num_threads(before)
 
-    def submit(self, image: bytes, target: torch.Tensor) -> Future[float]:
+    def submit(
+        self,
+        image: bytes,
+        target: torch.Tensor,
+        key: str = "",
+        training: Training | None = None,
+    ) -> Future[float]:
         """Decodes ``image`` into ``target``; the CPU seconds that it took."""
-        return self._pool.submit(self._into, image, target)
+        return self._pool.submit(self._into, image, target, key, training)
 
     def result(self, future: Future[float], seconds: float) -> float:
         """Of :meth:`submit`: the CPU seconds that it took.
@@ -107,7 +116,13 @@ class DecodePool:
             "too_slow", f"an image was not decoded in {seconds:g} s"
         )
 
-    def _into(self, image: bytes, target: torch.Tensor) -> float:
+    def _into(
+        self,
+        image: bytes,
+        target: torch.Tensor,
+        key: str,
+        training: Training | None,
+    ) -> float:
         with self._changed:
             self._changed.wait_for(
                 lambda: not self._num_pauses or self._closed
@@ -115,7 +130,7 @@ class DecodePool:
             self._num_busy += 1
         started = time.thread_time()
         try:
-            target.copy_(self._decode(image))
+            target.copy_(self._decode(image, key, training))
             return time.thread_time() - started
         finally:
             with self._changed:

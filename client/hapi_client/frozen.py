@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,6 +16,7 @@ from hapi_client.packages import package_name, upload_package
 from hapi_protocol.encodings import Encoding, allowed_encodings
 from hapi_protocol.errors import AnnotationError, ClientError
 from hapi_protocol.headers import ModelPath
+from hapi_splitter.augmentation import Augmentation
 from hapi_splitter.choice import Freeze
 from hapi_splitter.package import write_package
 from hapi_splitter.trace import split
@@ -37,6 +39,8 @@ class FrozenRegion(LocalRegion):
         device: of the tail and of what runs here.
         forward_samples: of one forward here; None for what suits the
             device.
+        augment: what is random about training images; None for what the
+            transform says.
 
     Attributes:
         tail: the trainable rest.
@@ -53,8 +57,11 @@ class FrozenRegion(LocalRegion):
         transform: Any,
         device: torch.device,
         forward_samples: int | None = None,
+        augment: Augmentation | None = None,
     ) -> None:
-        parts = split(model, freeze, transform=_image_transform(transform))
+        parts = split(
+            model, freeze, transform=_image_transform(transform, augment)
+        )
         # The package is written from the CPU, before anything moves.
         super().__init__(parts.frozen, device, forward_samples)
         self.tail: torch.nn.Module = parts.tail.to(device)
@@ -108,13 +115,22 @@ class FrozenRegion(LocalRegion):
         return self._graph.parameter_bytes
 
 
-def _image_transform(transform: Any) -> ImageTransform:
-    if transform is None:
-        return IMAGENET_TRANSFORM
-    if isinstance(transform, ImageTransform):
-        return transform
+def _image_transform(
+    transform: Any, augment: Augmentation | None
+) -> ImageTransform:
+    if augment is not None and not isinstance(augment, Augmentation):
+        raise ClientError(
+            "bad_configuration",
+            f"augment is {augment!r:.80}; give an Augmentation",
+        )
     try:
-        return ImageTransform.from_preset(transform)
+        if transform is None:
+            found = IMAGENET_TRANSFORM
+        elif isinstance(transform, ImageTransform):
+            found = transform
+        else:
+            found = ImageTransform.from_preset(transform)
+        return replace(found, augmentation=augment or found.augmentation)
     except (TypeError, ValueError) as error:
         raise ClientError(
             "bad_configuration",

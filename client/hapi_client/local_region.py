@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
+from hapi_protocol.transforms import Training
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.numerics import exact_numerics
 from hapi_splitter.package import load_package, package_bytes
-from hapi_splitter.transforms import decode_image
+from hapi_splitter.transforms import ImageTransform, decode_image
 
 FORWARD_SAMPLES_CPU = 8
 """Samples of one forward on the CPU.  Larger batches compute no faster and
@@ -70,16 +71,27 @@ class LocalRegion:
         """Of one transformed image."""
         return tuple(self._graph.input_shape)
 
-    def decode(self, image: bytes) -> torch.Tensor:
+    @property
+    def transform(self) -> ImageTransform:
+        """From a decoded image to a sample."""
+        assert self._graph.transform is not None, "images have one"
+        return self._graph.transform
+
+    def decode(
+        self, image: bytes, key: str = "", training: Training | None = None
+    ) -> torch.Tensor:
         """A transformed image, ``[C, H, W]`` float32 on the CPU.
+
+        Args:
+            image: the bytes of its file.
+            key: of its sample.
+            training: seed and epoch of random changes; None for evaluation.
 
         Raises:
             SampleError: when it cannot be decoded, the same text on
                 every tier.
         """
-        transform = self._graph.transform
-        assert transform is not None, "images have one"
-        return transform(decode_image(image))
+        return self.transform.sample(decode_image(image), key, training)
 
     def finish(self, cut: int, features: torch.Tensor) -> torch.Tensor:
         """From features at ``cut`` to features at the freeze point.

@@ -25,6 +25,7 @@ from hapi_client.stats import JobCounters
 from hapi_client.transport import CancelScope
 from hapi_protocol.headers import CACHE_OFF, ModelPath
 from hapi_protocol.index import Span
+from hapi_protocol.transforms import Training
 
 
 class Sources:
@@ -116,6 +117,7 @@ class MixedSource:
         mixer: deals them.
         sources: by way.
         meter: is told what each took.
+        training: seed and epoch of random changes; None for evaluation.
     """
 
     def __init__(
@@ -123,10 +125,16 @@ class MixedSource:
         mixer: Mixer[Way],
         sources: Sources,
         meter: Meter,
+        training: Training | None = None,
     ) -> None:
         self._mixer = mixer
         self._sources = sources
         self._meter = meter
+        self._training = training
+
+    def of(self, training: Training | None) -> MixedSource:
+        """The same, for another epoch."""
+        return MixedSource(self._mixer, self._sources, self._meter, training)
 
     def lane_width(self, lane: str) -> int:
         """Pushed spans as many as the worker admits."""
@@ -148,7 +156,7 @@ class MixedSource:
         )
         if way is None:
             return None
-        task = self._sources(way).task(span)
+        task = self._sources(way).task(span, self._training)
 
         def load(scope: CancelScope) -> LoadedSpan:
             started = time.monotonic()

@@ -41,6 +41,7 @@ from hapi_protocol.headers import (
 )
 from hapi_protocol.index import Span
 from hapi_protocol.summary import Summary
+from hapi_protocol.transforms import Training, transform_text
 from hapi_splitter.encodings import decode as decode_features
 
 logger = logging.getLogger(__name__)
@@ -65,11 +66,14 @@ class PushPlan:
     shape: tuple[int, ...]
     cache: str = CACHE_OFF
 
-    def annotation(self, span: Span) -> Annotation:
+    def annotation(
+        self, span: Span, training: Training | None = None
+    ) -> Annotation:
         return Annotation(
             model=self.model,
             cut=self.cut,
             encoding=self.encoding,
+            transform=transform_text(training),
             samples=span.samples,
             byte_range=span.byte_range,
             if_source_etag=span.etag,
@@ -115,21 +119,24 @@ class PushedSource:
         self._counters = counters
         self._has_warned = False
 
-    def task(self, span: Span) -> SpanTask:
+    def task(self, span: Span, training: Training | None = None) -> SpanTask:
         """How to load a span from here.
 
         A plain read, in its lane and at its cost, while push-down rests.
+
+        Args:
+            training: seed and epoch of random changes; None for evaluation.
         """
         if self._gate.is_shut():
             return SpanTask(
                 LANE_STREAM,
                 self._raw.cost_bytes(span),
-                lambda scope: self._fall_back(span, scope),
+                lambda scope: self._fall_back(span, scope, training),
             )
         return SpanTask(
             LANE_PUSH,
             self.cost_bytes(span),
-            lambda scope: self.load(span, scope),
+            lambda scope: self.load(span, scope, training),
         )
 
     def cost_bytes(self, span: Span) -> int:
@@ -140,29 +147,37 @@ class PushedSource:
         # Received, then decoded; twice before that, as Arrow's and ours.
         return len(span.rows) * (received + max(decoded, received))
 
-    def load(self, span: Span, scope: CancelScope) -> LoadedSpan:
+    def load(
+        self, span: Span, scope: CancelScope, training: Training | None = None
+    ) -> LoadedSpan:
         """
         Raises:
             HapiError: that repeating or streaming would not cure.
         """
         tries = self._gate.tries(self._limits.backoff.attempts)
         if tries:
-            loaded = self._try_pushed(span, scope, tries)
+            loaded = self._try_pushed(span, scope, training, tries)
             if loaded is not None and not loaded.failures:
                 return loaded
             if loaded is not None:
                 # Limits of the operator's must not decide which samples an
                 # epoch has: what fails there is tried here.
-                return self._raw.load(span, scope)
-        return self._fall_back(span, scope)
+                return self._raw.load(span, scope, training)
+        return self._fall_back(span, scope, training)
 
-    def _fall_back(self, span: Span, scope: CancelScope) -> LoadedSpan:
+    def _fall_back(
+        self, span: Span, scope: CancelScope, training: Training | None
+    ) -> LoadedSpan:
         self._counters.add(fallbacks=1)
-        loaded = self._raw.load(span, scope)
+        loaded = self._raw.load(span, scope, training)
         return replace(loaded, report=replace(loaded.report, fell_back=True))
 
     def _try_pushed(
-        self, span: Span, scope: CancelScope, tries: int
+        self,
+        span: Span,
+        scope: CancelScope,
+        training: Training | None,
+        tries: int,
     ) -> LoadedSpan | None:
         backoff = self._limits.backoff
         try:
@@ -170,7 +185,7 @@ class PushedSource:
                 scope.check()
                 started = time.monotonic()
                 try:
-                    loaded = self._load(span)
+                    loaded = self._load(span, training)
                 except HapiError as error:
                     scope.check()
                     if not is_cured_by_streaming(error):
@@ -210,12 +225,12 @@ class PushedSource:
         )
         return None
 
-    def _load(self, span: Span) -> LoadedSpan:
+    def _load(self, span: Span, training: Training | None) -> LoadedSpan:
         try:
             body = self._connection.get_features(
                 self._container,
                 span.shard,
-                self._plan.annotation(span),
+                self._plan.annotation(span, training),
                 patient=False,
                 seconds=self._limits.seconds,
             )

@@ -33,7 +33,8 @@ def is_cured_by_streaming(error: HapiError) -> bool:
     """
     if is_retryable(error):
         return True
-    if error.code in ("compute_not_allowed", "no_hapi"):
+    # A store of an older release knows not all transforms.
+    if error.code in ("compute_not_allowed", "no_hapi", "unknown_transform"):
         return True
     role = error.details.get("object_role")
     if error.status in (403, 404):

@@ -24,6 +24,7 @@ from hapi_client.transport import CancelScope
 from hapi_protocol.errors import ClientError, HapiError
 from hapi_protocol.index import Span
 from hapi_protocol.shards import IMAGE_EXTENSIONS, Sample, iter_samples
+from hapi_protocol.transforms import Training
 from hapi_splitter.transforms import SampleError
 
 logger = logging.getLogger(__name__)
@@ -143,12 +144,16 @@ class RawSource:
         self._counters = counters
         self._meter = meter
 
-    def task(self, span: Span) -> SpanTask:
-        """How to load a span from here."""
+    def task(self, span: Span, training: Training | None = None) -> SpanTask:
+        """How to load a span from here.
+
+        Args:
+            training: seed and epoch of random changes; None for evaluation.
+        """
         return SpanTask(
             LANE_STREAM,
             self.cost_bytes(span),
-            lambda scope: self.load(span, scope),
+            lambda scope: self.load(span, scope, training),
         )
 
     def cost_bytes(self, span: Span) -> int:
@@ -156,7 +161,9 @@ class RawSource:
         image = 4 * int(torch.Size(self._shape).numel())
         return span.byte_range.length_bytes + len(span.rows) * image
 
-    def load(self, span: Span, scope: CancelScope) -> LoadedSpan:
+    def load(
+        self, span: Span, scope: CancelScope, training: Training | None = None
+    ) -> LoadedSpan:
         """
         Raises:
             SourceChangedError: when the shard is not the index's.
@@ -166,7 +173,7 @@ class RawSource:
         for failures in range(1, backoff.attempts + 1):
             scope.check()
             try:
-                return self._load(span, scope)
+                return self._load(span, scope, training)
             except HapiError as error:
                 scope.check()
                 if failures == backoff.attempts or not is_retryable(error):
@@ -176,7 +183,9 @@ class RawSource:
                 scope.wait(delay_seconds(backoff, failures, error))
         raise AssertionError("unreachable")
 
-    def _load(self, span: Span, scope: CancelScope) -> LoadedSpan:
+    def _load(
+        self, span: Span, scope: CancelScope, training: Training | None
+    ) -> LoadedSpan:
         started = time.monotonic()
         data = self._connection.get_range(
             self._container,
@@ -196,7 +205,9 @@ class RawSource:
             )
         )
         check_keys(span, [(each.index, each.key) for each in samples])
-        loaded, decode_cpu_seconds = self._decode(span, samples, scope)
+        loaded, decode_cpu_seconds = self._decode(
+            span, samples, scope, training
+        )
         return replace(
             loaded,
             report=SpanReport(
@@ -212,6 +223,7 @@ class RawSource:
         span: Span,
         samples: Sequence[Sample],
         scope: CancelScope,
+        training: Training | None,
     ) -> tuple[LoadedSpan, float]:
         """And the CPU seconds that it took."""
         images = torch.empty((len(samples), *self._shape), dtype=torch.float32)
@@ -223,7 +235,9 @@ class RawSource:
             if image is None:
                 failures[row] = NO_IMAGE
             else:
-                futures[row] = self._pool.submit(image, images[row])
+                futures[row] = self._pool.submit(
+                    image, images[row], sample.key, training
+                )
         try:
             for row, future in futures.items():
                 scope.check()

@@ -54,6 +54,11 @@ class Training:
         return f"{TRAIN};seed={self.seed};epoch={self.epoch}"
 
 
+def transform_text(training: Training | None) -> str:
+    """The text that :func:`parse_transform` reads; of None it is ``eval``."""
+    return EVAL if training is None else str(training)
+
+
 def parse_transform(text: str, what: str = "transform") -> Training | None:
     """The transform that a text names; None for ``eval``.
 

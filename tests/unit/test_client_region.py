@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 from torch import nn
+from torchvision.transforms._presets import ImageClassification
 
 from hapi_client.frozen import FrozenRegion
-from hapi_splitter.transforms import ImageTransform
+from hapi_protocol.errors import ClientError
+from hapi_protocol.transforms import Training
+from hapi_splitter.augmentation import Augmentation
+from hapi_splitter.reference import reference_image
+from hapi_splitter.transforms import ImageTransform, decode_image
 from reference_models import randomise_statistics
 
 CPU = torch.device("cpu")
@@ -56,3 +64,46 @@ def test_region_is_computed_fast_and_stored_as_it_was_split() -> None:
     ops = [str(n.target) for n in region.local.suffix(0).graph.nodes]
     assert not any("batch_norm" in op for op in ops)
     assert region.parameter_bytes == 4 * (3 * 6 * 9 + 6 + 4 * 6)
+
+
+def test_augmentation_is_the_jobs_or_else_the_transforms() -> None:
+    model, image = (frozen_part(), Flat()), reference_image()
+    own = Augmentation(scale=(0.2, 0.3))
+    with_own = ImageTransform(36, 32, augmentation=own)
+    training = Training(1, 2)
+    preset = ImageClassification(crop_size=32, resize_size=36)
+    digests = set()
+    for transform, augment, augmentation in (
+        (SMALL, None, None),
+        (with_own, None, own),
+        (preset, Augmentation(), Augmentation()),
+        (with_own, Augmentation(), Augmentation()),
+    ):
+        region = FrozenRegion(model, None, transform, CPU, None, augment)
+        assert region.transform.augmentation == augmentation
+        assert torch.equal(region.decode(image), SMALL(decode_image(image)))
+        digests.add(region._graph.digest)
+        if augmentation is not None:
+            found = region.decode(image, "k", training)
+            expected = replace(SMALL, augmentation=augmentation).sample(
+                decode_image(image), "k", training
+            )
+            assert torch.equal(found, expected)
+    assert len(digests) == 3
+
+
+@pytest.mark.parametrize(
+    ("transform", "augment", "said"),
+    [
+        (None, {"scale": (0, 1)}, "give an Augmentation"),
+        (ImageTransform(2304, 2304), Augmentation(), "1 to 2048 pixels"),
+    ],
+)
+def test_augmentation_that_cannot_be_is_named(
+    transform: ImageTransform | None, augment: Augmentation, said: str
+) -> None:
+    with pytest.raises(ClientError, match=said) as caught:
+        FrozenRegion(
+            (frozen_part(), Flat()), None, transform, CPU, None, augment
+        )
+    assert caught.value.code == "bad_configuration"

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from hapi_client.decode import DecodePool
-from hapi_client.meter import Meter
+from hapi_client.meter import STREAMED, Meter
+from hapi_client.mixed import MixedSource
+from hapi_client.mixing import Mixer
 from hapi_client.pushed import PushedSource, PushPlan
 from hapi_client.retry import Backoff, PushGate, PushWidth
 from hapi_client.sources import RawSource, SpanLimits
@@ -32,6 +34,7 @@ from hapi_protocol.features import FeatureStreamWriter, Row, feature_schema
 from hapi_protocol.headers import ModelPath
 from hapi_protocol.index import IndexRow, Span
 from hapi_protocol.shards import iter_samples
+from hapi_protocol.transforms import Training
 from hapi_splitter.encodings import decode as decode_features
 from hapi_splitter.encodings import encode
 from hapi_splitter.transforms import SampleError
@@ -40,13 +43,15 @@ from photos import tar_of
 SHAPE = (1, 2, 2)
 LIMITS = SpanLimits(5, Backoff(attempts=3, first_seconds=0, most_seconds=0))
 MODEL = ModelPath("AUTH_test", "models", "x.hapi")
+ONE, TWO = Training(seed=5, epoch=100), Training(seed=5, epoch=200)
 BUSY = UnavailableError("queue_full", "full", retry_after=0)
 
 
-def decode(image):
+def decode(image, key, training):
     if image == b"bad":
         raise SampleError("no image")
-    return torch.full(SHAPE, float(image))
+    changed = 0 if training is None else training.epoch + int(key[1:]) / 8
+    return torch.full(SHAPE, float(image) + changed)
 
 
 def shard(*images):
@@ -179,6 +184,61 @@ def test_a_raw_span_is_decoded_in_order(bench):
     assert loaded.cut == 0
     assert loaded.features[:, 0, 0, 0].tolist() == [10, 11, 12]
     assert loaded.features.shape == (3, *SHAPE)
+
+
+def test_a_raw_span_of_training_is_changed_by_epoch_and_key(bench):
+    tasks = [bench.raw.task(bench.span, epoch) for epoch in (ONE, TWO, None)]
+    loaded = [task.load(CancelScope()).features for task in tasks]
+    assert [each[:, 0, 0, 0].tolist() for each in loaded] == [
+        [110, 111.125, 112.25],
+        [210, 211.125, 212.25],
+        [10, 11, 12],
+    ]
+
+
+def test_a_pushed_span_of_training_asks_for_its_epoch(bench):
+    bench.connection.answers = [stream(KEYS)]
+    for training in (ONE, TWO, None):
+        bench.pushed.task(bench.span, training).load(CancelScope())
+    asked = [each.transform for each in bench.connection.annotations]
+    assert asked == [
+        "train;seed=5;epoch=100",
+        "train;seed=5;epoch=200",
+        "eval",
+    ]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        stream(KEYS, errors=(1,)),
+        make_error("unsupported_transform", "no augmentation"),
+        make_error("unknown_transform", "an older release"),
+    ],
+)
+def test_a_span_of_training_that_falls_back_has_its_epoch(bench, answer):
+    bench.connection.answers = [answer]
+    loaded = bench.pushed.task(bench.span, ONE).load(CancelScope())
+    assert loaded.cut == 0
+    assert loaded.features[:, 0, 0, 0].tolist() == [110, 111.125, 112.25]
+    bench.pushed._gate.failed()
+    loaded = bench.pushed.task(bench.span, TWO).load(CancelScope())
+    assert loaded.features[:, 0, 0, 0].tolist() == [210, 211.125, 212.25]
+
+
+def test_loaders_of_two_epochs_and_of_none_go_their_own_ways(bench):
+    class Sources:
+        num_threads = 1
+
+        def __call__(self, way):
+            return bench.raw
+
+    source = MixedSource(Mixer({STREAMED: 1.0}), Sources(), Meter(lambda: 0))
+    found = []
+    for each in (source.of(ONE), source, source.of(TWO)):
+        task = each.task(bench.span, lambda lane: True, 3)
+        found.append(task.load(CancelScope()).features[0, 0, 0, 0].item())
+    assert found == [110, 10, 210]
 
 
 def test_undecodable_samples_are_told_apart(pool):
@@ -450,7 +510,7 @@ def test_a_pause_of_decoding_is_no_time_of_a_span(bench, pool):
 
 def test_an_image_that_takes_too_long_is_named_as_that():
     begun = threading.Event()
-    pool = DecodePool(lambda image: begun.wait(5) and None, 1)
+    pool = DecodePool(lambda *_: begun.wait(5) and None, 1)
     try:
         future = pool.submit(b"1", torch.empty(SHAPE))
         with pytest.raises(TooSlowError, match=r"in 0\.2 s"):
@@ -464,7 +524,7 @@ def test_the_pool_leaves_the_callers_threads_as_they_were():
     before = torch.get_num_threads()
     inside = []
     pool = DecodePool(
-        lambda _: inside.append(torch.get_num_threads()) or torch.zeros(1), 2
+        lambda *_: inside.append(torch.get_num_threads()) or torch.zeros(1), 2
     )
     pool.submit(b"", torch.zeros(1)).result(5)
     pool.close()
