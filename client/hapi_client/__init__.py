@@ -18,12 +18,20 @@ if TYPE_CHECKING:
     from hapi_client.credentials import Credentials
     from hapi_client.fetch import FetchOptions
     from hapi_client.job import TransferJob
+    from hapi_splitter.augmentation import Augmentation
 
-__all__ = ["Connection", "Credentials", "FetchOptions", "TransferJob"]
+__all__ = [
+    "Augmentation",
+    "Connection",
+    "Credentials",
+    "FetchOptions",
+    "TransferJob",
+]
 
 
 def __getattr__(name: str) -> Any:
     homes = {
+        "Augmentation": "hapi_splitter.augmentation",
         "Connection": "hapi_client.connection",
         "Credentials": "hapi_client.credentials",
         "FetchOptions": "hapi_client.fetch",

@@ -11,11 +11,13 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from hapi_client.augment import AugmentedEpochs
 from hapi_client.connection import Connection
 from hapi_client.credentials import Credentials
 from hapi_client.data_set import DataSet
@@ -33,6 +35,7 @@ from hapi_client.requester import ConnectionOptions
 from hapi_client.stats import JobCounters
 from hapi_protocol.headers import ModelPath
 from hapi_protocol.index import Span
+from hapi_protocol.transforms import Training
 from hapi_splitter.host import allowed_cores
 
 
@@ -50,6 +53,7 @@ class ReadingParts:
         cache: as :attr:`hapi_client.pushed.PushPlan.cache`.
         on_error: as :attr:`hapi_client.loader.LoaderPlan.on_error`.
         options: how to fetch.
+        augmented: random changes of the epochs.
     """
 
     credentials: Credentials
@@ -61,6 +65,7 @@ class ReadingParts:
     cache: str
     on_error: str
     options: FetchOptions
+    augmented: AugmentedEpochs
 
 
 class OpenParts:
@@ -96,7 +101,12 @@ class OpenParts:
         self._source = MixedSource(Mixer(parts.mix), sources, self._meter)
 
     def loader(
-        self, share: EpochReading, *, is_shared: bool, on_error: str
+        self,
+        share: EpochReading,
+        training: Training | None,
+        *,
+        is_shared: bool,
+        on_error: str,
     ) -> FeatureLoader:
         parts = self._parts
         plan = LoaderPlan(
@@ -111,15 +121,13 @@ class OpenParts:
         return FeatureLoader(
             plan,
             share.reading,
-            self._fetcher,
+            partial(self._fetcher, self._source.of(training)),
             parts.region.device,
             share.delivered,
         )
 
-    def _fetcher(self, spans: Sequence[Span]) -> Fetcher:
-        return Fetcher(
-            self._connection, self._source, spans, self._parts.options
-        )
+    def _fetcher(self, source: MixedSource, spans: Sequence[Span]) -> Fetcher:
+        return Fetcher(self._connection, source, spans, self._parts.options)
 
     def close(self) -> None:
         self._pool.close()
@@ -210,6 +218,7 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
         with closing(OpenParts(self._parts)) as opened:
             loader = opened.loader(
                 share,
+                self._parts.augmented.training(self.epoch),
                 is_shared=self._rank.world_size > 1,
                 on_error=self._parts.on_error,
             )
@@ -246,10 +255,14 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     Args:
         parts: what a process needs.
+        training: seed and epoch of random changes; None for none.
     """
 
-    def __init__(self, parts: ReadingParts) -> None:
+    def __init__(
+        self, parts: ReadingParts, training: Training | None = None
+    ) -> None:
         self._parts = parts
+        self._training = training
         self._ends = torch.tensor([0, *parts.data.sizes]).cumsum(0)
         self._opened: OpenParts | None = None
         self._pid = 0
@@ -275,7 +288,10 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         places = [self._place(number) for number in numbers]
         once = list(dict.fromkeys(places))
         loader = self._open().loader(
-            EpochReading(reading_of(once)), is_shared=False, on_error="raise"
+            EpochReading(reading_of(once)),
+            self._training,
+            is_shared=False,
+            on_error="raise",
         )
         with closing(loader):
             ((features, labels),) = loader

@@ -7,10 +7,12 @@ import os
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from hapi_client.augment import AugmentedEpochs
 from hapi_client.connection import Connection
 from hapi_client.data_set import TRAIN, Data, DataSet, load_splits
 from hapi_client.dataset import FeatureDataset, ReadingParts, SampleDataset
@@ -41,6 +43,7 @@ from hapi_client.stats import JobCounters, JobStats
 from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import CACHE_MODES, CACHE_OFF, ModelPath
 from hapi_protocol.index import Span
+from hapi_splitter.augmentation import Augmentation
 from hapi_splitter.choice import Freeze
 from hapi_splitter.plan import Plan, Problem
 
@@ -78,6 +81,12 @@ class TransferJob:
         transform: an ``ImageTransform``, or torchvision's
             ``weights.transforms()``; None for ImageNet's evaluation
             transform.
+        augment: what is random about the images of training epochs
+            (:mod:`hapi_splitter.augmentation`), the same wherever it is
+            computed; None for nothing.  Evaluation is never changed.
+        augment_epochs: after how many epochs the random changes repeat, so
+            that the store can keep features of them (``cache``); None for
+            never.
         cut: how much of the frozen region the store computes:
             ``"auto"`` plans what is fastest and keeps the plan up with the
             conditions (:mod:`hapi_client.planning`); ``"freeze"`` for all
@@ -127,6 +136,8 @@ class TransferJob:
         data: Data,
         batch_size: int = 32,
         transform: Any = None,
+        augment: Augmentation | None = None,
+        augment_epochs: int | None = None,
         cut: int | str = AUTO,
         encoding: str | None = None,
         floor: str = "lossless",
@@ -158,6 +169,12 @@ class TransferJob:
             transform,
             torch.device(device),
             self._options.forward_samples,
+            augment,
+        )
+        self._augmented = AugmentedEpochs(
+            self._frozen.transform.augmentation is not None,
+            seed,
+            augment_epochs,
         )
         self.tail = self._frozen.tail
         self.cut: int | str = (
@@ -222,7 +239,7 @@ class TransferJob:
 
     def _fixed_source(
         self, cut: int, models_container: str, encoding: str
-    ) -> SpanSource:
+    ) -> MixedSource:
         way = (cut, encoding) if cut else STREAMED
         if cut:
             self._connection.require_hapi()
@@ -240,7 +257,7 @@ class TransferJob:
         encodings: Sequence[str],
         horizon: Horizon,
         replan: ReplanOptions,
-    ) -> SpanSource:
+    ) -> MixedSource:
         train = self._splits[TRAIN]
 
         def read(most_bytes: float) -> ProbeSamples:
@@ -350,9 +367,10 @@ class TransferJob:
 
         Args:
             epoch: number of the training epoch; with the job's seed it
-                fixes the order.  Where a state was loaded, that epoch goes
-                on with its next step.  None for the index's order, without
-                shuffling, as evaluation wants it.
+                fixes the order, and the random changes of the images.  Where
+                a state was loaded, that epoch goes on with its next step.
+                None for the index's order and no changes, as evaluation
+                wants it.
             split: of the data.
             drop_last: leave out a shorter last batch.
             shared: each rank (of torch.distributed, or else of torchrun's
@@ -368,10 +386,11 @@ class TransferJob:
         share = self._share(data, epoch, rank, drop_last)
         if self._planner is not None:
             self._planner.begin()
+        source = self._source.of(self._augmented.training(epoch))
         return FeatureLoader(
             self._loader_plan(data, rank.world_size),
             share.reading,
-            self._open_spans,
+            partial(self._open_spans, source),
             self._frozen.device,
             share.delivered,
         )
@@ -396,9 +415,20 @@ class TransferJob:
             drop_last=drop_last,
         )
 
-    def samples(self, split: str = TRAIN) -> SampleDataset:
-        """Single samples by number, for torch's samplers."""
-        return SampleDataset(self._reading_parts(self._split(split, None)))
+    def samples(
+        self, split: str = TRAIN, *, epoch: int | None = None
+    ) -> SampleDataset:
+        """Single samples by number, for torch's samplers.
+
+        Args:
+            split: of the data.
+            epoch: number of the training epoch, whose random changes the
+                images have; None for none.
+        """
+        return SampleDataset(
+            self._reading_parts(self._split(split, epoch)),
+            self._augmented.training(epoch),
+        )
 
     def _reading_parts(self, data: DataSet) -> ReadingParts:
         return ReadingParts(
@@ -411,6 +441,7 @@ class TransferJob:
             cache=self._cache,
             on_error=self._on_error,
             options=self._options,
+            augmented=self._augmented,
         )
 
     def _split(self, name: str, epoch: int | None) -> DataSet:
@@ -467,8 +498,10 @@ class TransferJob:
         """
         self._epochs.load_state_dict(state)
 
-    def _open_spans(self, spans: Sequence[Span]) -> Fetcher:
-        fetcher = Fetcher(self._connection, self._source, spans, self._options)
+    def _open_spans(
+        self, source: SpanSource, spans: Sequence[Span]
+    ) -> Fetcher:
+        fetcher = Fetcher(self._connection, source, spans, self._options)
         self._fetchers.add(fetcher)
         return fetcher
 

@@ -24,8 +24,9 @@ from hapi_client.demo import (
     largest_difference,
 )
 from hapi_client.progress import ConsoleReporter
-from hapi_protocol.errors import HapiError
+from hapi_protocol.errors import ClientError, HapiError
 from hapi_protocol.index import DataIndex, IndexRow, ShardIndex
+from hapi_splitter.augmentation import Augmentation
 from scripted_swift import Answer, scripted_swift
 
 LOGIN = ("ST_AUTH", "ST_USER", "ST_KEY")
@@ -72,6 +73,34 @@ def test_plan_judges_its_options_before_it_works(
     monkeypatch.setattr("hapi_client.models.load_region", works)
     assert hapi(monkeypatch, "plan", "resnet18", *arguments) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "augment", "augment_epochs"),
+    [
+        ((), None, None),
+        (("--augment",), Augmentation(), None),
+        (("--augment", "--augment-epochs", 3), Augmentation(), 3),
+    ],
+)
+def test_train_hands_on_what_is_random(
+    swift, monkeypatch, capsys, arguments, augment, augment_epochs
+):
+    given = {}
+
+    def job(*_, **options):
+        given.update(options)
+        raise ClientError("bad_configuration", "no job")
+
+    monkeypatch.setattr(
+        "hapi_client.training.build_model", lambda *_, **__: (None, None)
+    )
+    monkeypatch.setattr("hapi_client.job.TransferJob", job)
+    words = ("train", "--data", "c/p", "--classes", 2, *arguments)
+    assert hapi(monkeypatch, *words) == 1
+    assert "no job" in capsys.readouterr().err
+    assert given["augment"] == augment
+    assert given["augment_epochs"] == augment_epochs
 
 
 def test_without_credentials_one_line_says_what_to_set(monkeypatch, capsys):

@@ -82,6 +82,21 @@ def train_command(
             "'off', 'read', or 'readwrite', which takes room in your account."
         ),
     ] = "off",
+    augment: Annotated[
+        bool,
+        typer.Option(
+            help="Random crops and flips of training images, the same "
+            "wherever they are computed."
+        ),
+    ] = False,
+    augment_epochs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Repeat them after so many epochs, for --cache. Never if "
+            "absent.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     skip_bad_samples: Annotated[
         bool, typer.Option(help="Leave undecodable samples out.")
@@ -110,6 +125,7 @@ def train_command(
     # torch takes seconds to import; --help must not wait for it.
     from hapi_client.job import TransferJob
     from hapi_client.training import build_model, train_tail
+    from hapi_splitter.augmentation import Augmentation
 
     network, transform = build_model(
         model,
@@ -136,6 +152,8 @@ def train_command(
             data=data,
             batch_size=batch_size,
             transform=transform,
+            augment=Augmentation() if augment else None,
+            augment_epochs=augment_epochs,
             cut=cut_value(cut),
             floor=floor,
             epochs=epochs,

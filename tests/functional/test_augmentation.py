@@ -1,0 +1,237 @@
+"""Random changes of training images: the same run, wherever they are made."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from caller import Caller
+from hapi_client import Augmentation, Connection, FetchOptions, TransferJob
+from hapi_client.demo import largest_difference
+from hapi_client.location import Location
+from hapi_client.packages import upload_package
+from hapi_client.progress import SilentReporter
+from hapi_client.retry import Backoff
+from hapi_client.training import train_tail
+from hapi_client.upload import upload
+from hapi_protocol.features import read_features
+from hapi_protocol.transforms import Training
+from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.package import write_package
+from hapi_splitter.trace import split
+from hapi_splitter.transforms import decode_image
+from local_rows import local_rows, received_rows
+from networks import small_network, small_transform
+from photos import jpegs, shard
+
+OWNER = "AUTH_test"
+NUM_SAMPLES = 24
+ALL = range(NUM_SAMPLES)
+SEED = 5
+CHANGES = Augmentation(
+    scale=(0.3, 1.0),
+    vertical_flip=0.5,
+    brightness=(0.7, 1.3),
+    contrast=(0.7, 1.3),
+    saturation=(0.7, 1.3),
+    hue=(-0.1, 0.1),
+)
+QUICK = FetchOptions(
+    num_threads=2,
+    decode_threads=2,
+    backoff=Backoff(attempts=2, first_seconds=0.05),
+)
+
+
+@pytest.fixture(scope="module")
+def photos(connection: Connection, tmp_path_factory) -> Location:
+    place = Location("augmented", "photos")
+    folder = tmp_path_factory.mktemp("shards")
+    (folder / "a.tar").write_bytes(shard(16))
+    (folder / "b.tar").write_bytes(shard(8, seed=1))
+    upload(connection, place, [folder], SilentReporter())
+    return place
+
+
+def job_of(connection, place, **options) -> TransferJob:
+    return TransferJob(
+        small_network(),
+        freeze="body",
+        data=str(place),
+        transform=small_transform(),
+        connection=connection,
+        **{
+            "augment": CHANGES,
+            "seed": SEED,
+            "batch_size": 8,
+            "options": QUICK,
+            "cut": "freeze",
+            **options,
+        },
+    )
+
+
+def features_of(job: TransferJob, epoch: int | None) -> torch.Tensor:
+    """Of all samples, in the order of the epoch."""
+    found = torch.cat([features for features, _ in job.loader(epoch)])
+    assert len(found) == NUM_SAMPLES
+    assert job.stats.fallbacks == 0
+    return found
+
+
+def assert_close(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    most = float(wanted.abs().max())
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5 * most)
+
+
+def assert_same_set(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    """In whatever order."""
+    sums = (each.flatten(1).sum(1).sort().values for each in (found, wanted))
+    torch.testing.assert_close(*sums, rtol=1e-4, atol=1e-4)
+
+
+def test_every_cut_gives_the_same_training_rows(connection, photos) -> None:
+    rows = {}
+    with job_of(connection, photos, cut="stream") as job:
+        cuts = (1, job.num_cuts)
+        for epoch in (0, 1, None):
+            rows[epoch] = features_of(job, epoch)
+        assert torch.equal(features_of(job, 0), rows[0])
+    for cut in cuts:
+        with job_of(connection, photos, cut=cut) as job:
+            for epoch, wanted in rows.items():
+                assert_close(features_of(job, epoch), wanted)
+
+
+def test_loaders_of_two_epochs_at_once_keep_to_theirs(
+    connection, photos
+) -> None:
+    with job_of(connection, photos, augment_epochs=2) as job:
+        alone = [features_of(job, epoch) for epoch in (0, 1)]
+        evaluated = features_of(job, None)
+        assert all(not torch.equal(each, evaluated) for each in alone)
+        loaders = [iter(job.loader(epoch)) for epoch in (0, 1, None)]
+        pieces = list(zip(*loaders, strict=True))
+        for number, wanted in enumerate([*alone, evaluated]):
+            found = torch.cat([each[number][0] for each in pieces])
+            assert_close(found, wanted)
+
+
+def test_the_loss_curve_is_that_of_streaming(connection, photos) -> None:
+    losses = []
+    for cut, augment in (
+        ("stream", CHANGES),
+        ("freeze", CHANGES),
+        ("stream", None),
+    ):
+        with job_of(connection, photos, cut=cut, augment=augment) as job:
+            history = train_tail(job, epochs=2, learning_rate=0.01)
+            losses.append(history.losses)
+    assert largest_difference(losses[0], losses[1]) <= 1e-4
+    assert largest_difference(losses[0], losses[2]) > 1e-3
+
+
+def test_changes_that_repeat_are_found_again_in_the_store(
+    connection, photos
+) -> None:
+    with job_of(
+        connection, photos, augment_epochs=2, cache="readwrite"
+    ) as job:
+        first = [features_of(job, epoch) for epoch in (0, 1)]
+        assert job.stats.cached == 0
+    with job_of(connection, photos, augment_epochs=2, cache="read") as job:
+        for epoch in (2, 3):
+            assert_same_set(features_of(job, epoch), first[epoch - 2])
+        assert job.stats.cached == 2 * NUM_SAMPLES
+
+
+def test_torchs_data_loader_has_the_epochs_changes(connection, photos) -> None:
+    with job_of(connection, photos, cut="stream") as job:
+        evaluated = features_of(job, None)
+        for epoch in (0, 1):
+            wanted = features_of(job, epoch)
+            dataset = job.dataset(num_workers=2)
+            dataset.set_epoch(epoch)
+            loader = DataLoader(
+                dataset, batch_size=None, num_workers=2, timeout=100
+            )
+            found = torch.cat([features for features, _ in loader])
+            assert_same_set(found, wanted)
+            samples = job.samples(epoch=epoch)
+            features = [each for each, _ in samples.__getitems__([*ALL])]
+            assert_same_set(torch.stack(features), wanted)
+            samples.close()
+        samples = job.samples()
+        assert_close(samples[3][0], evaluated[3])
+        samples.close()
+
+
+class Chain:
+    """Plain requests for a package with an augmentation."""
+
+    def __init__(self, caller: Caller, frozen: FrozenGraph, model: str):
+        self.caller = caller
+        self.frozen = frozen
+        self.model = model
+
+    def headers(self, transform: str | None) -> dict[str, str]:
+        found = {"X-Hapi-Model": self.model, "X-Hapi-Cut": "1"}
+        return found | ({"X-Hapi-Transform": transform} if transform else {})
+
+
+@pytest.fixture(scope="module")
+def chain(connection, owner, tmp_path_factory) -> Chain:
+    transform = replace(small_transform(), augmentation=CHANGES)
+    frozen = split(small_network(), "body", transform=transform).frozen
+    path = tmp_path_factory.mktemp("package") / "model.hapi"
+    info = write_package(frozen, path)
+    model, _ = upload_package(connection, "models", path, info.digest)
+    owner.put(f"/{OWNER}/changed")
+    owner.put(f"/{OWNER}/changed/a.tar", shard(NUM_SAMPLES))
+    return Chain(owner, frozen, model.quoted())
+
+
+def test_rows_are_those_computed_here_to_the_bit(chain: Chain) -> None:
+    source = shard(NUM_SAMPLES)
+    etags = set()
+    for transform, training in (
+        (None, None),
+        ("train;seed=5;epoch=0", Training(5, 0)),
+        ("train;seed=5;epoch=1", Training(5, 1)),
+        ("train;seed=6;epoch=0", Training(6, 0)),
+    ):
+        answer = chain.caller.get(
+            f"/{OWNER}/changed/a.tar", chain.headers(transform)
+        )
+        assert answer.status_code == 200, answer.text
+        etags.add(answer.headers["ETag"])
+        received_rows(answer.content).assert_equal(
+            local_rows(chain.frozen, 1, source, "a.tar", training=training)
+        )
+    assert len(etags) == 4
+
+
+def test_keys_of_single_objects_and_of_many(chain: Chain) -> None:
+    ((image, _),) = jpegs(1)
+    chain.caller.put(f"/{OWNER}/changed/one.b.jpg", image)
+    headers = chain.headers("train;seed=1;epoch=2")
+    single = chain.caller.get(f"/{OWNER}/changed/one.b.jpg", headers)
+    many = chain.caller.request(
+        "POST", f"/{OWNER}/changed?hapi", headers, data=b"one.b.jpg\n"
+    )
+    for answer, key in ((single, "one"), (many, "one.b.jpg")):
+        assert answer.status_code == 200, answer.text
+        batches = list(read_features(io.BytesIO(answer.content)))
+        assert [row.key for batch in batches for row in batch.rows] == [key]
+        pixels = chain.frozen.transform.sample(
+            decode_image(image), key, Training(1, 2)
+        )
+        with torch.inference_mode():
+            wanted = chain.frozen.prefix(1)(pixels[None])
+        (found,) = (b.features for b in batches if b.rows)
+        assert_close(torch.from_numpy(np.array(found)), wanted)
