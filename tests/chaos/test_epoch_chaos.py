@@ -1,0 +1,265 @@
+"""Epochs in bad weather: every sample once, or an error that says why."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gateway import Gateway, Storm, gateway_to
+from hapi_client import Connection, Credentials, FetchOptions, TransferJob
+from hapi_client.index import update_index
+from hapi_client.location import parse_location
+from hapi_client.requester import ConnectionOptions
+from hapi_client.retry import Backoff
+from hapi_cluster import Cluster
+from hapi_protocol.errors import SourceChangedError, TruncatedStreamError
+from hapi_splitter.transforms import ImageTransform
+from networks import small_network, small_transform
+from photos import shard, tar_of
+
+NUM_SHARDS = 16
+PER_SHARD = 15
+NUM_SAMPLES = NUM_SHARDS * PER_SHARD
+NUM_LARGE = 5
+PER_LARGE = 32
+DATA = "swift://weather"
+SOON = Backoff(attempts=8, first_seconds=0.05, most_seconds=0.5)
+OPTIONS = FetchOptions(
+    decode_threads=1,
+    num_threads=2,
+    ahead_spans=4,
+    backoff=SOON,
+    pause_seconds=0.2,
+    most_pause_seconds=0.5,
+)
+
+
+def number_of(key: str) -> int:
+    seed, number = key.removeprefix("s").split("-")
+    return int(seed) * PER_SHARD + int(number)
+
+
+def put(connection: Connection, name: str, tar: bytes) -> None:
+    connection.put("weather", name, io.BytesIO(tar), len(tar))
+
+
+def store(connection: Connection, num_shards: int, **photos: int) -> None:
+    """Shards of photographs, and their index."""
+    connection.put_container("weather")
+    for number in range(num_shards):
+        put(connection, f"s{number}.tar", shard(seed=number, **photos))
+    update_index(connection, parse_location(DATA))
+
+
+def large_shard(seed: int) -> bytes:
+    """One span of 11 MB, which sockets do not hold."""
+    random = np.random.default_rng(seed)
+    members = []
+    for number in range(PER_LARGE):
+        noise = random.integers(0, 256, (512, 512, 3), dtype=np.uint8)
+        sink = io.BytesIO()
+        Image.fromarray(noise).save(sink, "JPEG", quality=90)
+        key = f"s{seed}-{number:04d}"
+        members += [(f"{key}.jpg", sink.getvalue()), (f"{key}.cls", b"0")]
+    return tar_of(members)
+
+
+@pytest.fixture(scope="module")
+def data(fragile: Cluster) -> None:
+    login = Credentials.v1(fragile.auth_url, fragile.user, fragile.key)
+    with Connection(login) as connection:
+        store(connection, NUM_SHARDS, count=PER_SHARD, size=120)
+
+
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[Connection]:
+    """To a store that drops clients which do not read for a second."""
+    swift_options = {
+        "proxy-server.conf": {"app:proxy-server": {"client_timeout": "1"}}
+    }
+    with Cluster.temporary(
+        worker_options={"device": "cpu", "stall_seconds": "1"},
+        swift_options=swift_options,
+    ) as cluster:
+        login = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
+        with Connection(login) as connection:
+            connection.put_container("weather")
+            for number in range(NUM_LARGE):
+                put(connection, f"s{number}.tar", large_shard(number))
+            update_index(connection, parse_location(DATA))
+            yield connection
+
+
+@pytest.fixture
+def gateway(fragile: Cluster) -> Iterator[Gateway]:
+    with gateway_to(fragile.proxy_url) as made:
+        yield made
+
+
+@pytest.fixture
+def through(fragile: Cluster, gateway: Gateway) -> Iterator[Connection]:
+    """A connection by way of the gateway."""
+    auth_url = f"{gateway.url}/auth/v1.0"
+    login = Credentials.v1(auth_url, fragile.user, fragile.key)
+    with Connection(login, ConnectionOptions(backoff=SOON)) as connection:
+        assert connection.storage_url.startswith(gateway.url)
+        yield connection
+
+
+def job_of(connection: Connection, **options) -> TransferJob:
+    return TransferJob(
+        small_network(),
+        freeze="body",
+        data=DATA,
+        connection=connection,
+        **{
+            "transform": small_transform(),
+            "batch_size": 16,
+            "labels": number_of,
+            "cut": "freeze",
+            "options": OPTIONS,
+            **options,
+        },
+    )
+
+
+def delivered(loader, step=lambda number: None) -> list[int]:
+    labels = []
+    for number, (_, found) in enumerate(loader):
+        labels += found.tolist()
+        step(number)
+    return labels
+
+
+def mixed(job: TransferJob) -> None:
+    """Half of the spans are pushed, half streamed."""
+    job._source._mixer.change(
+        {(job.num_cuts, "float32"): 0.5, (0, "raw"): 0.5}
+    )
+
+
+@pytest.mark.parametrize("ways", ["stream", "freeze", "mixed"])
+@pytest.mark.parametrize(
+    "storm",
+    [
+        Storm(refused=0.4),
+        Storm(torn=0.3),
+        Storm(refused=0.15, expired=0.1, torn=0.15),
+    ],
+    ids=["refused", "torn", "all"],
+)
+def test_storms_cost_retries_and_no_sample(
+    data, gateway, through, ways, storm
+):
+    cut = "stream" if ways == "stream" else "freeze"
+    with job_of(through, cut=cut) as job:
+        if ways == "mixed":
+            mixed(job)
+        gateway.storm = storm
+        labels = delivered(job.loader(0))
+        gateway.storm = None
+        assert sorted(labels) == list(range(NUM_SAMPLES))
+        assert job.stats.retries + job.stats.fallbacks > 0
+    for name, share in vars(storm).items():
+        assert bool(gateway.happened[name]) == bool(share)
+
+
+def test_order_is_that_of_fair_weather(data, gateway, through):
+    with job_of(through) as job:
+        fair = delivered(job.loader(3))
+        mixed(job)
+        gateway.storm = Storm(refused=0.3, torn=0.2)
+        assert delivered(job.loader(3)) == fair
+
+
+def test_token_that_expires_again_and_again_costs_nothing(
+    data, gateway, through
+):
+    with job_of(through) as job:
+        gateway.storm = Storm(expired=0.2)
+        labels = delivered(job.loader(0))
+    assert sorted(labels) == list(range(NUM_SAMPLES))
+    assert gateway.happened["expired"] > 0
+
+
+def test_worker_that_is_killed_or_stopped_costs_no_sample(
+    data, fragile, through
+):
+    fragile.wait_for_worker()
+
+    def disturb(number: int) -> None:
+        if number == 3:
+            os.kill(fragile.worker_pid, signal.SIGKILL)
+        elif number == 8:
+            fragile.wait_for_worker()
+        elif number == 10:
+            pid = fragile.worker_pid
+            os.kill(pid, signal.SIGSTOP)
+            threading.Timer(1.5, lambda: os.kill(pid, signal.SIGCONT)).start()
+
+    with job_of(through) as job:
+        mixed(job)
+        labels = delivered(job.loader(0), disturb)
+        labels += delivered(job.loader(1))
+        assert job.stats.retries + job.stats.fallbacks > 0
+    assert sorted(labels) == sorted([*range(NUM_SAMPLES)] * 2)
+
+
+@pytest.mark.parametrize("cut", ["stream", "freeze"])
+def test_shard_that_is_replaced_in_mid_epoch_is_an_error_that_names_it(
+    data, through, cut
+):
+    """What came before is delivered; nothing of the other content is."""
+    options = replace(OPTIONS, num_threads=1, ahead_spans=1, buffer_spans=1)
+    with job_of(through, cut=cut, options=options) as job:
+        last = delivered(job.loader(0))[-1] // PER_SHARD
+        name = f"s{last}.tar"
+        labels: list[int] = []
+
+        def train() -> None:
+            for _, found in job.loader(0):
+                if not labels:
+                    put(through, name, shard(PER_SHARD, size=121, seed=9))
+                labels.extend(found.tolist())
+
+        try:
+            with pytest.raises(SourceChangedError, match=name):
+                train()
+        finally:
+            put(through, name, shard(PER_SHARD, size=120, seed=last))
+            update_index(through, parse_location(DATA))
+    assert len(labels) >= NUM_SAMPLES - 16 - PER_SHARD
+    assert len(set(labels)) == len(labels)
+    assert not set(labels) & set(
+        range(last * PER_SHARD, (last + 1) * PER_SHARD)
+    )
+
+
+@pytest.mark.parametrize("cut", ["stream", "freeze"])
+def test_loop_that_rests_needs_no_retry(impatient, cut):
+    """For longer than anybody waits for a client to read."""
+    transform = ImageTransform(resize_size=256, crop_size=224)
+    with job_of(impatient, cut=cut, transform=transform, batch_size=8) as job:
+        labels = delivered(
+            job.loader(0), lambda number: time.sleep(4 * (number in (1, 5)))
+        )
+        assert job.stats.retries == job.stats.fallbacks == 0
+    assert len(labels) == NUM_LARGE * PER_LARGE
+
+
+def test_client_that_does_not_read_is_dropped_by_that_store(impatient):
+    """Else the test above would show nothing."""
+    with impatient.open("weather", "s0.tar") as body:
+        body.read(1000)
+        time.sleep(4)
+        with pytest.raises(TruncatedStreamError):
+            body.read()
