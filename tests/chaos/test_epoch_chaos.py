@@ -61,7 +61,7 @@ def store(connection: Connection, num_shards: int, **photos: int) -> None:
 
 
 def large_shard(seed: int) -> bytes:
-    """One span of 11 MB, which sockets do not hold."""
+    """One span of 8 MB, which sockets do not hold."""
     random = np.random.default_rng(seed)
     members = []
     for number in range(PER_LARGE):
