@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
+from swift.common.storage_policy import POLICIES
+
 from hapi_protocol.messages import UNAUTHENTICATED_ACCOUNT
 
 DEFAULT_WORKER_SOCKET = "/run/hapi/worker.sock"
@@ -181,10 +183,12 @@ def _number(smallest: int, largest: int) -> Callable[[str], int]:
 
 
 def _policy(value: str) -> str:
-    # What policies there are is in swift.conf, which is read where it
-    # belongs: a name that is unknown there fails when it is used.
-    if value and not all(c.isalnum() or c in "-_" for c in value):
-        raise ValueError("the name of a storage policy of swift.conf")
+    policy = POLICIES.get_by_name(value) if value else None
+    if value and (policy is None or policy.is_deprecated):
+        known = [each.name for each in POLICIES if not each.is_deprecated]
+        raise ValueError(
+            f"a storage policy of swift.conf: {', '.join(known)}; or empty"
+        )
     return value
 
 

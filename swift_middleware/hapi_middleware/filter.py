@@ -49,6 +49,7 @@ from hapi_middleware.objects import (
     job_length,
     source_changed,
 )
+from hapi_middleware.pipeline import check_place
 from hapi_middleware.profiles import ProfileCall
 from hapi_middleware.requests import (
     Env,
@@ -365,7 +366,8 @@ def filter_factory(
     """Paste's entry point (``use = egg:swift-hapi#hapi``).
 
     Raises:
-        ValueError: for an unknown option or a bad value.
+        ValueError: for an unknown option or a bad value, or, from what is
+            returned, for a bad place in the pipeline.
     """
     config = FilterConfig.from_conf(global_conf, local_conf)
     logger = get_logger({**global_conf, **local_conf}, log_route="hapi")
@@ -387,6 +389,7 @@ def filter_factory(
     )
 
     def factory(app: Any) -> HapiMiddleware:
+        check_place(app)
         return HapiMiddleware(app, config, logger)
 
     return factory

@@ -117,11 +117,12 @@ class Source:
         response = source_request(self._env, "HEAD").get_response(self._app)
         drain_and_close(response)
         if not response.is_success:
-            raise self._plain_answer()
+            raise self._plain_answer(response)
         note_verdict(self._env, response.headers)
         return ObjectHead.from_response(response)
 
-    def _plain_answer(self) -> SwiftAnswerError | HapiError:
+    def _plain_answer(self, head: Response) -> SwiftAnswerError | HapiError:
+        why = self._why_only_head_fails(head)
         # The client's own request, its annotation taken off.
         response = Request(self._env).get_response(self._app)
         if response.status_int >= 400:
@@ -129,10 +130,24 @@ class Source:
         close_if_possible(response.app_iter)
         return UnavailableError(
             "service_unavailable",
-            f"{self._name} appeared while it was being read; repeat",
+            f"{self._name}: {why}",
             object_name=self._name,
             retry_after=_RETRY_SECONDS,
         )
+
+    def _why_only_head_fails(self, head: Response) -> str:
+        if head.status_int == 404:
+            return "it appeared while it was being read; repeat"
+        text = f"Swift answers {head.status} to the filter's own HEAD of it"
+        if (
+            head.status_int in (401, 403)
+            and "swift.authorize" not in self._env
+        ):
+            return (
+                f"{text}, and grants the request itself: the filter must "
+                "stand right of the authentication"
+            )
+        return f"{text}, and then grants the request itself; repeat"
 
     def open(self, head: ObjectHead, part: ByteRange | None) -> ObjectBody:
         """The bytes, of the version that ``head`` has seen.

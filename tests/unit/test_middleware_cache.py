@@ -503,13 +503,13 @@ def test_hits_hold_no_more_memory_than_is_allowed(tmp_path: Path) -> None:
 def test_entries_are_stored_with_time_to_live_and_policy(
     tmp_path: Path,
 ) -> None:
-    options = {"cache_ttl_seconds": "77", "cache_policy": "cheap"}
+    options = {"cache_ttl_seconds": "77", "cache_policy": "Policy-0"}
     with world_of(tmp_path, **options) as world:
         warm(world)
         puts = [e for e in world.swift.calls if e["REQUEST_METHOD"] == "PUT"]
         container, entry = puts
         assert container["PATH_INFO"] == CACHE_PATH
-        assert container["HTTP_X_STORAGE_POLICY"] == "cheap"
+        assert container["HTTP_X_STORAGE_POLICY"] == "Policy-0"
         assert entry["HTTP_X_DELETE_AFTER"] == "77"
         content = entry["wsgi.input"].getvalue()
         assert entry["HTTP_ETAG"] == hashlib.md5(content).hexdigest()

@@ -7,6 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
+from swift.common.storage_policy import (
+    StoragePolicy,
+    StoragePolicyCollection,
+)
 from swift.common.utils.config import config_read_reseller_options
 
 from hapi_middleware.config import OPTIONS, FilterConfig
@@ -79,6 +83,7 @@ def test_pipeline_of_the_sample_puts_us_right_of_auth_left_of_copy() -> None:
         ("allowed_accounts", "AUTH_a AUTH_b"),
         ("allowed_accounts", "/v1/AUTH_a"),
         ("allowed_accounts", "AUTH_a,.unauthenticated"),
+        ("cache_policy", "nosuch"),
     ],
 )
 def test_bad_value_fails_at_start_and_is_named(name: str, value: str) -> None:
@@ -144,3 +149,22 @@ def test_own_section_wins_over_defaults() -> None:
     )
 
     assert config.worker_timeout == 8.0
+
+
+def test_policy_of_kept_features_is_one_of_swifts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policies = StoragePolicyCollection(
+        [
+            StoragePolicy(0, "gold", is_default=True, aliases="or"),
+            StoragePolicy(1, "brass", is_deprecated=True),
+        ]
+    )
+    monkeypatch.setattr("hapi_middleware.config.POLICIES", policies)
+
+    for name in ("gold", "or", ""):
+        made = FilterConfig.from_conf({}, {"cache_policy": name})
+        assert made.cache_policy == name
+    for name in ("brass", "silver"):
+        with pytest.raises(ValueError, match=r"swift\.conf: gold; or"):
+            FilterConfig.from_conf({}, {"cache_policy": name})

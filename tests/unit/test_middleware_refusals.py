@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from swift.common.swob import Request, Response
+from swift.common.swob import HTTPNotFound, Request, Response
 
 from filter_under_test import (
     MODEL,
@@ -379,3 +379,36 @@ def test_failure_of_the_filter_is_a_named_500(
     assert (answer.status, answer.json["code"]) == (500, "internal")
     assert "surprise" not in json.dumps(answer.json)
     assert "surprise" in caplog.text
+
+
+def test_filter_left_of_the_authentication_is_told_so(
+    world: FilterUnderTest,
+) -> None:
+    """An authentication of which nothing is known at the start."""
+    auth = world.pipeline
+    world.filter.app = auth
+    auth.app.app = world.swift
+    headers = annotation()
+
+    answer = world.send(headers=headers, app=world.filter)
+
+    assert (answer.status, answer.json["code"]) == (503, "service_unavailable")
+    assert "right of the authentication" in answer.json["message"]
+    assert "401" in answer.json["message"]
+    world.swift.may_be_unread = True
+
+
+def test_object_that_appears_meanwhile_is_to_be_asked_for_again(
+    world: FilterUnderTest,
+) -> None:
+    def on_request(request: Request) -> Response | None:
+        is_head = request.method == "HEAD"
+        return HTTPNotFound(request=request) if is_head else None
+
+    world.swift.objects[SOURCE].on_request = on_request
+    world.swift.may_be_unread = True
+
+    answer = world.send(headers=annotation())
+
+    assert answer.status == 503
+    assert "appeared while it was being read" in answer.json["message"]

@@ -1,0 +1,142 @@
+"""The filter starts in its place in the proxy's pipeline, and there only."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from swift.common import registry
+from swift.common.storage_policy import BaseStoragePolicy
+from swift.common.wsgi import loadapp
+from swift.proxy import server
+
+from fake_swift import FakeSwift
+from hapi_cluster.configs import pipeline
+from hapi_cluster.settings import ClusterSettings
+from hapi_middleware.filter import filter_factory
+
+GOOD = (
+    "catch_errors gatekeeper healthcheck proxy-logging cache listing_formats "
+    "tempurl formpost s3api tempauth staticweb hapi copy container-quotas "
+    "slo dlo versioned_writes symlink keymaster encryption proxy-logging"
+)
+_SPECIAL = {
+    "hapi": "use = egg:swift-hapi#hapi",
+    "cache": "use = egg:swift#memcache",
+    "keymaster": (
+        "use = egg:swift#keymaster\n"
+        f"encryption_root_secret = {'MDEyMzQ1Njc4OWFi' * 4}"
+    ),
+    "authtoken": (
+        "paste.filter_factory = keystonemiddleware.auth_token:filter_factory"
+    ),
+    "tempauth": "use = egg:swift#tempauth\nuser_test_tester = testing",
+    "versioned_writes": (
+        "use = egg:swift#versioned_writes\nallow_versioned_writes = true"
+    ),
+    "s3token": "use = egg:swift#s3token\nauth_uri = http://127.0.0.1:1/",
+}
+
+
+@pytest.fixture(autouse=True)
+def no_rings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy starts without them, and registers what it has anew."""
+    monkeypatch.setattr(server, "Ring", lambda *_, **__: None)
+    monkeypatch.setattr(BaseStoragePolicy, "load_ring", lambda *_: None)
+    monkeypatch.setattr(registry, "_swift_info", {})
+    monkeypatch.setattr(registry, "_swift_admin_info", {})
+
+
+def load(directory: Path, names: str) -> Any:
+    path = directory / "proxy-server.conf"
+    sections = [
+        f"[pipeline:main]\npipeline = {names} proxy-server\n",
+        "[app:proxy-server]\nuse = egg:swift#proxy\n",
+    ]
+    for name in sorted(set(names.split())):
+        default = f"use = egg:swift#{name.replace('-', '_')}"
+        sections.append(f"[filter:{name}]\n{_SPECIAL.get(name, default)}\n")
+    path.write_text("\n".join(sections))
+    return loadapp(str(path))
+
+
+def swapped(name: str) -> str:
+    """The good pipeline with one filter on the other side of hapi."""
+    names = GOOD.split()
+    is_left = names.index(name) < names.index("hapi")
+    names.remove(name)
+    place = names.index("hapi")
+    names.insert(place + 1 if is_left else place, name)
+    return " ".join(names)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        GOOD,
+        "catch_errors gatekeeper cache tempauth hapi copy",
+        "catch_errors authtoken keystoneauth hapi copy slo dlo",
+        "hapi copy",
+        *(
+            " ".join(pipeline(ClusterSettings(encryption=is_encrypted))[:-1])
+            for is_encrypted in (False, True)
+        ),
+    ],
+)
+def test_filter_starts_in_its_place(tmp_path: Path, names: str) -> None:
+    assert load(tmp_path, names)
+
+
+@pytest.mark.parametrize(
+    "name", ["tempauth", "s3api", "tempurl", "formpost", "staticweb"]
+)
+def test_what_says_who_asks_must_be_left_of_the_filter(
+    tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(ValueError, match=f"{name} stands right of hapi") as e:
+        load(tmp_path, swapped(name))
+    assert "[filter:hapi]" in str(e.value)
+    assert "immediately left of copy" in str(e.value)
+
+
+def test_filters_of_keystone_must_be_left_of_the_filter(
+    tmp_path: Path,
+) -> None:
+    names = "hapi authtoken s3token keystoneauth copy"
+    with pytest.raises(ValueError, match="right of hapi") as caught:
+        load(tmp_path, names)
+    found = re.findall(r"(\S+) stands right of hapi", str(caught.value))
+    assert found == ["keystoneauth", "authtoken", "s3token"]
+
+
+@pytest.mark.parametrize("name", ["copy", "dlo", "versioned_writes"])
+def test_what_is_in_every_pipeline_must_be_right_of_the_filter(
+    tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(ValueError, match=f"name {name} there"):
+        load(tmp_path, swapped(name))
+
+
+@pytest.mark.parametrize("name", ["slo", "symlink", "encryption"])
+def test_what_assembles_or_decrypts_must_be_right_of_the_filter(
+    tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(ValueError, match=f"{name} stands left of hapi"):
+        load(tmp_path, swapped(name))
+
+
+def test_copy_that_swift_would_insert_must_be_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="name copy, dlo, versioned_writes"):
+        load(tmp_path, "catch_errors cache tempauth hapi")
+
+
+def test_filter_that_is_named_twice_does_not_start(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="hapi stands twice"):
+        load(tmp_path, GOOD.replace(" hapi ", " hapi hapi "))
+
+
+def test_what_ends_in_no_proxy_is_not_judged() -> None:
+    assert filter_factory({})(FakeSwift())
+    assert filter_factory({})(None)
