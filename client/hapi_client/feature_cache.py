@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hapi_client.connection import Connection
+from hapi_client.location import SCHEME
 from hapi_protocol.errors import ClientError
 
 
@@ -63,22 +64,24 @@ class FeatureCache:
 
     Raises:
         ClientError: from all methods, ``no_hapi`` where nothing keeps
-            features.
+            features, ``bad_configuration`` for a source that is none.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def pages(self, source: str = "") -> Iterator[CachePage]:
+    def pages(self, source: str | None = None) -> Iterator[CachePage]:
         """All that is kept, page by page; at least one page.
 
         Args:
-            source: ``container`` or ``container/object``; empty for all.
+            source: ``container``, or ``container/name`` for an object and
+                all those whose names begin with ``name/``; ``swift://``
+                before it is allowed.  None for the whole account.
         """
         for page in self._answers("GET", source):
             yield CachePage.from_fields(page)
 
-    def purge(self, source: str = "") -> Iterator[int]:
+    def purge(self, source: str | None = None) -> Iterator[int]:
         """Deletes kept features; after each page says how many.
 
         Args:
@@ -87,16 +90,39 @@ class FeatureCache:
         for page in self._answers("DELETE", source):
             yield int(page["deleted"])
 
-    def _answers(self, method: str, source: str) -> Iterator[dict[str, Any]]:
+    def _answers(
+        self, method: str, source: str | None
+    ) -> Iterator[dict[str, Any]]:
+        asked = [""] if source is None else _sources(source)
         # Swift alone takes both for requests of the account itself.
         if "cache" not in self._connection.require_hapi():
             raise ClientError(
                 "no_hapi",
                 "the hapi filter of this store is too old to keep features",
             )
+        for each in asked:
+            yield from self._pages_of(method, each)
+
+    def _pages_of(self, method: str, source: str) -> Iterator[dict[str, Any]]:
         marker: str | None = ""
         while marker is not None:
             query = {"hapi-cache": "", "source": source, "marker": marker}
             page = self._connection.ask_account(method, query)
             yield page
             marker = page["marker"]
+
+
+def _sources(text: str) -> list[str]:
+    """What to ask for: the object of that name, and those below it."""
+    container, _, name = text.removeprefix(SCHEME).partition("/")
+    if not container or ":" in container or "\x00" in text:
+        raise ClientError(
+            "bad_configuration",
+            f"features are kept of no {text!r}; write CONTAINER, "
+            "CONTAINER/OBJECT or CONTAINER/PREFIX, with swift:// or without",
+        )
+    if not name:
+        return [container]
+    if name.endswith("/"):
+        return [f"{container}/{name}"]
+    return [f"{container}/{name}", f"{container}/{name}/"]

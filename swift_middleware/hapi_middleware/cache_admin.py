@@ -3,9 +3,10 @@
 For owners of the account only.  Entries outlive the switch ``cache``: what is
 kept can be listed and deleted where nothing is kept any more.
 
-Parameters: ``source`` is ``<container>`` or ``<container>/<object>``, of which
-the entries are; ``limit`` says how many at a time; ``marker`` is that of the
-answer before.  Answers are JSON:
+Parameters: ``source`` is ``<container>``, ``<container>/<object>``, or
+``<container>/<prefix>/`` for all objects whose names begin with ``<prefix>/``,
+of which the entries are; ``limit`` says how many at a time; ``marker`` is that
+of the answer before.  Answers are JSON:
 
 * GET: ``entries`` and ``bytes`` of the whole account, as container listings
   know them; ``listed``, of which each is {source, key, bytes, stored};
@@ -198,7 +199,11 @@ def _page(given: Mapping[str, str]) -> _Page:
     # Without a container it would be everything that a DELETE is about.
     is_bad = bool(name) and not container
     if is_bad or "\x00" in container + name:
-        raise _bad("source", given["source"], "<container>[/<object>]")
+        raise _bad(
+            "source",
+            given["source"],
+            "<container>[/<object>] or <container>/<prefix>/",
+        )
     return _Page(
         entry_prefix(container, name),
         min(int(limit), constraints.CONTAINER_LISTING_LIMIT),

@@ -45,10 +45,13 @@ def entry_prefix(container: str, name: str) -> str:
 
     Args:
         container: of the sources; empty for all.
-        name: of the source; empty for all of the container.
+        name: of the source; empty for all of the container, and for all
+            whose names begin with it where it ends in a slash.
     """
     if not container:
         return ""
+    if name.endswith("/"):
+        return str(get_reserved_name(container, name))
     parts = (container, name, "") if name else (container, "")
     return str(get_reserved_name(*parts))
 

@@ -454,25 +454,33 @@ def test_unknown_mode_of_a_job_is_named(connection):
 
 @pytest.mark.usefixtures("empty")
 def test_commands_show_and_empty_the_cache(cluster, owner, model, tmp_path):
-    warm(owner, put_shard(owner, "cli.tar"), model)
+    warm(owner, put_shard(owner, "cli/a.tar"), model)
     environment = cluster.environment
     runner = CliRunner()
 
-    def run(*words: str) -> Any:
+    def run(*words: str, status: int = 0, typed: str = "") -> Any:
         result = runner.invoke(
             app,
             ["cache", *words, "--json", str(tmp_path / "out.json")],
             env=environment,
+            input=typed,
         )
-        assert result.exit_code == 0, result.output
+        assert result.exit_code == status, result.output
         return result.output, json.loads((tmp_path / "out.json").read_text())
 
     text, facts = run("ls")
-    assert "kept/cli.tar" in text
+    assert "kept/cli/a.tar" in text
+    for source in ("kept", "swift://kept/cli", "kept/cli/", "kept/cli/a.tar"):
+        assert run("ls", source)[1] == facts
+    text, nothing = run("ls", "kept/cl")
+    assert "nothing is kept of kept/cl" in text
+    assert nothing == {"entries": []}
     assert facts["entries"][0]["length_bytes"] > 1000
     text, facts = run("stats")
     assert facts["containers"][0]["name"] == "kept"
     assert facts["containers"][0]["entries"] == 1
-    assert run("purge", "other")[1] == {"deleted": 0}
-    assert run("purge")[1] == {"deleted": 1}
+    assert run("purge", "other", status=1)[1] == {"deleted": 0}
+    assert "entries: 1" in run("purge", status=1, typed="n\n")[0]
+    assert run("purge", "swift://kept/cli")[1] == {"deleted": 1}
+    assert run("purge", "--yes")[1] == {"deleted": 0}
     assert kept(owner) == []

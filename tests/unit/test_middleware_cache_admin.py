@@ -319,6 +319,8 @@ def test_purge_that_takes_long_goes_on_from_its_marker(
         ("a", ["ab/1", "b/a"]),
         ("a/1", ["a/11", "a/1/x", "ab/1", "b/a"]),
         ("a/", ["ab/1", "b/a"]),
+        ("a/1/", ["a/1", "a/11", "ab/1", "b/a"]),
+        ("b/a/", ["a/1", "a/11", "a/1/x", "ab/1", "b/a"]),
         ("1", ["a/1", "a/11", "a/1/x", "ab/1", "b/a"]),
     ],
 )

@@ -24,25 +24,27 @@ app = typer.Typer(
 )
 
 Source: TypeAlias = Annotated[
-    str,
+    str | None,
     typer.Argument(
-        metavar="[CONTAINER[/OBJECT]]",
-        help="Only features of these objects.",
+        metavar="[CONTAINER[/OBJECT or PREFIX]]",
+        help="Only features of these objects; swift:// before it is allowed.",
     ),
 ]
 
 
 @app.command("ls")
 def ls_command(
-    context: typer.Context, source: Source = "", json_path: JsonPath = None
+    context: typer.Context, source: Source = None, json_path: JsonPath = None
 ) -> None:
-    """List what is kept, object by object.
+    """List what is kept, object by object; times are UTC.
 
     Examples:
 
         hapi cache ls
 
-        hapi cache ls photos/train-0001.tar
+        hapi cache ls swift://photos/train
+
+        hapi cache ls photos/train/shard-000000.tar
 
     Keys of --json: entries (source, key, length_bytes, stored).
     """
@@ -52,6 +54,8 @@ def ls_command(
             for page in FeatureCache(connection).pages(source)
             for entry in page.entries
         ]
+    if not entries:
+        typer.echo(_nothing(source), err=True)
     print_table(
         ("object", "bytes", "stored", "key"),
         [
@@ -112,21 +116,52 @@ def stats_command(context: typer.Context, json_path: JsonPath = None) -> None:
 
 @app.command("purge")
 def purge_command(
-    context: typer.Context, source: Source = "", json_path: JsonPath = None
+    context: typer.Context,
+    source: Source = None,
+    is_sure: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask.")
+    ] = False,
+    json_path: JsonPath = None,
 ) -> None:
     """Delete what is kept; it is computed again when it is asked for.
 
+    Without a source it is all of the account, and is asked about first.
+    Exits with 1 where nothing is kept of a source.
+
     Examples:
 
-        hapi cache purge
+        hapi cache purge swift://photos/train
 
-        hapi cache purge photos
+        hapi cache purge --yes
 
     Keys of --json: deleted.
     """
     deleted = 0
     with connect(context) as connection, ConsoleReporter() as reporter:
-        for count in FeatureCache(connection).purge(source):
+        cache = FeatureCache(connection)
+        if source is None and not is_sure:
+            _ask(cache)
+        for count in cache.purge(source):
             deleted += count
-            reporter.note(f"{deleted} deleted")
+            if count:
+                reporter.note(f"{deleted} deleted")
+        if not deleted:
+            reporter.note(_nothing(source))
     write_json(json_path, {"deleted": deleted})
+    if source is not None and not deleted:
+        raise typer.Exit(1)
+
+
+def _ask(cache: FeatureCache) -> None:
+    known = next(cache.pages())
+    typer.confirm(
+        "Delete all that is kept in the account "
+        f"(entries: {known.num_entries}, {bytes_text(known.length_bytes)})?",
+        abort=True,
+        err=True,
+    )
+
+
+def _nothing(source: str | None) -> str:
+    what = f" of {source}" if source else ""
+    return f"nothing is kept{what}"
