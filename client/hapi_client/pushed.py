@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -122,21 +122,32 @@ class PushedSource:
     def task(self, span: Span, training: Training | None = None) -> SpanTask:
         """How to load a span from here.
 
-        A plain read, in its lane and at its cost, while push-down rests.
+        A plain read, in its lane and at its cost, while push-down rests, and
+        where the store would leave out a sample that can be decoded here.
 
         Args:
             training: seed and epoch of random changes; None for evaluation.
         """
+        if self._raw.is_better(span, training):
+            return self._streamed(span, training, self._load_here)
         if self._gate.is_shut():
-            return SpanTask(
-                LANE_STREAM,
-                self._raw.cost_bytes(span),
-                lambda scope: self._fall_back(span, scope, training),
-            )
+            return self._streamed(span, training, self._fall_back)
         return SpanTask(
             LANE_PUSH,
             self.cost_bytes(span),
             lambda scope: self.load(span, scope, training),
+        )
+
+    def _streamed(
+        self,
+        span: Span,
+        training: Training | None,
+        load: Callable[[Span, CancelScope, Training | None], LoadedSpan],
+    ) -> SpanTask:
+        return SpanTask(
+            LANE_STREAM,
+            self._raw.cost_bytes(span),
+            lambda scope: load(span, scope, training),
         )
 
     def cost_bytes(self, span: Span) -> int:
@@ -157,13 +168,30 @@ class PushedSource:
         tries = self._gate.tries(self._limits.backoff.attempts)
         if tries:
             loaded = self._try_pushed(span, scope, training, tries)
-            if loaded is not None and not loaded.failures:
-                return loaded
             if loaded is not None:
-                # Limits of the operator's must not decide which samples an
-                # epoch has: what fails there is tried here.
-                return self._raw.load(span, scope, training)
+                return self._judged(loaded, scope, training)
         return self._fall_back(span, scope, training)
+
+    def _judged(
+        self,
+        loaded: LoadedSpan,
+        scope: CancelScope,
+        training: Training | None,
+    ) -> LoadedSpan:
+        # Limits of the operator's must not decide which samples an epoch
+        # has: what fails there is tried here.
+        rows = sorted(loaded.failures)
+        failures = self._raw.failures_of(loaded.span, rows, scope, training)
+        if len(failures) < len(rows):
+            return self._load_here(loaded.span, scope, training)
+        return replace(loaded, failures=failures)
+
+    def _load_here(
+        self, span: Span, scope: CancelScope, training: Training | None
+    ) -> LoadedSpan:
+        # The worker answers, so that it has not failed as a whole.
+        self._counters.add(fallbacks=1)
+        return self._raw.load(span, scope, training)
 
     def _fall_back(
         self, span: Span, scope: CancelScope, training: Training | None

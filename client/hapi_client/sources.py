@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 
@@ -143,6 +143,9 @@ class RawSource:
         self._limits = limits
         self._counters = counters
         self._meter = meter
+        # Of the samples that the store could not decode: what this tier
+        # says of them, None where it can.
+        self._verdicts: dict[_VerdictKey, str | None] = {}
 
     def task(self, span: Span, training: Training | None = None) -> SpanTask:
         """How to load a span from here.
@@ -182,6 +185,48 @@ class RawSource:
                 self._counters.add(retries=1)
                 scope.wait(delay_seconds(backoff, failures, error))
         raise AssertionError("unreachable")
+
+    def failures_of(
+        self,
+        span: Span,
+        rows: Sequence[int],
+        scope: CancelScope,
+        training: Training | None = None,
+    ) -> dict[int, str]:
+        """Which of a span's samples cannot be decoded here either.
+
+        Each is read once, by itself; no sample changes while its shard has
+        its ETag.
+
+        Args:
+            span: the samples'.
+            rows: their numbers in it.
+            scope: of the reads.
+            training: seed and epoch of random changes; None for evaluation.
+
+        Raises:
+            HapiError: as :meth:`load`.
+        """
+        found = {}
+        for row in rows:
+            key = _verdict_key(span, row, training)
+            if key not in self._verdicts:
+                alone = span.part(row, row + 1)
+                failures = self.load(alone, scope, training).failures
+                self._verdicts[key] = failures.get(0)
+            message = self._verdicts[key]
+            if message is not None:
+                found[row] = message
+        return found
+
+    def is_better(self, span: Span, training: Training | None = None) -> bool:
+        """Whether a sample is known that can be decoded here only."""
+        keys = (
+            _verdict_key(span, row, training) for row in range(len(span.rows))
+        )
+        return bool(self._verdicts) and any(
+            self._verdicts.get(key, "") is None for key in keys
+        )
 
     def _load(
         self, span: Span, scope: CancelScope, training: Training | None
@@ -251,6 +296,16 @@ class RawSource:
         if failures:
             images = images[[r for r in futures if r not in failures]]
         return LoadedSpan(span, 0, images, failures), seconds
+
+
+_VerdictKey: TypeAlias = tuple[str, str, int, bool]
+
+
+def _verdict_key(
+    span: Span, row: int, training: Training | None
+) -> _VerdictKey:
+    """Evaluation has limits of its own."""
+    return span.shard, span.etag, span.rows[row].sample, training is None
 
 
 def delay_seconds(backoff: Backoff, failures: int, error: HapiError) -> float:

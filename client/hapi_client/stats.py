@@ -17,7 +17,8 @@ class JobStats:
             :class:`hapi_client.traffic.TrafficCount` for what counts.
         package_bytes: sent to store the model package; 0 if it was there.
         retries: requests that were repeated.
-        fallbacks: spans that were streamed because push-down failed.
+        fallbacks: spans that were streamed because push-down failed, or left
+            out a sample that can be decoded here.
         skipped: samples left out under ``on_error="skip"``.
         saturated: features that the encoding clipped.
         cached: samples whose features the store had kept.

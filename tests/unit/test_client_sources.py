@@ -31,7 +31,7 @@ from hapi_protocol.errors import (
     make_error,
 )
 from hapi_protocol.features import FeatureStreamWriter, Row, feature_schema
-from hapi_protocol.headers import ModelPath
+from hapi_protocol.headers import ByteRange, ModelPath
 from hapi_protocol.index import IndexRow, Span
 from hapi_protocol.shards import iter_samples
 from hapi_protocol.transforms import Training
@@ -115,11 +115,11 @@ class FakeConnection:
         self.data = data
         self.answers = []
         self.annotations = []
-        self.num_ranges = 0
+        self.ranges = []
         self.cache = "off"
 
     def get_range(self, container, name, byte_range, **_):
-        self.num_ranges += 1
+        self.ranges.append(byte_range)
         return self.data[byte_range.first : byte_range.last + 1]
 
     def get_features(self, container, name, annotation, **_):
@@ -283,7 +283,7 @@ def test_a_pushed_span_asks_for_its_samples_and_bytes(bench):
     assert annotation.byte_range == bench.span.byte_range
     assert annotation.if_source_etag == "etag"
     assert annotation.model == MODEL
-    assert bench.connection.num_ranges == 0
+    assert bench.connection.ranges == []
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -368,17 +368,33 @@ def test_samples_the_store_cannot_decode_are_tried_here(bench):
     """Its limits must not decide which samples an epoch has."""
     bench.connection.answers = [stream(KEYS, errors={1})]
     loaded = bench.load()
+    assert loaded.cut == 0
     assert loaded.failures == {}
     assert len(loaded.features) == 3
-    assert bench.counters.snapshot().fallbacks == 0
+    row = bench.span.rows[1]
+    alone = ByteRange(row.offset, row.offset + row.length - 1)
+    assert bench.connection.ranges == [alone, bench.span.byte_range]
+    assert bench.counters.snapshot().fallbacks == 1
+    # It is known by now, so that nothing is computed in vain.
+    task = bench.pushed.task(bench.span)
+    assert task.lane == "stream"
+    assert len(task.load(CancelScope()).features) == 3
+    assert len(bench.connection.annotations) == 1
 
 
-def test_samples_nobody_can_decode_are_failures_of_their_row(pool):
+def test_of_samples_nobody_can_decode_only_their_bytes_are_read_once(pool):
     bench = Bench(pool, shard(10, "bad", 12))
     bench.connection.answers = [stream(KEYS, errors={1})]
-    loaded = bench.load()
-    assert set(loaded.failures) == {1}
-    assert loaded.features[:, 0, 0, 0].tolist() == [10, 12]
+    for _epoch in range(3):
+        loaded = bench.pushed.task(bench.span).load(CancelScope())
+        assert loaded.cut == 2
+        assert loaded.failures == {1: "no image"}
+        assert loaded.features.tolist() == [[0, 0], [2, 2]]
+    row = bench.span.rows[1]
+    assert bench.connection.ranges == [
+        ByteRange(row.offset, row.offset + row.length - 1)
+    ]
+    assert bench.counters.snapshot().fallbacks == 0
 
 
 def test_clipped_features_are_counted_and_warned_of_once(bench, caplog):
@@ -452,7 +468,7 @@ def test_what_streaming_would_meet_as_well_is_raised(bench, error):
     with pytest.raises(type(error)):
         bench.load()
     assert len(bench.connection.annotations) == 1
-    assert bench.connection.num_ranges == 0
+    assert bench.connection.ranges == []
 
 
 @pytest.mark.parametrize(
