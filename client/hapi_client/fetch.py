@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter, deque
@@ -14,6 +15,7 @@ from hapi_client.connection import Connection
 from hapi_client.order import DEFAULT_BUFFER_SPANS
 from hapi_client.retry import Backoff
 from hapi_client.sources import (
+    LANE_PUSH,
     LANES,
     LoadedSpan,
     SpanLimits,
@@ -24,7 +26,11 @@ from hapi_client.transport import CancelScope
 from hapi_protocol.errors import ClientError, TooSlowError
 from hapi_protocol.index import Span
 
+logger = logging.getLogger(__name__)
+
 JOIN_SECONDS = 5.0
+QUIET_SECONDS = 20.0
+"""Of waiting for features, after which the log says so."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +130,7 @@ class Fetcher:
         self._busy: Counter[str] = Counter()
         self._ahead_bytes = 0
         self._closed = False
+        self._has_warned = False
         self._threads: set[threading.Thread] = set()
 
     def __iter__(self) -> Iterator[LoadedSpan]:
@@ -202,19 +209,27 @@ class Fetcher:
 
     def _await(self, pending: _Pending) -> LoadedSpan:
         seconds = self._options.wait_seconds
+        quiet_seconds = min(QUIET_SECONDS, seconds)
         try:
-            return pending.future.result(seconds)
+            if not _is_done(pending.future, quiet_seconds):
+                self._note_silence(pending)
+                if not _is_done(pending.future, seconds - quiet_seconds):
+                    raise _too_slow(pending.span, seconds)
+            return pending.future.result()
         except CancelledError:
             raise _closed_meanwhile() from None
-        except FutureTimeoutError:
-            if pending.future.done():  # an error of the span's own
-                raise
-        span = pending.span
-        raise TooSlowError(
-            "too_slow",
-            f"samples {span.samples} of shard {span.shard} did not come in "
-            f"{seconds:g} s",
-            object_name=span.shard,
+
+    def _note_silence(self, pending: _Pending) -> None:
+        if self._has_warned or pending.task.lane != LANE_PUSH:
+            return
+        self._has_warned = True
+        logger.warning(
+            "no features of %s %s for %.0f s; the worker may hang: it has "
+            "%.0f s for each try, then the span is streamed",
+            pending.span.shard,
+            pending.span.samples,
+            QUIET_SECONDS,
+            self._options.span_seconds,
         )
 
     def close(self) -> None:
@@ -230,6 +245,24 @@ class Fetcher:
         for thread in list(self._threads):
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _is_done(future: Future[LoadedSpan], seconds: float) -> bool:
+    """Whether it comes to an end, an error of its own included, in time."""
+    try:
+        future.exception(seconds)
+    except FutureTimeoutError:
+        return False
+    return True
+
+
+def _too_slow(span: Span, seconds: float) -> TooSlowError:
+    return TooSlowError(
+        "too_slow",
+        f"samples {span.samples} of shard {span.shard} did not come in "
+        f"{seconds:g} s",
+        object_name=span.shard,
+    )
 
 
 def _closed_meanwhile() -> ClientError:

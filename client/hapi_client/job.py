@@ -20,7 +20,12 @@ from hapi_client.decode import DecodePool
 from hapi_client.epochs import EpochOptions, EpochReading, Epochs
 from hapi_client.estimates import Estimates
 from hapi_client.fetch import Fetcher, FetchOptions
-from hapi_client.frozen import AUTO, FrozenRegion, checked_encodings
+from hapi_client.frozen import (
+    AUTO,
+    FrozenRegion,
+    check_cut,
+    checked_encodings,
+)
 from hapi_client.horizon import Horizon
 from hapi_client.labels import Labels
 from hapi_client.loader import FeatureLoader, LoaderPlan, check_on_error
@@ -154,6 +159,7 @@ class TransferJob:
         replan: ReplanOptions | None = None,
     ) -> None:
         check_on_error(on_error)
+        check_cut(cut)
         encodings = checked_encodings(encoding, floor)
         check_epochs(epochs)
         check_cache(cache)

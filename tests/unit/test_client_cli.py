@@ -16,6 +16,7 @@ import pytest
 from children import heed_interrupts
 from hapi_client.cli import main as cli
 from hapi_client.cli.demo import _bytes_sentence
+from hapi_client.cli.train import idle_cache_text
 from hapi_client.demo import (
     DemoPlan,
     DemoResult,
@@ -23,7 +24,9 @@ from hapi_client.demo import (
     check_plan,
     largest_difference,
 )
+from hapi_client.frozen import checked_encodings
 from hapi_client.progress import ConsoleReporter
+from hapi_client.stats import JobStats
 from hapi_protocol.errors import ClientError, HapiError
 from hapi_protocol.index import DataIndex, IndexRow, ShardIndex
 from hapi_splitter.augmentation import Augmentation
@@ -101,6 +104,58 @@ def test_train_hands_on_what_is_random(
     assert "no job" in capsys.readouterr().err
     assert given["augment"] == augment
     assert given["augment_epochs"] == augment_epochs
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--cut", "banana"), "cut is 'banana'"),
+        (("--cut", "-1"), "cut is '-1'"),
+        (("--encoding", "uint9"), "encoding is 'uint9'"),
+        (("--floor", "low"), "floor is 'low'"),
+        (("--cache", "on"), "cache is 'on'"),
+        (
+            ("--cut", "3", "--encoding", "uint8;zstd", "--floor", "half"),
+            "'uint8;zstd', which rounds more than floor 'half'",
+        ),
+    ],
+)
+def test_train_judges_its_options_before_it_works(
+    monkeypatch, capsys, arguments, message
+):
+    def works(*_, **__):
+        raise AssertionError("it has begun")
+
+    monkeypatch.setattr("hapi_client.training.build_model", works)
+    train = ("train", "--data", "c/p", "--classes", "2")
+    assert hapi(monkeypatch, *train, *arguments) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("encoding", "floor"),
+    [("uint8", "lossless"), ("float16;lz4", "half"), ("float32", "uint8")],
+)
+def test_encoding_goes_with_a_floor_that_allows_it(encoding, floor):
+    """The floor's default is no wish of anybody's."""
+    assert checked_encodings(encoding, floor) == (encoding,)
+
+
+@pytest.mark.parametrize(
+    ("cache", "by_cut", "is_told"),
+    [
+        ("readwrite", {0: 40}, True),
+        ("read", {}, True),
+        ("readwrite", {0: 20, 3: 20}, False),
+        ("off", {0: 40}, False),
+    ],
+)
+def test_cache_of_a_run_that_streams_is_told_to_be_idle(
+    cache, by_cut, is_told
+):
+    text = idle_cache_text(cache, JobStats(samples_by_cut=by_cut))
+    assert bool(text) == is_told
+    assert not is_told or f"--cache {cache} had nothing to do" in text
 
 
 def test_without_credentials_one_line_says_what_to_set(monkeypatch, capsys):

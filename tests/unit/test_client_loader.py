@@ -43,7 +43,8 @@ def value(span, row):
 class Source:
     """Loads a span as its numbers; may fail, wait, or break samples."""
 
-    def __init__(self, failures=(), seconds=0.0, error=None):
+    def __init__(self, failures=(), seconds=0.0, error=None, lane="stream"):
+        self.lane = lane
         self.failures = set(failures)
         self.seconds = seconds
         self.error = error
@@ -54,7 +55,7 @@ class Source:
 
     def task(self, span, has_room, samples_left):
         return SpanTask(
-            "stream",
+            self.lane,
             10 * len(span.rows),
             lambda scope: self.load(span, scope),
         )
@@ -259,6 +260,24 @@ def test_closing_reaches_spans_that_have_not_begun():
     with pytest.raises(ClientError, match="closed"):
         next(found)
     assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("lane", "num_warnings"), [("push", 1), ("stream", 0)]
+)
+def test_features_that_do_not_come_are_told_of_once(
+    monkeypatch, caplog, lane, num_warnings
+):
+    """A worker that hangs would leave the loop silent for minutes."""
+    monkeypatch.setattr("hapi_client.fetch.QUIET_SECONDS", 0.05)
+    spans = make_spans([2, 2])
+    source = Source(seconds=0.2, lane=lane)
+    fetcher = open_with(source, num_threads=1)(spans)
+    assert [loaded.span for loaded in fetcher] == spans
+    fetcher.close()
+    texts = [each.getMessage() for each in caplog.records]
+    assert len(texts) == num_warnings
+    assert all("0.tar 0-1 for" in text for text in texts)
 
 
 def test_time_out_of_a_source_is_not_taken_for_the_loops_own():

@@ -14,11 +14,14 @@ from hapi_client.cli.context import (
     print_table,
     write_json,
 )
+from hapi_client.location import parse_location
 from hapi_client.progress import ConsoleReporter
+from hapi_protocol.headers import CACHE_OFF
 from hapi_splitter.quantities import bytes_text
 
 if TYPE_CHECKING:
     from hapi_client.job import TransferJob
+    from hapi_client.stats import JobStats
     from hapi_client.training import EpochResult, History
 
 
@@ -64,7 +67,8 @@ def train_command(
     floor: Annotated[
         str,
         typer.Option(
-            help="What a plan may round: lossless, half (16 bits), uint8."
+            help="What a plan may round: lossless, half (16 bits), uint8; "
+            "beside an --encoding it has to allow that."
         ),
     ] = "lossless",
     encoding: Annotated[
@@ -123,10 +127,15 @@ def train_command(
     no_plan_reason, plan_changes (seconds, mix, samples_per_second, why).
     """
     # torch takes seconds to import; --help must not wait for it.
-    from hapi_client.job import TransferJob
+    from hapi_client.frozen import check_cut, checked_encodings
+    from hapi_client.job import TransferJob, check_cache
     from hapi_client.training import build_model, train_tail
     from hapi_splitter.augmentation import Augmentation
 
+    check_cut(cut_value(cut))
+    checked_encodings(encoding, floor)
+    check_cache(cache)
+    parse_location(data)
     network, transform = build_model(
         model,
         num_classes=classes,
@@ -179,6 +188,9 @@ def train_command(
                 )
             if job.cut == "auto" and job.plan is None:
                 reporter.note(f"no plan, all streamed: {job.no_plan_reason}")
+            idle = idle_cache_text(cache, job.stats)
+            if idle:
+                reporter.note(idle)
             _print(job, history)
             write_json(
                 json_path,
@@ -202,6 +214,16 @@ def what_is_cut(job: TransferJob) -> str:
     if job.cut == 0:
         return "all streamed"
     return f"cut {job.cut} of {job.num_cuts}"
+
+
+def idle_cache_text(cache: str, stats: JobStats) -> str:
+    """Why a cache that was asked for has kept nothing; empty if it may."""
+    if cache == CACHE_OFF or any(cut > 0 for cut in stats.samples_by_cut):
+        return ""
+    return (
+        f"--cache {cache} had nothing to do: pushed features are kept, and "
+        "all was streamed; --cut freeze pushes"
+    )
 
 
 def describe(result: EpochResult) -> str:
