@@ -35,12 +35,16 @@ def to_stderr(
     logger.addHandler(handler)
 
 
-def tail(path: Path, num_lines: int = 15) -> str:
-    """The last lines of a log, indented; empty if there is none."""
+def tail(path: Path, num_lines: int = 15, *, since: int = 0) -> str:
+    """The last lines of a log, indented; empty if there is none.
+
+    Args:
+        since: bytes that were there before, and are left out.
+    """
     try:
         with path.open("rb") as log:
             log.seek(0, 2)
-            log.seek(max(0, log.tell() - TAIL_BYTES))
+            log.seek(max(since, log.tell() - TAIL_BYTES))
             text = log.read().decode("utf-8", "replace")
     except FileNotFoundError:
         return ""

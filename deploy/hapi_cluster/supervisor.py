@@ -67,6 +67,9 @@ class Supervisor:
         self._paths = paths
         self._settings = settings
         self._children: list[Child] = []
+        self._socket: Socket | None = None
+        self._log_bytes: dict[Path, int] = {}
+        """Of logs, before this start."""
         self._stopping = False
         self._restart_worker = False
         self._hold_worker = False
@@ -112,8 +115,10 @@ class Supervisor:
             ports["memcached"] = _free_port()
         for folder in (paths.etc, paths.logs, paths.run, paths.devices):
             folder.mkdir(mode=0o700, exist_ok=True)
-        sock = choose_socket(paths.run)
-        stack.callback(_remove_socket, sock)
+        self._log_bytes = {
+            log: log.stat().st_size for log in paths.logs.iterdir()
+        }
+        sock = self._socket = choose_socket(paths.run)
         self._state = {
             "layout": layout,
             "host": settings.host,
@@ -140,7 +145,7 @@ class Supervisor:
     def _make_rings(self) -> None:
         log_path = self._paths.log("rings")
         argv = [sys.executable, "-m", "hapi_cluster.rings"]
-        with log_path.open("wb") as log:
+        with log_path.open("ab") as log:
             done = subprocess.run(
                 [*argv, str(self._paths.etc)],
                 stdin=subprocess.DEVNULL,
@@ -151,7 +156,7 @@ class Supervisor:
                 check=False,
             )
         if done.returncode != 0:
-            raise _start_error("the ring builder failed", log_path)
+            raise self._start_error("the ring builder failed", log_path)
 
     def _await_answers(self, parent: int | None) -> None:
         deadline = time.monotonic() + self._settings.start_seconds
@@ -161,7 +166,7 @@ class Supervisor:
             self._step(parent, PROBE_INTERVAL_SECONDS if waiting else 0)
             for child in waiting:
                 if child.pid is None or child.num_restarts:
-                    raise _start_error(
+                    raise self._start_error(
                         f"{child.spec.name} ended while starting",
                         child.spec.log,
                     )
@@ -171,7 +176,7 @@ class Supervisor:
                     "Start it again.",
                 )
             if waiting and time.monotonic() > deadline:
-                raise _start_error(
+                raise self._start_error(
                     f"{waiting[0].spec.name} gave no answer for"
                     f" {self._settings.start_seconds:g} s",
                     waiting[0].spec.log,
@@ -185,9 +190,16 @@ class Supervisor:
             create_accounts((reachable(self._settings.host), port))
         except (OSError, http.client.HTTPException, ValueError) as error:
             name = "proxy" if self._settings.processes else "swift"
-            raise _start_error(
+            raise self._start_error(
                 f"the first requests failed ({error})", self._paths.log(name)
             ) from error
+
+    def _start_error(self, what: str, log: Path) -> StartError:
+        lines = tail(log, since=self._log_bytes.get(log, 0))
+        return StartError(
+            f"{what}. The end of {log}:\n{lines}",
+            f"Read {log}, then start again.",
+        )
 
     # -- watching ---------------------------------------------------------
 
@@ -259,6 +271,9 @@ class Supervisor:
                     child.act(now)
         kill_orphans()
         self._children = []
+        # A worker that ends removes its sockets itself, and misses them.
+        if self._socket is not None:
+            _remove_socket(self._socket)
         if self._state:
             self._publish("stopped")
         logger.info("stopped")
@@ -314,13 +329,6 @@ def _remove_socket(sock: Socket) -> None:
     admin_socket(sock.path).unlink(missing_ok=True)
     if sock.made:
         shutil.rmtree(sock.path.parent)
-
-
-def _start_error(what: str, log: Path) -> StartError:
-    return StartError(
-        f"{what}. The end of {log}:\n{tail(log)}",
-        f"Read {log}, then start again.",
-    )
 
 
 def _tell(ready: int, message: dict[str, Any]) -> None:

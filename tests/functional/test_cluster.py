@@ -236,6 +236,7 @@ def test_nothing_is_left_after_stop(directory: Path) -> None:
     # supervisor, swift, worker and the child that the worker abandons
     assert len(processes) >= 4
     assert cluster.stop()
+    assert "ended with its socket" in cluster.log("worker").read_text()
     assert [p for p in processes if p.alive()] == []
     assert listens(cluster) == []
     assert list((directory / "run").iterdir()) == []
@@ -556,6 +557,11 @@ def test_a_worker_that_cannot_start_shows_its_log(directory: Path) -> None:
     assert "worker.log" in info.value.message
     assert Cluster(directory).status()["status"] == "stopped"
     assert listens(Cluster(directory)) == []
+    # Nor does the next failure tell of this one.
+    settings = {**WATCHED, "worker_options": {"fail": "once more"}}
+    with pytest.raises(StartError, match="refused: fail = once") as info:
+        start(directory, **settings, worker=True)
+    assert "on purpose" not in info.value.message
     with start(directory):
         pass
 
