@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from hapi_client.connection import Connection
-from hapi_client.demo_data import write_shards
+from hapi_client.demo_data import photograph_folder, write_shards
 from hapi_client.fetch import FetchOptions
 from hapi_client.frozen import FREEZE, STREAM, FrozenRegion, checked_encodings
 from hapi_client.job import TransferJob
@@ -75,6 +75,7 @@ class RunResult:
         cut: that was used.
         fallbacks: spans streamed though they should have been pushed.
         has_batch_norm: whether the tail has BatchNorm.
+        num_epochs: of the training.
     """
 
     name: str
@@ -86,6 +87,7 @@ class RunResult:
     cut: int | str
     fallbacks: int
     has_batch_norm: bool = False
+    num_epochs: int = 1
 
 
 @dataclass(frozen=True)
@@ -139,9 +141,12 @@ def check_plan(plan: DemoPlan) -> None:
     """Splits the model once, before anything is started.
 
     Raises:
-        HapiError: naming the model, freeze, cut or encoding that is none.
+        HapiError: naming the model, freeze, cut or encoding that is none, or
+            the package that has the photographs.
     """
     checked_encodings(plan.encoding, "lossless")
+    if not plan.data:
+        photograph_folder()
     model, _ = build_model(plan.model, num_classes=2, seed=plan.seed)
     region = FrozenRegion(model, plan.freeze, None, torch.device("cpu"))
     region.cut_number(plan.cut)
@@ -246,4 +251,5 @@ def _result(name: str, job: TransferJob, history: History) -> RunResult:
             isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
             for module in job.tail.modules()
         ),
+        num_epochs=len(history.epochs),
     )

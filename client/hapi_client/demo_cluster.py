@@ -23,7 +23,7 @@ def demo_connection() -> Iterator[Connection]:
         raise ClientError(
             "bad_configuration",
             "the demo runs Swift on this machine; run "
-            "pip install 'swift-hapi[demo]'",
+            "pip install '.[demo]' in a checkout of the project",
         ) from error
     try:
         with Cluster.temporary() as cluster:

@@ -67,7 +67,8 @@ def photograph_folder() -> Path:
         raise ClientError(
             "bad_configuration",
             "the demo's photographs come with scikit-image; run "
-            "pip install 'swift-hapi[demo]', or give tar files with --data",
+            "pip install '.[demo]' in a checkout of the project, or give tar "
+            "files with --data",
         ) from error
     return Path(skimage.__file__).parent / "data"
 

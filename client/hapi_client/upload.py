@@ -36,6 +36,7 @@ from hapi_client.progress import Reporter
 from hapi_protocol.errors import ClientError, DataIndexError
 from hapi_protocol.index import DataIndex
 from hapi_protocol.shards import iter_samples
+from hapi_splitter.quantities import count_text
 
 logger = logging.getLogger(__name__)
 
@@ -239,10 +240,12 @@ def _store_packed(
     reporter: Reporter,
 ) -> Iterator[_Shard]:
     reporter.note(
-        f"{len(images.files)} images of {len(images.class_names)} classes"
+        f"{count_text(len(images.files), 'image')} of "
+        f"{count_text(len(images.class_names), 'class', 'classes')}"
     )
     if images.num_ignored:
-        reporter.note(f"{images.num_ignored} files are no images: left out")
+        ignored = count_text(images.num_ignored, "file")
+        reporter.note(f"{ignored} left out, not being images")
     groups = split_shards(images.files, pack.shard_samples, pack.shard_bytes)
     for number, files in enumerate(groups):
         with _temporary_file() as path:
@@ -290,7 +293,7 @@ def _store_shard(
             md5=md5,
             content_type=CONTENT_TYPE_TAR,
         )
-    reporter.note(f"{base_name}: {len(rows)} samples stored")
+    reporter.note(f"{base_name}: {count_text(len(rows), 'sample')} stored")
     return _Shard(info, rows, was_there=False)
 
 

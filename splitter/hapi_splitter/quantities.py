@@ -18,6 +18,15 @@ def number_text(number: float) -> str:
     return f"{number:.3g}"
 
 
+def count_text(number: int, noun: str, plural: str = "") -> str:
+    """``1 image``, ``1,200 images``.
+
+    Args:
+        plural: of the noun, where it is not the noun with an s.
+    """
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
 def bytes_text(num_bytes: float) -> str:
     """``33.1 kB``: powers of 1000."""
     return _prefixed(num_bytes, _BYTES)

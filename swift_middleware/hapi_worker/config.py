@@ -243,22 +243,23 @@ def parse_config(texts: dict[str, str]) -> WorkerConfig:
     """Option names and texts → typed configuration.
 
     Raises:
-        ValueError: naming option, value and what is allowed.
+        ValueError: naming each bad option, its value and what is allowed.
     """
     options = {option.name: option for option in fields(WorkerConfig)}
     values = {}
+    mistakes = []
     for name, text in texts.items():
         if name not in options:
-            raise ValueError(
-                f"unknown option {name!r} in [{SECTION}]; known: "
-                + ", ".join(sorted(options))
-            )
+            mistakes.append(f"unknown option {name!r} in [{SECTION}]")
+            continue
         try:
             values[name] = options[name].metadata["parse"](text.strip())
         except ValueError as error:
-            raise ValueError(
-                f"option {name!r} is {text!r}; allowed: {error}"
-            ) from None
+            mistakes.append(f"option {name!r} is {text!r}; allowed: {error}")
+    if not set(texts) <= set(options):
+        mistakes.append(f"known options: {', '.join(sorted(options))}")
+    if mistakes:
+        raise ValueError("; ".join(mistakes))
     return WorkerConfig(**values)
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -156,6 +157,20 @@ def test_cache_of_a_run_that_streams_is_told_to_be_idle(
     text = idle_cache_text(cache, JobStats(samples_by_cut=by_cut))
     assert bool(text) == is_told
     assert not is_told or f"--cache {cache} had nothing to do" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "name it with --data"),
+        (("--data", "c/p", "--link", "1gbit"), "exclude each other"),
+    ],
+)
+def test_plan_that_measures_says_what_it_needs(
+    monkeypatch, capsys, arguments, message
+):
+    assert hapi(monkeypatch, "plan", "resnet18", "--measure", *arguments) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_without_credentials_one_line_says_what_to_set(monkeypatch, capsys):
@@ -332,12 +347,22 @@ def test_sigterm_unwinds_like_an_error(swift):
 
 def test_demo_says_so_when_push_down_costs_bytes():
     def result(bytes):
-        return RunResult("x", bytes, 5, 1.0, (1.0,), 0.5, 1, 0)
+        return RunResult("x", bytes, 30, 1.0, (1.0,), 0.5, 1, 0, False, 3)
 
     more = _bytes_sentence(DemoResult(result(10), result(25)))
     assert "2.5 times the bytes" in more
     less = _bytes_sentence(DemoResult(result(40), result(10)))
-    assert "1/4.0 of the bytes" in less
+    assert "1/4.0 of the bytes, and 30 B more" in less
+    # Each epoch saves 10 bytes; after three it is even.
+    assert "less from 4 epochs on" in less
+
+
+def test_demo_asks_for_its_photographs_before_anything_starts(monkeypatch):
+    monkeypatch.setitem(sys.modules, "skimage", None)
+    with pytest.raises(HapiError, match=r"pip install '\.\[demo\]'"):
+        check_plan(DemoPlan(model="nope"))
+    with pytest.raises(HapiError, match="nope"):
+        check_plan(DemoPlan(model="nope", data=(Path("a.tar"),)))
 
 
 @pytest.mark.parametrize(

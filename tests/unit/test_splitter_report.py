@@ -16,6 +16,7 @@ from hapi_splitter.costs import CutFacts
 from hapi_splitter.plan import Option, Problem, Resource, solve, stream
 from hapi_splitter.quantities import (
     bytes_text,
+    count_text,
     link_text,
     number_text,
     percent_text,
@@ -309,6 +310,8 @@ def test_planning_imports_neither_torch_nor_matplotlib() -> None:
         (number_text(15_432.4), "15,432"),
         (number_text(0.012345), "0.0123"),
         (number_text(float("inf")), "∞"),
+        (count_text(1, "image"), "1 image"),
+        (count_text(1200, "class", "classes"), "1,200 classes"),
         (bytes_text(999.7), "1 kB"),
         (bytes_text(33_100), "33.1 kB"),
         (link_text(12.5e6), "100 Mbit/s"),

@@ -149,6 +149,19 @@ def test_check_reports_a_bad_file(
     assert main(["--config", str(SAMPLE), "--check"]) == 0
 
 
+def test_check_reports_all_mistakes_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "worker.conf"
+    path.write_text(
+        "[hapi-worker]\ndevice = abacus\nmax_stream = 3\nmax_batch = none\n"
+    )
+    assert main(["--config", str(path), "--check"]) == 2
+    told = capsys.readouterr().err
+    for text in ("'abacus'", "unknown option 'max_stream'", "'max_batch'"):
+        assert text in told
+
+
 def test_service_unit_is_confined_and_never_required() -> None:
     unit = (DEPLOY / "hapi-worker.service").read_text()
     for line in (

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from hapi_protocol.errors import UnsupportedError
+from hapi_protocol.headers import SampleRange
 from hapi_protocol.shards import Limits, Sample
 from hapi_splitter.transforms import SampleError
 from hapi_worker.decode import image_decoder
@@ -128,6 +129,16 @@ def test_object_at_its_limits_is_read() -> None:
     data = tar_of([("a.jpg", bytes(5000)), ("b.jpg", b""), ("c.jpg", b"")])
     samples = list(read(CountingBody(data), data))
     assert [len(each.members["jpg"]) for each in samples] == [5000, 0, 0]
+
+
+def test_range_that_goes_beyond_the_last_sample_ends_with_it() -> None:
+    data = tar_of((f"{n}.jpg", b"") for n in range(3))
+    wanted = SampleRange(1, 99)
+    found = list(read(CountingBody(data), data, samples=wanted))
+    assert [each.index for each in found] == [1, 2]
+    with pytest.raises(UnsupportedError) as caught:
+        list(read(CountingBody(data), data, samples=SampleRange(3, 99)))
+    assert caught.value.code == "samples_out_of_range"
 
 
 @pytest.mark.parametrize(

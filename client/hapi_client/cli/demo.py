@@ -13,7 +13,7 @@ from hapi_client.cli.context import (
     write_json,
 )
 from hapi_client.progress import ConsoleReporter
-from hapi_splitter.quantities import bytes_text
+from hapi_splitter.quantities import bytes_text, count_text
 
 if TYPE_CHECKING:
     from hapi_client.demo import DemoResult, RunResult
@@ -107,8 +107,9 @@ def demo_command(
         raise typer.Exit(1)
     if result.pushdown.fallbacks:
         typer.echo(
-            f"hapi: {result.pushdown.fallbacks} spans of the push-down run "
-            "were streamed, since the worker could not be had",
+            "hapi: the push-down run streamed "
+            f"{count_text(result.pushdown.fallbacks, 'span')}, since the "
+            "worker could not be had",
             err=True,
         )
         raise typer.Exit(1)
@@ -175,15 +176,20 @@ def _print(result: DemoResult) -> None:
 
 def _bytes_sentence(result: DemoResult) -> str:
     streaming, pushdown = result.streaming.bytes, result.pushdown.bytes
-    package = (
-        "the model package, sent once, was "
-        f"{bytes_text(result.pushdown.package_bytes)} more"
-    )
-    if pushdown <= streaming:
-        ratio = streaming / max(1, pushdown)
-        return f"Push-down moved 1/{ratio:.1f} of the bytes; {package}."
+    package_bytes = result.pushdown.package_bytes
+    if pushdown >= streaming:
+        return (
+            f"Push-down moved {pushdown / max(1, streaming):.1f} times the "
+            "bytes of streaming: features at this cut are larger than these "
+            "images. Choose a later --freeze or --cut. The model package, "
+            f"sent once, was {bytes_text(package_bytes)} more."
+        )
+    ratio = streaming / max(1, pushdown)
+    saved_bytes = (streaming - pushdown) / result.pushdown.num_epochs
+    epochs = int(package_bytes / saved_bytes) + 1
     return (
-        f"Push-down moved {pushdown / max(1, streaming):.1f} times the bytes "
-        "of streaming: features at this cut are larger than these images. "
-        f"Choose a later --freeze or --cut. Besides, {package}."
+        f"Push-down moved 1/{ratio:.1f} of the bytes, and "
+        f"{bytes_text(package_bytes)} more for the model package, which is "
+        "sent once: with it push-down moves less from "
+        f"{count_text(epochs, 'epoch')} on."
     )

@@ -148,10 +148,12 @@ def plan_command(
             check_plot_path(plot)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
-    if measure and (link is not None or data is None):
+    if measure and data is None:
         raise typer.BadParameter(
-            "--measure reads from --data, and goes not with --link"
+            "--measure reads from a data set: name it with --data"
         )
+    if measure and link is not None:
+        raise typer.BadParameter("--measure and --link exclude each other")
     rate = None if link is None else parse_link(link)
     checked_floor(floor)
     location = None if data is None else parse_location(data)

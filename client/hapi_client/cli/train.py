@@ -17,7 +17,7 @@ from hapi_client.cli.context import (
 from hapi_client.location import parse_location
 from hapi_client.progress import ConsoleReporter
 from hapi_protocol.headers import CACHE_OFF
-from hapi_splitter.quantities import bytes_text
+from hapi_splitter.quantities import bytes_text, count_text
 
 if TYPE_CHECKING:
     from hapi_client.job import TransferJob
@@ -173,7 +173,9 @@ def train_command(
             connection=connection,
         ) as job:
             _check_labels(job, classes)
-            reporter.note(f"{job.num_samples} samples, {what_is_cut(job)}")
+            reporter.note(
+                f"{count_text(job.num_samples, 'sample')}, {what_is_cut(job)}"
+            )
             with reporter.counting() as count:
                 history = train_tail(
                     job,
@@ -210,7 +212,7 @@ def cut_value(cut: str) -> int | str:
 def what_is_cut(job: TransferJob) -> str:
     """What the store computes, as the end of a line."""
     if job.cut == "auto":
-        return f"the plan chooses among {job.num_cuts} cuts"
+        return f"the plan chooses among {count_text(job.num_cuts, 'cut')}"
     if job.cut == 0:
         return "all streamed"
     return f"cut {job.cut} of {job.num_cuts}"
