@@ -224,8 +224,8 @@ class Fetcher:
             return
         self._has_warned = True
         logger.warning(
-            "no features of %s %s for %.0f s; the worker may hang: it has "
-            "%.0f s for each try, then the span is streamed",
+            "no features of %s %s for %.0f s; the worker may hang: what does "
+            "not come is streamed after about %.0f s",
             pending.span.shard,
             pending.span.samples,
             QUIET_SECONDS,

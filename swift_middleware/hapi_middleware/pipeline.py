@@ -57,8 +57,8 @@ def check_place(app: Any) -> None:
     Nothing is said of an ``app`` that does not end in Swift's proxy.
 
     Args:
-        app: the rest of the pipeline.  Paste makes all filters of a pipeline
-            before it joins them, so that those to the left of us are in
+        app: the rest of the pipeline.  All filters of a pipeline are made
+            before they are joined, so that those to the left of us are in
             Swift's registry already.
 
     Raises:
