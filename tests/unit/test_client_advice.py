@@ -376,7 +376,7 @@ def test_plan_without_data_says_what_it_assumes(tmp_path: Path) -> None:
         (["resnet18", "--plot", "plan.pdf"], ".png or .html"),
         (["resnet18", "--plot", "/nowhere/plan.png"], "/nowhere is no folder"),
         (["resnet18", "--json", "/nowhere/plan.json"], "/nowhere is no fold"),
-        (["resnet18", "--measure"], "--measure reads from --data"),
+        (["resnet18", "--measure"], "--measure reads from a data set"),
         (["resnet18", "--floor", "low"], "floor is 'low'"),
         (["resnet18", "--link", "fast"], "link is 'fast'"),
         (["resnet19"], "no model 'resnet19'"),

@@ -514,12 +514,12 @@ def test_a_cancelled_scope_ends_the_tries(bench):
 
 
 def test_a_pause_of_decoding_is_no_time_of_a_span(bench, pool):
-    bench.raw._limits = SpanLimits(0.2, Backoff(attempts=1))
+    bench.raw._limits = SpanLimits(1.0, Backoff(attempts=1))
     with ThreadPoolExecutor(1) as thread:
         with pool.paused(5):
             loading = thread.submit(bench.raw.load, bench.span, CancelScope())
             with pytest.raises(FutureTimeoutError):
-                loading.result(1.0)
+                loading.result(2.0)
         loaded = loading.result(5)
     assert loaded.features[:, 0, 0, 0].tolist() == [10, 11, 12]
 
