@@ -12,8 +12,6 @@ from keystoneauth1.session import Session
 from hapi_client.credentials import Credentials
 from hapi_protocol.errors import ClientError, HapiError, RightsError
 
-_ENDPOINT = {"service_type": "object-store", "interface": "public"}
-
 
 class Authenticator:
     """Gets tokens and the storage URL, and renews them when refused.
@@ -54,18 +52,23 @@ class Authenticator:
 
     def storage_url(self) -> str:
         """URL of the account, without a slash at its end."""
-        where = {**_ENDPOINT, "region_name": self._credentials.region_name}
+        wanted = self._credentials
+        if wanted.storage_url:
+            return wanted.storage_url.rstrip("/")
         with self._lock:
-            url = self._ask("get_endpoint", **where)
+            url = self._ask(
+                "get_endpoint",
+                service_type="object-store",
+                interface=wanted.interface,
+                region_name=wanted.region_name,
+            )
         if not url:
+            region = wanted.region_name
             raise ClientError(
                 "bad_configuration",
-                "the service catalogue has no public object-store endpoint"
-                + (
-                    f" in region {where['region_name']!r}"
-                    if where["region_name"]
-                    else ""
-                ),
+                f"the service catalogue has no {wanted.interface} "
+                "object-store endpoint"
+                + (f" in region {region!r}" if region else ""),
             )
         return str(url).rstrip("/")
 
@@ -73,7 +76,8 @@ class Authenticator:
         if self._pid != os.getpid():
             self._session = Session(
                 timeout=self._timeout_seconds,
-                verify=self._credentials.ca_file or True,
+                verify=self._credentials.tls.verify,
+                cert=self._credentials.tls.cert,
             )
             self._pid = os.getpid()
         tries_left = self._retries
@@ -89,10 +93,23 @@ class Authenticator:
 
     def _error(self, error: Exception) -> HapiError:
         where = self._credentials.options.get("auth_url", "")
+        trans_id = _trans_id(error)
         if isinstance(error, auth_errors.Unauthorized):
             return RightsError(
                 "unauthorized",
                 f"{where} refuses the credentials; check user and key",
+                trans_id=trans_id,
+            )
+        if isinstance(error, auth_errors.CatalogException):
+            return ClientError(
+                "bad_configuration",
+                f"the service catalogue of {where} has no such object store: "
+                f"{error}; look at region (OS_REGION_NAME) and interface "
+                "(OS_INTERFACE)",
+            )
+        if isinstance(error, auth_errors.SSLError):
+            return ClientError(
+                "bad_configuration", f"TLS with {where} failed: {error}"
             )
         if isinstance(error, auth_errors.ConnectionError):
             return ClientError(
@@ -100,5 +117,14 @@ class Authenticator:
                 f"the auth service at {where} does not answer: {error}",
             )
         return ClientError(
-            "bad_configuration", f"authentication at {where} failed: {error}"
+            "bad_configuration",
+            f"authentication at {where} failed: {error}",
+            trans_id=trans_id,
         )
+
+
+def _trans_id(error: Exception) -> str | None:
+    """Of the auth service's answer: Swift's, or Keystone's request id."""
+    headers = getattr(getattr(error, "response", None), "headers", {})
+    found = headers.get("X-Trans-Id") or headers.get("X-Openstack-Request-Id")
+    return str(found) if found else None

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import time
-from typing import Any
+from types import TracebackType
+from typing import Any, TypeVar
 
 import requests
 import urllib3
 
 from hapi_client.traffic import Traffic
 from hapi_client.transport import CancelScope
-from hapi_protocol.errors import HapiError, TooSlowError, TruncatedStreamError
+from hapi_protocol.errors import (
+    ClientError,
+    HapiError,
+    TooSlowError,
+    TruncatedStreamError,
+)
 
 PIECE_BYTES = 1024 * 1024
 MAX_DRAIN_BYTES = 64 * 1024
+MAX_QUOTED_BYTES = 80
+Document = TypeVar("Document", bound="dict[str, Any] | list[Any]")
 
 
 class Body(io.RawIOBase):
     """A readable file over one answer's body, to be closed after use.
 
     ``read(n)`` returns exactly ``n`` bytes unless the body ends, as
-    pyarrow wants it.
+    pyarrow wants it.  Errors that are raised in a ``with`` block of it get
+    its transaction id and its object's name where they have none.
 
     Args:
         response: streaming answer of requests.
@@ -54,6 +64,33 @@ class Body(io.RawIOBase):
         self._scope = scope
         self._deadline = deadline
         self._num_read = 0
+
+    def read_json(self, kind: type[Document]) -> Document:
+        """What the whole body says.
+
+        Args:
+            kind: ``dict`` or ``list``.
+
+        Raises:
+            ClientError: ``bad_configuration`` when it is no such JSON: the
+                answer is not Swift's.
+        """
+        data = self.read()
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError):
+            found = None
+        if isinstance(found, kind):
+            return found
+        start = data[:MAX_QUOTED_BYTES].decode("utf-8", "replace")
+        raise ClientError(
+            "bad_configuration",
+            f"{self._object_name} was answered with {start!r}, which is no "
+            f"JSON {kind.__name__}; the URL is not Swift's, or a gateway "
+            "answers in its place",
+            object_name=self._object_name,
+            trans_id=self.trans_id,
+        )
 
     @property
     def length_bytes(self) -> int | None:
@@ -128,3 +165,15 @@ class Body(io.RawIOBase):
             with contextlib.suppress(OSError):
                 self._response.close()
         super().close()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # What is wrong with an answer is looked for by its transaction.
+        if isinstance(error, HapiError):
+            error.trans_id = error.trans_id or self.trans_id
+            error.object_name = error.object_name or self._object_name
+        super().__exit__(kind, error, traceback)

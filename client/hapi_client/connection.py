@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -115,10 +114,8 @@ class Connection:
 
     def info(self) -> dict[str, Any]:
         """What ``/info`` of the proxy says."""
-        parts = urlsplit(self.storage_url)
-        url = f"{parts.scheme}://{parts.netloc}/info"
-        with self._open("GET", url, object_name="/info") as body:
-            return dict(json.loads(body.read()))
+        with self._open_info() as body:
+            return body.read_json(dict)
 
     def require_hapi(self) -> dict[str, Any]:
         """The ``hapi`` section of ``/info``.
@@ -126,22 +123,31 @@ class Connection:
         Raises:
             ClientError: ``no_hapi`` when the proxy has no such filter.
         """
-        section = self.info().get("hapi")
-        if not isinstance(section, dict):
-            raise ClientError(
-                "no_hapi",
-                f"the proxy at {urlsplit(self.storage_url).netloc} has no "
-                "hapi filter in its pipeline (no 'hapi' section in /info); "
-                "use cut 0 (streaming), or ask the operator to add it",
-            )
-        return section
+        with self._open_info() as body:
+            section = body.read_json(dict).get("hapi")
+            if not isinstance(section, dict):
+                raise ClientError(
+                    "no_hapi",
+                    f"the proxy at {urlsplit(self.storage_url).netloc} has no "
+                    "hapi filter in its pipeline (no 'hapi' section in "
+                    "/info); use cut 0 (streaming), or ask the operator to "
+                    "add it",
+                )
+            return section
 
-    def ask_account(self, method: str, query: Mapping[str, str]) -> Any:
+    def _open_info(self) -> Body:
+        parts = urlsplit(self.storage_url)
+        url = f"{parts.scheme}://{parts.netloc}/info"
+        return self._open("GET", url, object_name="/info")
+
+    def ask_account(
+        self, method: str, query: Mapping[str, str]
+    ) -> dict[str, Any]:
         """The JSON that a request of the account itself is answered with."""
         url = f"{self.storage_url}?{urlencode(query)}"
         what = f"?{next(iter(query), '')}"
         with self._open(method, url, object_name=what) as body:
-            return json.loads(body.read())
+            return body.read_json(dict)
 
     # -- containers --------------------------------------------------
 
@@ -176,7 +182,7 @@ class Connection:
     def _page(self, container: str, url: str) -> Sequence[dict[str, Any]]:
         try:
             with self._open("GET", url, object_name=container) as body:
-                return list(json.loads(body.read() or b"[]"))
+                return [] if body.status == 204 else body.read_json(list)
         except RightsError as error:
             if error.status == 404:
                 error.message = f"there is no container {container!r}"

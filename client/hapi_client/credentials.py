@@ -1,22 +1,35 @@
-"""Who asks: Swift's v1 auth or Keystone v3, from arguments or environment.
+"""Who asks: v1 auth or Keystone, from arguments, environment or clouds.yaml.
 
-The environment variables are those of the ``swift`` command: ``ST_AUTH``,
-``ST_USER``, ``ST_KEY`` for v1, ``OS_AUTH_URL``, ``OS_USERNAME``,
-``OS_PASSWORD``, ``OS_PROJECT_NAME``, … for Keystone v3, or
-``OS_APPLICATION_CREDENTIAL_ID`` and ``OS_APPLICATION_CREDENTIAL_SECRET``.
+The first of these that is set in the environment:
+
+1. ``ST_AUTH`` with ``ST_USER`` and ``ST_KEY``: Swift's v1 auth,
+2. ``OS_CLOUD``: an entry of ``clouds.yaml`` (:mod:`hapi_client.clouds`),
+3. ``OS_AUTH_URL``: Keystone v3, with ``OS_USERNAME``, ``OS_PASSWORD``,
+   ``OS_PROJECT_NAME``, …, or with ``OS_APPLICATION_CREDENTIAL_ID`` and
+   ``OS_APPLICATION_CREDENTIAL_SECRET``.
+
+With each of them go ``OS_REGION_NAME``, ``OS_INTERFACE`` (or
+``OS_ENDPOINT_TYPE``), ``OS_STORAGE_URL``, ``OS_CACERT``, ``OS_CERT``,
+``OS_KEY`` and ``OS_INSECURE``, each before what the cloud's entry says.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from keystoneauth1 import loading
 from keystoneauth1.identity import v3
 from swiftclient import authv1
 
+from hapi_client.clouds import CloudEntry, find_cloud
+from hapi_client.tls import TLSOptions
 from hapi_protocol.errors import ClientError
 
+INTERFACES = ("public", "internal", "admin")
+DEFAULT_INTERFACE = "public"
 _KEYSTONE_VARIABLES = {
     "OS_AUTH_URL": "auth_url",
     "OS_USERNAME": "username",
@@ -35,19 +48,25 @@ class Credentials:
     """What keystoneauth1 needs to get a token.
 
     Attributes:
-        plugin: ``v1`` (tempauth, swauth), ``v3password`` (Keystone) or
-            ``v3applicationcredential``.
+        plugin: ``v1`` (tempauth, swauth), ``v3password`` (Keystone),
+            ``v3applicationcredential``, or any name of keystoneauth1's.
         options: keyword arguments of that plugin, the password among
             them; never shown by ``repr``.
         region_name: Keystone region of the object store, if several.
-        ca_file: bundle that TLS certificates are checked against; None
-            for the system's.
+        interface: ``public``, ``internal`` or ``admin``: which endpoint
+            of the catalogue.
+        storage_url: of the account, in the place of the catalogue's.
+        tls: for the auth service and Swift.
+        source: where they were found, to tell of.
     """
 
     plugin: str
-    options: Mapping[str, str] = field(repr=False)
+    options: Mapping[str, Any] = field(repr=False)
     region_name: str | None = None
-    ca_file: str | None = None
+    interface: str = DEFAULT_INTERFACE
+    storage_url: str | None = None
+    tls: TLSOptions = field(default_factory=TLSOptions)
+    source: str = "arguments"
 
     @classmethod
     def v1(cls, auth_url: str, user: str, key: str) -> Credentials:
@@ -58,37 +77,75 @@ class Credentials:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Credentials:
-        """Reads ``ST_*``, or else ``OS_*``.
+        """Reads ``ST_*``, or ``OS_CLOUD``, or else the other ``OS_*``.
 
         Raises:
             ClientError: ``bad_configuration`` naming what is missing.
         """
         if environ.get("ST_AUTH"):
-            return cls.v1(
-                environ["ST_AUTH"],
-                _needed(environ, "ST_USER"),
-                _needed(environ, "ST_KEY"),
-            )
+            options = {
+                "auth_url": environ["ST_AUTH"],
+                "username": _needed(environ, "ST_USER"),
+                "password": _needed(environ, "ST_KEY"),
+            }
+            return cls._reaching(environ, "v1", options, "ST_AUTH")
+        if environ.get("OS_CLOUD"):
+            return cls.from_cloud(environ["OS_CLOUD"], environ)
         if environ.get("OS_AUTH_URL"):
             return cls._keystone(environ)
         raise ClientError(
             "bad_configuration",
-            "no credentials; set ST_AUTH, ST_USER and ST_KEY, or "
+            "no credentials; set ST_AUTH, ST_USER and ST_KEY, or OS_CLOUD "
+            "(clouds.yaml), or "
             "OS_AUTH_URL, OS_USERNAME, OS_PASSWORD and OS_PROJECT_NAME, or "
             "OS_AUTH_URL, OS_APPLICATION_CREDENTIAL_ID and "
             "OS_APPLICATION_CREDENTIAL_SECRET",
         )
 
     @classmethod
+    def from_cloud(cls, name: str, environ: Mapping[str, str]) -> Credentials:
+        """Those of a cloud in ``clouds.yaml``.
+
+        Args:
+            name: of the cloud.
+            environ: says which file, and what comes before its entry.
+
+        Raises:
+            ClientError: ``bad_configuration`` naming what is missing.
+        """
+        entry = find_cloud(name, environ, environ.get("OS_REGION_NAME"))
+        return cls._reaching(
+            {**_variables(entry), **{k: v for k, v in environ.items() if v}},
+            entry.auth_type,
+            entry.auth,
+            f"cloud {name!r} of {entry.path}",
+        )
+
+    @classmethod
     def _keystone(cls, environ: Mapping[str, str]) -> Credentials:
-        by_secret = bool(environ.get("OS_APPLICATION_CREDENTIAL_ID"))
+        if environ.get("OS_APPLICATION_CREDENTIAL_ID"):
+            plugin, options = "v3applicationcredential", _secret_options
+        else:
+            plugin, options = "v3password", _password_options
+        return cls._reaching(environ, plugin, options(environ), "OS_AUTH_URL")
+
+    @classmethod
+    def _reaching(
+        cls,
+        environ: Mapping[str, str],
+        plugin: str,
+        options: Mapping[str, Any],
+        source: str,
+    ) -> Credentials:
+        """With what the environment says of endpoints and TLS."""
         return cls(
-            "v3applicationcredential" if by_secret else "v3password",
-            _secret_options(environ)
-            if by_secret
-            else _password_options(environ),
-            region_name=environ.get("OS_REGION_NAME"),
-            ca_file=environ.get("OS_CACERT"),
+            plugin,
+            options,
+            region_name=environ.get("OS_REGION_NAME") or None,
+            interface=_interface(environ),
+            storage_url=environ.get("OS_STORAGE_URL") or None,
+            tls=TLSOptions.from_environment(environ),
+            source=source,
         )
 
     def make_plugin(self) -> Any:
@@ -98,7 +155,47 @@ class Credentials:
             return authv1.PasswordPlugin(**options)
         if self.plugin == "v3applicationcredential":
             return v3.ApplicationCredential(**options)
-        return v3.Password(**options)
+        if self.plugin == "v3password":
+            return v3.Password(**options)
+        loader: Any = loading.get_plugin_loader(self.plugin)
+        return loader.load_from_options(**options)
+
+
+def _variables(entry: CloudEntry) -> dict[str, str]:
+    """A cloud's entry, said by the environment variables we know."""
+    fields = entry.fields
+    is_open = fields.get("insecure") or fields.get("verify") is False
+    found = {
+        "OS_REGION_NAME": fields.get("region_name"),
+        "OS_INTERFACE": fields.get("object_store_interface")
+        or fields.get("interface"),
+        "OS_STORAGE_URL": entry.endpoint,
+        "OS_INSECURE": "true" if is_open else None,
+        **{
+            variable: os.path.expanduser(path) if path else None
+            for variable, path in (
+                ("OS_CACERT", fields.get("cacert")),
+                ("OS_CERT", fields.get("cert")),
+                ("OS_KEY", fields.get("key")),
+            )
+        },
+    }
+    return {name: str(value) for name, value in found.items() if value}
+
+
+def _interface(environ: Mapping[str, str]) -> str:
+    """As keystoneauth1 names them; ``publicURL`` is ``public``."""
+    for variable in ("OS_INTERFACE", "OS_ENDPOINT_TYPE"):
+        value = environ.get(variable)
+        if value:
+            name = value.removesuffix("URL")
+            if name in INTERFACES:
+                return name
+            raise ClientError(
+                "bad_configuration",
+                f"{variable} is {value!r}; one of {', '.join(INTERFACES)}",
+            )
+    return DEFAULT_INTERFACE
 
 
 def _password_options(environ: Mapping[str, str]) -> dict[str, str]:

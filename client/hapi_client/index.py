@@ -12,7 +12,7 @@ from itertools import islice
 from hapi_client.connection import Connection, ObjectInfo
 from hapi_client.location import Location
 from hapi_client.retry import is_retryable
-from hapi_protocol.errors import DataIndexError, HapiError
+from hapi_protocol.errors import DataIndexError, HapiError, RightsError
 from hapi_protocol.features import Row, read_features
 from hapi_protocol.headers import Annotation
 from hapi_protocol.index import INDEX_NAME, DataIndex, IndexRow, ShardIndex
@@ -44,13 +44,17 @@ def load_index(connection: Connection, location: Location) -> DataIndex:
             empty one.
         RightsError: when there is no such container.
     """
-    index = find_index(connection, location)
-    if index is None:
+    try:
+        index = _read_index(connection, location)
+    except RightsError as error:
+        if error.status != 404:
+            raise
         raise DataIndexError(
             "bad_index",
             _what_is_missing(connection, location),
             object_name=location.index_name,
-        )
+            trans_id=error.trans_id,
+        ) from error
     if not len(index):
         raise DataIndexError(
             "bad_index",
@@ -97,13 +101,16 @@ def _what_is_missing(connection: Connection, location: Location) -> str:
 def find_index(connection: Connection, location: Location) -> DataIndex | None:
     """The index of a data set, None where there is none."""
     try:
-        with connection.open(location.container, location.index_name) as body:
-            data = body.read()
-    except HapiError as error:
+        return _read_index(connection, location)
+    except RightsError as error:
         if error.status == 404:
             return None
         raise
-    return DataIndex.from_bytes(data, name=f"{location}: the index")
+
+
+def _read_index(connection: Connection, location: Location) -> DataIndex:
+    with connection.open(location.container, location.index_name) as body:
+        return DataIndex.from_bytes(body.read(), name=f"{location}: the index")
 
 
 def store_index(

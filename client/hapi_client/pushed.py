@@ -273,10 +273,10 @@ class PushedSource:
             reader = read_features(body)
             batches = list(reader)
             body.drain()
+            loaded = self._loaded(span, batches)
         assert reader.summary is not None, "else the reader has raised"
         if reader.summary.saturated:
             self._note_saturated(reader.summary.saturated)
-        loaded = self._loaded(span, batches)
         if is_kept:
             self._counters.add(cached=len(span.rows))
             return replace(loaded, report=SpanReport(was_kept=True))

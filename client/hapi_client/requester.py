@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -18,14 +19,21 @@ from hapi_client.body import Body
 from hapi_client.credentials import Credentials
 from hapi_client.retry import Backoff
 from hapi_client.traffic import Traffic
-from hapi_client.transport import SocketOwners, Transport
+from hapi_client.transport import (
+    SocketOwners,
+    Transport,
+    is_certificate_error,
+)
 from hapi_protocol.errors import (
     MAX_BODY_BYTES,
     ClientError,
     HapiError,
+    RightsError,
     TooSlowError,
     error_from_body,
 )
+
+logger = logging.getLogger(__name__)
 
 _TAG = re.compile(rb"<[^>]*>")
 
@@ -91,6 +99,11 @@ class Requester:
     ) -> None:
         self._credentials = credentials
         self._options = options
+        if credentials.tls.insecure:
+            logger.warning(
+                "certificates of TLS servers are not checked (insecure): "
+                "whoever is between may read the password and the data"
+            )
         self.auth = Authenticator(
             credentials,
             timeout_seconds=options.read_seconds,
@@ -163,7 +176,9 @@ class Requester:
             if source is not None:
                 source.seek(0)
             body = send(self.auth.renewed_token(token))
-        if body.status >= 400:
+            if body.status == 401:
+                raise _twice_refused(body, object_name)
+        if body.status >= 300:
             raise _error(body, object_name)
         return body
 
@@ -189,6 +204,7 @@ class Requester:
                 stream=True,
                 timeout=timeout,
                 allow_redirects=False,
+                verify=transport.verify,
             )
         except requests.RequestException as error:
             raise _no_answer(error, method, object_name, timeout) from error
@@ -201,7 +217,7 @@ class Requester:
                     self._options.backoff,
                     self.traffic,
                     num_connections=self._options.num_connections,
-                    ca_file=self._credentials.ca_file,
+                    tls=self._credentials.tls,
                 )
             return self._current
 
@@ -221,6 +237,13 @@ def _no_answer(
             f"{method} {object_name}: no answer in {timeout[1]:g} s",
             object_name=object_name,
         )
+    if is_certificate_error(cause):
+        return ClientError(
+            "bad_configuration",
+            f"{method} {object_name}: {cause}; name the authority of the "
+            "server's certificate by OS_CACERT or --os-cacert",
+            object_name=object_name,
+        )
     return ClientError(
         "not_connected",
         f"{method} {object_name}: {cause}",
@@ -230,6 +253,8 @@ def _no_answer(
 
 def _error(body: Body, object_name: str) -> HapiError:
     with body:
+        if body.status < 400:
+            return _redirected(body, object_name)
         start = body.read(MAX_BODY_BYTES)
     if body.headers.get("Content-Type", "").startswith("text/html"):
         start = b" ".join(_TAG.sub(b" ", start).split())  # Swift's own pages
@@ -239,6 +264,31 @@ def _error(body: Body, object_name: str) -> HapiError:
         object_name=object_name,
         trans_id=body.trans_id,
         retry_after=_seconds(body.headers.get("Retry-After")),
+    )
+
+
+def _twice_refused(body: Body, object_name: str) -> RightsError:
+    body.close()
+    return RightsError(
+        "unauthorized",
+        f"Swift refuses {object_name} with 401, with a new token too; the "
+        "auth service is not the one that Swift asks, or the account is "
+        "another user's",
+        object_name=object_name,
+        trans_id=body.trans_id,
+    )
+
+
+def _redirected(body: Body, object_name: str) -> ClientError:
+    # Neither Swift nor the filter does that; the token stays here.
+    target = body.headers.get("Location", "nowhere")
+    return ClientError(
+        "bad_configuration",
+        f"{object_name} was answered with {body.status}, to be found at "
+        f"{target}, which is not followed; log in where the storage URL is "
+        "the right one",
+        object_name=object_name,
+        trans_id=body.trans_id,
     )
 
 

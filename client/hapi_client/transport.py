@@ -13,12 +13,14 @@ import contextlib
 import os
 import random
 import socket
+import ssl
 import threading
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import requests
+import urllib3
 from requests.adapters import HTTPAdapter
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.connection import HTTPConnection, HTTPSConnection
@@ -26,6 +28,7 @@ from urllib3.response import BaseHTTPResponse
 from urllib3.util.retry import Retry
 
 from hapi_client.retry import RETRYABLE_STATUSES, Backoff
+from hapi_client.tls import TLSOptions
 from hapi_client.traffic import Traffic
 from hapi_protocol.errors import ClientError
 
@@ -111,6 +114,13 @@ class SocketOwners:
                 sock.shutdown(socket.SHUT_RDWR)
 
 
+def is_certificate_error(error: object) -> bool:
+    """Whether a TLS server showed what we do not take; it will again."""
+    return isinstance(error, urllib3.exceptions.SSLError) and any(
+        isinstance(cause, ssl.SSLCertVerificationError) for cause in error.args
+    )
+
+
 class ScopedRetry(Retry):
     """urllib3's retries with our backoff, counted, and cancellable."""
 
@@ -153,6 +163,8 @@ class ScopedRetry(Retry):
 
     def increment(self, *args: Any, **kwargs: Any) -> Self:
         self._owners.scope.check()
+        if is_certificate_error(kwargs.get("error")):
+            raise kwargs["error"]
         following = super().increment(*args, **kwargs)
         self._traffic.add(retries=1)
         return following
@@ -234,13 +246,16 @@ class Transport:
         traffic: Traffic,
         *,
         num_connections: int,
-        ca_file: str | None,
+        tls: TLSOptions,
     ) -> None:
         self.pid = os.getpid()
+        # Said of each request: what a session says is less to requests than
+        # REQUESTS_CA_BUNDLE in the environment.
+        self.verify = None if tls.verify is True else tls.verify
         retry = ScopedRetry.following(backoff, owners, traffic)
-        self.patient = _session(owners, retry, num_connections, ca_file)
+        self.patient = _session(owners, retry, num_connections, tls)
         never = Retry(0, redirect=False, read=False)
-        self.eager = _session(owners, never, num_connections, ca_file)
+        self.eager = _session(owners, never, num_connections, tls)
 
     def close(self) -> None:
         self.patient.close()
@@ -251,14 +266,13 @@ def _session(
     owners: SocketOwners,
     retry: Retry,
     num_connections: int,
-    ca_file: str | None,
+    tls: TLSOptions,
 ) -> requests.Session:
     session = requests.Session()
     # Neither .netrc credentials nor surprises from the environment but
     # the proxy and CA settings that requests reads per request.
     session.auth = _no_auth
-    if ca_file is not None:
-        session.verify = ca_file
+    session.cert = tls.cert
     adapter = _Adapter(owners, retry, num_connections)
     session.mount("http://", adapter)
     session.mount("https://", adapter)

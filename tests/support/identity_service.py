@@ -13,6 +13,7 @@ import base64
 import contextlib
 import hmac
 import json
+import ssl
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -71,7 +72,7 @@ class IdentityService:
         credentials: application credentials by id.
         ec2: keys of S3 by access key.
         object_store_url: of the catalogue; ``%s`` stands for the project's
-            id.
+            id, ``%i`` for the interface.
         url: of version 3, once it runs.
     """
 
@@ -83,11 +84,17 @@ class IdentityService:
     tokens: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[IdentityService]:
+    def running(
+        self, tls: ssl.SSLContext | None = None
+    ) -> Iterator[IdentityService]:
         """Serves on a free port of this machine."""
         handler = type("_Bound", (_Handler,), {"service": self})
         server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self.url = f"http://127.0.0.1:{server.server_address[1]}/v3"
+        scheme = "http"
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+            scheme = "https"
+        self.url = f"{scheme}://127.0.0.1:{server.server_address[1]}/v3"
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:
@@ -198,7 +205,7 @@ class IdentityService:
                         "interface": interface,
                         "region": "here",
                         "region_id": "here",
-                        "url": url,
+                        "url": url.replace("%i", interface),
                     }
                     for interface in ("public", "internal", "admin")
                 ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 import threading
 import time
 from collections import deque
@@ -52,9 +53,14 @@ class ScriptedSwift:
         self.answers.extend(answers)
 
     @property
-    def auth_url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/auth/v1.0"
+    def url(self) -> str:
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
+    @property
+    def auth_url(self) -> str:
+        return f"{self.url}/auth/v1.0"
+
+    scheme = "http"
     port = 0
 
 
@@ -73,8 +79,7 @@ def _handler(swift: ScriptedSwift) -> type[BaseHTTPRequestHandler]:
                 self.reply(
                     Answer(
                         headers={
-                            "X-Storage-Url": f"http://127.0.0.1:{swift.port}"
-                            "/v1/AUTH_test",
+                            "X-Storage-Url": f"{swift.url}/v1/AUTH_test",
                             "X-Auth-Token": f"token{swift.num_tokens}",
                         }
                     )
@@ -107,12 +112,17 @@ def _handler(swift: ScriptedSwift) -> type[BaseHTTPRequestHandler]:
 
 
 @contextmanager
-def scripted_swift() -> Iterator[ScriptedSwift]:
+def scripted_swift(
+    tls: ssl.SSLContext | None = None,
+) -> Iterator[ScriptedSwift]:
     """A server on a free port of the loopback."""
     swift = ScriptedSwift()
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(swift))
     server.daemon_threads = True
     swift.port = server.server_address[1]
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+        swift.scheme = "https"
     thread = threading.Thread(
         target=server.serve_forever, kwargs={"poll_interval": 0.02}
     )

@@ -11,12 +11,15 @@ import pytest
 
 from hapi_client.connection import Connection, ObjectInfo
 from hapi_client.credentials import Credentials
+from hapi_client.index import load_index
+from hapi_client.location import Location
 from hapi_client.requester import ConnectionOptions
 from hapi_client.retry import Backoff
 from hapi_client.transport import CancelScope
 from hapi_protocol.errors import (
     AnnotationError,
     ClientError,
+    HapiError,
     RightsError,
     SourceChangedError,
     TooSlowError,
@@ -347,3 +350,69 @@ def test_bytes_in_the_place_of_a_profile_mean_no_filter(swift, connection):
     swift.answers.popleft()
     with pytest.raises(AnnotationError, match="no profile"):
         connection.get_profile("m", "x.hapi", seconds=5)
+
+
+# --- whose answer it was ----------------------------------------------------
+
+ID = {"X-Trans-Id": "tx1"}
+STREAM = {**ID, "Content-Type": CONTENT_TYPE_STREAM}
+PAGE = Answer(200, b"<html>welcome</html>", ID)
+NAMES = ("a.jpg", "b.jpg")
+
+
+@pytest.mark.parametrize(
+    ("answer", "ask"),
+    [
+        (Answer(403, headers=ID), lambda c: c.open("c", "o")),
+        (Answer(302, headers=ID), lambda c: c.open("c", "o")),
+        (Answer(401, headers=ID), lambda c: c.open("c", "o")),
+        (Answer(404, headers=ID), lambda c: list(c.list("c"))),
+        (PAGE, lambda c: list(c.list("c"))),
+        (PAGE, lambda c: c.info()),
+        (PAGE, lambda c: c.ask_account("GET", {"hapi-cache": ""})),
+        (Answer(200, b"{}", ID), lambda c: c.require_hapi()),
+        (
+            Answer(412, headers=ID),
+            lambda c: c.get_range("c", "o", ByteRange(0, 1), if_match="e"),
+        ),
+        (
+            Answer(200, b"ab", ID),
+            lambda c: c.get_range("c", "o", ByteRange(0, 1), if_match="e"),
+        ),
+        (
+            Answer(206, b"a", ID, cut_off=1),
+            lambda c: c.get_range("c", "o", ByteRange(0, 1), if_match="e"),
+        ),
+        (
+            Answer(200, b"{}", {**ID, "Content-Type": "application/json"}),
+            lambda c: c.get_profile("m", "x", seconds=5),
+        ),
+        (
+            Answer(200, b"no stream", STREAM),
+            lambda c: list(c.get_many("c", NAMES, ANNOTATION)),
+        ),
+        (
+            Answer(200, b"PK", ID),
+            lambda c: c.get_features("c", "o", ANNOTATION),
+        ),
+        (Answer(404, headers=ID), lambda c: load_index(c, Location("c"))),
+        (Answer(200, b"PK", ID), lambda c: load_index(c, Location("c"))),
+    ],
+)
+def test_errors_of_an_answer_have_its_transaction(
+    swift, connection, answer, ask
+):
+    swift.script(answer)
+    with pytest.raises(HapiError) as caught:
+        ask(connection)
+    assert caught.value.trans_id == "tx1"
+    assert caught.value.object_name is not None
+
+
+def test_a_redirection_is_not_followed_and_not_taken_for_success(
+    swift, connection
+):
+    swift.script(Answer(301, headers={"Location": "https://other/v1"}))
+    with pytest.raises(ClientError, match="301, to be found at https://other"):
+        connection.head("c", "o")
+    assert len(swift.requests) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -54,42 +54,45 @@ DataArgument: TypeAlias = Annotated[
 
 @dataclass(frozen=True)
 class Login:
-    """The credentials of the command line; None where not given."""
+    """What the command line says of credentials, endpoints and TLS.
 
-    auth_url: str | None = None
-    user: str | None = None
-    key: str | None = None
+    Attributes:
+        given: by environment variable, as if it had been set there.
+    """
 
-    def connect(self) -> Connection:
+    given: Mapping[str, str] = field(default_factory=dict)
+
+    def credentials(self) -> Credentials:
         """
         Raises:
             ClientError: ``bad_configuration`` naming what is missing.
         """
-        given = (self.auth_url, self.user, self.key)
-        if not any(given):
-            return Connection(Credentials.from_environment(os.environ))
-        environ = {
-            **os.environ,
-            **{
-                variable: value
-                for variable, value in zip(
-                    ("ST_AUTH", "ST_USER", "ST_KEY"), given, strict=True
-                )
-                if value
-            },
-        }
-        if not environ.get("ST_AUTH"):
+        environ = {**os.environ, **self.given}
+        cloud = self.given.get("OS_CLOUD")
+        is_v1 = any(name.startswith("ST_") for name in self.given)
+        if is_v1 and cloud:
+            raise ClientError(
+                "bad_configuration",
+                "--os-cloud goes without --auth, --user and --key",
+            )
+        if is_v1 and not environ.get("ST_AUTH"):
             raise ClientError(
                 "bad_configuration",
                 "--user and --key need --auth or ST_AUTH",
             )
-        return Connection(Credentials.from_environment(environ))
+        if cloud:
+            return Credentials.from_cloud(cloud, environ)
+        return Credentials.from_environment(environ)
+
+
+def find_login(context: typer.Context) -> Login:
+    """What the command line says; empty where it says nothing."""
+    return context.find_object(Login) or Login()
 
 
 def connect(context: typer.Context) -> Connection:
     """The connection that the command line or environment asks for."""
-    login: Login = context.find_object(Login) or Login()
-    return login.connect()
+    return Connection(find_login(context).credentials())
 
 
 def write_json(path: Path | None, facts: Mapping[str, Any]) -> None:

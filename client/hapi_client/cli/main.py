@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import warnings
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
+from urllib3.exceptions import InsecureRequestWarning
 
 from hapi_client.cli import cache, cluster, worker
 from hapi_client.cli.context import Login
@@ -27,7 +29,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Transfer learning on data in OpenStack Swift, with the frozen "
-    "layers computed next to the data.",
+    "layers computed next to the data.\n\nCredentials are the first of: the "
+    "options --auth, --user, --key, or --os-cloud; ST_AUTH, ST_USER, ST_KEY; "
+    "OS_CLOUD; OS_AUTH_URL with OS_USERNAME, OS_PASSWORD, OS_PROJECT_NAME, or "
+    "with OS_APPLICATION_CREDENTIAL_ID and _SECRET.",
 )
 app.command("upload")(upload_command)
 app.command("index")(index_command)
@@ -59,6 +64,41 @@ def root(
     key: Annotated[
         str | None, typer.Option("--key", "-K", help="Key; else ST_KEY.")
     ] = None,
+    os_cloud: Annotated[
+        str | None,
+        typer.Option(help="A cloud of clouds.yaml; else OS_CLOUD."),
+    ] = None,
+    os_region_name: Annotated[
+        str | None,
+        typer.Option(help="Keystone region; else OS_REGION_NAME."),
+    ] = None,
+    os_interface: Annotated[
+        str | None,
+        typer.Option(
+            help="public, internal or admin endpoint; else OS_INTERFACE or "
+            "OS_ENDPOINT_TYPE."
+        ),
+    ] = None,
+    os_cacert: Annotated[
+        str | None,
+        typer.Option(help="CA bundle for TLS; else OS_CACERT."),
+    ] = None,
+    os_cert: Annotated[
+        str | None,
+        typer.Option(help="Our own TLS certificate; else OS_CERT."),
+    ] = None,
+    os_key: Annotated[
+        str | None,
+        typer.Option(help="Key of that certificate; else OS_KEY."),
+    ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Check no TLS certificate: whoever is between may read all; "
+            "else OS_INSECURE.",
+        ),
+    ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Log what is done.")
     ] = False,
@@ -72,10 +112,22 @@ def root(
         ),
     ] = False,
 ) -> None:
-    """Credentials come from -A, -U, -K, from ST_AUTH, ST_USER, ST_KEY, or
-    from OS_AUTH_URL, OS_USERNAME, OS_PASSWORD, OS_PROJECT_NAME.
-    """
-    context.obj = Login(auth_url, user, key)
+    """Reads the options that stand before a command."""
+    given = {
+        "ST_AUTH": auth_url,
+        "ST_USER": user,
+        "ST_KEY": key,
+        "OS_CLOUD": os_cloud,
+        "OS_REGION_NAME": os_region_name,
+        "OS_INTERFACE": os_interface,
+        "OS_CACERT": os_cacert,
+        "OS_CERT": os_cert,
+        "OS_KEY": os_key,
+        "OS_INSECURE": "true" if insecure else None,
+    }
+    context.obj = Login({k: v for k, v in given.items() if v})
+    # It is said once, by us.
+    warnings.simplefilter("ignore", InsecureRequestWarning)
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING,
         format="%(levelname)s %(name)s: %(message)s",
