@@ -7,7 +7,7 @@ import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -38,10 +38,24 @@ LIST_LIMIT = 10_000
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """What a listing or HEAD says of an object; ``etag`` unquoted."""
+    """What a listing or HEAD says of an object; ``etag`` unquoted.
+
+    Attributes:
+        stored: when, as in Swift's listings (UTC); a HEAD does not say.
+    """
 
     name: str
     etag: str
+    length_bytes: int
+    stored: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class ContainerInfo:
+    """What the listing of an account says of a container."""
+
+    name: str
+    num_objects: int
     length_bytes: int
 
 
@@ -157,6 +171,34 @@ class Connection:
 
     def list(self, container: str, prefix: str = "") -> Iterator[ObjectInfo]:
         """All objects whose name begins with ``prefix``, in name order."""
+        try:
+            for entry in self._entries(container, prefix):
+                # An SLO's listing has its manifest's hash in "hash".
+                etag = entry.get("slo_etag") or entry["hash"]
+                yield ObjectInfo(
+                    entry["name"],
+                    etag.strip('"'),
+                    int(entry["bytes"]),
+                    entry.get("last_modified", ""),
+                )
+        except RightsError as error:
+            if error.status == 404:
+                error.message = f"there is no container {container!r}"
+            raise
+
+    def containers(self) -> Iterator[ContainerInfo]:
+        """All containers of the account, in name order."""
+        for entry in self._entries(""):
+            yield ContainerInfo(
+                entry["name"], int(entry["count"]), int(entry["bytes"])
+            )
+
+    def _entries(
+        self, container: str, prefix: str = ""
+    ) -> Iterator[dict[str, Any]]:
+        """Of a container's listing, or of the account's."""
+        where = self._url(container) if container else self.storage_url
+        name = container or f"account {self.account}"
         marker = ""
         while True:
             query = urlencode(
@@ -167,26 +209,13 @@ class Connection:
                     "marker": marker,
                 }
             )
-            url = f"{self._url(container)}?{query}"
-            page = self._page(container, url)
-            for entry in page:
-                # An SLO's listing has its manifest's hash in "hash".
-                etag = entry.get("slo_etag") or entry["hash"]
-                yield ObjectInfo(
-                    entry["name"], etag.strip('"'), int(entry["bytes"])
-                )
+            url = f"{where}?{query}"
+            with self._open("GET", url, object_name=name) as body:
+                page = [] if body.status == 204 else body.read_json(list)
+            yield from page
             if len(page) < LIST_LIMIT:
                 return
             marker = page[-1]["name"]
-
-    def _page(self, container: str, url: str) -> Sequence[dict[str, Any]]:
-        try:
-            with self._open("GET", url, object_name=container) as body:
-                return [] if body.status == 204 else body.read_json(list)
-        except RightsError as error:
-            if error.status == 404:
-                error.message = f"there is no container {container!r}"
-            raise
 
     # -- objects -----------------------------------------------------
 

@@ -3,21 +3,163 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import BinaryIO
 
-from hapi_client.connection import Connection
-from hapi_protocol.headers import ModelPath
+from hapi_client.connection import Connection, ObjectInfo
+from hapi_protocol.errors import (
+    ClientError,
+    PackageError,
+    RightsError,
+    SourceChangedError,
+)
+from hapi_protocol.headers import ByteRange, ModelPath
+from hapi_splitter.package_head import PackageHead, head_bytes
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_MODELS_CONTAINER = "hapi-models"
+USUAL_HEAD_BYTES = 64 * 1024
+READERS = 8
+_NAME = re.compile(r"([0-9a-f]{64})\.hapi")
 
 
 def package_name(digest: str) -> str:
     """Object name of a package; ``digest`` is 64 hex digits."""
     return f"{digest}.hapi"
+
+
+@dataclass(frozen=True)
+class StoredPackage:
+    """A package in the store, as its container's listing has it.
+
+    Attributes:
+        digest: its sha256, in hex.
+        info: of the object.
+    """
+
+    digest: str
+    info: ObjectInfo
+
+    @property
+    def stored(self) -> datetime:
+        """When."""
+        found = datetime.fromisoformat(self.info.stored)
+        return found.replace(tzinfo=timezone.utc)
+
+
+def list_packages(
+    connection: Connection, container: str
+) -> list[StoredPackage]:
+    """The packages of a container, the latest first; other objects are none.
+
+    Raises:
+        HapiError: the container is not there, or may not be listed.
+    """
+    found = [
+        StoredPackage(match.group(1), info)
+        for info in connection.list(container)
+        if (match := _NAME.fullmatch(info.name))
+    ]
+    return sorted(found, key=lambda each: each.info.stored, reverse=True)
+
+
+def read_heads(
+    connection: Connection, container: str, packages: Sequence[StoredPackage]
+) -> Iterator[PackageHead | PackageError | RightsError]:
+    """What the packages say of themselves, in their order.
+
+    Only their first bytes are read.
+
+    Yields:
+        The head, or why there is none.
+    """
+
+    def read(
+        package: StoredPackage,
+    ) -> PackageHead | PackageError | RightsError:
+        try:
+            return _read_head(connection, container, package.info)
+        except (PackageError, RightsError) as error:
+            return error
+        except SourceChangedError as error:
+            return RightsError(
+                "not_found",
+                "it was stored anew, or is gone",
+                object_name=error.object_name,
+                trans_id=error.trans_id,
+            )
+
+    with ThreadPoolExecutor(READERS) as pool:
+        yield from pool.map(read, packages)
+
+
+def _read_head(
+    connection: Connection, container: str, info: ObjectInfo
+) -> PackageHead:
+    def first(length_bytes: int) -> bytes:
+        wanted = ByteRange(0, min(length_bytes, info.length_bytes) - 1)
+        return connection.get_range(
+            container, info.name, wanted, if_match=info.etag
+        )
+
+    data = first(USUAL_HEAD_BYTES) if info.length_bytes else b""
+    length_bytes = head_bytes(data)
+    if length_bytes > len(data):
+        data = first(length_bytes)
+    return PackageHead.from_bytes(data)
+
+
+def chosen(
+    packages: Sequence[StoredPackage], prefixes: Sequence[str]
+) -> list[StoredPackage]:
+    """The packages whose digests begin so, each once.
+
+    Raises:
+        ClientError: ``bad_configuration`` naming every prefix that no
+            package has, or several.
+    """
+    found: dict[str, StoredPackage] = {}
+    problems = []
+    for prefix in prefixes:
+        matches = [
+            each for each in packages if each.digest.startswith(prefix.lower())
+        ]
+        if len(matches) == 1:
+            found[matches[0].digest] = matches[0]
+        elif matches:
+            names = ", ".join(each.digest[:16] for each in matches)
+            problems.append(f"{prefix!r} may be any of {names}")
+        else:
+            problems.append(f"there is no package {prefix!r}")
+    if problems:
+        raise ClientError("bad_configuration", "; ".join(problems))
+    return list(found.values())
+
+
+def older_than(
+    packages: Sequence[StoredPackage], age: timedelta, now: datetime
+) -> list[StoredPackage]:
+    """Those stored longer ago than ``age``."""
+    return [each for each in packages if now - each.stored > age]
+
+
+def delete_package(
+    connection: Connection, container: str, package: StoredPackage
+) -> bool:
+    """Whether it was there still."""
+    try:
+        connection.delete(container, package.info.name)
+    except RightsError as error:
+        if error.status != 404:
+            raise
+        return False
+    return True
 
 
 def upload_package(

@@ -18,6 +18,7 @@ from children import heed_interrupts
 from hapi_client.cli import main as cli
 from hapi_client.cli.demo import _bytes_sentence
 from hapi_client.cli.train import idle_cache_text
+from hapi_client.connection import Connection
 from hapi_client.demo import (
     DemoPlan,
     DemoResult,
@@ -26,6 +27,8 @@ from hapi_client.demo import (
     largest_difference,
 )
 from hapi_client.frozen import checked_encodings
+from hapi_client.index import load_index
+from hapi_client.location import Location
 from hapi_client.progress import ConsoleReporter
 from hapi_client.stats import JobStats
 from hapi_protocol.errors import ClientError, HapiError
@@ -219,13 +222,30 @@ def listing(*names: str) -> Answer:
         ([Answer(404)], "there is no container 'photos'"),
     ],
 )
-def test_a_missing_index_names_the_remedy(
-    swift, monkeypatch, capsys, listings, message
-):
+def test_a_missing_index_names_the_remedy(swift, listings, message):
     swift.script(Answer(404), *listings)
+    with Connection() as connection, pytest.raises(HapiError) as caught:
+        load_index(connection, Location("photos", "train"))
+    assert message in str(caught.value)
+
+
+def test_ls_lists_the_containers(swift, monkeypatch, capsys, tmp_path):
+    entries = [{"name": "photos", "count": 3, "bytes": 3000}]
+    swift.script(Answer(200, json.dumps(entries).encode()))
+    path = tmp_path / "ls.json"
+    assert hapi(monkeypatch, "ls", "--json", path) == 0
+    assert "3.0 kB" in capsys.readouterr().out
+    found = {"name": "photos", "objects": 3, "bytes": 3000}
+    assert json.loads(path.read_text()) == {"containers": [found]}
+    assert swift.requests[0].path.startswith("/v1/AUTH_test?format=json")
+
+
+def test_ls_of_nothing_says_what_there_is(swift, monkeypatch, capsys):
+    nothing = [listing(), listing()]
+    swift.script(Answer(404), nothing[0], Answer(404), *nothing)
     assert hapi(monkeypatch, "ls", "photos/train") == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
+    assert "swift://photos/train has no object ending in .tar" in line
 
 
 def test_ls_prints_and_writes_the_shards(swift, monkeypatch, capsys, tmp_path):
@@ -246,7 +266,7 @@ def test_ls_prints_and_writes_the_shards(swift, monkeypatch, capsys, tmp_path):
 def test_options_name_the_user(swift, monkeypatch, capsys):
     monkeypatch.delenv("ST_AUTH")
     swift.script(Answer(404), listing("a.tar"))
-    assert hapi(monkeypatch, "-A", swift.auth_url, "ls", "c") == 1
+    assert hapi(monkeypatch, "-A", swift.auth_url, "ls", "c") == 0
     assert "no index" in capsys.readouterr().err
     assert hapi(monkeypatch, "-U", "me", "ls", "c") == 1
     assert "need --auth" in capsys.readouterr().err
@@ -258,10 +278,14 @@ def test_upload_wants_a_source_and_a_place(swift, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "command", ["upload", "index", "ls", "train", "plan", "demo"]
+    "command",
+    [
+        *("upload", "index", "ls", "train", "plan", "demo"),
+        *("models ls", "models rm"),
+    ],
 )
 def test_help_has_an_example_and_the_json_keys(monkeypatch, capsys, command):
-    assert hapi(monkeypatch, command, "--help") == 0
+    assert hapi(monkeypatch, *command.split(), "--help") == 0
     text = capsys.readouterr().out
     assert f"hapi {command} " in text.replace("\n", " ")
     assert "Keys of --json:" in text

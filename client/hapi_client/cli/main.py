@@ -12,10 +12,11 @@ from typing import Annotated
 import typer
 from urllib3.exceptions import InsecureRequestWarning
 
-from hapi_client.cli import cache, cluster, worker
+from hapi_client.cli import cache, cluster, models, worker
 from hapi_client.cli.context import Login
 from hapi_client.cli.demo import demo_command
-from hapi_client.cli.index import index_command, ls_command
+from hapi_client.cli.index import index_command
+from hapi_client.cli.ls import ls_command
 from hapi_client.cli.plan import plan_command
 from hapi_client.cli.train import train_command
 from hapi_client.cli.upload import upload_command
@@ -41,6 +42,7 @@ app.command("plan")(plan_command)
 app.command("train")(train_command)
 app.command("demo")(demo_command)
 app.add_typer(cache.app, name="cache")
+app.add_typer(models.app, name="models")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(worker.app, name="worker")
 

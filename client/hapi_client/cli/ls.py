@@ -1,0 +1,170 @@
+"""``hapi ls``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from hapi_client.cli.context import (
+    JsonPath,
+    connect,
+    print_table,
+    write_json,
+)
+from hapi_client.connection import Connection
+from hapi_client.data_sets import DataSet, find_data_sets
+from hapi_client.index import find_index, list_shards, load_index
+from hapi_client.location import Location, parse_location
+from hapi_client.progress import ConsoleReporter
+from hapi_protocol.index import DataIndex
+from hapi_splitter.quantities import bytes_text
+
+
+def ls_command(
+    context: typer.Context,
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="[CONTAINER[/PREFIX]]",
+            help="What to look into; swift:// before it is allowed. The "
+            "account if absent.",
+        ),
+    ] = "",
+    json_path: JsonPath = None,
+) -> None:
+    """List containers, the data sets of one, or the shards of a data set.
+
+    A data set is a folder of shards (.tar). Its index is there, missing,
+    damaged, or stale: shards have come, gone or changed; 'hapi index' mends
+    that. Without an index the samples are not known. Swift counts what
+    containers hold some time after it has changed.
+
+    Examples:
+
+        hapi ls
+
+        hapi ls swift://photos
+
+        hapi ls swift://photos/train
+
+    Keys of --json: containers (name, objects, bytes); or data_sets (name,
+    index, shards, samples, bytes); or shards (name, samples, bytes, etag)
+    and classes, where bytes are those of the samples, and of the whole
+    object where there is no index.
+    """
+    with connect(context) as connection:
+        if data:
+            facts = _look_into(connection, parse_location(data))
+        else:
+            facts = _list_containers(connection)
+    write_json(json_path, facts)
+
+
+def _list_containers(connection: Connection) -> dict[str, Any]:
+    found = list(connection.containers())
+    print_table(
+        ("container", "objects", "bytes"),
+        [
+            (each.name, str(each.num_objects), bytes_text(each.length_bytes))
+            for each in found
+        ],
+    )
+    return {
+        "containers": [
+            {
+                "name": each.name,
+                "objects": each.num_objects,
+                "bytes": each.length_bytes,
+            }
+            for each in found
+        ]
+    }
+
+
+def _look_into(connection: Connection, location: Location) -> dict[str, Any]:
+    index = find_index(connection, location)
+    if index:
+        return _list_indexed(index)
+    data_sets = find_data_sets(connection, location)
+    if index is not None or not data_sets:
+        load_index(connection, location)  # says what is missing
+    if [each.location for each in data_sets] == [location]:
+        return _list_unindexed(connection, location)
+    return _list_data_sets(data_sets)
+
+
+def _list_data_sets(data_sets: list[DataSet]) -> dict[str, Any]:
+    print_table(
+        ("data set", "index", "shards", "samples", "bytes"),
+        [
+            (
+                str(each.location),
+                each.index,
+                str(each.num_shards),
+                "?" if each.num_samples is None else str(each.num_samples),
+                bytes_text(each.length_bytes),
+            )
+            for each in data_sets
+        ],
+    )
+    return {
+        "data_sets": [
+            {
+                "name": str(each.location),
+                "index": each.index,
+                "shards": each.num_shards,
+                "samples": each.num_samples,
+                "bytes": each.length_bytes,
+            }
+            for each in data_sets
+        ]
+    }
+
+
+def _list_indexed(index: DataIndex) -> dict[str, Any]:
+    shards: list[dict[str, Any]] = [
+        {
+            "name": shard.name,
+            "samples": len(shard.rows),
+            "bytes": sum(row.length for row in shard.rows),
+            "etag": shard.etag,
+        }
+        for shard in index.shards
+    ]
+    _print_shards(shards)
+    return {"shards": shards, "classes": list(index.class_names)}
+
+
+def _list_unindexed(
+    connection: Connection, location: Location
+) -> dict[str, Any]:
+    shards: list[dict[str, Any]] = [
+        {
+            "name": shard.name,
+            "samples": None,
+            "bytes": shard.length_bytes,
+            "etag": shard.etag,
+        }
+        for shard in list_shards(connection, location)
+    ]
+    _print_shards(shards)
+    with ConsoleReporter() as reporter:
+        reporter.note(
+            f"{location} has no index; write it with 'hapi index {location}'"
+        )
+    return {"shards": shards, "classes": []}
+
+
+def _print_shards(shards: list[dict[str, Any]]) -> None:
+    print_table(
+        ("shard", "samples", "bytes"),
+        [
+            (
+                each["name"],
+                "?" if each["samples"] is None else str(each["samples"]),
+                bytes_text(each["bytes"]),
+            )
+            for each in shards
+        ],
+    )

@@ -1,0 +1,222 @@
+"""``hapi models``: the model packages of an account."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime, timezone
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from hapi_client.ages import parse_age
+from hapi_client.cli.context import (
+    JsonPath,
+    connect,
+    print_table,
+    write_json,
+)
+from hapi_client.connection import Connection
+from hapi_client.packages import (
+    DEFAULT_MODELS_CONTAINER,
+    StoredPackage,
+    chosen,
+    delete_package,
+    list_packages,
+    older_than,
+    read_heads,
+)
+from hapi_client.progress import ConsoleReporter
+from hapi_protocol.errors import ClientError, HapiError
+from hapi_splitter.package_head import PackageHead
+from hapi_splitter.quantities import bytes_text
+
+SHOWN_DIGITS = 12
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Model packages that jobs have stored in your account.",
+)
+
+Container: TypeAlias = Annotated[
+    str,
+    typer.Option("--container", metavar="NAME", help="Where packages lie."),
+]
+
+
+@app.command("ls")
+def ls_command(
+    context: typer.Context,
+    container: Container = DEFAULT_MODELS_CONTAINER,
+    json_path: JsonPath = None,
+) -> None:
+    """List the packages, the latest first, and what they are.
+
+    Only the first bytes of each are read.
+
+    Examples:
+
+        hapi models ls
+
+        hapi models ls --container shared-models --json models.json
+
+    Keys of --json: packages (digest, bytes, stored, sample, output, cuts,
+    ends_with, producer, problem). sample and output are shapes; problem says
+    why the others are null.
+    """
+    with connect(context) as connection:
+        packages = list_packages(connection, container)
+        heads = list(read_heads(connection, container, packages))
+    found = list(zip(packages, heads, strict=True))
+    print_table(
+        (
+            *("package", "bytes", "stored", "sample", "cuts", "output"),
+            *("ends with", "producer"),
+        ),
+        [_row(package, head) for package, head in found],
+    )
+    write_json(
+        json_path,
+        {"packages": [_facts(package, head) for package, head in found]},
+    )
+
+
+def _row(
+    package: StoredPackage, head: PackageHead | HapiError
+) -> tuple[str, ...]:
+    start = (
+        package.digest[:SHOWN_DIGITS],
+        bytes_text(package.info.length_bytes),
+        package.info.stored.partition(".")[0],
+    )
+    if isinstance(head, HapiError):
+        return (*start, "?", "?", "?", "?", head.message)
+    return (
+        *start,
+        _shape_text(head.sample_shape),
+        str(head.num_cuts),
+        _shape_text(head.output_shape),
+        head.last_module,
+        ", ".join(f"{name} {head.producer[name]}" for name in head.producer),
+    )
+
+
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
+
+
+def _facts(
+    package: StoredPackage, head: PackageHead | HapiError
+) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "digest": package.digest,
+        "bytes": package.info.length_bytes,
+        "stored": package.info.stored,
+    }
+    if isinstance(head, HapiError):
+        unknown = ("sample", "output", "cuts", "ends_with", "producer")
+        return {**facts, **dict.fromkeys(unknown), "problem": str(head)}
+    return {
+        **facts,
+        "sample": list(head.sample_shape),
+        "output": list(head.output_shape),
+        "cuts": head.num_cuts,
+        "ends_with": head.last_module,
+        "producer": head.producer,
+        "problem": None,
+    }
+
+
+@app.command("rm")
+def rm_command(
+    context: typer.Context,
+    digests: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="DIGEST…",
+            help="Of packages, or the first digits of theirs.",
+        ),
+    ] = None,
+    all_packages: Annotated[
+        bool, typer.Option("--all", help="All packages of the container.")
+    ] = False,
+    age: Annotated[
+        str | None,
+        typer.Option(
+            "--older-than",
+            metavar="AGE",
+            help="Those stored longer ago: 12h, 30d, 8w.",
+        ),
+    ] = None,
+    container: Container = DEFAULT_MODELS_CONTAINER,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask.")
+    ] = False,
+    json_path: JsonPath = None,
+) -> None:
+    """Delete packages; a job that needs one stores it anew.
+
+    Nothing is deleted when one of the DIGESTs is that of no package, or
+    might be that of several. When a package was stored says nothing of when
+    it was used: jobs that run lose push-down once their worker needs it.
+
+    Examples:
+
+        hapi models rm 01f1c2 --yes
+
+        hapi models rm --older-than 30d
+
+    Keys of --json: deleted, missing (digests; missing ones were gone by
+    then), bytes.
+    """
+    if sum((bool(digests), all_packages, age is not None)) != 1:
+        raise typer.BadParameter("give DIGESTs, or --all, or --older-than")
+    oldest = None if age is None else parse_age(age)
+    with connect(context) as connection:
+        packages = list_packages(connection, container)
+        if digests:
+            packages = chosen(packages, digests)
+        elif oldest is not None:
+            packages = older_than(packages, oldest, datetime.now(timezone.utc))
+        if packages and not yes:
+            _confirm(packages, container)
+        facts = _delete(connection, container, packages)
+    write_json(json_path, facts)
+
+
+def _delete(
+    connection: Connection, container: str, packages: list[StoredPackage]
+) -> dict[str, Any]:
+    deleted: list[str] = []
+    missing: list[str] = []
+    num_bytes = 0
+    with ConsoleReporter() as reporter:
+        for package in packages:
+            if delete_package(connection, container, package):
+                deleted.append(package.digest)
+                num_bytes += package.info.length_bytes
+            else:
+                missing.append(package.digest)
+                reporter.note(f"{package.digest} was gone already")
+        reporter.note(
+            f"{len(deleted)} deleted from {container}, {bytes_text(num_bytes)}"
+        )
+    return {"deleted": deleted, "missing": missing, "bytes": num_bytes}
+
+
+def _confirm(packages: list[StoredPackage], container: str) -> None:
+    """
+    Raises:
+        ClientError: ``bad_configuration``: nobody is there to ask.
+        Abort: the answer is no.
+    """
+    num_bytes = sum(each.info.length_bytes for each in packages)
+    question = (
+        f"delete {len(packages)} packages ({bytes_text(num_bytes)}) from "
+        f"{container}?"
+    )
+    if not sys.stdin.isatty():
+        raise ClientError(
+            "bad_configuration",
+            f"{question} Nobody can be asked here; give --yes",
+        )
+    typer.confirm(question, abort=True, err=True)

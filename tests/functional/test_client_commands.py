@@ -1,0 +1,133 @@
+"""``hapi ls`` and ``hapi models`` on a real Swift."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caller import Caller
+from hapi_client.cli import main as cli
+from hapi_client.connection import Connection
+from hapi_client.packages import upload_package
+from hapi_cluster import Cluster
+from hapi_splitter.package import write_package
+from hapi_splitter.trace import split
+from networks import small_network, small_transform
+from photos import shard
+
+MODELS = "packages"
+Hapi = Callable[..., tuple[int, Any]]
+
+
+@pytest.fixture
+def hapi(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Hapi:
+    """Runs a command; its exit status and what its --json says."""
+    for variable, value in cluster.environment.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("COLUMNS", "200")
+    path = tmp_path / "result.json"
+
+    def run(*arguments: str) -> tuple[int, Any]:
+        path.unlink(missing_ok=True)
+        words = ["hapi", *arguments, "--json", str(path)]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        facts = json.loads(path.read_text()) if path.exists() else None
+        return int(caught.value.code or 0), facts
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def data(owner: Caller) -> None:
+    owner.put("/AUTH_test/sets")
+    for name in ("train/a.tar", "train/b.tar", "raw/c.tar"):
+        owner.put(f"/AUTH_test/sets/{name}", shard(3))
+
+
+def test_ls_goes_from_containers_to_shards(
+    hapi: Hapi, data: None, owner: Caller, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert hapi("index", "sets/train")[0] == 0
+    status, facts = hapi("ls")
+    assert status == 0
+    # Their figures come to the account later.
+    assert "sets" in [each["name"] for each in facts["containers"]]
+
+    _, facts = hapi("ls", "swift://sets")
+    [raw, train] = facts["data_sets"]
+    assert (raw["name"], raw["index"]) == ("swift://sets/raw", "missing")
+    assert (train["index"], train["samples"]) == ("there", 6)
+    assert (train["shards"], raw["shards"]) == (2, 1)
+
+    _, facts = hapi("ls", "sets/train")
+    assert [e["name"] for e in facts["shards"]] == [
+        "train/a.tar",
+        "train/b.tar",
+    ]
+    _, facts = hapi("ls", "sets/raw")
+    [only] = facts["shards"]
+    assert (only["name"], only["samples"]) == ("raw/c.tar", None)
+    assert "hapi index swift://sets/raw" in capsys.readouterr().err
+
+    owner.put("/AUTH_test/sets/train/a.tar", shard(4))
+    _, facts = hapi("ls", "sets")
+    assert [e["index"] for e in facts["data_sets"]] == ["missing", "stale"]
+
+
+def test_packages_are_listed_and_deleted(
+    hapi: Hapi,
+    connection: Connection,
+    owner: Caller,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    digests = []
+    for freeze in ("body", "body.2"):
+        parts = split(small_network(), freeze, transform=small_transform())
+        info = write_package(parts.frozen, tmp_path / "package")
+        upload_package(connection, MODELS, info.path, info.digest)
+        digests.append(info.digest)
+    owner.put(f"/AUTH_test/{MODELS}/{'0' * 64}.hapi", b"no package")
+    owner.put(f"/AUTH_test/{MODELS}/README", b"kept")
+    where = ("--container", MODELS)
+
+    status, facts = hapi("models", "ls", *where)
+    assert status == 0
+    by_digest = {each["digest"]: each for each in facts["packages"]}
+    assert set(by_digest) == {*digests, "0" * 64}
+    first = by_digest[digests[0]]
+    assert (first["sample"], first["problem"]) == ([3, 64, 64], None)
+    assert first["cuts"] > by_digest[digests[1]]["cuts"]
+    assert first["bytes"] > 0
+    assert "torch" in first["producer"]
+    assert "not a zip file" in by_digest["0" * 64]["problem"]
+    assert digests[0][:12] in capsys.readouterr().out
+
+    assert hapi("models", "rm", "f" * 64, "--yes", *where) == (1, None)
+    assert "no package 'ffff" in capsys.readouterr().err
+    assert hapi("models", "rm", digests[0], *where) == (1, None)
+    assert "--yes" in capsys.readouterr().err  # there is no terminal
+    _, facts = hapi("models", "rm", "--older-than", "1d", "--yes", *where)
+    assert facts["deleted"] == []
+    _, facts = hapi("models", "rm", digests[0][:20], "-y", *where)
+    assert facts["deleted"] == [digests[0]]
+    _, facts = hapi("models", "rm", "--all", "-y", *where)
+    assert set(facts["deleted"]) == {digests[1], "0" * 64}
+    left = [each.name for each in connection.list(MODELS)]
+    assert left == ["README"]
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("--all", "ab"), ("ab", "--older-than", "1d")]
+)
+def test_rm_takes_one_choice(hapi: Hapi, words: tuple[str, ...]) -> None:
+    assert hapi("models", "rm", *words) == (2, None)

@@ -1,0 +1,254 @@
+"""Packages in the store: which they are, and which to delete."""
+
+from __future__ import annotations
+
+import json
+import struct
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from hapi_client.ages import parse_age
+from hapi_client.connection import Connection, ObjectInfo
+from hapi_client.credentials import Credentials
+from hapi_client.data_sets import IndexDifference, find_data_sets
+from hapi_client.location import Location
+from hapi_client.packages import (
+    StoredPackage,
+    chosen,
+    list_packages,
+    older_than,
+    read_heads,
+)
+from hapi_protocol.errors import ClientError, PackageError, RightsError
+from hapi_protocol.index import DataIndex, IndexRow, ShardIndex
+from hapi_splitter.package import package_bytes
+from hapi_splitter.package_head import PackageHead, head_bytes
+from hapi_splitter.trace import split
+from networks import small_network, small_transform
+from scripted_swift import Answer, scripted_swift
+
+NOW = datetime(2026, 3, 31, 12, tzinfo=timezone.utc)
+HEAD = {
+    "sample": [3, 8, 8],
+    "cuts": [{"shape": [4, 2]}],
+    "names": ["a", "b"],
+    "producer": {"torch": "2"},
+}
+
+
+@pytest.fixture
+def swift():
+    with scripted_swift() as server:
+        yield server
+
+
+@pytest.fixture
+def connection(swift):
+    with Connection(Credentials.v1(swift.auth_url, "u", "k")) as made:
+        yield made
+
+
+def package_start(document: object, name: bytes = b"hapi.json") -> bytes:
+    data = json.dumps(document).encode()
+    fields = (20, 0, 0, 0, 0x21, 0, len(data), len(data), len(name), 0)
+    header = struct.pack("<4s5H3I2H", b"PK\x03\x04", *fields)
+    return header + name + data
+
+
+def stored(
+    start: str, days: float = 0, length_bytes: int = 7
+) -> StoredPackage:
+    digest = start.ljust(64, "0")
+    when = (NOW - timedelta(days=days)).replace(tzinfo=None)
+    info = ObjectInfo(f"{digest}.hapi", "e", length_bytes, when.isoformat())
+    return StoredPackage(digest, info)
+
+
+def test_the_head_is_what_the_package_says():
+    parts = split(small_network(), "body", transform=small_transform())
+    data = package_bytes(parts.frozen)
+    head = PackageHead.from_bytes(data[: head_bytes(data)])
+    assert head.sample_shape == parts.frozen.input_shape
+    assert head.num_cuts == len(parts.frozen.cuts)
+    assert head.output_shape == parts.frozen.cuts[-1].shape
+    assert head.last_module == parts.frozen.names[-1]
+    assert set(head.producer) == {"torch", "torchvision"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"PK\x03\x04",
+        b"no zip" * 20,
+        package_start(HEAD, b"else.json"),
+        package_start(HEAD)[:-1],
+        package_start([]),
+        package_start({**HEAD, "cuts": []}),
+        package_start({**HEAD, "sample": None}),
+        package_start({**HEAD, "producer": 1}),
+        package_start({}),
+        b"PK\x03\x04" + b"\xff" * 26 + b"hapi.json",
+    ],
+)
+def test_what_is_no_package_is_refused(data):
+    with pytest.raises(PackageError):
+        PackageHead.from_bytes(data)
+
+
+def test_only_packages_are_listed_and_the_latest_comes_first(
+    swift, connection
+):
+    entries = [
+        {
+            "name": name,
+            "hash": "e",
+            "bytes": 1,
+            "last_modified": f"2026-01-0{day}T00:00:00.000000",
+        }
+        for name, day in (
+            ("a" * 64 + ".hapi", 1),
+            ("b" * 64 + ".hapi", 2),
+            ("README", 3),
+            ("c" * 63 + ".hapi", 4),
+            ("D" * 64 + ".hapi", 5),
+        )
+    ]
+    swift.script(Answer(200, json.dumps(entries).encode()))
+    found = list_packages(connection, "m")
+    assert [each.digest[0] for each in found] == ["b", "a"]
+    assert found[0].stored == datetime(2026, 1, 2, tzinfo=timezone.utc)
+
+
+def test_a_long_head_is_read_to_its_end(swift, connection):
+    data = package_start({**HEAD, "names": ["n" * 70_000]})
+    package = stored("a", length_bytes=len(data) + 1000)
+    swift.script(Answer(206, data[: 64 * 1024]), Answer(206, data))
+    [head] = read_heads(connection, "m", [package])
+    assert isinstance(head, PackageHead)
+    ranges = [each.headers["Range"] for each in swift.requests]
+    assert ranges == ["bytes=0-65535", f"bytes=0-{len(data) - 1}"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "length_bytes", "kind"),
+    [
+        (Answer(206, b"nothing"), 7, PackageError),
+        (Answer(206, b""), 0, PackageError),
+        (Answer(403), 7, RightsError),
+        (Answer(404), 7, RightsError),
+        (Answer(412), 7, RightsError),
+    ],
+)
+def test_what_cannot_be_read_is_told_of(
+    swift, connection, answer, length_bytes, kind
+):
+    swift.script(answer)
+    package = stored("a", length_bytes=length_bytes)
+    [found] = read_heads(connection, "m", [package])
+    assert isinstance(found, kind)
+
+
+def test_digests_are_chosen_by_their_first_digits():
+    packages = [stored("a1"), stored("a2"), stored("b")]
+    assert chosen(packages, ["A1", "b", "b0"]) == [packages[0], packages[2]]
+
+
+def test_ambiguous_and_unknown_digits_are_all_named():
+    packages = [stored("a1"), stored("a2"), stored("b")]
+    with pytest.raises(ClientError) as caught:
+        chosen(packages, ["b", "a", "ff", "ee"])
+    assert "'a' may be any of a100000000000000, a2" in caught.value.message
+    assert "no package 'ff'" in caught.value.message
+    assert "no package 'ee'" in caught.value.message
+
+
+def test_age_is_counted_from_when_a_package_was_stored():
+    packages = [stored("a", 1), stored("b", 29.9), stored("c", 30.1)]
+    assert older_than(packages, parse_age("30d"), NOW) == [packages[2]]
+
+
+@pytest.mark.parametrize(
+    ("text", "age"),
+    [
+        ("30d", timedelta(days=30)),
+        ("1.5 h", timedelta(minutes=90)),
+        ("2W", timedelta(weeks=2)),
+        ("90m", timedelta(minutes=90)),
+    ],
+)
+def test_ages_have_units(text, age):
+    assert parse_age(text) == age
+
+
+@pytest.mark.parametrize(
+    "text", ["", "30", "-1d", "1y", "d", "9e9d", "9" * 30 + "d"]
+)
+def test_what_is_no_age_is_named(text):
+    with pytest.raises(ClientError, match="as in 30d"):
+        parse_age(text)
+
+
+# --- data sets --------------------------------------------------------------
+
+
+def index_of(**etags: str) -> DataIndex:
+    row = IndexRow(0, "k", 0, 1024, 1)
+    return DataIndex(
+        tuple(ShardIndex(name, etag, (row,)) for name, etag in etags.items())
+    )
+
+
+@pytest.mark.parametrize(
+    ("etags", "changed", "missing", "added"),
+    [
+        ({"a": "1", "b": "2"}, (), (), ()),
+        ({"a": "1", "b": "3"}, ("b",), (), ()),
+        ({"a": "1"}, (), ("b",), ()),
+        ({"a": "1", "b": "2", "c": "3"}, (), (), ("c",)),
+    ],
+)
+def test_index_differs_where_shards_do(etags, changed, missing, added):
+    found = IndexDifference.between(index_of(a="1", b="2"), etags)
+    assert found == IndexDifference(changed, missing, added)
+    assert found.is_stale is bool(changed or missing or added)
+
+
+def test_shards_belong_to_all_indices_above_them(swift, connection):
+    names = (
+        "all/hapi-index.arrow",
+        "all/a.tar",
+        "all/train/b.tar",
+        "all/train/hapi-index.arrow",
+        "val/c.tar",
+        "val/more/d.tar",
+        "photo.jpg",
+    )
+    entries = [{"name": n, "hash": "1", "bytes": 5} for n in names]
+    both = index_of(**{"all/a.tar": "1", "all/train/b.tar": "1"})
+    stale = index_of(**{"all/train/b.tar": "2"})
+    swift.script(
+        Answer(200, json.dumps(entries).encode()),
+        Answer(200, both.to_bytes()),
+        Answer(200, stale.to_bytes()),
+    )
+    found = find_data_sets(connection, Location("c"))
+    assert [
+        (str(e.location), e.index, e.num_shards, e.num_samples, e.length_bytes)
+        for e in found
+    ] == [
+        ("swift://c/all", "there", 2, 2, 10),
+        ("swift://c/all/train", "stale", 1, 1, 5),
+        ("swift://c/val", "missing", 1, None, 5),
+        ("swift://c/val/more", "missing", 1, None, 5),
+    ]
+
+
+def test_a_damaged_index_is_told_of(swift, connection):
+    entries = [{"name": "hapi-index.arrow", "hash": "1", "bytes": 5}]
+    swift.script(
+        Answer(200, json.dumps(entries).encode()), Answer(200, b"none")
+    )
+    [found] = find_data_sets(connection, Location("c"))
+    assert (found.index, found.num_samples) == ("damaged", None)
