@@ -92,7 +92,7 @@ class Authenticator:
                 raise self._error(error) from error
 
     def _error(self, error: Exception) -> HapiError:
-        where = self._credentials.options.get("auth_url", "")
+        where = self._credentials.auth_url
         trans_id = _trans_id(error)
         if isinstance(error, auth_errors.Unauthorized):
             return RightsError(

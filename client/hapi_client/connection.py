@@ -154,6 +154,15 @@ class Connection:
         url = f"{parts.scheme}://{parts.netloc}/info"
         return self._open("GET", url, object_name="/info")
 
+    def log_in(self) -> None:
+        """Gets a token unless there is one."""
+        self._requester.auth.token()
+
+    def head_account(self) -> Mapping[str, str]:
+        """The headers of the account's HEAD."""
+        what = f"account {self.account}"
+        return self._done("HEAD", self.storage_url, object_name=what)
+
     def ask_account(
         self, method: str, query: Mapping[str, str]
     ) -> dict[str, Any]:
@@ -397,6 +406,23 @@ class Connection:
                 )
             return ModelProfile.from_body(body.read(MAX_PROFILE_BYTES))
 
+    def ask_worker(self, container: str, name: str) -> None:
+        """Asks the worker whether it knows an object as a package.
+
+        No matter what the answer is: the filter can give none without its
+        worker.
+
+        Args:
+            container: of any object that may be read.
+            name: of the object.
+        """
+        self._done(
+            "HEAD",
+            self._url(container, name),
+            {HEADER_PROFILE: "true"},
+            object_name=f"{container}/{name}",
+        )
+
     def put(
         self,
         container: str,
@@ -406,6 +432,7 @@ class Connection:
         *,
         md5: str | None = None,
         content_type: str = "application/octet-stream",
+        expires_seconds: int | None = None,
     ) -> str:
         """Stores an object and returns its ETag.
 
@@ -414,6 +441,7 @@ class Connection:
                 when the request is repeated.
             length_bytes: as many are sent.
             md5: hex digest that Swift checks (422 when it differs).
+            expires_seconds: after which Swift deletes the object.
         """
         headers = {
             "Content-Type": content_type,
@@ -421,6 +449,8 @@ class Connection:
         }
         if md5 is not None:
             headers["ETag"] = md5
+        if expires_seconds is not None:
+            headers["X-Delete-After"] = str(expires_seconds)
         answer = self._done(
             "PUT",
             self._url(container, name),

@@ -148,6 +148,11 @@ class Credentials:
             source=source,
         )
 
+    @property
+    def auth_url(self) -> str:
+        """Of the auth service; empty for plugins without one."""
+        return str(self.options.get("auth_url", ""))
+
     def make_plugin(self) -> Any:
         """The keystoneauth1 identity plugin."""
         options: dict[str, Any] = dict(self.options)

@@ -18,6 +18,7 @@ from beside import swift_beside
 from caller import Caller
 from hapi_client import Connection, Credentials, FetchOptions, TransferJob
 from hapi_client.demo import largest_difference
+from hapi_client.doctor import Doctor, DoctorOptions
 from hapi_client.location import Location
 from hapi_client.progress import SilentReporter
 from hapi_client.training import train_tail
@@ -353,3 +354,53 @@ def test_wrong_password_is_named(place: Place) -> None:
         pytest.raises(RightsError, match="refuses the credentials"),
     ):
         connection.head("data", "data.tar")
+
+
+def test_doctor_finds_a_project_that_may_not_compute(place: Place) -> None:
+    for user, project, state in (
+        ("ann", "physics", "ok"),
+        ("eve", "history", "failure"),
+    ):
+        credentials = place.credentials(user, project)
+        options = DoctorOptions(models_container=f"models-of-{user}")
+        found = {
+            each.check: each
+            for each in Doctor(lambda c=credentials: c, options).findings()
+        }
+        assert found["worker"].state == state
+        others = {each.state for each in found.values()} - {state}
+        assert others <= {"ok"}
+    assert "allowed_accounts" in found["worker"].remedy
+    assert "v3password, eve at" in found["credentials"].found
+
+
+def test_client_computes_by_an_entry_of_clouds_yaml(
+    place: Place, tmp_path
+) -> None:
+    pytest.importorskip("openstack", reason="needs openstacksdk (extra: dev)")
+    (tmp_path / "clouds.yaml").write_text(
+        f"""
+clouds:
+  lab:
+    auth_type: v3applicationcredential
+    auth:
+      auth_url: {place.keystone.url}
+      application_credential_id: of-a-job
+    region_name: here
+    interface: internal
+"""
+    )
+    (tmp_path / "secure.yaml").write_text(
+        "clouds: {lab: {auth: {application_credential_secret: hush}}}"
+    )
+    environ = {
+        "OS_CLOUD": "lab",
+        "OS_CLIENT_CONFIG_FILE": str(tmp_path / "clouds.yaml"),
+        "OS_CLIENT_SECURE_FILE": str(tmp_path / "secure.yaml"),
+    }
+    annotation = Annotation(ModelPath(*MODEL[1:].split("/")), 1)
+    with (
+        Connection(Credentials.from_environment(environ)) as connection,
+        connection.get_features("data", "data.tar", annotation) as body,
+    ):
+        assert len(received_rows(body.read()).facts) == NUM_ROWS

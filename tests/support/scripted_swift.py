@@ -96,7 +96,9 @@ def _handler(swift: ScriptedSwift) -> type[BaseHTTPRequestHandler]:
             while time.monotonic() < deadline:
                 if swift.closing.wait(0.02):
                     break
-            self.send_response(answer.status)
+            self.send_response_only(answer.status)
+            if "Date" not in answer.headers:
+                self.send_header("Date", self.date_time_string())
             for name, value in answer.headers.items():
                 self.send_header(name, value)
             length = len(answer.body) + answer.cut_off

@@ -234,7 +234,7 @@ def test_ls_lists_the_containers(swift, monkeypatch, capsys, tmp_path):
     swift.script(Answer(200, json.dumps(entries).encode()))
     path = tmp_path / "ls.json"
     assert hapi(monkeypatch, "ls", "--json", path) == 0
-    assert "3.0 kB" in capsys.readouterr().out
+    assert "3 kB" in capsys.readouterr().out
     found = {"name": "photos", "objects": 3, "bytes": 3000}
     assert json.loads(path.read_text()) == {"containers": [found]}
     assert swift.requests[0].path.startswith("/v1/AUTH_test?format=json")
@@ -281,7 +281,7 @@ def test_upload_wants_a_source_and_a_place(swift, monkeypatch, capsys):
     "command",
     [
         *("upload", "index", "ls", "train", "plan", "demo"),
-        *("models ls", "models rm"),
+        *("models ls", "models rm", "doctor"),
     ],
 )
 def test_help_has_an_example_and_the_json_keys(monkeypatch, capsys, command):

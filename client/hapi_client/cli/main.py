@@ -15,6 +15,7 @@ from urllib3.exceptions import InsecureRequestWarning
 from hapi_client.cli import cache, cluster, models, worker
 from hapi_client.cli.context import Login
 from hapi_client.cli.demo import demo_command
+from hapi_client.cli.doctor import doctor_command
 from hapi_client.cli.index import index_command
 from hapi_client.cli.ls import ls_command
 from hapi_client.cli.plan import plan_command
@@ -41,6 +42,7 @@ app.command("ls")(ls_command)
 app.command("plan")(plan_command)
 app.command("train")(train_command)
 app.command("demo")(demo_command)
+app.command("doctor")(doctor_command)
 app.add_typer(cache.app, name="cache")
 app.add_typer(models.app, name="models")
 app.add_typer(cluster.app, name="cluster")

@@ -1,0 +1,91 @@
+"""``hapi doctor``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from hapi_client.checkup import FAILURE, OK, SKIPPED, WARNING, Finding
+from hapi_client.cli.context import JsonPath, find_login, write_json
+from hapi_client.doctor import DEFAULT_SECONDS, Doctor, DoctorOptions
+from hapi_client.location import parse_location
+from hapi_client.packages import DEFAULT_MODELS_CONTAINER
+
+EXIT_FAILURE = 1
+_COLORS = {OK: "green", WARNING: "yellow", FAILURE: "red", SKIPPED: None}
+
+
+def doctor_command(
+    context: typer.Context,
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="[CONTAINER[/PREFIX]]",
+            help="A data set to look at, too; swift:// before it is allowed.",
+        ),
+    ] = "",
+    models_container: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Where jobs store packages."),
+    ] = DEFAULT_MODELS_CONTAINER,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.1,
+            help="For one answer; a check takes three times that at most.",
+        ),
+    ] = DEFAULT_SECONDS,
+    json_path: JsonPath = None,
+) -> None:
+    """Find out what stands between you and push-down.
+
+    One line for each check: ok, warning, failure with the remedy, or skipped
+    because an earlier one failed. A shard of one sample is stored in the
+    container of packages, which is made if need be, given to the worker and
+    deleted again. Exits with 1 if a check failed.
+
+    Examples:
+
+        hapi doctor
+
+        hapi --os-cloud lab doctor swift://photos/train
+
+    Keys of --json: ok; checks (check, state, found, remedy, trans_id). The
+    checks: credentials, auth, storage_url, account, filter, versions,
+    limits, cache, models, worker; of a data set index, read, list, etags.
+    """
+    options = DoctorOptions(
+        data=parse_location(data) if data else None,
+        models_container=models_container,
+        seconds=timeout,
+    )
+    findings = []
+    for finding in Doctor(
+        lambda: find_login(context).credentials(), options
+    ).findings():
+        _print(finding)
+        findings.append(finding)
+    counts = Counter(each.state for each in findings)
+    typer.echo(
+        f"{counts[OK]} ok, {counts[WARNING]} warnings, "
+        f"{counts[FAILURE]} failures, {counts[SKIPPED]} skipped"
+    )
+    is_ok = not counts[FAILURE]
+    checks = [asdict(each) for each in findings]
+    write_json(json_path, {"ok": is_ok, "checks": checks})
+    if not is_ok:
+        raise typer.Exit(EXIT_FAILURE)
+
+
+def _print(finding: Finding) -> None:
+    state = typer.style(f"{finding.state:<8}", fg=_COLORS[finding.state])
+    text = finding.found
+    if finding.trans_id:
+        text += f" [{finding.trans_id}]"
+    if finding.remedy:
+        text += f" -> {finding.remedy}"
+    typer.echo(f"{state} {finding.check:<12} {' '.join(text.split())}")

@@ -1,0 +1,271 @@
+"""``hapi doctor`` of a real Swift, well and ill."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from beside import swift_beside
+from caller import Caller
+from hapi_client.checkup import Finding
+from hapi_client.cli import main as cli
+from hapi_client.connection import Connection
+from hapi_client.credentials import Credentials
+from hapi_client.doctor import Doctor, DoctorOptions
+from hapi_client.index import update_index
+from hapi_client.location import Location
+from hapi_cluster import Cluster
+from photos import shard
+
+DATA = Location("patients", "train")
+READER = {"ST_USER": "test2:tester2", "ST_KEY": "testing2"}
+
+
+@pytest.fixture(scope="module")
+def data(connection: Connection, owner: Caller) -> None:
+    owner.put("/AUTH_test/patients")
+    for name in "ab":
+        owner.put(f"/AUTH_test/patients/train/{name}.tar", shard(2))
+    update_index(connection, DATA)
+
+
+@pytest.fixture(scope="module")
+def lonely(
+    cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Cluster, Path]]:
+    """A Swift, and where its worker would be."""
+    path = tmp_path_factory.mktemp("no-worker") / "socket"
+    options = {"worker_socket": str(path)}
+    with swift_beside(cluster, filter_options=options) as running:
+        yield running, path
+
+
+def look(
+    cluster: Cluster,
+    data: Location | None = None,
+    *,
+    seconds: float = 20.0,
+    **environ: str,
+) -> dict[str, Finding]:
+    """The findings by check."""
+    variables = {**cluster.environment, **environ}
+    doctor = Doctor(
+        lambda: Credentials.from_environment(variables),
+        DoctorOptions(data=data, seconds=seconds),
+    )
+    return {each.check: each for each in doctor.findings()}
+
+
+def states(found: Mapping[str, Finding]) -> dict[str, str]:
+    """Of those that are not ok."""
+    return {
+        name: finding.state
+        for name, finding in found.items()
+        if finding.state != "ok"
+    }
+
+
+def test_all_is_well(
+    cluster: Cluster, data: None, connection: Connection
+) -> None:
+    found = look(cluster, DATA)
+    assert states(found) == {}
+    assert list(found) == [
+        *("credentials", "auth", "storage_url", "account", "filter"),
+        *("versions", "limits", "cache", "models", "worker"),
+        *("index", "read", "list", "etags"),
+    ]
+    assert found["storage_url"].found == connection.storage_url
+    assert "a shard of 1 sample" in found["worker"].found
+    assert "4 samples in 2 shards" in found["index"].found
+    assert "on" in found["cache"].found
+    left = [each.name for each in connection.list("hapi-models")]
+    assert not [name for name in left if "doctor" in name]
+
+
+def test_the_command_says_so_by_its_status(
+    cluster: Cluster,
+    data: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "doctor.json"
+
+    def hapi(*words: str) -> int:
+        words = ("hapi", "doctor", *words, "--json", str(path))
+        monkeypatch.setattr(sys, "argv", list(words))
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return int(caught.value.code or 0)
+
+    for variable, value in cluster.environment.items():
+        monkeypatch.setenv(variable, value)
+    assert hapi(str(DATA)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 14 + 1
+    assert lines[-1] == "14 ok, 0 warnings, 0 failures, 0 skipped"
+    facts = json.loads(path.read_text())
+    assert facts["ok"] is True
+    assert set(facts["checks"][0]) == {
+        *("check", "state", "found", "remedy", "trans_id"),
+    }
+    monkeypatch.setenv("ST_KEY", "wrong")
+    assert hapi() == 1
+    assert "failure  auth " in capsys.readouterr().out
+    assert json.loads(path.read_text())["ok"] is False
+
+
+@pytest.mark.parametrize(
+    ("environ", "check", "message", "remedy"),
+    [
+        ({"ST_KEY": "wrong"}, "auth", "refuses the cred", "check user, key"),
+        (
+            {"ST_AUTH": "http://127.0.0.1:9/auth/v1.0"},
+            "auth",
+            "127.0.0.1:9/auth/v1.0 does not answer",
+            "check the auth URL, the network",
+        ),
+        ({"ST_USER": ""}, "credentials", "ST_USER is not set", "--help"),
+        (
+            {"OS_STORAGE_URL": "http://127.0.0.1:9/v1/AUTH_test"},
+            "account",
+            "account AUTH_test: ",
+            "check the storage URL",
+        ),
+    ],
+)
+def test_what_all_else_needs_is_named_and_ends_the_look(
+    cluster: Cluster,
+    environ: Mapping[str, str],
+    check: str,
+    message: str,
+    remedy: str,
+) -> None:
+    found = look(cluster, DATA, **environ)
+    names = list(found)
+    after = names[names.index(check) + 1 :]
+    expected = {check: "failure", **dict.fromkeys(after, "skipped")}
+    assert states(found) == expected
+    assert message in found[check].found
+    assert remedy in found[check].remedy
+
+
+def test_what_may_not_be_read_is_named(cluster: Cluster, data: None) -> None:
+    url = f"{cluster.proxy_url}/v1/AUTH_test"
+    found = look(cluster, DATA, OS_STORAGE_URL=url, **READER)
+    assert states(found) == {
+        "account": "warning",
+        "models": "failure",
+        "worker": "skipped",
+        "index": "failure",
+        "read": "skipped",
+        "list": "warning",
+        "etags": "skipped",
+    }
+    assert "patients/train" in found["index"].found
+    assert "X-Container-Read" in found["index"].remedy
+    assert found["index"].trans_id is not None
+
+
+def test_reader_of_shared_data_asks_the_worker_by_it(
+    cluster: Cluster, data: None, owner: Caller
+) -> None:
+    where = "/AUTH_test/patients"
+    owner.request("POST", where, {"X-Container-Read": "test2:tester2"})
+    url = f"{cluster.proxy_url}/v1/AUTH_test"
+    try:
+        found = look(cluster, DATA, OS_STORAGE_URL=url, **READER)
+    finally:
+        owner.request("POST", where, {"X-Remove-Container-Read": "x"})
+    assert states(found) == {"account": "warning", "models": "failure"}
+    assert "hapi-models" in found["models"].remedy
+    assert "it answers" in found["worker"].found
+
+
+@pytest.mark.parametrize(
+    ("location", "check", "message", "remedy"),
+    [
+        (Location("nowhere"), "index", "no container 'nowhere'", "hapi ls"),
+        (Location("stale"), "index", "has no index", "hapi index swift://st"),
+    ],
+)
+def test_a_missing_index_is_named(
+    cluster: Cluster,
+    owner: Caller,
+    location: Location,
+    check: str,
+    message: str,
+    remedy: str,
+) -> None:
+    owner.put("/AUTH_test/stale")
+    owner.put("/AUTH_test/stale/a.tar", shard(1))
+    found = look(cluster, location)[check]
+    assert found.state == "failure"
+    assert message in found.found
+    assert remedy in found.remedy
+
+
+def test_a_stale_index_is_named(
+    cluster: Cluster, connection: Connection, owner: Caller
+) -> None:
+    owner.put("/AUTH_test/old")
+    for name in "abc":
+        owner.put(f"/AUTH_test/old/{name}.tar", shard(1))
+    update_index(connection, Location("old"))
+    owner.put("/AUTH_test/old/d.tar", shard(1))
+    found = look(cluster, Location("old"))
+    assert states(found) == {"etags": "warning"}
+
+    owner.put("/AUTH_test/old/a.tar", shard(2))
+    owner.request("DELETE", "/AUTH_test/old/b.tar")
+    found = look(cluster, Location("old"))
+    assert states(found) == {"read": "failure", "etags": "failure"}
+    assert found["etags"].remedy == "hapi index swift://old"
+    text = found["etags"].found
+    for part in ("since it was written: a.tar", "gone: b.tar", "in it: d.tar"):
+        assert part in text
+
+
+def test_a_dead_and_a_hanging_worker_are_told_apart(
+    lonely: tuple[Cluster, Path],
+) -> None:
+    swift, path = lonely
+    found = look(swift)
+    assert states(found) == {"worker": "failure"}
+    assert "worker_unavailable" in found["worker"].found
+    assert "starts hapi-worker" in found["worker"].remedy
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(path))
+        silent.listen()
+        started = time.monotonic()
+        found = look(swift, seconds=1.0)
+        assert time.monotonic() - started < 10
+    assert states(found) == {"worker": "failure"}
+    assert "no answer in 1 s" in found["worker"].found
+    assert "hangs" in found["worker"].remedy
+
+
+def test_a_proxy_without_the_filter_is_named(cluster: Cluster) -> None:
+    with swift_beside(cluster, hapi_filter=False) as plain:
+        found = look(plain)
+    skipped = dict.fromkeys(
+        ("versions", "limits", "cache", "worker"), "skipped"
+    )
+    assert states(found) == {"filter": "failure", **skipped}
+    assert "pipeline" in found["filter"].remedy
+
+
+def test_start_of_the_command_needs_no_torch() -> None:
+    code = (
+        "import sys; import hapi_client.cli.main, hapi_client.doctor; "
+        "import hapi_client.packages; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

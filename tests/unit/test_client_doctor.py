@@ -1,0 +1,209 @@
+"""Checks of ``hapi doctor`` that a healthy Swift does not show."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+
+import pytest
+
+from hapi_client.checkup import Check, Finding, run_checks
+from hapi_client.credentials import Credentials
+from hapi_client.doctor import Doctor, DoctorOptions
+from hapi_client.location import Location
+from hapi_protocol.errors import ClientError, RightsError
+from hapi_protocol.index import DataIndex, IndexRow, ShardIndex
+from scripted_swift import Answer, scripted_swift
+
+INFO = {
+    "version": 1,
+    "max_object_bytes": 100,
+    "max_package_bytes": 100,
+    "encodings": ["float32", "float32;lz4"],
+    "cache": False,
+}
+NO_CONTENT = Answer(204)
+BUSY = Answer(503, json.dumps({"code": "queue_full", "message": "f"}).encode())
+INDEX = DataIndex((ShardIndex("a.tar", "e", (IndexRow(0, "k", 0, 9, 1),)),))
+
+
+@pytest.fixture
+def swift():
+    with scripted_swift() as server:
+        yield server
+
+
+def info(**fields: object) -> Answer:
+    facts = {"hapi": {**INFO, **fields}}
+    return Answer(200, json.dumps(facts).encode())
+
+
+def look(swift, *answers, data=None, **environ):
+    swift.script(*answers)
+    variables = {"ST_AUTH": swift.auth_url, "ST_USER": "u", "ST_KEY": "k"}
+    doctor = Doctor(
+        lambda: Credentials.from_environment({**variables, **environ}),
+        DoctorOptions(data=data, seconds=5),
+    )
+    return {each.check: each for each in doctor.findings()}
+
+
+# --- checks in general ------------------------------------------------------
+
+
+def failing(error):
+    def look():
+        raise error
+
+    return look
+
+
+def test_a_check_that_hangs_is_a_failure_and_the_next_one_is_made():
+    never = threading.Event()
+    started = time.monotonic()
+    found = list(
+        run_checks(
+            [
+                Check("a", lambda: str(never.wait(20)), remedies={"": "wait"}),
+                Check("b", lambda: "fine"),
+                Check("c", lambda: "not seen", needs=("b", "a")),
+            ],
+            0.2,
+        )
+    )
+    never.set()
+    assert time.monotonic() - started < 5
+    assert [(e.check, e.state) for e in found] == [
+        ("a", "failure"),
+        ("b", "ok"),
+        ("c", "skipped"),
+    ]
+    assert "did not end in 0.2 s" in found[0].found
+    assert found[0].remedy == "wait"
+    assert "without a" in found[2].found
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (RightsError("forbidden", "no", object_name="c/o"), "by code"),
+        (RightsError("not_found", "no", object_name="c/o"), "by status"),
+        (ClientError("not_connected", "no", object_name="c/o"), "else"),
+    ],
+)
+def test_a_remedy_is_that_of_code_or_status_or_all(error, remedy):
+    remedies = {"forbidden": "by code", 403: "", 404: "by status", "": "else"}
+    [found] = run_checks([Check("a", failing(error), (), remedies)], 5)
+    assert found.remedy == remedy
+    assert found.found == f"c/o: no (code {error.code})"
+
+
+def test_defects_are_not_taken_for_findings():
+    with pytest.raises(ZeroDivisionError):
+        list(run_checks([Check("a", failing(ZeroDivisionError()))], 5))
+
+
+def test_a_warning_is_enough_for_what_needs_it():
+    found = list(
+        run_checks(
+            [
+                Check("a", lambda: Finding("warning", "hm")),
+                Check("b", lambda: "fine", needs=("a",)),
+            ],
+            5,
+        )
+    )
+    assert [each.state for each in found] == ["warning", "ok"]
+
+
+# --- the doctor's -----------------------------------------------------------
+
+
+def test_a_silent_auth_service_ends_the_look_in_time():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/auth/v1.0"
+        doctor = Doctor(
+            lambda: Credentials.v1(url, "u", "k"), DoctorOptions(seconds=0.3)
+        )
+        started = time.monotonic()
+        found = {each.check: each for each in doctor.findings()}
+    assert time.monotonic() - started < 5
+    assert found["auth"].state == "failure"
+    assert url in found["auth"].found
+
+
+@pytest.mark.parametrize(
+    ("date", "state"),
+    [
+        ("Mon, 01 Jan 2024 00:00:00 GMT", "warning"),
+        ("today", "ok"),
+        (None, "ok"),
+    ],
+)
+def test_a_clock_that_differs_is_told_of(swift, date, state):
+    headers = {"X-Account-Container-Count": "2"}
+    if date:
+        headers["Date"] = date
+    found = look(swift, Answer(204, headers=headers), info(), Answer(403))
+    assert found["account"].state == state
+    assert ("clock is +" in found["account"].found) is (state == "warning")
+
+
+def test_insecure_connections_are_told_of(swift):
+    found = look(swift, Answer(204), OS_INSECURE="yes")
+    assert found["credentials"].state == "warning"
+    assert "OS_CACERT" in found["credentials"].remedy
+
+
+def test_another_version_of_the_filter_is_a_failure(swift):
+    found = look(swift, NO_CONTENT, info(version=2), Answer(403))
+    assert found["versions"].state == "failure"
+    assert "protocol 1, the filter's 2" in found["versions"].found
+
+
+def test_a_filter_that_says_little_is_told_of_all_the_same(swift):
+    bare = Answer(200, json.dumps({"hapi": {"version": 1}}).encode())
+    found = look(swift, NO_CONTENT, bare, Answer(403))
+    assert found["limits"].state == found["versions"].state == "ok"
+    assert "any size" in found["limits"].found
+
+
+def test_a_busy_worker_is_there(swift):
+    created = [Answer(201), NO_CONTENT]
+    found = look(
+        swift, NO_CONTENT, info(), *created, Answer(201), BUSY, NO_CONTENT
+    )
+    assert found["worker"].state == "warning"
+    assert swift.requests[-1].method == "DELETE"
+
+
+def test_the_container_of_packages_is_made(swift):
+    answers = [Answer(404), Answer(201), Answer(201), NO_CONTENT]
+    found = look(swift, NO_CONTENT, info(), *answers, Answer(403))
+    assert found["models"].state == "ok"
+    probes = swift.requests[2:6]
+    assert [each.method for each in probes] == ["PUT", "PUT", "PUT", "DELETE"]
+    assert probes[1].path == "/v1/AUTH_test/hapi-models"
+    assert probes[2].headers["X-Delete-After"] == "3600"
+    assert probes[2].path == probes[3].path
+
+
+def test_shards_over_the_limit_are_told_of(swift):
+    listing = [{"name": "a.tar", "hash": "e", "bytes": 101}]
+    found = look(
+        swift,
+        NO_CONTENT,
+        info(),
+        Answer(403),
+        NO_CONTENT,
+        Answer(200, INDEX.to_bytes()),
+        Answer(206, b"a"),
+        Answer(200, json.dumps(listing).encode()),
+        data=Location("c"),
+    )
+    assert found["worker"].found.startswith("it answers")
+    assert found["list"].state == "warning"
+    assert "max_object_bytes, 100" in found["list"].found
+    assert found["etags"].state == "ok"
