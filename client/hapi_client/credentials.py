@@ -20,10 +20,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from keystoneauth1 import loading
-from keystoneauth1.identity import v3
-from swiftclient import authv1
-
 from hapi_client.clouds import CloudEntry, find_cloud
 from hapi_client.tls import TLSOptions
 from hapi_protocol.errors import ClientError
@@ -155,9 +151,15 @@ class Credentials:
 
     def make_plugin(self) -> Any:
         """The keystoneauth1 identity plugin."""
+        # What has them all is slow to import, and no help needs it.
         options: dict[str, Any] = dict(self.options)
         if self.plugin == "v1":
+            from swiftclient import authv1
+
             return authv1.PasswordPlugin(**options)
+        from keystoneauth1 import loading
+        from keystoneauth1.identity import v3
+
         if self.plugin == "v3applicationcredential":
             return v3.ApplicationCredential(**options)
         if self.plugin == "v3password":

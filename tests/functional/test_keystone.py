@@ -7,6 +7,7 @@ keystoneauth and keystoneauth1 are the real ones.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -330,14 +331,39 @@ def test_client_gets_features_with_an_application_credential(
 
 
 def test_client_renews_a_token_that_swift_does_not_take(place: Place) -> None:
+    """Once, however many threads had it."""
     tokens = place.keystone.tokens
     with Connection(place.credentials("ann", "physics")) as connection:
         before = set(tokens)
         assert connection.account == PHYSICS
         [first] = set(tokens) - before
         del tokens[first]
-        assert connection.head("data", "data.tar") is not None
+        with ThreadPoolExecutor(8) as pool:
+            heads = pool.map(
+                lambda _: connection.head("data", "data.tar"), range(16)
+            )
+            assert None not in heads
         assert len(set(tokens) - before) == 1
+
+
+def test_token_of_another_keystone_is_a_named_error(place: Place) -> None:
+    """One that Swift does not ask gives tokens that it never takes."""
+    stranger = IdentityService(USERS)
+    with stranger.running():
+        stranger.object_store_url = place.keystone.object_store_url
+        environ = {
+            "OS_AUTH_URL": stranger.url,
+            "OS_USERNAME": "ann",
+            "OS_PASSWORD": USERS["ann"].password,
+            "OS_PROJECT_NAME": "physics",
+        }
+        with (
+            Connection(Credentials.from_environment(environ)) as connection,
+            pytest.raises(RightsError, match="with a new token too") as caught,
+        ):
+            connection.head("data", "data.tar")
+    assert len(stranger.tokens) == 2
+    assert caught.value.trans_id in place.cluster.log("swift").read_text()
 
 
 def test_wrong_password_is_named(place: Place) -> None:

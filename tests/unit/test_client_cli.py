@@ -440,3 +440,58 @@ def test_without_a_terminal_only_notes_are_shown(capsys):
         count("epoch 0", 8, 16)
         reporter.note("a note")
     assert capsys.readouterr().err.strip() == "a note"
+
+
+def test_a_cloud_of_the_present_folder_is_named_by_an_option(swift, tmp_path):
+    """It comes before the environment, and nothing else is said."""
+    pytest.importorskip("openstack", reason="needs openstacksdk (extra: dev)")
+    swift.script(Answer(200, b"[]"))
+    (tmp_path / "clouds.yaml").write_text(
+        f"""
+clouds:
+  lab:
+    auth_type: v1password
+    auth: {{auth_url: {swift.auth_url}, username: u, password: k}}
+"""
+    )
+    path = os.pathsep.join(part for part in sys.path if part)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "hapi_client.cli.main"),
+            *("--os-cloud", "lab", "ls"),
+        ],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "ST_AUTH": "http://127.0.0.1:9",
+            "PYTHONPATH": path,
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(swift.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--os-cloud", "x", "-U", "me"), "--os-cloud goes without --auth"),
+        (("--os-interface", "outside"), "OS_INTERFACE is 'outside'"),
+        (("--os-cacert", "/none"), "'/none' is not there"),
+        (("--os-cert", "/none"), "'/none' is not there"),
+        (("--os-key", "/none"), "'/none' is not there"),
+    ],
+)
+def test_options_of_the_connection_are_judged(
+    swift, monkeypatch, capsys, options, message
+):
+    assert hapi(monkeypatch, *options, "ls") == 1
+    assert message in capsys.readouterr().err
+
+
+def test_insecure_is_said_in_one_line(swift, monkeypatch, capsys, caplog):
+    swift.script(Answer(200, b"[]"))
+    assert hapi(monkeypatch, "--insecure", "ls") == 0
+    assert caplog.text.count("insecure") == 1
