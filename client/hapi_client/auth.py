@@ -124,7 +124,7 @@ class Authenticator:
 
 
 def _trans_id(error: Exception) -> str | None:
-    """Of the auth service's answer: Swift's, or Keystone's request id."""
+    """Of the auth service's answer; Swift gives its own by this name, too."""
     headers = getattr(getattr(error, "response", None), "headers", {})
-    found = headers.get("X-Trans-Id") or headers.get("X-Openstack-Request-Id")
+    found = headers.get("X-Openstack-Request-Id")
     return str(found) if found else None

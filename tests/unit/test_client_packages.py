@@ -117,7 +117,7 @@ def test_only_packages_are_listed_and_the_latest_comes_first(
     ]
     swift.script(Answer(200, json.dumps(entries).encode()))
     found = list_packages(connection, "m")
-    assert [each.digest[0] for each in found] == ["b", "a"]
+    assert [each.digest for each in found] == ["b" * 64, "a" * 64]
     assert found[0].stored == datetime(2026, 1, 2, tzinfo=timezone.utc)
 
 
