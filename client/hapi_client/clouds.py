@@ -68,7 +68,7 @@ def find_cloud(
     return CloudEntry(
         path=str(config.config_filename),
         auth_type=found.config["auth_type"],
-        auth=found.config["auth"],
+        auth=dict(found.config["auth"]),
         fields=found.config,
         endpoint=found.get_endpoint("object-store"),
     )

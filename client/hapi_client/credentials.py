@@ -62,7 +62,7 @@ class Credentials:
     interface: str = DEFAULT_INTERFACE
     storage_url: str | None = None
     tls: TLSOptions = field(default_factory=TLSOptions)
-    source: str = "arguments"
+    source: str = field(default="arguments", compare=False)
 
     @classmethod
     def v1(cls, auth_url: str, user: str, key: str) -> Credentials:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from hapi_client.checkup import FAILURE, SKIPPED, WARNING, Check, Finding
 from hapi_client.connection import Connection, ObjectInfo
-from hapi_client.data_sets import IndexDifference
 from hapi_client.index import list_shards, load_index
+from hapi_client.listed_data import IndexDifference
 from hapi_client.location import Location
 from hapi_protocol.errors import HapiError
 from hapi_protocol.headers import ByteRange

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -162,6 +163,7 @@ def test_a_cloud_says_all_and_its_secrets_are_merged(clouds):
     assert found.tls.verify is False
     assert found.source == f"cloud 'lab' of {clouds['OS_CLIENT_CONFIG_FILE']}"
     assert "of-ann" not in repr(found)
+    assert pickle.loads(pickle.dumps(found)) == found
 
 
 def test_the_environment_says_more_than_the_cloud(clouds):

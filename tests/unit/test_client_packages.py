@@ -11,7 +11,7 @@ import pytest
 from hapi_client.ages import parse_age
 from hapi_client.connection import Connection, ObjectInfo
 from hapi_client.credentials import Credentials
-from hapi_client.data_sets import IndexDifference, find_data_sets
+from hapi_client.listed_data import IndexDifference, list_data_sets
 from hapi_client.location import Location
 from hapi_client.packages import (
     StoredPackage,
@@ -233,7 +233,7 @@ def test_shards_belong_to_all_indices_above_them(swift, connection):
         Answer(200, both.to_bytes()),
         Answer(200, stale.to_bytes()),
     )
-    found = find_data_sets(connection, Location("c"))
+    found = list_data_sets(connection, Location("c"))
     assert [
         (str(e.location), e.index, e.num_shards, e.num_samples, e.length_bytes)
         for e in found
@@ -250,5 +250,5 @@ def test_a_damaged_index_is_told_of(swift, connection):
     swift.script(
         Answer(200, json.dumps(entries).encode()), Answer(200, b"none")
     )
-    [found] = find_data_sets(connection, Location("c"))
+    [found] = list_data_sets(connection, Location("c"))
     assert (found.index, found.num_samples) == ("damaged", None)

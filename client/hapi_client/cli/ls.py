@@ -13,8 +13,8 @@ from hapi_client.cli.context import (
     write_json,
 )
 from hapi_client.connection import Connection
-from hapi_client.data_sets import DataSet, find_data_sets
 from hapi_client.index import find_index, list_shards, load_index
+from hapi_client.listed_data import ListedData, list_data_sets
 from hapi_client.location import Location, parse_location
 from hapi_client.progress import ConsoleReporter
 from hapi_protocol.index import DataIndex
@@ -86,7 +86,7 @@ def _look_into(connection: Connection, location: Location) -> dict[str, Any]:
     index = find_index(connection, location)
     if index:
         return _list_indexed(index)
-    data_sets = find_data_sets(connection, location)
+    data_sets = list_data_sets(connection, location)
     if index is not None or not data_sets:
         load_index(connection, location)  # says what is missing
     if [each.location for each in data_sets] == [location]:
@@ -94,7 +94,7 @@ def _look_into(connection: Connection, location: Location) -> dict[str, Any]:
     return _list_data_sets(data_sets)
 
 
-def _list_data_sets(data_sets: list[DataSet]) -> dict[str, Any]:
+def _list_data_sets(data_sets: list[ListedData]) -> dict[str, Any]:
     print_table(
         ("data set", "index", "shards", "samples", "bytes"),
         [

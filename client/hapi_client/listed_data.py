@@ -18,7 +18,7 @@ INDEX_MISSING = "missing"
 
 
 @dataclass(frozen=True)
-class DataSet:
+class ListedData:
     """A folder with shards, an index, or both.
 
     Attributes:
@@ -74,9 +74,9 @@ class IndexDifference:
         )
 
 
-def find_data_sets(
+def list_data_sets(
     connection: Connection, location: Location
-) -> list[DataSet]:
+) -> list[ListedData]:
     """The data sets in a folder and those below it, by name.
 
     As for ``hapi index``, all shards below a folder with an index belong to
@@ -129,7 +129,7 @@ def _describe(
     shards: list[ObjectInfo],
     *,
     is_indexed: bool,
-) -> DataSet:
+) -> ListedData:
     index, state = None, INDEX_MISSING
     if is_indexed:
         index, state = _read_index(connection, location)
@@ -137,7 +137,7 @@ def _describe(
         etags = {each.name: each.etag for each in shards}
         if IndexDifference.between(index, etags).is_stale:
             state = INDEX_STALE
-    return DataSet(
+    return ListedData(
         location,
         state,
         num_shards=len(shards),
