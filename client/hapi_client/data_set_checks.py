@@ -16,6 +16,7 @@ from hapi_protocol.index import DataIndex
 MOST_NAMED = 3
 _NO_RIGHT_TO_READ = "ask its owner for the right to read (X-Container-Read)"
 _LIST_CONTAINERS = "look at the name: 'hapi ls' lists the containers"
+_MORE_TIME = "give it more time by --timeout"
 
 
 class DataSetChecks:
@@ -52,6 +53,7 @@ class DataSetChecks:
                     401: _NO_RIGHT_TO_READ,
                     403: _NO_RIGHT_TO_READ,
                     404: _LIST_CONTAINERS,
+                    "too_slow": _MORE_TIME,
                 },
             ),
             Check(
@@ -64,7 +66,7 @@ class DataSetChecks:
                 "list",
                 self._list_shards,
                 ("account",),
-                {404: _LIST_CONTAINERS},
+                {404: _LIST_CONTAINERS, "too_slow": _MORE_TIME},
             ),
             Check("etags", self._compare_etags, ("index", "list")),
         ]

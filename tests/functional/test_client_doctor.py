@@ -251,6 +251,9 @@ def test_a_dead_and_a_hanging_worker_are_told_apart(
     assert states(found) == {"worker": "failure"}
     assert "no answer in 1 s" in found["worker"].found
     assert "hangs" in found["worker"].remedy
+    login = Credentials.v1(swift.auth_url, swift.user, swift.key)
+    with Connection(login) as connection:
+        assert list(connection.list("hapi-models")) == []
 
 
 def test_a_proxy_without_the_filter_is_named(cluster: Cluster) -> None:
