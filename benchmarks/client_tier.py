@@ -31,8 +31,6 @@ from hapi_client.feature_cache import FeatureCache
 from hapi_client.frozen import FrozenRegion
 from hapi_client.job import TransferJob
 from hapi_client.location import Location
-from hapi_client.mixed import MixedSource
-from hapi_client.mixing import Mixer
 from hapi_client.order import Lanes
 from hapi_client.packages import DEFAULT_MODELS_CONTAINER
 from hapi_client.progress import SilentReporter
@@ -146,11 +144,11 @@ class ClientTier:
             name: of a job with a fixed cut.
             mix: cut, encoding and weight of each way.
         """
-        job = self._jobs[name]
-        mixer = Mixer({(cut, encoding): part for cut, encoding, part in mix})
         # Users' jobs plan for themselves or have one cut, so that nothing
         # public does this.
-        job._source = MixedSource(mixer, job._sources, job._meter)
+        self._jobs[name]._feeder.mixer.change(
+            {(cut, encoding): part for cut, encoding, part in mix}
+        )
 
     def run(self, name: str, epoch: int) -> dict[str, Any]:
         """Trains one epoch; what it took."""

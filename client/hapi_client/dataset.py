@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
-from functools import partial
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,20 +20,16 @@ from hapi_client.augment import AugmentedEpochs
 from hapi_client.connection import Connection
 from hapi_client.credentials import Credentials
 from hapi_client.data_set import DataSet
-from hapi_client.decode import DecodePool
 from hapi_client.epochs import EpochReading, Epochs
-from hapi_client.fetch import Fetcher, FetchOptions
-from hapi_client.loader import FeatureLoader, LabelledBatch, LoaderPlan
+from hapi_client.feeder import Feeder
+from hapi_client.fetch import FetchOptions
+from hapi_client.loader import LabelledBatch
 from hapi_client.local_region import LocalRegion
-from hapi_client.meter import Meter, Way
-from hapi_client.mixed import MixedSource, Sources
-from hapi_client.mixing import Mixer
+from hapi_client.meter import Way
 from hapi_client.order import Reader, reading_of
 from hapi_client.ranks import Rank
 from hapi_client.requester import ConnectionOptions
-from hapi_client.stats import JobCounters
 from hapi_protocol.headers import ModelPath
-from hapi_protocol.index import Span
 from hapi_protocol.transforms import Training
 from hapi_splitter.host import allowed_cores
 
@@ -68,70 +63,23 @@ class ReadingParts:
     augmented: AugmentedEpochs
 
 
-class OpenParts:
-    """What reading needs, while it lasts: connection, threads, sources.
-
-    Args:
-        parts: what they are made of.
-    """
-
-    def __init__(self, parts: ReadingParts) -> None:
-        self._parts = parts
-        self._connection = Connection(
-            parts.credentials, parts.connection_options
-        )
-        self._pool = DecodePool(
-            parts.region.decode, parts.options.decode_threads or _threads()
-        )
-        self._meter = Meter(
-            lambda: self._connection.traffic.count().received_bytes
-        )
-        self._counters = JobCounters()
-        sources = Sources(
-            self._connection,
-            parts.data.container,
-            parts.region,
-            self._pool,
-            parts.options,
-            self._counters,
-            self._meter,
-            parts.cache,
-        )
-        sources.model = parts.model
-        self._source = MixedSource(Mixer(parts.mix), sources, self._meter)
-
-    def loader(
-        self,
-        share: EpochReading,
-        training: Training | None,
-        *,
-        is_shared: bool,
-        on_error: str,
-    ) -> FeatureLoader:
-        parts = self._parts
-        plan = LoaderPlan(
-            spans=parts.data.spans,
-            labels=parts.data.labels,
-            to_freeze_point=parts.region.finish,
-            on_error=on_error,
-            counters=self._counters,
-            meter=self._meter,
-            is_shared=is_shared,
-        )
-        return FeatureLoader(
-            plan,
-            share.reading,
-            partial(self._fetcher, self._source.of(training)),
-            parts.region.device,
-            share.delivered,
-        )
-
-    def _fetcher(self, source: MixedSource, spans: Sequence[Span]) -> Fetcher:
-        return Fetcher(self._connection, source, spans, self._parts.options)
-
-    def close(self) -> None:
-        self._pool.close()
-        self._connection.close()
+@contextmanager
+def _feeding(parts: ReadingParts) -> Iterator[Feeder]:
+    threads = parts.options.decode_threads or _threads()
+    with (
+        Connection(parts.credentials, parts.connection_options) as connection,
+        closing(
+            Feeder(
+                connection,
+                parts.region,
+                parts.data.container,
+                replace(parts.options, decode_threads=threads),
+                parts.cache,
+            )
+        ) as feeder,
+    ):
+        feeder.push(parts.model, parts.mix)
+        yield feeder
 
 
 def _threads() -> int:
@@ -215,12 +163,13 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
 
     def __iter__(self) -> Iterator[LabelledBatch]:
         share = self._share(self._reader())
-        with closing(OpenParts(self._parts)) as opened:
-            loader = opened.loader(
+        with _feeding(self._parts) as feeder:
+            loader = feeder.loader(
+                self._parts.data,
                 share,
                 self._parts.augmented.training(self.epoch),
-                is_shared=self._rank.world_size > 1,
                 on_error=self._parts.on_error,
+                is_shared=self._rank.world_size > 1,
             )
             with closing(loader):
                 yield from loader
@@ -264,11 +213,13 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         self._parts = parts
         self._training = training
         self._ends = torch.tensor([0, *parts.data.sizes]).cumsum(0)
-        self._opened: OpenParts | None = None
+        self._opened = self._inherited = ExitStack()
+        self._feeder: Feeder | None = None
         self._pid = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None, "_pid": 0}
+        nothing = {"_opened": ExitStack(), "_inherited": ExitStack()}
+        return {**self.__dict__, **nothing, "_feeder": None}
 
     def __len__(self) -> int:
         return self._parts.data.num_samples
@@ -286,11 +237,13 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Several at once, in that order; so ``DataLoader`` asks for them."""
         places = [self._place(number) for number in numbers]
+        if not places:
+            return []
         once = list(dict.fromkeys(places))
         loader = self._open().loader(
+            self._parts.data,
             EpochReading(reading_of(once)),
             self._training,
-            is_shared=False,
             on_error="raise",
         )
         with closing(loader):
@@ -302,14 +255,18 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     def close(self) -> None:
         """Ends the connection of this process; it is opened when needed."""
-        if self._opened is not None and self._pid == os.getpid():
+        if self._pid == os.getpid():
             self._opened.close()
-        self._opened = None
+        self._feeder = None
 
-    def _open(self) -> OpenParts:
-        if self._opened is None or self._pid != os.getpid():
-            self._opened, self._pid = OpenParts(self._parts), os.getpid()
-        return self._opened
+    def _open(self) -> Feeder:
+        if self._feeder is None or self._pid != os.getpid():
+            # What a forked child has of its parent must not be closed here,
+            # as it would be when nobody refers to it.
+            self._inherited = self._opened
+            self._opened, self._pid = ExitStack(), os.getpid()
+            self._feeder = self._opened.enter_context(_feeding(self._parts))
+        return self._feeder
 
     def _place(self, number: int) -> tuple[int, int]:
         """Span and row."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,46 +14,30 @@ from hapi_client.augment import AugmentedEpochs
 from hapi_client.connection import Connection
 from hapi_client.data_set import TRAIN, Data, DataSet, load_splits
 from hapi_client.dataset import FeatureDataset, ReadingParts, SampleDataset
-from hapi_client.decode import DecodePool
 from hapi_client.epochs import EpochOptions, EpochReading, Epochs
-from hapi_client.estimates import Estimates
-from hapi_client.fetch import Fetcher, FetchOptions
+from hapi_client.feeder import Feeder
+from hapi_client.fetch import FetchOptions
 from hapi_client.frozen import (
     AUTO,
     FrozenRegion,
     check_cut,
     checked_encodings,
 )
-from hapi_client.horizon import Horizon
+from hapi_client.job_planner import make_planner
 from hapi_client.labels import Labels
-from hapi_client.loader import FeatureLoader, LoaderPlan, check_on_error
-from hapi_client.meter import STREAMED, Meter
-from hapi_client.mixed import MixedSource, Sources
-from hapi_client.mixing import Mixer
+from hapi_client.loader import FeatureLoader, check_on_error
+from hapi_client.meter import Way
 from hapi_client.order import Lanes, Reader
 from hapi_client.packages import DEFAULT_MODELS_CONTAINER
-from hapi_client.planning import JobPlanner, PlanningParts
-from hapi_client.probe import (
-    LocalFacts,
-    ProbeSamples,
-    measure,
-    read_samples,
-)
+from hapi_client.planning import JobPlanner
 from hapi_client.ranks import Rank, this_rank
 from hapi_client.replan import PlanChange, ReplanOptions
-from hapi_client.sources import SpanSource
-from hapi_client.stats import JobCounters, JobStats
+from hapi_client.stats import JobStats
 from hapi_protocol.errors import ClientError
-from hapi_protocol.headers import CACHE_MODES, CACHE_OFF, ModelPath
-from hapi_protocol.index import Span
+from hapi_protocol.headers import CACHE_MODES, CACHE_OFF
 from hapi_splitter.augmentation import Augmentation
 from hapi_splitter.choice import Freeze
 from hapi_splitter.plan import Plan, Problem
-
-PROBE_SECONDS = 60.0
-"""To read the samples that are measured."""
-PAUSE_SECONDS = 5.0
-"""For the images that are just being decoded."""
 
 
 class TransferJob:
@@ -167,8 +149,8 @@ class TransferJob:
         self._connection = connection or Connection()
         self._traffic_before = self._connection.traffic.count()
         self._options = options or FetchOptions()
-        self._counters = JobCounters()
-        self._fetchers: weakref.WeakSet[Fetcher] = weakref.WeakSet()
+        self._on_error = on_error
+        self._cache = cache
         self._frozen = FrozenRegion(
             model,
             freeze,
@@ -186,13 +168,6 @@ class TransferJob:
         self.cut: int | str = (
             AUTO if cut == AUTO else self._frozen.cut_number(cut)
         )
-        self._meter = Meter(
-            lambda: self._connection.traffic.count().received_bytes
-        )
-        self._planner: JobPlanner | None = None
-        self._mixer = Mixer({STREAMED: 1.0})
-        self._on_error = on_error
-        self._cache = cache
         self._splits = load_splits(self._connection, data, labels)
         train = self._splits[TRAIN]
         self._epochs = Epochs(
@@ -200,111 +175,43 @@ class TransferJob:
             train.digest(),
             EpochOptions(batch_size, seed, lanes, self._options.buffer_spans),
         )
-        self._pool = DecodePool(
-            self._frozen.decode, self._options.decode_threads
-        )
-        self._sources = Sources(
+        self._feeder = Feeder(
             self._connection,
-            train.container,
             self._frozen,
-            self._pool,
+            train.container,
             self._options,
-            self._counters,
-            self._meter,
             cache,
         )
+        self._planner: JobPlanner | None = None
         try:
             if self.cut == AUTO:
-                self._source = self._plan_source(
-                    models_container,
-                    encodings,
-                    Horizon(self.num_samples, epochs),
-                    replan or ReplanOptions(),
+                self._planner = make_planner(
+                    self._connection,
+                    self._frozen,
+                    self._feeder,
+                    train,
+                    models_container=models_container,
+                    encodings=encodings,
+                    epochs=epochs,
+                    options=self._options,
+                    replan=replan or ReplanOptions(),
                 )
-            else:
-                self._source = self._fixed_source(
-                    self._frozen.cut_number(cut),
+            elif self.cut:
+                self._push(
+                    (self._frozen.cut_number(cut), encodings[0]),
                     models_container,
-                    encodings[0],
                 )
         except BaseException:
             self.close()
             raise
 
-    def _loader_plan(self, data: DataSet, world_size: int) -> LoaderPlan:
-        return LoaderPlan(
-            spans=data.spans,
-            labels=data.labels,
-            to_freeze_point=self._frozen.finish,
-            on_error=self._on_error,
-            counters=self._counters,
-            meter=self._meter,
-            span_came=self._span_came,
-            is_shared=world_size > 1,
+    def _push(self, way: Way, models_container: str) -> None:
+        self._connection.require_hapi()
+        model, sent_bytes = self._frozen.store(
+            self._connection, models_container
         )
-
-    def _fixed_source(
-        self, cut: int, models_container: str, encoding: str
-    ) -> MixedSource:
-        way = (cut, encoding) if cut else STREAMED
-        if cut:
-            self._connection.require_hapi()
-            model, sent_bytes = self._frozen.store(
-                self._connection, models_container
-            )
-            self._counters.add(package_bytes=sent_bytes)
-            self._sources.model = model
-        self._mixer = Mixer({way: 1.0})
-        return MixedSource(self._mixer, self._sources, self._meter)
-
-    def _plan_source(
-        self,
-        models_container: str,
-        encodings: Sequence[str],
-        horizon: Horizon,
-        replan: ReplanOptions,
-    ) -> MixedSource:
-        train = self._splits[TRAIN]
-
-        def read(most_bytes: float) -> ProbeSamples:
-            return read_samples(
-                self._connection,
-                train.container,
-                train.spans,
-                seconds=PROBE_SECONDS,
-                most_bytes=most_bytes,
-            )
-
-        def measured(probe: ProbeSamples) -> LocalFacts:
-            # What is decoded meanwhile would make all else look slow.
-            with self._pool.paused(PAUSE_SECONDS):
-                return measure(self._frozen, probe, encodings)
-
-        self._planner = JobPlanner(
-            PlanningParts(
-                connection=self._connection,
-                region=self._frozen,
-                models_container=models_container,
-                read=read,
-                measure=measured,
-                horizon=horizon,
-                options=replan,
-                package_stored=self._package_stored,
-                samples_so_far=lambda: self._counters.snapshot().samples,
-            ),
-            Estimates(
-                push_width=lambda: self._sources.width.limit,
-                train_on_cpu=self._frozen.device.type == "cpu",
-                stream_width=self._options.num_threads,
-            ),
-            self._mixer,
-            self._meter,
-        )
-        return MixedSource(self._mixer, self._sources, self._meter)
-
-    def _package_stored(self, model: ModelPath, sent_bytes: int) -> None:
-        self._counters.add(package_bytes=sent_bytes)
-        self._sources.model = model
+        self._feeder.counters.add(package_bytes=sent_bytes)
+        self._feeder.push(model, {way: 1.0})
 
     def _span_came(self) -> None:
         if self._planner is not None:
@@ -354,7 +261,7 @@ class TransferJob:
     def stats(self) -> JobStats:
         """Figures so far."""
         traffic = self._connection.traffic.count() - self._traffic_before
-        stats = self._counters.snapshot()
+        stats = self._feeder.counters.snapshot()
         return replace(
             stats,
             bytes=traffic.total_bytes - stats.package_bytes,
@@ -392,13 +299,13 @@ class TransferJob:
         share = self._share(data, epoch, rank, drop_last)
         if self._planner is not None:
             self._planner.begin()
-        source = self._source.of(self._augmented.training(epoch))
-        return FeatureLoader(
-            self._loader_plan(data, rank.world_size),
-            share.reading,
-            partial(self._open_spans, source),
-            self._frozen.device,
-            share.delivered,
+        return self._feeder.loader(
+            data,
+            share,
+            self._augmented.training(epoch),
+            on_error=self._on_error,
+            is_shared=rank.world_size > 1,
+            span_came=self._span_came,
         )
 
     def dataset(
@@ -442,8 +349,8 @@ class TransferJob:
             connection_options=self._connection.options,
             data=data,
             region=self._frozen.on_cpu(),
-            mix=self._mixer.weights,
-            model=self._sources.model,
+            mix=self._feeder.mixer.weights,
+            model=self._feeder.sources.model,
             cache=self._cache,
             on_error=self._on_error,
             options=self._options,
@@ -504,20 +411,12 @@ class TransferJob:
         """
         self._epochs.load_state_dict(state)
 
-    def _open_spans(
-        self, source: SpanSource, spans: Sequence[Span]
-    ) -> Fetcher:
-        fetcher = Fetcher(self._connection, source, spans, self._options)
-        self._fetchers.add(fetcher)
-        return fetcher
-
     def close(self) -> None:
         """Ends all requests and threads of the job."""
-        for fetcher in list(self._fetchers):
-            fetcher.close()
+        self._feeder.interrupt()
         if self._planner is not None:
             self._planner.close()
-        self._pool.close()
+        self._feeder.close()
         if self._owns_connection:
             self._connection.close()
 

@@ -267,7 +267,7 @@ def test_mixed_plan_loses_nothing_when_the_worker_stops_and_comes_back(
         backoff=Backoff(attempts=2, first_seconds=0.05, most_seconds=0.1),
     )
     with job(connection, "mixed", options=options) as pushing:
-        pushing._source._mixer.change(
+        pushing._feeder.mixer.change(
             {STREAMED: 0.5, (pushing.num_cuts, "uint8;zstd"): 0.5}
         )
         found: dict[int, torch.Tensor] = {}
@@ -277,11 +277,11 @@ def test_mixed_plan_loses_nothing_when_the_worker_stops_and_comes_back(
             for feature, label in zip(features, labels.tolist(), strict=True):
                 assert label not in found, "a sample came twice"
                 found[label] = feature.clone()
-        gone = pushing._meter.take()
+        gone = pushing._feeder.meter.take()
         fragile.wait_for_worker()
         time.sleep(0.5)
         again = features_by_label(pushing.loader(1))
-        back = pushing._meter.take()
+        back = pushing._feeder.meter.take()
 
     assert sorted(found) == sorted(again) == sorted(expected)
     assert sum(gone.samples.values()) == NUM_SHARDS * PER_SHARD

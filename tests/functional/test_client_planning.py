@@ -86,7 +86,7 @@ def test_mixed_plan_gives_the_loss_curve_of_streaming(
 ):
     with job_of(connection, photos, cut="freeze") as job:
         last, middle = job.num_cuts, max(1, job.num_cuts // 2)
-        job._source._mixer.change(
+        job._feeder.mixer.change(
             {
                 STREAMED: 0.4,
                 (last, "float32"): 0.3,
@@ -94,7 +94,7 @@ def test_mixed_plan_gives_the_loss_curve_of_streaming(
             }
         )
         mixed = losses_of(job)
-        seen = job._meter.take()
+        seen = job._feeder.meter.take()
 
     assert largest_difference(streamed, mixed) <= TOLERANCE
     assert sum(seen.samples.values()) == 2 * NUM_SAMPLES

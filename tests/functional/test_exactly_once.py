@@ -304,6 +304,7 @@ def test_samples_by_number_are_those_of_the_index(connection, place):
         torch.testing.assert_close(
             features, expected[-1], rtol=1e-4, atol=1e-5
         )
+        assert samples.__getitems__([]) == []
         found = samples.__getitems__([5, 70, 6, 5])
         assert [int(each) for _, each in found] == [5, 70, 6, 5]
         with pytest.raises(IndexError, match=f"{NUM_SAMPLES} of"):

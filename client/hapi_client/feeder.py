@@ -1,0 +1,136 @@
+"""What feeds loaders: decoding threads, the ways of spans, counters."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from hapi_client.connection import Connection
+from hapi_client.data_set import DataSet
+from hapi_client.decode import DecodePool
+from hapi_client.epochs import EpochReading
+from hapi_client.fetch import Fetcher, FetchOptions
+from hapi_client.loader import FeatureLoader, LoaderPlan
+from hapi_client.local_region import LocalRegion
+from hapi_client.meter import STREAMED, Meter, Way
+from hapi_client.mixed import MixedSource, Sources
+from hapi_client.mixing import Mixer
+from hapi_client.sources import SpanSource
+from hapi_client.stats import JobCounters
+from hapi_protocol.headers import ModelPath
+from hapi_protocol.index import Span
+from hapi_protocol.transforms import Training
+
+
+class Feeder:
+    """Makes loaders that share connection, threads, plan and figures.
+
+    Args:
+        connection: to the account; it stays the caller's.
+        region: what is computed here.
+        container: of the shards.
+        options: how to fetch.
+        cache: as :attr:`hapi_client.pushed.PushPlan.cache`.
+
+    Attributes:
+        counters: of all loaders.
+        meter: likewise.
+        pool: decodes here.
+        mixer: deals spans to ways; it begins with streaming alone.
+        sources: of the ways.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        region: LocalRegion,
+        container: str,
+        options: FetchOptions,
+        cache: str,
+    ) -> None:
+        self._connection = connection
+        self._region = region
+        self._options = options
+        self._fetchers: weakref.WeakSet[Fetcher] = weakref.WeakSet()
+        self.counters = JobCounters()
+        self.meter = Meter(lambda: connection.traffic.count().received_bytes)
+        self.mixer: Mixer[Way] = Mixer({STREAMED: 1.0})
+        self.pool = DecodePool(region.decode, options.decode_threads)
+        self.sources = Sources(
+            connection,
+            container,
+            region,
+            self.pool,
+            options,
+            self.counters,
+            self.meter,
+            cache,
+        )
+        self._source = MixedSource(self.mixer, self.sources, self.meter)
+
+    def push(
+        self, model: ModelPath | None, mix: Mapping[Way, float] | None = None
+    ) -> None:
+        """From now on.
+
+        Args:
+            model: the package that is there; None where nothing is pushed.
+            mix: weights of the ways; None leaves them.
+        """
+        self.sources.model = model
+        if mix is not None:
+            self.mixer.change(mix)
+
+    def loader(
+        self,
+        data: DataSet,
+        share: EpochReading,
+        training: Training | None,
+        *,
+        on_error: str,
+        is_shared: bool = False,
+        span_came: Callable[[], None] = lambda: None,
+    ) -> FeatureLoader:
+        """A pass over a share of some data.
+
+        Args:
+            data: what there is.
+            share: of it.
+            training: seed and epoch of random changes; None for none.
+            on_error: as :attr:`hapi_client.loader.LoaderPlan.on_error`.
+            is_shared: likewise.
+            span_came: likewise.
+        """
+        plan = LoaderPlan(
+            spans=data.spans,
+            labels=data.labels,
+            to_freeze_point=self._region.finish,
+            on_error=on_error,
+            counters=self.counters,
+            meter=self.meter,
+            span_came=span_came,
+            is_shared=is_shared,
+        )
+        return FeatureLoader(
+            plan,
+            share.reading,
+            partial(self._fetcher, self._source.of(training)),
+            self._region.device,
+            share.delivered,
+        )
+
+    def _fetcher(self, source: SpanSource, spans: Sequence[Span]) -> Fetcher:
+        fetcher = Fetcher(self._connection, source, spans, self._options)
+        self._fetchers.add(fetcher)
+        return fetcher
+
+    def interrupt(self) -> None:
+        """Ends what loaders have under way."""
+        for fetcher in list(self._fetchers):
+            fetcher.close()
+
+    def close(self) -> None:
+        """Ends all threads; the connection stays open."""
+        self.interrupt()
+        self.pool.close()

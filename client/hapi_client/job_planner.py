@@ -1,0 +1,93 @@
+"""The planner of a job, of the parts that the job has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hapi_client.connection import Connection
+from hapi_client.data_set import DataSet
+from hapi_client.estimates import Estimates
+from hapi_client.feeder import Feeder
+from hapi_client.fetch import FetchOptions
+from hapi_client.frozen import FrozenRegion
+from hapi_client.horizon import Horizon
+from hapi_client.planning import JobPlanner, PlanningParts
+from hapi_client.probe import (
+    LocalFacts,
+    ProbeSamples,
+    measure,
+    read_samples,
+)
+from hapi_client.replan import ReplanOptions
+from hapi_protocol.headers import ModelPath
+
+PROBE_SECONDS = 60.0
+"""To read the samples that are measured."""
+PAUSE_SECONDS = 5.0
+"""For the images that are just being decoded."""
+
+
+def make_planner(
+    connection: Connection,
+    region: FrozenRegion,
+    feeder: Feeder,
+    data: DataSet,
+    *,
+    models_container: str,
+    encodings: Sequence[str],
+    epochs: float | None,
+    options: FetchOptions,
+    replan: ReplanOptions,
+) -> JobPlanner:
+    """A planner that deals the feeder's spans.
+
+    Args:
+        connection: of the job.
+        region: of its model.
+        feeder: of its loaders.
+        data: that it trains on.
+        models_container: where packages are stored.
+        encodings: that a plan may choose from.
+        epochs: as of :class:`hapi_client.job.TransferJob`.
+        options: likewise.
+        replan: likewise.
+    """
+
+    def read(most_bytes: float) -> ProbeSamples:
+        return read_samples(
+            connection,
+            data.container,
+            data.spans,
+            seconds=PROBE_SECONDS,
+            most_bytes=most_bytes,
+        )
+
+    def measured(probe: ProbeSamples) -> LocalFacts:
+        # What is decoded meanwhile would make all else look slow.
+        with feeder.pool.paused(PAUSE_SECONDS):
+            return measure(region, probe, encodings)
+
+    def stored(model: ModelPath, sent_bytes: int) -> None:
+        feeder.counters.add(package_bytes=sent_bytes)
+        feeder.push(model)
+
+    return JobPlanner(
+        PlanningParts(
+            connection=connection,
+            region=region,
+            models_container=models_container,
+            read=read,
+            measure=measured,
+            horizon=Horizon(data.num_samples, epochs),
+            options=replan,
+            package_stored=stored,
+            samples_so_far=lambda: feeder.counters.snapshot().samples,
+        ),
+        Estimates(
+            push_width=lambda: feeder.sources.width.limit,
+            train_on_cpu=region.device.type == "cpu",
+            stream_width=options.num_threads,
+        ),
+        feeder.mixer,
+        feeder.meter,
+    )
