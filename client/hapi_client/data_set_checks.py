@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from hapi_client.account import ObjectInfo
 from hapi_client.checkup import FAILURE, SKIPPED, WARNING, Check, Finding
-from hapi_client.connection import Connection, ObjectInfo
+from hapi_client.connection import Connection
 from hapi_client.index import list_shards, load_index
 from hapi_client.listed_data import IndexDifference
 from hapi_client.location import Location

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from hapi_client.connection import Connection, ObjectInfo
+from hapi_client.account import ObjectInfo
+from hapi_client.connection import Connection
 from hapi_client.location import Location
 from hapi_client.retry import is_retryable
 from hapi_protocol.errors import DataIndexError, HapiError, RightsError

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hapi_client.connection import Connection, ObjectInfo
+from hapi_client.account import ObjectInfo
+from hapi_client.connection import Connection
 from hapi_client.index import SHARD_SUFFIX, find_index
 from hapi_client.location import Location
 from hapi_protocol.errors import DataIndexError

@@ -11,7 +11,8 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import BinaryIO
 
-from hapi_client.connection import Connection, ObjectInfo
+from hapi_client.account import ObjectInfo
+from hapi_client.connection import Connection
 from hapi_protocol.errors import (
     ClientError,
     PackageError,

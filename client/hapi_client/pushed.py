@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from hapi_client.connection import Connection, source_changed
+from hapi_client.account import source_changed
+from hapi_client.connection import Connection
 from hapi_client.meter import SpanReport
 from hapi_client.retry import (
     PushGate,

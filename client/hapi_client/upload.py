@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from hapi_client.connection import Connection, ObjectInfo
+from hapi_client.account import ObjectInfo
+from hapi_client.connection import Connection
 from hapi_client.index import (
     SHARD_SUFFIX,
     NamedRow,

@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from hapi_client.connection import Connection, ObjectInfo
+from hapi_client.account import ObjectInfo
+from hapi_client.connection import Connection
 from hapi_client.credentials import Credentials
 from hapi_client.index import load_index
 from hapi_client.location import Location

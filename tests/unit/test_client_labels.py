@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hapi_client.connection import ObjectInfo
+from hapi_client.account import ObjectInfo
 from hapi_client.index import NamedRow, number_classes, sample_row
 from hapi_client.labels import span_labels
 from hapi_protocol.errors import LabelError

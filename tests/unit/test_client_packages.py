@@ -8,8 +8,9 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from hapi_client.account import ObjectInfo
 from hapi_client.ages import parse_age
-from hapi_client.connection import Connection, ObjectInfo
+from hapi_client.connection import Connection
 from hapi_client.credentials import Credentials
 from hapi_client.listed_data import IndexDifference, list_data_sets
 from hapi_client.location import Location
