@@ -138,7 +138,7 @@ def test_objects_of_a_container_in_shards_are_computed(
 def test_container_in_shards_is_listed(
     sharded: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hapi_client.connection.LIST_LIMIT", ROWS)
+    monkeypatch.setattr("hapi_client.account.LIST_LIMIT", ROWS)
     user = Credentials.v1(sharded.auth_url, sharded.user, sharded.key)
     with Connection(user) as connection:
         listed = [each.name for each in connection.list("many")]

@@ -285,7 +285,7 @@ def test_head_of_nothing_is_none(swift, connection):
 
 
 def test_listing_follows_pages_and_slo_etags(swift, connection, monkeypatch):
-    monkeypatch.setattr("hapi_client.connection.LIST_LIMIT", 1)
+    monkeypatch.setattr("hapi_client.account.LIST_LIMIT", 1)
     first = [{"name": "a", "hash": "h", "bytes": 3, "slo_etag": '"s"'}]
     second = [{"name": "b", "hash": "k", "bytes": 4}]
     swift.script(
