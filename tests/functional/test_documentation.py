@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from children import run_family
 from hapi_cluster import Cluster
 from photos import jpegs
 
@@ -67,17 +68,15 @@ def run(cluster: Cluster, folder: Path, command: list[str]):
     """Runs a command of ours, or a script, as a user of the cluster."""
     if command[0] == "hapi":
         command = [sys.executable, "-m", "hapi_client.cli.main", *command[1:]]
-    return subprocess.run(
+    return run_family(
         command,
-        cwd=folder,
-        env={
+        SECONDS,
+        environment={
             **os.environ,
             **cluster.environment,
             "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
         },
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
+        folder=folder,
     )
 
 
@@ -114,7 +113,8 @@ def test_scripts_about_data_run(cluster, workplace, script, torchrun):
     code = code.replace("batch_size=64", "batch_size=8")
     path = workplace / "data.py"
     path.write_text(code + "\nprint('all of it')\n")
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2"]
+    launcher = ["-m", "torch.distributed.run", "--standalone"]
+    launcher += ["--nproc-per-node=2"]
     done = run(
         cluster,
         workplace,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hapi_cluster.identity import ProcessIdentity
@@ -30,3 +32,34 @@ def family(pid: int) -> list[ProcessIdentity]:
         found += [p for p, parent in parents.items() if parent == ancestor]
     identities = [ProcessIdentity.of(p) for p in found]
     return [identity for identity in identities if identity is not None]
+
+
+def run_family(
+    command: Sequence[str],
+    seconds: float,
+    *,
+    environment: Mapping[str, str],
+    folder: Path | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end; nothing of its family outlives a failure.
+
+    Raises:
+        TimeoutExpired: after ``seconds``.
+    """
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd=folder,
+    ) as child:
+        try:
+            stdout, stderr = child.communicate(timeout=seconds)
+        except BaseException:
+            for process in family(child.pid):
+                process.send(signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(
+        command, child.returncode, stdout, stderr
+    )

@@ -1,0 +1,202 @@
+"""The same losses, weights and accuracy, wherever the work is done.
+
+The tail has no batch norm, so that the bound is that of rounding.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from children import run_family
+from equal_training import (
+    DATA,
+    EPOCHS,
+    RATE,
+    FrozenBody,
+    job_of,
+    local_batches,
+    local_spans,
+    num_correct,
+    steps_of,
+)
+from hapi_client.demo import largest_difference
+from hapi_client.location import parse_location
+from hapi_client.progress import SilentReporter
+from hapi_client.upload import upload
+from photos import shard
+
+SHARDS = {"train": (20, 16, 24, 12, 18, 22), "val": (20, 20)}
+NUM_SAMPLES = sum(SHARDS["train"])
+TOLERANCE = 1e-4
+SECONDS = 150
+RANKS = Path(__file__).parent.parent / "support" / "rank_trainer.py"
+
+
+@dataclass
+class Run:
+    """What a training run came to."""
+
+    losses: list[float]
+    weights: dict[str, torch.Tensor]
+    num_correct: int | None = None
+
+
+@pytest.fixture(scope="module")
+def folder(connection, tmp_path_factory) -> Path:
+    """With ``train/`` and ``val/``, as they were uploaded."""
+    folder = tmp_path_factory.mktemp("equal")
+    for split, counts in SHARDS.items():
+        (folder / split).mkdir()
+        for number, count in enumerate(counts):
+            seed = number + 10 * (split == "val")
+            path = folder / split / f"{number}.tar"
+            path.write_bytes(shard(count, size=120, seed=seed))
+        place = parse_location(DATA[split])
+        upload(connection, place, [folder / split], SilentReporter())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def local(folder) -> Run:
+    """On local data, with torch and nothing else but the order."""
+    model = FrozenBody()
+    tail = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(tail, lr=RATE, momentum=0.9)
+    spans = local_spans(folder / "train")
+    losses = [
+        loss
+        for epoch in range(EPOCHS)
+        for loss, _ in steps_of(model, optimizer, local_batches(spans, epoch))
+    ]
+    images, labels = zip(
+        *(s for span in local_spans(folder / "val") for s in span), strict=True
+    )
+    correct = num_correct(model, [(torch.stack(images), torch.tensor(labels))])
+    weights = {
+        name.removeprefix("network."): weight.detach()
+        for name, weight in model.named_parameters()
+        if weight.requires_grad
+    }
+    return Run(losses, weights, correct)
+
+
+def trained(job, saved=None, most: int = 1000) -> Run:
+    """Trains up to ``most`` steps; puts where it stands into ``saved``."""
+    optimizer = torch.optim.SGD(job.tail.parameters(), lr=RATE, momentum=0.9)
+    if saved:
+        job.tail.load_state_dict(saved["tail"])
+        optimizer.load_state_dict(saved["optimizer"])
+        job.load_state_dict(saved["data"])
+    losses = []
+    for epoch in range(job.epoch, EPOCHS):
+        for loss, _ in steps_of(job.tail, optimizer, job.loader(epoch)):
+            losses.append(loss)
+            if len(losses) == most:
+                break
+        if len(losses) == most:
+            break
+    if saved is not None:
+        saved["tail"] = job.tail.state_dict()
+        saved["optimizer"] = optimizer.state_dict()
+        saved["data"] = job.state_dict()
+    correct = num_correct(job.tail, job.loader(split="val"))
+    weights = dict(job.tail.named_parameters())
+    return Run(losses, weights, correct)
+
+
+def assert_equal(found: Run, local: Run) -> None:
+    assert len(found.losses) == len(local.losses)
+    assert largest_difference(local.losses, found.losses) <= TOLERANCE
+    tail = {
+        name.rpartition("head.")[2]: weight
+        for name, weight in found.weights.items()
+    }
+    for name, weight in local.weights.items():
+        torch.testing.assert_close(
+            tail[name.removeprefix("head.")],
+            weight,
+            rtol=TOLERANCE,
+            atol=TOLERANCE * weight.abs().max().item(),
+        )
+    assert found.num_correct in (None, local.num_correct)
+
+
+def test_local_training_learns_something(local):
+    """Else all that follows would be equal for no reason."""
+    assert local.num_correct is not None
+    assert local.num_correct > 0.6 * sum(SHARDS["val"])
+    assert local.losses[-1] < 0.85 * local.losses[0]
+
+
+@pytest.mark.parametrize("cut", ["stream", 1, 3, "freeze", "auto"])
+def test_training_equals_the_local_one_at_every_cut(
+    connection, folder, local, cut
+):
+    with job_of(connection, cut) as job:
+        found = trained(job)
+        assert job.stats.fallbacks == 0
+        assert sum(job.stats.samples_by_cut.values()) >= EPOCHS * NUM_SAMPLES
+    assert_equal(found, local)
+
+
+def test_mixed_plan_trains_as_the_local_run(connection, folder, local):
+    with job_of(connection, "freeze") as job:
+        job._feeder.mixer.change(
+            {(0, "raw"): 0.4, (2, "float32"): 0.3, (4, "float32;zstd"): 0.3}
+        )
+        found = trained(job)
+        assert {0, 2, 4} <= set(job.stats.samples_by_cut)
+    assert_equal(found, local)
+
+
+def test_kept_features_train_as_the_local_run(connection, folder, local):
+    # Lanes of one's own: the same spans are asked for in each epoch.
+    with job_of(connection, "freeze", cache="readwrite", lanes=None) as job:
+        for _ in job.loader(0):
+            pass
+    with job_of(connection, "freeze", cache="readwrite") as job:
+        found = trained(job)
+    assert_equal(found, local)
+
+
+def test_run_in_pieces_trains_as_the_local_run(connection, folder, local):
+    """Each piece another job, its cut and its plan."""
+    dice = random.Random(2)
+    saved: dict = {}
+    losses: list[float] = []
+    while len(losses) < len(local.losses):
+        cut = dice.choice(["stream", 1, 3, "freeze"])
+        with job_of(connection, cut) as job:
+            piece = trained(job, saved=saved, most=dice.randint(1, 6))
+        losses += piece.losses
+    assert_equal(Run(losses, piece.weights, piece.num_correct), local)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.timeout(200)
+def test_ranks_train_together_as_the_local_run(
+    cluster, folder, local, tmp_path, num_ranks
+):
+    done = run_family(
+        [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *("--standalone", "--nproc-per-node", str(num_ranks)),
+            *(str(RANKS), str(tmp_path / "result.pt")),
+        ],
+        SECONDS,
+        environment={
+            **os.environ,
+            **cluster.environment,
+            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        },
+    )
+    assert done.returncode == 0, done.stderr
+    saved = torch.load(tmp_path / "result.pt")
+    assert_equal(Run(saved["losses"], saved["weights"]), local)

@@ -1,0 +1,127 @@
+"""One training run, in all the ways that must come to the same."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hapi_client import Connection, FetchOptions, TransferJob
+from hapi_client.order import Lanes, OrderRules, shuffled_order
+from hapi_splitter.transforms import decode_image
+from networks import small_network, small_transform
+
+DATA = {"train": "swift://equal/train", "val": "swift://equal/val"}
+BATCH = 16
+EPOCHS = 3
+RATE = 0.05
+SEED = 4
+OPTIONS = FetchOptions(decode_threads=1, num_threads=2, buffer_spans=4)
+
+Samples = list[tuple[torch.Tensor, int]]
+
+
+def job_of(connection: Connection, cut: Any, **options: Any) -> TransferJob:
+    return TransferJob(
+        small_network(),
+        freeze="body",
+        data=DATA,
+        transform=small_transform(),
+        batch_size=BATCH,
+        seed=SEED,
+        connection=connection,
+        cut=cut,
+        **{"options": OPTIONS, "lanes": Lanes(4, 1), **options},
+    )
+
+
+def steps_of(
+    tail: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
+) -> Iterator[tuple[float, int]]:
+    """Loss and number of samples of each step."""
+    tail.train()
+    for features, labels in batches:
+        loss = nn.functional.cross_entropy(tail(features), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss.item(), len(labels)
+
+
+def num_correct(
+    model: nn.Module,
+    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
+) -> int:
+    model.eval()
+    with torch.no_grad():
+        return sum(
+            int((model(images).argmax(1) == labels).sum())
+            for images, labels in batches
+        )
+
+
+def local_spans(folder: Path) -> list[Samples]:
+    """Transformed images and labels of each shard, read without ours."""
+    spans = []
+    for path in sorted(folder.glob("*.tar")):
+        with tarfile.open(path) as archive:
+            members = {
+                each.name: archive.extractfile(each).read()  # type: ignore[union-attr]
+                for each in archive
+            }
+        keys = [name[:-4] for name in members if name.endswith(".jpg")]
+        transform = small_transform()
+        spans.append(
+            [
+                (
+                    transform(decode_image(members[f"{key}.jpg"])),
+                    int(members[f"{key}.cls"]),
+                )
+                for key in keys
+            ]
+        )
+    return spans
+
+
+def local_batches(
+    spans: list[Samples], epoch: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """In the order of a job's epoch."""
+    rules = OrderRules(BATCH, Lanes(4, 1), OPTIONS.buffer_spans)
+    sizes = [len(span) for span in spans]
+    order = shuffled_order(sizes, rules, seed=SEED, epoch=epoch)
+    reading = order.reading()
+    for batch in reading.batches:
+        found = [
+            spans[piece.span][piece.first + row]
+            for piece, row in zip(
+                (reading.pieces[p] for p in batch.positions.tolist()),
+                batch.rows.tolist(),
+                strict=True,
+            )
+        ]
+        images, labels = zip(*found, strict=True)
+        yield torch.stack(images), torch.tensor(labels)
+
+
+class FrozenBody(nn.Module):
+    """The whole network, as one fine-tunes it on local data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = small_network()
+        self.network.body.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> FrozenBody:
+        super().train(mode)
+        self.network.body.eval()
+        return self
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.network(images)

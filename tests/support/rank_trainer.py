@@ -1,0 +1,39 @@
+"""Trains under torchrun with DDP; rank 0 saves losses and weights."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from equal_training import BATCH, EPOCHS, RATE, job_of, steps_of
+from hapi_client import Connection
+from hapi_client.order import Lanes
+
+
+def main(result: Path) -> None:
+    torch.distributed.init_process_group("gloo")
+    with (
+        Connection() as connection,
+        job_of(connection, "freeze", lanes=Lanes(4, 1)) as job,
+    ):
+        tail = DistributedDataParallel(job.tail)
+        losses = []
+        optimizer = torch.optim.SGD(tail.parameters(), lr=RATE, momentum=0.9)
+        size = torch.distributed.get_world_size()
+        for epoch in range(EPOCHS):
+            for loss, count in steps_of(tail, optimizer, job.loader(epoch)):
+                assert count == BATCH // size, "unequal parts, other means"
+                mean = torch.tensor(loss)
+                torch.distributed.all_reduce(mean)
+                losses.append(mean.item() / size)
+        if torch.distributed.get_rank() == 0:
+            weights = job.tail.state_dict()
+            torch.save({"losses": losses, "weights": weights}, result)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
