@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torchvision
 
+from hapi_client.checkpoints import Checkpoint, heeding_interrupts
 from hapi_client.job import TransferJob
 from hapi_protocol.errors import ClientError
 
@@ -67,6 +70,7 @@ def train_tail(
     learning_rate: float,
     on_epoch: Callable[[int, EpochResult], None] = lambda number, result: None,
     on_samples: Callable[[int, int], None] = lambda number, samples: None,
+    checkpoint: Checkpoint | None = None,
 ) -> History:
     """Trains ``job.tail`` with SGD and cross entropy.
 
@@ -77,10 +81,17 @@ def train_tail(
         on_epoch: told each epoch's number, from 0 on, and result.
         on_samples: told after each batch the epoch's number, and its
             samples so far.
+        checkpoint: goes on from it, and writes it now and then, behind each
+            epoch, and when interrupted.
+
+    Returns:
+        All epochs, those before the checkpoint among them.
 
     Raises:
-        ClientError: ``bad_configuration`` when there is nothing to train.
+        ClientError: ``bad_configuration`` when there is nothing to train,
+            ``bad_state`` when the checkpoint is of another run.
         HapiError: of the job's loader.
+        KeyboardInterrupt: behind the step that was under way.
     """
     if not any(p.requires_grad for p in job.tail.parameters()):
         raise ClientError(
@@ -88,41 +99,112 @@ def train_tail(
             "no parameter is left to train behind the freeze point; freeze "
             "less of the model (freeze=, --freeze)",
         )
-    optimizer = torch.optim.SGD(
-        job.tail.parameters(), lr=learning_rate, momentum=MOMENTUM
-    )
-    history = History()
-    job.tail.train()
-    for epoch in range(epochs):
-        result = _train_epoch(job, optimizer, epoch, on_samples)
-        history.epochs.append(result)
-        on_epoch(epoch, result)
-    return history
+    run = _Run(job, learning_rate, checkpoint)
+    interrupts = heeding_interrupts if checkpoint else nobody_asks
+    with interrupts() as asked:
+        for epoch in range(job.epoch, epochs):
+            run.train_epoch(epoch, on_samples, asked)
+            on_epoch(epoch, run.history.epochs[-1])
+    return run.history
 
 
-def _train_epoch(
-    job: TransferJob,
-    optimizer: torch.optim.Optimizer,
-    epoch: int,
-    on_samples: Callable[[int, int], None],
-) -> EpochResult:
-    criterion = torch.nn.CrossEntropyLoss()
-    started = time.monotonic()
-    losses = []
-    num_correct = num_samples = 0
-    for features, labels in job.loader(epoch):
-        outputs = job.tail(features)
-        loss = criterion(outputs, labels)
-        optimizer.zero_grad()
+@contextmanager
+def nobody_asks() -> Iterator[threading.Event]:
+    """An interrupt is one, at once."""
+    yield threading.Event()
+
+
+class _Run:
+    """A training run, and what it is at when it is interrupted."""
+
+    def __init__(
+        self,
+        job: TransferJob,
+        learning_rate: float,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        self._job = job
+        self._checkpoint = checkpoint
+        self._learning_rate = learning_rate
+        self._optimizer = torch.optim.SGD(
+            job.tail.parameters(), lr=learning_rate, momentum=MOMENTUM
+        )
+        self.history = History()
+        self._begun = EpochResult((), 0, 0, 0.0)
+        saved = checkpoint.load() if checkpoint else None
+        if saved is not None:
+            self._go_on_from(saved)
+
+    def train_epoch(
+        self,
+        epoch: int,
+        on_samples: Callable[[int, int], None],
+        asked: threading.Event,
+    ) -> None:
+        """What is left of an epoch.
+
+        Args:
+            epoch: its number.
+            on_samples: as of :func:`train_tail`.
+            asked: set when the run shall end behind a step.
+        """
+        self._job.tail.train()
+        started = time.monotonic() - self._begun.seconds
+        for features, labels in self._job.loader(epoch):
+            self._take_step(features, labels)
+            self._begun = replace(
+                self._begun, seconds=time.monotonic() - started
+            )
+            on_samples(epoch, self._begun.num_samples)
+            if asked.is_set():
+                self._save()
+                raise KeyboardInterrupt
+            if self._checkpoint and self._checkpoint.is_due:
+                self._save()
+        self.history.epochs.append(self._begun)
+        self._begun = EpochResult((), 0, 0, 0.0)
+        self._save()
+
+    def _take_step(self, features: torch.Tensor, labels: torch.Tensor) -> None:
+        outputs = self._job.tail(features)
+        loss: Any = torch.nn.functional.cross_entropy(outputs, labels)
+        self._optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-        num_correct += int((outputs.argmax(1) == labels).sum())
-        num_samples += len(labels)
-        on_samples(epoch, num_samples)
-    return EpochResult(
-        tuple(losses), num_correct, num_samples, time.monotonic() - started
-    )
+        self._optimizer.step()
+        correct = int((outputs.argmax(1) == labels).sum())
+        self._begun = replace(
+            self._begun,
+            losses=(*self._begun.losses, float(loss.detach())),
+            num_correct=self._begun.num_correct + correct,
+            num_samples=self._begun.num_samples + len(labels),
+        )
+
+    def _save(self) -> None:
+        if self._checkpoint is None:
+            return
+        self._checkpoint.save(
+            tail=self._job.tail.state_dict(),
+            optimizer=self._optimizer.state_dict(),
+            data=self._job.state_dict(),
+            epochs=[asdict(each) for each in self.history.epochs],
+            begun=asdict(self._begun),
+        )
+
+    def _go_on_from(self, saved: Mapping[str, Any]) -> None:
+        try:
+            self._job.tail.load_state_dict(saved["tail"])
+            self._optimizer.load_state_dict(saved["optimizer"])
+            epochs = [EpochResult(**each) for each in saved["epochs"]]
+            self._begun = EpochResult(**saved["begun"])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise ClientError(
+                "bad_state",
+                f"the checkpoint is of another model or freeze: {error}",
+            ) from error
+        self._job.load_state_dict(saved["data"])
+        self.history.epochs += epochs
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._learning_rate
 
 
 def build_model(

@@ -102,6 +102,22 @@ def train_command(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False,
+            help="Write the trained model's state dict here, for torchvision "
+            "or --checkpoint.",
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False,
+            help="Go on from this file if it is there, sample by sample; it "
+            "is written every 30 seconds, behind each epoch, and on Ctrl-C.",
+        ),
+    ] = None,
     skip_bad_samples: Annotated[
         bool, typer.Option(help="Leave undecodable samples out.")
     ] = False,
@@ -120,6 +136,9 @@ def train_command(
 
         hapi train --data photos/train --classes 10 --cut stream
 
+        hapi train --data photos/train --classes 10 --epochs 20
+        --resume run.pt --save model.pt
+
     Keys of --json: model, freeze, cut, epochs (loss, accuracy, seconds,
     samples), losses, stats (bytes, package_bytes, retries, fallbacks,
     skipped, saturated, cached, samples, samples_by_cut, seconds), plan
@@ -127,6 +146,7 @@ def train_command(
     no_plan_reason, plan_changes (seconds, mix, samples_per_second, why).
     """
     # torch takes seconds to import; --help must not wait for it.
+    from hapi_client.checkpoints import Checkpoint, write_whole
     from hapi_client.frozen import check_cut, checked_encodings
     from hapi_client.job import TransferJob, check_cache
     from hapi_client.training import build_model, train_tail
@@ -136,6 +156,7 @@ def train_command(
     checked_encodings(encoding, floor)
     check_cache(cache)
     parse_location(data)
+    check_folders(save, resume)
     network, transform = build_model(
         model,
         num_classes=classes,
@@ -187,7 +208,10 @@ def train_command(
                     on_samples=lambda number, samples: count(
                         f"epoch {number}", samples, job.num_samples
                     ),
+                    checkpoint=Checkpoint(resume) if resume else None,
                 )
+            if save:
+                write_whole(network.state_dict(), save)
             if job.cut == "auto" and job.plan is None:
                 reporter.note(f"no plan, all streamed: {job.no_plan_reason}")
             idle = idle_cache_text(cache, job.stats)
@@ -201,6 +225,20 @@ def train_command(
                     "freeze": freeze,
                     **facts(job, history),
                 },
+            )
+
+
+def check_folders(*paths: Path | None) -> None:
+    """
+    Raises:
+        ClientError: ``bad_configuration``, before hours of training.
+    """
+    from hapi_protocol.errors import ClientError
+
+    for path in paths:
+        if path is not None and not path.parent.is_dir():
+            raise ClientError(
+                "bad_configuration", f"{path.parent} is no folder"
             )
 
 

@@ -1,0 +1,125 @@
+"""``hapi train`` that is interrupted goes on, and keeps what it trained."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+
+from children import family, heed_interrupts
+from hapi_client.location import Location
+from hapi_client.progress import SilentReporter
+from hapi_client.upload import upload
+from photos import shard
+
+PLACE = Location("commands", "train")
+EPOCHS = 3
+SECONDS = 120
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def data(connection, tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("shards")
+    for number in range(4):
+        tar = shard(20, size=120, seed=number)
+        (folder / f"{number}.tar").write_bytes(tar)
+    upload(connection, PLACE, [folder], SilentReporter())
+    return str(PLACE)
+
+
+def start(cluster, data: str, folder: Path, *more: str):
+    folder.mkdir(exist_ok=True)
+    command = [
+        *(sys.executable, "-m", "hapi_client.cli.main", "train"),
+        *("--data", data, "--classes", "4", "--model", "resnet18"),
+        *("--batch-size", "8", "--epochs", str(EPOCHS), "--cut", "stream"),
+        *("--save", "model.pt", "--json", "run.json", *more),
+    ]
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env={
+            **os.environ,
+            **cluster.environment,
+            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        },
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_interrupts,
+    )
+
+
+def finish(child) -> str:
+    """Its last lines; nothing of it outlives a failure."""
+    try:
+        _, told = child.communicate(timeout=SECONDS)
+    except BaseException:
+        for process in family(child.pid):
+            process.send(signal.SIGKILL)
+        raise
+    return told
+
+
+def test_interrupted_run_goes_on_to_the_same_model(cluster, data, tmp_path):
+    whole = start(cluster, data, tmp_path / "whole")
+    told = finish(whole)
+    assert whole.returncode == 0, told
+
+    folder = tmp_path / "parts"
+    first = start(cluster, data, folder, "--resume", "run.pt")
+    for line in first.stderr:
+        if "epoch 0:" in line:
+            break
+    first.send_signal(signal.SIGINT)
+    told = finish(first)
+    assert first.returncode == 130, told
+    assert "Traceback" not in told
+    assert not (folder / "model.pt").exists()
+    assert sorted(path.name for path in folder.iterdir()) == ["run.pt"]
+
+    again = start(cluster, data, folder, "--resume", "run.pt")
+    told = finish(again)
+    assert again.returncode == 0, told
+
+    runs = [
+        json.loads((each / "run.json").read_text())
+        for each in (tmp_path / "whole", folder)
+    ]
+    assert len(runs[1]["losses"]) == len(runs[0]["losses"]) == EPOCHS * 10
+    assert runs[1]["losses"] == pytest.approx(runs[0]["losses"], rel=1e-3)
+    assert runs[1]["stats"]["samples"] < EPOCHS * 80
+    models = [
+        torch.load(each / "model.pt", weights_only=True)
+        for each in (tmp_path / "whole", folder)
+    ]
+    torchvision.models.resnet18(num_classes=4).load_state_dict(models[1])
+    for name, weight in models[0].items():
+        torch.testing.assert_close(
+            models[1][name], weight, rtol=1e-3, atol=1e-5
+        )
+
+
+def test_checkpoint_of_something_else_is_refused(cluster, data, tmp_path):
+    (tmp_path / "run.pt").write_bytes(b"no checkpoint")
+    child = start(cluster, data, tmp_path, "--resume", "run.pt")
+    told = finish(child)
+    assert child.returncode == 1
+    assert "run.pt is no checkpoint of version 1" in told.replace("\n", " ")
+    assert (tmp_path / "run.pt").read_bytes() == b"no checkpoint"
+
+
+def test_folder_that_is_not_there_is_named_at_once(cluster, data, tmp_path):
+    child = start(cluster, data, tmp_path, "--resume", "nowhere/run.pt")
+    told = finish(child)
+    assert child.returncode == 1
+    assert "nowhere is no folder" in told
