@@ -76,7 +76,7 @@ def train_tail(
 
     Args:
         job: gives features and labels.
-        epochs: at least 1.
+        epochs: of the whole run, those of the checkpoint counted.
         learning_rate: constant; the momentum is 0.9.
         on_epoch: told each epoch's number, from 0 on, and result.
         on_samples: told after each batch the epoch's number, and its
@@ -102,7 +102,7 @@ def train_tail(
     run = _Run(job, learning_rate, checkpoint)
     interrupts = heeding_interrupts if checkpoint else nobody_asks
     with interrupts() as asked:
-        for epoch in range(job.epoch, epochs):
+        for epoch in range(len(run.history.epochs), epochs):
             run.train_epoch(epoch, on_samples, asked)
             on_epoch(epoch, run.history.epochs[-1])
     return run.history
