@@ -7,6 +7,7 @@ pickled, and forked, whatever the job is doing.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -26,9 +27,10 @@ from hapi_client.fetch import FetchOptions
 from hapi_client.loader import LabelledBatch
 from hapi_client.local_region import LocalRegion
 from hapi_client.meter import Way
-from hapi_client.order import Reader, reading_of
+from hapi_client.order import Reader, Reading, reading_of
 from hapi_client.ranks import Rank
 from hapi_client.requester import ConnectionOptions
+from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import ModelPath
 from hapi_protocol.transforms import Training
 from hapi_splitter.host import allowed_cores
@@ -92,9 +94,11 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
     """Batches of a training epoch, for ``DataLoader(…, batch_size=None)``.
 
     Sharded by rank and by loader worker.  Yields ``(features, labels)`` on
-    the CPU, as :class:`hapi_client.loader.FeatureLoader` does; batches come
-    in the same order, of the same samples, with any number of workers.
-    Spans go the ways of the plan at the time when the data set was made.
+    the CPU, as :class:`hapi_client.loader.FeatureLoader` does; with the same
+    lanes, batches come in the same order, of the same samples, with any
+    number of workers.  Spans go the ways of the plan at the time when the
+    data set was made.  A step whose samples are all bad is an error, also
+    where such samples are left out: a loop counts the steps.
 
     Args:
         parts: what a process needs.
@@ -116,7 +120,15 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
         self._rank = rank
         self._drop_last = drop_last
         # In memory that workers share: those that persist see it change.
-        self._epoch = _shared(epochs.epoch)
+        self._epoch = _shared(1)
+        self._begun = _shared(1)
+        self._stand()
+
+    def _stand(self) -> None:
+        loaded = self._epochs.loaded
+        self._epoch[0] = self._epochs.epoch
+        # Of each worker, whether it has gone on from the loaded step.
+        self._begun = _shared(loaded.turns if loaded else 1)
 
     @property
     def epoch(self) -> int:
@@ -126,7 +138,8 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
     def set_epoch(self, epoch: int) -> None:
         """To be called before each epoch, as of torch's distributed sampler;
         without it, each epoch has the same order."""
-        self._epoch[0] = epoch
+        self._epoch[0] = operator.index(epoch)
+        self._begun.zero_()
 
     @property
     def first_step(self) -> int:
@@ -138,9 +151,16 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
 
         Workers fetch ahead, so that only the loop knows::
 
-            for step, batch in enumerate(loader, dataset.first_step):
-                …
-                state = dataset.state_dict(step + 1)
+            for epoch in range(dataset.epoch, 5):
+                dataset.set_epoch(epoch)
+                for step, batch in enumerate(loader, dataset.first_step):
+                    …
+                    state = dataset.state_dict(step + 1)
+
+        The job's own state does not know of it.
+
+        Raises:
+            ClientError: ``bad_configuration`` for a step that there is not.
         """
         return self._epochs.state_at(
             self.epoch, step, self._reader(), drop_last=self._drop_last
@@ -149,30 +169,47 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from there, also with other numbers of ranks and workers.
 
-        To be called before a ``DataLoader`` is made.
+        To be called before a ``DataLoader`` is made.  Behind the pass that
+        goes on, :meth:`set_epoch` has to be called before the next one.
 
         Raises:
             ClientError: ``bad_state``.
         """
         self._epochs.load_state_dict(state)
-        self.set_epoch(self._epochs.epoch)
+        self._stand()
 
     def __len__(self) -> int:
         """Batches that the epoch will have."""
-        return len(self._share(self._reader()).reading.batches)
+        return len(self._reading(self.epoch).batches)
 
     def __iter__(self) -> Iterator[LabelledBatch]:
-        share = self._share(self._reader())
+        epoch = self.epoch
+        reading = self._reading(epoch)
+        self._begin(epoch)
         with _feeding(self._parts) as feeder:
             loader = feeder.loader(
                 self._parts.data,
-                share,
-                self._parts.augmented.training(self.epoch),
+                EpochReading(reading),
+                self._parts.augmented.training(epoch),
                 on_error=self._parts.on_error,
-                is_shared=self._rank.world_size > 1,
+                is_shared=True,
             )
             with closing(loader):
                 yield from loader
+
+    def _begin(self, epoch: int) -> None:
+        first = self._epochs.first_step(epoch)
+        if not first:
+            return
+        worker = self._reader().worker
+        if self._begun[worker]:
+            raise ClientError(
+                "bad_state",
+                f"epoch {epoch} was gone on with from step {first} already; "
+                f"call set_epoch({epoch + 1}) before the next epoch, or "
+                f"set_epoch({epoch}) to go on from step {first} once more",
+            )
+        self._begun[worker] = 1
 
     def _reader(self) -> Reader:
         info = get_worker_info()
@@ -181,14 +218,14 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
             self._rank.rank, self._rank.world_size, worker, num_workers
         )
 
-    def _share(self, reader: Reader) -> EpochReading:
+    def _reading(self, epoch: int) -> Reading:
         return self._epochs.training(
-            self.epoch, reader, drop_last=self._drop_last
-        )
+            epoch, self._reader(), drop_last=self._drop_last
+        ).reading
 
 
-def _shared(number: int) -> torch.Tensor:
-    made = torch.tensor([number])
+def _shared(length: int) -> torch.Tensor:
+    made = torch.zeros(length, dtype=torch.int64)
     made.share_memory_()  # type: ignore[no-untyped-call]
     return made
 

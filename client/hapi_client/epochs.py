@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from hapi_client.order import (
     DEFAULT_BUFFER_SPANS,
@@ -17,6 +18,8 @@ from hapi_client.order import (
 )
 from hapi_client.state import DataState, bad_state
 from hapi_protocol.errors import ClientError
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,9 @@ class Epochs:
         data: digest of the data set.
         options: of the order.
 
+    Attributes:
+        loaded: where the run that is gone on with stood, if there is one.
+
     Raises:
         ClientError: ``bad_configuration`` naming the option.
     """
@@ -68,9 +74,14 @@ class Epochs:
     ) -> None:
         self._sizes = sizes
         self._data = data
-        self._options = options
-        self._lanes: Lanes | None = None
-        self._loaded: DataState | None = None
+        self._options = replace(
+            options,
+            batch_size=_whole("batch_size", options.batch_size),
+            seed=_whole("seed", options.seed),
+        )
+        self.loaded: DataState | None = None
+        # Until its next step is delivered, it is where its epoch begins.
+        self._is_loaded_due = False
         self._state: DataState | None = None
         _sensible(lambda: self._rules(Reader(), 0, drop_last=False))
 
@@ -78,19 +89,20 @@ class Epochs:
         """The same for a loader of some workers, from where these stand."""
         options = replace(self._options, num_workers=num_workers)
         made = Epochs(self._sizes, self._data, options)
-        made._lanes, made._loaded = self._lanes, self._state or self._loaded
+        made.loaded = self._state or self.loaded
+        made._is_loaded_due = True
         return made
 
     @property
     def epoch(self) -> int:
         """In which to go on: that of the state, or the first."""
-        state = self._state or self._loaded
+        state = self._state or self.loaded
         return state.epoch if state else 0
 
     @property
     def step(self) -> int:
         """With which to go on in that epoch."""
-        state = self._state or self._loaded
+        state = self._state or self.loaded
         return state.step if state else 0
 
     def training(
@@ -107,26 +119,30 @@ class Epochs:
             ClientError: ``bad_configuration`` naming what cannot be, and
                 what can.
         """
+        epoch = _whole("epoch", epoch)
         rules = self._rules(reader, epoch, drop_last=drop_last)
         order = _sensible(
             lambda: shuffled_order(
                 self._sizes, rules, seed=self._options.seed, epoch=epoch
             )
         )
+        if not order.num_steps:
+            raise self._no_step()
         first = self.first_step(epoch)
         state = self._start(rules, epoch, first)
-        if self._loaded and first:
-            _check_same_epoch(self._loaded, state, order.num_steps)
+        if self.loaded and first:
+            _check_same_epoch(self.loaded, state, order.num_steps)
 
         def delivered(step: int) -> None:
-            # What was loaded has been gone on with; a loader of the same
-            # epoch that is made now begins it anew.
-            self._loaded = None
+            if first:
+                # A loader of the epoch that is made now begins it anew.
+                self._is_loaded_due = False
             self._state = state.behind(step, order.num_steps)
 
         return EpochReading(
             _sensible(
-                lambda: order.reading(replace(reader, first_step=first))
+                lambda: order.reading(replace(reader, first_step=first)),
+                self._remedy(reader, epoch),
             ),
             delivered,
         )
@@ -150,7 +166,7 @@ class Epochs:
 
     def state_dict(self) -> dict[str, Any]:
         """Where training stands; see :class:`hapi_client.state.DataState`."""
-        state = self._state or self._loaded
+        state = self._state or self.loaded
         if state is None:
             rules = self._rules(Reader(), 0, drop_last=False)
             state = self._start(rules, 0, 0)
@@ -159,9 +175,19 @@ class Epochs:
     def state_at(
         self, epoch: int, step: int, reader: Reader, *, drop_last: bool
     ) -> dict[str, Any]:
-        """The state when the steps below ``step`` of an epoch were taken."""
+        """The state when the steps below ``step`` of an epoch were taken.
+
+        Raises:
+            ClientError: ``bad_configuration`` for a step that there is not.
+        """
+        epoch, step = _whole("epoch", epoch), _whole("step", step)
         rules = self._rules(reader, epoch, drop_last=drop_last)
         num_steps = len(rules.step_ends(sum(self._sizes)))
+        if not 0 <= step <= num_steps:
+            raise ClientError(
+                "bad_configuration",
+                f"step is {step}, of an epoch of {num_steps} steps",
+            )
         state = self._start(rules, epoch, 0)
         if step:
             state = state.behind(step - 1, num_steps)
@@ -187,13 +213,19 @@ class Epochs:
             if getattr(given, name) != value:
                 raise bad_state(_difference(name, given, value))
         self._options = replace(self._options, buffer_spans=given.buffer_spans)
-        self._lanes = Lanes(given.parts, given.turns)
-        self._loaded, self._state = given, None
+        self.loaded, self._state = given, None
+        self._is_loaded_due = True
 
     def first_step(self, epoch: int) -> int:
         """With which an epoch's next loader begins."""
-        loaded = self._loaded
-        return loaded.step if loaded and loaded.epoch == epoch else 0
+        if self._is_loaded_due and self._has_begun(epoch):
+            return self.loaded.step if self.loaded else 0
+        return 0
+
+    def _has_begun(self, epoch: int) -> bool:
+        """Whether the run that is gone on with has taken steps of it."""
+        loaded = self.loaded
+        return loaded is not None and loaded.epoch == epoch and loaded.step > 0
 
     def _rules(
         self, reader: Reader, epoch: int, *, drop_last: bool
@@ -212,14 +244,33 @@ class Epochs:
 
     def _lanes_of_state(self, reader: Reader, epoch: int) -> Lanes | None:
         """Those of the run that is gone on with, while they can be kept."""
-        lanes = self._lanes
-        if lanes is None or self.first_step(epoch):
-            return lanes
+        if self.loaded is None:
+            return None
+        lanes = Lanes(self.loaded.parts, self.loaded.turns)
         fits = not (
             lanes.parts % reader.num_ranks
             or lanes.turns % self._options.num_workers
         )
-        return lanes if fits else None
+        return lanes if fits or self._has_begun(epoch) else None
+
+    def _remedy(self, reader: Reader, epoch: int) -> str:
+        """For readers that cannot share an epoch."""
+        if self._has_begun(epoch):
+            return (
+                f"epoch {epoch} was begun with other ranks or workers: end it "
+                "with such numbers, or begin another epoch"
+            )
+        if reader.num_workers not in (1, self._options.num_workers):
+            return f"use job.dataset(num_workers={reader.num_workers})"
+        return "or give other lanes" if self._options.lanes else ""
+
+    def _no_step(self) -> ClientError:
+        return ClientError(
+            "bad_configuration",
+            f"an epoch of {sum(self._sizes)} samples has no batch of "
+            f"{self._options.batch_size}; use smaller batches, or leave out "
+            "drop_last",
+        )
 
     def _start(self, rules: OrderRules, epoch: int, step: int) -> DataState:
         return DataState(
@@ -257,8 +308,20 @@ def _difference(name: str, given: DataState, mine: Any) -> str:
     return f"its {name} is {getattr(given, name)!r}, and this job's {mine!r}"
 
 
-def _sensible(make: Callable[[], Any]) -> Any:
+def _sensible(make: Callable[[], Made], remedy: str = "") -> Made:
     try:
         return make()
     except ValueError as error:
-        raise ClientError("bad_configuration", str(error)) from error
+        raise ClientError(
+            "bad_configuration", "; ".join(filter(None, [str(error), remedy]))
+        ) from error
+
+
+def _whole(name: str, value: Any) -> int:
+    """Python's own: NumPy's are not fit for JSON."""
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise ClientError(
+            "bad_configuration", f"{name} is {value!r}; a whole number"
+        ) from error

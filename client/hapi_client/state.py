@@ -9,6 +9,8 @@ from typing import Any
 from hapi_protocol.errors import ClientError
 
 STATE_VERSION = 1
+KINDS = {"str": str, "int": int, "bool": bool}
+FROM_ZERO = ("seed", "epoch", "step")
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,10 @@ class DataState:
             )
         values: dict[str, Any] = {}
         for field in fields(cls):
-            kind = {"str": str, "int": int, "bool": bool}[str(field.type)]
+            kind: Any = KINDS[str(field.type)]
             value: Any = state.get(field.name)
-            is_negative = isinstance(value, int) and value < 0
-            if type(value) is not kind or is_negative:
+            least = 0 if field.name in FROM_ZERO else 1
+            if type(value) is not kind or (kind is int and value < least):
                 raise bad_state(f"its {field.name} is {value!r}")
             values[field.name] = value
         return cls(**values)

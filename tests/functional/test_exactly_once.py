@@ -26,7 +26,7 @@ from hapi_client.progress import SilentReporter
 from hapi_client.upload import upload
 from hapi_protocol.errors import ClientError
 from networks import small_network, small_transform
-from photos import shard
+from photos import shard, with_corrupt_member
 
 PLACE = Location("once", "photos")
 SHARDS = (13, 9, 16, 7, 11, 12, 4, 8)
@@ -280,6 +280,84 @@ def test_state_of_a_loop_over_workers_is_that_of_its_steps(connection, place):
             own.append(job.state_dict())
     assert states == own
     assert (own[-1]["epoch"], own[-1]["step"]) == (1, 0)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_data_set_goes_on_with_the_epoch_that_its_job_has_begun(
+    connection, place, num_workers
+):
+    with job_of(connection, place, lanes=None) as job:
+        whole = labels_by_step(job.loader(0))
+        batches = iter(job.loader(0))
+        begun = [next(batches)[1].tolist() for _ in range(4)]
+        del batches
+        dataset = job.dataset(num_workers=num_workers)
+        assert dataset.first_step == 4
+        rest = labels_by_step(torch_loader(dataset, num_workers), 4)
+        assert {**dict(enumerate(begun)), **rest} == whole
+        loader = torch_loader(job.dataset(num_workers=2), 2)
+        with pytest.raises(ClientError, match="1 turns; allowed: 1; epoch 0"):
+            list(loader)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_resumed_step_is_where_one_pass_begins(connection, place, num_workers):
+    """The loop of the documentation, and the one that forgets a line."""
+    with job_of(connection, place, lanes=None) as job:
+        dataset = job.dataset(num_workers=num_workers)
+        whole = {}
+        for epoch in range(3):
+            dataset.set_epoch(epoch)
+            whole[epoch] = labels_by_step(torch_loader(dataset, num_workers))
+        dataset.set_epoch(1)
+        state = dataset.state_dict(4)
+        resumed = job.dataset(num_workers=num_workers)
+        resumed.load_state_dict(state)
+        loader = DataLoader(
+            resumed,
+            batch_size=None,
+            num_workers=num_workers,
+            persistent_workers=bool(num_workers),
+        )
+        for epoch in range(resumed.epoch, 3):
+            resumed.set_epoch(epoch)
+            first = resumed.first_step
+            assert first == (4 if epoch == 1 else 0)
+            assert labels_by_step(loader, first) == {
+                step: labels
+                for step, labels in whole[epoch].items()
+                if step >= first
+            }
+        resumed.load_state_dict(state)
+        loader = torch_loader(resumed, num_workers)
+        assert len(list(loader)) == len(whole[1]) - 4
+        with pytest.raises(ClientError, match=r"call set_epoch\(2\) before"):
+            list(loader)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_step_that_loses_all_its_samples_is_not_left_out_silently(
+    connection, tmp_path, num_workers
+):
+    """A loop over a DataLoader counts the steps that it gets."""
+    tar = with_corrupt_member(shard(9, size=96, seed=0), "s0-0004")
+    (tmp_path / "a.tar").write_bytes(tar)
+    holed = Location("once", "holed")
+    upload(connection, holed, [tmp_path], SilentReporter())
+    options = {"lanes": None, "on_error": "skip"}
+    with job_of(connection, holed, batch_size=1, **options) as job:
+        loader = torch_loader(
+            job.dataset(num_workers=num_workers), num_workers
+        )
+        with pytest.raises(ClientError, match="of step") as caught:
+            list(loader)
+        assert caught.value.code == "bad_sample"
+        assert len(list(job.loader(0))) == 8
+    with job_of(connection, holed, batch_size=3, **options) as job:
+        loader = torch_loader(
+            job.dataset(num_workers=num_workers), num_workers
+        )
+        assert sorted(len(labels) for _, labels in loader) == [2, 3, 3]
 
 
 def test_state_of_other_data_is_refused(connection, place, tmp_path):

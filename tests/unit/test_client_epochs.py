@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 
+import numpy as np
 import pytest
 
 from hapi_client.epochs import EpochOptions, Epochs
@@ -122,6 +123,66 @@ def test_an_epoch_that_was_gone_on_with_can_be_trained_again_as_a_whole():
     assert train(resumed, 0) == train(epochs(), 0)
 
 
+def test_look_at_another_epoch_forgets_nothing_that_was_loaded():
+    made = epochs()
+    train(made, 2, most=4)
+    resumed = epochs()
+    resumed.load_state_dict(made.state_dict())
+    train(resumed, 0, most=1)
+    assert min(train(resumed, 2)) == 4
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_workers_go_on_with_an_epoch_that_the_job_has_begun(own):
+    """With its lanes, whether the job has trained or only loaded."""
+    made = epochs(lanes=None if own else Lanes(1, 2))
+    got = train(made, 0, most=3)
+    if not own:
+        state = made.state_dict()
+        made = epochs()
+        made.load_state_dict(state)
+    workers = 1 if own else 2
+    rest = train(made.for_workers(workers), 0, workers=workers)
+    assert got | rest == train(epochs(lanes=Lanes(1, workers)), 0)
+    assert len(got) == min(rest) == 3
+
+
+def test_workers_that_cannot_go_on_with_an_epoch_are_told_what_can_be_done():
+    made = epochs()
+    train(made, 0, most=3)
+    workers = made.for_workers(2)
+    with pytest.raises(ClientError, match="end it with such numbers, or"):
+        train(workers, 0, workers=2)
+    got = train(workers, 1, workers=2)
+    assert sum(map(len, got.values())) == sum(SIZES)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, r"allowed: 1; use job\.dataset\(num_workers=3\)"),
+        (
+            {"num_workers": 3, "lanes": Lanes(1, 2)},
+            "1, 2; or give other lanes",
+        ),
+    ],
+)
+def test_workers_that_nobody_told_of_learn_the_remedy(options, words):
+    with pytest.raises(ClientError, match=words):
+        epochs(**options).training(0, Reader(0, 1, 0, 3), drop_last=False)
+
+
+def test_state_at_a_step_has_the_lanes_of_the_pass_that_goes_on():
+    made = epochs()
+    train(made, 0, most=3)
+    resumed = epochs().for_workers(2)
+    resumed.load_state_dict(made.state_dict())
+    share = resumed.training(0, Reader(), drop_last=False)
+    share.delivered(3)
+    at = resumed.state_at(0, 4, Reader(), drop_last=False)
+    assert at == {**made.state_dict(), "step": 4} == resumed.state_dict()
+
+
 def test_loader_that_nobody_used_leaves_the_state_alone():
     made = epochs()
     train(made, 0, most=2)
@@ -171,6 +232,9 @@ def test_lanes_of_the_state_are_kept_while_they_can_be():
         ({"epoch": "0"}, "its epoch is '0'"),
         ({"data": None}, "its data is None"),
         ({"drop_last": 0}, "its drop_last is 0"),
+        ({"parts": 0}, "its parts is 0"),
+        ({"turns": 0}, "its turns is 0"),
+        ({"buffer_spans": 0}, "its buffer_spans is 0"),
     ],
 )
 def test_states_that_do_not_fit_are_refused_by_name(change, words):
@@ -212,11 +276,38 @@ def test_epoch_that_cannot_be_gone_on_with_is_an_error(change, words):
     [
         ({"batch_size": 0}, "batch_size is 0"),
         ({"buffer_spans": 0}, "buffer_spans is 0"),
+        ({"batch_size": 8.0}, "batch_size is 8.0; a whole number"),
+        ({"seed": "7"}, "seed is '7'; a whole number"),
     ],
 )
 def test_options_that_make_no_sense_are_refused_at_once(options, words):
     with pytest.raises(ClientError, match=words):
         epochs(**options)
+
+
+def test_state_with_numpys_numbers_is_fit_for_json():
+    made = epochs(seed=np.int64(3), batch_size=np.int32(8))
+    share = made.training(np.int64(2), Reader(), drop_last=False)
+    share.delivered(0)
+    resumed = epochs(seed=3)
+    resumed.load_state_dict(json.loads(json.dumps(made.state_dict())))
+    assert (resumed.epoch, resumed.step) == (2, 1)
+    at = made.state_at(np.int64(2), np.int64(1), Reader(), drop_last=False)
+    assert json.loads(json.dumps(at)) == made.state_dict()
+    with pytest.raises(ClientError, match=r"epoch is 0\.5; a whole number"):
+        made.training(0.5, Reader(), drop_last=False)
+
+
+@pytest.mark.parametrize("step", [-1, 11])
+def test_state_of_a_step_that_there_is_not_is_an_error(step):
+    with pytest.raises(ClientError, match=f"step is {step}, of an epoch of"):
+        epochs().state_at(0, step, Reader(), drop_last=False)
+
+
+@pytest.mark.parametrize("sizes", [[], [3, 4]])
+def test_epoch_without_a_step_is_an_error(sizes):
+    with pytest.raises(ClientError, match=r"of . samples has no batch of 8"):
+        epochs(sizes).training(0, Reader(), drop_last=True)
 
 
 def test_negative_seed_is_refused():
