@@ -49,6 +49,7 @@ class LocalRegion:
         self._graph = graph
         self.local = graph.to(device, fast=True)
         self.device = device
+        self._asked_samples = forward_samples
         on_cpu = device.type == "cpu"
         self.forward_samples = forward_samples or (
             FORWARD_SAMPLES_CPU if on_cpu else FORWARD_SAMPLES_DEVICE
@@ -57,10 +58,12 @@ class LocalRegion:
 
     def on_cpu(self) -> LocalRegion:
         """The same without anything else, on the CPU."""
-        return LocalRegion(self._graph, torch.device("cpu"))
+        return LocalRegion(
+            self._graph, torch.device("cpu"), self._asked_samples
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (package_bytes(self._graph),)
+        return _unpickled, (package_bytes(self._graph), self._asked_samples)
 
     @property
     def num_cuts(self) -> int:
@@ -120,5 +123,7 @@ class LocalRegion:
         return tuple(self._graph.cuts[cut - 1].shape)
 
 
-def _unpickled(package: bytes) -> LocalRegion:
-    return LocalRegion(load_package(package), torch.device("cpu"))
+def _unpickled(package: bytes, forward_samples: int | None) -> LocalRegion:
+    return LocalRegion(
+        load_package(package), torch.device("cpu"), forward_samples
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,10 @@ from torch import nn
 from torchvision.transforms._presets import ImageClassification
 
 from hapi_client.frozen import FrozenRegion
+from hapi_client.local_region import (
+    FORWARD_SAMPLES_CPU,
+    FORWARD_SAMPLES_DEVICE,
+)
 from hapi_protocol.errors import ClientError
 from hapi_protocol.transforms import Training
 from hapi_splitter.augmentation import Augmentation
@@ -56,6 +61,25 @@ def test_features_of_every_cut_are_finished_in_one_piece() -> None:
             assert found.is_contiguous()
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
             assert region.tail(region.finish(cut, crossing)).shape == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"), [(3, 3), (None, FORWARD_SAMPLES_CPU)]
+)
+def test_workers_of_a_loader_compute_with_the_samples_that_were_asked_for(
+    asked: int | None, found: int
+) -> None:
+    """Those of a device would be too many for the CPU."""
+    meta = torch.device("meta")
+    region = FrozenRegion((frozen_part(), Flat()), None, SMALL, meta, asked)
+    assert region.forward_samples == (asked or FORWARD_SAMPLES_DEVICE)
+    for there in (
+        region.on_cpu(),
+        pickle.loads(pickle.dumps(region)),
+        pickle.loads(pickle.dumps(region.on_cpu())),
+    ):
+        assert there.device == CPU
+        assert there.forward_samples == found
 
 
 def test_region_is_computed_fast_and_stored_as_it_was_split() -> None:
