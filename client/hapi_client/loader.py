@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -79,7 +80,8 @@ class FeatureLoader:
     take that step.
 
     Leaving the loop, by whatever way, or :meth:`close` ends the requests
-    under way and the threads.
+    under way and the threads, also while somebody refers to this loader; an
+    iterator made by hand lasts for as long as it is referred to.
 
     Args:
         plan: of the job.
@@ -100,7 +102,9 @@ class FeatureLoader:
         self._delivery = _Delivery(
             plan, reading, open_spans, device, delivered
         )
-        self._batches: Generator[LabelledBatch, None, None] | None = None
+        self._batches: (
+            weakref.ref[Generator[LabelledBatch, None, None]] | None
+        ) = None
 
     def __len__(self) -> int:
         """Batches that there are, or will be, when none loses all samples."""
@@ -111,18 +115,21 @@ class FeatureLoader:
             raise RuntimeError(
                 "a loader serves one epoch; call job.loader(epoch) again"
             )
-        # The generator must not know this loader: a cycle of the two would
-        # outlive a loop that is left, with its threads, until Python's
-        # collector comes by, in whatever thread.
-        self._batches = self._delivery.run()
-        return self._batches
+        # The generator belongs to the loop alone, so that it ends, with its
+        # threads, when the loop is left: this loader must not keep it, and
+        # it must not know this loader, or a cycle of the two would wait for
+        # Python's collector to come by, in whatever thread.
+        batches = self._delivery.run()
+        self._batches = weakref.ref(batches)
+        return batches
 
     def close(self) -> None:
         """Ends the epoch; in another thread's loop it is an error then."""
-        if self._batches is None:
+        if self._delivery.break_off():
             return
-        if not self._delivery.break_off():
-            self._batches.close()
+        batches = self._batches() if self._batches else None
+        if batches is not None:
+            batches.close()
 
 
 class _Delivery:
@@ -142,13 +149,15 @@ class _Delivery:
         self._device = device
         self._delivered = delivered
         self._fetcher: LoadedSpans | None = None
-        self._thread = 0
+        self._thread: int | None = None
 
     def break_off(self) -> bool:
         """Ends what is under way, if the loop runs in another thread."""
-        if self._fetcher is None or self._thread == threading.get_ident():
+        if self._thread in (None, threading.get_ident()):
             return False
-        self._fetcher.close()
+        fetcher = self._fetcher
+        if fetcher is not None:
+            fetcher.close()
         return True
 
     def run(self) -> Generator[LabelledBatch, None, None]:
@@ -165,6 +174,8 @@ class _Delivery:
                 yield from self._deliver(iter(fetcher))
         finally:
             fetcher.close()
+            # What it has fetched ahead goes with it.
+            self._fetcher = None
             self._plan.counters.add(seconds=time.monotonic() - started)
 
     def _deliver(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -89,7 +90,9 @@ def open_with(source, **options):
     return lambda spans: Fetcher(FakeConnection(), source, spans, options)
 
 
-def make_loader(source, sizes, order=None, on_error="raise", **options):
+def make_loader(
+    source, sizes, order=None, on_error="raise", open_spans=None, **options
+):
     spans = make_spans(sizes)
     counters = JobCounters()
     plan = LoaderPlan(
@@ -104,9 +107,8 @@ def make_loader(source, sizes, order=None, on_error="raise", **options):
         meter=Meter(lambda: 0),
     )
     order = order or index_order(sizes, OrderRules(4))
-    loader = FeatureLoader(
-        plan, order.reading(), open_with(source, **options), CPU
-    )
+    open_spans = open_spans or open_with(source, **options)
+    loader = FeatureLoader(plan, order.reading(), open_spans, CPU)
     return loader, counters
 
 
@@ -331,6 +333,89 @@ def test_leaving_the_loop_ends_the_threads_without_a_collector():
         assert fetch_threads() == []
     finally:
         gc.enable()
+
+
+def leave_by_break(loader, wrapped):
+    for _ in wrapped(loader):
+        assert fetch_threads()
+        break
+
+
+def leave_by_return(loader, wrapped):
+    for _ in wrapped(loader):
+        return fetch_threads()
+
+
+def leave_by_break_behind_an_error(loader, wrapped):
+    for _ in wrapped(loader):
+        try:
+            raise ValueError("of the step")
+        except ValueError as error:
+            kept = error
+            break
+    return kept
+
+
+def leave_by_error(loader, wrapped):
+    for _ in wrapped(loader):
+        raise ValueError("of the step")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("wrapped", [iter, enumerate])
+@pytest.mark.parametrize(
+    "leave",
+    [
+        leave_by_break,
+        leave_by_return,
+        leave_by_break_behind_an_error,
+        leave_by_error,
+    ],
+)
+def test_leaving_the_loop_ends_all_while_its_loader_and_error_are_kept(
+    leave, wrapped
+):
+    gc.collect()
+    gc.disable()
+    kept = fetcher = None
+
+    def open_noted(spans):
+        nonlocal fetcher
+        opened = open_with(Source(seconds=0.01))(spans)
+        fetcher = weakref.ref(opened)
+        return opened
+
+    try:
+        loader, _ = make_loader(Source(), [4] * 50, open_spans=open_noted)
+        try:
+            kept = leave(loader, wrapped)
+        except ValueError as error:
+            kept = error
+        assert fetch_threads() == []
+        gc.collect()
+        assert fetcher() is None  # nor what it has fetched ahead
+        loader.close()
+        with pytest.raises(RuntimeError, match="one epoch"):
+            iter(loader)
+    finally:
+        gc.enable()
+    assert kept is None or kept
+
+
+@pytest.mark.parametrize("close", [False, True])
+def test_loop_by_hand_lasts_until_its_iterator_goes_or_is_closed(close):
+    loader, _ = make_loader(Source(seconds=0.01), [4] * 50)
+    batches = iter(loader)
+    assert len(next(batches)[1]) == 4
+    gc.collect()
+    assert fetch_threads()
+    assert len(next(batches)[1]) == 4
+    if close:
+        loader.close()
+        assert list(batches) == []
+    else:
+        del batches
+    assert fetch_threads() == []
 
 
 def test_loader_that_nobody_named_ends_with_its_loop():
