@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -60,13 +60,44 @@ class LoaderPlan:
     is_shared: bool = False
 
 
+@dataclass(frozen=True)
+class _Failure:
+    """A sample that cannot be had."""
+
+    span: Span
+    row: int
+    message: str
+
+    def __str__(self) -> str:
+        # The worker's text begins with the key, which stands here already.
+        why = self.message.removeprefix(f"sample {self._key!r}").lstrip(": ")
+        return f"sample {self._key!r} of shard {self.span.shard}: {why}"
+
+    @property
+    def _key(self) -> str:
+        return self.span.rows[self.row].key
+
+    def error(self, message: str) -> HapiError:
+        return ClientError(
+            "bad_sample",
+            message,
+            object_name=self.span.shard,
+            details={"key": self._key},
+        )
+
+
 @dataclass
 class _Ready:
     """A span's samples at the freeze point that wait for their batch."""
 
+    span: Span
     features: dict[int, torch.Tensor]
+    failures: Mapping[int, str]
     labels: npt.NDArray[np.int64]
     num_left: int
+
+    def failure(self, row: int) -> _Failure:
+        return _Failure(self.span, row, self.failures[row])
 
 
 class FeatureLoader:
@@ -209,6 +240,7 @@ class _Delivery:
         num_rows = len(loaded.span.rows)
         good = [r for r in range(num_rows) if r not in loaded.failures]
         return _Ready(
+            loaded.span,
             # Cloned one by one: a view would keep the whole span in memory
             # until the last of its samples has left the shuffle buffer,
             # and a clone made here is one that autograd may save.
@@ -216,6 +248,7 @@ class _Delivery:
                 row: each.clone()
                 for row, each in zip(good, features, strict=True)
             },
+            loaded.failures,
             self._plan.labels[piece.span][piece.first : piece.stop],
             num_rows,
         )
@@ -225,7 +258,7 @@ class _Delivery:
             return
         row, message = next(iter(sorted(loaded.failures.items())))
         if self._plan.on_error == "raise":
-            raise _bad_sample(loaded.span, row, message)
+            raise _bad_sample(_Failure(loaded.span, row, message))
         self._plan.counters.add(skipped=len(loaded.failures))
 
     def _gather(
@@ -233,6 +266,7 @@ class _Delivery:
     ) -> LabelledBatch | None:
         features: list[torch.Tensor] = []
         labels = []
+        lost: _Failure | None = None
         for position, row in zip(
             batch.positions.tolist(), batch.rows.tolist(), strict=True
         ):
@@ -240,11 +274,13 @@ class _Delivery:
             if row in ready.features:
                 features.append(ready.features.pop(row))
                 labels.append(int(ready.labels[row]))
+            else:
+                lost = lost or ready.failure(row)
             ready.num_left -= 1
             if not ready.num_left:
                 del window[position]
-        if not features and self._plan.is_shared:
-            raise _lost_step(batch)
+        if lost and not features and self._plan.is_shared:
+            raise _lost_step(batch, lost)
         if not features:
             return None
         self._plan.counters.add(samples=len(features))
@@ -267,23 +303,16 @@ def check_on_error(value: str) -> str:
     return value
 
 
-def _lost_step(batch: Batch) -> HapiError:
-    return ClientError(
-        "bad_sample",
+def _lost_step(batch: Batch, first: _Failure) -> HapiError:
+    return first.error(
         f"all {len(batch)} samples of this rank's part of step {batch.step} "
-        "cannot be decoded, and the other ranks would wait for it; repair "
-        "them, or use larger batches",
+        "cannot be decoded, and the other ranks would wait for it; the first "
+        f"is {first}; repair them, or use larger batches"
     )
 
 
-def _bad_sample(span: Span, row: int, message: str) -> HapiError:
-    key = span.rows[row].key
-    # The worker's text begins with the key, which stands here already.
-    message = message.removeprefix(f"sample {key!r}").lstrip(": ")
-    return ClientError(
-        "bad_sample",
-        f"sample {key!r} of shard {span.shard}: {message}; repair it, or "
-        "leave such samples out with on_error='skip' (--skip-bad-samples)",
-        object_name=span.shard,
-        details={"key": key},
+def _bad_sample(failure: _Failure) -> HapiError:
+    return failure.error(
+        f"{failure}; repair it, or leave such samples out with "
+        "on_error='skip' (--skip-bad-samples)"
     )

@@ -91,7 +91,14 @@ def open_with(source, **options):
 
 
 def make_loader(
-    source, sizes, order=None, on_error="raise", open_spans=None, **options
+    source,
+    sizes,
+    order=None,
+    on_error="raise",
+    open_spans=None,
+    job=None,
+    delivered=lambda step: None,
+    **options,
 ):
     spans = make_spans(sizes)
     counters = JobCounters()
@@ -105,10 +112,11 @@ def make_loader(
         on_error=on_error,
         counters=counters,
         meter=Meter(lambda: 0),
+        **(job or {}),
     )
     order = order or index_order(sizes, OrderRules(4))
     open_spans = open_spans or open_with(source, **options)
-    loader = FeatureLoader(plan, order.reading(), open_spans, CPU)
+    loader = FeatureLoader(plan, order.reading(), open_spans, CPU, delivered)
     return loader, counters
 
 
@@ -205,11 +213,39 @@ def test_bad_samples_may_be_skipped_and_are_counted():
 
 
 def test_a_batch_that_lost_all_its_samples_is_left_out():
-    order = index_order([2, 2], OrderRules(2))
+    steps = []
     loader, _ = make_loader(
-        Source({"0/0", "0/1"}), [2, 2], order, on_error="skip"
+        Source({"1/0", "1/1"}),
+        [2, 2, 2, 2],
+        index_order([2, 2, 2, 2], OrderRules(2)),
+        on_error="skip",
+        delivered=steps.append,
     )
-    assert [len(labels) for _, labels in loader] == [2]
+    assert [labels.tolist() for _, labels in loader] == [
+        [0, 1], [200, 201], [300, 301]
+    ]  # fmt: skip
+    assert steps == [0, 1, 2, 3]
+
+
+def test_step_that_other_ranks_wait_for_names_a_sample_that_it_lost():
+    loader, _ = make_loader(
+        Source({"0/2", "1/0", "1/1"}),
+        [3, 3],
+        index_order([3, 3], OrderRules(2)),
+        on_error="skip",
+        job={"is_shared": True},
+    )
+    batches = iter(loader)
+    assert next(batches)[1].tolist() == [0, 1]
+    with pytest.raises(ClientError) as caught:
+        next(batches)
+    assert caught.value.code == "bad_sample"
+    assert "all 2 samples" in caught.value.message
+    assert "step 1 " in caught.value.message
+    assert "sample '0/2' of shard 0.tar: broken" in caught.value.message
+    assert caught.value.object_name == "0.tar"
+    assert caught.value.details == {"key": "0/2"}
+    assert not fetch_threads()
 
 
 def test_an_error_of_a_span_reaches_the_loop():
