@@ -47,7 +47,8 @@ class LoaderPlan:
         counters: of the job.
         meter: measures the training loop's part of the time.
         span_came: called after each span, in the training loop's thread.
-        is_shared: whether other ranks take as many steps.
+        is_shared: whether others take the same steps, or the loop counts
+            them, so that none may be left out.
     """
 
     spans: Sequence[Span]
@@ -107,8 +108,8 @@ class FeatureLoader:
     freeze point, ordinary tensors that autograd may save; labels ``[n]``
     int64; both on the job's device.  ``n`` is the batch size but in the
     last batch, and smaller where samples were skipped; a batch that lost
-    all its samples is not delivered, which is an error where other ranks
-    take that step.
+    all its samples is not delivered, which is an error where others take
+    that step or count it, and when an epoch has no batch left.
 
     Leaving the loop, by whatever way, or :meth:`close` ends the requests
     under way and the threads, also while somebody refers to this loader; an
@@ -179,6 +180,8 @@ class _Delivery:
         self._open_spans = open_spans
         self._device = device
         self._delivered = delivered
+        self._num_failures = 0
+        self._first_failure: _Failure | None = None
         self._fetcher: LoadedSpans | None = None
         self._thread: int | None = None
 
@@ -214,6 +217,7 @@ class _Delivery:
     ) -> Iterator[LabelledBatch]:
         window: dict[int, _Ready] = {}
         next_position = 0
+        any_came = False
         for batch in self.reading.batches:
             while next_position <= batch.last_position:
                 piece = self.reading.pieces[next_position]
@@ -225,8 +229,17 @@ class _Delivery:
             found = self._gather(batch, window)
             self._delivered(batch.step)
             if found is not None:
+                any_came = True
                 with self._plan.meter.training(len(found[1])):
                     yield found
+        if not any_came:
+            self._judge_nothing()
+
+    def _judge_nothing(self) -> None:
+        first = self._first_failure
+        # Of an epoch that was gone on with, batches may have come before.
+        if first and not self.reading.batches[0].step:
+            raise _lost_epoch(self._num_failures, first)
 
     def _ready(self, piece: Piece, loaded: LoadedSpan) -> _Ready:
         self._judge(loaded)
@@ -256,10 +269,13 @@ class _Delivery:
     def _judge(self, loaded: LoadedSpan) -> None:
         if not loaded.failures:
             return
-        row, message = next(iter(sorted(loaded.failures.items())))
+        row, message = min(loaded.failures.items())
+        failure = _Failure(loaded.span, row, message)
         if self._plan.on_error == "raise":
-            raise _bad_sample(_Failure(loaded.span, row, message))
+            raise _bad_sample(failure)
         self._plan.counters.add(skipped=len(loaded.failures))
+        self._num_failures += len(loaded.failures)
+        self._first_failure = self._first_failure or failure
 
     def _gather(
         self, batch: Batch, window: dict[int, _Ready]
@@ -305,9 +321,17 @@ def check_on_error(value: str) -> str:
 
 def _lost_step(batch: Batch, first: _Failure) -> HapiError:
     return first.error(
-        f"all {len(batch)} samples of this rank's part of step {batch.step} "
-        "cannot be decoded, and the other ranks would wait for it; the first "
-        f"is {first}; repair them, or use larger batches"
+        f"none of the {len(batch)} samples of step {batch.step}, or of this "
+        "rank's part of it, can be decoded, and it cannot be left out: other "
+        f"ranks take it, or the loop counts it; the first is {first}; repair "
+        "them, or use larger batches"
+    )
+
+
+def _lost_epoch(num_samples: int, first: _Failure) -> HapiError:
+    return first.error(
+        f"none of the {num_samples} samples of this epoch can be decoded; "
+        f"the first is {first}; repair them, or give other data"
     )
 
 

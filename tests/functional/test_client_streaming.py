@@ -185,6 +185,21 @@ def test_an_undecodable_image_is_named_or_skipped(connection, place, tmp_path):
         assert job.stats.skipped == 1
 
 
+def test_epoch_whose_samples_are_all_skipped_is_an_error(
+    connection, place, tmp_path
+):
+    data = shard(3)
+    for number in range(3):
+        data = with_corrupt_member(data, f"s0-{number:04d}")
+    store(connection, place, tmp_path, {"a.tar": data})
+    with job_of(connection, place, on_error="skip", batch_size=2) as job:
+        for epoch in (0, None):
+            with pytest.raises(ClientError, match="none of the 3 samples"):
+                list(job.loader(epoch))
+        assert (job.epoch, job.step) == (1, 0)
+        assert job.stats.skipped == 6
+
+
 def test_shards_without_labels_need_labels_from_the_user(
     connection, place, tmp_path
 ):

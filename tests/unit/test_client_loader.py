@@ -14,7 +14,13 @@ import torch
 from hapi_client.fetch import Fetcher, FetchOptions
 from hapi_client.loader import FeatureLoader, LoaderPlan
 from hapi_client.meter import Meter
-from hapi_client.order import OrderRules, index_order, shuffled_order
+from hapi_client.order import (
+    OrderRules,
+    Reader,
+    Reading,
+    index_order,
+    shuffled_order,
+)
 from hapi_client.sources import LoadedSpan, SpanTask
 from hapi_client.stats import JobCounters
 from hapi_protocol.errors import ClientError, HapiError, TooSlowError
@@ -115,8 +121,9 @@ def make_loader(
         **(job or {}),
     )
     order = order or index_order(sizes, OrderRules(4))
+    reading = order if isinstance(order, Reading) else order.reading()
     open_spans = open_spans or open_with(source, **options)
-    loader = FeatureLoader(plan, order.reading(), open_spans, CPU, delivered)
+    loader = FeatureLoader(plan, reading, open_spans, CPU, delivered)
     return loader, counters
 
 
@@ -227,6 +234,31 @@ def test_a_batch_that_lost_all_its_samples_is_left_out():
     assert steps == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("first_step", [0, 1])
+def test_epoch_that_delivers_nothing_is_an_error_where_it_is_whole(first_step):
+    """A loop for as many epochs, or samples, would go on in silence."""
+    order = index_order([3, 2], OrderRules(2))
+    steps = []
+    loader, counters = make_loader(
+        Source({"0/0", "0/1", "0/2", "1/0", "1/1"}),
+        [3, 2],
+        order.reading(Reader(first_step=first_step)),
+        on_error="skip",
+        delivered=steps.append,
+    )
+    if first_step:
+        assert list(loader) == []
+    else:
+        with pytest.raises(ClientError) as caught:
+            list(loader)
+        assert caught.value.code == "bad_sample"
+        assert "none of the 5 samples" in caught.value.message
+        assert "'0/0' of shard 0.tar: broken" in caught.value.message
+    assert steps == [0, 1, 2][first_step:]
+    assert counters.snapshot().samples == 0
+    assert not fetch_threads()
+
+
 def test_step_that_other_ranks_wait_for_names_a_sample_that_it_lost():
     loader, _ = make_loader(
         Source({"0/2", "1/0", "1/1"}),
@@ -240,8 +272,7 @@ def test_step_that_other_ranks_wait_for_names_a_sample_that_it_lost():
     with pytest.raises(ClientError) as caught:
         next(batches)
     assert caught.value.code == "bad_sample"
-    assert "all 2 samples" in caught.value.message
-    assert "step 1 " in caught.value.message
+    assert "none of the 2 samples of step 1" in caught.value.message
     assert "sample '0/2' of shard 0.tar: broken" in caught.value.message
     assert caught.value.object_name == "0.tar"
     assert caught.value.details == {"key": "0/2"}
