@@ -32,6 +32,7 @@ from hapi_client.ranks import Rank
 from hapi_client.requester import ConnectionOptions
 from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import ModelPath
+from hapi_protocol.index import Span
 from hapi_protocol.transforms import Training
 from hapi_splitter.host import allowed_cores
 
@@ -239,6 +240,9 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     samples allow; shuffled, these are as many as samples, so that training
     is several times as fast with :class:`FeatureDataset`.
 
+    A sample that cannot be decoded is an error, whatever the job's
+    ``on_error``: what a sampler asks for cannot be left out.
+
     Args:
         parts: what a process needs.
         training: seed and epoch of random changes; None for none.
@@ -265,6 +269,8 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         """
         Raises:
             IndexError: for a number that there is not.
+            ClientError: ``bad_sample`` with the number of one that cannot
+                be decoded.
             HapiError: the sample cannot be had.
         """
         return self.__getitems__([number])[0]
@@ -282,6 +288,7 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
             EpochReading(reading_of(once)),
             self._training,
             on_error="raise",
+            remedy=self._remedy,
         )
         with closing(loader):
             ((features, labels),) = loader
@@ -304,6 +311,20 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
             self._opened, self._pid = ExitStack(), os.getpid()
             self._feeder = self._opened.enter_context(_feeding(self._parts))
         return self._feeder
+
+    def _remedy(self, span: Span, row: int) -> str:
+        wanted = span.shard, span.rows[row].sample
+        places = (
+            (each.shard, row.sample)
+            for each in self._parts.data.spans
+            for row in each.rows
+        )
+        number = next(n for n, each in enumerate(places) if each == wanted)
+        return (
+            f"leave its number, {number}, out of the sampler, or repair it; "
+            "job.loader and job.dataset can skip such samples "
+            "(on_error='skip')"
+        )
 
     def _place(self, number: int) -> tuple[int, int]:
         """Span and row."""

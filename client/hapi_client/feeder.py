@@ -11,7 +11,7 @@ from hapi_client.data_set import DataSet
 from hapi_client.decode import DecodePool
 from hapi_client.epochs import EpochReading
 from hapi_client.fetch import Fetcher, FetchOptions
-from hapi_client.loader import FeatureLoader, LoaderPlan
+from hapi_client.loader import FeatureLoader, LoaderPlan, leave_them_out
 from hapi_client.local_region import LocalRegion
 from hapi_client.meter import STREAMED, Meter, Way
 from hapi_client.mixed import MixedSource, Sources
@@ -91,6 +91,7 @@ class Feeder:
         on_error: str,
         is_shared: bool = False,
         span_came: Callable[[], None] = lambda: None,
+        remedy: Callable[[Span, int], str] = leave_them_out,
     ) -> FeatureLoader:
         """A pass over a share of some data.
 
@@ -101,6 +102,7 @@ class Feeder:
             on_error: as :attr:`hapi_client.loader.LoaderPlan.on_error`.
             is_shared: likewise.
             span_came: likewise.
+            remedy: likewise.
         """
         plan = LoaderPlan(
             spans=data.spans,
@@ -111,6 +113,7 @@ class Feeder:
             meter=self.meter,
             span_came=span_came,
             is_shared=is_shared,
+            remedy=remedy,
         )
         return FeatureLoader(
             plan,

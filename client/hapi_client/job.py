@@ -89,7 +89,8 @@ class TransferJob:
         labels: class name or key to integer, or a function of the key;
             None for the integers of the index.
         on_error: ``"raise"`` for a sample that cannot be decoded, or
-            ``"skip"``, counted in ``stats.skipped``.
+            ``"skip"``, counted in ``stats.skipped``; :meth:`samples` raises
+            always.
         seed: of the order of samples; not negative.
         lanes: how many ranks and loader workers can share an epoch, also
             when training goes on with other numbers of them

@@ -34,6 +34,14 @@ class LoadedSpans(Protocol):
     def close(self) -> None: ...
 
 
+def leave_them_out(span: Span, row: int) -> str:
+    """What to do about a sample that cannot be decoded."""
+    return (
+        "repair it, or leave such samples out with on_error='skip' "
+        "(--skip-bad-samples)"
+    )
+
+
 @dataclass(frozen=True)
 class LoaderPlan:
     """What all epochs of a job share.
@@ -49,6 +57,7 @@ class LoaderPlan:
         span_came: called after each span, in the training loop's thread.
         is_shared: whether others take the same steps, or the loop counts
             them, so that none may be left out.
+        remedy: for a sample that cannot be decoded, of a span and its row.
     """
 
     spans: Sequence[Span]
@@ -59,6 +68,7 @@ class LoaderPlan:
     meter: Meter
     span_came: Callable[[], None] = lambda: None
     is_shared: bool = False
+    remedy: Callable[[Span, int], str] = leave_them_out
 
 
 @dataclass(frozen=True)
@@ -272,7 +282,8 @@ class _Delivery:
         row, message = min(loaded.failures.items())
         failure = _Failure(loaded.span, row, message)
         if self._plan.on_error == "raise":
-            raise _bad_sample(failure)
+            remedy = self._plan.remedy(loaded.span, row)
+            raise failure.error(f"{failure}; {remedy}")
         self._plan.counters.add(skipped=len(loaded.failures))
         self._num_failures += len(loaded.failures)
         self._first_failure = self._first_failure or failure
@@ -332,11 +343,4 @@ def _lost_epoch(num_samples: int, first: _Failure) -> HapiError:
     return first.error(
         f"none of the {num_samples} samples of this epoch can be decoded; "
         f"the first is {first}; repair them, or give other data"
-    )
-
-
-def _bad_sample(failure: _Failure) -> HapiError:
-    return failure.error(
-        f"{failure}; repair it, or leave such samples out with "
-        "on_error='skip' (--skip-bad-samples)"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 
@@ -198,6 +199,27 @@ def test_epoch_whose_samples_are_all_skipped_is_an_error(
                 list(job.loader(epoch))
         assert (job.epoch, job.step) == (1, 0)
         assert job.stats.skipped == 6
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_undecodable_image_of_a_sampler_tells_its_number(
+    connection, place, tmp_path, on_error
+):
+    shards = {
+        "a.tar": shard(3),
+        "b.tar": with_corrupt_member(shard(4, seed=1), "s1-0002"),
+    }
+    store(connection, place, tmp_path, shards)
+    with job_of(connection, place, on_error=on_error) as job:
+        samples = job.samples()
+        with pytest.raises(ClientError) as caught:
+            samples.__getitems__([6, 5, 0])
+        assert len(samples.__getitems__([6, 0])) == 2
+        samples.close()
+    assert caught.value.code == "bad_sample"
+    message = caught.value.message
+    assert re.search(r"s1-0002.*b\.tar.* its number, 5, out of", message)
+    assert "--skip-bad-samples" not in message
 
 
 def test_shards_without_labels_need_labels_from_the_user(
