@@ -13,8 +13,9 @@ import torch
 from hapi_client.connection import Connection
 from hapi_client.demo_data import photograph_folder, write_shards
 from hapi_client.fetch import FetchOptions
-from hapi_client.frozen import FREEZE, STREAM, FrozenRegion, checked_encodings
+from hapi_client.frozen import FREEZE, STREAM, FrozenRegion
 from hapi_client.job import TransferJob
+from hapi_client.job_checks import checked_encodings
 from hapi_client.location import Location
 from hapi_client.progress import Reporter
 from hapi_client.training import History, build_model, train_tail

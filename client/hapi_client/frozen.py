@@ -13,8 +13,7 @@ import torch
 from hapi_client.connection import Connection
 from hapi_client.local_region import LocalRegion
 from hapi_client.packages import package_name, upload_package
-from hapi_protocol.encodings import FLOORS, Encoding, allowed_encodings
-from hapi_protocol.errors import AnnotationError, ClientError
+from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import ModelPath
 from hapi_splitter.augmentation import Augmentation
 from hapi_splitter.choice import Freeze
@@ -136,48 +135,3 @@ def _image_transform(
             "bad_configuration",
             f"{error}; give weights.transforms() or an ImageTransform",
         ) from error
-
-
-def checked_encodings(encoding: str | None, floor: str) -> tuple[str, ...]:
-    """Canonical texts of the encodings that a plan may choose from.
-
-    Args:
-        encoding: the only one, if not None.
-        floor: else, what it allows.
-
-    Raises:
-        ClientError: ``bad_configuration`` for an unknown one, or one that
-            the floor does not allow.
-    """
-    try:
-        allowed = allowed_encodings(floor)
-        if encoding is None:
-            return allowed
-        chosen = Encoding.parse(encoding)
-    except (AnnotationError, ValueError) as error:
-        message = getattr(error, "message", str(error))
-        raise ClientError("bad_configuration", message) from error
-    # What nobody has asked for is no wish.
-    if floor != FLOORS[0] and str(chosen) not in allowed:
-        raise ClientError(
-            "bad_configuration",
-            f"encoding is {encoding!r}, which rounds more than floor "
-            f"{floor!r} allows: leave one of them out",
-        )
-    return (str(chosen),)
-
-
-def check_cut(cut: int | str) -> None:
-    """Refuses what is a cut of no model.
-
-    Raises:
-        ClientError: ``bad_configuration`` naming what is allowed.
-    """
-    names = (AUTO, FREEZE, STREAM)
-    if cut in names or (type(cut) is int and cut >= 0):
-        return
-    raise ClientError(
-        "bad_configuration",
-        f"cut is {cut!r}; 'auto' plans, 'freeze' is the whole frozen region, "
-        "'stream' or 0 pushes nothing down, a number from 1 on is a cut",
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,15 +16,17 @@ from hapi_client.dataset import FeatureDataset, ReadingParts, SampleDataset
 from hapi_client.epochs import EpochOptions, EpochReading, Epochs
 from hapi_client.feeder import Feeder
 from hapi_client.fetch import FetchOptions
-from hapi_client.frozen import (
-    AUTO,
-    FrozenRegion,
+from hapi_client.frozen import AUTO, FrozenRegion
+from hapi_client.job_checks import (
+    check_cache,
     check_cut,
+    check_epochs,
+    check_on_error,
     checked_encodings,
 )
 from hapi_client.job_planner import make_planner
 from hapi_client.labels import Labels
-from hapi_client.loader import FeatureLoader, check_on_error
+from hapi_client.loader import FeatureLoader
 from hapi_client.meter import Way
 from hapi_client.order import Lanes, Reader
 from hapi_client.packages import DEFAULT_MODELS_CONTAINER
@@ -34,7 +35,7 @@ from hapi_client.ranks import Rank, this_rank
 from hapi_client.replan import PlanChange, ReplanOptions
 from hapi_client.stats import JobStats
 from hapi_protocol.errors import ClientError
-from hapi_protocol.headers import CACHE_MODES, CACHE_OFF
+from hapi_protocol.headers import CACHE_OFF
 from hapi_splitter.augmentation import Augmentation
 from hapi_splitter.choice import Freeze
 from hapi_splitter.plan import Plan, Problem
@@ -426,27 +427,3 @@ class TransferJob:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def check_cache(cache: str) -> None:
-    """
-    Raises:
-        ClientError: ``bad_configuration`` for what is no mode of the cache.
-    """
-    if cache not in CACHE_MODES:
-        raise ClientError(
-            "bad_configuration",
-            f"cache is {cache!r}; one of {', '.join(CACHE_MODES)}",
-        )
-
-
-def check_epochs(epochs: float | None) -> None:
-    """
-    Raises:
-        ClientError: ``bad_configuration`` for what is no number of epochs.
-    """
-    if epochs is not None and not 0 < epochs < math.inf:
-        raise ClientError(
-            "bad_configuration",
-            f"epochs is {epochs!r}; a positive number, or None",
-        )

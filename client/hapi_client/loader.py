@@ -20,8 +20,6 @@ from hapi_client.stats import JobCounters
 from hapi_protocol.errors import ClientError, HapiError
 from hapi_protocol.index import Span
 
-ON_ERROR = ("raise", "skip")
-
 LabelledBatch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """Features and labels of one batch."""
 
@@ -315,19 +313,6 @@ class _Delivery:
             torch.stack(features),
             torch.tensor(labels, device=self._device),
         )
-
-
-def check_on_error(value: str) -> str:
-    """
-    Raises:
-        ClientError: ``bad_configuration`` for another value.
-    """
-    if value not in ON_ERROR:
-        raise ClientError(
-            "bad_configuration",
-            f"on_error is {value!r}; allowed: {', '.join(ON_ERROR)}",
-        )
-    return value
 
 
 def _lost_step(batch: Batch, first: _Failure) -> HapiError:

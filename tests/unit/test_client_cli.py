@@ -26,7 +26,6 @@ from hapi_client.demo import (
     check_plan,
     largest_difference,
 )
-from hapi_client.frozen import checked_encodings
 from hapi_client.index import load_index
 from hapi_client.location import Location
 from hapi_client.progress import ConsoleReporter
@@ -134,15 +133,6 @@ def test_train_judges_its_options_before_it_works(
     train = ("train", "--data", "c/p", "--classes", "2")
     assert hapi(monkeypatch, *train, *arguments) == 1
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("encoding", "floor"),
-    [("uint8", "lossless"), ("float16;lz4", "half"), ("float32", "uint8")],
-)
-def test_encoding_goes_with_a_floor_that_allows_it(encoding, floor):
-    """The floor's default is no wish of anybody's."""
-    assert checked_encodings(encoding, floor) == (encoding,)
 
 
 @pytest.mark.parametrize(

@@ -147,8 +147,12 @@ def train_command(
     """
     # torch takes seconds to import; --help must not wait for it.
     from hapi_client.checkpoints import Checkpoint, write_whole
-    from hapi_client.frozen import check_cut, checked_encodings
-    from hapi_client.job import TransferJob, check_cache
+    from hapi_client.job import TransferJob
+    from hapi_client.job_checks import (
+        check_cache,
+        check_cut,
+        checked_encodings,
+    )
     from hapi_client.training import build_model, train_tail
     from hapi_splitter.augmentation import Augmentation
 
