@@ -5,6 +5,8 @@ The tail has no batch norm, so that the bound is that of rounding.
 
 from __future__ import annotations
 
+import copy
+import math
 import os
 import random
 import sys
@@ -13,12 +15,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from children import run_family
 from equal_training import (
+    BATCH,
     DATA,
     EPOCHS,
     RATE,
+    SEED,
     FrozenBody,
     job_of,
     local_batches,
@@ -30,6 +35,7 @@ from hapi_client.demo import largest_difference
 from hapi_client.location import parse_location
 from hapi_client.progress import SilentReporter
 from hapi_client.upload import upload
+from networks import small_network
 from photos import shard
 
 SHARDS = {"train": (20, 16, 24, 12, 18, 22), "val": (20, 20)}
@@ -65,18 +71,26 @@ def folder(connection, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def local(folder) -> Run:
+    return trained_locally(
+        *(sorted((folder / split).glob("*.tar")) for split in DATA)
+    )
+
+
+def trained_locally(
+    train: list[Path], val: list[Path], network: nn.Module | None = None
+) -> Run:
     """On local data, with torch and nothing else but the order."""
-    model = FrozenBody()
+    model = FrozenBody(network)
     tail = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(tail, lr=RATE, momentum=0.9)
-    spans = local_spans(folder / "train")
+    spans = local_spans(train)
     losses = [
         loss
         for epoch in range(EPOCHS)
         for loss, _ in steps_of(model, optimizer, local_batches(spans, epoch))
     ]
     images, labels = zip(
-        *(s for span in local_spans(folder / "val") for s in span), strict=True
+        *(s for span in local_spans(val) for s in span), strict=True
     )
     correct = num_correct(model, [(torch.stack(images), torch.tensor(labels))])
     weights = {
@@ -199,3 +213,49 @@ def test_ranks_train_together_as_the_local_run(
     assert done.returncode == 0, done.stderr
     saved = torch.load(tmp_path / "result.pt")
     assert_equal(Run(saved["losses"], saved["weights"]), local)
+
+
+@pytest.fixture(scope="module")
+def cifar() -> dict[str, list[Path]]:
+    """Shards of 500 images: to pretrain, to train with, to judge by."""
+    name = os.environ.get("HAPI_TEST_DATA")
+    if not name:
+        pytest.skip(
+            "the accuracy on CIFAR-10: HAPI_TEST_DATA names no folder with "
+            "cifar10-*.tar"
+        )
+    train = sorted(Path(name).glob("cifar10-train-*.tar"))
+    val = sorted(Path(name).glob("cifar10-test-*.tar"))
+    return {"pretrain": train[3:6], "train": train[:3], "val": val[:1]}
+
+
+def pretrained(paths: list[Path]) -> nn.Module:
+    network = small_network(10)
+    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
+    spans = local_spans(paths)
+    for epoch in range(3):
+        for _ in steps_of(network, optimizer, local_batches(spans, epoch)):
+            pass
+    torch.manual_seed(SEED)
+    network.head.reset_parameters()
+    return network
+
+
+def test_accuracy_on_cifar_is_that_of_the_local_run(connection, cifar):
+    data = {}
+    for split in DATA:
+        data[split] = f"swift://equal/cifar-{split}"
+        place = parse_location(data[split])
+        upload(connection, place, cifar[split], SilentReporter())
+    network = pretrained(cifar["pretrain"])
+    local = trained_locally(
+        cifar["train"], cifar["val"], copy.deepcopy(network)
+    )
+    for cut in ("stream", "freeze"):
+        with job_of(connection, cut, copy.deepcopy(network), data=data) as job:
+            found = trained(job)
+        assert len(found.losses) == EPOCHS * math.ceil(job.num_samples / BATCH)
+        assert_equal(found, local)
+    # Twice what guessing gives.
+    assert local.num_correct is not None
+    assert local.num_correct > 2 * 50

@@ -20,22 +20,32 @@ BATCH = 16
 EPOCHS = 3
 RATE = 0.05
 SEED = 4
+SPAN = 64
 OPTIONS = FetchOptions(decode_threads=1, num_threads=2, buffer_spans=4)
 
 Samples = list[tuple[torch.Tensor, int]]
 
 
-def job_of(connection: Connection, cut: Any, **options: Any) -> TransferJob:
+def job_of(
+    connection: Connection,
+    cut: Any,
+    network: nn.Module | None = None,
+    **options: Any,
+) -> TransferJob:
     return TransferJob(
-        small_network(),
+        network or small_network(),
         freeze="body",
-        data=DATA,
         transform=small_transform(),
         batch_size=BATCH,
         seed=SEED,
         connection=connection,
         cut=cut,
-        **{"options": OPTIONS, "lanes": Lanes(4, 1), **options},
+        **{
+            "data": DATA,
+            "options": OPTIONS,
+            "lanes": Lanes(4, 1),
+            **options,
+        },
     )
 
 
@@ -66,10 +76,10 @@ def num_correct(
         )
 
 
-def local_spans(folder: Path) -> list[Samples]:
-    """Transformed images and labels of each shard, read without ours."""
+def local_spans(paths: Iterable[Path]) -> list[Samples]:
+    """Transformed images and labels of shards, read without ours."""
     spans = []
-    for path in sorted(folder.glob("*.tar")):
+    for path in paths:
         with tarfile.open(path) as archive:
             members = {
                 each.name: archive.extractfile(each).read()  # type: ignore[union-attr]
@@ -77,15 +87,17 @@ def local_spans(folder: Path) -> list[Samples]:
             }
         keys = [name[:-4] for name in members if name.endswith(".jpg")]
         transform = small_transform()
-        spans.append(
-            [
-                (
-                    transform(decode_image(members[f"{key}.jpg"])),
-                    int(members[f"{key}.cls"]),
-                )
-                for key in keys
-            ]
-        )
+        samples = [
+            (
+                transform(decode_image(members[f"{key}.jpg"])),
+                int(members[f"{key}.cls"]),
+            )
+            for key in keys
+        ]
+        spans += [
+            samples[first : first + SPAN]
+            for first in range(0, len(samples), SPAN)
+        ]
     return spans
 
 
@@ -113,9 +125,9 @@ def local_batches(
 class FrozenBody(nn.Module):
     """The whole network, as one fine-tunes it on local data."""
 
-    def __init__(self) -> None:
+    def __init__(self, network: nn.Module | None = None) -> None:
         super().__init__()
-        self.network = small_network()
+        self.network = network or small_network()
         self.network.body.requires_grad_(False)
 
     def train(self, mode: bool = True) -> FrozenBody:
