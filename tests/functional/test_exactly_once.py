@@ -35,6 +35,7 @@ BATCH = 8
 LANES = Lanes(4, 2)
 OPTIONS = FetchOptions(decode_threads=1, num_threads=2)
 SECONDS = 20.0
+NUM_KILLS = int(os.environ.get("HAPI_KILLS", "4"))
 TRAINER = Path(__file__).parent.parent / "support" / "trainer.py"
 
 
@@ -232,21 +233,17 @@ def test_number_of_workers_that_cannot_share_is_an_error(connection, place):
 
 
 @pytest.mark.parametrize("cut", ["stream", "freeze"])
+@pytest.mark.timeout(60 + 15 * NUM_KILLS)
 def test_run_goes_on_after_kills_with_the_samples_that_are_left(
     connection, place, alone, monkeypatch, cut
 ):
     """With other numbers of ranks and workers than before."""
     dice = random.Random(5)
-    for first in (0, 1, len(alone) // 2, len(alone)):
-        with job_of(connection, place, cut=cut) as killed:
-            state = killed.dataset().state_dict(0)
-            state |= {"epoch": 3}
-            if first:
-                batches = iter(killed.loader(3))
-                for _ in range(first):
-                    next(batches)
-                state = killed.state_dict()
-        world_size, num_workers = dice.choice([1, 2]), dice.choice([0, 2])
+    for number in range(NUM_KILLS):
+        ends = {0: 0, 1: len(alone)}
+        first = ends.get(number, dice.randrange(1, len(alone)))
+        state = state_of_killed(connection, place, cut, first, dice)
+        world_size, num_workers = dice.choice([1, 2, 4]), dice.choice([0, 2])
         together: dict[int, list[int]] = {}
         for rank in range(world_size):
             as_rank(monkeypatch, rank, world_size)
@@ -266,6 +263,23 @@ def test_run_goes_on_after_kills_with_the_samples_that_are_left(
         assert {step: sorted(each) for step, each in together.items()} == {
             step: sorted(each) for step, each in alone.items() if step >= first
         }
+
+
+def state_of_killed(connection, place, cut, first: int, dice) -> dict:
+    """Of a run that ended when it had taken ``first`` steps of epoch 3."""
+    with job_of(connection, place, cut=cut) as killed:
+        if dice.random() < 0.5 and first:
+            batches = iter(killed.loader(3))
+            for _ in range(first):
+                next(batches)
+            return killed.state_dict()
+        num_workers = dice.choice([0, 2])
+        dataset = killed.dataset(num_workers=num_workers)
+        dataset.set_epoch(3)
+        batches = iter(torch_loader(dataset, num_workers))
+        for _ in range(first):
+            next(batches)
+        return dataset.state_dict(first)
 
 
 def test_state_of_a_loop_over_workers_is_that_of_its_steps(connection, place):
