@@ -28,7 +28,7 @@ def span_labels(
 
     Raises:
         LabelError: ``missing_label`` naming the first shard and key
-            without a label.
+            without a label, or with one that the index has no name for.
     """
     return [
         np.array(
@@ -83,6 +83,14 @@ def _label(
         if row.label is None:
             raise _missing(
                 span, row, "has no integer .cls member; give labels="
+            )
+        if class_names and not 0 <= row.label < len(class_names):
+            raise _missing(
+                span,
+                row,
+                f"has the label {row.label}, and its index has names for 0 "
+                f"to {len(class_names) - 1}; repair its .cls member and "
+                "index it again, or give labels=",
             )
         return row.label
     if not isinstance(labels, Mapping):

@@ -57,6 +57,7 @@ STORE = Store(
     val=index_of("val", "xy", [1, 0, 2], ("bird", "cat", "dog")),
     pets=index_of("pets", "pq", [1, 0], ("dog", "cat")),
     plain=index_of("plain", "z", [5, 7]),
+    odd=index_of("odd", "o", [0, -1], ("dog", "cat")),
 )
 
 
@@ -114,6 +115,12 @@ def test_classes_that_the_training_data_has_not_are_an_error(other, words):
         "photos/train", other
     ]):  # fmt: skip
         with pytest.raises(LabelError, match=words):
+            load(data)
+
+
+def test_a_label_that_no_name_has_is_not_taken_for_another_class():
+    for data in ("photos/odd", {"train": "photos/train", "val": "photos/odd"}):
+        with pytest.raises(LabelError, match=r"'o/1' of shard odd/o\.tar"):
             load(data)
 
 

@@ -56,6 +56,20 @@ def test_a_class_that_a_mapping_lacks_is_named():
         span_labels([span(1)], {"cat": 0}, ("cat", "dog"))
 
 
+@pytest.mark.parametrize("label", [-1, 2])
+def test_a_label_without_a_name_is_an_error(label):
+    with pytest.raises(LabelError) as caught:
+        span_labels([span(0, label)], None, ("cat", "dog"))
+    assert caught.value.code == "missing_label"
+    for words in ("'cat/1'", "train/a.tar", f"label {label},", "0 to 1;"):
+        assert words in caught.value.message
+
+
+def test_integers_without_any_names_are_as_the_user_wants_them():
+    (found,) = span_labels([span(-1, 7)], None)
+    assert found.tolist() == [-1, 7]
+
+
 def named(name, label=None):
     return NamedRow(IndexRow(0, "k", 0, 512, label), name)
 
