@@ -99,9 +99,8 @@ def train_tail(
             "no parameter is left to train behind the freeze point; freeze "
             "less of the model (freeze=, --freeze)",
         )
-    run = _Run(job, learning_rate, checkpoint)
-    interrupts = heeding_interrupts if checkpoint else nobody_asks
-    with interrupts() as asked:
+    with _kept(checkpoint) as asked:
+        run = _Run(job, learning_rate, checkpoint)
         for epoch in range(len(run.history.epochs), epochs):
             run.train_epoch(epoch, on_samples, asked)
             on_epoch(epoch, run.history.epochs[-1])
@@ -109,9 +108,13 @@ def train_tail(
 
 
 @contextmanager
-def nobody_asks() -> Iterator[threading.Event]:
-    """An interrupt is one, at once."""
-    yield threading.Event()
+def _kept(checkpoint: Checkpoint | None) -> Iterator[threading.Event]:
+    """Set when the run shall end; without a checkpoint an interrupt is one."""
+    if checkpoint is None:
+        yield threading.Event()
+        return
+    with checkpoint.held(), heeding_interrupts() as asked:
+        yield asked
 
 
 class _Run:

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from children import heed_interrupts
 from hapi_client.cli import main as cli
@@ -121,6 +122,13 @@ def test_train_hands_on_what_is_random(
             ("--cut", "3", "--encoding", "uint8;zstd", "--floor", "half"),
             "'uint8;zstd', which rounds more than floor 'half'",
         ),
+        (("--save", "nowhere/model.pt"), "nowhere is no folder"),
+        (("--save", "/proc/model.pt"), "/proc/model.pt cannot be written"),
+        (("--resume", "/proc/run.pt"), "/proc/run.pt cannot be written"),
+        (
+            ("--save", "run.pt", "--resume", "./run.pt"),
+            "--save and --resume are both run.pt",
+        ),
     ],
 )
 def test_train_judges_its_options_before_it_works(
@@ -133,6 +141,27 @@ def test_train_judges_its_options_before_it_works(
     train = ("train", "--data", "c/p", "--classes", "2")
     assert hapi(monkeypatch, *train, *arguments) == 1
     assert message in capsys.readouterr().err
+
+
+def test_train_looks_for_room_for_the_model_before_it_trains(
+    monkeypatch, capsys, tmp_path
+):
+    asked = []
+
+    def tried(path, num_bytes=0):
+        asked.append(num_bytes)
+        if num_bytes:
+            raise ClientError("bad_configuration", "there is no room")
+
+    monkeypatch.setattr("hapi_client.checkpoints.check_writable", tried)
+    monkeypatch.setattr(
+        "hapi_client.training.build_model",
+        lambda *_, **__: (torch.nn.Linear(10, 3), None),
+    )
+    train = ("train", "--data", "c/p", "--classes", "2", "--save")
+    assert hapi(monkeypatch, *train, tmp_path / "model.pt") == 1
+    assert "there is no room" in capsys.readouterr().err
+    assert asked == [0, 4 * (10 * 3 + 3)]
 
 
 @pytest.mark.parametrize(

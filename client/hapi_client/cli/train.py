@@ -20,6 +20,8 @@ from hapi_protocol.headers import CACHE_OFF
 from hapi_splitter.quantities import bytes_text, count_text
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     from hapi_client.job import TransferJob
     from hapi_client.stats import JobStats
     from hapi_client.training import EpochResult, History
@@ -115,7 +117,8 @@ def train_command(
         typer.Option(
             dir_okay=False,
             help="Go on from this file if it is there, sample by sample; it "
-            "is written every 30 seconds, behind each epoch, and on Ctrl-C.",
+            "is written every 30 seconds, behind each epoch, and on Ctrl-C. "
+            "One run at a time.",
         ),
     ] = None,
     skip_bad_samples: Annotated[
@@ -146,7 +149,11 @@ def train_command(
     no_plan_reason, plan_changes (seconds, mix, samples_per_second, why).
     """
     # torch takes seconds to import; --help must not wait for it.
-    from hapi_client.checkpoints import Checkpoint, write_whole
+    from hapi_client.checkpoints import (
+        Checkpoint,
+        check_writable,
+        write_whole,
+    )
     from hapi_client.job import TransferJob
     from hapi_client.job_checks import (
         check_cache,
@@ -160,7 +167,7 @@ def train_command(
     checked_encodings(encoding, floor)
     check_cache(cache)
     parse_location(data)
-    check_folders(save, resume)
+    check_files(save, resume)
     network, transform = build_model(
         model,
         num_classes=classes,
@@ -168,6 +175,8 @@ def train_command(
         weights=weights,
         checkpoint=checkpoint,
     )
+    if save:
+        check_writable(save, num_bytes_of(network))
     with connect(context) as connection, ConsoleReporter() as reporter:
         if weights is None and checkpoint is None:
             reporter.note("weights are random: no --weights, no --checkpoint")
@@ -232,18 +241,28 @@ def train_command(
             )
 
 
-def check_folders(*paths: Path | None) -> None:
+def check_files(save: Path | None, resume: Path | None) -> None:
     """
     Raises:
         ClientError: ``bad_configuration``, before hours of training.
     """
+    from hapi_client.checkpoints import check_writable
     from hapi_protocol.errors import ClientError
 
-    for path in paths:
-        if path is not None and not path.parent.is_dir():
-            raise ClientError(
-                "bad_configuration", f"{path.parent} is no folder"
-            )
+    if save and resume and save.resolve() == resume.resolve():
+        raise ClientError(
+            "bad_configuration",
+            f"--save and --resume are both {save}; a model and a checkpoint "
+            "need files of their own",
+        )
+    for path in (save, resume):
+        if path is not None:
+            check_writable(path)
+
+
+def num_bytes_of(network: Module) -> int:
+    """Of its state dict."""
+    return sum(each.nbytes for each in network.state_dict().values())
 
 
 def cut_value(cut: str) -> int | str:

@@ -1,0 +1,165 @@
+"""Files that a run keeps: whole at every moment, and of one run only."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+
+from hapi_client.checkpoints import (
+    TRIAL_BYTES,
+    Checkpoint,
+    check_writable,
+    write_whole,
+)
+from hapi_protocol.errors import ClientError
+
+
+@contextlib.contextmanager
+def no_file_beyond(num_bytes):
+    """Stands for a full disk: writes end with an ``OSError``."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_is_written_is_on_the_disk_before_it_takes_the_place(
+    tmp_path, monkeypatch
+):
+    done = []
+
+    def recorded(name):
+        do = getattr(os, name)
+
+        def called(*arguments):
+            done.append(name)
+            do(*arguments)
+
+        return called
+
+    for name in ("fsync", "replace"):
+        monkeypatch.setattr(os, name, recorded(name))
+    write_whole({"x": 1}, tmp_path / "run.pt")
+    assert done == ["fsync", "replace"]
+    assert names(tmp_path) == ["run.pt"]
+
+
+def test_what_a_killed_run_left_is_used_again(tmp_path):
+    (tmp_path / "run.pt.part").write_bytes(b"half of a checkpoint")
+    (tmp_path / "run.pt.lock").touch()
+    checkpoint = Checkpoint(tmp_path / "run.pt")
+    with checkpoint.held():
+        checkpoint.save(number=7)
+    assert names(tmp_path) == ["run.pt"]
+    assert checkpoint.load()["number"] == 7
+
+
+def test_a_save_that_fails_leaves_the_one_before(tmp_path):
+    path = tmp_path / "run.pt"
+    write_whole({"x": 1}, path)
+    too_large = pytest.raises(ClientError, match="File too large")
+    with too_large, no_file_beyond(100_000):
+        write_whole({"x": torch.zeros(10**6)}, path)
+    assert names(tmp_path) == ["run.pt"]
+    assert torch.load(path, weights_only=True) == {"x": 1}
+
+
+def test_a_save_that_is_interrupted_leaves_the_one_before(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "run.pt"
+    write_whole({"x": 1}, path)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole({"x": 2}, path)
+    assert names(tmp_path) == ["run.pt"]
+    assert torch.load(path, weights_only=True) == {"x": 1}
+
+
+def test_a_second_run_with_the_same_file_is_refused(tmp_path):
+    path = tmp_path / "run.pt"
+    with Checkpoint(path).held():
+        refused = pytest.raises(ClientError, match="another run goes on")
+        with refused as caught, Checkpoint(path).held():
+            pytest.fail("two runs have the file")
+        assert caught.value.code == "bad_configuration"
+        assert str(path) in caught.value.message
+        with Checkpoint(tmp_path / "other.pt").held():
+            pass
+    with Checkpoint(path).held():
+        pass
+    assert names(tmp_path) == []
+
+
+def test_a_lock_whose_file_is_gone_is_none(tmp_path, monkeypatch):
+    path = tmp_path / "run.pt"
+
+    def too_late(file, how):
+        Path(file.name).unlink()
+
+    monkeypatch.setattr(fcntl, "flock", too_late)
+    refused = pytest.raises(ClientError, match="another run goes on")
+    with refused, Checkpoint(path).held():
+        pytest.fail("the lock is nobody's")
+
+
+def test_a_file_system_without_locks_is_told_of(tmp_path, monkeypatch, caplog):
+    def unknown(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unknown)
+    with Checkpoint(tmp_path / "run.pt").held():
+        assert "cannot be locked" in caplog.text
+
+
+def test_a_trial_leaves_everything_as_it_is(tmp_path):
+    (tmp_path / "run.pt").write_bytes(b"kept")
+    (tmp_path / "run.pt.part").write_bytes(b"of another run")
+    check_writable(tmp_path / "run.pt", TRIAL_BYTES + 1)
+    assert names(tmp_path) == ["run.pt", "run.pt.part"]
+    assert (tmp_path / "run.pt").read_bytes() == b"kept"
+    assert (tmp_path / "run.pt.part").read_bytes() == b"of another run"
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "room"),
+    [(1, 0), (TRIAL_BYTES, TRIAL_BYTES // 2), (3 * TRIAL_BYTES, TRIAL_BYTES)],
+)
+def test_a_disk_without_room_is_found_by_the_trial(tmp_path, num_bytes, room):
+    with pytest.raises(ClientError) as caught, no_file_beyond(room):
+        check_writable(tmp_path / "run.pt", num_bytes)
+    assert caught.value.code == "bad_configuration"
+    for words in (str(tmp_path / "run.pt"), "make room, or give a file in"):
+        assert words in caught.value.message
+    assert names(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_written_to_is_named():
+    path = Path("/proc/run.pt")
+    words = r"/proc/run\.pt cannot be written"
+    with pytest.raises(ClientError, match=words):
+        check_writable(path)
+    with pytest.raises(ClientError, match=words), Checkpoint(path).held():
+        pytest.fail("it is held")
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ClientError, match="nowhere is no folder"):
+        check_writable(tmp_path / "nowhere" / "run.pt")
