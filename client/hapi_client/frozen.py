@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,6 +21,7 @@ from hapi_splitter.augmentation import Augmentation
 from hapi_splitter.choice import Freeze
 from hapi_splitter.package import write_package
 from hapi_splitter.trace import split
+from hapi_splitter.tracing import unwrapped
 from hapi_splitter.transforms import ImageTransform
 
 AUTO = "auto"
@@ -65,6 +68,23 @@ class FrozenRegion(LocalRegion):
         super().__init__(parts.frozen, device, forward_samples)
         self.tail: torch.nn.Module = parts.tail.to(device)
         self.freeze = parts.freeze
+        self._weights = _weights_before(model, self.tail)
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What features at the freeze point depend on, fit for JSON.
+
+        Whatever the cut, and whatever release of torch wrote the package,
+        whose digest depends on that.
+        """
+        transform = self.transform.to_json()
+        augmentation = transform.pop("augmentation", None)
+        return {
+            "freeze": self.freeze,
+            "weights": _digest(self._weights),
+            "transform": transform,
+            "augmentation": augmentation,
+        }
 
     def cut_number(self, cut: int | str) -> int:
         """What a user's ``cut`` means, but for :data:`AUTO`.
@@ -112,6 +132,30 @@ class FrozenRegion(LocalRegion):
     def parameter_bytes(self) -> int:
         """Of the region's weights, nearly all of the package."""
         return self._graph.parameter_bytes
+
+
+def _weights_before(
+    model: torch.nn.Module | tuple[torch.nn.Module, torch.nn.Module],
+    tail: torch.nn.Module,
+) -> dict[str, torch.Tensor]:
+    """What of a model's state dict its tail does not have, by name."""
+    if not isinstance(model, torch.nn.Module):
+        return unwrapped(model[0]).state_dict()
+    trained = tail.state_dict()
+    return {
+        name: value
+        for name, value in unwrapped(model).state_dict().items()
+        if name not in trained
+    }
+
+
+def _digest(weights: Mapping[str, torch.Tensor]) -> str:
+    found = hashlib.sha256()
+    for name, weight in sorted(weights.items()):
+        found.update(f"{name} {weight.dtype} {[*weight.shape]}\n".encode())
+        values = weight.detach().cpu().contiguous().flatten()
+        found.update(values.view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def _image_transform(

@@ -413,6 +413,17 @@ class TransferJob:
         """
         self._epochs.load_state_dict(state)
 
+    def features_facts(self) -> dict[str, Any]:
+        """What the features of its epochs depend on, fit for JSON.
+
+        Not the cut, nor the encoding.  A tail that was trained on features
+        of other facts does not go with this job.
+        """
+        return {
+            **self._frozen.facts,
+            "augment_epochs": self._augmented.period,
+        }
+
     def close(self) -> None:
         """Ends all requests and threads of the job."""
         self._feeder.interrupt()

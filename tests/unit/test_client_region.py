@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ from hapi_protocol.transforms import Training
 from hapi_splitter.augmentation import Augmentation
 from hapi_splitter.reference import reference_image
 from hapi_splitter.transforms import ImageTransform, decode_image
+from networks import small_network
 from reference_models import randomise_statistics
 
 CPU = torch.device("cpu")
@@ -131,3 +133,77 @@ def test_augmentation_that_cannot_be_is_named(
             (frozen_part(), Flat()), None, transform, CPU, None, augment
         )
     assert caught.value.code == "bad_configuration"
+
+
+def facts_of(model=None, freeze="body", transform=SMALL, **options):
+    model = small_network() if model is None else model
+    return FrozenRegion(model, freeze, transform, CPU, **options).facts
+
+
+def test_facts_of_features_are_those_of_what_is_frozen() -> None:
+    facts = facts_of()
+    model = small_network()
+    with torch.no_grad():
+        model.head.weight.add_(1)
+    assert facts_of(model) == facts
+    assert facts_of(torch.compile(small_network())) == facts
+    assert json.loads(json.dumps(facts)) == facts
+
+    with torch.no_grad():
+        model.body[1].running_var[3] *= 1.001
+    others = {
+        "weights": facts_of(model),
+        "freeze": facts_of(freeze="pool"),
+        "transform": facts_of(transform=replace(SMALL, antialias=False)),
+        "augmentation": facts_of(augment=Augmentation()),
+    }
+    for name, other in others.items():
+        assert {n for n in facts if facts[n] != other[n]} == {name}
+    with torch.no_grad():
+        frozen = frozen_part()
+        pair = facts_of((frozen, Flat()), None)
+        assert facts_of((frozen, Flat()), None) == pair
+        frozen[0].bias[0] += 1
+        assert facts_of((frozen, Flat()), None)["weights"] != pair["weights"]
+
+
+def test_facts_of_features_are_the_same_with_another_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The package's digest is not: it has the versions that wrote it."""
+    here = FrozenRegion(small_network(), "body", SMALL, CPU)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "99.1")
+    there = FrozenRegion(small_network(), "body", SMALL, CPU)
+    assert there._graph.digest != here._graph.digest
+    assert there.facts == here.facts
+
+
+class Sorts(nn.Module):
+    """Buffers of every sort that may stand beside weights."""
+
+    def __init__(self, last: float) -> None:
+        super().__init__()
+        self.register_buffer("number", torch.tensor(3))
+        self.register_buffer("flags", torch.tensor([True, False]))
+        self.register_buffer("empty", torch.zeros(0, 4))
+        self.register_buffer("short", torch.tensor([[1, last]]).bfloat16().T)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images + 1
+
+
+def test_facts_know_weights_of_every_dtype_and_shape() -> None:
+    digests = {
+        facts_of((Sorts(last).eval(), Flatten()), None)["weights"]
+        for last in (1.0, 2.0, 2.0)
+    }
+    assert len(digests) == 2
+
+
+class Flatten(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(3 * 32 * 32, 2)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.scores(features.flatten(1))
