@@ -9,7 +9,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -24,6 +24,10 @@ VERSION = 1
 SAVE_SECONDS = 30.0
 """Between two checkpoints inside an epoch."""
 TRIAL_BYTES = 1 << 20
+_OTHER_WEIGHTS = (
+    "its frozen layers have other weights (another model, --weights or "
+    "--checkpoint, or another --seed of random ones)"
+)
 
 
 class Checkpoint:
@@ -121,6 +125,48 @@ def _is_locked(file: IO[bytes], place: Path) -> bool:
             error,
         )
         return True
+
+
+def check_same(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    """Compares what the features depend on
+    (:meth:`hapi_client.job.TransferJob.features_facts`).
+
+    Raises:
+        ClientError: ``bad_state`` naming each difference.
+    """
+    found = [
+        _OTHER_WEIGHTS
+        if name == "weights"
+        else f"its {name} is {saved.get(name)!r}, and this run's {value!r}"
+        for name, value in mine.items()
+        if saved.get(name) != value
+    ]
+    if found:
+        raise ClientError(
+            "bad_state",
+            f"the checkpoint is of other features: {'; '.join(found)}; run "
+            "as it was begun, or give another file",
+        )
+
+
+def random_state(device: torch.device) -> dict[str, torch.Tensor]:
+    """Of the generators that a tail draws from, as dropout does."""
+    found = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        found["cuda"] = torch.cuda.get_rng_state(device)
+    return found
+
+
+def set_random_state(
+    device: torch.device, state: Mapping[str, torch.Tensor]
+) -> None:
+    """What :func:`random_state` gave, also on a device of another kind.
+
+    There the generator of the device stays as it is.
+    """
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
 
 
 def check_writable(path: Path, num_bytes: int = TRIAL_BYTES) -> None:

@@ -14,13 +14,28 @@ from typing import Any
 import torch
 import torchvision
 
-from hapi_client.checkpoints import Checkpoint, heeding_interrupts
+from hapi_client.checkpoints import (
+    Checkpoint,
+    check_same,
+    heeding_interrupts,
+    random_state,
+    set_random_state,
+)
 from hapi_client.job import TransferJob
 from hapi_protocol.errors import ClientError
 
 MOMENTUM = 0.9
 MOST_NAMES = 5
 """That an error tells."""
+_NOT_OURS = (
+    AttributeError,
+    IndexError,
+    KeyError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What parts of another form or size raise."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +85,7 @@ def train_tail(
     learning_rate: float,
     on_epoch: Callable[[int, EpochResult], None] = lambda number, result: None,
     on_samples: Callable[[int, int], None] = lambda number, samples: None,
+    on_resume: Callable[[int, int], None] = lambda epochs, samples: None,
     checkpoint: Checkpoint | None = None,
 ) -> History:
     """Trains ``job.tail`` with SGD and cross entropy.
@@ -81,6 +97,8 @@ def train_tail(
         on_epoch: told each epoch's number, from 0 on, and result.
         on_samples: told after each batch the epoch's number, and its
             samples so far.
+        on_resume: told the epochs that the checkpoint has, and the samples
+            of the one that it has begun, before any further.
         checkpoint: goes on from it, and writes it now and then, behind each
             epoch, and when interrupted.
 
@@ -89,7 +107,9 @@ def train_tail(
 
     Raises:
         ClientError: ``bad_configuration`` when there is nothing to train,
-            ``bad_state`` when the checkpoint is of another run.
+            or the checkpoint is in use or cannot be written; ``bad_state``
+            when it is of another run; ``bad_sample`` when an epoch has no
+            sample left.
         HapiError: of the job's loader.
         KeyboardInterrupt: behind the step that was under way.
     """
@@ -101,9 +121,13 @@ def train_tail(
         )
     with _kept(checkpoint) as asked:
         run = _Run(job, learning_rate, checkpoint)
+        if run.is_resumed:
+            on_resume(len(run.history.epochs), run.num_samples)
         for epoch in range(len(run.history.epochs), epochs):
             run.train_epoch(epoch, on_samples, asked)
             on_epoch(epoch, run.history.epochs[-1])
+            if asked.is_set():
+                raise KeyboardInterrupt
     return run.history
 
 
@@ -132,11 +156,18 @@ class _Run:
         self._optimizer = torch.optim.SGD(
             job.tail.parameters(), lr=learning_rate, momentum=MOMENTUM
         )
+        self._device = next(job.tail.parameters()).device
         self.history = History()
         self._begun = EpochResult((), 0, 0, 0.0)
         saved = checkpoint.load() if checkpoint else None
+        self.is_resumed = saved is not None
         if saved is not None:
             self._go_on_from(saved)
+
+    @property
+    def num_samples(self) -> int:
+        """Of the epoch that has begun."""
+        return self._begun.num_samples
 
     def train_epoch(
         self,
@@ -159,11 +190,26 @@ class _Run:
                 self._begun, seconds=time.monotonic() - started
             )
             on_samples(epoch, self._begun.num_samples)
-            if asked.is_set():
-                self._save()
-                raise KeyboardInterrupt
-            if self._checkpoint and self._checkpoint.is_due:
-                self._save()
+            # Behind its last step the job stands in the next epoch already.
+            if self._job.epoch == epoch:
+                self._pause(asked)
+        self._close(epoch)
+
+    def _pause(self, asked: threading.Event) -> None:
+        if asked.is_set():
+            self._save()
+            raise KeyboardInterrupt
+        if self._checkpoint and self._checkpoint.is_due:
+            self._save()
+
+    def _close(self, epoch: int) -> None:
+        if not self._begun.losses:
+            raise ClientError(
+                "bad_sample",
+                f"epoch {epoch} had no sample to train on: all "
+                f"{self._job.num_samples} were skipped; repair them, or name "
+                "other data",
+            )
         self.history.epochs.append(self._begun)
         self._begun = EpochResult((), 0, 0, 0.0)
         self._save()
@@ -186,8 +232,10 @@ class _Run:
         if self._checkpoint is None:
             return
         self._checkpoint.save(
+            features=self._job.features_facts(),
             tail=self._job.tail.state_dict(),
             optimizer=self._optimizer.state_dict(),
+            random=random_state(self._device),
             data=self._job.state_dict(),
             epochs=[asdict(each) for each in self.history.epochs],
             begun=asdict(self._begun),
@@ -195,17 +243,27 @@ class _Run:
 
     def _go_on_from(self, saved: Mapping[str, Any]) -> None:
         try:
+            check_same(saved["features"], self._job.features_facts())
+            self._job.load_state_dict(saved["data"])
             self._job.tail.load_state_dict(saved["tail"])
             self._optimizer.load_state_dict(saved["optimizer"])
-            epochs = [EpochResult(**each) for each in saved["epochs"]]
+            self.history.epochs += [
+                EpochResult(**each) for each in saved["epochs"]
+            ]
             self._begun = EpochResult(**saved["begun"])
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            set_random_state(self._device, saved["random"])
+        except _NOT_OURS as error:
             raise ClientError(
                 "bad_state",
-                f"the checkpoint is of another model or freeze: {error}",
+                "the checkpoint is of another model or release: "
+                f"{type(error).__name__}: {error}",
             ) from error
-        self._job.load_state_dict(saved["data"])
-        self.history.epochs += epochs
+        if len(self.history.epochs) != self._job.epoch:
+            raise ClientError(
+                "bad_state",
+                f"the checkpoint has results of {len(self.history.epochs)} "
+                f"epochs, and its data stands in epoch {self._job.epoch}",
+            )
         for group in self._optimizer.param_groups:
             group["lr"] = self._learning_rate
 

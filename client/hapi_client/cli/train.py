@@ -118,7 +118,8 @@ def train_command(
             dir_okay=False,
             help="Go on from this file if it is there, sample by sample; it "
             "is written every 30 seconds, behind each epoch, and on Ctrl-C. "
-            "One run at a time.",
+            "One run at a time; a larger --epochs goes on with one that is "
+            "finished.",
         ),
     ] = None,
     skip_bad_samples: Annotated[
@@ -221,15 +222,15 @@ def train_command(
                     on_samples=lambda number, samples: count(
                         f"epoch {number}", samples, job.num_samples
                     ),
+                    on_resume=lambda trained, samples: reporter.note(
+                        resumed_text(trained, samples, epochs)
+                    ),
                     checkpoint=Checkpoint(resume) if resume else None,
                 )
             if save:
                 write_whole(network.state_dict(), save)
-            if job.cut == "auto" and job.plan is None:
-                reporter.note(f"no plan, all streamed: {job.no_plan_reason}")
-            idle = idle_cache_text(cache, job.stats)
-            if idle:
-                reporter.note(idle)
+            if job.stats.samples:
+                _tell_idle(reporter, job, cache)
             _print(job, history)
             write_json(
                 json_path,
@@ -277,6 +278,27 @@ def what_is_cut(job: TransferJob) -> str:
     if job.cut == 0:
         return "all streamed"
     return f"cut {job.cut} of {job.num_cuts}"
+
+
+def resumed_text(trained: int, samples: int, epochs: int) -> str:
+    """What a checkpoint has, for a run of so many epochs."""
+    if trained >= epochs:
+        return (
+            f"all {count_text(trained, 'epoch')} are trained already; a "
+            "larger --epochs goes on"
+        )
+    return f"going on in epoch {trained}, behind {samples} of its samples"
+
+
+def _tell_idle(
+    reporter: ConsoleReporter, job: TransferJob, cache: str
+) -> None:
+    """What was asked for and has done nothing."""
+    if job.cut == "auto" and job.plan is None:
+        reporter.note(f"no plan, all streamed: {job.no_plan_reason}")
+    idle = idle_cache_text(cache, job.stats)
+    if idle:
+        reporter.note(idle)
 
 
 def idle_cache_text(cache: str, stats: JobStats) -> str:

@@ -1,0 +1,335 @@
+"""Training that is interrupted equals training that is not."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hapi_client import FetchOptions, TransferJob, checkpoints
+from hapi_client.checkpoints import Checkpoint
+from hapi_client.cli import main as cli
+from hapi_client.location import Location
+from hapi_client.progress import SilentReporter
+from hapi_client.training import History, train_tail
+from hapi_client.upload import upload
+from hapi_protocol.errors import ClientError
+from hapi_splitter.augmentation import Augmentation
+from hapi_splitter.transforms import ImageTransform
+from networks import small_network, small_transform
+from photos import shard, tar_of
+
+NUM_SAMPLES = 40
+BATCH_SIZE = 8
+EPOCHS = 3
+QUICK = FetchOptions(num_threads=2, decode_threads=1)
+
+
+def upload_shards(connection, place: Location, folder: Path, *tars: bytes):
+    for number, tar in enumerate(tars):
+        (folder / f"{number}.tar").write_bytes(tar)
+    upload(connection, place, [folder], SilentReporter())
+    return str(place)
+
+
+@pytest.fixture(scope="module")
+def data(connection, tmp_path_factory) -> str:
+    return upload_shards(
+        connection,
+        Location("resumed", "train"),
+        tmp_path_factory.mktemp("shards"),
+        shard(25, size=80),
+        shard(15, size=80, seed=1),
+    )
+
+
+def network(seed: int = 0) -> nn.Module:
+    """Of which dropout is on the tail's side, or frozen as ``drop``."""
+    made = nn.Sequential()
+    small = small_network(seed=seed)
+    made.add_module("body", small.body)
+    made.add_module("pool", small.pool)
+    made.add_module("flat", nn.Flatten())
+    made.add_module("drop", nn.Dropout(0.5))
+    made.add_module("head", small.head)
+    return made
+
+
+def job_of(connection, data: str, seed: int = 0, **options) -> TransferJob:
+    return TransferJob(
+        network(seed),
+        data=data,
+        connection=connection,
+        **{
+            "freeze": "body",
+            "transform": small_transform(),
+            "cut": "stream",
+            "batch_size": BATCH_SIZE,
+            "options": QUICK,
+            **options,
+        },
+    )
+
+
+class Run:
+    """One run of several epochs, in so many parts."""
+
+    def __init__(self, connection, data: str, checkpoint: Checkpoint | None):
+        self._connection = connection
+        self._data = data
+        self._checkpoint = checkpoint
+        self.told: list[int] = []
+        self.weights: dict[str, torch.Tensor] = {}
+
+    def go(self, stop: tuple[int, int] | None = None) -> History:
+        """Trains, from what is kept on; until epoch and samples of it."""
+
+        def on_samples(epoch: int, samples: int) -> None:
+            if (epoch, samples) == stop:
+                signal.raise_signal(signal.SIGINT)
+
+        with job_of(self._connection, self._data) as job:
+            # What a new process has does not matter to one that goes on.
+            torch.manual_seed(len(self.told) if self._checkpoint else 0)
+            history = train_tail(
+                job,
+                epochs=EPOCHS,
+                learning_rate=0.05,
+                on_epoch=lambda number, result: self.told.append(number),
+                on_samples=on_samples,
+                checkpoint=self._checkpoint,
+            )
+            self.weights = job.tail.state_dict()
+        return history
+
+
+@pytest.fixture(scope="module")
+def whole(connection, data) -> tuple[Run, History]:
+    run = Run(connection, data, None)
+    return run, run.go()
+
+
+@pytest.mark.parametrize(
+    "stop",
+    [
+        pytest.param((1, BATCH_SIZE), id="first step"),
+        pytest.param((0, 3 * BATCH_SIZE), id="inside"),
+        pytest.param((0, NUM_SAMPLES), id="last step"),
+        pytest.param((EPOCHS - 1, NUM_SAMPLES), id="very last step"),
+    ],
+)
+def test_a_run_in_two_parts_is_one_run(
+    connection, data, whole, tmp_path, stop
+):
+    run = Run(connection, data, Checkpoint(tmp_path / "run.pt"))
+    with pytest.raises(KeyboardInterrupt):
+        run.go(stop)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
+    history = run.go()
+
+    uninterrupted, expected = whole
+    assert run.told == list(range(EPOCHS))
+    assert [each.num_samples for each in history.epochs] == [
+        NUM_SAMPLES
+    ] * EPOCHS
+    assert [len(each.losses) for each in history.epochs] == [5] * EPOCHS
+    assert history.losses == pytest.approx(expected.losses, rel=1e-5)
+    for name, weight in uninterrupted.weights.items():
+        torch.testing.assert_close(run.weights[name], weight)
+
+
+class Watched(Checkpoint):
+    """Keeps what every save is given."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.saves: list[dict[str, Any]] = []
+
+    def save(self, **parts: Any) -> None:
+        self.saves.append(parts)
+        super().save(**parts)
+
+
+def test_every_save_has_results_of_the_epochs_that_its_data_is_behind(
+    connection, data, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(checkpoints, "SAVE_SECONDS", 0.0)
+    checkpoint = Watched(tmp_path / "run.pt")
+    Run(connection, data, checkpoint).go()
+    assert len(checkpoint.saves) == EPOCHS * NUM_SAMPLES // BATCH_SIZE
+    for save in checkpoint.saves:
+        assert len(save["epochs"]) == save["data"]["epoch"]
+        trained = save["data"]["step"] * BATCH_SIZE
+        assert save["begun"]["num_samples"] == trained
+        steps = sum(len(each["losses"]) for each in save["epochs"])
+        assert steps == 5 * save["data"]["epoch"]
+
+
+@pytest.fixture(scope="module")
+def begun(connection, data, tmp_path_factory) -> Path:
+    """The checkpoint of a run whose first epoch is trained."""
+    path = tmp_path_factory.mktemp("begun") / "run.pt"
+    with job_of(connection, data) as job:
+        train_tail(
+            job, epochs=1, learning_rate=0.01, checkpoint=Checkpoint(path)
+        )
+    return path
+
+
+def go_on(job: TransferJob, path: Path, epochs: int = 2) -> History:
+    return train_tail(
+        job, epochs=epochs, learning_rate=0.01, checkpoint=Checkpoint(path)
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"seed": 1}, "frozen layers have other weights .* --seed"),
+        ({"freeze": "drop"}, "freeze is 'body', and this run's 'drop'"),
+        (
+            {"augment": Augmentation()},
+            "augmentation is None, and this run's {",
+        ),
+        (
+            {"augment": Augmentation(), "augment_epochs": 2},
+            "augmentation is None.*; its augment_epochs is None, .* 2;",
+        ),
+        (
+            {"transform": ImageTransform(72, 64, mean=(0.0, 0.0, 0.0))},
+            r"transform is .*0\.485.*, and this run's ",
+        ),
+        ({"batch_size": 4}, "batch_size is 8, and this job's 4"),
+    ],
+)
+def test_a_checkpoint_of_other_features_is_refused(
+    connection, data, begun, options, words
+):
+    kept = begun.read_bytes()
+    with job_of(connection, data, **options) as job:
+        before = {
+            name: value.clone()
+            for name, value in job.tail.state_dict().items()
+        }
+        with pytest.raises(ClientError, match=words) as caught:
+            go_on(job, begun)
+        assert caught.value.code == "bad_state"
+        for name, value in job.tail.state_dict().items():
+            assert torch.equal(value, before[name])
+    assert begun.read_bytes() == kept
+
+
+def test_the_cut_and_the_encoding_may_be_others(
+    connection, data, begun, tmp_path
+):
+    path = tmp_path / "run.pt"
+    path.write_bytes(begun.read_bytes())
+    with job_of(connection, data, cut=1, encoding="float16") as job:
+        history = go_on(job, path)
+        assert job.stats.samples == NUM_SAMPLES
+    assert len(history.epochs) == 2
+
+
+def test_a_checkpoint_that_lacks_something_is_refused(
+    connection, data, begun, tmp_path
+):
+    saved = torch.load(begun, weights_only=True)
+    with job_of(connection, data) as job:
+        for name in set(saved) - {"version"}:
+            path = tmp_path / f"{name}.pt"
+            torch.save({n: v for n, v in saved.items() if n != name}, path)
+            with pytest.raises(ClientError, match=f"KeyError: '{name}'"):
+                go_on(job, path)
+        torch.save({**saved, "epochs": []}, tmp_path / "run.pt")
+        with pytest.raises(ClientError, match=r"of 0 epochs, .* in epoch 1"):
+            go_on(job, tmp_path / "run.pt")
+
+
+def test_an_epoch_without_any_sample_is_an_error(connection, tmp_path):
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    bad = [
+        member
+        for number in range(5)
+        for member in ((f"{number}.jpg", b"none"), (f"{number}.cls", b"0"))
+    ]
+    place = Location("resumed", "undecodable")
+    data = upload_shards(connection, place, folder, tar_of(bad))
+    path = tmp_path / "run.pt"
+    with job_of(connection, data, on_error="skip") as job:
+        with pytest.raises(ClientError, match=r"epoch 0 .* all 5 were") as it:
+            go_on(job, path)
+        assert it.value.code == "bad_sample"
+    assert not path.exists()
+
+
+@pytest.fixture
+def hapi_train(
+    cluster, data, tmp_path, monkeypatch, capsys
+) -> Callable[..., tuple[dict[str, Any], str]]:
+    """Runs the command; its JSON, and what it prints."""
+    for variable, value in cluster.environment.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "hapi_client.training.build_model",
+        lambda *_, seed, **__: (network(seed), small_transform()),
+    )
+
+    def run(*more: str) -> tuple[dict[str, Any], str]:
+        words = (
+            *("hapi", "train", "--data", data, "--classes", "4"),
+            *("--freeze", "body", "--batch-size", str(BATCH_SIZE)),
+            *("--resume", "run.pt", "--save", "model.pt"),
+            *("--json", "run.json", *more),
+        )
+        monkeypatch.setattr(sys, "argv", list(words))
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        printed = capsys.readouterr()
+        assert not caught.value.code, printed.err
+        facts = json.loads((tmp_path / "run.json").read_text())
+        return facts, printed.err + printed.out
+
+    return run
+
+
+def test_a_finished_run_says_so_and_goes_on_with_more_epochs(
+    hapi_train, tmp_path
+):
+    first, told = hapi_train("--epochs", "2")
+    assert "trained already" not in told
+    assert "going on" not in told
+    model = torch.load(tmp_path / "model.pt", weights_only=True)
+    for name in ("model.pt", "run.json"):
+        (tmp_path / name).unlink()
+
+    for epochs in ("2", "1"):
+        again, told = hapi_train("--epochs", epochs)
+        assert "all 2 epochs are trained already; a larger --epochs" in told
+        assert f"{first['epochs'][1]['loss']:.4f}" in told
+        assert "all was streamed" not in told
+        assert "no plan" not in told
+        assert again["epochs"] == first["epochs"]
+        assert again["losses"] == first["losses"]
+        assert again["stats"]["samples"] == 0
+        kept = torch.load(tmp_path / "model.pt", weights_only=True)
+        for name, weight in model.items():
+            assert torch.equal(kept[name], weight)
+
+    more, told = hapi_train("--epochs", "3")
+    assert "going on in epoch 2, behind 0 of its samples" in told
+    assert more["epochs"][:2] == first["epochs"]
+    assert len(more["losses"]) == 15
+    assert more["stats"]["samples"] == NUM_SAMPLES
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("model.pt", "run.json", "run.pt")
+    ]
