@@ -16,9 +16,22 @@ from hapi_client.checkpoints import (
     TRIAL_BYTES,
     Checkpoint,
     check_writable,
+    random_state,
+    set_random_state,
     write_whole,
 )
 from hapi_protocol.errors import ClientError
+
+CPU = torch.device("cpu")
+DEVICES = [
+    CPU,
+    pytest.param(
+        torch.device("cuda"),
+        marks=pytest.mark.skipif(
+            not torch.cuda.is_available(), reason="needs a GPU"
+        ),
+    ),
+]
 
 
 @contextlib.contextmanager
@@ -163,3 +176,24 @@ def test_a_folder_that_cannot_be_written_to_is_named():
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ClientError, match="nowhere is no folder"):
         check_writable(tmp_path / "nowhere" / "run.pt")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_random_numbers_go_on_where_they_were(device):
+    with torch.random.fork_rng():
+        state = random_state(device)
+        first = torch.rand(3), torch.rand(3, device=device)
+        set_random_state(device, state)
+        assert torch.equal(torch.rand(3), first[0])
+        assert torch.equal(torch.rand(3, device=device), first[1])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_random_numbers_of_another_device_are_left_alone(device):
+    with torch.random.fork_rng():
+        state = random_state(CPU)
+        first = torch.rand(3)
+        set_random_state(device, state)
+        assert torch.equal(torch.rand(3), first)
+        set_random_state(CPU, {**state, "cuda": torch.zeros(16).byte()})
+        assert torch.equal(torch.rand(3), first)
