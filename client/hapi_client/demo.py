@@ -18,7 +18,8 @@ from hapi_client.job import TransferJob
 from hapi_client.job_checks import checked_encodings
 from hapi_client.location import Location
 from hapi_client.progress import Reporter
-from hapi_client.training import History, build_model, train_tail
+from hapi_client.torchvision_models import build_model
+from hapi_client.training import History, train_tail
 from hapi_client.upload import upload
 from hapi_protocol.errors import LabelError
 

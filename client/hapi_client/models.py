@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 
 from hapi_client.frozen import FrozenRegion
-from hapi_client.training import build_model
+from hapi_client.torchvision_models import build_model
 from hapi_protocol.errors import ClientError
 from hapi_splitter.trace import default_freeze
 from hapi_splitter.transforms import ImageTransform

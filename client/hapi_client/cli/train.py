@@ -161,7 +161,8 @@ def train_command(
         check_cut,
         checked_encodings,
     )
-    from hapi_client.training import build_model, train_tail
+    from hapi_client.torchvision_models import build_model
+    from hapi_client.training import train_tail
     from hapi_splitter.augmentation import Augmentation
 
     check_cut(cut_value(cut))

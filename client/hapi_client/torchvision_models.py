@@ -1,0 +1,133 @@
+"""torchvision's models by name, for the commands."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+
+from hapi_protocol.errors import ClientError
+
+MOST_NAMES = 5
+"""That an error tells."""
+
+
+def build_model(
+    name: str,
+    *,
+    num_classes: int | None,
+    seed: int,
+    weights: str | None = None,
+    checkpoint: Path | None = None,
+) -> tuple[torch.nn.Module, Any]:
+    """A torchvision model with a head of ``num_classes`` outputs.
+
+    Args:
+        name: as in ``torchvision.models``.
+        num_classes: outputs of the last linear layer; None leaves the
+            head as it is.
+        seed: of random weights, the new head's too.
+        weights: name of published weights (``DEFAULT``), which
+            torchvision downloads; None for random ones.
+        checkpoint: a state dict of that model, read without pickle code.
+
+    Returns:
+        The model, and the weights' transform or None.
+
+    Raises:
+        ClientError: ``bad_configuration`` naming the value.
+    """
+    torch.manual_seed(seed)
+    try:
+        builder = torchvision.models.get_model_builder(name)
+    except ValueError as error:
+        known = torchvision.models.list_models()
+        what = f"torchvision has no model {name!r}"
+        raise _unknown(what, name, known) from error
+    chosen = None
+    if weights is not None:
+        offered = torchvision.models.get_model_weights(builder)
+        if weights not in offered.__members__:
+            raise _unknown(
+                f"torchvision has no weights {weights!r} of {name}",
+                weights,
+                list(offered.__members__),
+            )
+        chosen = offered[weights]
+    if checkpoint is None:
+        model = _published(builder, chosen)
+    else:
+        model = _from_checkpoint(builder, checkpoint)
+    if num_classes is not None:
+        _replace_head(model, num_classes)
+    return model, chosen.transforms() if chosen is not None else None
+
+
+def _unknown(what: str, name: str, known: Sequence[str]) -> ClientError:
+    near = difflib.get_close_matches(name, known, MOST_NAMES, cutoff=0.5)
+    there_are = "near it are" if near else "there are"
+    names = ", ".join(near or known[:MOST_NAMES])
+    more = "" if near or len(known) <= MOST_NAMES else ", ..."
+    return ClientError(
+        "bad_configuration", f"{what}; {there_are} {names}{more}"
+    )
+
+
+def _published(
+    builder: Callable[..., torch.nn.Module], weights: Any
+) -> torch.nn.Module:
+    try:
+        return builder(weights=weights)
+    except OSError as error:
+        raise ClientError(
+            "bad_configuration",
+            f"the weights {weights} cannot be downloaded: {error}; give a "
+            "file of them with --checkpoint",
+        ) from error
+
+
+def _from_checkpoint(
+    builder: Callable[..., torch.nn.Module], path: Path
+) -> torch.nn.Module:
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        head, _ = _last_linear(builder())
+        outputs = len(state[f"{head}.weight"])
+        model = builder(num_classes=outputs)
+        model.load_state_dict(state)
+    except Exception as error:  # whatever is in the file
+        raise ClientError(
+            "bad_configuration",
+            f"{path} is no state dict of this model: {error}",
+        ) from error
+    return model
+
+
+def _last_linear(model: torch.nn.Module) -> tuple[str, torch.nn.Linear]:
+    found = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    ]
+    if not found:
+        raise ClientError(
+            "bad_configuration",
+            f"{type(model).__name__} has no linear layer to replace",
+        )
+    return found[-1]
+
+
+def _replace_head(model: torch.nn.Module, num_classes: int) -> None:
+    name, old = _last_linear(model)
+    if old.out_features == num_classes:
+        return
+    parent, _, attribute = name.rpartition(".")
+    setattr(
+        model.get_submodule(parent),
+        attribute,
+        torch.nn.Linear(old.in_features, num_classes),
+    )
