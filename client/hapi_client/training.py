@@ -103,8 +103,7 @@ def train_tail(
     Raises:
         ClientError: ``bad_configuration`` when there is nothing to train,
             or the checkpoint is in use or cannot be written; ``bad_state``
-            when it is of another run; ``bad_sample`` when an epoch has no
-            sample left.
+            when it is of another run.
         HapiError: of the job's loader.
         KeyboardInterrupt: behind the step that was under way.
     """
@@ -188,7 +187,7 @@ class _Run:
             # Behind its last step the job stands in the next epoch already.
             if self._job.epoch == epoch:
                 self._pause(asked)
-        self._close(epoch)
+        self._close()
 
     def _pause(self, asked: threading.Event) -> None:
         if asked.is_set():
@@ -197,14 +196,7 @@ class _Run:
         if self._checkpoint and self._checkpoint.is_due:
             self._save()
 
-    def _close(self, epoch: int) -> None:
-        if not self._begun.losses:
-            raise ClientError(
-                "bad_sample",
-                f"epoch {epoch} had no sample to train on: all "
-                f"{self._job.num_samples} were skipped; repair them, or name "
-                "other data",
-            )
+    def _close(self) -> None:
         self.history.epochs.append(self._begun)
         self._begun = EpochResult((), 0, 0, 0.0)
         self._save()

@@ -100,7 +100,8 @@ def test_train_hands_on_what_is_random(
         raise ClientError("bad_configuration", "no job")
 
     monkeypatch.setattr(
-        "hapi_client.training.build_model", lambda *_, **__: (None, None)
+        "hapi_client.torchvision_models.build_model",
+        lambda *_, **__: (None, None),
     )
     monkeypatch.setattr("hapi_client.job.TransferJob", job)
     words = ("train", "--data", "c/p", "--classes", 2, *arguments)
@@ -137,7 +138,7 @@ def test_train_judges_its_options_before_it_works(
     def works(*_, **__):
         raise AssertionError("it has begun")
 
-    monkeypatch.setattr("hapi_client.training.build_model", works)
+    monkeypatch.setattr("hapi_client.torchvision_models.build_model", works)
     train = ("train", "--data", "c/p", "--classes", "2")
     assert hapi(monkeypatch, *train, *arguments) == 1
     assert message in capsys.readouterr().err
@@ -155,7 +156,7 @@ def test_train_looks_for_room_for_the_model_before_it_trains(
 
     monkeypatch.setattr("hapi_client.checkpoints.check_writable", tried)
     monkeypatch.setattr(
-        "hapi_client.training.build_model",
+        "hapi_client.torchvision_models.build_model",
         lambda *_, **__: (torch.nn.Linear(10, 3), None),
     )
     train = ("train", "--data", "c/p", "--classes", "2", "--save")
