@@ -108,6 +108,17 @@ def test_every_cut_gives_the_same_training_rows(connection, photos) -> None:
                 assert_close(features_of(job, epoch), wanted)
 
 
+def test_a_mixed_plan_changes_each_image_alike(connection, photos) -> None:
+    with job_of(connection, photos, cut="stream") as job:
+        wanted = features_of(job, 1)
+    with job_of(connection, photos, cut="freeze") as job:
+        job._feeder.mixer.change(
+            {(0, "raw"): 0.4, (1, "float32"): 0.3, (3, "float32;zstd"): 0.3}
+        )
+        assert_close(features_of(job, 1), wanted)
+        assert len(job.stats.samples_by_cut) > 1
+
+
 def test_loaders_of_two_epochs_at_once_keep_to_theirs(
     connection, photos
 ) -> None:
