@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import logging
 import os
 import signal
@@ -41,7 +42,8 @@ class Checkpoint:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        # Of a link, what it names is locked, and replaced.
+        self._path = path.resolve()
         self._saved = time.monotonic()
 
     @property
@@ -80,7 +82,8 @@ class Checkpoint:
         """What :meth:`save` wrote last; None where there is no file.
 
         Raises:
-            ClientError: ``bad_state`` for a file of something else.
+            ClientError: ``bad_state`` for a file of something else,
+                ``bad_configuration`` where it cannot be read.
         """
         if not self._path.exists():
             return None
@@ -91,6 +94,13 @@ class Checkpoint:
             if found["version"] == VERSION:
                 return dict(found)
             why = f"its version is {found['version']!r}"
+        except OSError as error:
+            raise ClientError(
+                "bad_configuration",
+                f"{self._path} cannot be read: {error}",
+            ) from error
+        except MemoryError:
+            raise
         except Exception as error:  # whatever is in the file
             why = f"{type(error).__name__}: {error}"
         raise ClientError(
@@ -194,14 +204,19 @@ def write_whole(content: Any, path: Path) -> None:
     """
     beside = path.with_name(f"{path.name}.part")
     try:
-        with beside.open("wb") as file:
-            torch.save(content, file)
-            _to_disk(file)
-        os.replace(beside, path)
-    except (OSError, RuntimeError) as error:
+        # Not to the file: an interrupt inside torch's writer, whose end
+        # writes to what is closed then, would abort the process.
+        made = io.BytesIO()
+        torch.save(content, made)
+        try:
+            with beside.open("wb") as file:
+                file.write(made.getbuffer())
+                _to_disk(file)
+            os.replace(beside, path)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
         raise _unwritable(path, error) from error
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _to_disk(file: IO[bytes]) -> None:
@@ -209,10 +224,7 @@ def _to_disk(file: IO[bytes]) -> None:
     os.fsync(file.fileno())
 
 
-def _unwritable(path: Path, error: BaseException) -> ClientError:
-    # torch wraps the system's words into some of its own.
-    while error.__context__ is not None:
-        error = error.__context__
+def _unwritable(path: Path, error: OSError) -> ClientError:
     return ClientError(
         "bad_configuration",
         f"{path} cannot be written: {error}; make room, or give a file in a "
@@ -224,18 +236,23 @@ def _unwritable(path: Path, error: BaseException) -> ClientError:
 def heeding_interrupts() -> Iterator[threading.Event]:
     """Ctrl-C sets an event, for the end of a step; a second one interrupts.
 
-    In another thread than the main one nothing changes.
+    In another thread than the main one nothing changes, nor where somebody
+    has decided that interrupts do not matter.
     """
     asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before in (
+        signal.SIG_IGN,
+        None,
+    ):
         yield asked
         return
-    before = signal.getsignal(signal.SIGINT)
 
     def interrupted(*_: object) -> None:
         if asked.is_set():
             raise KeyboardInterrupt
         asked.set()
+        logger.warning("ending behind this step; once more ends it at once")
 
     signal.signal(signal.SIGINT, interrupted)
     try:

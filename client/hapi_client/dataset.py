@@ -7,7 +7,6 @@ pickled, and forked, whatever the job is doing.
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -21,7 +20,7 @@ from hapi_client.augment import AugmentedEpochs
 from hapi_client.connection import Connection
 from hapi_client.credentials import Credentials
 from hapi_client.data_set import DataSet
-from hapi_client.epochs import EpochReading, Epochs
+from hapi_client.epochs import EpochReading, Epochs, whole_number
 from hapi_client.feeder import Feeder
 from hapi_client.fetch import FetchOptions
 from hapi_client.loader import LabelledBatch
@@ -131,6 +130,13 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
         # Of each worker, whether it has gone on from the loaded step.
         self._begun = _shared(loaded.turns if loaded else 1)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        for each in (self._epoch, self._begun):
+            # A copy's are its own; those that were shared with the process
+            # that made them still are.
+            each.share_memory_()  # type: ignore[no-untyped-call]
+
     @property
     def epoch(self) -> int:
         """Which one is delivered next."""
@@ -139,7 +145,7 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
     def set_epoch(self, epoch: int) -> None:
         """To be called before each epoch, as of torch's distributed sampler;
         without it, each epoch has the same order."""
-        self._epoch[0] = operator.index(epoch)
+        self._epoch[0] = whole_number("epoch", epoch)
         self._begun.zero_()
 
     @property
@@ -150,7 +156,8 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
     def state_dict(self, step: int) -> dict[str, Any]:
         """Where training stands, when the steps below ``step`` were taken.
 
-        Workers fetch ahead, so that only the loop knows::
+        Workers fetch ahead, so that only the loop knows, as long as batches
+        come in order (``DataLoader(in_order=True)``, torch's default)::
 
             for epoch in range(dataset.epoch, 5):
                 dataset.set_epoch(epoch)

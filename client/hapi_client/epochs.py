@@ -76,8 +76,8 @@ class Epochs:
         self._data = data
         self._options = replace(
             options,
-            batch_size=_whole("batch_size", options.batch_size),
-            seed=_whole("seed", options.seed),
+            batch_size=whole_number("batch_size", options.batch_size),
+            seed=whole_number("seed", options.seed),
         )
         self.loaded: DataState | None = None
         # Until its next step is delivered, it is where its epoch begins.
@@ -119,7 +119,7 @@ class Epochs:
             ClientError: ``bad_configuration`` naming what cannot be, and
                 what can.
         """
-        epoch = _whole("epoch", epoch)
+        epoch = whole_number("epoch", epoch)
         rules = self._rules(reader, epoch, drop_last=drop_last)
         order = _sensible(
             lambda: shuffled_order(
@@ -130,10 +130,14 @@ class Epochs:
             raise self._no_step()
         first = self.first_step(epoch)
         state = self._start(rules, epoch, first)
-        if self.loaded and first:
-            _check_same_epoch(self.loaded, state, order.num_steps)
+        loaded = self.loaded
+        if loaded and first:
+            _check_same_epoch(loaded, state, order.num_steps)
 
         def delivered(step: int) -> None:
+            if self.loaded is not loaded:
+                # Another state was loaded since, which stands.
+                return
             if first:
                 # A loader of the epoch that is made now begins it anew.
                 self._is_loaded_due = False
@@ -180,7 +184,7 @@ class Epochs:
         Raises:
             ClientError: ``bad_configuration`` for a step that there is not.
         """
-        epoch, step = _whole("epoch", epoch), _whole("step", step)
+        epoch, step = whole_number("epoch", epoch), whole_number("step", step)
         rules = self._rules(reader, epoch, drop_last=drop_last)
         num_steps = len(rules.step_ends(sum(self._sizes)))
         if not 0 <= step <= num_steps:
@@ -212,6 +216,10 @@ class Epochs:
         for name, value in mine.items():
             if getattr(given, name) != value:
                 raise bad_state(_difference(name, given, value))
+        try:
+            Lanes(given.parts, given.turns)
+        except ValueError as error:
+            raise bad_state(str(error)) from error
         self._options = replace(self._options, buffer_spans=given.buffer_spans)
         self.loaded, self._state = given, None
         self._is_loaded_due = True
@@ -317,8 +325,12 @@ def _sensible(make: Callable[[], Made], remedy: str = "") -> Made:
         ) from error
 
 
-def _whole(name: str, value: Any) -> int:
-    """Python's own: NumPy's are not fit for JSON."""
+def whole_number(name: str, value: Any) -> int:
+    """Python's own: NumPy's are not fit for JSON.
+
+    Raises:
+        ClientError: ``bad_configuration`` for what is none.
+    """
     try:
         return operator.index(value)
     except TypeError as error:

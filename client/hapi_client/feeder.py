@@ -18,6 +18,7 @@ from hapi_client.mixed import MixedSource, Sources
 from hapi_client.mixing import Mixer
 from hapi_client.sources import SpanSource
 from hapi_client.stats import JobCounters
+from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import ModelPath
 from hapi_protocol.index import Span
 from hapi_protocol.transforms import Training
@@ -52,6 +53,7 @@ class Feeder:
         self._connection = connection
         self._region = region
         self._options = options
+        self._is_closed = False
         self._fetchers: weakref.WeakSet[Fetcher] = weakref.WeakSet()
         self.counters = JobCounters()
         self.meter = Meter(lambda: connection.traffic.count().received_bytes)
@@ -124,6 +126,10 @@ class Feeder:
         )
 
     def _fetcher(self, source: SpanSource, spans: Sequence[Span]) -> Fetcher:
+        if self._is_closed:
+            raise ClientError(
+                "not_connected", "the job was closed before this loop began"
+            )
         fetcher = Fetcher(self._connection, source, spans, self._options)
         self._fetchers.add(fetcher)
         return fetcher
@@ -135,5 +141,6 @@ class Feeder:
 
     def close(self) -> None:
         """Ends all threads; the connection stays open."""
+        self._is_closed = True
         self.interrupt()
         self.pool.close()

@@ -283,7 +283,8 @@ class TransferJob:
         Args:
             epoch: number of the training epoch; with the job's seed it
                 fixes the order, and the random changes of the images.  Where
-                a state was loaded, that epoch goes on with its next step.
+                a state was loaded, that epoch goes on with its next step,
+                once: further loaders of the epoch begin it anew.
                 None for the index's order and no changes, as evaluation
                 wants it.
             split: of the data.

@@ -164,12 +164,17 @@ class FeatureLoader:
         return batches
 
     def close(self) -> None:
-        """Ends the epoch; in another thread's loop it is an error then."""
+        """Ends the epoch; a loop in another thread, or one that begins
+        later, gets an error then."""
         if self._delivery.break_off():
             return
         batches = self._batches() if self._batches else None
-        if batches is not None:
+        if batches is None:
+            return
+        try:
             batches.close()
+        except ValueError:  # another thread has just taken it up
+            self._delivery.close_fetcher()
 
 
 class _Delivery:
@@ -191,16 +196,22 @@ class _Delivery:
         self._num_failures = 0
         self._first_failure: _Failure | None = None
         self._fetcher: LoadedSpans | None = None
+        self._is_closed = False
         self._thread: int | None = None
 
     def break_off(self) -> bool:
-        """Ends what is under way, if the loop runs in another thread."""
-        if self._thread in (None, threading.get_ident()):
+        """Whether the loop gets an error, as it does but in this thread."""
+        self._is_closed = True
+        if self._thread == threading.get_ident():
             return False
+        self.close_fetcher()
+        return True
+
+    def close_fetcher(self) -> None:
+        """What waits for it gets an error."""
         fetcher = self._fetcher
         if fetcher is not None:
             fetcher.close()
-        return True
 
     def run(self) -> Generator[LabelledBatch, None, None]:
         """All batches; closing it ends what is under way."""
@@ -209,9 +220,10 @@ class _Delivery:
             self._plan.spans[piece.span].part(piece.first, piece.stop)
             for piece in self.reading.pieces
         ]
-        fetcher = self._open_spans(spans)
-        self._fetcher, self._thread = fetcher, threading.get_ident()
+        self._take_up()
+        fetcher = self._fetcher = self._open_spans(spans)
         try:
+            self._take_up()
             with self._plan.meter.loading():
                 yield from self._deliver(iter(fetcher))
         finally:
@@ -240,8 +252,15 @@ class _Delivery:
                 any_came = True
                 with self._plan.meter.training(len(found[1])):
                     yield found
+                self._take_up()
         if not any_came:
             self._judge_nothing()
+
+    def _take_up(self) -> None:
+        """In the thread that asks for the next batch, perhaps another one."""
+        self._thread = threading.get_ident()
+        if self._is_closed:
+            raise ClientError("not_connected", "the loader was closed")
 
     def _judge_nothing(self) -> None:
         first = self._first_failure

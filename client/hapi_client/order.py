@@ -29,6 +29,7 @@ Integers = npt.NDArray[np.int64]
 
 DEFAULT_BUFFER_SPANS = 8
 DEFAULT_PARTS = 8
+MOST_LANES = 2**16
 SPANS_PER_LANE = 8
 """That lanes have at least by default: a few lanes more than readers need cost
 a small data set many pieces of spans."""
@@ -46,7 +47,7 @@ class Lanes:
             divide it can share the batches of a rank.
 
     Raises:
-        ValueError: for one below 1.
+        ValueError: for one below 1, or more lanes than :data:`MOST_LANES`.
     """
 
     parts: int = 1
@@ -55,6 +56,11 @@ class Lanes:
     def __post_init__(self) -> None:
         _check("parts", self.parts, 1)
         _check("turns", self.turns, 1)
+        if self.parts * self.turns > MOST_LANES:
+            raise ValueError(
+                f"{self.parts} parts times {self.turns} turns are too many "
+                f"lanes; at most {MOST_LANES}"
+            )
 
     @classmethod
     def suited(

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -33,9 +33,9 @@ _NOT_OURS = (
 """What parts of another form or size raise."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class EpochResult:
-    """One epoch of training.
+    """One epoch of training, or what is done of it.
 
     Attributes:
         losses: of each batch, before its step.
@@ -44,10 +44,10 @@ class EpochResult:
         seconds: of the epoch.
     """
 
-    losses: tuple[float, ...]
-    num_correct: int
-    num_samples: int
-    seconds: float
+    losses: list[float] = field(default_factory=list)
+    num_correct: int = 0
+    num_samples: int = 0
+    seconds: float = 0.0
 
     @property
     def mean_loss(self) -> float:
@@ -152,7 +152,7 @@ class _Run:
         )
         self._device = next(job.tail.parameters()).device
         self.history = History()
-        self._begun = EpochResult((), 0, 0, 0.0)
+        self._begun = EpochResult()
         saved = checkpoint.load() if checkpoint else None
         self.is_resumed = saved is not None
         if saved is not None:
@@ -180,9 +180,7 @@ class _Run:
         started = time.monotonic() - self._begun.seconds
         for features, labels in self._job.loader(epoch):
             self._take_step(features, labels)
-            self._begun = replace(
-                self._begun, seconds=time.monotonic() - started
-            )
+            self._begun.seconds = time.monotonic() - started
             on_samples(epoch, self._begun.num_samples)
             # Behind its last step the job stands in the next epoch already.
             if self._job.epoch == epoch:
@@ -198,7 +196,7 @@ class _Run:
 
     def _close(self) -> None:
         self.history.epochs.append(self._begun)
-        self._begun = EpochResult((), 0, 0, 0.0)
+        self._begun = EpochResult()
         self._save()
 
     def _take_step(self, features: torch.Tensor, labels: torch.Tensor) -> None:
@@ -208,12 +206,9 @@ class _Run:
         loss.backward()
         self._optimizer.step()
         correct = int((outputs.argmax(1) == labels).sum())
-        self._begun = replace(
-            self._begun,
-            losses=(*self._begun.losses, float(loss.detach())),
-            num_correct=self._begun.num_correct + correct,
-            num_samples=self._begun.num_samples + len(labels),
-        )
+        self._begun.losses.append(float(loss.detach()))
+        self._begun.num_correct += correct
+        self._begun.num_samples += len(labels)
 
     def _save(self) -> None:
         if self._checkpoint is None:

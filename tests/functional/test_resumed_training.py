@@ -333,3 +333,18 @@ def test_a_finished_run_says_so_and_goes_on_with_more_epochs(
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *("model.pt", "run.json", "run.pt")
     ]
+
+
+def test_room_for_the_checkpoint_is_tried_before_training(
+    hapi_train, tmp_path, monkeypatch
+):
+    """The tail's weights, and as much for the optimizer's momentum."""
+    tried = []
+    monkeypatch.setattr(
+        "hapi_client.checkpoints.check_writable",
+        lambda *arguments: tried.append(arguments),
+    )
+    hapi_train("--epochs", "1")
+    head = network(0).head
+    num_bytes = sum(4 * each.numel() for each in head.parameters())
+    assert (Path("run.pt"), 2 * num_bytes) in tried

@@ -7,6 +7,9 @@ import errno
 import fcntl
 import os
 import resource
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from hapi_client.checkpoints import (
     TRIAL_BYTES,
     Checkpoint,
     check_writable,
+    heeding_interrupts,
     random_state,
     set_random_state,
     write_whole,
@@ -104,6 +108,111 @@ def test_a_save_that_is_interrupted_leaves_the_one_before(
         write_whole({"x": 2}, path)
     assert names(tmp_path) == ["run.pt"]
     assert torch.load(path, weights_only=True) == {"x": 1}
+
+
+INTERRUPTED = """
+import sys
+from pathlib import Path
+import torch
+from hapi_client.checkpoints import write_whole
+
+path = Path(sys.argv[1])
+large = {"new": torch.zeros(20_000)}
+lines = 0
+moment = 0
+
+def trace(frame, event, argument):
+    global lines
+    if not frame.f_code.co_filename.endswith(
+        ("torch/serialization.py", "checkpoints.py")
+    ):
+        return None
+    lines += event in ("line", "return")
+    if lines == moment:
+        sys.settrace(None)
+        raise KeyboardInterrupt
+    return trace
+
+write_whole(large, path)
+num_interrupts = 0
+for moment in range(1, 10_000):
+    write_whole({"old": 1}, path)
+    lines = 0
+    sys.settrace(trace)
+    try:
+        write_whole(large, path)
+    except KeyboardInterrupt:
+        num_interrupts += 1
+    sys.settrace(None)
+    assert list(torch.load(path, weights_only=True)) in (["old"], ["new"])
+    if lines < moment:
+        break
+print(num_interrupts)
+"""
+
+
+def test_a_save_may_be_interrupted_at_any_line(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(tmp_path / "run.pt")],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 20
+
+
+def test_a_link_is_locked_and_written_where_it_points_to(tmp_path):
+    path, link = tmp_path / "run.pt", tmp_path / "link.pt"
+    link.symlink_to(path)
+    refused = pytest.raises(ClientError, match="another run goes on")
+    with Checkpoint(path).held(), refused, Checkpoint(link).held():
+        pytest.fail("two runs have the file")
+    Checkpoint(link).save(number=7)
+    assert link.is_symlink()
+    assert Checkpoint(path).load()["number"] == 7
+
+
+def test_a_file_that_cannot_be_read_is_not_said_to_be_something_else(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "run.pt"
+    write_whole({"version": 1}, path)
+
+    def broken(*_, **__):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(torch, "load", broken)
+    with pytest.raises(ClientError, match=r"cannot be read: .*Input/output"):
+        Checkpoint(path).load()
+
+
+def test_folder_in_the_place_of_the_part_is_a_named_error(tmp_path):
+    (tmp_path / "run.pt.part").mkdir()
+    with pytest.raises(ClientError, match=r"run\.pt cannot be written"):
+        write_whole({"x": 1}, tmp_path / "run.pt")
+
+
+def test_first_interrupt_is_told_and_the_second_interrupts(caplog):
+    with heeding_interrupts() as asked:
+        signal.raise_signal(signal.SIGINT)
+        assert asked.is_set()
+        assert "ending behind this step; once more" in caplog.text
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_interrupts_that_do_not_matter_still_do_not(caplog):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with heeding_interrupts() as asked:
+            signal.raise_signal(signal.SIGINT)
+            assert not asked.is_set()
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_second_run_with_the_same_file_is_refused(tmp_path):

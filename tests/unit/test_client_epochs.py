@@ -183,6 +183,19 @@ def test_state_at_a_step_has_the_lanes_of_the_pass_that_goes_on():
     assert at == {**made.state_dict(), "step": 4} == resumed.state_dict()
 
 
+def test_loader_from_before_another_state_was_loaded_does_not_undo_it():
+    made = epochs()
+    train(made, 0, most=3)
+    resumed = epochs()
+    resumed.load_state_dict(made.state_dict())
+    old = resumed.training(0, Reader(), drop_last=False)
+    later = {**made.state_dict(), "step": 7}
+    resumed.load_state_dict(later)
+    old.delivered(3)
+    assert resumed.state_dict() == later
+    assert min(train(resumed, 0)) == 7
+
+
 def test_loader_that_nobody_used_leaves_the_state_alone():
     made = epochs()
     train(made, 0, most=2)
@@ -234,6 +247,7 @@ def test_lanes_of_the_state_are_kept_while_they_can_be():
         ({"drop_last": 0}, "its drop_last is 0"),
         ({"parts": 0}, "its parts is 0"),
         ({"turns": 0}, "its turns is 0"),
+        ({"turns": 10**13}, "too many lanes; at most 65536"),
         ({"buffer_spans": 0}, "its buffer_spans is 0"),
     ],
 )

@@ -321,6 +321,56 @@ def test_closing_from_another_thread_is_a_named_error_in_the_loop(in_step):
     assert not fetch_threads()
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_loop_that_begins_after_it_was_closed_is_a_named_error(begun):
+    loader, _ = make_loader(Source(), SIZES)
+    batches = iter(loader) if begun else None
+
+    def close():
+        loader.close()
+
+    closer = threading.Thread(target=close)
+    closer.start()
+    closer.join()
+    with pytest.raises(ClientError, match="the loader was closed"):
+        next(batches or iter(loader))
+    assert not fetch_threads()
+
+
+def test_closing_reaches_a_thread_that_has_taken_the_loop_over():
+    loader, _ = make_loader(Source(seconds=0.3), [4] * 50)
+    batches = iter(loader)
+    next(batches)
+    errors = []
+
+    def go_on():
+        try:
+            for _ in batches:
+                pass
+        except ClientError as error:
+            errors.append(error)
+
+    other = threading.Thread(target=go_on)
+    other.start()
+    time.sleep(0.1)
+    loader.close()
+    other.join(10)
+    assert [error.code for error in errors] == ["not_connected"]
+    assert not fetch_threads()
+
+
+def test_closing_when_all_is_fetched_is_an_error_of_another_thread():
+    loader, _ = make_loader(Source(), [4] * 3, ahead_spans=3)
+    batches = iter(loader)
+    next(batches)
+    time.sleep(0.1)
+    closer = threading.Thread(target=loader.close)
+    closer.start()
+    closer.join()
+    with pytest.raises(ClientError, match="the loader was closed"):
+        next(batches)
+
+
 def test_closing_reaches_spans_that_have_not_begun():
     made = open_with(Source(seconds=30.0), num_threads=1)(make_spans([4, 4]))
     found = iter(made)

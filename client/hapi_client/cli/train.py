@@ -209,6 +209,9 @@ def train_command(
             connection=connection,
         ) as job:
             _check_labels(job, classes)
+            if resume:
+                # The optimizer's momentum is as large as the tail.
+                check_writable(resume, 2 * num_bytes_of(job.tail))
             reporter.note(
                 f"{count_text(job.num_samples, 'sample')}, {what_is_cut(job)}"
             )

@@ -1,0 +1,89 @@
+"""Data sets in the processes of torch's ``DataLoader``, and their copies."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+
+import pytest
+from torch.utils.data import DataLoader
+
+from hapi_client.dataset import FeatureDataset
+from hapi_client.epochs import EpochOptions, Epochs
+from hapi_client.ranks import Rank
+from hapi_protocol.errors import ClientError
+
+SIZES = [7, 16, 3, 16, 11, 16, 9]
+NUM_STEPS = 10
+COPIES = {
+    "itself": lambda made: made,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda made: pickle.loads(pickle.dumps(made)),
+}
+
+
+class Steps(FeatureDataset):
+    """Yields epoch and step in place of features."""
+
+    def __iter__(self):
+        epoch = self.epoch
+        reading = self._reading(epoch)
+        self._begin(epoch)
+        for batch in reading.batches:
+            yield [epoch, batch.step]
+
+
+def made(step: int = 0) -> Steps:
+    options = EpochOptions(8, num_workers=2)
+    dataset = Steps(None, Epochs(SIZES, "d" * 64, options), Rank())
+    if step:
+        dataset.load_state_dict(dataset.state_dict(step))
+    return dataset
+
+
+def loader_of(dataset: Steps, **options) -> DataLoader:
+    return DataLoader(
+        dataset, batch_size=None, num_workers=2, timeout=60, **options
+    )
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_workers_that_persist_see_each_epoch_of_a_copy(way):
+    dataset = COPIES[way](made())
+    loader = loader_of(dataset, persistent_workers=True)
+    for epoch in range(3):
+        dataset.set_epoch(epoch)
+        assert list(loader) == [[epoch, step] for step in range(NUM_STEPS)]
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_copy_goes_on_once_where_the_state_stands(way):
+    dataset = COPIES[way](made(4))
+    loader = loader_of(dataset)
+    assert list(loader) == [[0, step] for step in range(4, NUM_STEPS)]
+    with pytest.raises(ClientError, match=r"call set_epoch\(1\) before"):
+        # Here, so that torch's error keeps no workers until it is collected;
+        # what has begun is known in all processes.
+        list(dataset)
+    dataset.set_epoch(1)
+    assert list(loader) == [[1, step] for step in range(NUM_STEPS)]
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "pickle"])
+def test_copy_moves_without_its_original(way):
+    dataset = made()
+    other = COPIES[way](dataset)
+    other.set_epoch(3)
+    assert (dataset.epoch, other.epoch) == (0, 3)
+
+
+def test_epoch_that_is_no_whole_number_is_refused():
+    with pytest.raises(ClientError, match=r"epoch is 0\.5; a whole number"):
+        made().set_epoch(0.5)
+
+
+def test_its_length_is_what_it_delivers():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(loader_of(made(4))) == len(list(made(4))) == NUM_STEPS - 4
