@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from children import interruptible
 from hapi_client import FetchOptions, TransferJob, checkpoints
 from hapi_client.checkpoints import Checkpoint
 from hapi_client.cli import main as cli
@@ -95,7 +96,7 @@ class Run:
             if (epoch, samples) == stop:
                 signal.raise_signal(signal.SIGINT)
 
-        with job_of(self._connection, self._data) as job:
+        with interruptible(), job_of(self._connection, self._data) as job:
             # What a new process has does not matter to one that goes on.
             torch.manual_seed(len(self.told) if self._checkpoint else 0)
             history = train_tail(

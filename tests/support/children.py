@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hapi_cluster.identity import ProcessIdentity
@@ -18,6 +18,16 @@ def heed_interrupts() -> None:
     that.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """This process heeds interrupts, however it was started."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def family(pid: int) -> list[ProcessIdentity]:

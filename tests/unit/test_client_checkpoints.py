@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from children import interruptible
 from hapi_client.checkpoints import (
     TRIAL_BYTES,
     Checkpoint,
@@ -196,7 +197,7 @@ def test_folder_in_the_place_of_the_part_is_a_named_error(tmp_path):
 
 
 def test_first_interrupt_is_told_and_the_second_interrupts(caplog):
-    with heeding_interrupts() as asked:
+    with interruptible(), heeding_interrupts() as asked:
         signal.raise_signal(signal.SIGINT)
         assert asked.is_set()
         assert "ending behind this step; once more" in caplog.text
