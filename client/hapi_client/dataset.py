@@ -26,7 +26,7 @@ from hapi_client.fetch import FetchOptions
 from hapi_client.loader import LabelledBatch
 from hapi_client.local_region import LocalRegion
 from hapi_client.meter import Way
-from hapi_client.order import Reader, Reading, reading_of
+from hapi_client.order import Reader, reading_of
 from hapi_client.ranks import Rank
 from hapi_client.requester import ConnectionOptions
 from hapi_protocol.errors import ClientError
@@ -187,17 +187,17 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
         self._stand()
 
     def __len__(self) -> int:
-        """Batches that the epoch will have."""
-        return len(self._reading(self.epoch).batches)
+        """Batches of the whole epoch, those before a resume among them."""
+        return self._share(self.epoch).num_steps
 
     def __iter__(self) -> Iterator[LabelledBatch]:
         epoch = self.epoch
-        reading = self._reading(epoch)
+        share = replace(self._share(epoch), delivered=lambda step: None)
         self._begin(epoch)
         with _feeding(self._parts) as feeder:
             loader = feeder.loader(
                 self._parts.data,
-                EpochReading(reading),
+                share,
                 self._parts.augmented.training(epoch),
                 on_error=self._parts.on_error,
                 is_shared=True,
@@ -226,10 +226,10 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
             self._rank.rank, self._rank.world_size, worker, num_workers
         )
 
-    def _reading(self, epoch: int) -> Reading:
+    def _share(self, epoch: int) -> EpochReading:
         return self._epochs.training(
             epoch, self._reader(), drop_last=self._drop_last
-        ).reading
+        )
 
 
 def _shared(length: int) -> torch.Tensor:
@@ -292,7 +292,7 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         once = list(dict.fromkeys(places))
         loader = self._open().loader(
             self._parts.data,
-            EpochReading(reading_of(once)),
+            EpochReading(reading_of(once), 1),
             self._training,
             on_error="raise",
             remedy=self._remedy,

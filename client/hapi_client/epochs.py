@@ -47,10 +47,13 @@ class EpochReading:
 
     Attributes:
         reading: what to read, and its batches.
+        num_steps: of this reader in the whole epoch, those before a resume
+            among them.
         delivered: to be told of each step that is delivered.
     """
 
     reading: Reading
+    num_steps: int
     delivered: Callable[[int], None] = lambda step: None
 
 
@@ -148,6 +151,7 @@ class Epochs:
                 lambda: order.reading(replace(reader, first_step=first)),
                 self._remedy(reader, epoch),
             ),
+            len(range(reader.worker, order.num_steps, reader.num_workers)),
             delivered,
         )
 
@@ -166,7 +170,8 @@ class Epochs:
             self._options.batch_size, lanes, drop_last=drop_last
         )
         order = index_order(sizes, rules)
-        return EpochReading(_sensible(lambda: order.reading(reader)))
+        reading = _sensible(lambda: order.reading(reader))
+        return EpochReading(reading, len(reading.batches))
 
     def state_dict(self) -> dict[str, Any]:
         """Where training stands; see :class:`hapi_client.state.DataState`."""

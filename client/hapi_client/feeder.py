@@ -123,6 +123,7 @@ class Feeder:
             partial(self._fetcher, self._source.of(training)),
             self._region.device,
             share.delivered,
+            share.num_steps,
         )
 
     def _fetcher(self, source: SpanSource, spans: Sequence[Span]) -> Fetcher:

@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -110,7 +111,8 @@ class _Ready:
 
 
 class FeatureLoader:
-    """One epoch; iterate over it once.
+    """One epoch; iterate over it once.  Frameworks may ask for an iterator
+    several times before the first batch; the first that is used serves it.
 
     Yields ``(features, labels)``: features ``[n, *shape]`` float32 at the
     freeze point, ordinary tensors that autograd may save; labels ``[n]``
@@ -129,6 +131,7 @@ class FeatureLoader:
         open_spans: loads spans, in that order.
         device: of what is delivered.
         delivered: told the number of each step before its batch is given.
+        num_steps: of the whole epoch; None for the batches of ``reading``.
     """
 
     def __init__(
@@ -138,7 +141,11 @@ class FeatureLoader:
         open_spans: Callable[[Sequence[Span]], LoadedSpans],
         device: torch.device,
         delivered: Callable[[int], None] = lambda step: None,
+        num_steps: int | None = None,
     ) -> None:
+        self._num_steps = (
+            len(reading.batches) if num_steps is None else num_steps
+        )
         self._delivery = _Delivery(
             plan, reading, open_spans, device, delivered
         )
@@ -147,14 +154,12 @@ class FeatureLoader:
         ) = None
 
     def __len__(self) -> int:
-        """Batches that there are, or will be, when none loses all samples."""
-        return len(self._delivery.reading.batches)
+        """Batches of the whole epoch, as of torch's stateful loader: where
+        it goes on behind some, these count as well."""
+        return self._num_steps
 
     def __iter__(self) -> Iterator[LabelledBatch]:
-        if self._batches is not None:
-            raise RuntimeError(
-                "a loader serves one epoch; call job.loader(epoch) again"
-            )
+        self._delivery.check_unused()
         # The generator belongs to the loop alone, so that it ends, with its
         # threads, when the loop is left: this loader must not keep it, and
         # it must not know this loader, or a cycle of the two would wait for
@@ -169,12 +174,10 @@ class FeatureLoader:
         if self._delivery.break_off():
             return
         batches = self._batches() if self._batches else None
-        if batches is None:
-            return
-        try:
-            batches.close()
-        except ValueError:  # another thread has just taken it up
-            self._delivery.close_fetcher()
+        with suppress(ValueError):  # another thread has just taken it up
+            if batches is not None:
+                batches.close()
+        self._delivery.close_fetcher()
 
 
 class _Delivery:
@@ -199,6 +202,16 @@ class _Delivery:
         self._is_closed = False
         self._thread: int | None = None
 
+    def check_unused(self) -> None:
+        """
+        Raises:
+            RuntimeError: when somebody has asked for a batch already.
+        """
+        if self._thread is not None:
+            raise RuntimeError(
+                "a loader serves one epoch; call job.loader(epoch) again"
+            )
+
     def break_off(self) -> bool:
         """Whether the loop gets an error, as it does but in this thread."""
         self._is_closed = True
@@ -215,6 +228,7 @@ class _Delivery:
 
     def run(self) -> Generator[LabelledBatch, None, None]:
         """All batches; closing it ends what is under way."""
+        self.check_unused()
         started = time.monotonic()
         spans = [
             self._plan.spans[piece.span].part(piece.first, piece.stop)

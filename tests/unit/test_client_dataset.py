@@ -28,7 +28,7 @@ class Steps(FeatureDataset):
 
     def __iter__(self):
         epoch = self.epoch
-        reading = self._reading(epoch)
+        reading = self._share(epoch).reading
         self._begin(epoch)
         for batch in reading.batches:
             yield [epoch, batch.step]
@@ -83,7 +83,10 @@ def test_epoch_that_is_no_whole_number_is_refused():
         made().set_epoch(0.5)
 
 
-def test_its_length_is_what_it_delivers():
+def test_its_length_is_that_of_the_epoch_also_where_it_goes_on():
+    """So counts Lightning, which goes on with the number of the step."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert len(loader_of(made(4))) == len(list(made(4))) == NUM_STEPS - 4
+        loader = loader_of(made(4))
+        assert len(list(loader)) == NUM_STEPS - 4
+        assert len(loader) == NUM_STEPS

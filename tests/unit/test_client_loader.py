@@ -427,6 +427,16 @@ def test_a_loader_serves_one_epoch():
         iter(loader)
 
 
+def test_iterator_may_be_asked_for_again_before_the_first_batch():
+    """As Lightning does."""
+    loader, _ = make_loader(Source(), SIZES)
+    iter(loader)
+    kept = iter(loader)
+    assert len(rows_of(loader)) == sum(SIZES)
+    with pytest.raises(RuntimeError, match="one epoch"):
+        next(kept)
+
+
 def test_its_length_is_the_number_of_batches():
     loader, _ = make_loader(Source(), SIZES)
     assert len(loader) == 4
