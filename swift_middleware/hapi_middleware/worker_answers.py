@@ -24,8 +24,17 @@ def read_answer(
     expected: int,
     max_bytes: int = MAX_BODY_BYTES,
 ) -> bytes:
+    """The body of an answer that is as expected.
+
+    Raises:
+        http.client.IncompleteRead: the worker ended in the middle of it.
+        HapiError: what the worker answers instead.
+    """
     with answer:
         body = answer.read(max_bytes + 1)
+        # A read of so many bytes says nothing of those that did not come.
+        if answer.length and len(body) <= max_bytes:
+            raise http.client.IncompleteRead(body, answer.length)
         if answer.status == expected:
             return body
     error = error_from_body(

@@ -77,7 +77,8 @@ class WorkerClient:
                 connection, "POST", "/jobs", job.trans_id, job.to_body()
             )
             body = read_answer(connection.getresponse(), 201)
-        return JobGrant.from_body(body)
+        with _own_answers("job"):
+            return JobGrant.from_body(body)
 
     def find_model(
         self, identity: ModelIdentity, trans_id: str
@@ -129,12 +130,8 @@ class WorkerClient:
             body = read_answer(
                 connection.getresponse(), 200, MAX_PROFILE_BYTES
             )
-        try:
+        with _own_answers("profile"):
             return ModelProfile.from_body(body)
-        except AnnotationError as error:
-            raise InternalError(
-                "internal", f"the worker's answer: {error.message}"
-            ) from error
 
     def open_stream(
         self,
@@ -178,7 +175,8 @@ class WorkerClient:
         with self._exchange(trans_id, seconds) as connection:
             _send_head(connection, "GET", _job_path(job_id), trans_id)
             body = read_answer(connection.getresponse(), 200)
-        return Usage.from_body(body)
+        with _own_answers("usage"):
+            return Usage.from_body(body)
 
     @contextmanager
     def _exchange(
@@ -206,6 +204,17 @@ class WorkerClient:
             ) from error
         sock.settimeout(seconds)
         return sock
+
+
+@contextmanager
+def _own_answers(subject: str) -> Iterator[None]:
+    """A wrong answer of the worker is no fault of the request."""
+    try:
+        yield
+    except AnnotationError as error:
+        raise InternalError(
+            "internal", f"the worker's answer on a {subject}: {error.message}"
+        ) from error
 
 
 def _job_path(job_id: str) -> str:

@@ -60,6 +60,7 @@ class StubWorker:
         usage: what ``GET /jobs/<id>`` says of every job that has ended;
             None for 404.
         usage_delay_seconds: how long it takes for that.
+        ends_after: bytes of a JSON answer after which the worker is gone.
         is_chunked: whether the end of an answer differs from a break.
         num_errors: rows with errors, as a split stream tells at its end;
             None for a split stream without an end.
@@ -74,6 +75,7 @@ class StubWorker:
     refuse_profile: HapiError | None = None
     refuse_model: HapiError | None = None
     is_forgetful: bool = False
+    ends_after: int | None = None
     is_chunked: bool = True
     num_errors: int | None = 0
     splits: bool = True
@@ -157,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in (headers or {}).items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(body[: self.worker.ends_after])
         self.close_connection = True
 
     def _job(self) -> None:

@@ -21,6 +21,7 @@ from filter_under_test import (
 )
 from hapi_middleware.objects import ObjectBody
 from hapi_protocol.errors import CODES, UnavailableError, make_error
+from hapi_protocol.messages import JobGrant
 
 
 @pytest.fixture
@@ -315,6 +316,29 @@ def test_refusal_of_the_job_never_looks_like_one_of_rights(
     answer = world.send(headers=annotation())
 
     assert (answer.status, answer.json["code"]) == (503, "worker_unavailable")
+
+
+@pytest.mark.parametrize("num_bytes", [0, 9])
+def test_worker_that_ends_in_the_middle_of_its_answer_is_unavailable(
+    world: FilterUnderTest, num_bytes: int
+) -> None:
+    assert world.send(headers=annotation()).status == 200
+    world.worker.ends_after = num_bytes
+    answer = world.send(headers=annotation())
+
+    assert (answer.status, answer.json["code"]) == (503, "worker_unavailable")
+    assert answer.headers["Retry-After"] == "2"
+    assert world.worker.calls[-1] == ("POST", "/jobs")
+
+
+def test_answer_of_the_worker_that_is_no_grant_is_no_fault_of_the_request(
+    world: FilterUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JobGrant, "to_body", lambda self: b"granted")
+    answer = world.send(headers=annotation())
+
+    assert (answer.status, answer.json["code"]) == (500, "internal")
+    assert "the worker's answer on a job" in answer.json["message"]
 
 
 @pytest.mark.parametrize(
