@@ -18,13 +18,21 @@ if TYPE_CHECKING:
     from hapi_client.credentials import Credentials
     from hapi_client.fetch import FetchOptions
     from hapi_client.job import TransferJob
+    from hapi_client.order import Lanes
+    from hapi_client.replan import ReplanOptions
+    from hapi_protocol.errors import HapiError
     from hapi_splitter.augmentation import Augmentation
+    from hapi_splitter.transforms import ImageTransform
 
 __all__ = [
     "Augmentation",
     "Connection",
     "Credentials",
     "FetchOptions",
+    "HapiError",
+    "ImageTransform",
+    "Lanes",
+    "ReplanOptions",
     "TransferJob",
 ]
 
@@ -35,8 +43,16 @@ def __getattr__(name: str) -> Any:
         "Connection": "hapi_client.connection",
         "Credentials": "hapi_client.credentials",
         "FetchOptions": "hapi_client.fetch",
+        "HapiError": "hapi_protocol.errors",
+        "ImageTransform": "hapi_splitter.transforms",
+        "Lanes": "hapi_client.order",
+        "ReplanOptions": "hapi_client.replan",
         "TransferJob": "hapi_client.job",
     }
     if name not in homes:
         raise AttributeError(f"module {__name__!r} has no {name!r}")
     return getattr(import_module(homes[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

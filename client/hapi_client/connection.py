@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
@@ -17,6 +18,7 @@ from hapi_protocol.headers import (
     Annotation,
 )
 from hapi_protocol.profiles import MAX_PROFILE_BYTES, ModelProfile
+from hapi_protocol.versions import common_version
 
 if TYPE_CHECKING:
     from hapi_client.many import ObjectFeatures
@@ -29,22 +31,29 @@ class Connection(SwiftAccount):
     :class:`hapi_client.account.SwiftAccount`.
     """
 
-    def require_hapi(self) -> dict[str, Any]:
-        """The ``hapi`` section of ``/info``.
+    def require_hapi(self, *, of_any_version: bool = False) -> dict[str, Any]:
+        """The ``hapi`` section of ``/info``, of a filter that we can ask.
+
+        Args:
+            of_any_version: also of one that we can only look at.
 
         Raises:
-            ClientError: ``no_hapi`` when the proxy has no such filter.
+            ClientError: ``no_hapi`` when the proxy has no such filter,
+                ``unsupported_version`` when it speaks other versions of the
+                protocol than we do.
         """
         with self._open_info() as body:
             section = body.read_json(dict).get("hapi")
+            proxy = f"the proxy at {urlsplit(self.storage_url).netloc}"
             if not isinstance(section, dict):
                 raise ClientError(
                     "no_hapi",
-                    f"the proxy at {urlsplit(self.storage_url).netloc} has no "
-                    "hapi filter in its pipeline (no 'hapi' section in "
-                    "/info); use cut 0 (streaming), or ask the operator to "
-                    "add it",
+                    f"{proxy} has no hapi filter in its pipeline (no 'hapi' "
+                    "section in /info); use cut 0 (streaming), or ask the "
+                    "operator to add it",
                 )
+            if not of_any_version:
+                common_version(section, proxy, version("swift-hapi"))
             return section
 
     def get_features(

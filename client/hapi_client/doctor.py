@@ -19,8 +19,6 @@ from importlib.metadata import version
 from typing import Any
 
 from hapi_client.checkup import (
-    FAILURE,
-    OK,
     SKIPPED,
     WARNING,
     Check,
@@ -37,7 +35,7 @@ from hapi_client.retry import Backoff
 from hapi_protocol.errors import HapiError, RightsError
 from hapi_protocol.features import read_features
 from hapi_protocol.headers import Annotation
-from hapi_protocol.messages import API_VERSION
+from hapi_protocol.versions import common_version
 from hapi_splitter.quantities import bytes_text, seconds_text
 
 DEFAULT_SECONDS = 10.0
@@ -228,7 +226,12 @@ class Doctor:
                     "": "the operator looks at /info (expose_info)",
                 },
             ),
-            Check("versions", self._compare_versions, ("filter",)),
+            Check(
+                "versions",
+                self._compare_versions,
+                ("filter",),
+                {"": "install client and filter of one release; jobs stream"},
+            ),
             Check("limits", self._tell_limits, ("filter",)),
             Check("cache", self._tell_cache, ("filter",)),
             Check(
@@ -246,20 +249,13 @@ class Doctor:
         ]
 
     def _find_filter(self) -> str:
-        self._hapi = self._swift.require_hapi()
+        self._hapi = self._swift.require_hapi(of_any_version=True)
         return "/info of the proxy has a section hapi"
 
-    def _compare_versions(self) -> Finding:
-        theirs = self._hapi.get("version")
-        text = (
-            f"client {version('swift-hapi')}; its protocol {API_VERSION}, the "
-            f"filter's {theirs}"
-        )
-        if theirs == API_VERSION:
-            return Finding(OK, text)
-        return Finding(
-            FAILURE, text, "install client and filter of one release"
-        )
+    def _compare_versions(self) -> str:
+        release = version("swift-hapi")
+        common = common_version(self._hapi, "the proxy", release)
+        return f"client {release}; both speak version {common}"
 
     def _tell_limits(self) -> str:
         dtypes = {

@@ -5,5 +5,3 @@ the feature stream, the index of a data set and the tree of errors.  The
 modules ``features`` and ``index`` need pyarrow; the others only the standard
 library, so that a Swift proxy can import them.
 """
-
-PROTOCOL_VERSION = 1

@@ -93,6 +93,7 @@ CODES: Mapping[str, int] = MappingProxyType(
         "unknown_op": 0,
         "not_connected": 0,
         "no_hapi": 0,
+        "unsupported_version": 0,
         "bad_configuration": 0,
         "bad_state": 0,
     }

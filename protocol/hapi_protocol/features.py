@@ -26,9 +26,9 @@ import pyarrow as pa
 
 from hapi_protocol.encodings import Encoding, num_groups
 from hapi_protocol.errors import TruncatedStreamError
-from hapi_protocol.messages import API_VERSION
 from hapi_protocol.split import BOTH, CLIENT, KEPT
 from hapi_protocol.summary import Load, Summary, check_amount
+from hapi_protocol.versions import API_VERSION
 
 METADATA_TIMINGS = b"hapi.timings"
 METADATA_SUMMARY = b"hapi.summary"

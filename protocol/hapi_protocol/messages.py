@@ -15,8 +15,8 @@ from hapi_protocol.encodings import Encoding
 from hapi_protocol.errors import AnnotationError
 from hapi_protocol.headers import SampleRange
 from hapi_protocol.summary import check_amount
+from hapi_protocol.versions import API_VERSION, check_worker_version
 
-API_VERSION = 1
 HEADER_IDENTITY = "X-Hapi-Identity"
 """JSON of a :class:`ModelIdentity`, on PUT and GET of ``/models``."""
 
@@ -422,11 +422,4 @@ class _Fields:
         return None if value is None else build(value)
 
     def version(self) -> None:
-        value = self._fields.get("version")
-        if value != API_VERSION:
-            raise AnnotationError(
-                "bad_request",
-                f"{self._what} of version {value!r}; this side speaks "
-                f"version {API_VERSION}: run filter and worker of one "
-                "release",
-            )
+        check_worker_version(self._fields.get("version"), self._what)

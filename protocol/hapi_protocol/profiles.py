@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import Any
 
 from hapi_protocol.errors import AnnotationError
-from hapi_protocol.messages import API_VERSION
 from hapi_protocol.summary import check_amount
+from hapi_protocol.versions import API_VERSION, check_worker_version
 
 MAX_PROFILE_BYTES = 16 * 1024 * 1024
 """A longer profile is not one of ours."""
@@ -114,8 +114,7 @@ class ModelProfile:
 
     @classmethod
     def _from_fields(cls, fields: Mapping[str, Any]) -> ModelProfile:
-        if fields["version"] != API_VERSION:
-            raise ValueError(f"version {fields['version']!r}")
+        check_worker_version(fields["version"], "a profile")
         batches = tuple(
             BatchProfile(
                 int(each["batch"]), tuple(map(float, each["cut_seconds"]))

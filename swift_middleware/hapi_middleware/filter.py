@@ -78,7 +78,6 @@ from hapi_protocol.errors import (
 )
 from hapi_protocol.headers import CACHE_HIT, NUMERICS
 from hapi_protocol.messages import (
-    API_VERSION,
     KIND_FEATURES,
     KIND_INDEX,
     JobGrant,
@@ -86,6 +85,7 @@ from hapi_protocol.messages import (
     ModelIdentity,
 )
 from hapi_protocol.transforms import TRANSFORMS
+from hapi_protocol.versions import API_VERSION, VERSIONS
 
 StartResponse = Callable[..., Any]
 
@@ -374,6 +374,7 @@ def filter_factory(
     register_swift_info(
         "hapi",
         version=API_VERSION,
+        versions=list(VERSIONS),
         encodings=list(ENCODINGS),
         transforms=list(TRANSFORMS),
         numerics=list(NUMERICS),

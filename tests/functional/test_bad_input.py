@@ -313,5 +313,6 @@ def test_info_tells_the_limits(chain):
     url = f"{chain.cluster.proxy_url}/info"
     section = requests.get(url, timeout=30).json()["hapi"]
     assert section["version"] == 1
+    assert section["versions"] == [1]
     assert section["encodings"] == list(ENCODINGS)
     assert section["max_object_bytes"] > 0

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from hapi_client.cli.train import facts
-from hapi_client.connection import Connection
 from hapi_client.demo import largest_difference
 from hapi_client.frozen import FrozenRegion
 from hapi_client.index import load_index
@@ -23,6 +22,7 @@ from hapi_client.progress import SilentReporter
 from hapi_client.replan import ReplanOptions
 from hapi_client.training import History, train_tail
 from hapi_client.upload import upload
+from hapi_protocol import versions
 from hapi_protocol.errors import ClientError
 from networks import small_network, small_transform
 from photos import shard
@@ -160,10 +160,7 @@ def test_job_that_is_nearly_over_uploads_nothing(connection, photos):
 def test_job_streams_on_when_no_plan_can_be_made(
     connection, photos, monkeypatch, caplog
 ):
-    def refuse(self) -> dict[str, object]:
-        raise ClientError("no_hapi", "the proxy has no hapi filter")
-
-    monkeypatch.setattr(Connection, "require_hapi", refuse)
+    monkeypatch.setattr(versions, "VERSIONS", (2,))
     with job_of(connection, photos, epochs=1e6) as job:
         deadline = time.monotonic() + 60
         epoch = 0
@@ -174,7 +171,17 @@ def test_job_streams_on_when_no_plan_can_be_made(
 
         assert job.plan is None
     assert "no plan, streaming" in caplog.text
-    assert "no hapi filter" in caplog.text
+    assert "speaks version 1 of the protocol" in caplog.text
+
+
+def test_job_that_pushes_says_that_no_version_is_common(
+    connection, photos, monkeypatch
+):
+    monkeypatch.setattr(versions, "VERSIONS", (2,))
+    with pytest.raises(ClientError) as caught:
+        job_of(connection, photos, cut="freeze")
+    assert caught.value.code == "unsupported_version"
+    assert "an older client" in caught.value.message
 
 
 def test_closing_a_job_ends_its_planning_at_once(

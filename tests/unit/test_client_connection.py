@@ -372,6 +372,7 @@ NAMES = ("a.jpg", "b.jpg")
         (PAGE, lambda c: c.info()),
         (PAGE, lambda c: c.ask_account("GET", {"hapi-cache": ""})),
         (Answer(200, b"{}", ID), lambda c: c.require_hapi()),
+        (Answer(200, b'{"hapi": {}}', ID), lambda c: c.require_hapi()),
         (
             Answer(412, headers=ID),
             lambda c: c.get_range("c", "o", ByteRange(0, 1), if_match="e"),

@@ -88,7 +88,6 @@ def test_grant_and_identity_survive_their_own_text():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("version", 99),
         ("kind", "training"),
         ("charged_account", ""),
         ("charged_account", 5),
@@ -151,7 +150,6 @@ def test_usage_survives_its_own_body(usage):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("version", 99),
         ("kind", "profile"),
         ("charged_account", ""),
         ("samples", -1),

@@ -55,7 +55,6 @@ def test_profile_survives_its_body() -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"version": 2},
         {"peak_bytes": [1, 2]},
         {"batches": []},
         {"batches": [{"batch": 0, "cut_seconds": [0, 1, 2]}]},
@@ -97,7 +96,6 @@ def test_request_survives_its_body() -> None:
         ("model", None),
         ("model", {}),
         ("trans_id", None),
-        ("version", 0),
     ],
 )
 def test_request_with_a_bad_field_is_refused(name: str, value: object) -> None:

@@ -1,0 +1,93 @@
+"""What the distribution promises to its users' imports and type checkers."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hapi_client
+
+ROOT = Path(__file__).parent.parent.parent
+PUBLIC = [
+    "Augmentation",
+    "Connection",
+    "Credentials",
+    "FetchOptions",
+    "HapiError",
+    "ImageTransform",
+    "Lanes",
+    "ReplanOptions",
+    "TransferJob",
+]
+"""Whoever takes a name away breaks somebody's training script."""
+PACKAGES = sorted(
+    path.parent
+    for folder in (
+        "protocol",
+        "splitter",
+        "swift_middleware",
+        "client",
+        "deploy",
+    )
+    for path in (ROOT / folder).glob("*/__init__.py")
+)
+
+
+def test_exported_names_are_the_promised_ones():
+    assert hapi_client.__all__ == PUBLIC
+    assert set(PUBLIC) <= set(dir(hapi_client))
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_exported_name_is_documented_and_knows_its_home(name):
+    found = getattr(hapi_client, name)
+    assert found.__name__ == name
+    assert inspect.getdoc(found)
+
+
+def test_type_checkers_see_what_is_exported():
+    tree = ast.parse(Path(hapi_client.__file__).read_text())
+    seen = {
+        alias.name: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module != "typing"
+        for alias in node.names
+        if alias.name in PUBLIC
+    }
+    homes = {n: getattr(hapi_client, n).__module__ for n in PUBLIC}
+    assert seen == homes
+
+
+def test_name_that_is_not_exported_is_an_error():
+    with pytest.raises(AttributeError, match="has no 'TransferJobs'"):
+        hapi_client.TransferJobs  # noqa: B018
+
+
+def test_import_alone_loads_no_torch():
+    code = "import sys, hapi_client; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_packages_are_typed():
+    assert len(PACKAGES) == 6
+    assert all((package / "py.typed").is_file() for package in PACKAGES)
+
+
+def test_torch_and_torchvision_have_no_upper_bound():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    wanted = [
+        line
+        for extra in setup["options.extras_require"].values()
+        for line in extra.splitlines()
+        if re.match(r"torch(vision)?\b", line)
+    ]
+    assert len(wanted) == 4
+    assert all(re.fullmatch(r"\w+>=[\d.]+", line) for line in wanted)
