@@ -1,0 +1,183 @@
+"""Lightning, accelerate and torch.compile train as torch alone does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+import lightning
+import pytest
+import torch
+from torch import nn
+
+from children import run_family
+from equal_training import (
+    DATA,
+    EPOCHS,
+    RATE,
+    FrozenBody,
+    job_of,
+    local_batches,
+    local_spans,
+    steps_of,
+)
+from hapi_client.demo import largest_difference
+from hapi_client.location import parse_location
+from hapi_client.progress import SilentReporter
+from hapi_client.upload import upload
+from photos import shard
+
+COUNTS = (20, 16, 24, 12, 18, 22)
+TOLERANCE = 1e-4
+STEPS_PER_EPOCH = 7
+SUPPORT = Path(__file__).parent.parent / "support"
+
+
+@pytest.fixture(scope="module")
+def local(connection, tmp_path_factory) -> list[float]:
+    """Losses on local data, with torch and nothing else but the order."""
+    folder = tmp_path_factory.mktemp("shards")
+    for number, count in enumerate(COUNTS):
+        tar = shard(count, size=120, seed=number)
+        (folder / f"{number}.tar").write_bytes(tar)
+    for place in DATA.values():
+        upload(connection, parse_location(place), [folder], SilentReporter())
+    model = FrozenBody()
+    tail = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(tail, lr=RATE, momentum=0.9)
+    spans = local_spans(sorted(folder.glob("*.tar")))
+    return [
+        loss
+        for epoch in range(EPOCHS)
+        for loss, _ in steps_of(model, optimizer, local_batches(spans, epoch))
+    ]
+
+
+class Tail(lightning.LightningModule):
+    def __init__(self, tail: nn.Module) -> None:
+        super().__init__()
+        self.tail = tail
+        self.losses: list[float] = []
+
+    def training_step(self, batch, number):
+        features, labels = batch
+        loss = nn.functional.cross_entropy(self.tail(features), labels)
+        self.losses.append(loss.item())
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.tail.parameters(), lr=RATE, momentum=0.9)
+
+
+class Features(lightning.LightningDataModule):
+    def __init__(self, job) -> None:
+        super().__init__()
+        self.job = job
+
+    def train_dataloader(self):
+        return self.job.loader(self.trainer.current_epoch)
+
+    def state_dict(self):
+        return self.job.state_dict()
+
+    def load_state_dict(self, state):
+        self.job.load_state_dict(state)
+
+
+class Left(Exception):
+    """Training ends here."""
+
+
+class LeaveAt(lightning.Callback):
+    """Writes a checkpoint behind a step, and ends."""
+
+    def __init__(self, step: int, path: Path) -> None:
+        self._step = step
+        self._path = path
+
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step == self._step:
+            trainer.save_checkpoint(self._path)
+            raise Left
+
+
+def fit(job, folder: Path, *callbacks, checkpoint=None) -> list[float]:
+    tail = Tail(job.tail)
+    trainer = lightning.Trainer(
+        max_epochs=EPOCHS,
+        accelerator="cpu",
+        default_root_dir=folder,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        reload_dataloaders_every_n_epochs=1,
+        callbacks=list(callbacks),
+    )
+    with contextlib.suppress(Left):
+        trainer.fit(tail, datamodule=Features(job), ckpt_path=checkpoint)
+    return tail.losses
+
+
+@pytest.mark.parametrize("cut", ["stream", "freeze"])
+def test_lightning_trains_as_the_local_run(connection, local, tmp_path, cut):
+    with job_of(connection, cut) as job:
+        losses = fit(job, tmp_path)
+        assert (job.epoch, job.step) == (EPOCHS, 0)
+    assert len(losses) == len(local)
+    assert largest_difference(local, losses) <= TOLERANCE
+
+
+@pytest.mark.parametrize("step", [1, STEPS_PER_EPOCH + 3, 2 * STEPS_PER_EPOCH])
+def test_lightning_goes_on_in_the_midst_of_an_epoch(
+    connection, local, tmp_path, step
+):
+    path = tmp_path / "mid.ckpt"
+    with job_of(connection, "stream") as job:
+        losses = fit(job, tmp_path, LeaveAt(step, path))
+    assert len(losses) == step
+    with job_of(connection, "freeze") as job:
+        losses += fit(job, tmp_path, checkpoint=path)
+    assert len(losses) == len(local)
+    assert largest_difference(local, losses) <= TOLERANCE
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.timeout(200)
+def test_accelerate_trains_as_the_local_run(
+    cluster, local, tmp_path, num_ranks
+):
+    done = run_family(
+        [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *("--standalone", "--nproc-per-node", str(num_ranks)),
+            *(str(SUPPORT / "accelerate_trainer.py"), str(tmp_path / "r.pt")),
+        ],
+        150,
+        environment={
+            **os.environ,
+            **cluster.environment,
+            "ACCELERATE_USE_CPU": "true",
+            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        },
+    )
+    assert done.returncode == 0, done.stderr
+    losses = torch.load(tmp_path / "r.pt")
+    assert len(losses) == len(local)
+    assert largest_difference(local, losses) <= TOLERANCE
+
+
+def test_compiled_tail_trains_as_the_local_run(connection, local):
+    with job_of(connection, "freeze") as job:
+        optimizer = torch.optim.SGD(
+            job.tail.parameters(), lr=RATE, momentum=0.9
+        )
+        tail = torch.compile(job.tail)
+        losses = [
+            loss
+            for epoch in range(EPOCHS)
+            for loss, _ in steps_of(tail, optimizer, job.loader(epoch))
+        ]
+    assert largest_difference(local, losses) <= TOLERANCE

@@ -1,0 +1,42 @@
+"""Trains with accelerate; the main process saves the losses."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+
+from equal_training import EPOCHS, RATE, job_of
+from hapi_client import Connection
+
+
+def main(result: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    with (
+        Connection() as connection,
+        job_of(connection, "freeze", device=accelerator.device) as job,
+    ):
+        tail, optimizer = accelerator.prepare(
+            job.tail,
+            torch.optim.SGD(job.tail.parameters(), lr=RATE, momentum=0.9),
+        )
+        losses = []
+        for epoch in range(EPOCHS):
+            for features, labels in job.loader(epoch):
+                loss = torch.nn.functional.cross_entropy(
+                    tail(features), labels
+                )
+                optimizer.zero_grad()
+                accelerator.backward(loss)
+                optimizer.step()
+                mean = accelerator.reduce(loss.detach(), reduction="mean")
+                losses.append(mean.item())
+        if accelerator.is_main_process:
+            torch.save(losses, result)
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
