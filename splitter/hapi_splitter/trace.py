@@ -72,6 +72,8 @@ def split(
 ) -> SplitModel:
     """Splits a model after what is to be frozen.
 
+    torch's random numbers go on as if nothing had been split.
+
     Args:
         model: any module of one tensor ``[B, *sample_shape]``. It is left
             as it is, mode included. Of a compiled one, its original is
@@ -96,8 +98,26 @@ def split(
     """
     shape = _sample_shape(transform, sample_shape)
     if not isinstance(model, nn.Module):
-        return _split_pair(*pair.check_pair(model, freeze), shape, transform)
-    model = unwrapped(model)
+        frozen, tail = pair.check_pair(model, freeze)
+        with _untouched_random_state(frozen, tail):
+            return _split_pair(frozen, tail, shape, transform)
+    with _untouched_random_state(model):
+        return _split(unwrapped(model), freeze, shape, transform)
+
+
+@contextmanager
+def _untouched_random_state(*models: nn.Module) -> Iterator[None]:
+    devices = {each.device for model in models for each in model.parameters()}
+    with torch.random.fork_rng([d for d in devices if d.type == "cuda"]):
+        yield
+
+
+def _split(
+    model: nn.Module,
+    freeze: Freeze | None,
+    shape: tuple[int, ...],
+    transform: ImageTransform | None,
+) -> SplitModel:
     check_has_shapes(model)
     choice = choose(model, freeze)
     parts = _partition(model, choice, shape)

@@ -176,3 +176,13 @@ def test_tail_takes_a_size_computed_before_the_freeze_point() -> None:
         samples = torch.randn(count, *SHAPE)
         features = parts.frozen.suffix(0)(samples)
         torch.testing.assert_close(parts.tail(features), model(samples))
+
+
+@pytest.mark.parametrize("as_pair", [False, True])
+def test_random_numbers_go_on_as_if_nothing_had_been_split(as_pair):
+    body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten())
+    head = nn.Sequential(nn.Dropout(), nn.Linear(4 * 6 * 6, 2))
+    model = (body, head) if as_pair else nn.Sequential(body, head)
+    before = torch.get_rng_state()
+    split(model, None if as_pair else "0", sample_shape=(3, 8, 8))
+    assert torch.equal(before, torch.get_rng_state())

@@ -1,0 +1,164 @@
+"""The tutorial, step by step: both of its scripts train the same model."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+from torchvision.io import decode_image
+from torchvision.models import ResNet18_Weights, resnet18
+
+from as_user import run
+from hapi_cluster import Cluster
+from photos import jpegs
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+CLASSES = ("astronaut", "cat", "coffee")
+NUM_TRAIN = 36
+NUM_VAL = 18
+EPOCHS = 4
+MOST_CHANGED_LINES = 12
+ELSEWHERE = ("pip install", "hapi cluster", "eval ")
+"""The cluster is there already, and so are the packages."""
+TOLERANCE = 1e-4
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def commands() -> list[str]:
+    text = (DOCS / "tutorial.rst").read_text()
+    blocks = re.findall(r"\.\. code-block:: sh\n\n((?:(?:    .*)?\n)+)", text)
+    lines = [line.strip() for line in "".join(blocks).splitlines()]
+    return [line for line in lines if line]
+
+
+def write_photos(folder: Path) -> None:
+    images = jpegs(4 * (NUM_TRAIN + NUM_VAL) // 3)
+    for number, (data, label) in enumerate(images):
+        if label == len(CLASSES):
+            continue
+        split = "val" if number // 4 % 3 == 2 else "train"
+        place = folder / split / CLASSES[label]
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{number:03d}.jpg").write_bytes(data)
+
+
+def write_weights(photos: Path, torch_home: Path) -> None:
+    """Where torchvision has what it has downloaded.
+
+    Random ones, with batch norms that have seen photographs: features would
+    be of any size otherwise.
+    """
+    weights = ResNet18_Weights.DEFAULT
+    torch.manual_seed(7)
+    model = resnet18()
+    for each in model.modules():
+        if isinstance(each, nn.BatchNorm2d):
+            each.momentum = None  # the mean of all batches
+    read = partial(decode_image, mode="RGB")
+    data = ImageFolder(str(photos), weights.transforms(), loader=read)
+    with torch.no_grad():
+        for images, _ in DataLoader(data, batch_size=24):
+            model(images)
+    place = torch_home / "hub" / "checkpoints"
+    place.mkdir(parents=True)
+    torch.save(model.state_dict(), place / weights.url.rpartition("/")[2])
+
+
+@pytest.fixture(scope="module")
+def reader(cluster: Cluster, tmp_path_factory) -> Callable[[str], str]:
+    """Runs a command of the page, and gives what it prints."""
+    folder = tmp_path_factory.mktemp("reader")
+    write_photos(folder / "photos")
+    write_weights(folder / "photos" / "train", folder / "torch")
+    for path in (DOCS / "examples").glob("*.py"):
+        code = path.read_text().replace("EPOCHS = 10", f"EPOCHS = {EPOCHS}")
+        (folder / path.name).write_text(code)
+
+    def follow(command: str) -> str:
+        words: list[str] = []
+        for word in shlex.split(command):
+            found = sorted(folder.glob(word)) if "*" in word else []
+            words += [str(f.relative_to(folder)) for f in found] or [word]
+        done = run(
+            cluster, folder, words, {"TORCH_HOME": str(folder / "torch")}
+        )
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        model = folder / "model.pt"
+        if words[1].startswith("finetune"):
+            model.replace(folder / f"{words[1]}.pt")
+            torch.save(
+                torch.load(folder / f"{words[1]}.pt"), folder / "model.pt"
+            )
+        return done.stdout
+
+    follow.folder = folder  # type: ignore[attr-defined]
+    return follow
+
+
+def curve(told: str) -> list[tuple[float, int, int]]:
+    """Loss, and how many of how many were right, of each epoch."""
+    lines = re.findall(r"epoch \d+: loss ([\d.]+), (\d+) of (\d+) right", told)
+    return [(float(x), int(y), int(z)) for x, y, z in lines]
+
+
+def test_page_works_from_the_folder_to_predictions(reader):
+    told = {
+        line: reader(line)
+        for line in commands()
+        if not line.startswith(ELSEWHERE)
+    }
+    assert list(told) == [
+        "python finetune.py",
+        "hapi upload photos/train photos/train",
+        "hapi upload photos/val photos/val",
+        "hapi ls photos",
+        "hapi plan resnet18 --freeze avgpool --data swift://photos/train "
+        "--epochs 10",
+        "python finetune_hapi.py",
+        "python predict.py photos/val/cat/*.jpg",
+        "hapi models ls",
+    ]
+    mine = curve(told["python finetune.py"])
+    theirs = curve(told["python finetune_hapi.py"])
+    assert len(mine) == len(theirs) == EPOCHS
+    for (loss, *right), (other, *others) in zip(mine, theirs, strict=True):
+        # An epoch is one step here, so that its order does not matter.
+        assert other == pytest.approx(loss, rel=TOLERANCE, abs=1e-4)
+        assert others == right
+    assert mine[-1][0] < mine[0][0]
+    assert mine[-1][1:] == (NUM_VAL, NUM_VAL)
+
+    predictions = told["python predict.py photos/val/cat/*.jpg"].splitlines()
+    assert len(predictions) == NUM_VAL // len(CLASSES)
+    assert all(": cat (" in line for line in predictions)
+
+
+def test_both_scripts_write_the_same_model(reader):
+    folder = reader.folder
+    mine = torch.load(folder / "finetune.py.pt")
+    theirs = torch.load(folder / "finetune_hapi.py.pt")
+    assert mine.keys() == theirs.keys()
+    for name, value in mine.items():
+        torch.testing.assert_close(
+            theirs[name], value, rtol=TOLERANCE, atol=TOLERANCE
+        )
+
+
+def test_few_lines_of_the_script_change():
+    before, after = (
+        (DOCS / "examples" / name).read_text().splitlines()
+        for name in ("finetune.py", "finetune_hapi.py")
+    )
+    kinds = [line[0] for line in difflib.ndiff(before, after)]
+    assert 0 < kinds.count("+") <= MOST_CHANGED_LINES
+    assert 0 < kinds.count("-") <= MOST_CHANGED_LINES

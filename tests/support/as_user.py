@@ -1,0 +1,40 @@
+"""Commands and scripts, run as a user of a cluster would."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from children import run_family
+from hapi_cluster import Cluster
+
+SECONDS = 280
+
+
+def run(
+    cluster: Cluster,
+    folder: Path,
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Runs ``hapi …`` or ``python …`` in a folder.
+
+    Args:
+        environment: beside what tells where the cluster is.
+    """
+    program, *arguments = command
+    modules = ["-m", "hapi_client.cli.main"] if program == "hapi" else []
+    return run_family(
+        [sys.executable, *modules, *arguments],
+        SECONDS,
+        environment={
+            **os.environ,
+            **cluster.environment,
+            **(environment or {}),
+            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        },
+        folder=folder,
+    )
