@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from hapi_client.order import Lanes
     from hapi_client.replan import ReplanOptions
     from hapi_protocol.errors import HapiError
+    from hapi_splitter.arrays import ArrayTransform
     from hapi_splitter.augmentation import Augmentation
     from hapi_splitter.transforms import ImageTransform
 
 __all__ = [
+    "ArrayTransform",
     "Augmentation",
     "Connection",
     "Credentials",
@@ -39,6 +41,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     homes = {
+        "ArrayTransform": "hapi_splitter.arrays",
         "Augmentation": "hapi_splitter.augmentation",
         "Connection": "hapi_client.connection",
         "Credentials": "hapi_client.credentials",

@@ -167,7 +167,7 @@ def advise(
         server,
         facts.samples,
         batch_size=question.batch_size,
-        input_bytes=4 * int(torch.Size(region.input_shape).numel()),
+        input_bytes=region.form.num_bytes,
     )
     asked = problem(question.floor)
     measured = _measured(facts, server, conditions)
@@ -202,7 +202,7 @@ def _measured(
             f"cores; layers in batches of {profile.best().batch}"
             for name, profile in tiers
         ),
-        f"bytes, decoding and encoding: mean of {facts.num_probed} images, "
+        f"bytes, decoding and encoding: mean of {facts.num_probed} samples, "
         "on one core",
         f"the training step: {seconds_text(conditions.train_seconds)} a "
         "sample, SGD",
@@ -259,6 +259,7 @@ class _Finder:
             connection,
             location.container,
             spans,
+            medium=self._region.transform.medium,
             most_bytes=READ_SECONDS * link,
         )
         return probe, link, question.num_samples or len(index)

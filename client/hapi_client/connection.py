@@ -101,8 +101,9 @@ class Connection(SwiftAccount):
         not repeated by itself.
 
         Args:
-            names: of images, at most as many as the section ``hapi`` of
-                :meth:`info` says in ``multi``; any may stand there twice.
+            names: of images or arrays, at most as many as the section
+                ``hapi`` of :meth:`info` says in ``multi``; any may stand
+                there twice.
             annotation: what to compute.
             seconds: for the whole answer.
 

@@ -22,12 +22,12 @@ POLL_SECONDS = 0.5
 
 
 class DecodePool:
-    """Threads that decode images; each uses one core.
+    """Threads that decode samples; each uses one core.
 
     Args:
-        decode: from the bytes of an image, its sample's key, and seed and
-            epoch of random changes (None for evaluation) to ``[C, H, W]``
-            float32.
+        decode: from the bytes of an image or an array, its sample's key, and
+            seed and epoch of random changes (None for evaluation) to what the
+            model takes.
         num_threads: None for one on each available core.
     """
 
@@ -85,24 +85,24 @@ class DecodePool:
 
     def submit(
         self,
-        image: bytes,
+        data: bytes,
         target: torch.Tensor,
         key: str = "",
         training: Training | None = None,
     ) -> Future[float]:
-        """Decodes ``image`` into ``target``; the CPU seconds that it took."""
-        return self._pool.submit(self._into, image, target, key, training)
+        """Decodes ``data`` into ``target``; the CPU seconds that it took."""
+        return self._pool.submit(self._into, data, target, key, training)
 
     def result(self, future: Future[float], seconds: float) -> float:
         """Of :meth:`submit`: the CPU seconds that it took.
 
         Args:
-            future: of an image.
+            future: of a sample.
             seconds: to wait at most; pauses do not count.
 
         Raises:
             TooSlowError: they are over.
-            SampleError: the image cannot be decoded.
+            SampleError: it cannot be decoded.
         """
         left = seconds
         while left > 0:
@@ -113,12 +113,12 @@ class DecodePool:
                 if not self._num_pauses:
                     left -= step
         raise TooSlowError(
-            "too_slow", f"an image was not decoded in {seconds:g} s"
+            "too_slow", f"a sample was not decoded in {seconds:g} s"
         )
 
     def _into(
         self,
-        image: bytes,
+        data: bytes,
         target: torch.Tensor,
         key: str,
         training: Training | None,
@@ -130,7 +130,7 @@ class DecodePool:
             self._num_busy += 1
         started = time.thread_time()
         try:
-            target.copy_(self._decode(image, key, training))
+            target.copy_(self._decode(data, key, training))
             return time.thread_time() - started
         finally:
             with self._changed:

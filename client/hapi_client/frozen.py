@@ -17,8 +17,10 @@ from hapi_client.local_region import LocalRegion
 from hapi_client.packages import package_name, upload_package
 from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import ModelPath
+from hapi_splitter.arrays import ArrayTransform
 from hapi_splitter.augmentation import Augmentation
 from hapi_splitter.choice import Freeze
+from hapi_splitter.inputs import InputTransform
 from hapi_splitter.package import write_package
 from hapi_splitter.trace import split
 from hapi_splitter.tracing import unwrapped
@@ -37,7 +39,8 @@ class FrozenRegion(LocalRegion):
     Args:
         model: the whole network, or ``(frozen, tail)``.
         freeze: as for :func:`hapi_splitter.trace.split`.
-        transform: ``ImageTransform``, a torchvision preset, or None.
+        transform: ``ImageTransform``, a torchvision preset,
+            ``ArrayTransform``, or None.
         device: of the tail and of what runs here.
         forward_samples: of one forward here; None for what suits the
             device.
@@ -62,7 +65,7 @@ class FrozenRegion(LocalRegion):
         augment: Augmentation | None = None,
     ) -> None:
         parts = split(
-            model, freeze, transform=_image_transform(transform, augment)
+            model, freeze, transform=_input_transform(transform, augment)
         )
         # The package is written from the CPU, before anything moves.
         super().__init__(parts.frozen, device, forward_samples)
@@ -158,14 +161,22 @@ def _digest(weights: Mapping[str, torch.Tensor]) -> str:
     return found.hexdigest()
 
 
-def _image_transform(
+def _input_transform(
     transform: Any, augment: Augmentation | None
-) -> ImageTransform:
+) -> InputTransform:
     if augment is not None and not isinstance(augment, Augmentation):
         raise ClientError(
             "bad_configuration",
             f"augment is {augment!r:.80}; give an Augmentation",
         )
+    if isinstance(transform, ArrayTransform):
+        if augment is not None:
+            raise ClientError(
+                "bad_configuration",
+                "augment is given for arrays; random changes are those of "
+                "images: change the tail's input, or leave it out",
+            )
+        return transform
     try:
         if transform is None:
             found = IMAGENET_TRANSFORM
@@ -177,5 +188,6 @@ def _image_transform(
     except (TypeError, ValueError) as error:
         raise ClientError(
             "bad_configuration",
-            f"{error}; give weights.transforms() or an ImageTransform",
+            f"{error}; give weights.transforms(), an ImageTransform or an "
+            "ArrayTransform",
         ) from error

@@ -58,6 +58,7 @@ def make_planner(
             connection,
             data.container,
             data.spans,
+            medium=region.transform.medium,
             seconds=PROBE_SECONDS,
             most_bytes=most_bytes,
         )

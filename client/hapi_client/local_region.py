@@ -7,10 +7,12 @@ from typing import Any
 import torch
 
 from hapi_protocol.transforms import Training
+from hapi_splitter.arrays import ArrayTransform
 from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.inputs import InputTransform, SampleForm
 from hapi_splitter.numerics import exact_numerics
 from hapi_splitter.package import load_package, package_bytes
-from hapi_splitter.transforms import ImageTransform, decode_image
+from hapi_splitter.transforms import decode_image
 
 FORWARD_SAMPLES_CPU = 8
 """Samples of one forward on the CPU.  Larger batches compute no faster and
@@ -71,22 +73,27 @@ class LocalRegion:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Of one transformed image."""
+        """Of one transformed image or array."""
         return tuple(self._graph.input_shape)
 
     @property
-    def transform(self) -> ImageTransform:
-        """From a decoded image to a sample."""
-        assert self._graph.transform is not None, "images have one"
+    def transform(self) -> InputTransform:
+        """From what is stored to a sample."""
+        assert self._graph.transform is not None, "jobs give one"
         return self._graph.transform
 
+    @property
+    def form(self) -> SampleForm:
+        """Of one sample."""
+        return self._graph.form
+
     def decode(
-        self, image: bytes, key: str = "", training: Training | None = None
+        self, data: bytes, key: str = "", training: Training | None = None
     ) -> torch.Tensor:
-        """A transformed image, ``[C, H, W]`` float32 on the CPU.
+        """A transformed image ``[C, H, W]`` float32, or an array; on the CPU.
 
         Args:
-            image: the bytes of its file.
+            data: the bytes of its file.
             key: of its sample.
             training: seed and epoch of random changes; None for evaluation.
 
@@ -94,14 +101,17 @@ class LocalRegion:
             SampleError: when it cannot be decoded, the same text on
                 every tier.
         """
-        return self.transform.sample(decode_image(image), key, training)
+        transform = self.transform
+        if isinstance(transform, ArrayTransform):
+            return transform.read(data, self._graph.num_ids)
+        return transform.sample(decode_image(data), key, training)
 
     def finish(self, cut: int, features: torch.Tensor) -> torch.Tensor:
         """From features at ``cut`` to features at the freeze point.
 
         Args:
-            cut: 0 for transformed images.
-            features: ``[n, *shape at cut]`` float32 on the CPU.
+            cut: 0 for samples as the model takes them.
+            features: ``[n, *shape at cut]`` on the CPU.
 
         Returns:
             ``[n, *shape at the freeze point]`` float32 on the device, in

@@ -69,10 +69,11 @@ class Sources:
             connection,
             container,
             pool,
-            region.input_shape,
+            region.form,
             self._limits,
             counters,
             meter,
+            region.transform.medium,
         )
         # One gate for all: a worker that is gone is gone for every cut.
         self._gate = PushGate(

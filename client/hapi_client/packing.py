@@ -1,6 +1,7 @@
 """A folder of class folders, packed into WebDataset shards.
 
-The layout is torchvision's ``ImageFolder``: ``DIR/<class>/…/<image>``.
+The layout is torchvision's ``ImageFolder``: ``DIR/<class>/…/<image>``, or
+arrays (``.npy``) in the images' place.
 Labels are positions in the sorted class names.  Samples are spread over the
 shards by a hash of their path, so that no shard holds one class only, and
 the same folder always gives the same bytes: an upload that broke off
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hapi_protocol.errors import ClientError
-from hapi_protocol.shards import IMAGE_EXTENSIONS
+from hapi_protocol.shards import ARRAY, IMAGE, Medium
 
 DEFAULT_SHARD_SAMPLES = 1000
 DEFAULT_SHARD_BYTES = 128 * 1024 * 1024
@@ -27,8 +28,8 @@ PACKED_NAME = re.compile(r"shard-\d{6}\.tar")
 
 
 @dataclass(frozen=True)
-class ImageFile:
-    """One image of the folder.
+class SampleFile:
+    """One image or array of the folder.
 
     Attributes:
         path: where it lies.
@@ -44,12 +45,20 @@ class ImageFile:
 
 
 @dataclass(frozen=True)
-class ImageFolder:
-    """A folder's images, in the order in which they are packed."""
+class SampleFolder:
+    """A folder's samples, in the order in which they are packed.
+
+    Attributes:
+        class_names: of its class folders.
+        files: of all classes.
+        num_ignored: files that are none.
+        medium: of all of them.
+    """
 
     class_names: tuple[str, ...]
-    files: tuple[ImageFile, ...]
+    files: tuple[SampleFile, ...]
     num_ignored: int
+    medium: Medium
 
 
 def find_class_names(folder: Path) -> tuple[str, ...]:
@@ -63,45 +72,64 @@ def find_class_names(folder: Path) -> tuple[str, ...]:
     )
 
 
-def read_folder(folder: Path) -> ImageFolder:
+def read_folder(folder: Path) -> SampleFolder:
     """Lists a folder of class folders.
 
     Raises:
-        ClientError: ``bad_configuration`` when it holds no image, or a
-            class none.
+        ClientError: ``bad_configuration`` when it holds neither images nor
+            arrays, or both, or a class none.
     """
     class_names = find_class_names(folder)
-    files: list[ImageFile] = []
+    found = {
+        name: sorted(p for p in (folder / name).rglob("*") if p.is_file())
+        for name in class_names
+    }
+    medium = _medium_of(folder, [p for paths in found.values() for p in paths])
+    files: list[SampleFile] = []
     num_ignored = 0
-    for label, name in enumerate(class_names):
-        paths = sorted(p for p in (folder / name).rglob("*") if p.is_file())
-        images = [path for path in paths if _is_image(path)]
-        num_ignored += len(paths) - len(images)
-        if not images:
+    for label, (name, paths) in enumerate(found.items()):
+        samples = [path for path in paths if medium.has(path.suffix)]
+        num_ignored += len(paths) - len(samples)
+        if not samples:
             raise ClientError(
                 "bad_configuration",
-                f"class folder {folder / name} has no image "
-                f"({', '.join(IMAGE_EXTENSIONS)})",
+                f"class folder {folder / name} has no {medium.name} "
+                f"({', '.join(medium.extensions)})",
             )
-        files += _image_files(folder, images, label)
-    if not files:
+        files += _sample_files(folder, samples, label)
+    files.sort(key=lambda file: hashlib.sha256(file.key.encode()).digest())
+    return SampleFolder(class_names, tuple(files), num_ignored, medium)
+
+
+def _medium_of(folder: Path, paths: Sequence[Path]) -> Medium:
+    found = {
+        medium: path
+        for path in paths
+        for medium in (IMAGE, ARRAY)
+        if medium.has(path.suffix)
+    }
+    if len(found) > 1:
+        image, array = found[IMAGE], found[ARRAY]
         raise ClientError(
             "bad_configuration",
-            f"{folder} has neither class folders with images nor .tar files",
+            f"{folder} holds images ({image.name}) and arrays ({array.name}), "
+            "and a data set has one of them; upload each by itself",
         )
-    files.sort(key=lambda file: hashlib.sha256(file.key.encode()).digest())
-    return ImageFolder(class_names, tuple(files), num_ignored)
+    if not found:
+        raise ClientError(
+            "bad_configuration",
+            f"{folder} has neither class folders with images "
+            f"({', '.join(IMAGE.extensions)}) or arrays "
+            f"({', '.join(ARRAY.extensions)}) nor .tar files",
+        )
+    return next(iter(found))
 
 
-def _is_image(path: Path) -> bool:
-    return path.suffix[1:].lower() in IMAGE_EXTENSIONS
-
-
-def _image_files(
-    folder: Path, images: Sequence[Path], label: int
-) -> Iterator[ImageFile]:
+def _sample_files(
+    folder: Path, paths: Sequence[Path], label: int
+) -> Iterator[SampleFile]:
     seen: set[str] = set()
-    for path in images:
+    for path in paths:
         place = path.relative_to(folder)
         # A key ends at the first dot of the base name.
         stem = (place.parent / place.stem.replace(".", "_")).as_posix()
@@ -111,14 +139,14 @@ def _image_files(
             number += 1
             key = f"{stem}-{number}"
         seen.add(key)
-        yield ImageFile(path, key, label, path.stat().st_size)
+        yield SampleFile(path, key, label, path.stat().st_size)
 
 
 def split_shards(
-    files: Iterable[ImageFile], shard_samples: int, shard_bytes: int
-) -> Iterator[list[ImageFile]]:
+    files: Iterable[SampleFile], shard_samples: int, shard_bytes: int
+) -> Iterator[list[SampleFile]]:
     """Runs of files, each within both bounds or of one file."""
-    shard: list[ImageFile] = []
+    shard: list[SampleFile] = []
     total_bytes = 0
     for file in files:
         if shard and (
@@ -133,16 +161,17 @@ def split_shards(
         yield shard
 
 
-def write_shard(files: Iterable[ImageFile], target: BinaryIO) -> None:
-    """Writes ``key.jpg`` and ``key.cls`` members; equal files, equal bytes."""
+def write_shard(files: Iterable[SampleFile], target: BinaryIO) -> None:
+    """Writes ``key.jpg`` or ``key.npy``, and ``key.cls``, of each file; equal
+    files, equal bytes."""
     with tarfile.open(
         fileobj=target, mode="w", format=tarfile.PAX_FORMAT
     ) as tar:
         for file in files:
-            with file.path.open("rb") as image:
+            with file.path.open("rb") as stored:
                 extension = file.path.suffix.lower()
                 # The size as read now, should the file have changed.
-                data = image.read()
+                data = stored.read()
             _add(tar, file.key + extension, data)
             _add(tar, f"{file.key}.cls", str(file.label).encode())
 

@@ -11,7 +11,7 @@ import io
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,7 +28,7 @@ from hapi_protocol.features import (
 from hapi_protocol.headers import ByteRange
 from hapi_protocol.index import MAX_SPAN_SAMPLES, Span
 from hapi_protocol.profiles import ModelProfile
-from hapi_protocol.shards import iter_samples
+from hapi_protocol.shards import IMAGE, Medium, Sample, iter_samples
 from hapi_splitter.costs import CutFacts, SampleCosts, candidate_cuts
 from hapi_splitter.encodings import decode, encode
 from hapi_splitter.host import allowed_cores, allowed_memory_bytes
@@ -60,7 +60,7 @@ class LocalFacts:
         cuts: all of them.
         samples: costs of samples.
         client: profile of the client's device.
-        num_probed: images that were measured, of the data set or made here.
+        num_probed: samples that were measured, of the data set or made here.
         skipped: cuts that might be worth it, but there was no time.
     """
 
@@ -76,14 +76,16 @@ class ProbeSamples:
     """A few samples as they are stored.
 
     Attributes:
-        images: of those that have one.
+        members: the images or arrays of those that have one.
+        lack: what is said of one that has none.
         bytes_each: in the shards, of the average sample of the data set.
         span_samples: that one request brings, on average.
     """
 
-    images: tuple[bytes, ...]
+    members: tuple[bytes, ...]
     bytes_each: float
     span_samples: float = MAX_SPAN_SAMPLES
+    lack: str = ""
 
 
 def read_samples(
@@ -91,6 +93,7 @@ def read_samples(
     container: str,
     spans: Sequence[Span],
     *,
+    medium: Medium = IMAGE,
     seconds: float | None = None,
     most_bytes: float = MAX_SAMPLE_BYTES,
 ) -> ProbeSamples:
@@ -104,6 +107,7 @@ def read_samples(
         connection: to the account.
         container: of the shards.
         spans: of the data set.
+        medium: how samples are stored.
         seconds: for each read; None for the connection's own limit.
         most_bytes: to read, but one sample in any case.
 
@@ -117,10 +121,10 @@ def read_samples(
     places = max(
         1, min(MAX_SAMPLES // SAMPLES_OF_SPAN, len(spans), int(worth))
     )
-    images: list[bytes | None] = []
+    found: list[Sample] = []
     for place in range(places):
         span = spans[(2 * place + 1) * len(spans) // (2 * places)]
-        images += _read_some(
+        found += _read_some(
             connection,
             container,
             span,
@@ -128,10 +132,17 @@ def read_samples(
             most_bytes / places,
             seconds,
         )
+    members = [sample.member(medium) for sample in found]
+    lacks = [
+        sample.lack(medium)
+        for sample, data in zip(found, members, strict=True)
+        if data is None
+    ]
     return ProbeSamples(
-        tuple(image for image in images if image is not None),
+        tuple(data for data in members if data is not None),
         num_bytes / num_samples,
         num_samples / len(spans),
+        *lacks[:1],
     )
 
 
@@ -142,8 +153,8 @@ def _read_some(
     most_samples: int,
     most_bytes: float,
     seconds: float | None,
-) -> list[bytes | None]:
-    """Images of the first samples of a span, at least of one."""
+) -> Iterator[Sample]:
+    """The first samples of a span, at least one."""
     rows = [span.rows[0]]
     for row in span.rows[1:most_samples]:
         if row.offset + row.length - rows[0].offset > most_bytes:
@@ -153,13 +164,12 @@ def _read_some(
     data = connection.get_range(
         container, span.shard, part, if_match=span.etag, seconds=seconds
     )
-    found = iter_samples(
+    return iter_samples(
         io.BytesIO(data),
         name=f"{container}/{span.shard}",
         first_index=rows[0].sample,
         first_offset=rows[0].offset,
     )
-    return [sample.image() for sample in found]
 
 
 def reference_samples() -> ProbeSamples:
@@ -208,9 +218,9 @@ def _measure(
     cuts: Sequence[int],
 ) -> LocalFacts:
     facts = cut_facts(region)
-    images, decode_seconds = _decode(region, probe)
+    decoded, decode_seconds = _decode(region, probe)
     chosen = set(candidate_cuts(facts, probe.bytes_each)) | set(cuts)
-    features = _features(region, images, sorted(chosen))
+    features = _features(region, decoded, sorted(chosen))
     wire_bytes: dict[tuple[int, str], float] = {}
     encode_seconds, unpack_seconds = {}, {}
     deadline = time.monotonic() + TRAVEL_SECONDS
@@ -241,18 +251,18 @@ def _measure(
             span_samples=probe.span_samples,
         ),
         client=profile_device(region),
-        num_probed=len(images),
+        num_probed=len(decoded),
         skipped=tuple(sorted(skipped)),
     )
 
 
 def _features(
-    region: FrozenRegion, images: torch.Tensor, cuts: Sequence[int]
+    region: FrozenRegion, samples: torch.Tensor, cuts: Sequence[int]
 ) -> dict[int, torch.Tensor]:
     """At each cut, computed in batches of the size that is usual here."""
     parts = [
         prefix_outputs(region.local, part.to(region.device), cuts)
-        for part in torch.split(images, region.forward_samples)
+        for part in torch.split(samples, region.forward_samples)
     ]
     # What is timed is encoding on one core of the CPU, as the plan has it.
     return {
@@ -314,31 +324,34 @@ def _decode(
     region: FrozenRegion, probe: ProbeSamples
 ) -> tuple[torch.Tensor, float]:
     """The samples that can be decoded, and core-seconds of one."""
-    images = []
+    found = []
     seconds = 0.0
+    failure = f"one {probe.lack}"
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        for image in probe.images[:1]:
+        for data in probe.members[:1]:
             with contextlib.suppress(SampleError):  # told of below
-                region.decode(image)  # the first one is slow
-        for image in probe.images:
+                region.decode(data)  # the first one is slow
+        for data in probe.members:
             started = time.thread_time()
             try:
-                images.append(region.decode(image))
+                found.append(region.decode(data))
             except SampleError as error:
                 logger.info("a sample to measure is left out: %s", error)
+                failure = str(error)
                 continue
             seconds += time.thread_time() - started
     finally:
         torch.set_num_threads(before)
-    if not images:
+    if not found:
         raise ClientError(
             "bad_sample",
             "none of the samples to be measured can be decoded; look at the "
-            "images, or train with cut='stream', which measures nothing",
+            f"{region.transform.medium.name}s ({failure}), or train with "
+            "cut='stream', which measures nothing",
         )
-    return torch.stack(images), seconds / len(images)
+    return torch.stack(found), seconds / len(found)
 
 
 def _travel(

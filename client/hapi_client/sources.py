@@ -23,8 +23,9 @@ from hapi_client.stats import JobCounters
 from hapi_client.transport import CancelScope
 from hapi_protocol.errors import ClientError, HapiError
 from hapi_protocol.index import Span
-from hapi_protocol.shards import IMAGE_EXTENSIONS, Sample, iter_samples
+from hapi_protocol.shards import IMAGE, Medium, Sample, iter_samples
 from hapi_protocol.transforms import Training
+from hapi_splitter.inputs import SampleForm
 from hapi_splitter.transforms import SampleError
 
 logger = logging.getLogger(__name__)
@@ -32,8 +33,6 @@ logger = logging.getLogger(__name__)
 LANE_STREAM = "stream"
 LANE_PUSH = "push"
 LANES = (LANE_STREAM, LANE_PUSH)
-
-NO_IMAGE = f"has no image member ({', '.join(IMAGE_EXTENSIONS)})"
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,8 @@ class LoadedSpan:
     Attributes:
         span: which one.
         cut: where in the frozen region ``features`` stand; 0 for
-            transformed images.
-        features: ``[good samples, *shape]`` float32 on the CPU, in order.
+            samples as the model takes them.
+        features: ``[good samples, *shape]`` on the CPU, in order.
         failures: row number to message, for the samples that cannot be
             had however often they are asked for.
         report: what loading it took.
@@ -120,10 +119,11 @@ class RawSource:
         connection: to the account.
         container: of the shards.
         pool: decodes and transforms.
-        shape: of a transformed image.
+        form: of a sample as the model takes it.
         limits: of each span.
         counters: of the job.
         meter: measures the waiting for bytes.
+        medium: how samples are stored.
     """
 
     def __init__(
@@ -131,15 +131,17 @@ class RawSource:
         connection: Connection,
         container: str,
         pool: DecodePool,
-        shape: Sequence[int],
+        form: SampleForm,
         limits: SpanLimits,
         counters: JobCounters,
         meter: Meter,
+        medium: Medium = IMAGE,
     ) -> None:
         self._connection = connection
         self._container = container
         self._pool = pool
-        self._shape = tuple(shape)
+        self._form = form
+        self._medium = medium
         self._limits = limits
         self._counters = counters
         self._meter = meter
@@ -161,8 +163,8 @@ class RawSource:
 
     def cost_bytes(self, span: Span) -> int:
         """Memory that a loaded span may take, at most."""
-        image = 4 * int(torch.Size(self._shape).numel())
-        return span.byte_range.length_bytes + len(span.rows) * image
+        decoded = len(span.rows) * self._form.num_bytes
+        return span.byte_range.length_bytes + decoded
 
     def load(
         self, span: Span, scope: CancelScope, training: Training | None = None
@@ -271,17 +273,19 @@ class RawSource:
         training: Training | None,
     ) -> tuple[LoadedSpan, float]:
         """And the CPU seconds that it took."""
-        images = torch.empty((len(samples), *self._shape), dtype=torch.float32)
+        found = torch.empty(
+            (len(samples), *self._form.shape), dtype=self._form.dtype
+        )
         seconds = 0.0
         failures = {}
         futures = {}
         for row, sample in enumerate(samples):
-            image = sample.image()
-            if image is None:
-                failures[row] = NO_IMAGE
+            data = sample.member(self._medium)
+            if data is None:
+                failures[row] = sample.lack(self._medium)
             else:
                 futures[row] = self._pool.submit(
-                    image, images[row], sample.key, training
+                    data, found[row], sample.key, training
                 )
         try:
             for row, future in futures.items():
@@ -294,8 +298,8 @@ class RawSource:
             for future in futures.values():
                 future.cancel()
         if failures:
-            images = images[[r for r in futures if r not in failures]]
-        return LoadedSpan(span, 0, images, failures), seconds
+            found = found[[r for r in futures if r not in failures]]
+        return LoadedSpan(span, 0, found, failures), seconds
 
 
 _VerdictKey: TypeAlias = tuple[str, str, int, bool]

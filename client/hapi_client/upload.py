@@ -27,7 +27,7 @@ from hapi_client.packing import (
     DEFAULT_SHARD_BYTES,
     DEFAULT_SHARD_SAMPLES,
     PACKED_NAME,
-    ImageFolder,
+    SampleFolder,
     find_class_names,
     read_folder,
     split_shards,
@@ -118,13 +118,13 @@ def upload(
     if folder is None:
         stored = _store_tars(connection, location, sources, reporter)
     else:
-        images = read_folder(folder)
-        _check_classes(location, old, images)
-        names = images.class_names
+        samples = read_folder(folder)
+        _check_classes(location, old, samples)
+        names = samples.class_names
         stored = _store_packed(
-            connection, location, images, pack or PackOptions(), reporter
+            connection, location, samples, pack or PackOptions(), reporter
         )
-        # Shards of an earlier packing of the folder hold the same images.
+        # Shards of an earlier packing of the folder hold the same samples.
         kept = {s for s in kept if not _is_packed(location, s)}
     shards = list(stored)
     added, class_names = number_classes(
@@ -222,9 +222,9 @@ def _tar_paths(sources: Sequence[Path]) -> list[Path]:
 
 
 def _check_classes(
-    location: Location, old: DataIndex, images: ImageFolder
+    location: Location, old: DataIndex, samples: SampleFolder
 ) -> None:
-    if old.class_names and old.class_names != images.class_names:
+    if old.class_names and old.class_names != samples.class_names:
         raise DataIndexError(
             "bad_index",
             f"{location} holds a data set of other classes "
@@ -236,18 +236,19 @@ def _check_classes(
 def _store_packed(
     connection: Connection,
     location: Location,
-    images: ImageFolder,
+    samples: SampleFolder,
     pack: PackOptions,
     reporter: Reporter,
 ) -> Iterator[_Shard]:
+    what = samples.medium.name
     reporter.note(
-        f"{count_text(len(images.files), 'image')} of "
-        f"{count_text(len(images.class_names), 'class', 'classes')}"
+        f"{count_text(len(samples.files), what)} of "
+        f"{count_text(len(samples.class_names), 'class', 'classes')}"
     )
-    if images.num_ignored:
-        ignored = count_text(images.num_ignored, "file")
-        reporter.note(f"{ignored} left out, not being images")
-    groups = split_shards(images.files, pack.shard_samples, pack.shard_bytes)
+    if samples.num_ignored:
+        ignored = count_text(samples.num_ignored, "file")
+        reporter.note(f"{ignored} left out, not being {what}s")
+    groups = split_shards(samples.files, pack.shard_samples, pack.shard_bytes)
     for number, files in enumerate(groups):
         with _temporary_file() as path:
             with path.open("wb") as target:

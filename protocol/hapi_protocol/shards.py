@@ -21,7 +21,6 @@ from typing import Protocol
 from hapi_protocol.errors import UnsupportedError
 
 BLOCK_BYTES = tarfile.BLOCKSIZE
-IMAGE_EXTENSIONS = ("jpg", "jpeg", "png")
 LABEL_EXTENSION = "cls"
 META_EXTENSION = "json"
 
@@ -37,6 +36,29 @@ _EXTENDED_TYPES = (
 )
 _REGULAR_TYPES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 _ZERO_BLOCK = bytes(BLOCK_BYTES)
+
+
+@dataclass(frozen=True)
+class Medium:
+    """How samples are stored.
+
+    Attributes:
+        name: for people, ``image`` or ``array``.
+        extensions: of the member that is decoded.
+        kinds: what :func:`sniff` says of such an object.
+    """
+
+    name: str
+    extensions: tuple[str, ...]
+    kinds: tuple[str, ...]
+
+    def has(self, extension: str) -> bool:
+        """Whether a member with this extension is one."""
+        return extension.rpartition(".")[2].lower() in self.extensions
+
+
+IMAGE = Medium("image", ("jpg", "jpeg", "png"), ("jpeg", "png"))
+ARRAY = Medium("array", ("npy",), ("npy",))
 
 
 class Readable(Protocol):
@@ -87,12 +109,22 @@ class Sample:
     members: dict[str, bytes] = field(default_factory=dict)
     error: str | None = None
 
-    def image(self) -> bytes | None:
-        """The first member with an image's extension."""
+    def member(self, medium: Medium) -> bytes | None:
+        """The first one that is stored so."""
         for extension, data in self.members.items():
-            if extension.rpartition(".")[2].lower() in IMAGE_EXTENSIONS:
+            if medium.has(extension):
                 return data
         return None
+
+    def lack(self, medium: Medium) -> str:
+        """What is said where there is none."""
+        said = (
+            f"has no {medium.name} member ({', '.join(medium.extensions)}) "
+            f"but only: {', '.join(self.members):.200}"
+        )
+        if self.member(ARRAY) is not None:
+            said += "; for arrays a job is given an ArrayTransform"
+        return said
 
     def label_and_meta(self) -> tuple[int | None, str | None]:
         """The integer of ``.cls`` if it is one, and the text beside it.

@@ -219,6 +219,15 @@ def linear(bound: Bound) -> Batch | None:
     return _kept(value, -1)
 
 
+def embedding(bound: Bound) -> Batch | None:
+    """A row of the weight for each index, in a new last dimension."""
+    weight, indices = bound["weight"], bound["indices"]
+    if weight.batch:
+        raise MixesSamplesError("its weights depend on the batch")
+    batch: Batch | None = indices.batch
+    return batch
+
+
 def matmul(bound: Bound) -> Batch | None:
     """Batches of the leading dimensions, or of the rows of the left."""
     left, right = _values(bound)

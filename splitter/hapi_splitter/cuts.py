@@ -21,6 +21,7 @@ from torch import fx
 from hapi_protocol.errors import UnsupportedError
 from hapi_splitter.batchwise import Batch, Value
 from hapi_splitter.folding import Folding, fold, kept
+from hapi_splitter.inputs import InputTransform, SampleForm
 from hapi_splitter.layout import (
     arranged,
     has_channels_last,
@@ -29,9 +30,8 @@ from hapi_splitter.layout import (
 from hapi_splitter.lowering import lower
 from hapi_splitter.ops import operators
 from hapi_splitter.program import INPUT, Program
-from hapi_splitter.shapes import bind, flops_of
+from hapi_splitter.shapes import bind, flops_of, num_ids
 from hapi_splitter.strides import Laid, laid_out
-from hapi_splitter.transforms import ImageTransform
 
 CUT_NAME = re.compile(r"[A-Za-z0-9_.]{1,200}")
 
@@ -138,7 +138,7 @@ class FrozenGraph:
         weights: by id, 1 to ``program.num_weights``.
         values: of :func:`hapi_splitter.shapes.infer`.
         names: one for each call, for :attr:`Cut.name`.
-        transform: from a decoded image to a sample, if the region has one.
+        transform: from what is stored to a sample, if the region has one.
         digest: sha256 of the package, hexadecimal.
         folding: of the program, for a fast region; else None.
     """
@@ -149,7 +149,7 @@ class FrozenGraph:
         weights: Mapping[int, torch.Tensor],
         values: Sequence[Value],
         names: Sequence[str],
-        transform: ImageTransform | None,
+        transform: InputTransform | None,
         digest: str,
         folding: Folding | None = None,
     ) -> None:
@@ -166,6 +166,20 @@ class FrozenGraph:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
         return self.values[INPUT].shape[1:]
+
+    @property
+    def form(self) -> SampleForm:
+        """Of one sample."""
+        return SampleForm(self.input_shape, self.values[INPUT].dtype)
+
+    @cached_property
+    def num_ids(self) -> int | None:
+        """Samples must be whole numbers below it; None for any."""
+        return num_ids(self.program, self.values)
+
+    def examples(self, count: int) -> torch.Tensor:
+        """``[count, *input_shape]`` on the CPU, the same each time."""
+        return self.form.examples(count, self.num_ids)
 
     @property
     def num_cuts(self) -> int:

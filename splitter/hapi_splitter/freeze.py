@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase as _Normalisation
 
 from hapi_protocol.errors import FreezeError
 from hapi_splitter.choice import Choice
+from hapi_splitter.inputs import SampleForm
 from hapi_splitter.movable import (
     MOVABLE_FUNCTIONS,
     MOVABLE_METHODS,
@@ -51,7 +52,7 @@ class ModelTrace:
 
     Args:
         model: a module of one tensor argument.
-        sample_shape: of one sample, float32.
+        form: of one sample.
         targets: as for :func:`hapi_splitter.tracing.trace_graph`.
 
     Raises:
@@ -61,11 +62,11 @@ class ModelTrace:
     def __init__(
         self,
         model: nn.Module,
-        sample_shape: Sequence[int],
+        form: SampleForm,
         targets: Sequence[str] | None = None,
     ) -> None:
         self._model = model
-        self.sample_shape = tuple(sample_shape)
+        self._form = form
         self._graph = trace_graph(model, targets)
         self._nodes = [n for n in self._graph.nodes if n.op != "output"]
 
@@ -73,7 +74,7 @@ class ModelTrace:
     def _values(self) -> list[dict[fx.Node, Any]]:
         """Every node's value for each of two batch sizes."""
         return [
-            propagate(self._model, self._graph, self.sample_shape, batch)
+            propagate(self._model, self._graph, self._form, batch)
             for batch in BATCHES
         ]
 

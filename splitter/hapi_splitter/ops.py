@@ -158,6 +158,9 @@ _ROWS: Mapping[str, tuple[str, Rule, str | None]] = MappingProxyType(
         "aten.rsub.Scalar": (_WITH_SCALED_NUMBER, by.elementwise, None),
         "aten.mul.Scalar": (_WITH_NUMBER, by.elementwise, "mul_.Scalar"),
         "aten.div.Scalar": (_WITH_NUMBER, by.elementwise, "div_.Scalar"),
+        # of token ids: which are padding
+        "aten.eq.Scalar": (_WITH_NUMBER, by.elementwise, None),
+        "aten.ne.Scalar": (_WITH_NUMBER, by.elementwise, None),
         "aten.prelu.default": (
             "self: tensor, weight: tensor",
             by.channelwise,
@@ -264,6 +267,12 @@ _ROWS: Mapping[str, tuple[str, Rule, str | None]] = MappingProxyType(
             by.layer_norm,
             None,
         ),
+        # lookups; their indices, see shapes.py
+        "aten.embedding.default": (
+            "weight: tensor, indices: tensor",
+            by.embedding,
+            None,
+        ),
         # products
         "aten.linear.default": (
             "input: tensor, weight: tensor, bias: tensor?",
@@ -341,6 +350,16 @@ PRODUCTS = frozenset(
 )
 """Operators that take float32 only: of other types torch unfolds a whole
 batch into columns, gigabytes from a package of kilobytes."""
+
+EMBEDDING = "aten.embedding.default"
+
+SELECTIONS = (VIEWS - {"aten._to_copy.default"}) | {
+    "aten.flip.default",
+    "aten.roll.default",
+    "aten.cat.default",
+    "aten.stack.default",
+}
+"""Operators whose result has no entries but those of their tensors."""
 
 COMMUTATIVE = frozenset({"aten.add.Tensor", "aten.mul.Tensor"})
 """Operators whose tensors may be exchanged, bit for bit."""

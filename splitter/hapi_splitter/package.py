@@ -29,17 +29,24 @@ from typing import Any
 
 from hapi_protocol.errors import PackageError
 from hapi_splitter import container
+from hapi_splitter.arrays import MAX_DIMS, ArrayTransform
 from hapi_splitter.cuts import CUT_NAME, Cut, FrozenGraph
+from hapi_splitter.inputs import (
+    InputTransform,
+    SampleForm,
+    transform_from_json,
+)
 from hapi_splitter.program import program_from_json
 from hapi_splitter.shapes import ShapeLimits, infer
 from hapi_splitter.strict_json import parse_json
-from hapi_splitter.transforms import ImageTransform
 from hapi_splitter.weights import read_weights, write_weights
 
 FORMAT = 1
+FORMAT_OF_ARRAYS = 2
+"""Of packages whose input is arrays.  What is older refuses them by this
+number, and reads all others."""
 _ALIGNMENT = 64
 _HAPI_FIELDS = {"format", "sample", "transform", "names", "cuts", "producer"}
-_MAX_SAMPLE_DIMS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +127,7 @@ def package_pieces(frozen: FrozenGraph) -> Iterator[bytes]:
         )
     hapi = _dump(
         {
-            "format": FORMAT,
+            "format": _format_of(frozen.transform),
             "sample": list(frozen.input_shape),
             "transform": frozen.transform and frozen.transform.to_json(),
             "names": list(frozen.names),
@@ -205,12 +212,20 @@ def _read(
         for name in ("hapi.json", "graph.json")
     }
     hapi = documents["hapi.json"]
-    if not isinstance(hapi, dict) or hapi.get("format") != FORMAT:
-        raise _error(f"hapi.json: its format is not {FORMAT}")
+    known = (FORMAT, FORMAT_OF_ARRAYS)
+    if not isinstance(hapi, dict) or hapi.get("format") not in known:
+        raise _error(
+            f"hapi.json: its format is neither {FORMAT} nor {FORMAT_OF_ARRAYS}"
+        )
     if set(hapi) != _HAPI_FIELDS:
         raise _error(f"hapi.json must have {sorted(_HAPI_FIELDS)}")
     sample = _read_sample(hapi["sample"])
     transform = _read_transform(hapi["transform"], sample)
+    if hapi["format"] != _format_of(transform):
+        raise _error(
+            f"hapi.json: its format is {hapi['format']!r:.20}, that of such "
+            f"a transform {_format_of(transform)}"
+        )
     program = program_from_json(documents["graph.json"], limits.nodes)
     names = _read_names(hapi["names"], len(program.calls))
     weights_data = members["weights.safetensors"]
@@ -223,10 +238,16 @@ def _read(
             f"{parameters} parameters, more than the limit of "
             f"{limits.parameters}"
         )
-    values = infer(program, weights, sample, limits.shapes)
+    form = SampleForm.of(transform, sample)
+    values = infer(program, weights, form, limits.shapes)
     frozen = FrozenGraph(program, weights, values, names, transform, digest)
     _check_cuts(hapi["cuts"], frozen.cuts)
     return frozen
+
+
+def _format_of(transform: InputTransform | None) -> int:
+    is_array = isinstance(transform, ArrayTransform)
+    return FORMAT_OF_ARRAYS if is_array else FORMAT
 
 
 def _parse(data: memoryview, name: str, limits: PackageLimits) -> Any:
@@ -241,7 +262,7 @@ def _parse(data: memoryview, name: str, limits: PackageLimits) -> Any:
 def _read_sample(shape: Any) -> tuple[int, ...]:
     fine = (
         isinstance(shape, list)
-        and 0 < len(shape) <= _MAX_SAMPLE_DIMS
+        and 0 < len(shape) <= MAX_DIMS
         and all(type(size) is int and 0 < size <= 1 << 20 for size in shape)
     )
     if not fine:
@@ -251,11 +272,11 @@ def _read_sample(shape: Any) -> tuple[int, ...]:
 
 def _read_transform(
     document: Any, sample: tuple[int, ...]
-) -> ImageTransform | None:
+) -> InputTransform | None:
     if document is None:
         return None
     try:
-        transform = ImageTransform.from_json(document)
+        transform = transform_from_json(document)
     except ValueError as error:
         raise _error(f"hapi.json, transform: {error}") from None
     if transform.output_shape != sample:

@@ -345,9 +345,7 @@ def _samples(
     frozen: FrozenGraph, batch: int, device: torch.device
 ) -> torch.Tensor:
     """``[batch, *input_shape]`` on the device, the same each time."""
-    generator = torch.Generator().manual_seed(0)
-    shape = (batch, *frozen.input_shape)
-    return torch.randn(shape, generator=generator).to(device)
+    return frozen.examples(batch).to(device)
 
 
 def _device_name(device: torch.device) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator as operator_module
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,13 +11,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from hapi_protocol.errors import FreezeError
+from hapi_splitter.inputs import SampleForm
 
 BATCHES = (2, 3)
 """Batch sizes that tell what grows with the batch."""
 
 
 def propagate(
-    model: nn.Module, graph: fx.Graph, shape: Sequence[int], batch: int
+    model: nn.Module, graph: fx.Graph, form: SampleForm, batch: int
 ) -> dict[fx.Node, Any]:
     """Every node's value for one batch size; tensors have no data.
 
@@ -29,21 +29,23 @@ def propagate(
         fx.GraphModule(model, graph),
         FakeTensorMode(allow_non_fake_inputs=True),
     )
-    example = torch.empty(batch, *shape, device=_device_of(model))
+    example = form.zeros(batch, _device_of(model))
     try:
         recorder.propagate(example)
     except Exception as error:  # the user's own code
         raise FreezeError(
             "cannot_trace",
             f"{type(model).__name__} does not run on a batch of samples of "
-            f"shape {tuple(shape)}: {error}",
+            f"shape {form.shape}: {error}",
         ) from error
     return recorder.found
 
 
-def example_for(model: nn.Module, sample_shape: Sequence[int]) -> torch.Tensor:
+def example_for(model: nn.Module, form: SampleForm) -> torch.Tensor:
     """A batch of two samples where the model is."""
-    return torch.randn(BATCHES[0], *sample_shape, device=_device_of(model))
+    if not form.dtype.is_floating_point:
+        return form.zeros(BATCHES[0], _device_of(model))
+    return torch.randn(BATCHES[0], *form.shape, device=_device_of(model))
 
 
 def _device_of(model: nn.Module) -> torch.device:

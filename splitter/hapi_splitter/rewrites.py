@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from hapi_splitter.ops import operators
+from hapi_splitter.ops import EMBEDDING, operators
 
 RESHAPES = frozenset(
     f"aten.{name}"
@@ -179,6 +179,12 @@ def _square(bound: Named, node: fx.Node) -> Rewritten | None:
     return "aten.mul.Tensor", {"self": bound["self"], "other": bound["self"]}
 
 
+def _embedding(bound: Named, node: fx.Node) -> Rewritten | None:
+    """All else that is asked of it concerns gradients."""
+    used = {name: bound[name] for name in ("weight", "indices")}
+    return EMBEDDING, used
+
+
 def _matrix_transpose(bound: Named, node: fx.Node) -> Rewritten | None:
     return "aten.transpose.int", bound | {"dim0": 0, "dim1": 1}
 
@@ -277,6 +283,7 @@ _SPECIAL: Mapping[str, Callable[[Named, fx.Node], Rewritten | None]] = (
             "aten.copy.default": _copy,
             "aten.square.default": _square,
             "aten.t.default": _matrix_transpose,
+            EMBEDDING: _embedding,
             "aten.gelu.default": _gelu,
             "aten.pad.default": _pad,
             "aten.mean.dim": _reduce("aten.mean.dim"),

@@ -48,7 +48,7 @@ class RuleFacts:
     Attributes:
         batch_size: of the training loop.
         raw_bytes: of an average image.
-        input_bytes: of a decoded sample, float32.
+        input_bytes: of a decoded sample.
         cut_bytes: of one sample at each cut, float32, by cut.
         parameter_bytes: of the frozen region.
         unpack_seconds: core-seconds per sample by cut and encoding.

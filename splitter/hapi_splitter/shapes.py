@@ -9,7 +9,7 @@ memory, with two batch sizes: what grows must be what the rules of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -18,7 +18,15 @@ import torch
 
 from hapi_protocol.errors import PackageError
 from hapi_splitter.batchwise import Batch, Bound, MixesSamplesError, Value
-from hapi_splitter.ops import DTYPE_NAMES, PRODUCTS, Operator, operators
+from hapi_splitter.inputs import SampleForm
+from hapi_splitter.ops import (
+    DTYPE_NAMES,
+    EMBEDDING,
+    PRODUCTS,
+    SELECTIONS,
+    Operator,
+    operators,
+)
 from hapi_splitter.program import (
     INPUT,
     Affine,
@@ -56,7 +64,7 @@ class ShapeLimits:
 def infer(
     program: Program,
     weights: Mapping[int, torch.Tensor],
-    input_shape: Sequence[int],
+    form: SampleForm,
     limits: ShapeLimits | None = None,
 ) -> tuple[Value, ...]:
     """What is known of every tensor of a program, by its id.
@@ -64,18 +72,21 @@ def infer(
     Args:
         program: with operators and argument types already checked.
         weights: by id; only shapes and dtypes are read.
-        input_shape: of one sample, float32.
+        form: of one sample.
         limits: none means no limits.
 
     Raises:
         PackageError: naming the call that fails, mixes samples, passes a
-            limit or has tensors of a dtype that is not supported.
+            limit, looks up what nobody has checked, or has tensors of a
+            dtype that is not supported.
     """
-    values = {INPUT: _input_value(tuple(input_shape))}
-    runs: list[_Shapes] = []
-    for batch in _BATCHES:
-        shape = (batch, *input_shape)
-        runs.append({INPUT: torch.empty(shape, device="meta")})
+    values = {INPUT: Value((1, *form.shape), form.dtype, Batch(0), True)}
+    _check_limits(values[INPUT], 0, limits, "the input")
+    ids = {INPUT}
+    meta = torch.device("meta")
+    runs: list[_Shapes] = [
+        {INPUT: form.zeros(batch, meta)} for batch in _BATCHES
+    ]
     for node, weight in weights.items():
         _check_dtype(weight.dtype, f"weight {node}")
         values[node] = Value(tuple(weight.shape), weight.dtype, None, False)
@@ -85,6 +96,8 @@ def infer(
     for node, call in enumerate(program.calls, program.first_call):
         operator = operators()[call.op]
         where = f"call {node}, {call.op}"
+        bound = bind(operator, call.args, values)
+        _check_lookup(call, bound, ids, where)
         for batch, run in zip(_BATCHES, runs, strict=True):
             try:
                 run[node] = run_meta(call, run, batch)
@@ -93,16 +106,13 @@ def infer(
                 raise PackageError(
                     "bad_package", f"{where}: cannot run: {reason}"
                 ) from None
-        bound = bind(operator, call.args, values)
         _check_product(operator.name, bound, where)
+        if call.op in SELECTIONS and ids.issuperset(call.refs()):
+            ids.add(node)
         values[node] = _value(operator, bound, [r[node] for r in runs], where)
         flops += flops_of(operator.name, bound, values[node])
         _check_limits(values[node], flops, limits, where)
     return tuple(values[node] for node in range(len(values)))
-
-
-def _input_value(shape: tuple[int, ...]) -> Value:
-    return Value((1, *shape), torch.float32, Batch(0), True)
 
 
 def run_meta(
@@ -239,6 +249,44 @@ def _check_product(op: str, bound: Bound, where: str) -> None:
             )
 
 
+def _check_lookup(call: Call, bound: Bound, ids: Set[int], where: str) -> None:
+    """That no index can be out of range: a GPU would not survive one.
+
+    Those of the input are checked sample by sample, see :func:`num_ids`.
+    """
+    if call.op != EMBEDDING:
+        return
+    weight, indices = bound["weight"], bound["indices"]
+    fine = (
+        indices.dtype == torch.int64
+        and call.refs()[1] in ids
+        and not weight.data
+        and weight.ndim == 2
+        and weight.shape[0] > 0
+    )
+    if not fine:
+        raise PackageError(
+            "bad_package",
+            f"{where}: it must look up whole numbers of the input as they "
+            f"are, in a table of rows; of indices of {indices.dtype} that "
+            "were computed, nobody has checked the range",
+        )
+
+
+def num_ids(program: Program, values: Sequence[Value]) -> int | None:
+    """How many ids the smallest table has that the input is looked up in.
+
+    Args:
+        program: a checked program.
+        values: of :func:`infer`.
+
+    Returns:
+        None where nothing is looked up.
+    """
+    tables = [call.refs()[0] for call in program.calls if call.op == EMBEDDING]
+    return min((values[table].shape[0] for table in tables), default=None)
+
+
 def tensors_of(bound: Bound) -> list[Value]:
     """The tensors that a call reads, lists of them included."""
     found: list[Value] = []
@@ -281,6 +329,10 @@ def flops_of(op: str, bound: Bound, result: Value) -> int:
     return max(read, result.num_elements)
 
 
+def _embedding_flops(bound: Bound, result: Value) -> int:
+    return result.num_elements
+
+
 def _conv_flops(bound: Bound, result: Value) -> int:
     window = math.prod(bound["weight"].shape[1:])
     return int(2 * result.num_elements * window)
@@ -313,6 +365,7 @@ def _pool_flops(bound: Bound, result: Value) -> int:
 
 _FLOPS: Mapping[str, Callable[[Bound, Value], int]] = MappingProxyType(
     {
+        EMBEDDING: _embedding_flops,
         "aten.conv1d.default": _conv_flops,
         "aten.conv2d.default": _conv_flops,
         "aten.conv_transpose2d.input": _transposed_conv_flops,

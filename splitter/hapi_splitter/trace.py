@@ -28,6 +28,7 @@ from hapi_splitter.choice import Choice, Freeze, choose
 from hapi_splitter.cuts import FrozenGraph, cuttable
 from hapi_splitter.export import ExportedRegion, export_region
 from hapi_splitter.freeze import FreezePoint, ModelTrace
+from hapi_splitter.inputs import InputTransform, SampleForm
 from hapi_splitter.package import digest_of
 from hapi_splitter.partition import (
     ModesDifferError,
@@ -39,7 +40,6 @@ from hapi_splitter.propagation import example_for
 from hapi_splitter.shapes import infer
 from hapi_splitter.tail import Tail
 from hapi_splitter.tracing import check_has_shapes, unwrapped
-from hapi_splitter.transforms import ImageTransform
 
 DEFAULT_SAMPLE_SHAPE = (3, 224, 224)
 
@@ -67,7 +67,7 @@ def split(
     model: nn.Module | tuple[nn.Module, nn.Module],
     freeze: Freeze | None = None,
     *,
-    transform: ImageTransform | None = None,
+    transform: InputTransform | None = None,
     sample_shape: Sequence[int] | None = None,
 ) -> SplitModel:
     """Splits a model after what is to be frozen.
@@ -86,7 +86,7 @@ def split(
             ``freeze(name, module)``, true for those to be frozen of the
             modules with parameters of their own (the model itself has the
             name ``""``). None for two modules.
-        transform: from a decoded image to a sample, for the package.
+        transform: from what is stored to a sample, for the package.
         sample_shape: of one sample; by default what the transform yields,
             else ``(3, 224, 224)``.
 
@@ -96,13 +96,13 @@ def split(
             or what would have to be both frozen and trained;
             ``cannot_trace`` or ``unknown_op`` with torch's reason.
     """
-    shape = _sample_shape(transform, sample_shape)
+    form = _sample_form(transform, sample_shape)
     if not isinstance(model, nn.Module):
         frozen, tail = pair.check_pair(model, freeze)
         with _untouched_random_state(frozen, tail):
-            return _split_pair(frozen, tail, shape, transform)
+            return _split_pair(frozen, tail, form, transform)
     with _untouched_random_state(model):
-        return _split(unwrapped(model), freeze, shape, transform)
+        return _split(unwrapped(model), freeze, form, transform)
 
 
 @contextmanager
@@ -115,16 +115,16 @@ def _untouched_random_state(*models: nn.Module) -> Iterator[None]:
 def _split(
     model: nn.Module,
     freeze: Freeze | None,
-    shape: tuple[int, ...],
-    transform: ImageTransform | None,
+    form: SampleForm,
+    transform: InputTransform | None,
 ) -> SplitModel:
     check_has_shapes(model)
     choice = choose(model, freeze)
-    parts = _partition(model, choice, shape)
+    parts = _partition(model, choice, form)
     with _mode(model, training=False):
-        exported = export_region(parts.region, example_for(model, shape))
+        exported = export_region(parts.region, example_for(model, form))
     return SplitModel(
-        _frozen_graph(exported, shape, transform, parts.point),
+        _frozen_graph(exported, form, transform, parts.point),
         Tail(model, parts.training, parts.evaluation),
         choice.text,
         parts.point.last,
@@ -139,14 +139,14 @@ def default_freeze(
     Raises:
         FreezeError: when the model has no such place.
     """
-    model, shape = unwrapped(model), tuple(sample_shape)
+    model, form = unwrapped(model), SampleForm(tuple(sample_shape))
     check_has_shapes(model)
     with _mode(model, training=False):
         try:
-            trace = ModelTrace(model, shape)
+            trace = ModelTrace(model, form)
         except FreezeError:
             children = [name for name, _ in model.named_children()]
-            trace = ModelTrace(model, shape, children)
+            trace = ModelTrace(model, form, children)
         return trace.default_freeze()
 
 
@@ -160,17 +160,15 @@ class _Parts:
     evaluation: fx.Graph
 
 
-def _partition(
-    model: nn.Module, choice: Choice, shape: tuple[int, ...]
-) -> _Parts:
+def _partition(model: nn.Module, choice: Choice, form: SampleForm) -> _Parts:
     try:
-        return _partition_at(model, choice, shape, None)
+        return _partition_at(model, choice, form, None)
     except FreezeError as error:
         if not _shallow_may_help(error, model, choice):
             raise
         full = error
     try:
-        return _partition_at(model, choice, shape, choice.names)
+        return _partition_at(model, choice, form, choice.names)
     except FreezeError as error:
         if full.code != "cannot_trace":
             raise full from error
@@ -202,16 +200,16 @@ def _shallow_may_help(
 def _partition_at(
     model: nn.Module,
     choice: Choice,
-    shape: tuple[int, ...],
+    form: SampleForm,
     targets: Sequence[str] | None,
 ) -> _Parts:
     with _mode(model, training=False):
-        trace = ModelTrace(model, shape, targets)
+        trace = ModelTrace(model, form, targets)
         point = trace.freeze_point(choice)
         region = frozen_module(trace, point)
         evaluation = tail_graph(trace, point)
     with _mode(model, training=True):
-        other = ModelTrace(model, shape, targets)
+        other = ModelTrace(model, form, targets)
         training = tail_graph(other, same_point(trace, other, point))
     return _Parts(point, region, training, evaluation)
 
@@ -219,17 +217,17 @@ def _partition_at(
 def _split_pair(
     frozen: nn.Module,
     tail: nn.Module,
-    shape: tuple[int, ...],
-    transform: ImageTransform | None,
+    form: SampleForm,
+    transform: InputTransform | None,
 ) -> SplitModel:
     frozen = unwrapped(frozen)
-    example = example_for(frozen, shape)
+    example = example_for(frozen, form)
     with _mode(frozen, training=False):
         pair.check_result(frozen, example)
         exported = export_region(frozen, example)
     last = exported.names[-1]
     point = FreezePoint(pair.DESCRIPTION, len(exported.names), last)
-    graph = _frozen_graph(exported, shape, transform, point)
+    graph = _frozen_graph(exported, form, transform, point)
     with _mode(tail, training=False):
         pair.check_accepts(tail, graph.cuts[-1].shape, example.device)
     return SplitModel(graph, tail, pair.DESCRIPTION, last)
@@ -237,11 +235,11 @@ def _split_pair(
 
 def _frozen_graph(
     exported: ExportedRegion,
-    shape: tuple[int, ...],
-    transform: ImageTransform | None,
+    form: SampleForm,
+    transform: InputTransform | None,
     point: FreezePoint,
 ) -> FrozenGraph:
-    values = infer(exported.program, exported.weights, shape)
+    values = infer(exported.program, exported.weights, form)
     _check_output(values[-1], point)
     frozen = FrozenGraph(
         exported.program,
@@ -255,18 +253,20 @@ def _frozen_graph(
     return frozen
 
 
-def _sample_shape(
-    transform: ImageTransform | None, shape: Sequence[int] | None
-) -> tuple[int, ...]:
+def _sample_form(
+    transform: InputTransform | None, shape: Sequence[int] | None
+) -> SampleForm:
     if transform is None:
-        return tuple(DEFAULT_SAMPLE_SHAPE if shape is None else shape)
+        return SampleForm(
+            tuple(DEFAULT_SAMPLE_SHAPE if shape is None else shape)
+        )
     if shape is not None and tuple(shape) != transform.output_shape:
         raise FreezeError(
             "cannot_freeze",
             f"sample_shape {tuple(shape)} is not what the transform yields, "
             f"{transform.output_shape}",
         )
-    return transform.output_shape
+    return SampleForm.of(transform, transform.output_shape)
 
 
 def _check_output(value: Value, point: FreezePoint) -> None:

@@ -26,6 +26,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from torch.nn.functional import interpolate, pad
 
+from hapi_protocol.shards import IMAGE, Medium
 from hapi_protocol.transforms import Training
 from hapi_splitter.augmentation import MAX_AUGMENTED_SIDE, Augmentation
 
@@ -143,9 +144,19 @@ class ImageTransform:
         )
 
     @property
+    def medium(self) -> Medium:
+        """How samples are stored."""
+        return IMAGE
+
+    @property
     def output_shape(self) -> tuple[int, int, int]:
         """``(3, crop_size, crop_size)``."""
         return (3, self.crop_size, self.crop_size)
+
+    @property
+    def output_dtype(self) -> torch.dtype:
+        """float32."""
+        return torch.float32
 
     def to_json(self) -> dict[str, Any]:
         fields = {n: getattr(self, n) for n in self.__dataclass_fields__}

@@ -151,8 +151,7 @@ def probe_batchwise(frozen: FrozenGraph) -> None:
         PackageError: when a sample's features depend on its batch.
     """
     region = frozen.prefix(frozen.num_cuts)
-    generator = torch.Generator().manual_seed(0)
-    samples = torch.randn(_SAMPLES, *frozen.input_shape, generator=generator)
+    samples = frozen.examples(_SAMPLES)
     order = list(reversed(range(_SAMPLES)))
     with torch.inference_mode():
         together = region(samples)

@@ -26,7 +26,7 @@ from hapi_splitter.batchwise import Bound, Value
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.layout import CONVOLUTION, POOLS
 from hapi_splitter.lowering import BATCH_NORM, LINEAR
-from hapi_splitter.ops import VIEWS, operators
+from hapi_splitter.ops import EMBEDDING, VIEWS, operators
 from hapi_splitter.program import Call
 from hapi_splitter.shapes import bind, tensors_of
 from hapi_splitter.strides import ATTENTION, attends_by_tiles
@@ -218,6 +218,10 @@ def _copies(site: Site) -> Step:
 
 def _is_contiguous(tensor: torch.Tensor | None) -> bool:
     return tensor is not None and tensor.is_contiguous()
+
+
+def _lookup(site: Site) -> Step:
+    return _total([site.bound["indices"]])
 
 
 def _layer_norm(site: Site) -> Step:
@@ -424,6 +428,7 @@ _WORKSPACES: Mapping[str, Callable[[Site], Step]] = MappingProxyType(
         "aten.conv1d.default": _convolution,
         CONVOLUTION: _convolution,
         "aten.conv_transpose2d.input": _transposed_convolution,
+        EMBEDDING: _lookup,
         LINEAR: _linear,
         "aten.matmul.default": _product,
         "aten.bmm.default": _product,

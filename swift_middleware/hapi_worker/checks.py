@@ -9,7 +9,9 @@ from hapi_protocol.errors import (
 )
 from hapi_protocol.headers import NUMERICS
 from hapi_protocol.messages import JobRequest, ModelIdentity
+from hapi_protocol.shards import Medium
 from hapi_protocol.transforms import EVAL, parse_transform
+from hapi_splitter.arrays import ArrayTransform
 from hapi_worker.config import WorkerConfig
 from hapi_worker.resident import Lease
 
@@ -38,11 +40,14 @@ def check_request(request: JobRequest, config: WorkerConfig) -> None:
         )
 
 
-def check_transform(request: JobRequest, lease: Lease | None) -> None:
+def check_transform(
+    request: JobRequest, lease: Lease | None, config: WorkerConfig
+) -> None:
     """
     Raises:
-        PackageError: images cannot be made the model's input.
-        UnsupportedError: ``unsupported_transform``: not at random.
+        PackageError: samples cannot be made the model's input.
+        UnsupportedError: ``unsupported_transform``: not at random;
+            ``limit_exceeded``: of its arrays.
     """
     if lease is None:
         return
@@ -51,7 +56,15 @@ def check_transform(request: JobRequest, lease: Lease | None) -> None:
         raise PackageError(
             "bad_package",
             f"the package {lease.digest[:12]} has no input transform, so "
-            "images cannot be made its input: write it with one",
+            "samples cannot be made its input: write it with one",
+        )
+    length, limit = lease.frozen.form.num_bytes, config.max_sample_bytes
+    # Images are bounded by their pixels.
+    if isinstance(transform, ArrayTransform) and length > limit:
+        raise UnsupportedError(
+            "limit_exceeded",
+            f"the package {lease.digest[:12]} takes arrays of {length} bytes; "
+            f"at most {limit}",
         )
     if parse_transform(request.transform) and transform.augmentation is None:
         raise UnsupportedError(
@@ -61,6 +74,12 @@ def check_transform(request: JobRequest, lease: Lease | None) -> None:
             f"or ask for {EVAL}",
             details={"value": request.transform, "allowed": [EVAL]},
         )
+
+
+def medium_of(lease: Lease | None) -> Medium | None:
+    """What a job's model takes; None for an index."""
+    transform = lease.frozen.transform if lease else None
+    return transform.medium if transform else None
 
 
 def check_package(identity: ModelIdentity, config: WorkerConfig) -> None:

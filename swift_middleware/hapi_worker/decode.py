@@ -6,11 +6,14 @@ from collections.abc import Callable
 
 import torch
 
-from hapi_protocol.shards import IMAGE_EXTENSIONS, Sample
+from hapi_protocol.shards import Medium, Sample
 from hapi_protocol.transforms import Training
+from hapi_splitter.arrays import ArrayTransform
 from hapi_splitter.transforms import ImageTransform, SampleError, decode_image
 
 Decoder = Callable[[Sample], torch.Tensor]
+"""It raises :class:`SampleError` for what fails each time; the text names the
+sample's key and nothing that depends on host or time."""
 
 
 def image_decoder(
@@ -20,9 +23,6 @@ def image_decoder(
 ) -> Decoder:
     """A function from sample to float32 ``[3, h, w]``.
 
-    It raises :class:`SampleError` for what fails each time; the text names
-    the sample's key and nothing that depends on host or time.
-
     Args:
         transform: of the model's package.
         max_pixels: checked before an image is decoded.
@@ -30,18 +30,35 @@ def image_decoder(
             for evaluation.
     """
 
-    def decode(sample: Sample) -> torch.Tensor:
-        image = sample.image()
-        if image is None:
-            raise SampleError(
-                f"sample {sample.key!r} has no image member "
-                f"({', '.join(IMAGE_EXTENSIONS)}) but only: "
-                f"{', '.join(sample.members):.200}"
-            )
+    def decode(data: bytes, key: str) -> torch.Tensor:
+        pixels = decode_image(data, max_pixels=max_pixels)
+        return transform.sample(pixels, key, training)
+
+    return _decoder(transform.medium, decode)
+
+
+def array_decoder(transform: ArrayTransform, num_ids: int | None) -> Decoder:
+    """A function from sample to an array of the transform's shape and dtype.
+
+    Args:
+        transform: of the model's package.
+        num_ids: of the model, see :meth:`ArrayTransform.read`.
+    """
+    return _decoder(
+        transform.medium, lambda data, _: transform.read(data, num_ids)
+    )
+
+
+def _decoder(
+    medium: Medium, decode: Callable[[bytes, str], torch.Tensor]
+) -> Decoder:
+    def decoded(sample: Sample) -> torch.Tensor:
+        data = sample.member(medium)
+        if data is None:
+            raise SampleError(f"sample {sample.key!r} {sample.lack(medium)}")
         try:
-            pixels = decode_image(image, max_pixels=max_pixels)
-            return transform.sample(pixels, sample.key, training)
+            return decode(data, sample.key)
         except SampleError as error:
             raise SampleError(f"sample {sample.key!r}: {error}") from error
 
-    return decode
+    return decoded

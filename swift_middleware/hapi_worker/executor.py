@@ -15,8 +15,9 @@ import torch
 
 from hapi_protocol.errors import DoesNotFitError, UnavailableError
 from hapi_protocol.transforms import Training
+from hapi_splitter.arrays import ArrayTransform
 from hapi_splitter.encodings import EncodedFeatures
-from hapi_worker.decode import Decoder, image_decoder
+from hapi_worker.decode import Decoder, array_decoder, image_decoder
 from hapi_worker.forward import (
     Forwarded,
     core_clock,
@@ -144,11 +145,13 @@ class PrefixCompute:
     def decoder(self) -> Decoder:
         transform = self.lease.frozen.transform
         assert transform is not None, "checked before the grant"
+        if isinstance(transform, ArrayTransform):
+            return array_decoder(transform, self.lease.frozen.num_ids)
         return image_decoder(transform, self.max_pixels, self.training)
 
     @property
     def input_bytes(self) -> int:
-        return 4 * math.prod(self.lease.frozen.input_shape)
+        return self.lease.frozen.form.num_bytes
 
     @cached_property
     def output_bytes(self) -> int:

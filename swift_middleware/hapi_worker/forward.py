@@ -46,9 +46,10 @@ def core_clock(device: torch.device) -> float:
 def padded(
     images: Sequence[torch.Tensor], size: int, device: torch.device
 ) -> torch.Tensor:
-    """``[size, *input_shape]``: the images, then zeros.
+    """``[size, *input_shape]``: the images or arrays, then zeros.
 
-    On the host; pinned where a GPU will read it.
+    Of ids 0 is one that each model has.  On the host; pinned where a GPU will
+    read it.
     """
     first = images[0]
     batch = torch.empty(
@@ -65,7 +66,7 @@ def padded(
 def run_prefix(
     prefix: Prefix, images: torch.Tensor, *, device: torch.device
 ) -> Forwarded:
-    """Runs ``prefix`` on ``[batch, *input_shape]`` float32 images.
+    """Runs ``prefix`` on ``[batch, *input_shape]``, images or arrays.
 
     When the device's memory does not suffice, halves of the batch are tried
     in turn: rows do not depend on one another.

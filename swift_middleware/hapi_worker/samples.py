@@ -16,6 +16,7 @@ from hapi_protocol.shards import (
     META_EXTENSION,
     SNIFF_BYTES,
     Limits,
+    Medium,
     Readable,
     Sample,
     iter_samples,
@@ -25,12 +26,13 @@ from hapi_splitter.transforms import SampleError
 from hapi_worker.body import ChunkedBody
 
 UNSUPPORTED = "unsupported_object"
-_NO_IMAGE = {
+_KINDS = {
     "tar": "a tar of samples, which is read by itself only",
-    "npy": "a NumPy array (.npy), which is not read",
-    None: "neither a JPEG nor a PNG image",
+    "jpeg": "a JPEG image",
+    "png": "a PNG image",
+    "npy": "a NumPy array (.npy)",
+    None: "neither a JPEG or PNG image nor a NumPy array (.npy)",
 }
-"""What one of many objects is instead."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Start:
     """The first bytes of a job's object.
 
     Attributes:
-        kind: ``tar``, an image format, or None for anything else.
+        kind: as of :func:`hapi_protocol.shards.sniff`.
     """
 
     data: bytes
@@ -69,26 +71,36 @@ def read_samples(
     body: ChunkedBody,
     request: JobRequest,
     *,
+    medium: Medium | None,
     limits: Limits,
     max_samples: int,
 ) -> Iterator[Sample]:
     """The wanted samples, in shard order, as they arrive.
 
-    The object is a tar or one JPEG or PNG image, told by its start.  Reading
+    The object is a tar or one image or array, told by its start.  Reading
     stops behind the last wanted sample; without one it goes to the
     end of the body, which must have its announced length.  Of many objects
     each one is a sample, and what is wrong with one is in its ``error``.
+
+    Args:
+        start: of the body.
+        body: the rest of it.
+        request: whose it is.
+        medium: that the model takes; None for an index, of any.
+        limits: bounds checked before allocation.
+        max_samples: of the object.
 
     Raises:
         UnsupportedError: ``unsupported_object``, ``empty_shard``,
             ``damaged_shard``, ``limit_exceeded``, ``samples_out_of_range``.
     """
     if request.num_objects is not None:
-        yield from _objects(start, body, request.num_objects, limits)
+        assert medium is not None, "many objects have no index"
+        yield from _objects(start, body, request.num_objects, medium, limits)
         return
     num_seen = 0
     num_wanted = 0
-    for sample in _all_samples(start, body, request, limits):
+    for sample in _all_samples(start, body, request, medium, limits):
         num_seen += 1
         if num_seen > max_samples:
             raise _unsupported(
@@ -113,7 +125,11 @@ def read_samples(
 
 
 def _all_samples(
-    start: Start, body: ChunkedBody, request: JobRequest, limits: Limits
+    start: Start,
+    body: ChunkedBody,
+    request: JobRequest,
+    medium: Medium | None,
+    limits: Limits,
 ) -> Iterator[Sample]:
     if start.kind == "tar":
         ranged = request.ranged and request.samples is not None
@@ -125,21 +141,22 @@ def _all_samples(
             if ranged and request.samples
             else 0,
         )
-    elif start.kind == "npy":
+    elif start.kind is None:
         raise _unsupported(
             request,
             UNSUPPORTED,
-            "it is a NumPy array (.npy), which is not read: store images, "
-            "JPEG or PNG, or a tar of them",
+            f"it is no tar of samples, and {_KINDS[None]}",
         )
-    elif start.kind is not None:
-        yield _single_image(start.kind, start.data, body, request, limits)
+    elif medium is not None and start.kind not in medium.kinds:
+        raise _unsupported(
+            request, UNSUPPORTED, _taken_instead(start.kind, medium)
+        )
     else:
-        raise _unsupported(
-            request,
-            UNSUPPORTED,
-            "it is neither a tar of samples nor a JPEG or PNG image",
-        )
+        yield _single(start.kind, start.data, body, request, limits)
+
+
+def _taken_instead(kind: str | None, medium: Medium) -> str:
+    return f"it is {_KINDS[kind]}, and the model takes {medium.name}s"
 
 
 def object_error(error: SampleError) -> str:
@@ -148,16 +165,20 @@ def object_error(error: SampleError) -> str:
 
 
 def _objects(
-    start: Start, body: ChunkedBody, num_objects: int, limits: Limits
+    start: Start,
+    body: ChunkedBody,
+    num_objects: int,
+    medium: Medium,
+    limits: Limits,
 ) -> Iterator[Sample]:
     stream = _Rejoined(start.data, body)
     found = iter_objects(stream, num_objects, limits.max_member_bytes)
     for entry, data in found:
-        yield _object_sample(entry, data)
+        yield _object_sample(entry, data, medium)
     body.drain()
 
 
-def _object_sample(entry: ObjectEntry, data: bytes) -> Sample:
+def _object_sample(entry: ObjectEntry, data: bytes, medium: Medium) -> Sample:
     sample = Sample(entry.index, entry.key, 0, len(data), error=entry.error)
     sample.members[META_EXTENSION] = entry.meta().encode()
     if entry.error is not None:
@@ -165,14 +186,16 @@ def _object_sample(entry: ObjectEntry, data: bytes) -> Sample:
     kind = sniff(data[:SNIFF_BYTES])
     if not data:
         sample.error = f"{UNSUPPORTED}: it is empty"
-    elif kind is None or kind in _NO_IMAGE:
-        sample.error = f"{UNSUPPORTED}: it is {_NO_IMAGE[kind]}"
+    elif kind is None or kind == "tar":
+        sample.error = f"{UNSUPPORTED}: it is {_KINDS[kind]}"
+    elif kind not in medium.kinds:
+        sample.error = f"{UNSUPPORTED}: {_taken_instead(kind, medium)}"
     else:
         sample.members[kind] = data
     return sample
 
 
-def _single_image(
+def _single(
     kind: str,
     start: bytes,
     body: ChunkedBody,
@@ -185,7 +208,7 @@ def _single_image(
         raise _unsupported(
             request,
             "limit_exceeded",
-            f"the image has {length} bytes; at most {limit}",
+            f"it has {length} bytes; at most {limit}",
         )
     data = start + _read_up_to(body, length - len(start))
     base = request.source_name.rpartition("/")[2]

@@ -43,6 +43,7 @@ from hapi_worker.checks import (
     check_package,
     check_request,
     check_transform,
+    medium_of,
 )
 from hapi_worker.coalescing import Group, Groups, group_key
 from hapi_worker.config import WorkerConfig
@@ -229,7 +230,7 @@ class Worker:
             if is_gone():
                 raise asker_gone()
             self.admission.grant(job, lease)
-            check_transform(request, lease)
+            check_transform(request, lease, self.config)
         except BaseException:
             self.admission.end(job)
             raise
@@ -441,6 +442,7 @@ class Worker:
             start,
             body,
             job.request,
+            medium=medium_of(job.lease),
             limits=Limits(
                 max_member_bytes=config.max_sample_bytes,
                 max_sample_bytes=config.max_sample_bytes,

@@ -63,9 +63,9 @@ def test_slow_link_brings_fewer_samples_to_measure(
     probe = read_samples(
         connection, photos.container, spans, most_bytes=most_bytes
     )
-    assert len(probe.images) == images
+    assert len(probe.members) == images
     assert probe.span_samples == PER_SHARD
-    assert len(set(probe.images)) == images
+    assert len(set(probe.members)) == images
     # Not of those that were read: of all.
     sizes = [row.length for span in spans for row in span.rows]
     assert probe.bytes_each == pytest.approx(sum(sizes) / NUM_SAMPLES)

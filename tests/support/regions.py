@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.inputs import SampleForm
 from hapi_splitter.program import Call, Program
 from hapi_splitter.shapes import infer
 
@@ -19,6 +20,6 @@ def region_of(
     """A region of calls whose weights have the ids from 1 on."""
     weights = weights or {}
     program = Program(len(weights), tuple(calls))
-    values = infer(program, weights, sample)
+    values = infer(program, weights, SampleForm(sample))
     names = [f"call{number}" for number in range(len(calls))]
     return FrozenGraph(program, weights, values, names, None, "")

@@ -179,7 +179,7 @@ def test_copies_of_an_image_far_apart_do_not_make_it_smaller(
 ) -> None:
     """They travel in batches of their own."""
     probed = reference_samples()
-    some = probed.images[:SAMPLES_OF_SPAN]
+    some = probed.members[:SAMPLES_OF_SPAN]
 
     def sizes(images: tuple[bytes, ...]) -> dict[tuple[int, str], float]:
         probe = ProbeSamples(images, probed.bytes_each)
@@ -211,7 +211,7 @@ def test_samples_that_cannot_be_decoded_are_left_out(
     region: FrozenRegion,
 ) -> None:
     good = reference_samples()
-    mixed = ProbeSamples((b"no image", *good.images[:2]), good.bytes_each)
+    mixed = ProbeSamples((b"no image", *good.members[:2]), good.bytes_each)
 
     assert measure(region, mixed, ("float32",)).num_probed == 2
     with pytest.raises(ClientError, match="none of the samples"):

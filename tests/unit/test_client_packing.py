@@ -8,7 +8,7 @@ import pytest
 
 from hapi_client.packing import read_folder, split_shards, write_shard
 from hapi_protocol.errors import ClientError
-from hapi_protocol.shards import iter_samples
+from hapi_protocol.shards import ARRAY, IMAGE, iter_samples
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_each_image_is_packed_with_the_number_of_its_class(folder):
     images = read_folder(folder)
     assert images.class_names == ("cat", "dog")
     found = {
-        (sample.key, sample.image(), sample.label_and_meta()[0])
+        (sample.key, sample.member(IMAGE), sample.label_and_meta()[0])
         for sample in samples(packed(images.files))
     }
     assert found == {
@@ -68,7 +68,7 @@ def test_dots_and_equal_stems_still_give_one_key_each(tmp_path):
         (tmp_path / "a" / name).write_bytes(name.encode())
     found = samples(packed(read_folder(tmp_path).files))
     assert len(found) == 5
-    assert {sample.image().decode() for sample in found} == {
+    assert {sample.member(IMAGE).decode() for sample in found} == {
         "x.1.jpg",
         "x.2.jpg",
         "y.jpg",
@@ -110,4 +110,34 @@ def test_a_class_without_images_is_named(folder):
 
 def test_a_folder_without_classes_says_what_is_wanted(tmp_path):
     with pytest.raises(ClientError, match="class folders"):
+        read_folder(tmp_path)
+
+
+def test_arrays_are_packed_as_images_are(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.NPY").write_bytes(name.encode())
+    (tmp_path / "dog" / "list.txt").write_text("1")
+    found = read_folder(tmp_path)
+    assert (found.medium, found.num_ignored) == (ARRAY, 1)
+    packed_samples = samples(packed(found.files))
+    assert {each.key: each.members for each in packed_samples} == {
+        "cat/1": {"npy": b"cat", "cls": b"0"},
+        "dog/1": {"npy": b"dog", "cls": b"1"},
+    }
+
+
+def test_a_folder_of_images_and_arrays_is_refused_by_name(folder):
+    (folder / "dog" / "7.npy").write_bytes(b"x")
+    with pytest.raises(
+        ClientError, match=r"holds images \(.*jpg\) and arrays \(7.npy\)"
+    ):
+        read_folder(folder)
+
+
+def test_a_class_without_arrays_is_named(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "cat" / "1.npy").write_bytes(b"x")
+    with pytest.raises(ClientError, match=r"dog has no array \(npy\)"):
         read_folder(tmp_path)

@@ -18,7 +18,9 @@ from hapi_client.local_region import (
 )
 from hapi_protocol.errors import ClientError
 from hapi_protocol.transforms import Training
+from hapi_splitter.arrays import ArrayTransform
 from hapi_splitter.augmentation import Augmentation
+from hapi_splitter.inputs import InputTransform
 from hapi_splitter.reference import reference_image
 from hapi_splitter.transforms import ImageTransform, decode_image
 from networks import small_network
@@ -123,10 +125,12 @@ def test_augmentation_is_the_jobs_or_else_the_transforms() -> None:
     [
         (None, {"scale": (0, 1)}, "give an Augmentation"),
         (ImageTransform(2304, 2304), Augmentation(), "1 to 2048 pixels"),
+        (ArrayTransform((3, 32, 32)), Augmentation(), "augment is given for"),
+        (ArrayTransform((3, 32, 32)), {"scale": 1}, "give an Augmentation"),
     ],
 )
 def test_augmentation_that_cannot_be_is_named(
-    transform: ImageTransform | None, augment: Augmentation, said: str
+    transform: InputTransform | None, augment: Augmentation, said: str
 ) -> None:
     with pytest.raises(ClientError, match=said) as caught:
         FrozenRegion(

@@ -37,6 +37,7 @@ from hapi_protocol.shards import iter_samples
 from hapi_protocol.transforms import Training
 from hapi_splitter.encodings import decode as decode_features
 from hapi_splitter.encodings import encode
+from hapi_splitter.inputs import SampleForm
 from hapi_splitter.transforms import SampleError
 from photos import tar_of
 
@@ -151,7 +152,7 @@ class Bench:
             self.connection,
             "c",
             pool,
-            SHAPE,
+            SampleForm(SHAPE),
             LIMITS,
             self.counters,
             Meter(lambda: 0),

@@ -10,7 +10,14 @@ from random import Random
 import pytest
 
 from hapi_protocol.errors import UnsupportedError
-from hapi_protocol.shards import Limits, Sample, iter_samples, sniff
+from hapi_protocol.shards import (
+    ARRAY,
+    IMAGE,
+    Limits,
+    Sample,
+    iter_samples,
+    sniff,
+)
 
 
 def tar_of(
@@ -48,7 +55,7 @@ def test_members_with_one_key_make_one_sample():
     assert samples[0].members == {"jpg": b"one", "cls": b"7\n"}
     assert samples[0].label_and_meta() == (7, None)
     assert samples[1].label_and_meta() == (None, None)
-    assert samples[2].image() == b"three"
+    assert samples[2].member(IMAGE) == b"three"
     assert samples[2].label_and_meta() == (None, '{"k": 1}')
 
 
@@ -308,3 +315,24 @@ def test_endless_directories_are_refused():
 )
 def test_kind_is_told_by_magic_bytes(start, kind):
     assert sniff(start) == kind
+
+
+@pytest.mark.parametrize(
+    ("members", "medium", "said"),
+    [
+        (["txt"], IMAGE, "has no image member (jpg, jpeg, png) but only: txt"),
+        (["jpg", "cls"], ARRAY, "no array member (npy) but only: jpg, cls"),
+        (["npy"], IMAGE, "npy; for arrays a job is given an ArrayTransform"),
+    ],
+)
+def test_sample_says_what_it_lacks(members, medium, said):
+    sample = Sample(0, "a", 0, members=dict.fromkeys(members, b""))
+    assert sample.member(medium) is None
+    assert said in sample.lack(medium)
+
+
+def test_medium_of_a_member_is_its_last_extension():
+    members = {"left.NPY": b"array", "seg.png": b"image", "jpg.txt": b"text"}
+    sample = Sample(0, "a", 0, members=members)
+    assert sample.member(ARRAY) == b"array"
+    assert sample.member(IMAGE) == b"image"

@@ -16,6 +16,7 @@ import hapi_client
 
 ROOT = Path(__file__).parent.parent.parent
 PUBLIC = [
+    "ArrayTransform",
     "Augmentation",
     "Connection",
     "Credentials",

@@ -7,6 +7,7 @@ import torch
 
 from hapi_protocol.errors import PackageError
 from hapi_splitter.batchwise import Batch
+from hapi_splitter.inputs import SampleForm
 from hapi_splitter.lowering import lower
 from hapi_splitter.program import Affine, Argument, Call, Program, Ref
 from hapi_splitter.shapes import infer
@@ -14,6 +15,7 @@ from hapi_splitter.shapes import infer
 B = Affine(1)
 X, W = Ref(0), Ref(1)
 SAMPLE = (4, 6)
+FORM = SampleForm(SAMPLE)
 
 
 def place(*calls: tuple[str, tuple[Argument, ...]]) -> Batch | None:
@@ -22,7 +24,7 @@ def place(*calls: tuple[str, tuple[Argument, ...]]) -> Batch | None:
     Tensor 1 is a weight ``[6, 6]``; calls yield tensors 2, 3, …
     """
     program = Program(1, tuple(Call(f"aten.{op}", a) for op, a in calls))
-    return infer(program, {1: torch.randn(6, 6)}, SAMPLE)[-1].batch
+    return infer(program, {1: torch.randn(6, 6)}, FORM)[-1].batch
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_dead_buffers_are_reused_and_the_input_is_not() -> None:
             Call("aten.add.Tensor", (X, Ref(2), 1)),
         ),
     )
-    values = infer(program, {}, SAMPLE)
+    values = infer(program, {}, FORM)
     module = lower(program, values, {}, 0, 3)
     called = [str(n.target) for n in module.graph.nodes if n.op[:4] == "call"]
     assert called == [
@@ -185,7 +187,7 @@ def test_buffer_read_through_a_view_is_not_reused() -> None:
             Call("aten.matmul.default", (Ref(2), Ref(3))),
         ),
     )
-    module = lower(program, infer(program, {}, SAMPLE), {}, 0, 4)
+    module = lower(program, infer(program, {}, FORM), {}, 0, 4)
     targets = [str(node.target) for node in module.graph.nodes]
     assert "aten.relu_.default" not in targets
     samples = torch.randn(2, *SAMPLE)
@@ -203,7 +205,7 @@ def test_constant_repeated_per_sample_is_not_overwritten() -> None:
     )
     weight = torch.randn(1, 4, 6)
     kept = weight.clone()
-    values = infer(program, {1: weight}, SAMPLE)
+    values = infer(program, {1: weight}, FORM)
     module = lower(program, values, {1: weight}, 0, 3)
     samples = torch.randn(3, *SAMPLE)
     assert torch.equal(module(samples), weight + samples)

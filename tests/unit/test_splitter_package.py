@@ -16,6 +16,7 @@ import torch
 from hapi_protocol.errors import PackageError, UnsupportedError
 from hapi_splitter.augmentation import Augmentation
 from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.inputs import SampleForm
 from hapi_splitter.package import load_package, package_bytes, write_package
 from hapi_splitter.program import Call, Program, Ref, program_from_json
 from hapi_splitter.shapes import infer
@@ -153,7 +154,7 @@ def test_probe_sees_samples_that_influence_one_another() -> None:
     """The rules refuse this program, so they are bypassed here."""
     program = Program(0, (Call("aten.roll.default", (Ref(0), (1,), (0,))),))
     honest = Program(0, (Call("aten.relu.default", (Ref(0),)),))
-    values = infer(honest, {}, (4,))
+    values = infer(honest, {}, SampleForm((4,)))
     with pytest.raises(PackageError, match="other features"):
         probe_batchwise(FrozenGraph(program, {}, values, ["x"], None, ""))
     probe_batchwise(FrozenGraph(honest, {}, values, ["x"], None, ""))

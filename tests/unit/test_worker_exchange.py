@@ -22,7 +22,7 @@ from hapi_protocol.features import (
 )
 from hapi_protocol.headers import SampleRange
 from hapi_protocol.messages import HEADER_IDENTITY, JobGrant
-from hapi_protocol.shards import iter_samples
+from hapi_protocol.shards import IMAGE, iter_samples
 from hapi_splitter.numerics import numerics_tag
 from hapi_splitter.transforms import decode_image
 from photos import jpegs, shard, tar_of, with_corrupt_member
@@ -88,7 +88,7 @@ def computed_here(tar: bytes, cut: int) -> torch.Tensor:
     assert frozen.transform is not None
     images = []
     for sample in iter_samples(io.BytesIO(tar), name="here"):
-        image = sample.image()
+        image = sample.member(IMAGE)
         assert image is not None
         images.append(frozen.transform(decode_image(image)))
     with torch.inference_mode():

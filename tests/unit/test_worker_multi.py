@@ -160,11 +160,11 @@ def test_object_that_cannot_be_used_is_a_row_that_says_why(
     assert list(errors) == [*contents, "gone"]
     assert errors["first"] is errors["second"] is None
     for name, said in {
-        "garbage": "neither a JPEG nor a PNG",
-        "short": "neither a JPEG nor a PNG",
+        "garbage": "neither a JPEG or PNG image nor a NumPy array",
+        "short": "neither a JPEG or PNG image nor a NumPy array",
         "empty": "it is empty",
         "tar": "a tar of samples",
-        "npy": "NumPy",
+        "npy": "a NumPy array (.npy), and the model takes images",
         "cut": "sample 'cut': damaged JPEG",
         "pixels": "600x500 pixels is over the limit",
     }.items():

@@ -15,7 +15,7 @@ from PIL import Image
 
 from hapi_protocol.errors import UnsupportedError
 from hapi_protocol.headers import SampleRange
-from hapi_protocol.shards import Limits, Sample
+from hapi_protocol.shards import IMAGE, Limits, Sample
 from hapi_splitter.transforms import SampleError
 from hapi_worker.decode import image_decoder
 from hapi_worker.samples import read_samples, read_start
@@ -48,6 +48,7 @@ def read(body: CountingBody, data: bytes, **changes: Any) -> Iterator[Sample]:
         read_start(body),
         body,  # type: ignore[arg-type]
         job_for(data, **changes),
+        medium=IMAGE,
         limits=LIMITS,
         max_samples=MAX_SAMPLES,
     )
@@ -106,10 +107,15 @@ def array_of_objects(path: Path) -> bytes:
         (
             b"\x93NUMPY\x01\x00" + bytes(5000),
             "unsupported_object",
-            "NumPy array (.npy), which is not read",
+            "it is a NumPy array (.npy), and the model takes images",
             1000,
         ),
-        (b"GIF89a" + bytes(5000), "unsupported_object", "neither a tar", 1000),
+        (
+            b"GIF89a" + bytes(5000),
+            "unsupported_object",
+            "no tar of samples",
+            1000,
+        ),
     ],
     ids=["samples", "member", "sample", "image", "npy", "gif"],
 )

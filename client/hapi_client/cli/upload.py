@@ -33,19 +33,20 @@ def upload_command(
     ],
     shard_samples: Annotated[
         int,
-        typer.Option(min=1, help="Most images of a packed shard."),
+        typer.Option(min=1, help="Most samples of a packed shard."),
     ] = DEFAULT_SHARD_SAMPLES,
     shard_bytes: Annotated[
-        int, typer.Option(min=1, help="Most image bytes of a packed shard.")
+        int, typer.Option(min=1, help="Most sample bytes of a packed shard.")
     ] = DEFAULT_SHARD_BYTES,
     json_path: JsonPath = None,
 ) -> None:
     """Store a data set and its index.
 
     WebDataset tar files are stored as they are. A folder of class folders
-    (DIR/cat/1.jpg, DIR/dog/2.jpg) is packed into shards; labels are the
-    positions in the sorted class names. What is in the store already is
-    passed over, so a broken upload is repeated by the same command.
+    (DIR/cat/1.jpg, DIR/dog/2.jpg), of images or of NumPy arrays (.npy), is
+    packed into shards; labels are the positions in the sorted class names.
+    What is in the store already is passed over, so a broken upload is
+    repeated by the same command.
 
     Examples:
 

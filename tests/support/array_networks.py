@@ -1,0 +1,156 @@
+"""Small networks of token ids and of audio features, and data for them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from hapi_splitter.arrays import ArrayTransform
+from photos import tar_of
+
+NUM_IDS = 50
+NUM_TOKENS = 16
+NUM_CLASSES = 4
+TOKENS = ArrayTransform((NUM_TOKENS,), "int64")
+MELS = ArrayTransform((1, 64, 100))
+
+
+class TextNetwork(nn.Module):
+    """Token and position embeddings, attention; then a linear ``head``.
+
+    ``body`` is what the tests freeze.
+    """
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            Embedded(width), Attention(width), Attention(width)
+        )
+        self.head = nn.Sequential(
+            nn.Linear(width, 32), nn.ReLU(), nn.Linear(32, NUM_CLASSES)
+        )
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(self.body(ids).mean(1))
+        return result
+
+
+class Embedded(nn.Module):
+    """Of tokens and of their places."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(NUM_IDS, width, padding_idx=0)
+        self.places = nn.Embedding(NUM_TOKENS, width)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(ids.shape[1], device=ids.device)
+        found = self.tokens(ids) + self.places(places)[None]
+        result: torch.Tensor = self.norm(found)
+        return result
+
+
+class Attention(nn.Module):
+    """A layer of an encoder with two heads."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.LayerNorm(width)
+        self.mixed = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.second = nn.LayerNorm(width)
+        self.wide = nn.Linear(width, 2 * width)
+        self.narrow = nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.mixed(self.first(x)).unflatten(-1, (3, 2, -1))
+        query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        found = functional.scaled_dot_product_attention(query, key, value)
+        x = x + self.out(found.transpose(1, 2).flatten(2))
+        result: torch.Tensor = x + self.narrow(
+            functional.gelu(self.wide(self.second(x)))
+        )
+        return result
+
+
+class AudioNetwork(nn.Module):
+    """Convolutions over log-mel features; then a linear ``head``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 8, 3, stride=2, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 16, 3, stride=2, padding=1),
+            nn.ReLU(),
+        )
+        self.pool = nn.AdaptiveAvgPool2d((4, 1))
+        self.head = nn.Linear(64, NUM_CLASSES)
+
+    def forward(self, mels: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(self.pool(self.body(mels)).flatten(1))
+        return result
+
+
+def text_network(width: int = 64) -> TextNetwork:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return TextNetwork(width)
+
+
+def audio_network() -> AudioNetwork:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return AudioNetwork()
+
+
+def npy(array: np.ndarray) -> bytes:
+    sink = io.BytesIO()
+    np.save(sink, array, allow_pickle=False)
+    return sink.getvalue()
+
+
+def token_arrays(count: int, seed: int = 0) -> list[tuple[np.ndarray, int]]:
+    """``count`` of int16 ids, where each class prefers a quarter of them."""
+    random = np.random.default_rng(seed)
+    quarter = NUM_IDS // NUM_CLASSES
+    found = []
+    for number in range(count):
+        label = number % NUM_CLASSES
+        ids = random.integers(0, NUM_IDS, NUM_TOKENS)
+        own = random.random(NUM_TOKENS) < 0.5
+        ids[own] = label * quarter + ids[own] % quarter
+        found.append((ids.astype(np.int16), label))
+    return found
+
+
+def mel_arrays(count: int, seed: int = 0) -> list[tuple[np.ndarray, int]]:
+    """``count`` of float16, where each class is loud in a quarter of bands."""
+    random = np.random.default_rng(seed)
+    found = []
+    for number in range(count):
+        label = number % NUM_CLASSES
+        mels = random.standard_normal(MELS.shape)
+        mels[:, 16 * label : 16 * (label + 1)] += 3.0
+        found.append((mels.astype(np.float16), label))
+    return found
+
+
+def array_shard(
+    samples: Iterable[tuple[np.ndarray | bytes, int]], seed: int = 0
+) -> bytes:
+    """A shard of arrays, or of what stands in their place."""
+    members = []
+    for number, (data, label) in enumerate(samples):
+        key = f"a{seed}-{number:04d}"
+        content = data if isinstance(data, bytes) else npy(data)
+        members.append((f"{key}.npy", content))
+        members.append((f"{key}.cls", str(label).encode()))
+    return tar_of(members)

@@ -1,0 +1,276 @@
+"""NumPy arrays as samples: what is read, and what is refused by name."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+
+from array_networks import npy
+from hapi_splitter.arrays import (
+    MAX_HEADER_BYTES,
+    STORED,
+    ArrayTransform,
+)
+from hapi_splitter.inputs import transform_from_json
+from hapi_splitter.transforms import SampleError
+
+MATRIX = ArrayTransform((2, 3))
+IDS = ArrayTransform((4,), "int64")
+
+
+def header(text: str, version: tuple[int, int] = (1, 0)) -> bytes:
+    """A ``.npy`` header, whatever it says."""
+    data = text.encode("latin1")
+    size = struct.pack("<H" if version == (1, 0) else "<I", len(data))
+    return b"\x93NUMPY" + bytes(version) + size + data
+
+
+def stated(
+    shape: object = (2, 3), descr: object = "<f4", fortran: object = False
+) -> bytes:
+    fields = {"descr": descr, "fortran_order": fortran, "shape": shape}
+    return header(f"{fields!r}\n")
+
+
+@given(st.data())
+def test_stored_values_come_as_the_model_takes_them(data) -> None:
+    dtype = data.draw(st.sampled_from(sorted(STORED)))
+    stored = np.dtype(data.draw(st.sampled_from(STORED[dtype])))
+    order = data.draw(st.sampled_from("<>"))
+    shape = data.draw(arrays_of.array_shapes(max_dims=5, max_side=3))
+    array = data.draw(arrays_of.arrays(stored.newbyteorder(order), shape))
+    if data.draw(st.booleans()):
+        array = np.asfortranarray(array)
+    found = ArrayTransform(shape, dtype).read(npy(array))
+    expected = torch.from_numpy(array.astype(dtype, order="C"))
+    assert found.dtype == expected.dtype
+    assert found.is_contiguous()
+    # To the bit: NaN with what it carries, and both zeros.
+    assert found.numpy().tobytes() == expected.numpy().tobytes()
+
+
+@given(st.binary(max_size=200), st.booleans())
+def test_any_bytes_are_an_array_or_a_sample_error(
+    data: bytes, with_magic: bool
+) -> None:
+    if with_magic:
+        data = b"\x93NUMPY\x01\x00" + data
+    with pytest.raises(SampleError):
+        MATRIX.read(data)
+
+
+@given(st.text(max_size=120))
+def test_any_header_is_a_sample_error(text: str) -> None:
+    data = text.encode("latin1", "replace").decode("latin1")
+    with pytest.raises(SampleError):
+        MATRIX.read(header(data))
+
+
+def test_infinite_values_and_nan_stay() -> None:
+    values = [[np.nan, np.inf, -np.inf], [0.0, -0.0, 1.5]]
+    found = MATRIX.read(npy(np.array(values, np.float16)))
+    np.testing.assert_array_equal(found.numpy(), np.array(values))
+
+
+def test_second_version_of_the_format_is_read() -> None:
+    sink = io.BytesIO()
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.lib.format.write_array(sink, array, version=(2, 0))
+    assert torch.equal(MATRIX.read(sink.getvalue()), torch.from_numpy(array))
+
+
+def test_what_is_read_may_be_written() -> None:
+    """And owes nothing to the bytes it came from."""
+    data = npy(np.zeros((2, 3), np.float32))
+    MATRIX.read(data).add_(1)
+    assert not MATRIX.read(data).any()
+
+
+GOOD = npy(np.zeros((2, 3), np.float32))
+TAKEN = "for which may be stored: float32, float16, int16, int8, uint16, uint8"
+
+
+class Payload:
+    """A pickle that would not stay unnoticed."""
+
+    def __reduce__(self) -> Any:
+        return (exec, ("raise SystemExit",))
+
+
+def with_pickle() -> bytes:
+    array = np.empty((2, 3), object)
+    array[0, 0] = Payload()
+    sink = io.BytesIO()
+    np.save(sink, array, allow_pickle=True)
+    return sink.getvalue()
+
+
+BAD = {
+    "no array": (b"RIFF....", "not a NumPy array (.npy)"),
+    "nothing": (b"", "not a NumPy array (.npy)"),
+    "pickle": (pickle.dumps(Payload()), "not a NumPy array (.npy)"),
+    "zip of arrays": (b"PK\x03\x04" + GOOD, "not a NumPy array (.npy)"),
+    "other version": (
+        header("{}", (3, 0)),
+        "a .npy of format 3.0; 1.0 and 2.0 are read",
+    ),
+    "cut in its header": (GOOD[:40], "truncated .npy: it ends in its header"),
+    "cut in its values": (
+        GOOD[:-1],
+        "truncated .npy: 23 bytes of values, and (2, 3) of float32 are 24",
+    ),
+    "more than its values": (
+        GOOD + b"x",
+        "damaged .npy: 25 bytes of values, and (2, 3) of float32 are 24",
+    ),
+    "no values": (stated(), "truncated .npy: 0 bytes of values"),
+    "long header": (
+        header(" " * (MAX_HEADER_BYTES + 1)),
+        f"a .npy header of {MAX_HEADER_BYTES + 1} bytes; at most 1024",
+    ),
+    "huge header": (
+        b"\x93NUMPY\x02\x00\xff\xff\xff\xff",
+        "a .npy header of 4294967295 bytes; at most 1024",
+    ),
+    "nested header": (header("(" * 1000), "damaged .npy: unreadable header"),
+    "signs": (header("-" * 1000 + "1"), "damaged .npy: unreadable header"),
+    "no dictionary": (header("[1, 2]"), "damaged .npy: unreadable header"),
+    "code": (
+        header("{'descr': exit(), 'fortran_order': 0, 'shape': (2, 3)}"),
+        "damaged .npy: unreadable header",
+    ),
+    "missing field": (header("{'shape': (2, 3)}"), "unreadable header"),
+    "no dtype": (stated(descr="<q9"), "unreadable header"),
+    "no flag": (stated(fortran=7), "unreadable header"),
+    "Python 2": (
+        header("{'descr': '<f4', 'fortran_order': False, 'shape': (2L, 3L)}"),
+        "a .npy header of Python 2; save the array anew",
+    ),
+    "other shape": (
+        npy(np.zeros((3, 2), np.float32)),
+        "an array of shape (3, 2); the model takes (2, 3)",
+    ),
+    "one number": (npy(np.float32(1)), "an array of shape ()"),
+    "more than there is memory": (
+        stated((1 << 40, 1 << 40)),
+        "an array of shape (1099511627776, 1099511627776); the model takes",
+    ),
+    "negative shape": (stated((-2, -3)), "an array of shape (-2, -3)"),
+    "wider values": (
+        npy(np.zeros((2, 3))),
+        f"an array of float64; the model takes float32, {TAKEN}",
+    ),
+    "whole numbers": (npy(np.zeros((2, 3), np.int32)), "an array of int32;"),
+    "complex": (npy(np.zeros((2, 3), np.complex64)), "an array of complex64"),
+    "truth": (npy(np.zeros((2, 3), bool)), "an array of bool;"),
+    "text": (npy(np.full((2, 3), "a")), "an array of str32;"),
+    "objects": (with_pickle(), "an array of object;"),
+    "fields": (
+        npy(np.zeros((2, 3), [("a", "<f4")])),
+        "an array of void32;",
+    ),
+    "wide rows": (
+        stated(descr=("<f4", (1 << 20,))),
+        "an array of void33554432;",
+    ),
+}
+
+
+@pytest.mark.parametrize(("data", "said"), BAD.values(), ids=BAD)
+def test_bad_array_is_refused_by_name(data: bytes, said: str) -> None:
+    with pytest.raises(SampleError) as caught:
+        MATRIX.read(data)
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_nothing_is_allocated_for_what_a_header_claims() -> None:
+    claimed = ArrayTransform((1 << 20, 64))
+    tracemalloc.start()
+    try:
+        with pytest.raises(SampleError, match="truncated"):
+            claimed.read(stated((1 << 20, 64)) + b"x" * 1000)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        ([0, 1, 2, 9], None),
+        ([0, 1, 2, 10], "the id 10; the model has the ids 0 to 9"),
+        ([-1, 1, 2, 10], "the id -1; the model has the ids 0 to 9"),
+        ([0, 1, 2, 2**63 - 1], f"the id {2**63 - 1};"),
+    ],
+)
+def test_ids_that_a_model_does_not_have_are_refused(ids, said) -> None:
+    data = npy(np.array(ids))
+    assert IDS.read(data).tolist() == ids
+    if said is None:
+        assert IDS.read(data, 10).tolist() == ids
+        return
+    with pytest.raises(SampleError, match=said):
+        IDS.read(data, 10)
+
+
+def test_wide_unsigned_numbers_are_no_ids() -> None:
+    with pytest.raises(SampleError, match="an array of uint64"):
+        IDS.read(npy(np.zeros(4, np.uint64)))
+    with pytest.raises(SampleError, match="an array of float32"):
+        IDS.read(npy(np.zeros(4, np.float32)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"shape": [2, 3]}, "shape must be a tuple"),
+        ({"shape": ()}, "1 to 5 whole numbers"),
+        ({"shape": (1,) * 6}, "1 to 5 whole numbers"),
+        ({"shape": (0,)}, "from 1 to"),
+        ({"shape": (True,)}, "whole numbers"),
+        ({"shape": (2.0,)}, "whole numbers"),
+        ({"shape": (1 << 21,)}, "from 1 to 1048576"),
+        ({"shape": (1 << 20, 1 << 10)}, "take 4294967296 bytes each"),
+        ({"dtype": "float64"}, "float32, int64, not 'float64'"),
+        ({"dtype": "int32"}, "one of float32, int64"),
+        ({"dtype": 3}, "not 3"),
+        ({"dtype": ["int64"]}, "one of float32, int64"),
+    ],
+)
+def test_transform_of_no_sense_is_refused(fields, said) -> None:
+    with pytest.raises(ValueError, match=said.replace("(", r"\(")):
+        ArrayTransform(**{"shape": (2, 3), **fields})
+
+
+@pytest.mark.parametrize("transform", [MATRIX, IDS])
+def test_transform_comes_back_from_json(transform: ArrayTransform) -> None:
+    assert transform_from_json(transform.to_json()) == transform
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"shape": [2]}, "the fields shape and dtype"),
+        ({"shape": [2], "dtype": "int64", "mean": 0}, "the fields shape"),
+        ({"shape": 2, "dtype": "int64"}, "shape must be a list"),
+        ({"shape": [2], "dtype": None}, "dtype must be"),
+        ({"shape": [{}], "dtype": "int64"}, "shape must be"),
+        ([2], "a transform is an object"),
+        ("npy", "a transform is an object"),
+    ],
+)
+def test_transform_of_a_stranger_is_checked(document, said) -> None:
+    with pytest.raises(ValueError, match=said):
+        transform_from_json(document)

@@ -1,0 +1,279 @@
+"""Arrays through a worker's sockets: features, and errors by name."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from array_networks import (
+    MELS,
+    NUM_IDS,
+    NUM_TOKENS,
+    TOKENS,
+    array_shard,
+    audio_network,
+    mel_arrays,
+    npy,
+    text_network,
+    token_arrays,
+)
+from framed_objects import framed, good
+from hapi_protocol.features import FeatureStreamReader, Row
+from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.package import package_bytes
+from hapi_splitter.trace import split
+from photos import jpegs, shard, tar_of
+from worker_under_test import (
+    WorkerUnderTest,
+    identity_of,
+    job_for,
+    running_worker,
+    small_package,
+)
+
+ENOUGH_BYTES = 1 << 20
+
+
+@lru_cache(maxsize=2)
+def frozen_of(kind: str) -> FrozenGraph:
+    if kind == "text":
+        return split(text_network(), "body", transform=TOKENS).frozen
+    return split(audio_network(), "body", transform=MELS).frozen
+
+
+@lru_cache(maxsize=2)
+def package_of(kind: str) -> bytes:
+    return package_bytes(frozen_of(kind))
+
+
+def arrays_of(kind: str, count: int) -> list[tuple[np.ndarray, int]]:
+    return token_arrays(count) if kind == "text" else mel_arrays(count)
+
+
+@pytest.fixture(scope="module")
+def worker(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[WorkerUnderTest]:
+    folder = tmp_path_factory.mktemp("worker")
+    with running_worker(folder, max_sample_bytes=ENOUGH_BYTES) as worker:
+        yield worker
+
+
+def run(
+    worker: WorkerUnderTest, kind: str, source: bytes, **changes: Any
+) -> FeatureStreamReader:
+    package = package_of(kind)
+    cut = frozen_of(kind).num_cuts
+    identity = identity_of(package, f"{kind}.hapi", kind)
+    job = replace(job_for(source, package), model=identity, cut=cut, **changes)
+    return worker.run(job, package, source)
+
+
+def rows_of(reader: FeatureStreamReader) -> list[Row]:
+    return [row for batch in reader.batches for row in batch.rows]  # type: ignore[attr-defined]
+
+
+def assert_features(
+    reader: FeatureStreamReader, kind: str, arrays: list[np.ndarray]
+) -> None:
+    frozen = frozen_of(kind)
+    dtype = str(frozen.form.dtype).removeprefix("torch.")
+    batch = torch.from_numpy(np.stack(arrays).astype(dtype))
+    with torch.inference_mode():
+        wanted = frozen.prefix(frozen.num_cuts)(batch)
+    found = [b.features for b in reader.batches]  # type: ignore[attr-defined]
+    torch.testing.assert_close(
+        torch.from_numpy(np.concatenate([f for f in found if f is not None])),
+        wanted,
+        rtol=1e-4,
+        atol=1e-5 * float(wanted.abs().max()),
+    )
+
+
+@pytest.mark.parametrize("kind", ["text", "audio"])
+def test_arrays_of_a_shard_become_features(
+    worker: WorkerUnderTest, kind: str
+) -> None:
+    samples = arrays_of(kind, 21)
+    reader = run(worker, kind, array_shard(samples))
+    rows = rows_of(reader)
+    assert [row.label for row in rows] == [label for _, label in samples]
+    assert {row.error for row in rows} == {None}
+    assert_features(reader, kind, [array for array, _ in samples])
+
+
+@pytest.mark.parametrize("kind", ["text", "audio"])
+def test_array_of_its_own_is_one_sample(
+    worker: WorkerUnderTest, kind: str
+) -> None:
+    (array, _), *_ = arrays_of(kind, 1)
+    name = "/AUTH_a/data/dir/one.two.npy"
+    reader = run(worker, kind, npy(array), source_name=name)
+    assert [(row.index, row.key) for row in rows_of(reader)] == [(0, "one")]
+    assert_features(reader, kind, [array])
+
+
+def test_objects_asked_for_together_may_be_arrays(
+    worker: WorkerUnderTest,
+) -> None:
+    samples = [array for array, _ in token_arrays(3)]
+    (image, _) = next(jpegs(1, size=60))
+    contents = [*map(npy, samples), image, npy(samples[0])[:-1], b"x" * 600]
+    reader = run(
+        worker,
+        "text",
+        framed(good(contents)),
+        source_name="/AUTH_a/data",
+        source_etag="",
+        source_length_bytes=None,
+        num_objects=len(contents),
+    )
+    errors = [row.error for row in rows_of(reader)]
+    assert errors[:3] == [None] * 3
+    assert errors[3] == (
+        "unsupported_object: it is a JPEG image, and the model takes arrays"
+    )
+    assert "truncated .npy" in errors[4]
+    assert "unsupported_object: it is neither" in errors[5]
+    assert_features(reader, "text", samples)
+
+
+def test_features_of_arrays_do_not_depend_on_padding(
+    worker: WorkerUnderTest,
+) -> None:
+    """Micro-batches are filled up with zeros, ids among them."""
+    samples = token_arrays(3)
+    reader = run(worker, "text", array_shard(samples))
+    assert_features(reader, "text", [array for array, _ in samples])
+
+
+class Payload:
+    def __reduce__(self) -> Any:
+        return (exec, ("raise SystemExit",))
+
+
+def bad_arrays() -> dict[str, tuple[bytes, str]]:
+    fine = token_arrays(1)[0][0]
+    objects = np.empty(NUM_TOKENS, object)
+    lying = npy(fine).replace(b"(16,)", b"(99,)")
+    outside = fine.copy()
+    outside[-1] = NUM_IDS
+    negative = fine.copy()
+    negative[0] = -1
+    return {
+        "cut": (npy(fine)[:-2], "truncated .npy: 30 bytes of values"),
+        "lying": (lying, "an array of shape (99,); the model takes (16,)"),
+        "pickle": (pickle.dumps(Payload()), "not a NumPy array (.npy)"),
+        "objects": (
+            npy(fine).replace(b"'<i2'", b"'|O' "),
+            "an array of object",
+        ),
+        "huge": (
+            b"\x93NUMPY\x02\x00\xff\xff\xff\xff",
+            "a .npy header of 4294967295 bytes",
+        ),
+        "floats": (npy(fine.astype(np.float32)), "an array of float32"),
+        "shape": (npy(fine[None]), "an array of shape (1, 16)"),
+        "outside": (npy(outside), "the id 50; the model has the ids 0 to 49"),
+        "negative": (npy(negative), "the id -1; the model has"),
+        "empty": (b"", "not a NumPy array (.npy)"),
+        "none": (npy(objects.astype(bool)), "an array of bool"),
+    }
+
+
+def test_bad_arrays_are_rows_that_say_why_and_harm_no_other(
+    worker: WorkerUnderTest,
+) -> None:
+    fine = token_arrays(20)
+    bad = bad_arrays()
+    mixed: list[tuple[Any, int]] = []
+    for number, sample in enumerate(fine):
+        mixed.append(sample)
+        if number < len(bad):
+            mixed.append((list(bad.values())[number][0], 0))
+    reader = run(worker, "text", array_shard(mixed))
+    rows = rows_of(reader)
+    failed = [row for row in rows if row.error is not None]
+    assert len(rows) == len(mixed)
+    assert len(failed) == len(bad)
+    for row, (name, (_, said)) in zip(failed, bad.items(), strict=True):
+        assert row.error.startswith(f"sample {row.key!r}: "), name
+        assert said in row.error, name
+    assert_features(reader, "text", [array for array, _ in fine])
+
+
+def test_other_media_than_the_models_are_named(
+    worker: WorkerUnderTest,
+) -> None:
+    rows = rows_of(run(worker, "text", shard(2, size=60)))
+    assert {row.error for row in rows} == {
+        f"sample '{row.key}' has no array member (npy) but only: jpg, cls"
+        for row in rows
+    }
+    package = package_of("text")
+    (image, _) = next(jpegs(1, size=60))
+    job = replace(
+        job_for(image, package),
+        model=identity_of(package, "text.hapi", "text"),
+    )
+    refused = worker.refusal(job, package, image)
+    assert (refused.status, refused.code) == (422, "unsupported_object")
+    assert (
+        "a JPEG image, and the model takes arrays"
+        in (refused.fields["message"])
+    )
+    images = small_package()
+    array = npy(token_arrays(1)[0][0])
+    refused = worker.refusal(job_for(array, images), images, array)
+    assert (refused.status, refused.code) == (422, "unsupported_object")
+    assert "(.npy), and the model takes images" in refused.fields["message"]
+
+
+def test_sample_with_an_array_and_an_image_has_what_the_model_takes(
+    worker: WorkerUnderTest,
+) -> None:
+    array = token_arrays(1)[0][0]
+    (image, _) = next(jpegs(1, size=60))
+    source = tar_of([("a.jpg", image), ("a.npy", npy(array))])
+    assert_features(run(worker, "text", source), "text", [array])
+
+
+def test_nothing_is_random_about_arrays(worker: WorkerUnderTest) -> None:
+    package = package_of("text")
+    source = array_shard(token_arrays(1))
+    job = replace(
+        job_for(source, package, transform="train;seed=0;epoch=0"),
+        model=identity_of(package, "text.hapi", "text"),
+    )
+    worker.put(package, job.model)
+    refused = worker.ask(job)
+    assert (refused.status, refused.code) == (422, "unsupported_transform")
+
+
+def test_index_of_an_array_is_one_row(worker: WorkerUnderTest) -> None:
+    source = npy(token_arrays(1)[0][0])
+    (row,) = rows_of(worker.run(job_for(source), None, source))
+    assert (row.index, row.length) == (0, len(source))
+
+
+def test_model_whose_arrays_are_over_the_limit_is_refused(
+    tmp_path: Path,
+) -> None:
+    package = package_of("audio")
+    source = array_shard(mel_arrays(1))
+    with running_worker(tmp_path, max_sample_bytes=20_000) as worker:
+        worker.put(package)
+        refused = worker.ask(job_for(source, package))
+    assert (refused.status, refused.code) == (422, "limit_exceeded")
+    assert (
+        "takes arrays of 25600 bytes; at most 20000"
+        in (refused.fields["message"])
+    )
