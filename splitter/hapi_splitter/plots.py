@@ -172,7 +172,7 @@ def _title(report: Report) -> str:
     streaming = report.plans.get("stream")
     if plan.pushes and streaming and streaming.samples_per_second:
         ratio = plan.samples_per_second / streaming.samples_per_second
-        second += f", {ratio:.3g} times sending the images"
+        second += f", {ratio:.3g} times sending the samples"
     return f"{first}\n{second}"
 
 
@@ -222,7 +222,7 @@ def _dress_sizes(axes: Axes, num_cuts: int) -> None:
     )
     axes.set_xlabel(
         "cut: layers before it run next to the data, layers after it where "
-        "you train (0: the image)"
+        "you train (0: the sample)"
     )
     axes.set_ylabel("bytes per sample (log scale)")
 
@@ -242,7 +242,7 @@ def _size_handles(image: float) -> list[Line2D]:
             [],
             color=_IMAGE,
             linestyle="--",
-            label=f"the stored image ({bytes_text(image)})",
+            label=f"the stored sample ({bytes_text(image)})",
         ),
         dot(_CHOSEN, 9, "chosen, with share of the samples"),
     ]
@@ -252,7 +252,7 @@ def _mark(axes: Axes, report: Report, option: Option, share: float) -> None:
     """A chosen option, its share beside it where there is room."""
     place = (option.cut, option.use.get(LINK, 0.0))
     axes.plot(*place, "o", color=_CHOSEN, markersize=11)
-    what = f"cut {option.cut}" if option.cut else "images"
+    what = f"cut {option.cut}" if option.cut else "samples"
     right = option.cut <= 0.8 * len(report.cuts)
     axes.annotate(
         f"{percent_text(share)} {what}",
@@ -287,7 +287,7 @@ def _bars(report: Report) -> list[_Bar]:
         option = report.shown(cut)
         if option is None:
             continue
-        label = "stream: images"
+        label = "stream: samples"
         if cut:
             encoding = f" · {option.encoding}"
             room = _LABEL_WIDTH - len(encoding) - len(f"cut {cut}: ")

@@ -25,18 +25,18 @@ from hapi_splitter.quantities import (
 )
 
 _DOES = {
-    LINK: ("carries the images", "carries features of {}"),
+    LINK: ("carries the stored samples", "carries features of {}"),
     SERVER_CPU: (
-        "reads and sends the images",
+        "reads and sends the samples",
         "reads, decodes and encodes for {}",
     ),
     SERVER_DEVICE: ("", "computes the frozen layers up to {}"),
     CLIENT_CPU: (
-        "decodes images and prepares batches",
+        "decodes samples and prepares batches",
         "unpacks features of {} and prepares batches",
     ),
     CLIENT_DEVICE: (
-        "computes all layers for images",
+        "computes all layers for streamed samples",
         "computes what comes after {}",
     ),
 }
@@ -107,8 +107,8 @@ def too_big(problem: Problem, options: Sequence[Option]) -> str:
 def _mix(plan: Plan) -> str:
     if not plan.pushes:
         return (
-            "Streaming: all samples come as images and the client computes "
-            "everything."
+            "Streaming: all samples come as they are stored and the client "
+            "computes everything."
         )
     parts = []
     for option, weight in plan.mix:
@@ -119,7 +119,7 @@ def _mix(plan: Plan) -> str:
                 f"travel as {option.encoding}"
             )
         else:
-            parts.append(f"{share} of the samples come as images")
+            parts.append(f"{share} of the samples come as they are stored")
     sentence = ", ".join(parts)
     return f"{sentence[0].upper()}{sentence[1:]}."
 
@@ -145,11 +145,11 @@ def _limits(problem: Problem, plan: Plan) -> list[str]:
 
 
 def _doing(problem: Problem, resource: str, option: Option) -> str:
-    streamed, pushed = _DOES.get(resource, ("serves the images", "serves {}"))
+    streamed, pushed = _DOES.get(resource, ("serves the samples", "serves {}"))
     if resource == SERVER_CPU and problem.server_threads:
         pushed = "reads, decodes, computes and encodes for {}"
     if resource == CLIENT_CPU and problem.client_threads:
-        streamed = "decodes images, computes all layers and trains"
+        streamed = "decodes samples, computes all layers and trains"
         pushed = "unpacks features of {}, computes what follows and trains"
     return pushed.format(f"cut {option.cut}") if option.cut else streamed
 

@@ -90,7 +90,7 @@ class Report:
 
     @property
     def raw_bytes(self) -> float:
-        """Of an average image on the link."""
+        """Of an average sample, as it is stored."""
         streaming = next(o for o in self.problem.options if o.cut == 0)
         return streaming.use.get("link", 0.0)
 
@@ -307,7 +307,7 @@ def _cut_body(report: Report, facts: CutFacts | None) -> dict[str, Any]:
     options = report.options(cut)
     return {
         "cut": cut,
-        "name": facts.name if facts else "image",
+        "name": facts.name if facts else "sample",
         "op": facts.op if facts else None,
         "shape": list(facts.shape) if facts else None,
         "float32_bytes": facts.float32_bytes if facts else None,
@@ -378,7 +378,7 @@ def _share_text(report: Report, cut: int) -> str:
 
 def _place(report: Report, facts: CutFacts | None) -> str:
     if facts is None:
-        return f"stream: the image, {bytes_text(report.raw_bytes)}"
+        return f"stream: the sample, {bytes_text(report.raw_bytes)}"
     return shortened(facts.name, _NAME_WIDTH)
 
 

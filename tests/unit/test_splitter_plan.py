@@ -529,7 +529,9 @@ def test_reasons_name_limits_speed_and_what_would_change_it() -> None:
     plan = solve(case(link=25.0))
     text = " ".join(plan.reasons)
     assert "of the samples are pushed at cut 3 and travel as float16" in text
-    assert "The link is busy all the time: it carries the images" in text
+    assert (
+        "The link is busy all the time: it carries the stored samples" in text
+    )
     assert "times streaming" in text
     assert "A link slower than 80 bit/s would make it stream" in text
     small = {(3, "float16"): {"link": 0.1, "server device": 0.05}}
@@ -538,7 +540,7 @@ def test_reasons_name_limits_speed_and_what_would_change_it() -> None:
     unseen = " ".join(solve(case(link=UNSEEN_LINK)).reasons)
     assert "Tbit" not in unseen
     streaming = " ".join(solve(case(link=5.0)).reasons)
-    assert streaming.startswith("Streaming: all samples come as images")
+    assert streaming.startswith("Streaming: all samples come as they are")
     assert "No cut is faster" in streaming
     assert "A link faster than 80 bit/s would make push-down" in streaming
 

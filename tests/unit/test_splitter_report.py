@@ -101,7 +101,7 @@ def test_a_row_says_what_a_cut_costs(report: Report) -> None:
     assert row["shape"] == "64x7x7"
     assert (row["float32"], row["uint8"]) == ("26.7 kB", "6.67 kB")
     image = dict(zip(table.header, table.rows[0], strict=True))
-    assert image["place"] == "stream: the image, 115 kB"
+    assert image["place"] == "stream: the sample, 115 kB"
 
     table = cost_table(report)
     rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
