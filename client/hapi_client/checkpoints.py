@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import logging
-import os
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
+from hapi_client.whole_file import held, whole_file
 from hapi_protocol.errors import ClientError
 
 logger = logging.getLogger(__name__)
@@ -24,7 +22,6 @@ logger = logging.getLogger(__name__)
 VERSION = 1
 SAVE_SECONDS = 30.0
 """Between two checkpoints inside an epoch."""
-TRIAL_BYTES = 1 << 20
 _OTHER_WEIGHTS = (
     "its frozen layers have other weights (another model, --weights or "
     "--checkpoint, or another --seed of random ones)"
@@ -50,33 +47,9 @@ class Checkpoint:
     def is_due(self) -> bool:
         return time.monotonic() - self._saved >= SAVE_SECONDS
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """No other run on this machine has the file meanwhile.
-
-        The lock ends with its process, in whatever way; a lock file
-        (``.lock``) that is left behind hinders nobody.
-
-        Raises:
-            ClientError: ``bad_configuration`` where another run has it, or
-                the folder cannot be written to.
-        """
-        place = self._path.with_name(f"{self._path.name}.lock")
-        try:
-            file = place.open("wb")
-        except OSError as error:
-            raise _unwritable(self._path, error) from error
-        with file:
-            if not _is_locked(file, place):
-                raise ClientError(
-                    "bad_configuration",
-                    f"another run goes on from {self._path} at present; wait "
-                    "for its end, or give this one another file",
-                )
-            try:
-                yield
-            finally:
-                place.unlink(missing_ok=True)
+    def held(self) -> AbstractContextManager[None]:
+        """No other run has the file meanwhile (:func:`whole_file.held`)."""
+        return held(self._path)
 
     def load(self) -> dict[str, Any] | None:
         """What :meth:`save` wrote last; None where there is no file.
@@ -117,24 +90,6 @@ class Checkpoint:
         """
         write_whole({"version": VERSION, **parts}, self._path)
         self._saved = time.monotonic()
-
-
-def _is_locked(file: IO[bytes], place: Path) -> bool:
-    """Whether the lock is had; where there are none, nobody is kept off."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Whoever had it may have removed the file in between.
-        return os.path.samestat(os.fstat(file.fileno()), place.stat())
-    except (BlockingIOError, FileNotFoundError):
-        return False
-    except OSError as error:
-        logger.warning(
-            "%s cannot be locked: %s; see to it that no other run has the "
-            "same file",
-            place,
-            error,
-        )
-        return True
 
 
 def check_same(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
@@ -179,57 +134,18 @@ def set_random_state(
         torch.cuda.set_rng_state(state["cuda"], device)
 
 
-def check_writable(path: Path, num_bytes: int = TRIAL_BYTES) -> None:
-    """Tries to write so much where a file shall be, and leaves nothing.
-
-    Raises:
-        ClientError: ``bad_configuration``, before hours of training.
-    """
-    if not path.parent.is_dir():
-        raise ClientError("bad_configuration", f"{path.parent} is no folder")
-    try:
-        with tempfile.TemporaryFile(dir=path.parent) as file:
-            for start in range(0, num_bytes, TRIAL_BYTES):
-                file.write(bytes(min(TRIAL_BYTES, num_bytes - start)))
-            _to_disk(file)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
 def write_whole(content: Any, path: Path) -> None:
     """``torch.save`` that leaves no half of a file.
 
     Raises:
         ClientError: ``bad_configuration`` where it cannot be written.
     """
-    beside = path.with_name(f"{path.name}.part")
-    try:
-        # Not to the file: an interrupt inside torch's writer, whose end
-        # writes to what is closed then, would abort the process.
-        made = io.BytesIO()
-        torch.save(content, made)
-        try:
-            with beside.open("wb") as file:
-                file.write(made.getbuffer())
-                _to_disk(file)
-            os.replace(beside, path)
-        finally:
-            beside.unlink(missing_ok=True)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _to_disk(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _unwritable(path: Path, error: OSError) -> ClientError:
-    return ClientError(
-        "bad_configuration",
-        f"{path} cannot be written: {error}; make room, or give a file in a "
-        "folder that you may write to",
-    )
+    # Not to the file: an interrupt inside torch's writer, whose end writes
+    # to what is closed then, would abort the process.
+    made = io.BytesIO()
+    torch.save(content, made)
+    with whole_file(path) as file:
+        file.write(made.getbuffer())
 
 
 @contextmanager

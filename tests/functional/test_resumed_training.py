@@ -342,7 +342,7 @@ def test_room_for_the_checkpoint_is_tried_before_training(
     """The tail's weights, and as much for the optimizer's momentum."""
     tried = []
     monkeypatch.setattr(
-        "hapi_client.checkpoints.check_writable",
+        "hapi_client.whole_file.check_writable",
         lambda *arguments: tried.append(arguments),
     )
     hapi_train("--epochs", "1")

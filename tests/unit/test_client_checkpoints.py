@@ -17,14 +17,13 @@ import torch
 
 from children import interruptible
 from hapi_client.checkpoints import (
-    TRIAL_BYTES,
     Checkpoint,
-    check_writable,
     heeding_interrupts,
     random_state,
     set_random_state,
     write_whole,
 )
+from hapi_client.whole_file import TRIAL_BYTES, check_writable
 from hapi_protocol.errors import ClientError
 
 CPU = torch.device("cpu")
@@ -125,7 +124,7 @@ moment = 0
 def trace(frame, event, argument):
     global lines
     if not frame.f_code.co_filename.endswith(
-        ("torch/serialization.py", "checkpoints.py")
+        ("torch/serialization.py", "checkpoints.py", "whole_file.py")
     ):
         return None
     lines += event in ("line", "return")
@@ -168,7 +167,7 @@ def test_a_save_may_be_interrupted_at_any_line(tmp_path):
 def test_a_link_is_locked_and_written_where_it_points_to(tmp_path):
     path, link = tmp_path / "run.pt", tmp_path / "link.pt"
     link.symlink_to(path)
-    refused = pytest.raises(ClientError, match="another run goes on")
+    refused = pytest.raises(ClientError, match="another run has")
     with Checkpoint(path).held(), refused, Checkpoint(link).held():
         pytest.fail("two runs have the file")
     Checkpoint(link).save(number=7)
@@ -219,7 +218,7 @@ def test_interrupts_that_do_not_matter_still_do_not(caplog):
 def test_a_second_run_with_the_same_file_is_refused(tmp_path):
     path = tmp_path / "run.pt"
     with Checkpoint(path).held():
-        refused = pytest.raises(ClientError, match="another run goes on")
+        refused = pytest.raises(ClientError, match="another run has")
         with refused as caught, Checkpoint(path).held():
             pytest.fail("two runs have the file")
         assert caught.value.code == "bad_configuration"
@@ -238,7 +237,7 @@ def test_a_lock_whose_file_is_gone_is_none(tmp_path, monkeypatch):
         Path(file.name).unlink()
 
     monkeypatch.setattr(fcntl, "flock", too_late)
-    refused = pytest.raises(ClientError, match="another run goes on")
+    refused = pytest.raises(ClientError, match="another run has")
     with refused, Checkpoint(path).held():
         pytest.fail("the lock is nobody's")
 

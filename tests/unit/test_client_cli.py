@@ -154,7 +154,7 @@ def test_train_looks_for_room_for_the_model_before_it_trains(
         if num_bytes:
             raise ClientError("bad_configuration", "there is no room")
 
-    monkeypatch.setattr("hapi_client.checkpoints.check_writable", tried)
+    monkeypatch.setattr("hapi_client.whole_file.check_writable", tried)
     monkeypatch.setattr(
         "hapi_client.torchvision_models.build_model",
         lambda *_, **__: (torch.nn.Linear(10, 3), None),

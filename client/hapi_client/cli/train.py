@@ -150,11 +150,7 @@ def train_command(
     no_plan_reason, plan_changes (seconds, mix, samples_per_second, why).
     """
     # torch takes seconds to import; --help must not wait for it.
-    from hapi_client.checkpoints import (
-        Checkpoint,
-        check_writable,
-        write_whole,
-    )
+    from hapi_client.checkpoints import Checkpoint, write_whole
     from hapi_client.job import TransferJob
     from hapi_client.job_checks import (
         check_cache,
@@ -163,6 +159,7 @@ def train_command(
     )
     from hapi_client.torchvision_models import build_model
     from hapi_client.training import train_tail
+    from hapi_client.whole_file import check_writable
     from hapi_splitter.augmentation import Augmentation
 
     check_cut(cut_value(cut))
@@ -251,7 +248,7 @@ def check_files(save: Path | None, resume: Path | None) -> None:
     Raises:
         ClientError: ``bad_configuration``, before hours of training.
     """
-    from hapi_client.checkpoints import check_writable
+    from hapi_client.whole_file import check_writable
     from hapi_protocol.errors import ClientError
 
     if save and resume and save.resolve() == resume.resolve():
