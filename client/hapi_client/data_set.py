@@ -13,7 +13,12 @@ from braceexpand import braceexpand
 
 from hapi_client.connection import Connection
 from hapi_client.index import SHARD_SUFFIX, load_index
-from hapi_client.labels import Labels, renumbered, span_labels
+from hapi_client.labels import (
+    Labels,
+    is_of_index,
+    renumbered,
+    span_labels,
+)
 from hapi_client.location import Location, parse_location
 from hapi_protocol.errors import ClientError, DataIndexError
 from hapi_protocol.index import DataIndex, Span
@@ -37,7 +42,8 @@ class DataSet:
         container: of its shards.
         spans: in the order of the shards.
         labels: of each span, ``[samples]`` int64.
-        class_names: of the integers, where the first index knows them.
+        class_names: of the integers, where the first index knows them and
+            the labels are its.
     """
 
     container: str
@@ -137,13 +143,14 @@ def _load(
         new = index.spans()
         spans += new
         numbers = span_labels(new, labels, index.class_names)
-        if labels is None:
+        if is_of_index(labels):
             numbers = renumbered(
                 numbers, index.class_names, class_names, str(part.location)
             )
         found += numbers
     _check_repeated(spans)
-    return DataSet(containers.pop(), spans, found, class_names or ())
+    names = class_names if is_of_index(labels) else None
+    return DataSet(containers.pop(), spans, found, names or ())
 
 
 def _parts(shards: Shards) -> Iterator[_Part]:

@@ -88,7 +88,8 @@ class TransferJob:
             included, to judge whether one-off costs pay; None expects as
             many to come as there were already.
         labels: class name or key to integer, or a function of the key;
-            None for the integers of the index.
+            None for the integers of the index; ``"optional"`` for those that
+            it has, and -1 for samples without.
         on_error: ``"raise"`` for a sample that cannot be decoded, or
             ``"skip"``, counted in ``stats.skipped``; :meth:`samples` raises
             always.
@@ -144,7 +145,7 @@ class TransferJob:
     ) -> None:
         check_on_error(on_error)
         check_cut(cut)
-        encodings = checked_encodings(encoding, floor)
+        self._encodings = checked_encodings(encoding, floor)
         check_epochs(epochs)
         check_cache(cache)
         self._owns_connection = connection is None
@@ -193,14 +194,14 @@ class TransferJob:
                     self._feeder,
                     train,
                     models_container=models_container,
-                    encodings=encodings,
+                    encodings=self._encodings,
                     epochs=epochs,
                     options=self._options,
                     replan=replan or ReplanOptions(),
                 )
             elif self.cut:
                 self._push(
-                    (self._frozen.cut_number(cut), encodings[0]),
+                    (self._frozen.cut_number(cut), self._encodings[0]),
                     models_container,
                 )
         except BaseException:
@@ -250,6 +251,16 @@ class TransferJob:
         return self._frozen.num_cuts
 
     @property
+    def feature_shape(self) -> tuple[int, ...]:
+        """Of one sample at the freeze point."""
+        return self._frozen.cut_shape(self.num_cuts)
+
+    @property
+    def encodings(self) -> Sequence[str]:
+        """In which features may travel."""
+        return self._encodings
+
+    @property
     def num_samples(self) -> int:
         """Samples of the training data."""
         return self._splits[TRAIN].num_samples
@@ -258,6 +269,14 @@ class TransferJob:
     def num_classes(self) -> int:
         """One more than the largest label of any split."""
         return max(each.num_classes for each in self._splits.values())
+
+    def data_set(self, split: str = TRAIN) -> DataSet:
+        """What there is of a split: its spans, labels and class names.
+
+        Raises:
+            ClientError: ``bad_configuration`` naming the splits.
+        """
+        return self._split(split, None)
 
     @property
     def stats(self) -> JobStats:

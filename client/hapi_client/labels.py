@@ -8,12 +8,17 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hapi_protocol.errors import LabelError
+from hapi_protocol.errors import ClientError, LabelError
 from hapi_protocol.index import IndexRow, Span
 
-Labels: TypeAlias = Mapping[str, int] | Callable[[str], int] | None
+Labels: TypeAlias = Mapping[str, int] | Callable[[str], int] | str | None
 """What a user may give: class name or key to integer; a function of the
-key; None for the integers of the index."""
+key; None for the integers of the index; :data:`OPTIONAL` for those that it
+has."""
+
+OPTIONAL = "optional"
+UNLABELLED = -1
+"""In the place of a label that the index does not have."""
 
 
 def span_labels(
@@ -29,7 +34,13 @@ def span_labels(
     Raises:
         LabelError: ``missing_label`` naming the first shard and key
             without a label, or with one that the index has no name for.
+        ClientError: ``bad_configuration`` for another word.
     """
+    if isinstance(labels, str) and labels != OPTIONAL:
+        raise ClientError(
+            "bad_configuration",
+            f"labels is {labels!r}; the only word allowed is {OPTIONAL!r}",
+        )
     return [
         np.array(
             [_label(span, row, labels, class_names) for row in span.rows],
@@ -37,6 +48,11 @@ def span_labels(
         )
         for span in spans
     ]
+
+
+def is_of_index(labels: Labels) -> bool:
+    """Whether the integers are those of the index."""
+    return labels is None or labels == OPTIONAL
 
 
 def renumbered(
@@ -72,14 +88,19 @@ def renumbered(
             )
             + "; give labels=",
         )
-    table = np.array([numbers[name] for name in names], np.int64)
+    # The last of them is that of UNLABELLED.
+    table = np.array(
+        [*(numbers[name] for name in names), UNLABELLED], np.int64
+    )
     return [table[each] for each in labels]
 
 
 def _label(
     span: Span, row: IndexRow, labels: Labels, class_names: Sequence[str]
 ) -> int:
-    if labels is None:
+    if labels == OPTIONAL and row.label is None:
+        return UNLABELLED
+    if labels is None or isinstance(labels, str):
         if row.label is None:
             raise _missing(
                 span, row, "has no integer .cls member; give labels="

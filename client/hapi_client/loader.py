@@ -19,7 +19,7 @@ from hapi_client.order import Batch, Piece, Reading
 from hapi_client.sources import LoadedSpan
 from hapi_client.stats import JobCounters
 from hapi_protocol.errors import ClientError, HapiError
-from hapi_protocol.index import Span
+from hapi_protocol.index import IndexRow, Span
 
 LabelledBatch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """Features and labels of one batch."""
@@ -158,6 +158,11 @@ class FeatureLoader:
         it goes on behind some, these count as well."""
         return self._num_steps
 
+    @property
+    def keys(self) -> Sequence[str]:
+        """Of the samples of the batch that was delivered last, in order."""
+        return self._delivery.keys()
+
     def __iter__(self) -> Iterator[LabelledBatch]:
         self._delivery.check_unused()
         # The generator belongs to the loop alone, so that it ends, with its
@@ -198,9 +203,14 @@ class _Delivery:
         self._delivered = delivered
         self._num_failures = 0
         self._first_failure: _Failure | None = None
+        self._last: list[IndexRow] = []
         self._fetcher: LoadedSpans | None = None
         self._is_closed = False
         self._thread: int | None = None
+
+    def keys(self) -> list[str]:
+        """Of the batch that was delivered last."""
+        return [row.key for row in self._last]
 
     def check_unused(self) -> None:
         """
@@ -324,6 +334,7 @@ class _Delivery:
     ) -> LabelledBatch | None:
         features: list[torch.Tensor] = []
         labels = []
+        rows = []
         lost: _Failure | None = None
         for position, row in zip(
             batch.positions.tolist(), batch.rows.tolist(), strict=True
@@ -332,6 +343,7 @@ class _Delivery:
             if row in ready.features:
                 features.append(ready.features.pop(row))
                 labels.append(int(ready.labels[row]))
+                rows.append(ready.span.rows[row])
             else:
                 lost = lost or ready.failure(row)
             ready.num_left -= 1
@@ -342,6 +354,7 @@ class _Delivery:
         if not features:
             return None
         self._plan.counters.add(samples=len(features))
+        self._last = rows
         return (
             torch.stack(features),
             torch.tensor(labels, device=self._device),

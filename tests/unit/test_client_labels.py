@@ -6,8 +6,13 @@ import pytest
 
 from hapi_client.account import ObjectInfo
 from hapi_client.index import NamedRow, number_classes, sample_row
-from hapi_client.labels import span_labels
-from hapi_protocol.errors import LabelError
+from hapi_client.labels import (
+    OPTIONAL,
+    UNLABELLED,
+    renumbered,
+    span_labels,
+)
+from hapi_protocol.errors import ClientError, LabelError
 from hapi_protocol.index import IndexRow, Span
 from hapi_protocol.shards import Sample
 
@@ -33,6 +38,18 @@ def test_a_missing_label_names_shard_and_key():
     assert "'cat/1'" in caught.value.message
     assert "train/a.tar" in caught.value.message
     assert "labels=" in caught.value.message
+
+
+def test_labels_that_may_be_missing_are_told_apart():
+    (found,) = span_labels([span(0, None, 1)], OPTIONAL, ("cat", "dog"))
+    assert found.tolist() == [0, UNLABELLED, 1]
+    same = renumbered([found], ("cat", "dog"), ("dog", "cat"), "here")
+    assert same[0].tolist() == [1, UNLABELLED, 0]
+
+
+def test_another_word_is_refused():
+    with pytest.raises(ClientError, match="only word allowed is 'optional'"):
+        span_labels([span(0)], "none")
 
 
 def test_a_function_sees_the_key():

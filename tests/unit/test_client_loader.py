@@ -219,6 +219,19 @@ def test_bad_samples_may_be_skipped_and_are_counted():
     assert counters.snapshot().skipped == 3
 
 
+def test_keys_of_the_batch_delivered_last_go_with_it():
+    broken = {"0/1", "2/0", "2/1", "2/2", "2/3"}
+    loader, _ = make_loader(Source(broken), SIZES, on_error="skip")
+    assert loader.keys == []
+    found = []
+    for features, _ in loader:
+        parts = [key.split("/") for key in loader.keys]
+        values = [100.0 * int(span) + int(row) for span, row in parts]
+        assert features[:, 0].tolist() == values
+        found += values
+    assert len(found) == sum(SIZES) - len(broken)
+
+
 def test_a_batch_that_lost_all_its_samples_is_left_out():
     steps = []
     loader, _ = make_loader(
