@@ -32,8 +32,8 @@ from hapi_client.location import Location
 from hapi_client.packages import DEFAULT_MODELS_CONTAINER
 from hapi_client.requester import ConnectionOptions
 from hapi_client.retry import Backoff
+from hapi_client.store_info import cache_text, dtypes, size_text
 from hapi_protocol.errors import HapiError, RightsError
-from hapi_protocol.features import read_features
 from hapi_protocol.headers import Annotation
 from hapi_protocol.versions import common_version
 from hapi_splitter.quantities import bytes_text, seconds_text
@@ -258,20 +258,14 @@ class Doctor:
         return f"client {release}; both speak version {common}"
 
     def _tell_limits(self) -> str:
-        dtypes = {
-            each.partition(";")[0]: None
-            for each in self._hapi.get("encodings", ())
-        }
         return (
-            f"objects of {_size_text(self._most_bytes())} and packages of "
-            f"{_size_text(self._hapi.get('max_package_bytes'))} at most; "
-            f"features in {', '.join(dtypes)}"
+            f"objects of {size_text(self._most_bytes())} and packages of "
+            f"{size_text(self._hapi.get('max_package_bytes'))} at most; "
+            f"features in {', '.join(dtypes(self._hapi))}"
         )
 
     def _tell_cache(self) -> str:
-        if self._hapi.get("cache"):
-            return "on: features are kept where a job asks for it"
-        return "off: each epoch is computed anew"
+        return cache_text(self._hapi)
 
     def _write_models(self) -> str:
         """Stores and deletes an object, as a job stores its package."""
@@ -300,6 +294,9 @@ class Doctor:
 
     def _ask_worker(self) -> str:
         """How the worker has shown that it is there."""
+        # The command line is there sooner without pyarrow.
+        from hapi_protocol.features import read_features
+
         container = self._options.models_container
         if not self._may_write:
             assert self._options.data is not None, "else it is skipped"
@@ -368,10 +365,6 @@ def _skew_seconds(date: str | None) -> float:
         return (now - parsedate_to_datetime(date or "")).total_seconds()
     except (TypeError, ValueError):
         return 0.0
-
-
-def _size_text(num_bytes: int | None) -> str:
-    return "any size" if num_bytes is None else bytes_text(num_bytes)
 
 
 def _since(started: float) -> str:

@@ -8,16 +8,19 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from hapi_client.account import ObjectInfo
 from hapi_client.connection import Connection
 from hapi_client.location import Location
 from hapi_client.retry import is_retryable
 from hapi_protocol.errors import DataIndexError, HapiError, RightsError
-from hapi_protocol.features import Row, read_features
 from hapi_protocol.headers import Annotation
 from hapi_protocol.index import INDEX_NAME, DataIndex, IndexRow, ShardIndex
 from hapi_protocol.shards import Sample
+
+if TYPE_CHECKING:
+    from hapi_protocol.features import Row
 
 logger = logging.getLogger(__name__)
 
@@ -285,6 +288,9 @@ def merged(
 def _read_rows(
     connection: Connection, location: Location, shard: ObjectInfo
 ) -> list[NamedRow]:
+    # The command line is there sooner without pyarrow.
+    from hapi_protocol.features import read_features
+
     annotation = Annotation(
         model=None, cut=0, index=True, if_source_etag=shard.etag
     )

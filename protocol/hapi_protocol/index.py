@@ -4,6 +4,9 @@ One Arrow table, written by ``hapi upload`` and ``hapi index`` as one Swift
 object beside the shards.  It gives a client the data set's length and order,
 random access and labels without reading a shard, and the *spans*: consecutive
 samples of one shard, the unit of work, planning, retry and caching.
+
+pyarrow is imported where an index is read or written: the command line is
+there sooner without it.
 """
 
 from __future__ import annotations
@@ -11,11 +14,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from hapi_protocol.errors import DataIndexError
 from hapi_protocol.headers import ByteRange, SampleRange
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 INDEX_NAME = "hapi-index.arrow"
 """Base name of the index object, after the data set's prefix."""
@@ -24,18 +29,23 @@ INDEX_VERSION = 1
 MAX_SPAN_SAMPLES = 64
 MAX_SPAN_BYTES = 16 * 1024 * 1024
 
-_SCHEMA = pa.schema(
-    [
-        pa.field("shard", pa.dictionary(pa.int32(), pa.utf8())),
-        pa.field("source_etag", pa.dictionary(pa.int32(), pa.utf8())),
-        pa.field("sample", pa.int32()),
-        pa.field("key", pa.utf8()),
-        pa.field("offset", pa.int64()),
-        pa.field("length", pa.int64()),
-        pa.field("label", pa.int64()),
-    ]
-)
 _METADATA = b"hapi.index"
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            pa.field("shard", pa.dictionary(pa.int32(), pa.utf8())),
+            pa.field("source_etag", pa.dictionary(pa.int32(), pa.utf8())),
+            pa.field("sample", pa.int32()),
+            pa.field("key", pa.utf8()),
+            pa.field("offset", pa.int64()),
+            pa.field("length", pa.int64()),
+            pa.field("label", pa.int64()),
+        ]
+    )
 
 
 @dataclass(frozen=True)
@@ -126,11 +136,15 @@ class DataIndex:
 
     def to_bytes(self) -> bytes:
         """The Arrow IPC stream that is stored."""
+        import pyarrow as pa
+
         facts = {
             "version": INDEX_VERSION,
             "class_names": list(self.class_names),
         }
-        schema = _SCHEMA.with_metadata({_METADATA: json.dumps(facts).encode()})
+        schema = _schema().with_metadata(
+            {_METADATA: json.dumps(facts).encode()}
+        )
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, schema) as writer:
             for shard in self.shards:
@@ -143,12 +157,14 @@ class DataIndex:
         Raises:
             DataIndexError: naming the index object and what is wrong.
         """
+        import pyarrow as pa
+
         try:
             with pa.ipc.open_stream(data) as reader:
                 facts = json.loads((reader.schema.metadata or {})[_METADATA])
                 if facts["version"] != INDEX_VERSION:
                     raise _bad_index(name, f"version {facts['version']!r}")
-                if reader.schema.names != _SCHEMA.names:
+                if reader.schema.names != _schema().names:
                     raise _bad_index(name, f"columns {reader.schema.names}")
                 rows = (row for batch in reader for row in batch.to_pylist())
                 shards = tuple(_group(rows, name))
@@ -191,6 +207,8 @@ def _runs(
 
 
 def _shard_batch(shard: ShardIndex, schema: pa.Schema) -> pa.RecordBatch:
+    import pyarrow as pa
+
     count = len(shard.rows)
     zeros = pa.array([0] * count, pa.int32())
     columns = [

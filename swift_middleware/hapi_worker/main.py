@@ -36,6 +36,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+_EPILOG = """\
+Examples:
+  hapi-worker --config /etc/hapi/hapi-worker.conf
+  hapi-worker --config /etc/hapi/hapi-worker.conf --check
+
+SIGTERM and SIGINT: refuse new jobs, let running ones end for drain_seconds,
+exit with 0.  SIGHUP: read the file again and take over limits and weights.
+Exit status 1: it cannot start; 2: the command line or the file is wrong;
+3: the last device failed."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of ``hapi-worker``; returns the exit status."""
     options = _parser().parse_args(arguments)
@@ -59,11 +70,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hapi-worker",
         description="Runs the pushed-down layers of models next to the "
-        "data: listens on a unix socket for the hapi filter of a Swift "
+        "data: listens on a\nunix socket for the hapi filter of a Swift "
         "proxy on the same host.",
-        epilog="SIGTERM and SIGINT: refuse new jobs, let running ones end "
-        "for drain_seconds, exit 0.  SIGHUP: read the file again and take "
-        "over limits and weights.  Exit status 3: the last device failed.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--config",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -365,13 +366,75 @@ def test_curves_agree_within_the_tolerance(other, agree):
     assert DemoResult(run(1.0), run(other)).curves_agree is agree
 
 
-@pytest.mark.parametrize("path", ["nowhere/x.json", ".", "-"])
+@pytest.mark.parametrize("path", ["nowhere/x.json", "."])
 def test_json_path_is_refused_before_any_work(
     path, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
     assert hapi(monkeypatch, "ls", "c", "--json", path) == 2
     assert "--json" in capsys.readouterr().err
+
+
+def test_json_on_standard_output_is_all_that_stands_there(
+    swift, monkeypatch, capsys
+):
+    entries = [{"name": "[red]", "count": 3, "bytes": 3000}]
+    swift.script(Answer(200, json.dumps(entries).encode()))
+    assert hapi(monkeypatch, "ls", "--json", "-") == 0
+    shown = capsys.readouterr()
+    [found] = json.loads(shown.out)["containers"]
+    assert found["name"] == "[red]"
+    assert "[red]" in shown.err  # the table
+
+
+def test_a_reader_that_has_enough_is_no_error_to_tell_of(swift):
+    entries = [{"name": "photos", "count": 3, "bytes": 3000}]
+    for words in ((), ("--json", "-")):
+        swift.script(Answer(200, json.dumps(entries).encode()))
+        receiver, sender = os.pipe()
+        os.close(receiver)
+        done = subprocess.run(
+            [sys.executable, "-m", "hapi_client.cli.main", "ls", *words],
+            stdout=sender,
+            stderr=subprocess.PIPE,
+            timeout=60,
+        )
+        os.close(sender)
+        assert done.returncode == 1
+        assert b"Error" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False)]
+)
+def test_a_terminal_has_colours_unless_no_color_is_set(
+    environment, is_coloured
+):
+    ours, theirs = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "hapi_client.cli.main", "doctor"],
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TERM": "xterm-256color", **environment},
+        timeout=60,
+    )
+    os.close(theirs)
+    shown = os.read(ours, 1 << 16)
+    os.close(ours)
+    assert done.returncode == 1
+    assert b"failure" in shown
+    assert (b"\x1b[31m" in shown) is is_coloured
+
+
+def test_what_is_no_terminal_gets_no_control_characters():
+    for words in (("doctor",), ("--help",), ("train", "--help")):
+        done = subprocess.run(
+            [sys.executable, "-m", "hapi_client.cli.main", *words],
+            capture_output=True,
+            timeout=60,
+        )
+        assert done.stdout
+        assert b"\x1b" not in done.stdout + done.stderr
 
 
 def test_sigterm_unwinds_like_an_error(swift):

@@ -78,6 +78,10 @@ def stats_command(context: typer.Context, json_path: JsonPath = None) -> None:
     The figures in all are those of Swift's container, which knows of changes
     after some seconds.
 
+    Example:
+
+        hapi cache stats
+
     Keys of --json: entries, length_bytes, containers (name, entries,
     length_bytes).
     """

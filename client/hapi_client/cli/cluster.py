@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +11,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from hapi_client.cli import completion
+from hapi_client.cli.context import JsonPath, write_json
 
 app = typer.Typer(
     help="Run a Swift cluster on this machine, without root.",
@@ -28,7 +29,8 @@ Directory = Annotated[
 def start(
     directory: Directory,
     processes: Annotated[
-        bool, typer.Option(help="Separate server processes, not one.")
+        bool,
+        typer.Option(help="Separate server processes, instead of one."),
     ] = False,
     worker: Annotated[
         bool, typer.Option(help="Run hapi-worker beside the servers.")
@@ -45,7 +47,8 @@ def start(
     layout: Annotated[
         str | None,
         typer.Option(
-            help="single, replicated, ec or mixed; fixed at first start."
+            autocompletion=completion.layouts,
+            help="single, replicated, ec or mixed; fixed at first start.",
         ),
     ] = None,
     encryption: Annotated[
@@ -63,6 +66,13 @@ def start(
     """Start the cluster in DIR and return when all of it answers.
 
     DIR is made if it does not exist. A stopped cluster serves its old data.
+
+    Examples:
+
+        hapi cluster start ./swift
+
+        hapi cluster start ./swift --port 8080 --layout mixed
+        --worker-option device=cpu --filter-option cache=true
     """
     from hapi_cluster import Cluster
 
@@ -88,7 +98,12 @@ def start(
 
 @app.command()
 def stop(directory: Directory) -> None:
-    """Stop the cluster in DIR; its data stays."""
+    """Stop the cluster in DIR; its data stays.
+
+    Example:
+
+        hapi cluster stop ./swift
+    """
     from hapi_cluster import Cluster
 
     with _clear_errors():
@@ -99,29 +114,39 @@ def stop(directory: Directory) -> None:
 @app.command()
 def status(
     directory: Directory,
-    json_path: Annotated[
-        Path | None,
-        typer.Option("--json", help="Write the state as JSON; - is stdout."),
-    ] = None,
+    json_path: JsonPath = None,
 ) -> None:
-    """Show the cluster in DIR; exit status 1 unless it is running."""
+    """Show the cluster in DIR; exit status 1 unless it is running.
+
+    Examples:
+
+        hapi cluster status ./swift
+
+        hapi cluster status ./swift --json -
+
+    Keys of --json: directory, status (running, starting, stopping, stopped,
+    died or absent). Once it was started also proxy_url, auth_url, layout,
+    children (by name: pid, restarts, log), supervisor_pid, warnings and how
+    it was started.
+    """
     from hapi_cluster import Cluster
 
     with _clear_errors():
         state = Cluster(directory).status()
-        if json_path is None:
-            _print_status(state)
-        elif str(json_path) == "-":
-            typer.echo(json.dumps(state, indent=2))
-        else:
-            json_path.write_text(json.dumps(state, indent=2) + "\n")
+        _print_status(state)
+        write_json(json_path, state)
     if state["status"] != "running":
         raise typer.Exit(1)
 
 
 @app.command()
 def env(directory: Directory) -> None:
-    """Print export lines for the swift and hapi commands (for eval)."""
+    """Print export lines for the swift and hapi commands, for eval.
+
+    Example:
+
+        eval "$(hapi cluster env ./swift)"
+    """
     from hapi_cluster import Cluster
 
     with _clear_errors():
@@ -170,6 +195,6 @@ def _print_status(state: dict[str, Any]) -> None:
     for name, value in rows.items():
         if value is not None:
             table.add_row(name, str(value))
-    Console(file=sys.stdout, soft_wrap=True).print(table)
+    Console(soft_wrap=True).print(table)
     for warning in state.get("warnings", []):
         typer.echo(f"Warning: {warning}", err=True)

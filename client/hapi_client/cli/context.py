@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TextIO, TypeAlias
 
 import typer
 from rich.console import Console
@@ -34,13 +36,58 @@ def checked_path(path: Path | None) -> Path | None:
     return path
 
 
+@dataclass(frozen=True)
+class JsonOutput:
+    """Where a result goes as JSON.
+
+    Attributes:
+        path: of a file; None for the stream.
+        stream: standard output, as it was when the command began.
+    """
+
+    path: Path | None
+    stream: TextIO
+
+    def write(self, text: str) -> None:
+        """
+        Raises:
+            ClientError: ``bad_configuration`` when that fails.
+        """
+        if self.path is None:
+            self.stream.write(text)
+            self.stream.flush()
+            return
+        try:
+            self.path.write_text(text)
+        except OSError as error:
+            raise ClientError(
+                "bad_configuration", f"the result cannot be written: {error}"
+            ) from error
+
+
+def _json_output(text: str) -> JsonOutput:
+    path = None if text == "-" else checked_path(Path(text))
+    return JsonOutput(path, sys.stdout)
+
+
+def _free_standard_output(
+    context: typer.Context, output: JsonOutput | None
+) -> JsonOutput | None:
+    """Where JSON goes to standard output, all else goes to standard error."""
+    if output is not None and output.path is None:
+        context.with_resource(contextlib.redirect_stdout(sys.stderr))
+    return output
+
+
 JsonPath: TypeAlias = Annotated[
-    Path | None,
+    JsonOutput | None,
     typer.Option(
         "--json",
         metavar="PATH",
-        help="Also write the result there, as JSON.",
-        callback=checked_path,
+        help="Also write the result there, as JSON; - is standard output, "
+        "and all else goes to standard error then.",
+        parser=_json_output,
+        callback=_free_standard_output,
     ),
 ]
 DataArgument: TypeAlias = Annotated[
@@ -95,27 +142,34 @@ def connect(context: typer.Context) -> Connection:
     return Connection(find_login(context).credentials())
 
 
-def write_json(path: Path | None, facts: Mapping[str, Any]) -> None:
-    """Writes ``facts`` to ``path`` unless it is None.
+def write_json(output: JsonOutput | None, facts: Mapping[str, Any]) -> None:
+    """Writes ``facts`` where the command line says, if it does.
 
     Raises:
         ClientError: ``bad_configuration`` when that fails.
     """
-    if path is None:
-        return
-    try:
-        path.write_text(json.dumps(facts, indent=2) + "\n")
-    except OSError as error:
-        raise ClientError(
-            "bad_configuration", f"the result cannot be written: {error}"
-        ) from error
+    if output is not None:
+        output.write(json.dumps(facts, indent=2) + "\n")
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Prints to standard output; all columns but the first to the right."""
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: bool = True,
+) -> None:
+    """Prints to standard output.
+
+    Args:
+        columns: their titles.
+        rows: a text for each column.
+        right: all columns but the first stand to the right.
+    """
     table = Table()
     for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left")
+        is_right = right and number > 0
+        table.add_column(column, justify="right" if is_right else "left")
     for row in rows:
         table.add_row(*row)
-    Console(highlight=False).print(table)
+    # Names of objects are no markup.
+    Console(highlight=False, markup=False).print(table)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hapi_client.cli import completion
 from hapi_client.cli.context import (
     JsonPath,
     print_table,
@@ -37,25 +38,40 @@ def demo_command(
             help="More tars, so that --data *.tar works in a shell.",
         ),
     ] = None,
-    epochs: Annotated[int, typer.Option(min=1)] = 3,
+    epochs: Annotated[
+        int, typer.Option(min=1, help="Epochs of each of the two runs.")
+    ] = 3,
     model: Annotated[
-        str, typer.Option(help="As in torchvision.models.")
+        str,
+        typer.Option(
+            autocompletion=completion.models, help="As in torchvision.models."
+        ),
     ] = "resnet18",
     freeze: Annotated[
         str, typer.Option(help="Name of the last frozen module.")
     ] = "layer4",
     cut: Annotated[
         int | None,
-        typer.Option(min=1, help="The whole frozen region if absent."),
+        typer.Option(
+            min=1,
+            help="Where the frozen region is cut for push-down, 1 being "
+            "nearest the image; behind all of it if absent.",
+        ),
     ] = None,
     encoding: Annotated[
         str,
         typer.Option(
+            autocompletion=completion.encodings,
             help="On the wire: float32, float16, bfloat16 or uint8, each "
-            "also with ;lz4 or ;zstd."
+            "also with ;lz4 or ;zstd.",
         ),
     ] = "float32",
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Of the random weights, and of the order of samples."
+        ),
+    ] = 0,
     json_path: JsonPath = None,
 ) -> None:
     """Train one tail twice on a Swift of its own: streamed, pushed down.

@@ -7,6 +7,8 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
 from hapi_client.checkup import FAILURE, OK, SKIPPED, WARNING, Finding
 from hapi_client.cli.context import JsonPath, find_login, write_json
@@ -15,7 +17,7 @@ from hapi_client.location import parse_location
 from hapi_client.packages import DEFAULT_MODELS_CONTAINER
 
 EXIT_FAILURE = 1
-_COLORS = {OK: "green", WARNING: "yellow", FAILURE: "red", SKIPPED: None}
+_COLORS = {OK: "green", WARNING: "yellow", FAILURE: "red", SKIPPED: ""}
 
 
 def doctor_command(
@@ -82,10 +84,14 @@ def doctor_command(
 
 
 def _print(finding: Finding) -> None:
-    state = typer.style(f"{finding.state:<8}", fg=_COLORS[finding.state])
     text = finding.found
     if finding.trans_id:
         text += f" [{finding.trans_id}]"
     if finding.remedy:
         text += f" -> {finding.remedy}"
-    typer.echo(f"{state} {finding.check:<12} {' '.join(text.split())}")
+    state = (f"{finding.state:<8}", _COLORS[finding.state])
+    line = Text.assemble(
+        state, f" {finding.check:<12} {' '.join(text.split())}"
+    )
+    # Unlike typer's, rich's colours heed NO_COLOR.
+    Console(highlight=False, soft_wrap=True).print(line)

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from urllib3.exceptions import InsecureRequestWarning
 
-from hapi_client.cli import cache, cluster, models, worker
+from hapi_client.cli import cache, cluster, completion, models, worker
 from hapi_client.cli.context import Login
 from hapi_client.cli.demo import demo_command
 from hapi_client.cli.doctor import doctor_command
@@ -34,7 +34,9 @@ app = typer.Typer(
     "layers computed next to the data.\n\nCredentials are the first of: the "
     "options --auth, --user, --key, or --os-cloud; ST_AUTH, ST_USER, ST_KEY; "
     "OS_CLOUD; OS_AUTH_URL with OS_USERNAME, OS_PASSWORD, OS_PROJECT_NAME, or "
-    "with OS_APPLICATION_CREDENTIAL_ID and _SECRET.",
+    "with OS_APPLICATION_CREDENTIAL_ID and _SECRET.\n\nExit statuses: 0 "
+    "done; 1 failed, or the answer is no; 2 wrong command line; 130 Ctrl-C; "
+    "143 SIGTERM.",
 )
 app.command("upload")(upload_command)
 app.command("index")(index_command)
@@ -47,6 +49,7 @@ app.add_typer(cache.app, name="cache")
 app.add_typer(models.app, name="models")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(worker.app, name="worker")
+app.command("completion")(completion.completion_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -149,8 +152,10 @@ def main() -> None:
     """
     # Unwinds, so that temporary files and a demo's Swift are removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
+    completion.prepare()
     try:
-        app()
+        # However it was started: completion asks for it by that name.
+        app(prog_name=completion.PROGRAM)
     except HapiError as error:
         print(f"hapi: {error}", file=sys.stderr)
         sys.exit(EXIT_FAILURE)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from hapi_client.cli import completion
 from hapi_client.cli.context import (
     JsonPath,
     checked_path,
@@ -31,8 +32,9 @@ def plan_command(
     model: Annotated[
         str,
         typer.Argument(
+            autocompletion=completion.models,
             help="As in torchvision.models; or MODULE:FUNCTION, which "
-            "yields a model of yours (or a pair: frozen, tail)."
+            "yields a model of yours (or a pair: frozen, tail).",
         ),
     ],
     freeze: Annotated[
@@ -71,11 +73,14 @@ def plan_command(
     floor: Annotated[
         str,
         typer.Option(
+            autocompletion=completion.floors,
             help="What may be rounded: lossless (nothing), half (to 16 "
-            "bits), uint8 (to 8)."
+            "bits), uint8 (to 8).",
         ),
     ] = "lossless",
-    batch_size: Annotated[int, typer.Option(min=1)] = 32,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Samples of a step of the training.")
+    ] = 32,
     size: Annotated[
         int,
         typer.Option(
@@ -88,8 +93,9 @@ def plan_command(
     weights: Annotated[
         str | None,
         typer.Option(
+            autocompletion=completion.published_weights,
             help="Published weights (DEFAULT), downloaded; random if absent, "
-            "which changes no cost but that of compression."
+            "which changes no cost but that of compression.",
         ),
     ] = None,
     checkpoint: Annotated[
@@ -99,7 +105,11 @@ def plan_command(
         ),
     ] = None,
     device: Annotated[
-        str, typer.Option(help="Of this machine: cpu, cuda, cuda:1.")
+        str,
+        typer.Option(
+            autocompletion=completion.devices,
+            help="Of this machine: cpu, cuda, cuda:1.",
+        ),
     ] = "cpu",
     upload: Annotated[
         bool,

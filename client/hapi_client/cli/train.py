@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hapi_client.cli import completion
 from hapi_client.cli.context import (
     JsonPath,
     connect,
@@ -41,14 +42,20 @@ def train_command(
         int, typer.Option(min=2, help="Outputs of the new head.")
     ],
     model: Annotated[
-        str, typer.Option(help="As in torchvision.models.")
+        str,
+        typer.Option(
+            autocompletion=completion.models, help="As in torchvision.models."
+        ),
     ] = "resnet18",
     freeze: Annotated[
         str, typer.Option(help="Name of the last frozen module.")
     ] = "layer4",
     weights: Annotated[
         str | None,
-        typer.Option(help="Published weights (DEFAULT), downloaded."),
+        typer.Option(
+            autocompletion=completion.published_weights,
+            help="Published weights (DEFAULT), downloaded.",
+        ),
     ] = None,
     checkpoint: Annotated[
         Path | None,
@@ -56,36 +63,46 @@ def train_command(
             exists=True, dir_okay=False, help="A state dict of the model."
         ),
     ] = None,
-    epochs: Annotated[int, typer.Option(min=1)] = 1,
-    learning_rate: Annotated[float, typer.Option("--lr", min=0.0)] = 0.01,
-    batch_size: Annotated[int, typer.Option(min=1)] = 32,
+    epochs: Annotated[
+        int, typer.Option(min=1, help="Passes over the data set.")
+    ] = 1,
+    learning_rate: Annotated[
+        float, typer.Option("--lr", min=0.0, help="Learning rate of SGD.")
+    ] = 0.01,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Samples of a step.")
+    ] = 32,
     cut: Annotated[
         str,
         typer.Option(
+            autocompletion=completion.cuts,
             help="How much the store computes: 'auto' plans it, 'freeze' "
-            "for the whole frozen region, 'stream' for nothing, or a number."
+            "for the whole frozen region, 'stream' for nothing, or a number.",
         ),
     ] = "auto",
     floor: Annotated[
         str,
         typer.Option(
+            autocompletion=completion.floors,
             help="What a plan may round: lossless, half (16 bits), uint8; "
-            "beside an --encoding it has to allow that."
+            "beside an --encoding it has to allow that.",
         ),
     ] = "lossless",
     encoding: Annotated[
         str | None,
         typer.Option(
+            autocompletion=completion.encodings,
             help="On the wire: float32, float16, bfloat16 or uint8, each "
             "also with ;lz4 or ;zstd. Left to the plan if absent; float32 "
-            "with a fixed cut."
+            "with a fixed cut.",
         ),
     ] = None,
     cache: Annotated[
         str,
         typer.Option(
+            autocompletion=completion.cache_modes,
             help="Features kept in the store for later epochs and runs: "
-            "'off', 'read', or 'readwrite', which takes room in your account."
+            "'off', 'read', or 'readwrite', which takes room in your account.",
         ),
     ] = "off",
     augment: Annotated[
@@ -103,7 +120,14 @@ def train_command(
             "absent.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Of the order of samples, of --augment, and of random "
+            "weights, the new head's among them.",
+        ),
+    ] = 0,
     save: Annotated[
         Path | None,
         typer.Option(
