@@ -65,7 +65,7 @@ class FrozenRegion(LocalRegion):
         augment: Augmentation | None = None,
     ) -> None:
         parts = split(
-            model, freeze, transform=_input_transform(transform, augment)
+            model, freeze, transform=input_transform(transform, augment)
         )
         # The package is written from the CPU, before anything moves.
         super().__init__(parts.frozen, device, forward_samples)
@@ -161,9 +161,14 @@ def _digest(weights: Mapping[str, torch.Tensor]) -> str:
     return found.hexdigest()
 
 
-def _input_transform(
-    transform: Any, augment: Augmentation | None
+def input_transform(
+    transform: Any, augment: Augmentation | None = None
 ) -> InputTransform:
+    """What a user's ``transform`` and ``augment`` mean.
+
+    Raises:
+        ClientError: ``bad_configuration`` naming what is allowed.
+    """
     if augment is not None and not isinstance(augment, Augmentation):
         raise ClientError(
             "bad_configuration",

@@ -38,8 +38,25 @@ class ModelSource:
     weights: str | None = None
     checkpoint: Path | None = None
 
+    @property
+    def is_random(self) -> bool:
+        """Whether nobody has said where weights come from."""
+        return (
+            ":" not in self.name
+            and self.weights is None
+            and self.checkpoint is None
+        )
+
     def build(self) -> Model:
         """
+        Raises:
+            ClientError: ``bad_configuration`` naming the value.
+        """
+        return self.build_with_transform()[0]
+
+    def build_with_transform(self) -> tuple[Model, Any]:
+        """And the transform of its published weights; None without any.
+
         Raises:
             ClientError: ``bad_configuration`` naming the value.
         """
@@ -51,15 +68,14 @@ class ModelSource:
                     "and --checkpoint go with models of torchvision only, so "
                     "load yours in that function",
                 )
-            return _own_model(self.name)
-        model, _ = build_model(
+            return _own_model(self.name), None
+        return build_model(
             self.name,
             num_classes=None,
             seed=0,
             weights=self.weights,
             checkpoint=self.checkpoint,
         )
-        return model
 
 
 def load_region(
@@ -81,16 +97,31 @@ def load_region(
     transform = ImageTransform(
         resize_size=round(size * RESIZE_BY_CROP), crop_size=size
     )
-    chosen: Any = freeze
-    if isinstance(model, torch.nn.Module):
-        if freeze is None:
-            chosen = default_freeze(model, sample_shape=(3, size, size))
-        elif "," in freeze:
-            chosen = [name.strip() for name in freeze.split(",")]
-    return FrozenRegion(model, chosen, transform, _device(device))
+    chosen = chosen_freeze(model, freeze, size)
+    return FrozenRegion(model, chosen, transform, named_device(device))
 
 
-def _device(name: str) -> torch.device:
+def chosen_freeze(model: Model, freeze: str | None, size: int) -> Any:
+    """What ``--freeze`` means: a module, several separated by commas, or
+    all but the last linear layer.
+
+    Raises:
+        FreezeError: when the model has no such place.
+    """
+    if not isinstance(model, torch.nn.Module):
+        return freeze
+    if freeze is None:
+        return default_freeze(model, sample_shape=(3, size, size))
+    if "," in freeze:
+        return [name.strip() for name in freeze.split(",")]
+    return freeze
+
+
+def named_device(name: str) -> torch.device:
+    """
+    Raises:
+        ClientError: ``bad_configuration`` for one that is not there.
+    """
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

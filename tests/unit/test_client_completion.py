@@ -53,11 +53,11 @@ def environment(tmp_path_factory) -> dict[str, str]:
 
 
 WANTED = {
-    "hapi ind": "index",
+    "hapi ext": "extract",
     "hapi train --c": "--classes --checkpoint --cut --cache",
     "hapi train --cut .": "auto freeze stream",
-    "hapi train --floor .": "lossless half uint8",
-    "hapi train --encoding .": "float32 float16 bfloat16 uint8",
+    "hapi extract --floor .": "lossless half uint8",
+    "hapi extract --encoding .": "float32 float16 bfloat16 uint8",
     "hapi train --data swift : //photos/train --clas": "--classes",
     "hapi plan resnet3": "resnet34",
 }
@@ -95,8 +95,8 @@ def test_tab_completes_a_line_and_leaves_files_to_bash(environment, tmp_path):
         _read_until(ours, b"ready> ")
         os.write(ours, b'eval "$(hapi completion bash)"\r')
         _read_until(ours, b"ready> ")
-        os.write(ours, b"hapi tra\t")
-        _read_until(ours, b"train ")
+        os.write(ours, b"hapi extr\t")
+        _read_until(ours, b"extract ")
         os.write(ours, b"--data swift://c/p feat\t")
         _read_until(ours, b"features.npz ")
         os.write(ours, b"--cut fr\t")

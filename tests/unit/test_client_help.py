@@ -53,8 +53,8 @@ def first_sentence(command: Any) -> str:
 
 
 def test_all_commands_are_looked_at():
-    assert len(COMMANDS) >= 18
-    assert {"train", "cache purge", "worker status"} < set(COMMANDS)
+    assert len(COMMANDS) >= 19
+    assert {"extract", "cache purge", "worker status"} < set(COMMANDS)
 
 
 @pytest.mark.parametrize("words", COMMANDS)

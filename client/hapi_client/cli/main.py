@@ -16,6 +16,7 @@ from hapi_client.cli import cache, cluster, completion, models, worker
 from hapi_client.cli.context import Login
 from hapi_client.cli.demo import demo_command
 from hapi_client.cli.doctor import doctor_command
+from hapi_client.cli.extract import extract_command
 from hapi_client.cli.index import index_command
 from hapi_client.cli.ls import ls_command
 from hapi_client.cli.plan import plan_command
@@ -43,6 +44,7 @@ app.command("index")(index_command)
 app.command("ls")(ls_command)
 app.command("plan")(plan_command)
 app.command("train")(train_command)
+app.command("extract")(extract_command)
 app.command("demo")(demo_command)
 app.command("doctor")(doctor_command)
 app.add_typer(cache.app, name="cache")

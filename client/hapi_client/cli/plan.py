@@ -186,10 +186,9 @@ def plan_command(
             connection = opened.enter_context(connect(context))
         reporter = opened.enter_context(ConsoleReporter())
         reporter.note(f"splitting {model}")
-        region = load_region(
-            ModelSource(model, weights, checkpoint), freeze, size, device
-        )
-        if ":" not in model and weights is None and checkpoint is None:
+        source = ModelSource(model, weights, checkpoint)
+        region = load_region(source, freeze, size, device)
+        if source.is_random:
             reporter.note("weights are random: no --weights, no --checkpoint")
         advice = advise(region, question, reporter, connection, location)
     print_advice(advice, all_cuts)

@@ -1,0 +1,266 @@
+"""``hapi extract``: features in files, those of the model itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from hapi_client import TransferJob
+from hapi_client.cli import main as cli
+from hapi_client.extract import extract
+from hapi_client.frozen import IMAGENET_TRANSFORM
+from hapi_client.location import Location
+from hapi_client.progress import SilentReporter
+from hapi_client.upload import upload
+from hapi_protocol.errors import ClientError
+from hapi_splitter.transforms import decode_image
+from networks import small_network, small_transform
+from photos import jpegs, shard, with_corrupt_member
+
+ROOT = Path(__file__).resolve().parents[2]
+NUM_SAMPLES = 20
+CLASSES = ("cat", "dog", "eel", "fox")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> Path:
+    """A folder of classes."""
+    folder = tmp_path_factory.mktemp("images")
+    for number, (data, label) in enumerate(jpegs(NUM_SAMPLES, size=96)):
+        place = folder / CLASSES[label] / f"{number:02d}.jpg"
+        place.parent.mkdir(exist_ok=True)
+        place.write_bytes(data)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(connection, images) -> Location:
+    place = Location("extracted", "photos")
+    upload(connection, place, [images], SilentReporter())
+    return place
+
+
+@pytest.fixture(scope="module")
+def bad(connection, tmp_path_factory) -> Location:
+    """Without labels, and with a sample that cannot be decoded."""
+    place = Location("extracted", "bad")
+    data = with_corrupt_member(shard(6, labels=False), "s0-0002")
+    path = tmp_path_factory.mktemp("bad") / "a.tar"
+    path.write_bytes(data)
+    upload(connection, place, [path], SilentReporter())
+    return place
+
+
+def job_of(connection, place, **options) -> TransferJob:
+    return TransferJob(
+        small_network(),
+        data=str(place),
+        transform=small_transform(),
+        connection=connection,
+        **{"freeze": "body", "batch_size": 7, **options},
+    )
+
+
+@pytest.fixture
+def hapi(cluster, monkeypatch, tmp_path):
+    """Runs a command; its exit status."""
+    for variable, value in cluster.environment.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["hapi", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return int(caught.value.code or 0)
+
+    return run
+
+
+def reference(images: Path, transform) -> dict[str, np.ndarray]:
+    """What the model has in front of its head on this machine, by key."""
+    found = {}
+    network = small_network().eval()
+    network.head = torch.nn.Identity()
+    for path in sorted(images.rglob("*.jpg")):
+        image = transform.sample(decode_image(path.read_bytes()), "", None)
+        with torch.inference_mode():
+            features = network(image[None])[0]
+        found[f"{path.parent.name}/{path.stem}"] = features.numpy()
+    return found
+
+
+@pytest.mark.parametrize("cut", ["stream", "freeze", "auto"])
+def test_features_are_those_of_the_model_in_the_order_of_the_index(
+    connection, photos, images, tmp_path, cut
+):
+    path = tmp_path / "features.parquet"
+    told = []
+    with job_of(connection, photos, cut=cut) as job:
+        done = extract(
+            job,
+            path,
+            about={"model": "small"},
+            on_samples=lambda *numbers: told.append(numbers),
+        )
+        index = [row.key for span in job.data_set().spans for row in span.rows]
+        assert job.stats.fallbacks == 0
+    table = pq.read_table(path)
+    assert table["key"].to_pylist() == index
+    expected = reference(images, small_transform())
+    names = [key.split("/")[0] for key in index]
+    assert table["class_name"].to_pylist() == names
+    assert table["label"].to_pylist() == [CLASSES.index(n) for n in names]
+    features = table["features"].combine_chunks().to_numpy_ndarray()
+    assert features.shape == (NUM_SAMPLES, 64)
+    for key, found in zip(index, features, strict=True):
+        np.testing.assert_allclose(found, expected[key], rtol=1e-4, atol=1e-5)
+    assert (done.samples, done.skipped) == (NUM_SAMPLES, 0)
+    assert done.length_bytes == path.stat().st_size
+    assert told[-1] == (NUM_SAMPLES, NUM_SAMPLES)
+    about = json.loads(table.schema.metadata[b"hapi"])
+    assert about == done.about
+    assert (about["model"], about["freeze"]) == ("small", "body")
+    assert about["transform"]["crop_size"] == 64
+    assert {"hapi", "weights", "data_digest", "cut"} < set(about)
+
+
+def test_all_formats_hold_the_same(connection, photos, tmp_path):
+    with job_of(connection, photos, cut="stream") as job:
+        for suffix in ("parquet", "arrow", "npz"):
+            extract(job, tmp_path / f"features.{suffix}")
+    tables = [
+        pq.read_table(tmp_path / "features.parquet"),
+        pa.ipc.open_file(tmp_path / "features.arrow").read_all(),
+    ]
+    assert tables[0].equals(tables[1])
+    with np.load(tmp_path / "features.npz") as found:
+        assert found["keys"].tolist() == tables[0]["key"].to_pylist()
+        assert found["labels"].tolist() == tables[0]["label"].to_pylist()
+        assert found["class_names"].tolist() == list(CLASSES)
+        features = tables[0]["features"].combine_chunks().to_numpy_ndarray()
+        np.testing.assert_array_equal(found["features"], features)
+
+
+def test_a_bad_sample_is_named_or_left_out(connection, bad, tmp_path):
+    path = tmp_path / "features.npz"
+    labels = {"labels": "optional"}
+    with job_of(connection, bad, **labels, cut="stream") as job:
+        with pytest.raises(ClientError, match="s0-0002") as caught:
+            extract(job, path)
+        assert caught.value.code == "bad_sample"
+    assert os.listdir(tmp_path) == []
+    for cut in ("stream", "freeze"):
+        with job_of(
+            connection, bad, **labels, cut=cut, on_error="skip"
+        ) as job:
+            done = extract(job, path, overwrite=True)
+        assert (done.samples, done.skipped) == (5, 1)
+        with np.load(path) as found:
+            assert found["labels"].tolist() == [-1] * 5
+            assert "s0-0002" not in found["keys"].tolist()
+
+
+def test_command_writes_a_file_and_what_it_is(hapi, photos, images, capsys):
+    words = ("extract", "--data", photos, "--model", "networks:small_network")
+    assert hapi(*words, "features.arrow", "--json", "done.json") == 0
+    facts = json.loads(Path("done.json").read_text())
+    assert facts["samples"] == NUM_SAMPLES
+    about = facts["about"]
+    assert about["model"] == "networks:small_network"
+    assert about["data"] == str(photos)
+    table = pa.ipc.open_file("features.arrow").read_all()
+    assert json.loads(table.schema.metadata[b"hapi"]) == about
+    assert facts["shape"] == about["shape"] == [64]
+    expected = reference(images, IMAGENET_TRANSFORM)
+    features = table["features"].combine_chunks().to_numpy_ndarray()
+    for key, found in zip(table["key"].to_pylist(), features, strict=True):
+        np.testing.assert_allclose(found, expected[key], rtol=1e-4, atol=1e-5)
+    out = capsys.readouterr().out
+    assert re.search(rf"features.arrow +│ +{NUM_SAMPLES} ", out)
+
+    assert hapi(*words, "features.arrow") == 1
+    assert "is there already" in capsys.readouterr().err
+    assert hapi(*words, "features.arrow", "--force") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("features.csv",), ".parquet, .arrow, .npz"),
+        (("nowhere/f.npz",), "nowhere is no folder"),
+        (("/proc/f.npz",), "/proc/f.npz cannot be written"),
+        (("f.npz", "--cut", "banana"), "cut is 'banana'"),
+        (("f.npz", "--device", "abacus"), "device is 'abacus'"),
+        (("f.npz", "--floor", "low"), "floor is 'low'"),
+    ],
+)
+def test_wrong_words_are_told_before_any_work(
+    hapi, monkeypatch, capsys, words, message
+):
+    def works(*_, **__):
+        raise AssertionError("it has begun")
+
+    monkeypatch.setattr("hapi_client.models.build_model", works)
+    assert hapi("extract", "--data", "c/p", *words) == 1
+    assert message in capsys.readouterr().err
+
+
+def blocks(language: str) -> list[str]:
+    """Code blocks of the page on extracting."""
+    text = (ROOT / "docs" / "extracting.rst").read_text()
+    found = re.findall(
+        rf"\.\. code-block:: {language}\n\n((?:(?:    .*)?\n)+)", text
+    )
+    return [re.sub(r"^    ", "", block, flags=re.M) for block in found]
+
+
+def test_examples_of_the_page_run(hapi, photos, connection, capsys):
+    """But for scikit-learn's, and with a small network."""
+    (command,) = blocks("sh")
+    words = shlex.split(command)
+    for old, new in (
+        ("swift://photos/train", str(photos)),
+        ("resnet18", "networks:small_network"),
+    ):
+        words[words.index(old)] = new
+    del words[words.index("--weights") : words.index("--weights") + 2]
+    assert hapi(*words[1:]) == 0
+    with np.load("train.npz") as found:
+        assert found["features"].shape == (NUM_SAMPLES, 64)
+
+    script, _, reading = blocks("python")
+    script = script.replace("swift://photos/train", str(photos))
+    script = script.replace('freeze="avgpool"', 'freeze="pool"')
+    names = {"model": small_network()}
+    exec(script, names)
+    assert names["done"].samples == NUM_SAMPLES
+    Path("features.parquet").rename("train.parquet")
+    exec(reading, names)
+    assert names["features"].shape == (NUM_SAMPLES, 64)
+    assert sorted(set(names["labels"])) == [0, 1, 2, 3]
+
+
+def test_a_linear_probe_learns_from_a_file(
+    connection, images, photos, tmp_path, monkeypatch, capsys
+):
+    pytest.importorskip("sklearn")
+    monkeypatch.chdir(tmp_path)
+    with job_of(connection, photos, freeze="pool", cut="stream") as job:
+        extract(job, "train.npz")
+    Path("val.npz").symlink_to("train.npz")
+    exec(blocks("python")[1], {})
+    (line,) = capsys.readouterr().out.splitlines()
+    # What it was fitted to, of four photographs.
+    assert float(line.removeprefix("accuracy ")) > 0.9

@@ -1,0 +1,147 @@
+"""Files of features: what stands in them, and when they are there."""
+
+from __future__ import annotations
+
+import json
+import os
+import tracemalloc
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hapi_client import feature_files
+from hapi_client.feature_files import (
+    SUFFIXES,
+    Contents,
+    Rows,
+    check_room,
+    check_suffix,
+    open_writer,
+)
+from hapi_client.whole_file import whole_file
+from hapi_protocol.errors import ClientError
+
+ABOUT = {"freeze": "layer4", "cut": 3}
+NAMES = ("cat", "dog")
+
+
+def rows(first, count, shape=(2, 3)):
+    size = int(np.prod(shape))
+    values = np.arange(first * size, (first + count) * size, dtype=np.float32)
+    numbers = range(first, first + count)
+    return Rows(
+        [f"s{number}" for number in numbers],
+        # Every third sample has no label.
+        np.array([number % 3 - 1 for number in numbers], np.int64),
+        values.reshape(count, *shape),
+    )
+
+
+def write(path, parts, names=NAMES, num_samples=100, shape=(2, 3)):
+    contents = Contents(shape, num_samples, names, ABOUT)
+    with (
+        whole_file(path) as file,
+        open_writer(path, file, contents) as writer,
+    ):
+        for each in parts:
+            writer.write(each)
+
+
+def table_of(path):
+    if path.suffix == ".parquet":
+        return pq.read_table(path)
+    with pa.memory_map(str(path)) as source:
+        return pa.ipc.open_file(source).read_all()
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+@pytest.mark.parametrize("group_bytes", [1, 100, 8 << 20])
+def test_a_table_has_the_rows_in_their_order(
+    tmp_path, monkeypatch, suffix, group_bytes
+):
+    monkeypatch.setattr(feature_files, "ROW_GROUP_BYTES", group_bytes)
+    path = tmp_path / f"features{suffix}"
+    write(path, [rows(0, 4), rows(4, 1), rows(5, 2)])
+    found = table_of(path)
+    expected = rows(0, 7)
+    assert found["key"].to_pylist() == expected.keys
+    assert found["label"].to_pylist() == [None, 0, 1, None, 0, 1, None]
+    assert found["class_name"].to_pylist()[:3] == [None, "cat", "dog"]
+    features = found["features"].combine_chunks()
+    np.testing.assert_array_equal(
+        features.to_numpy_ndarray(), expected.features
+    )
+    assert found.schema.field("features").type.shape == [2, 3]
+    assert json.loads(found.schema.metadata[b"hapi"]) == ABOUT
+
+
+@pytest.mark.parametrize("names", [NAMES, ()])
+def test_an_archive_needs_no_pickle(tmp_path, names):
+    path = tmp_path / "features.npz"
+    write(path, [rows(0, 4), rows(4, 3)], names)
+    with np.load(path, allow_pickle=False) as found:
+        expected = rows(0, 7)
+        np.testing.assert_array_equal(found["features"], expected.features)
+        np.testing.assert_array_equal(found["labels"], expected.labels)
+        assert found["features"].dtype == np.float32
+        assert found["keys"].tolist() == expected.keys
+        assert found["class_names"].tolist() == list(names)
+        assert json.loads(str(found["about"])) == ABOUT
+
+
+def test_without_names_there_is_no_column_of_them(tmp_path):
+    path = tmp_path / "features.parquet"
+    write(path, [rows(0, 4)], names=())
+    assert table_of(path).column_names == ["key", "label", "features"]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_what_breaks_off_leaves_nothing(tmp_path, suffix):
+    path = tmp_path / f"features{suffix}"
+
+    def some():
+        yield rows(0, 4)
+        assert os.listdir(tmp_path) == [f"{path.name}.part"]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write(path, some())
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_memory_is_bounded_by_a_few_row_groups(tmp_path, suffix):
+    path = tmp_path / f"features{suffix}"
+    part = rows(0, 64, shape=(16_384,))  # 4 MiB
+    before = pa.total_allocated_bytes()
+    tracemalloc.start()
+    write(path, [part] * 30, num_samples=30 * 64, shape=(16_384,))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert path.stat().st_size > 0
+    assert peak < 40 << 20
+    assert pa.total_allocated_bytes() - before < 40 << 20
+
+
+@pytest.mark.parametrize("name", ["features", "features.csv", ".parquet"])
+def test_other_formats_are_refused_by_those_there_are(tmp_path, name):
+    with pytest.raises(ClientError, match=r"\.parquet, \.arrow, \.npz"):
+        check_suffix(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "is_refused"),
+    [(".npz", True), (".arrow", True), (".parquet", False)],
+)
+def test_a_disk_that_is_too_small_is_found_before_any_work(
+    tmp_path, suffix, is_refused
+):
+    contents = Contents((10**9,), 10**9, NAMES, ABOUT)
+    path = tmp_path / f"features{suffix}"
+    if is_refused:
+        with pytest.raises(ClientError, match="free; make room"):
+            check_room(path, contents)
+    else:
+        check_room(path, contents)
