@@ -20,6 +20,7 @@ from hapi_protocol.errors import (
     SourceChangedError,
 )
 from hapi_protocol.headers import ByteRange, ModelPath
+from hapi_splitter.package_details import PackageDetails, Read
 from hapi_splitter.package_head import PackageHead, head_bytes
 
 logger = logging.getLogger(__name__)
@@ -100,20 +101,46 @@ def read_heads(
         yield from pool.map(read, packages)
 
 
+def read_details(
+    connection: Connection, container: str, info: ObjectInfo
+) -> PackageDetails:
+    """What is in a package, from a few of its bytes.
+
+    Raises:
+        PackageError: it is none.
+        HapiError: it cannot be read, or was stored anew meanwhile.
+    """
+    read = _reader(connection, container, info)
+    return PackageDetails.read(read, _first_bytes(read))
+
+
 def _read_head(
     connection: Connection, container: str, info: ObjectInfo
 ) -> PackageHead:
-    def first(length_bytes: int) -> bytes:
-        wanted = ByteRange(0, min(length_bytes, info.length_bytes) - 1)
+    read = _reader(connection, container, info)
+    return PackageHead.from_bytes(_first_bytes(read))
+
+
+def _first_bytes(read: Read) -> bytes:
+    """All of a package's head."""
+    data = read(0, USUAL_HEAD_BYTES)
+    length_bytes = head_bytes(data)
+    return data if length_bytes <= len(data) else read(0, length_bytes)
+
+
+def _reader(connection: Connection, container: str, info: ObjectInfo) -> Read:
+    def read(position: int, length_bytes: int) -> bytes:
+        stop = min(position + length_bytes, info.length_bytes)
+        if stop <= position:
+            return b""
         return connection.get_range(
-            container, info.name, wanted, if_match=info.etag
+            container,
+            info.name,
+            ByteRange(position, stop - 1),
+            if_match=info.etag,
         )
 
-    data = first(USUAL_HEAD_BYTES) if info.length_bytes else b""
-    length_bytes = head_bytes(data)
-    if length_bytes > len(data):
-        data = first(length_bytes)
-    return PackageHead.from_bytes(data)
+    return read
 
 
 def chosen(

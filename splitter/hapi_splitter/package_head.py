@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from hapi_protocol.errors import PackageError
 from hapi_splitter.strict_json import parse_json
 
 MAX_HEAD_BYTES = 8 << 20
 _NAME = b"hapi.json"
-_LOCAL = struct.Struct("<4s5H3I2H")
-_PREFIX_BYTES = _LOCAL.size + len(_NAME)
+LOCAL_HEADER = struct.Struct("<4s5H3I2H")
+_PREFIX_BYTES = LOCAL_HEADER.size + len(_NAME)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,28 +45,49 @@ class PackageHead:
         Raises:
             PackageError: it is no package, or none of a known form.
         """
-        end = head_bytes(data)
-        fields = parse_json(data[_PREFIX_BYTES:end], "hapi.json", end)
-        try:
-            cuts = [_shape(cut["shape"]) for cut in fields["cuts"]]
-            return cls(
-                sample_shape=_shape(fields["sample"]),
-                output_shape=cuts[-1],
-                num_cuts=len(cuts),
-                last_module=str(fields["names"][-1]),
-                producer={
-                    str(name): str(version)
-                    for name, version in fields["producer"].items()
-                },
-            )
-        except (
-            KeyError,
-            IndexError,
-            TypeError,
-            ValueError,
-            AttributeError,
-        ) as error:
-            raise _refused(f"hapi.json has another form: {error!r}") from error
+        return made(cls._of, fields_of(data))
+
+    @classmethod
+    def _of(cls, fields: Any) -> PackageHead:
+        cuts = [_shape(cut["shape"]) for cut in fields["cuts"]]
+        return cls(
+            sample_shape=_shape(fields["sample"]),
+            output_shape=cuts[-1],
+            num_cuts=len(cuts),
+            last_module=str(fields["names"][-1]),
+            producer={
+                str(name): str(version)
+                for name, version in fields["producer"].items()
+            },
+        )
+
+
+def fields_of(data: bytes) -> Any:
+    """The document of a head.
+
+    Raises:
+        PackageError: it is none.
+    """
+    end = head_bytes(data)
+    return parse_json(data[_PREFIX_BYTES:end], "hapi.json", end)
+
+
+def made(make: Callable[[Any], T], fields: Any) -> T:
+    """What is made of such a document.
+
+    Raises:
+        PackageError: it has another form than ``make`` expects.
+    """
+    try:
+        return make(fields)
+    except (
+        KeyError,
+        IndexError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ) as error:
+        raise refused(f"hapi.json has another form: {error!r}") from error
 
 
 def head_bytes(start: bytes) -> int:
@@ -75,21 +99,33 @@ def head_bytes(start: bytes) -> int:
     Raises:
         PackageError: it is no package.
     """
-    if len(start) < _PREFIX_BYTES or not start.startswith(b"PK\x03\x04"):
-        raise _refused("not a zip file")
-    fields = _LOCAL.unpack_from(start)
-    length, name_bytes, extra_bytes = fields[8], fields[9], fields[10]
-    name = start[_LOCAL.size : _PREFIX_BYTES]
-    if name != _NAME or name_bytes != len(_NAME) or extra_bytes:
-        raise _refused(f"its first member is not {_NAME.decode()}")
+    length = member_bytes(start, _NAME)
     if length > MAX_HEAD_BYTES:
-        raise _refused(f"hapi.json has {length} bytes")
-    return _PREFIX_BYTES + int(length)
+        raise refused(f"hapi.json has {length} bytes")
+    return _PREFIX_BYTES + length
+
+
+def member_bytes(start: bytes, wanted: bytes) -> int:
+    """Of the content behind a member's local header.
+
+    Raises:
+        PackageError: it is no such header, or another member's.
+    """
+    end = LOCAL_HEADER.size + len(wanted)
+    if len(start) < end or not start.startswith(b"PK\x03\x04"):
+        raise refused("not a zip file")
+    fields = LOCAL_HEADER.unpack_from(start)
+    length, name_bytes, extra_bytes = fields[8], fields[9], fields[10]
+    name = start[LOCAL_HEADER.size : end]
+    if name != wanted or name_bytes != len(wanted) or extra_bytes:
+        raise refused(f"a member is not {wanted.decode()}")
+    return int(length)
 
 
 def _shape(sizes: Any) -> tuple[int, ...]:
     return tuple(int(size) for size in sizes)
 
 
-def _refused(why: str) -> PackageError:
+def refused(why: str) -> PackageError:
+    """That there is no package."""
     return PackageError("bad_package", f"no model package: {why}")

@@ -1,7 +1,8 @@
-"""``hapi ls`` and ``hapi models`` on a real Swift."""
+"""``hapi ls``, ``hapi info`` and ``hapi models`` on a real Swift."""
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -13,6 +14,8 @@ import pytest
 from caller import Caller
 from hapi_client.cli import main as cli
 from hapi_client.connection import Connection
+from hapi_client.index import load_index
+from hapi_client.location import Location
 from hapi_client.packages import upload_package
 from hapi_cluster import Cluster
 from hapi_splitter.package import write_package
@@ -81,6 +84,94 @@ def test_ls_goes_from_containers_to_shards(
     owner.put("/AUTH_test/sets/train/a.tar", shard(4))
     _, facts = hapi("ls", "sets")
     assert [e["index"] for e in facts["data_sets"]] == ["missing", "stale"]
+
+
+def test_info_tells_what_the_store_can_do(
+    hapi: Hapi, data: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, facts = hapi("info")
+    assert status == 0
+    assert facts["account"]["name"] == "AUTH_test"
+    assert facts["info"]["hapi"]["cache"] is True
+    shown = " ".join(capsys.readouterr().out.split())
+    for words in (
+        f"Swift │ {facts['info']['swift']['version']} ",
+        "largest object │ 5.37 GB",
+        "largest object computed on │ 5.37 GB",
+        "objects of one request │ up to 1000, each of 16.8 MB at most",
+        "features travel as │ float32, float16, bfloat16, uint8; each also "
+        "lz4, zstd",
+        "feature cache │ on: ",
+        "numerics │ exact",
+        "protocol │ 1; this client's 1",
+    ):
+        assert words in shown
+
+
+def test_info_tells_what_a_data_set_is(
+    hapi: Hapi,
+    owner: Caller,
+    connection: Connection,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    owner.put("/AUTH_test/described")
+    for name, count in (("a", 5), ("b", 2)):
+        owner.put(f"/AUTH_test/described/{name}.tar", shard(count))
+    owner.put("/AUTH_test/described/c.tar", shard(3, seed=1, labels=False))
+    assert hapi("index", "described")[0] == 0
+    index = load_index(connection, Location("described"))
+    status, facts = hapi("info", "swift://described")
+    assert status == 0
+    found = facts["data_set"]
+    assert (found["shards"], found["samples"], found["spans"]) == (3, 10, 3)
+    assert (found["index"], found["index_version"]) == ("there", 1)
+    assert found["stored"].startswith("20")
+    assert found["classes"] == {"0": 3, "1": 2, "2": 1, "3": 1}
+    assert found["unlabelled"] == 3
+    assert (found["kinds"], found["looked_at"]) == ({"cls": 2, "jpg": 3}, 3)
+    lengths = [row.length for each in index.shards for row in each.rows]
+    assert found["mean_sample_bytes"] == sum(lengths) / 10
+    listed = connection.list("described")
+    assert found["shard_bytes"] == sum(
+        each.length_bytes for each in listed if each.name.endswith(".tar")
+    )
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "without a label │ 3 samples" in shown
+
+    owner.put("/AUTH_test/described/b.tar", shard(1))
+    found = hapi("info", "described")[1]["data_set"]
+    assert (found["index"], found["looked_at"]) == ("stale", 2)
+    assert hapi("info", "sets/raw")[0] == 1
+    assert "hapi index swift://sets/raw" in capsys.readouterr().err
+
+
+def test_info_tells_what_a_package_is(
+    hapi: Hapi,
+    connection: Connection,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    parts = split(small_network(), "body", transform=small_transform())
+    written = write_package(parts.frozen, tmp_path / "package")
+    upload_package(connection, "told", written.path, written.digest)
+    status, facts = hapi("info", f"swift://told/{written.digest}.hapi")
+    assert status == 0
+    found = facts["package"]
+    cuts = parts.frozen.cuts
+    assert [(each["module"], each["shape"]) for each in found["cuts"]] == [
+        (cut.name, list(cut.shape)) for cut in cuts
+    ]
+    assert found["bytes"] == written.path.stat().st_size
+    assert found["transform"]["crop_size"] == 64
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"cuts │ {len(cuts)} │" in shown
+    assert "sample │ 3x64x64" in shown
+
+    assert hapi("info", "told/nothing.hapi") == (1, None)
+    assert "hapi models ls" in capsys.readouterr().err
+    connection.put("told", "x.hapi", io.BytesIO(b"PK"), 2)
+    assert hapi("info", "told/x.hapi") == (1, None)
+    assert "not a zip file" in capsys.readouterr().err
 
 
 def test_packages_are_listed_and_deleted(

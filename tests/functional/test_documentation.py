@@ -174,5 +174,5 @@ def test_every_table_row_of_the_readme_is_a_command():
     )
     text = (ROOT / "README.md").read_text()
     named = set(re.findall(r"^\| `hapi (\w+)", text, re.M))
-    assert len(named) == 11
+    assert len(named) == 12
     assert all(name in done.stdout for name in named), done.stdout

@@ -24,6 +24,7 @@ from hapi_client.packages import (
 from hapi_protocol.errors import ClientError, PackageError, RightsError
 from hapi_protocol.index import DataIndex, IndexRow, ShardIndex
 from hapi_splitter.package import package_bytes
+from hapi_splitter.package_details import PackageDetails
 from hapi_splitter.package_head import PackageHead, head_bytes
 from hapi_splitter.trace import split
 from networks import small_network, small_transform
@@ -75,6 +76,49 @@ def test_the_head_is_what_the_package_says():
     assert head.output_shape == parts.frozen.cuts[-1].shape
     assert head.last_module == parts.frozen.names[-1]
     assert set(head.producer) == {"torch", "torchvision"}
+
+
+def test_the_details_are_those_of_the_region():
+    parts = split(small_network(), "body", transform=small_transform())
+    data = package_bytes(parts.frozen)
+    read = []
+
+    def part(position, length):
+        read.append(length)
+        return data[position : position + length]
+
+    found = PackageDetails.read(part, data[: head_bytes(data)])
+    assert [
+        (each.index, each.module, each.shape, each.sample_bytes)
+        for each in found.cuts
+    ] == [
+        (cut.index, cut.name, cut.shape, cut.bytes_per_sample)
+        for cut in parts.frozen.cuts
+    ]
+    assert found.transform == parts.frozen.transform.to_json()
+    weights = parts.frozen.weights.values()
+    assert found.num_values == sum(each.numel() for each in weights)
+    assert found.weight_bytes == sum(each.nbytes for each in weights)
+    assert sum(read) < len(data) / 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"graph.json", b"Graph.json"),
+        (b"weights.safetensors", b"Weights.safetensors"),
+        (b'"shape":[', b'"shade":['),
+        (b'"call":', b'"cell":'),
+    ],
+)
+def test_details_of_what_is_no_package_are_refused(old, new):
+    parts = split(small_network(), "body", transform=small_transform())
+    data = package_bytes(parts.frozen).replace(old, new)
+    with pytest.raises(PackageError):
+        PackageDetails.read(
+            lambda position, length: data[position : position + length],
+            data[: head_bytes(data)],
+        )
 
 
 @pytest.mark.parametrize(

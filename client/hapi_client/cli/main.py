@@ -18,6 +18,7 @@ from hapi_client.cli.demo import demo_command
 from hapi_client.cli.doctor import doctor_command
 from hapi_client.cli.extract import extract_command
 from hapi_client.cli.index import index_command
+from hapi_client.cli.info import info_command
 from hapi_client.cli.ls import ls_command
 from hapi_client.cli.plan import plan_command
 from hapi_client.cli.train import train_command
@@ -42,6 +43,7 @@ app = typer.Typer(
 app.command("upload")(upload_command)
 app.command("index")(index_command)
 app.command("ls")(ls_command)
+app.command("info")(info_command)
 app.command("plan")(plan_command)
 app.command("train")(train_command)
 app.command("extract")(extract_command)

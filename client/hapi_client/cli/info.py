@@ -1,0 +1,239 @@
+"""``hapi info``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from hapi_client.account import ObjectInfo
+from hapi_client.cli.context import (
+    JsonPath,
+    connect,
+    print_table,
+    write_json,
+)
+from hapi_client.connection import Connection
+from hapi_client.data_description import DataDescription, describe_data
+from hapi_client.location import Location, parse_location
+from hapi_client.packages import read_details
+from hapi_client.store_info import hapi_rows, swift_rows
+from hapi_protocol.errors import ClientError
+from hapi_splitter.package_details import PackageDetails
+from hapi_splitter.quantities import bytes_text, count_text
+
+PACKAGE_SUFFIX = ".hapi"
+MOST_CLASSES = 20
+
+
+def info_command(
+    context: typer.Context,
+    thing: Annotated[
+        str,
+        typer.Argument(
+            metavar="[CONTAINER[/PREFIX]|CONTAINER/PACKAGE.hapi]",
+            help="A data set with an index, or a model package; swift:// "
+            "before it is allowed. The store itself and your account if "
+            "absent.",
+        ),
+    ] = "",
+    json_path: JsonPath = None,
+) -> None:
+    """Tell what the store can do, or what a data set or model package is.
+
+    Of the store, what /info of its proxy says; whether its worker runs is
+    what 'hapi doctor' finds out. Of a data set, what its index says, and a
+    few samples that are read. Of a package only its head is read; nobody has
+    checked what it says.
+
+    Examples:
+
+        hapi info
+
+        hapi info swift://photos/train
+
+        hapi info hapi-models/01f1c2.hapi --json -
+
+    Keys of --json: account (name, containers, objects, bytes, quota_bytes)
+    and info (all of /info); or data_set (location, index, index_version,
+    stored, shards, samples, spans, shard_bytes, sample_bytes,
+    mean_sample_bytes, classes, unlabelled, kinds, looked_at); or package
+    (name, bytes, sample, transform, producer, values, weight_bytes, cuts:
+    cut, module, shape, bytes).
+    """
+    with connect(context) as connection:
+        if not thing:
+            facts = _tell_store(connection)
+        elif thing.endswith(PACKAGE_SUFFIX):
+            facts = _tell_package(connection, parse_location(thing))
+        else:
+            facts = _tell_data(connection, parse_location(thing))
+    write_json(json_path, facts)
+
+
+def _print_rows(title: str, rows: Iterator[tuple[str, str]]) -> None:
+    print_table((title, ""), rows, right=False)
+
+
+# -- the store -----------------------------------------------------------
+
+
+def _tell_store(connection: Connection) -> dict[str, Any]:
+    info = connection.info()
+    account = _account_facts(connection)
+    _print_rows("account", _account_rows(account))
+    _print_rows("store", swift_rows(info))
+    section = info.get("hapi")
+    if isinstance(section, dict):
+        _print_rows("hapi filter", hapi_rows(section))
+    else:
+        typer.echo(
+            "The proxy has no hapi filter (no section in /info): jobs stream."
+        )
+    return {"account": account, "info": info}
+
+
+def _account_facts(connection: Connection) -> dict[str, Any]:
+    headers = connection.head_account()
+
+    def number(name: str) -> int | None:
+        text = headers.get(name)
+        return None if text is None else int(text)
+
+    return {
+        "name": connection.account,
+        "containers": number("X-Account-Container-Count"),
+        "objects": number("X-Account-Object-Count"),
+        "bytes": number("X-Account-Bytes-Used"),
+        "quota_bytes": number("X-Account-Meta-Quota-Bytes"),
+    }
+
+
+def _account_rows(account: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "name", str(account["name"])
+    for name in ("containers", "objects"):
+        yield name, "?" if account[name] is None else f"{account[name]:,}"
+    used, quota = account["bytes"], account["quota_bytes"]
+    text = "?" if used is None else bytes_text(used)
+    yield "bytes", text if quota is None else f"{text} of {bytes_text(quota)}"
+
+
+# -- a data set ----------------------------------------------------------
+
+
+def _tell_data(connection: Connection, location: Location) -> dict[str, Any]:
+    found = describe_data(connection, location)
+    _print_rows("data set", _data_rows(found))
+    if found.classes:
+        print_table(("class", "samples"), _class_rows(found.classes))
+    facts = asdict(found) | {
+        "location": str(location),
+        "mean_sample_bytes": found.mean_sample_bytes,
+    }
+    return {"data_set": facts}
+
+
+def _data_rows(found: DataDescription) -> Iterator[tuple[str, str]]:
+    yield "location", str(found.location)
+    stored = found.stored.partition(".")[0]
+    yield (
+        "index",
+        f"{found.index}, version {found.index_version}, of {stored} UTC",
+    )
+    yield "shards", f"{found.shards:,}, {bytes_text(found.shard_bytes)}"
+    mean = bytes_text(found.mean_sample_bytes)
+    yield "samples", f"{found.samples:,}, {mean} each in the mean"
+    yield "spans", f"{found.spans:,}"
+    yield "classes", f"{len(found.classes):,}"
+    if found.unlabelled:
+        yield "without a label", count_text(found.unlabelled, "sample")
+    kinds = ", ".join(
+        f"{kind} ({count})" for kind, count in found.kinds.items()
+    )
+    yield "members", f"{kinds} of {count_text(found.looked_at, 'sample')}"
+
+
+def _class_rows(classes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    for number, (name, count) in enumerate(classes.items()):
+        if number == MOST_CLASSES:
+            yield f"({len(classes) - number} more: --json has them)", ""
+            return
+        yield name, f"{count:,}"
+
+
+# -- a package -----------------------------------------------------------
+
+
+def _tell_package(connection: Connection, place: Location) -> dict[str, Any]:
+    info = connection.head(place.container, place.prefix)
+    if info is None:
+        raise ClientError(
+            "bad_configuration",
+            f"there is no object {place}; 'hapi models ls' lists packages",
+            object_name=f"{place.container}/{place.prefix}",
+        )
+    found = read_details(connection, place.container, info)
+    _print_rows("package", _package_rows(info, found))
+    print_table(
+        ("cut", "module", "shape", "bytes a sample"),
+        [
+            (
+                str(cut.index),
+                cut.module,
+                _shape_text(cut.shape),
+                bytes_text(cut.sample_bytes),
+            )
+            for cut in found.cuts
+        ],
+    )
+    return {"package": _package_facts(info, found)}
+
+
+def _package_rows(
+    info: ObjectInfo, found: PackageDetails
+) -> Iterator[tuple[str, str]]:
+    yield "object", info.name
+    yield "bytes", bytes_text(info.length_bytes)
+    versions = found.head.producer.items()
+    yield "written by", ", ".join(f"{name} {v}" for name, v in versions)
+    yield "sample", _shape_text(found.head.sample_shape)
+    yield "transform", _transform_text(found.transform)
+    yield (
+        "weights",
+        f"{found.num_values:,} values, {bytes_text(found.weight_bytes)}",
+    )
+    yield "cuts", str(found.head.num_cuts)
+    yield "ends with", found.head.last_module
+
+
+def _transform_text(transform: Mapping[str, Any] | None) -> str:
+    if transform is None:
+        return "none"
+    return ", ".join(f"{name} {value}" for name, value in transform.items())
+
+
+def _package_facts(info: ObjectInfo, found: PackageDetails) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "bytes": info.length_bytes,
+        "sample": list(found.head.sample_shape),
+        "transform": found.transform,
+        "producer": found.head.producer,
+        "values": found.num_values,
+        "weight_bytes": found.weight_bytes,
+        "cuts": [
+            {
+                "cut": cut.index,
+                "module": cut.module,
+                "shape": list(cut.shape),
+                "bytes": cut.sample_bytes,
+            }
+            for cut in found.cuts
+        ],
+    }
+
+
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))

@@ -1,0 +1,147 @@
+"""What a data set is: its samples, classes and images."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hapi_client.account import ObjectInfo
+from hapi_client.connection import Connection
+from hapi_client.index import SHARD_SUFFIX, load_index
+from hapi_client.listed_data import (
+    INDEX_STALE,
+    INDEX_THERE,
+    IndexDifference,
+)
+from hapi_client.location import Location
+from hapi_protocol.index import INDEX_VERSION, DataIndex, Span
+from hapi_protocol.shards import iter_samples
+
+MOST_READ = 8
+"""Samples that are read to see what kind they are."""
+
+
+@dataclass(frozen=True)
+class DataDescription:
+    """A data set with an index.
+
+    Attributes:
+        location: of it.
+        index: ``there``, or ``stale`` where shards have come, gone or changed
+            since it was written.
+        index_version: of its form.
+        stored: when the index was, as in Swift's listings (UTC).
+        shards: that the index has.
+        samples: likewise.
+        spans: units of work.
+        shard_bytes: of the shards that are there.
+        sample_bytes: of the samples' tar members, their headers included.
+        classes: samples of each label, by its name where there is one.
+        unlabelled: samples without a label.
+        kinds: how many of the samples that were looked at have a member of
+            such a name (``jpg``, ``cls``).
+        looked_at: how many these are.
+    """
+
+    location: Location
+    index: str
+    index_version: int
+    stored: str
+    shards: int
+    samples: int
+    spans: int
+    shard_bytes: int
+    sample_bytes: int
+    classes: Mapping[str, int]
+    unlabelled: int
+    kinds: Mapping[str, int]
+    looked_at: int
+
+    @property
+    def mean_sample_bytes(self) -> float:
+        return self.sample_bytes / self.samples
+
+
+def describe_data(
+    connection: Connection, location: Location
+) -> DataDescription:
+    """Reads the index, lists the shards, and looks at a few samples.
+
+    Raises:
+        DataIndexError: there is no index, saying what there is.
+        HapiError: a shard cannot be read, or is not that of the index.
+    """
+    index = load_index(connection, location)
+    prefix = f"{location.prefix}/" if location.prefix else ""
+    listed = list(connection.list(location.container, prefix))
+    shards = [each for each in listed if each.name.endswith(SHARD_SUFFIX)]
+    spans = index.spans()
+    kinds, looked_at = _kinds(connection, location, _spread(spans), shards)
+    rows = [row for shard in index.shards for row in shard.rows]
+    return DataDescription(
+        location=location,
+        index=_state(index, shards),
+        index_version=INDEX_VERSION,
+        stored=next(
+            (e.stored for e in listed if e.name == location.index_name), ""
+        ),
+        shards=len(index.shards),
+        samples=len(rows),
+        spans=len(spans),
+        shard_bytes=sum(each.length_bytes for each in shards),
+        sample_bytes=sum(row.length for row in rows),
+        classes=_classes(index),
+        unlabelled=sum(row.label is None for row in rows),
+        kinds=kinds,
+        looked_at=looked_at,
+    )
+
+
+def _state(index: DataIndex, shards: Sequence[ObjectInfo]) -> str:
+    etags = {each.name: each.etag for each in shards}
+    is_stale = IndexDifference.between(index, etags).is_stale
+    return INDEX_STALE if is_stale else INDEX_THERE
+
+
+def _classes(index: DataIndex) -> dict[str, int]:
+    """In the order of their integers."""
+    counts = Counter(
+        row.label
+        for shard in index.shards
+        for row in shard.rows
+        if row.label is not None
+    )
+    names = dict(enumerate(index.class_names))
+    return {
+        names.get(label, str(label)): counts[label]
+        for label in sorted(counts.keys() | names.keys())
+    }
+
+
+def _spread(spans: Sequence[Span]) -> list[Span]:
+    """The first samples of some spans, from all over the data set."""
+    step = max(1, len(spans) // MOST_READ)
+    return [span.part(0, 1) for span in spans[::step][:MOST_READ]]
+
+
+def _kinds(
+    connection: Connection,
+    location: Location,
+    samples: Sequence[Span],
+    shards: Sequence[ObjectInfo],
+) -> tuple[dict[str, int], int]:
+    etags = {each.name: each.etag for each in shards}
+    counts: Counter[str] = Counter()
+    looked_at = 0
+    for span in samples:
+        if etags.get(span.shard) != span.etag:
+            continue  # the index is stale, which is told
+        data = connection.get_range(
+            location.container, span.shard, span.byte_range, if_match=span.etag
+        )
+        for sample in iter_samples(io.BytesIO(data), name=span.shard):
+            counts.update(list(sample.members))
+            looked_at += 1
+    return dict(sorted(counts.items())), looked_at
