@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hapi_protocol.messages import API_VERSION
+from hapi_protocol.versions import API_VERSION
 from hapi_splitter.quantities import bytes_text
 
 _OF_SWIFT = (
