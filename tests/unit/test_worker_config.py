@@ -175,3 +175,16 @@ def test_service_unit_is_confined_and_never_required() -> None:
         assert f"\n{line}\n" in unit
     assert "\nMemoryMax=" in unit
     assert "RequiredBy=" not in unit
+
+
+def test_sockets_of_systemd_stay_while_the_worker_restarts() -> None:
+    unit = (DEPLOY / "hapi-worker.service").read_text()
+    sockets = (DEPLOY / "hapi-worker.socket").read_text()
+    folder = re.search(r"^RuntimeDirectory=(\w+)$", unit, re.M)
+    assert folder
+    paths = re.findall(r"^ListenStream=(.+)$", sockets, re.M)
+    expected = option_defaults()["socket"]
+    assert paths == [expected, f"{expected}.admin"]
+    assert all(path.startswith(f"/run/{folder[1]}/") for path in paths)
+    # systemd removes the folder, and the sockets with it, otherwise.
+    assert "\nRuntimeDirectoryPreserve=yes\n" in unit
