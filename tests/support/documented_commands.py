@@ -1,0 +1,140 @@
+"""What becomes of each command that the documentation tells to type."""
+
+from __future__ import annotations
+
+import argparse
+import configparser
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+import typer
+
+from documentation import ROOT
+from hapi_client.cli.main import app
+
+NOT_RUN: Mapping[str, str] = MappingProxyType(
+    {
+        "install": "needs root, changes the host",
+        "journalctl": "needs systemd",
+        "swift-init": "needs root, changes the host",
+        "systemctl": "needs root and systemd",
+        "useradd": "needs root, changes the host",
+        "userdel": "needs root, changes the host",
+        "rm": "needs root, changes the host",
+        "python3": "makes virtual environments, as CI does",
+    }
+)
+"""Programs that no test runs, and why."""
+
+PARSED: Mapping[str, str] = MappingProxyType(
+    {
+        "hapi cluster": "tests/functional/test_cluster.py runs it",
+        "hapi demo": "CI runs it (tox run -e demo)",
+        "hapi plan": "tests/functional/test_client_planning.py runs it",
+    }
+)
+"""Commands whose options are looked at and that do not run here."""
+
+
+class CommandError(AssertionError):
+    """A command of the documentation that nobody could run."""
+
+
+def words_of(command: str) -> list[str]:
+    """The words of one command; comments behind it are left out.
+
+    Of one that another is to run, or whose output the shell reads, the inner
+    one's.
+    """
+    read = re.fullmatch(r'eval "\$\((.+)\)"', command)
+    words = shlex.split(read[1] if read else command, comments=True)
+    if words[:1] == ["runuser"]:
+        return words[words.index("--") + 1 :]
+    return words
+
+
+def check_unrun(words: list[str]) -> bool:
+    """Looks at a command that is not run.
+
+    Returns:
+        Whether it is one of those.
+
+    Raises:
+        CommandError: for names that do not exist.
+    """
+    program = Path(words[0]).name
+    if program == "pip" or words[1:3] == ["-m", "pip"]:
+        _check_extras(words)
+    elif program == "tox":
+        _check_tox(words)
+    elif program == "pytest":
+        _check_paths(words)
+    elif words[:2] == ["python", "-m"] and words[2].startswith("benchmarks."):
+        _check_benchmark(words[2], words[3:])
+    elif " ".join(words[:2]) in PARSED:
+        _check_hapi(words)
+    else:
+        return program in NOT_RUN
+    return True
+
+
+def _check_extras(words: list[str]) -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    known = set(setup["options.extras_require"])
+    for word in words:
+        for extras in re.findall(r"^(?:\.|swift-hapi)\[(.+)\]", word):
+            missing = set(extras.split(",")) - known
+            if missing:
+                raise CommandError(f"{words}: no extra {missing}")
+
+
+def _check_tox(words: list[str]) -> None:
+    named = words[words.index("-e") + 1].split(",")
+    text = (ROOT / "tox.ini").read_text()
+    for name in named:
+        if name != "py3" and f"[testenv:{name}]" not in text:
+            raise CommandError(f"{words}: no tox environment {name}")
+
+
+def _check_paths(words: list[str]) -> None:
+    for word in words:
+        if word.startswith("tests/") and not (ROOT / word).exists():
+            raise CommandError(f"{words}: no {word}")
+
+
+def _check_benchmark(name: str, arguments: list[str]) -> None:
+    """Its own parser takes the arguments; then it is stopped."""
+
+    def parse(parser: argparse.ArgumentParser, args: object = None) -> None:
+        try:
+            original(parser, arguments)
+        except SystemExit as error:
+            raise CommandError(f"{name} {arguments}: {error}") from error
+        raise _ParsedError
+
+    original = argparse.ArgumentParser.parse_args
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", parse)
+        patch.setattr(sys, "argv", [name, *arguments])
+        with pytest.raises(_ParsedError):
+            import_module(name).main()
+
+
+class _ParsedError(Exception):
+    """The arguments are right."""
+
+
+def _check_hapi(words: list[str]) -> None:
+    command, rest = typer.main.get_command(app), words[1:]
+    while hasattr(command, "commands"):
+        if not rest or rest[0] not in command.commands:
+            raise CommandError(f"{words}: there is no such command")
+        command, rest = command.commands[rest[0]], rest[1:]
+    command.make_context(words[1], rest)

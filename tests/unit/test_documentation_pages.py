@@ -1,0 +1,332 @@
+"""The documentation's pages hang together, and agree with the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+import hapi_client
+from documentation import PAGES, ROOT, Block, blocks_of, commands_of
+from hapi_client.cli.main import EXIT_FAILURE, EXIT_TERMINATED
+from hapi_client.retry import is_cured_by_streaming, is_retryable
+from hapi_middleware.config import FilterConfig
+from hapi_protocol import errors
+from hapi_protocol.errors import CODES, make_error
+from hapi_worker import main as worker
+from hapi_worker.config import option_defaults
+
+TROUBLESHOOTING = "docs/troubleshooting.rst"
+RESTRUCTURED = [page for page in PAGES if page.endswith(".rst")]
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text()
+
+
+def prose_of(page: str) -> str:
+    """The page without its code blocks."""
+    text = text_of(page)
+    for block in blocks_of(page):
+        for line in block.text.splitlines():
+            if line.strip():
+                text = text.replace(line, "", 1)
+    return text
+
+
+# --- code blocks ---
+
+
+def test_blocks_are_found_with_language_and_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "page.rst").write_text(
+        "A literal block::\n\n    first\n\n"
+        ".. not run: it takes an hour, and\n   a machine\n\n"
+        ".. code-block:: sh\n   :caption: c\n\n   one\n\n   two\n\n"
+        "* a list\n\n  .. code-block:: console\n\n"
+        "     $ hapi ls \\\n         photos\n     a table\n\nEnd.\n"
+    )
+    (tmp_path / "page.md").write_text(
+        "```\nplain\n```\n\n<!-- not run: no -->\n```python\nx = 1\n```\n"
+    )
+    monkeypatch.setattr("documentation.ROOT", tmp_path)
+    literal, shell, listed = blocks_of("page.rst")
+    assert (literal.language, literal.text) == ("", "first\n")
+    assert (shell.language, shell.text) == ("sh", "one\n\ntwo\n")
+    assert shell.not_run == "it takes an hour, and"
+    assert commands_of(listed) == ["hapi ls photos"]
+    assert blocks_of("page.md") == [
+        Block("page.md", 1, "", "plain\n"),
+        Block("page.md", 6, "python", "x = 1\n", "no"),
+    ]
+
+
+# --- links ---
+
+
+def slug(title: str) -> str:
+    """The anchor that GitHub gives to a heading."""
+    return re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.endswith(".md")])
+def test_relative_links_of_markdown_lead_somewhere(page: str) -> None:
+    text = text_of(page)
+    anchors = {slug(t) for t in re.findall(r"^#+ (.+)$", text, re.M)}
+    links = re.findall(r"\]\(([^)\s]+)\)", prose_of(page))
+    assert links
+    for link in links:
+        if re.match(r"\w+:", link):
+            continue  # elsewhere: there may be no network
+        path, _, anchor = link.partition("#")
+        if path:
+            assert (ROOT / page).parent.joinpath(path).exists(), link
+        else:
+            assert anchor in anchors, link
+
+
+def labels() -> set[str]:
+    """Of all pages, as ``:ref:`` looks them up."""
+    return {
+        " ".join(label.lower().split())
+        for page in RESTRUCTURED
+        for label in re.findall(r"^\.\. _([^:]+):", text_of(page), re.M)
+    }
+
+
+@pytest.mark.parametrize("page", RESTRUCTURED)
+def test_references_lead_somewhere(page: str) -> None:
+    folder = (ROOT / page).parent
+    text = prose_of(page)
+    known = labels()
+    for role, target in re.findall(
+        r":(doc|ref):`(?:[^`<]*<)?([^`>]+)>?`", text
+    ):
+        if role == "ref":
+            assert " ".join(target.lower().split()) in known, target
+        else:
+            base = ROOT / "docs" if target.startswith("/") else folder
+            path = base / f"{target.lstrip('/')}.rst"
+            assert path.exists(), target
+    for path in re.findall(
+        r"^ *\.\. (?:literalinclude|image|figure|include):: (\S+)", text, re.M
+    ):
+        assert (folder / path).exists(), path
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    listed = set()
+    for index in ("docs/index.rst", "docs/decisions/index.rst"):
+        entries = re.findall(r"^   ([\w/-]+)$", text_of(index), re.M)
+        folder = Path(index).parent
+        listed |= {str(folder / f"{entry}.rst") for entry in entries}
+    pages = {page for page in RESTRUCTURED if page.startswith("docs/")}
+    assert pages - listed == {"docs/index.rst"}
+
+
+# --- errors and exit statuses ---
+
+
+def entries() -> dict[str, dict[str, str]]:
+    """Fields of each error code's entry."""
+    found = {}
+    text = text_of(TROUBLESHOOTING)
+    parts = re.split(r"^\.\. _error-(\w+):\n", text, flags=re.M)[1:]
+    for code, part in zip(parts[::2], parts[1::2], strict=True):
+        assert part.startswith(f"\n``{code}``\n~~"), code
+        fields = re.findall(
+            r"^:(\w+): ((?:.+\n)(?:   .+\n)*)", part, flags=re.M
+        )
+        assert code not in found
+        found[code] = {name: " ".join(v.split()) for name, v in fields}
+    return found
+
+
+def test_every_error_code_has_an_entry_and_every_entry_a_code() -> None:
+    assert set(entries()) == set(CODES)
+    for code, fields in entries().items():
+        assert set(fields) == {
+            "status",
+            "from",
+            "cause",
+            "remedy",
+            "client",
+        }, code
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_entry_of_an_error_tells_its_status(code: str) -> None:
+    told = entries()[code]["status"]
+    assert told.partition(",")[0] == (
+        str(CODES[code]) if CODES[code] else "none"
+    )
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_entry_of_an_error_tells_what_the_client_does(code: str) -> None:
+    error = make_error(code, "a message")
+    if is_retryable(error) and code != "too_slow":  # has cost enough time
+        expected = "repeats, then streams"
+    elif is_cured_by_streaming(error):
+        expected = "streams"
+    else:
+        expected = "ends"
+    assert entries()[code]["client"].partition(";")[0] == expected
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_messages_of_errors_show_their_code(code: str) -> None:
+    assert f"(code {code}" in str(make_error(code, "a message"))
+
+
+def statuses_of(command: str) -> set[int]:
+    """Exit statuses in the table that follows a command's name."""
+    _, _, text = text_of(TROUBLESHOOTING).partition(f"\n``{command}``:\n")
+    table = text.split("======  ===")[2]
+    return {int(n) for n in re.findall(r"^(\d+) ", table, re.M)}
+
+
+def test_exit_statuses_are_those_of_the_commands() -> None:
+    assert statuses_of("hapi-worker") == {
+        0,
+        worker.EXIT_CANNOT_START,
+        worker.EXIT_USAGE,
+        worker.EXIT_NO_DEVICE,
+    }
+    # Those of a wrong command line and of Ctrl-C are typer's.
+    assert statuses_of("hapi") == {0, EXIT_FAILURE, 2, 130, EXIT_TERMINATED}
+
+
+# --- pictures ---
+
+
+def test_pictures_are_what_their_script_draws() -> None:
+    folder = ROOT / "docs" / "images"
+    script = runpy.run_path(str(folder / "draw.py"))
+    drawn = {name: draw().svg() for name, draw in script["PICTURES"].items()}
+    committed = {p.name: p.read_text() for p in folder.glob("*.svg")}
+    assert committed == drawn, "run python docs/images/draw.py"
+
+
+def test_every_picture_is_shown_and_described() -> None:
+    found = re.findall(
+        r"\.\. image:: images/(\S+)\n +:alt: \S",
+        "".join(map(text_of, RESTRUCTURED)),
+    )
+    pictures = {p.name for p in (ROOT / "docs/images").glob("*.svg")}
+    assert set(found) == pictures
+
+
+# --- the operator's guide ---
+
+OPERATING = "docs/operating.rst"
+
+
+def tables_in(page: str, title: str) -> list[list[list[str]]]:
+    """Rows of cells of each table in a section; lines that go on joined."""
+    text = re.split(rf"^{title}\n-+\n", text_of(page), flags=re.M)[1]
+    lines = re.split(r"^.+\n---+\n", text, flags=re.M)[0].splitlines()
+    rules = [n for n, line in enumerate(lines) if re.match(r"==+  +==", line)]
+    return [
+        _rows(lines[begin], lines[head + 1 : end])
+        for begin, head, end in zip(
+            rules[::3], rules[1::3], rules[2::3], strict=True
+        )
+    ]
+
+
+def _rows(rule: str, lines: list[str]) -> list[list[str]]:
+    begins = [found.start() for found in re.finditer("=+", rule)]
+    rows: list[list[str]] = []
+    for line in lines:
+        cells = [
+            line[a:b].strip()
+            for a, b in zip(begins, [*begins[1:], None], strict=True)
+        ]
+        if cells[0]:
+            rows.append(cells)
+        else:
+            before = rows.pop()
+            joined = zip(before, cells, strict=True)
+            rows.append([f"{a} {b}".strip() for a, b in joined])
+    return rows
+
+
+def timeouts() -> dict[str, tuple[str, float, str]]:
+    """Owner, seconds, and what they should exceed, by option."""
+    return {
+        name.strip("`"): (owner, float(seconds), more)
+        for name, owner, seconds, more in tables_in(OPERATING, "Timeouts")[0]
+    }
+
+
+def test_timeouts_of_the_guide_are_the_defaults() -> None:
+    unit = (ROOT / "deploy" / "hapi-worker.service").read_text()
+    defaults = option_defaults()
+    for name, (owner, seconds, _) in timeouts().items():
+        if owner == "the worker":
+            assert float(defaults[name]) == seconds, name
+        elif owner == "the filter":
+            assert getattr(FilterConfig(), name) == seconds, name
+        elif owner == "the unit":
+            assert f"\n{name}={seconds:g}\n" in unit
+        else:
+            assert (name, owner) == ("client_timeout", "Swift's proxy")
+
+
+def test_defaults_of_timeouts_are_as_the_guide_says_they_should_be() -> None:
+    found = timeouts()
+    seconds = {name: each[1] for name, each in found.items()}
+    for name, (_, own, more) in found.items():
+        for text in filter(None, (t.strip() for t in more.split(","))):
+            named = re.findall(r"``(\w+)``", text)
+            factor = 2 if text.startswith("twice") else 1
+            assert own > factor * sum(seconds[each] for each in named), name
+
+
+def messages() -> list[str]:
+    """What filter and worker say in their code, placeholders for values."""
+    found = []
+    for folder in ("hapi_worker", "hapi_middleware"):
+        for path in (ROOT / "swift_middleware" / folder).glob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(
+                    node.value, str
+                ):
+                    found.append(re.sub(r"%[\w.]*[sdfg]", "\0", node.value))
+    return found
+
+
+def test_log_lines_of_the_guide_are_in_the_code() -> None:
+    said = messages()
+    tables = tables_in(OPERATING, "Log lines")
+    assert len(tables) == 2
+    for line, _ in (row for table in tables for row in table):
+        parts = [re.escape(part) for part in line.strip("`").split("…")]
+        pattern = re.compile(".*".join(parts), re.DOTALL)
+        assert any(pattern.search(each) for each in said), line
+
+
+# --- the interface ---
+
+
+def test_every_exported_name_is_in_the_reference() -> None:
+    text = text_of("docs/api.rst")
+    for name in hapi_client.__all__:
+        assert f".. autoclass:: hapi_client.{name}\n" in text
+        assert f":class:`~hapi_client.{name}`" in text
+
+
+def test_every_error_is_in_the_reference() -> None:
+    text = text_of("docs/api.rst")
+    kinds = [
+        name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.HapiError)
+    ]
+    for name in kinds:
+        assert re.search(rf"errors\.{name}\n|members: {name},", text), name
