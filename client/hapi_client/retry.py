@@ -24,6 +24,14 @@ def is_retryable(error: HapiError) -> bool:
     return error.code in _RETRYABLE_CODES or error.status in RETRYABLE_STATUSES
 
 
+_CURED_CODES = (
+    "compute_not_allowed",
+    "no_hapi",
+    "unknown_transform",
+    "unsupported_version",
+)
+
+
 def is_cured_by_streaming(error: HapiError) -> bool:
     """Whether plain reads may give what push-down refuses.
 
@@ -34,7 +42,7 @@ def is_cured_by_streaming(error: HapiError) -> bool:
     if is_retryable(error):
         return True
     # A store of an older release knows not all transforms.
-    if error.code in ("compute_not_allowed", "no_hapi", "unknown_transform"):
+    if error.code in _CURED_CODES:
         return True
     role = error.details.get("object_role")
     if error.status in (403, 404):

@@ -33,7 +33,12 @@ from documentation import (
     blocks_of,
     commands_of,
 )
-from documented_commands import CommandError, check_unrun, words_of
+from documented_commands import (
+    RUN_ELSEWHERE,
+    CommandError,
+    check_unrun,
+    words_of,
+)
 from documented_http import Exchange, exchanges_of
 from hapi_client.cli import main as cli
 from hapi_client.connection import Connection
@@ -223,6 +228,7 @@ PAGES_WITH_COMMANDS = [
     page
     for page in PAGES
     if any(b.language in COMMANDS for b in blocks_of(page))
+    and page not in RUN_ELSEWHERE
 ]
 
 
@@ -271,6 +277,12 @@ def test_commands_run(type_in, page):
             for line in commands_of(block):
                 for command in re.split(r" && | \| ", line):
                     assert type_in(command) == 0, f"{block}: {command}"
+
+
+def test_pages_that_others_follow_are_there():
+    for page, test in RUN_ELSEWHERE.items():
+        assert page in PAGES
+        assert Path(page).name in (ROOT / test).read_text()
 
 
 def test_commands_of_the_readme_are_those_ci_runs():

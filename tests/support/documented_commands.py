@@ -42,6 +42,12 @@ PARSED: Mapping[str, str] = MappingProxyType(
 """Commands whose options are looked at and that do not run here."""
 
 
+RUN_ELSEWHERE: Mapping[str, str] = MappingProxyType(
+    {"docs/tutorial.rst": "tests/functional/test_tutorial.py"}
+)
+"""Pages whose commands build on one another, and what follows them."""
+
+
 class CommandError(AssertionError):
     """A command of the documentation that nobody could run."""
 
