@@ -184,6 +184,10 @@ class PushedSource:
         rows = sorted(loaded.failures)
         failures = self._raw.failures_of(loaded.span, rows, scope, training)
         if len(failures) < len(rows):
+            logger.info(
+                "the store leaves out samples of %s that can be decoded here",
+                loaded.span,
+            )
             return self._load_here(loaded.span, scope, training)
         return replace(loaded, failures=failures)
 
@@ -225,17 +229,17 @@ class PushedSource:
                     if not is_retryable(error) or error.code == "too_slow":
                         break
                 else:
-                    self._gate.succeeded()
+                    if self._gate.succeeded():
+                        logger.info("push-down works again: %s came", span)
                     self._width.succeeded()
                     return loaded
                 if failures < tries:
                     self._counters.add(retries=1)
                     seconds = delay_seconds(backoff, failures, last)
-                    logger.warning(
-                        "push-down of %s %s: try %d of %d failed, again in "
+                    logger.info(
+                        "push-down of %s: try %d of %d failed, again in "
                         "%.1f s: %s",
-                        span.shard,
-                        span.samples,
+                        span,
                         failures,
                         tries,
                         seconds,
@@ -245,11 +249,11 @@ class PushedSource:
         except BaseException:
             self._gate.abandoned()
             raise
-        self._gate.failed(last, time.monotonic() - started)
-        logger.warning(
-            "push-down of %s %s failed, streaming for a while: %s",
-            span.shard,
-            span.samples,
+        is_news = self._gate.failed(last, time.monotonic() - started)
+        logger.log(
+            logging.WARNING if is_news else logging.DEBUG,
+            "push-down of %s failed, streaming for a while: %s",
+            span,
             last,
         )
         return None

@@ -89,6 +89,8 @@ class Backoff:
         return min(bound, self.most_seconds) * random
 
 
+QUIET_SECONDS = 300.0
+"""Between two fall-backs that are told of."""
 REST = 4.0
 """Times what a failed try took: how long at least none follows it."""
 
@@ -113,6 +115,7 @@ class PushGate:
         self._most_pause = most_pause_seconds
         self._pause = pause_seconds
         self._opens_at: float | None = None
+        self._told_at: float | None = None
         self._probing = False
         self._lock = threading.Lock()
 
@@ -141,15 +144,18 @@ class PushGate:
                 self._probing or self._clock() < self._opens_at
             )
 
-    def succeeded(self) -> None:
+    def succeeded(self) -> bool:
+        """Reports a span that came; whether push-down had rested."""
         with self._lock:
+            had_rested = self._opens_at is not None
             self._opens_at = None
             self._probing = False
             self._pause = self._first_pause
+            return had_rested
 
     def failed(
         self, error: HapiError | None = None, seconds: float = 0.0
-    ) -> None:
+    ) -> bool:
         """Reports a fall-back.
 
         Args:
@@ -157,15 +163,26 @@ class PushGate:
                 next pause is no longer than this one.
             seconds: that the last try took. The pause is four times as long
                 at least: who asks a worker that hangs, waits.
+
+        Returns:
+            Whether it is news: nobody was told of one for some minutes.
         """
         with self._lock:
             if self._opens_at is not None and not self._probing:
-                return  # a straggler of the failure that shut the gate
+                return False  # a straggler of the failure that shut the gate
             pause = max(self._pause, REST * seconds)
             self._opens_at = self._clock() + pause
             if error is None or error.code not in _NO_ROOM_CODES:
                 self._pause = min(self._pause * 2, self._most_pause)
             self._probing = False
+            return self._is_news()
+
+    def _is_news(self) -> bool:
+        now, before = self._clock(), self._told_at
+        if before is not None and now < before + QUIET_SECONDS:
+            return False
+        self._told_at = now
+        return True
 
     def abandoned(self) -> None:
         """Reports that a span ended without telling anything."""

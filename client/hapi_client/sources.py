@@ -183,7 +183,7 @@ class RawSource:
                 scope.check()
                 if failures == backoff.attempts or not is_retryable(error):
                     raise
-                logger.info("span again after: %s", error)
+                logger.info("%s again after: %s", span, error)
                 self._counters.add(retries=1)
                 scope.wait(delay_seconds(backoff, failures, error))
         raise AssertionError("unreachable")

@@ -90,6 +90,10 @@ class Span:
         last = self.rows[-1]
         return ByteRange(self.rows[0].offset, last.offset + last.length - 1)
 
+    def __str__(self) -> str:
+        """``train/0003.tar 0-63``."""
+        return f"{self.shard} {self.samples}"
+
     def part(self, first: int, stop: int) -> Span:
         """Its rows ``first`` to ``stop - 1``."""
         if (first, stop) == (0, len(self.rows)):

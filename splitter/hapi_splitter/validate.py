@@ -193,7 +193,8 @@ def _main(descriptor: int) -> int:
             "code": "bad_package",
             "message": f"the package is refused: it does not run: {reason}",
         }
-    print(json.dumps(answer), flush=True)
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
     return 0
 
 

@@ -81,6 +81,23 @@ def test_after_a_failure_spans_stream_without_trying(gate, clock):
     assert gate.tries(4) == 0
 
 
+def test_a_failure_is_news_once_in_a_while(gate, clock):
+    assert gate.failed()
+    assert [gate.failed() for _ in range(5)] == [False] * 5
+    for _ in range(4):
+        clock.now += 60
+        assert gate.tries(4)
+        assert not gate.failed()
+    clock.now += 60
+    assert gate.tries(4)
+    assert gate.failed()
+    clock.now += 60
+    assert gate.tries(4)
+    assert gate.succeeded()
+    assert not gate.succeeded()
+    assert not gate.failed()
+
+
 def test_one_span_probes_after_the_pause_and_opens_the_gate(gate, clock):
     gate.failed()
     clock.now += 5

@@ -491,6 +491,21 @@ def test_what_only_the_store_refuses_is_streamed_at_once(bench, error, caplog):
     assert error.code in caplog.text
 
 
+def test_fall_backs_are_told_once_with_object_and_transaction(bench, caplog):
+    caplog.set_level("INFO", "hapi_client")
+    error = UnavailableError(
+        "worker_unavailable", "x", object_name="c/a.tar", trans_id="tx7"
+    )
+    bench.connection.answers = [error] * 99
+    for _ in range(5):
+        bench.pushed._gate._opens_at = None
+        assert bench.load().cut == 0
+    (told,) = [r for r in caplog.records if r.levelname == "WARNING"]
+    assert "push-down of a.tar 0-2 failed" in told.message
+    assert "object c/a.tar, transaction tx7" in told.message
+    assert bench.counters.snapshot().fallbacks == 5
+
+
 @pytest.mark.parametrize("keys", [["k0", "kX", "k2"], ["k0", "k1"]])
 def test_pushed_keys_must_be_those_of_the_index(bench, keys):
     bench.connection.answers = [stream(keys)]
