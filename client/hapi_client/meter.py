@@ -41,6 +41,12 @@ class SpanReport:
         forward_cpu_seconds: CPU seconds of them.
         send_blocked_seconds: for which the worker's answer did not find
             room on its way here.
+        server_seconds: of the worker by stage, by the clock; as
+            :data:`hapi_protocol.features.STAGES`.
+        request_seconds: of a pushed span, until its features were here and
+            unpacked; of the try that succeeded.
+        unpack_cpu_seconds: of the thread that received them: handling,
+            decompressing, undoing their encoding.
         load: what the worker said of itself.
         fell_back: the span should have been pushed.
         was_kept: its features were computed before, and nothing of the
@@ -55,6 +61,9 @@ class SpanReport:
     forward_seconds: float = 0.0
     forward_cpu_seconds: float = 0.0
     send_blocked_seconds: float = 0.0
+    server_seconds: Mapping[str, float] = field(default_factory=dict)
+    request_seconds: float = 0.0
+    unpack_cpu_seconds: float = 0.0
     load: Load | None = None
     fell_back: bool = False
     was_kept: bool = False

@@ -32,7 +32,12 @@ from hapi_client.stats import JobCounters
 from hapi_client.transport import CancelScope
 from hapi_protocol.encodings import Encoding
 from hapi_protocol.errors import ClientError, HapiError
-from hapi_protocol.features import FeatureBatch, read_features
+from hapi_protocol.features import (
+    CLOCK_STAGES,
+    STAGES,
+    FeatureBatch,
+    read_features,
+)
 from hapi_protocol.headers import (
     CACHE_HIT,
     CACHE_OFF,
@@ -259,6 +264,16 @@ class PushedSource:
         return None
 
     def _load(self, span: Span, training: Training | None) -> LoadedSpan:
+        started, started_cpu = time.monotonic(), time.thread_time()
+        loaded = self._ask(span, training)
+        report = replace(
+            loaded.report,
+            request_seconds=time.monotonic() - started,
+            unpack_cpu_seconds=time.thread_time() - started_cpu,
+        )
+        return replace(loaded, report=report)
+
+    def _ask(self, span: Span, training: Training | None) -> LoadedSpan:
         try:
             body = self._connection.get_features(
                 self._container,
@@ -351,13 +366,15 @@ class PushedSource:
 
 
 def _report(batches: Sequence[FeatureBatch], summary: Summary) -> SpanReport:
-    def seconds(stage: str) -> float:
-        return sum(batch.timings.get(stage, 0.0) for batch in batches)
-
+    seconds = {
+        stage: sum(batch.timings.get(stage, 0.0) for batch in batches)
+        for stage in STAGES
+    }
     return SpanReport(
         server_cpu_seconds=summary.cpu_seconds,
-        forward_seconds=seconds("forward"),
-        forward_cpu_seconds=seconds("forward_cpu"),
-        send_blocked_seconds=seconds("send_blocked"),
+        forward_seconds=seconds["forward"],
+        forward_cpu_seconds=seconds["forward_cpu"],
+        send_blocked_seconds=seconds["send_blocked"],
+        server_seconds={stage: seconds[stage] for stage in CLOCK_STAGES},
         load=summary.load,
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,31 @@ class JobStats:
     samples_by_cut: Mapping[int, int] = field(default_factory=dict)
     seconds: float = 0.0
 
+    def __add__(self, more: JobStats) -> JobStats:
+        return self._with(more, 1)
+
+    def __sub__(self, earlier: JobStats) -> JobStats:
+        return self._with(earlier, -1)
+
+    def _with(self, other: JobStats, sign: int) -> JobStats:
+        by_cut = Counter(self.samples_by_cut)
+        for cut, samples in other.samples_by_cut.items():
+            by_cut[cut] += sign * samples
+        amounts = {
+            each.name: getattr(self, each.name)
+            + sign * getattr(other, each.name)
+            for each in fields(self)
+            if each.name != "samples_by_cut"
+        }
+        return JobStats(**amounts, samples_by_cut=dict(by_cut))
+
 
 class JobCounters:
     """Thread-safe counters behind :class:`JobStats`."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self._local = threading.local()
         self._stats = JobStats()
 
     def add(
@@ -59,26 +79,33 @@ class JobCounters:
         samples: int = 0,
         seconds: float = 0.0,
     ) -> None:
-        with self._lock:
-            old = self._stats
-            self._stats = replace(
-                old,
-                package_bytes=old.package_bytes + package_bytes,
-                retries=old.retries + retries,
-                fallbacks=old.fallbacks + fallbacks,
-                skipped=old.skipped + skipped,
-                saturated=old.saturated + saturated,
-                cached=old.cached + cached,
-                samples=old.samples + samples,
-                seconds=old.seconds + seconds,
+        self._note(
+            JobStats(
+                package_bytes=package_bytes,
+                retries=retries,
+                fallbacks=fallbacks,
+                skipped=skipped,
+                saturated=saturated,
+                cached=cached,
+                samples=samples,
+                seconds=seconds,
             )
+        )
 
     def came(self, cut: int, samples: int) -> None:
         """Notes good samples of a span."""
+        self._note(JobStats(samples_by_cut={cut: samples}))
+
+    def _note(self, more: JobStats) -> None:
+        self._local.stats = self.of_thread + more
         with self._lock:
-            by_cut = dict(self._stats.samples_by_cut)
-            by_cut[cut] = by_cut.get(cut, 0) + samples
-            self._stats = replace(self._stats, samples_by_cut=by_cut)
+            self._stats += more
+
+    @property
+    def of_thread(self) -> JobStats:
+        """What the running thread has added."""
+        stats: JobStats = getattr(self._local, "stats", JobStats())
+        return stats
 
     def snapshot(self) -> JobStats:
         with self._lock:

@@ -25,6 +25,14 @@ class TrafficCount:
     def total_bytes(self) -> int:
         return self.received_bytes + self.sent_bytes
 
+    def __add__(self, more: TrafficCount) -> TrafficCount:
+        return TrafficCount(
+            self.received_bytes + more.received_bytes,
+            self.sent_bytes + more.sent_bytes,
+            self.requests + more.requests,
+            self.retries + more.retries,
+        )
+
     def __sub__(self, earlier: TrafficCount) -> TrafficCount:
         return TrafficCount(
             self.received_bytes - earlier.received_bytes,
@@ -40,6 +48,7 @@ class Traffic:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._count = TrafficCount()
+        self._local = threading.local()
 
     def add(
         self,
@@ -49,14 +58,16 @@ class Traffic:
         requests: int = 0,
         retries: int = 0,
     ) -> None:
+        more = TrafficCount(received_bytes, sent_bytes, requests, retries)
+        self._local.count = self.of_thread + more
         with self._lock:
-            count = self._count
-            self._count = TrafficCount(
-                count.received_bytes + received_bytes,
-                count.sent_bytes + sent_bytes,
-                count.requests + requests,
-                count.retries + retries,
-            )
+            self._count += more
+
+    @property
+    def of_thread(self) -> TrafficCount:
+        """What the running thread has added."""
+        count: TrafficCount = getattr(self._local, "count", TrafficCount())
+        return count
 
     def count(self) -> TrafficCount:
         with self._lock:

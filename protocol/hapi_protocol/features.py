@@ -46,19 +46,17 @@ _BROKEN = (
 )
 """What reading a cut-off or damaged stream may raise."""
 
-STAGES = (
+CLOCK_STAGES = (
     "queue",
     "read",
     "decode",
     "forward",
     "encode",
     "send_blocked",
-    "forward_cpu",
-    "decode_cpu",
-    "encode_cpu",
 )
-"""Stages whose seconds a batch may report; ``_cpu``: core-seconds, the others
-are those of the clock."""
+"""Stages whose seconds of the clock a batch may report."""
+STAGES = (*CLOCK_STAGES, "forward_cpu", "decode_cpu", "encode_cpu")
+"""All whose seconds it may report; ``_cpu``: core-seconds."""
 
 _SCALES = ("scale", "zero")
 _ARRAYS = ("features", *_SCALES)

@@ -1,4 +1,4 @@
-"""A plan as one HTML file; see :func:`hapi_splitter.report.write_plot`."""
+"""HTML files that load nothing; a plan's, and the parts of any."""
 
 from __future__ import annotations
 
@@ -17,11 +17,31 @@ from hapi_splitter.report import (
 
 
 def html_page(report: Report) -> str:
-    """The plot, reasons and tables in one file that loads nothing."""
-    title = html.escape(f"Where to cut {report.model}")
-    notes = ""
+    """A plan's; see :func:`hapi_splitter.report.write_plot`."""
+    parts = [
+        html_list(summary(report)),
+        svg_image(report),
+        html_section("Plans compared", html_table(plans_table(report))),
+        html_section("What a cut costs", html_table(cost_table(report))),
+        html_section(
+            "Where the model can be cut",
+            html_table(cut_table(report, every=True)),
+        ),
+    ]
     if report.notes:
-        notes = f"<h2>What it rests on</h2>\n{_html_list(report.notes)}"
+        parts.append(html_section("What it rests on", html_list(report.notes)))
+    return html_document(f"Where to cut {report.model}", parts)
+
+
+def html_document(title: str, parts: Sequence[str]) -> str:
+    """A whole file.
+
+    Args:
+        title: as text.
+        parts: as HTML, one below the other.
+    """
+    title = html.escape(title)
+    content = "\n".join(parts)
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <style>
@@ -34,25 +54,29 @@ tr:nth-child(even) {{ background: #f3f3f3; }}
 .words {{ text-align: left; }}
 </style></head><body>
 <h1>{title}</h1>
-{_html_list(summary(report))}
-{svg_image(report)}
-<h2>Plans compared</h2>
-{_html_table(plans_table(report))}
-<h2>What a cut costs</h2>
-{_html_table(cost_table(report))}
-<h2>Where the model can be cut</h2>
-{_html_table(cut_table(report, every=True))}
-{notes}
+{content}
 </body></html>
 """
 
 
-def _html_list(lines: Sequence[str]) -> str:
+def html_section(title: str, content: str) -> str:
+    """
+    Args:
+        title: as text.
+        content: as HTML.
+    """
+    return f"<h2>{html.escape(title)}</h2>\n{content}"
+
+
+def html_list(lines: Sequence[str]) -> str:
+    """Of lines of text."""
     items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
     return f"<ul>{items}</ul>"
 
 
-def _html_table(table: Table) -> str:
+def html_table(table: Table) -> str:
+    """A table of text, with its note below."""
+
     def row(cells: Sequence[str], tag: str) -> str:
         content = "".join(
             f"<{tag}{' class=words' * (place < table.num_text)}>"

@@ -93,10 +93,15 @@ def png_image(report: Report) -> bytes:
 
 def svg_image(report: Report) -> str:
     """The plot as an ``<svg>`` element, the same for the same plan."""
+    return svg_element(_figure(report))
+
+
+def svg_element(figure: Figure) -> str:
+    """Any figure, the same for the same figure."""
     buffer = io.StringIO()
     # Without these the same plan would give another file each time.
     with mpl.rc_context({"svg.hashsalt": "hapi"}):
-        _figure(report).savefig(
+        figure.savefig(
             buffer, format="svg", metadata={"Date": None, "Creator": None}
         )
     text = buffer.getvalue()
