@@ -210,15 +210,16 @@ class _Runner:
             connection=self._connection,
             options=options,
         ) as job:
-            history = train_tail(
-                job,
-                epochs=plan.epochs,
-                learning_rate=LEARNING_RATE,
-                on_epoch=lambda number, result: note(
-                    f"{name}: epoch {number}, loss {result.mean_loss:.4f}, "
-                    f"{result.seconds:.1f} s"
-                ),
-            )
+            with self._reporter.resting():
+                history = train_tail(
+                    job,
+                    epochs=plan.epochs,
+                    learning_rate=LEARNING_RATE,
+                    on_epoch=lambda number, result: note(
+                        f"{name}: epoch {number}, loss "
+                        f"{result.mean_loss:.4f}, {result.seconds:.1f} s"
+                    ),
+                )
             return _result(name, job, history)
 
 

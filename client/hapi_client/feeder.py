@@ -18,6 +18,7 @@ from hapi_client.mixed import MixedSource, Sources
 from hapi_client.mixing import Mixer
 from hapi_client.sources import SpanSource
 from hapi_client.stats import JobCounters
+from hapi_client.tally import Tally
 from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import ModelPath
 from hapi_protocol.index import Span
@@ -69,7 +70,6 @@ class Feeder:
             self.meter,
             cache,
         )
-        self._source = MixedSource(self.mixer, self.sources, self.meter)
 
     def push(
         self, model: ModelPath | None, mix: Mapping[Way, float] | None = None
@@ -94,6 +94,7 @@ class Feeder:
         is_shared: bool = False,
         span_came: Callable[[], None] = lambda: None,
         remedy: Callable[[Span, int], str] = leave_them_out,
+        tally: Tally | None = None,
     ) -> FeatureLoader:
         """A pass over a share of some data.
 
@@ -105,7 +106,9 @@ class Feeder:
             is_shared: likewise.
             span_came: likewise.
             remedy: likewise.
+            tally: of the pass.
         """
+        tally = tally or Tally()
         plan = LoaderPlan(
             spans=data.spans,
             labels=data.labels,
@@ -116,11 +119,15 @@ class Feeder:
             span_came=span_came,
             is_shared=is_shared,
             remedy=remedy,
+            tally=tally,
+        )
+        source = MixedSource(
+            self.mixer, self.sources, self.meter, tally, training
         )
         return FeatureLoader(
             plan,
             share.reading,
-            partial(self._fetcher, self._source.of(training)),
+            partial(self._fetcher, source),
             self._region.device,
             share.delivered,
             share.num_steps,

@@ -13,6 +13,7 @@ from hapi_client.augment import AugmentedEpochs
 from hapi_client.connection import Connection
 from hapi_client.data_set import TRAIN, Data, DataSet, load_splits
 from hapi_client.dataset import FeatureDataset, ReadingParts, SampleDataset
+from hapi_client.epoch_report import EpochReport
 from hapi_client.epochs import EpochOptions, EpochReading, Epochs
 from hapi_client.feeder import Feeder
 from hapi_client.fetch import FetchOptions
@@ -30,9 +31,12 @@ from hapi_client.loader import FeatureLoader
 from hapi_client.meter import Way
 from hapi_client.order import Lanes, Reader
 from hapi_client.packages import DEFAULT_MODELS_CONTAINER
+from hapi_client.passes import Passes
 from hapi_client.planning import JobPlanner
+from hapi_client.progress_line import progress_wanted
 from hapi_client.ranks import Rank, this_rank
 from hapi_client.replan import PlanChange, ReplanOptions
+from hapi_client.report_files import DEFAULT_TITLE, write_reports
 from hapi_client.stats import JobStats
 from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import CACHE_OFF
@@ -108,6 +112,10 @@ class TransferJob:
             with the plan.
         options: how to fetch.
         replan: how often a plan is looked at again.
+        progress: whether a line on standard error shows how far
+            :meth:`loader` is, of the first rank alone; None leaves it to the
+            environment (``HAPI_PROGRESS``, 0 or 1), or else shows it on a
+            terminal and in a notebook.
 
     Attributes:
         cut: its number, or ``"auto"``.
@@ -142,12 +150,14 @@ class TransferJob:
         cache: str = CACHE_OFF,
         options: FetchOptions | None = None,
         replan: ReplanOptions | None = None,
+        progress: bool | None = None,
     ) -> None:
         check_on_error(on_error)
         check_cut(cut)
         self._encodings = checked_encodings(encoding, floor)
         check_epochs(epochs)
         check_cache(cache)
+        wanted = progress_wanted(progress, os.environ)
         self._owns_connection = connection is None
         self._connection = connection or Connection()
         self._traffic_before = self._connection.traffic.count()
@@ -185,6 +195,9 @@ class TransferJob:
             self._options,
             cache,
         )
+        self._passes = Passes(
+            wanted, self._feeder.mixer, self._connection.traffic
+        )
         self._planner: JobPlanner | None = None
         try:
             if self.cut == AUTO:
@@ -199,6 +212,7 @@ class TransferJob:
                     options=self._options,
                     replan=replan or ReplanOptions(),
                 )
+                self._passes.follow(self._planner)
             elif self.cut:
                 self._push(
                     (self._frozen.cut_number(cut), self._encodings[0]),
@@ -289,6 +303,27 @@ class TransferJob:
             retries=stats.retries + traffic.retries,
         )
 
+    @property
+    def reports(self) -> list[EpochReport]:
+        """What each pass of :meth:`loader` took, on this rank: those that
+        ended, and one under way as far as it is."""
+        return self._passes.reports
+
+    def write_report(
+        self, path: str | os.PathLike[str], title: str = DEFAULT_TITLE
+    ) -> None:
+        """Writes :attr:`reports` to a file.
+
+        Args:
+            path: ``.json``, or ``.html``: tables and pictures in one file.
+            title: of the page.
+
+        Raises:
+            ClientError: ``bad_configuration`` for another suffix, or a file
+                that cannot be written.
+        """
+        write_reports(path, self.reports, title)
+
     def loader(
         self,
         epoch: int | None = None,
@@ -328,6 +363,7 @@ class TransferJob:
             on_error=self._on_error,
             is_shared=rank.world_size > 1,
             span_came=self._span_came,
+            tally=self._passes.begin(epoch, split, shown=not rank.rank),
         )
 
     def dataset(
@@ -447,6 +483,7 @@ class TransferJob:
     def close(self) -> None:
         """Ends all requests and threads of the job."""
         self._feeder.interrupt()
+        self._passes.close()
         if self._planner is not None:
             self._planner.close()
         self._feeder.close()

@@ -7,17 +7,19 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from hapi_client.epoch_report import LAYERS, PLANNING, TRAINING, WAITING
 from hapi_client.meter import Meter
 from hapi_client.order import Batch, Piece, Reading
 from hapi_client.sources import LoadedSpan
 from hapi_client.stats import JobCounters
+from hapi_client.tally import Tally
 from hapi_protocol.errors import ClientError, HapiError
 from hapi_protocol.index import IndexRow, Span
 
@@ -43,7 +45,7 @@ def leave_them_out(span: Span, row: int) -> str:
 
 @dataclass(frozen=True)
 class LoaderPlan:
-    """What all epochs of a job share.
+    """What a loader works with.
 
     Attributes:
         spans: of the data set.
@@ -57,6 +59,7 @@ class LoaderPlan:
         is_shared: whether others take the same steps, or the loop counts
             them, so that none may be left out.
         remedy: for a sample that cannot be decoded, of a span and its row.
+        tally: of this pass.
     """
 
     spans: Sequence[Span]
@@ -68,6 +71,7 @@ class LoaderPlan:
     span_came: Callable[[], None] = lambda: None
     is_shared: bool = False
     remedy: Callable[[Span, int], str] = leave_them_out
+    tally: Tally = field(default_factory=Tally)
 
 
 @dataclass(frozen=True)
@@ -245,36 +249,41 @@ class _Delivery:
             for piece in self.reading.pieces
         ]
         self._take_up()
-        fetcher = self._fetcher = self._open_spans(spans)
-        try:
-            self._take_up()
-            with self._plan.meter.loading():
-                yield from self._deliver(iter(fetcher))
-        finally:
-            fetcher.close()
-            # What it has fetched ahead goes with it.
-            self._fetcher = None
-            self._plan.counters.add(seconds=time.monotonic() - started)
+        with self._plan.tally.running(self.reading):
+            fetcher = self._fetcher = self._open_spans(spans)
+            try:
+                self._take_up()
+                with self._plan.meter.loading():
+                    yield from self._deliver(iter(fetcher))
+            finally:
+                fetcher.close()
+                # What it has fetched ahead goes with it.
+                self._fetcher = None
+                self._plan.counters.add(seconds=time.monotonic() - started)
 
     def _deliver(
         self, loaded: Iterator[LoadedSpan]
     ) -> Iterator[LabelledBatch]:
         window: dict[int, _Ready] = {}
+        meter, tally = self._plan.meter, self._plan.tally
         next_position = 0
         any_came = False
         for batch in self.reading.batches:
             while next_position <= batch.last_position:
                 piece = self.reading.pieces[next_position]
-                with self._plan.meter.waiting():
+                with meter.waiting(), tally.stage(WAITING):
                     span = next(loaded)
                 window[next_position] = self._ready(piece, span)
                 next_position += 1
-                self._plan.span_came()
+                with tally.stage(PLANNING):
+                    self._plan.span_came()
             found = self._gather(batch, window)
             self._delivered(batch.step)
+            count = 0 if found is None else len(found[1])
+            tally.delivered(count)
             if found is not None:
                 any_came = True
-                with self._plan.meter.training(len(found[1])):
+                with meter.training(count), tally.stage(TRAINING):
                     yield found
                 self._take_up()
         if not any_came:
@@ -296,8 +305,10 @@ class _Delivery:
         self._judge(loaded)
         count = len(loaded.features)
         self._plan.counters.came(loaded.cut, count)
+        self._plan.tally.came(loaded.cut, count, len(loaded.failures))
         with (
             self._plan.meter.finishing(loaded.cut, count),
+            self._plan.tally.stage(LAYERS),
             torch.inference_mode(),
         ):
             features = self._plan.to_freeze_point(loaded.cut, loaded.features)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from hapi_client.connection import Connection
@@ -22,6 +23,7 @@ from hapi_client.sources import (
     SpanTask,
 )
 from hapi_client.stats import JobCounters
+from hapi_client.tally import Tally
 from hapi_client.transport import CancelScope
 from hapi_protocol.headers import CACHE_OFF, ModelPath
 from hapi_protocol.index import Span
@@ -83,6 +85,10 @@ class Sources:
         self.width = PushWidth(options.num_threads)
         self._pushed: dict[Way, PushedSource] = {}
 
+    def told(self, tally: Tally) -> AbstractContextManager[None]:
+        """What the running thread loads inside, a tally is told."""
+        return tally.fetching(self._connection.traffic, self._counters)
+
     def __call__(self, way: Way) -> RawSource | PushedSource:
         if way == STREAMED:
             return self._raw
@@ -118,6 +124,7 @@ class MixedSource:
         mixer: deals them.
         sources: by way.
         meter: is told what each took.
+        tally: likewise.
         training: seed and epoch of random changes; None for evaluation.
     """
 
@@ -126,16 +133,14 @@ class MixedSource:
         mixer: Mixer[Way],
         sources: Sources,
         meter: Meter,
+        tally: Tally,
         training: Training | None = None,
     ) -> None:
         self._mixer = mixer
         self._sources = sources
         self._meter = meter
+        self._tally = tally
         self._training = training
-
-    def of(self, training: Training | None) -> MixedSource:
-        """The same, for another epoch."""
-        return MixedSource(self._mixer, self._sources, self._meter, training)
 
     def lane_width(self, lane: str) -> int:
         """Pushed spans as many as the worker admits."""
@@ -161,8 +166,9 @@ class MixedSource:
 
         def load(scope: CancelScope) -> LoadedSpan:
             started = time.monotonic()
-            with self._meter.under_way(way):
+            with self._meter.under_way(way), self._sources.told(self._tally):
                 loaded = task.load(scope)
+            self._tally.loaded(loaded.report)
             self._meter.loaded(
                 way,
                 len(span.rows),

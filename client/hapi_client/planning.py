@@ -179,6 +179,12 @@ class JobPlanner:
             return self._replanner.changes if self._replanner else ()
 
     @property
+    def num_changes(self) -> int:
+        """Plans so far."""
+        with self._lock:
+            return self._replanner.num_changes if self._replanner else 0
+
+    @property
     def problem(self) -> Problem | None:
         """The planner's problem under the present conditions."""
         server, facts = self._server, self._measurement.facts

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+)
 from typing import BinaryIO, Protocol
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
-    MofNCompleteColumn,
     Progress,
     TextColumn,
     TimeRemainingColumn,
@@ -31,6 +34,10 @@ class Reporter(Protocol):
         """One line on what happens now."""
         ...
 
+    def resting(self) -> AbstractContextManager[None]:
+        """Others may show theirs inside: a terminal has one live display."""
+        ...
+
 
 class SilentReporter:
     """Tells nothing."""
@@ -43,6 +50,9 @@ class SilentReporter:
     def note(self, text: str) -> None:
         pass
 
+    def resting(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
 
 class ConsoleReporter:
     """Bars on standard error if it is a terminal, notes in any case.
@@ -52,7 +62,10 @@ class ConsoleReporter:
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)
-        self._progress = Progress(
+        self._progress = self._make()
+
+    def _make(self) -> Progress:
+        return Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             DownloadColumn(binary_units=True),
@@ -71,37 +84,15 @@ class ConsoleReporter:
         self._progress.stop()
 
     @contextmanager
-    def counting(self) -> Iterator[Callable[[str, int, int], None]]:
-        """A bar for samples, in the place of those for bytes.
-
-        Yields:
-            What is told a description, how many were had, and of how many.
-        """
-        # A terminal has one live display at a time.
+    def resting(self) -> Iterator[None]:
         self._progress.stop()
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-        )
-        with Progress(
-            *columns,
-            console=self._console,
-            transient=True,
-            disable=not self._console.is_terminal,
-        ) as bar:
-            task = bar.add_task("", total=None)
-
-            def show(description: str, done: int, total: int) -> None:
-                if done < bar.tasks[0].completed:
-                    bar.reset(task)  # the next epoch
-                bar.update(
-                    task, description=description, completed=done, total=total
-                )
-
-            yield show
-        self._progress.start()
+        try:
+            yield
+        finally:
+            # The old one would take the place that it had: what was written
+            # there meanwhile would be lost.
+            self._progress = self._make()
+            self._progress.start()
 
     def reading(
         self, file: BinaryIO, description: str, length_bytes: int

@@ -116,6 +116,8 @@ class Replanner:
         self._direction: Mapping[Way, float] = {}
         self._looking = threading.Lock()
         self._changes: deque[PlanChange] = deque(maxlen=MAX_CHANGES)
+        self.num_changes = 0
+        """In all, also those that the log has no more."""
         self.plan: Plan | None = None
         self._postpone()
 
@@ -242,6 +244,7 @@ class Replanner:
             conditions=self._estimates.conditions(),
         )
         self._changes.append(change)
+        self.num_changes += 1
         logger.info("plan: %s: %s", describe_mix(weights), why)
 
     def _postpone(self) -> None:
@@ -304,6 +307,12 @@ def describe_mix(weights: Mapping[Way, float]) -> str:
         + (f"cut {cut} {encoding}" if cut else "stream")
         for (cut, encoding), weight in parts
     )
+
+
+def way_label(way: Way) -> str:
+    """As :attr:`hapi_splitter.plan.Option.label`."""
+    cut, encoding = way
+    return f"cut {cut} · {encoding}" if cut else "stream"
 
 
 def _weights(mix: Sequence[tuple[Option, float]]) -> dict[Way, float]:

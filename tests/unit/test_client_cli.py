@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import pty
 import signal
@@ -19,6 +20,7 @@ import torch
 from children import heed_interrupts
 from hapi_client.cli import main as cli
 from hapi_client.cli.demo import _bytes_sentence
+from hapi_client.cli.logs import BesideBars
 from hapi_client.cli.train import idle_cache_text
 from hapi_client.connection import Connection
 from hapi_client.demo import (
@@ -31,10 +33,14 @@ from hapi_client.demo import (
 from hapi_client.index import load_index
 from hapi_client.location import Location
 from hapi_client.progress import ConsoleReporter
+from hapi_client.progress_line import ProgressLine
 from hapi_client.stats import JobStats
+from hapi_client.tally import InForce
+from hapi_client.traffic import Traffic
 from hapi_protocol.errors import ClientError, HapiError
 from hapi_protocol.index import DataIndex, IndexRow, ShardIndex
 from hapi_splitter.augmentation import Augmentation
+from screen import Terminal, shown
 from scripted_swift import Answer, scripted_swift
 
 LOGIN = ("ST_AUTH", "ST_USER", "ST_KEY")
@@ -486,43 +492,52 @@ def test_plan_of_the_demo_is_judged_before_anything_starts(changed, said):
         check_plan(DemoPlan(**changed))
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_bar_of_an_epoch_begins_anew_with_the_next(monkeypatch):
+def test_what_others_show_while_bars_rest_stays(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "100")
     before = threading.active_count()
     with ConsoleReporter() as reporter:
-        with reporter.counting() as count:
-            count("epoch 0", 16, 16)
-            reporter.note("epoch 0: loss 1.0")
-            count("epoch 1", 4, 16)
-            count("epoch 1", 8, 16)
-            time.sleep(0.2)  # the bar is drawn ten times a second
-        with reporter.counting():
-            pass
+        for name in ("a", "b", "c"):
+            file = reporter.reading(io.BytesIO(b"1234"), name, 4)
+            file.read()
+        with reporter.resting():
+            for number in range(6):
+                terminal.write(f"line {number}\n")
+                reporter.note(f"epoch {number}: loss 1.0")
+        reporter.reading(io.BytesIO(b"1234"), "d", 4).read()
     deadline = time.monotonic() + 5
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.05)
     assert threading.active_count() == before
-    shown = terminal.getvalue()
-    assert "epoch 0: loss 1.0" in shown
-    assert "epoch 1" in shown
-    assert "8/16" in shown
-    last = shown.rpartition("8/16")[2]
-    assert "0:00:00" not in last.splitlines()[0]
+    left = [line for line in shown(terminal.getvalue()) if line]
+    assert left == [
+        line
+        for number in range(6)
+        for line in (f"line {number}", f"epoch {number}: loss 1.0")
+    ]
 
 
 def test_without_a_terminal_only_notes_are_shown(capsys):
-    with ConsoleReporter() as reporter, reporter.counting() as count:
-        count("epoch 0", 8, 16)
+    with ConsoleReporter() as reporter, reporter.resting():
         reporter.note("a note")
     assert capsys.readouterr().err.strip() == "a note"
+
+
+def test_log_of_a_command_stands_above_a_progress_line(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    record = logging.LogRecord("x", 30, "", 0, "a warning", None, None)
+    BesideBars().emit(record)
+    line = ProgressLine("epoch 0", 8, InForce, Traffic())
+    BesideBars().emit(record)
+    above = ["a warning", "a warning"]
+    *found, last = [each for each in shown(terminal.getvalue()) if each]
+    assert found == above
+    assert last.startswith("epoch 0 |")
+    line.close()
+    assert [each for each in shown(terminal.getvalue()) if each] == above
 
 
 def test_a_cloud_of_the_present_folder_is_named_by_an_option(swift, tmp_path):

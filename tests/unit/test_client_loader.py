@@ -23,6 +23,7 @@ from hapi_client.order import (
 )
 from hapi_client.sources import LoadedSpan, SpanTask
 from hapi_client.stats import JobCounters
+from hapi_client.tally import Tally
 from hapi_protocol.errors import ClientError, HapiError, TooSlowError
 from hapi_protocol.index import IndexRow, Span
 
@@ -580,3 +581,95 @@ def test_fetcher_may_be_closed_from_a_thread_of_its_own():
     made.append(open_with(Closing())(make_spans([4, 4])))
     with pytest.raises(HapiError, match="closed"):
         list(made[0])
+
+
+class Line:
+    """Counts what it would show."""
+
+    def __init__(self, samples):
+        self.samples = samples
+        self.shown = 0
+        self.is_open = True
+
+    def add(self, samples):
+        assert self.is_open
+        self.shown += samples
+
+    def close(self):
+        self.is_open = False
+
+
+def told_loader(source, **options):
+    """A loader, its tally, and the lines that it has opened."""
+    lines = []
+
+    def open_line(samples):
+        lines.append(Line(samples))
+        return lines[-1]
+
+    tally = Tally(0, open_line=open_line)
+    loader, counters = make_loader(
+        source, SIZES, job={"tally": tally}, **options
+    )
+    return loader, counters, tally, lines
+
+
+def test_report_of_a_pass_adds_up():
+    source = Source({"0/1", "2/0"})
+    loader, counters, tally, lines = told_loader(source, on_error="skip")
+    assert tally.report is None
+    for _ in loader:
+        time.sleep(0.02)
+    report, stats = tally.report, counters.snapshot()
+    assert report.is_finished
+    assert report.expected_samples == sum(SIZES)
+    assert report.samples == stats.samples == sum(SIZES) - 2
+    assert report.samples_by_cut == stats.samples_by_cut == {0: 14}
+    assert report.skipped_samples == stats.skipped == 2
+    assert report.seconds == pytest.approx(stats.seconds, abs=0.1)
+    assert report.loop_seconds["training"] >= 4 * 0.02
+    assert sum(report.loop_seconds.values()) <= report.seconds
+    assert [(line.samples, line.shown) for line in lines] == [(16, 14)]
+
+
+def leave(loader):
+    for _ in loader:
+        break
+
+
+def raise_in_step(loader):
+    def train():
+        for _ in loader:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+
+
+def close_inside(loader):
+    batches = iter(loader)
+    next(batches)
+    loader.close()
+
+
+def drop(loader):
+    next(iter(loader))
+
+
+@pytest.mark.parametrize("end", [leave, raise_in_step, close_inside, drop])
+def test_pass_that_breaks_off_is_told_unfinished_and_shows_no_more(end):
+    loader, _, tally, lines = told_loader(Source())
+    end(loader)
+    gc.collect()
+    assert not tally.report.is_finished
+    assert tally.report.samples == 4
+    assert not lines[0].is_open
+
+
+def test_pass_that_fails_shows_no_more():
+    error = HapiError("does_not_fit", "x")
+    loader, _, tally, lines = told_loader(Source(error=error))
+    with pytest.raises(HapiError):
+        rows_of(loader)
+    assert not tally.report.is_finished
+    assert not lines[0].is_open

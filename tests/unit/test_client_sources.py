@@ -6,6 +6,7 @@ import io
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from hapi_client.pushed import PushedSource, PushPlan
 from hapi_client.retry import Backoff, PushGate, PushWidth
 from hapi_client.sources import RawSource, SpanLimits
 from hapi_client.stats import JobCounters
+from hapi_client.tally import Tally
 from hapi_client.transport import CancelScope
 from hapi_protocol.encodings import ENCODINGS
 from hapi_protocol.errors import (
@@ -234,10 +236,14 @@ def test_loaders_of_two_epochs_and_of_none_go_their_own_ways(bench):
         def __call__(self, way):
             return bench.raw
 
-    source = MixedSource(Mixer({STREAMED: 1.0}), Sources(), Meter(lambda: 0))
+        def told(self, tally):
+            return nullcontext()
+
+    mixer, meter = Mixer({STREAMED: 1.0}), Meter(lambda: 0)
     found = []
-    for each in (source.of(ONE), source, source.of(TWO)):
-        task = each.task(bench.span, lambda lane: True, 3)
+    for training in (ONE, None, TWO):
+        source = MixedSource(mixer, Sources(), meter, Tally(), training)
+        task = source.task(bench.span, lambda lane: True, 3)
         found.append(task.load(CancelScope()).features[0, 0, 0, 0].item())
     assert found == [110, 10, 210]
 

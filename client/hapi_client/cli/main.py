@@ -19,8 +19,10 @@ from hapi_client.cli.doctor import doctor_command
 from hapi_client.cli.extract import extract_command
 from hapi_client.cli.index import index_command
 from hapi_client.cli.info import info_command
+from hapi_client.cli.logs import BesideBars
 from hapi_client.cli.ls import ls_command
 from hapi_client.cli.plan import plan_command
+from hapi_client.cli.report import report_command
 from hapi_client.cli.train import train_command
 from hapi_client.cli.upload import upload_command
 from hapi_protocol.errors import HapiError
@@ -47,6 +49,7 @@ app.command("info")(info_command)
 app.command("plan")(plan_command)
 app.command("train")(train_command)
 app.command("extract")(extract_command)
+app.command("report")(report_command)
 app.command("demo")(demo_command)
 app.command("doctor")(doctor_command)
 app.add_typer(cache.app, name="cache")
@@ -142,6 +145,7 @@ def root(
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING,
         format="%(levelname)s %(name)s: %(message)s",
+        handlers=[BesideBars()],
     )
     if not verbose:
         # Its lines on each retry say what ours say, at greater length.

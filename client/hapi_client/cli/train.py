@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +13,7 @@ import typer
 from hapi_client.cli import completion
 from hapi_client.cli.context import (
     JsonPath,
+    checked_path,
     connect,
     print_table,
     write_json,
@@ -146,6 +149,15 @@ def train_command(
             "finished.",
         ),
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH.html|PATH.json",
+            callback=checked_path,
+            help="Write there what each epoch took, also of a run that is "
+            "interrupted: pictures and tables, or JSON for 'hapi report'.",
+        ),
+    ] = None,
     skip_bad_samples: Annotated[
         bool, typer.Option(help="Leave undecodable samples out.")
     ] = False,
@@ -167,11 +179,19 @@ def train_command(
         hapi train --data photos/train --classes 10 --epochs 20
         --resume run.pt --save model.pt
 
+        hapi train --data photos/train --classes 10 --epochs 3
+        --report run.html
+
+    On a terminal a line shows how far the epoch is (HAPI_PROGRESS=0: never;
+    1: also elsewhere).
+
     Keys of --json: model, freeze, cut, epochs (loss, accuracy, seconds,
     samples), losses, stats (bytes, package_bytes, retries, fallbacks,
     skipped, saturated, cached, samples, samples_by_cut, seconds), plan
     (null without one),
-    no_plan_reason, plan_changes (seconds, mix, samples_per_second, why).
+    no_plan_reason, plan_changes (seconds, mix, samples_per_second, why),
+    reports (one for each epoch; the documentation's page "Following a run"
+    has their keys).
     """
     # torch takes seconds to import; --help must not wait for it.
     from hapi_client.checkpoints import Checkpoint, write_whole
@@ -181,6 +201,7 @@ def train_command(
         check_cut,
         checked_encodings,
     )
+    from hapi_client.report_files import check_report_path
     from hapi_client.torchvision_models import build_model
     from hapi_client.training import train_tail
     from hapi_client.whole_file import check_writable
@@ -191,6 +212,8 @@ def train_command(
     check_cache(cache)
     parse_location(data)
     check_files(save, resume)
+    if report:
+        check_report_path(report)
     network, transform = build_model(
         model,
         num_classes=classes,
@@ -236,16 +259,16 @@ def train_command(
             reporter.note(
                 f"{count_text(job.num_samples, 'sample')}, {what_is_cut(job)}"
             )
-            with reporter.counting() as count:
+            with (
+                reporter.resting(),
+                _reported(job, report, f"{model} on {data}"),
+            ):
                 history = train_tail(
                     job,
                     epochs=epochs,
                     learning_rate=learning_rate,
                     on_epoch=lambda number, result: reporter.note(
                         f"epoch {number}: {describe(result)}{plan_text(job)}"
-                    ),
-                    on_samples=lambda number, samples: count(
-                        f"epoch {number}", samples, job.num_samples
                     ),
                     on_resume=lambda trained, samples: reporter.note(
                         resumed_text(trained, samples, epochs)
@@ -265,6 +288,18 @@ def train_command(
                     **facts(job, history),
                 },
             )
+
+
+@contextmanager
+def _reported(
+    job: TransferJob, path: Path | None, title: str
+) -> Iterator[None]:
+    """What is done inside is reported, however it ends."""
+    try:
+        yield
+    finally:
+        if path is not None:
+            job.write_report(path, title)
 
 
 def check_files(save: Path | None, resume: Path | None) -> None:
@@ -361,6 +396,8 @@ def _check_labels(job: TransferJob, classes: int) -> None:
 
 def facts(job: TransferJob, history: History) -> dict[str, Any]:
     """The JSON form of a run."""
+    from hapi_client.epoch_report import report_body
+
     return {
         "cut": job.cut,
         "epochs": [
@@ -388,10 +425,13 @@ def facts(job: TransferJob, history: History) -> dict[str, Any]:
             }
             for change in job.plan_changes
         ],
+        "reports": [report_body(each) for each in job.reports],
     }
 
 
 def _print(job: TransferJob, history: History) -> None:
+    from hapi_client.report_tables import essentials
+
     print_table(
         ("epoch", "loss", "accuracy", "seconds", "samples"),
         [
@@ -405,6 +445,8 @@ def _print(job: TransferJob, history: History) -> None:
             for number, each in enumerate(history.epochs)
         ],
     )
+    passes = essentials(job.reports)
+    print_table(passes.header, passes.rows)
     if job.plan_changes:
         from hapi_client.replan import describe_mix
 

@@ -1,0 +1,63 @@
+"""``hapi report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hapi_client.cli.context import JsonPath, checked_path, write_json
+from hapi_client.cli.plan import say
+from hapi_client.report_files import (
+    read_reports,
+    run_body,
+    write_reports,
+)
+from hapi_client.report_tables import tables
+from hapi_protocol.errors import ClientError
+
+
+def report_command(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PATH.json",
+            help="What 'hapi train --report' or '--json' has written.",
+        ),
+    ],
+    html_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--html",
+            metavar="PATH.html",
+            help="Also write a page with pictures and these tables.",
+            callback=checked_path,
+        ),
+    ] = None,
+    json_path: JsonPath = None,
+) -> None:
+    """Tell what each epoch of a training run took, and where its time went.
+
+    Examples:
+
+        hapi train --data photos/train --classes 10 --report run.json
+
+        hapi report run.json --html run.html
+
+    Keys of --json: version, title, reports (one for each pass over the data;
+    the documentation's page "Following a run" has their keys).
+    """
+    if html_path is not None and html_path.suffix.lower() != ".html":
+        raise ClientError(
+            "bad_configuration", f"--html is {html_path}; it ends in .html"
+        )
+    run = read_reports(path)
+    say(run.title)
+    for title, table in tables(run.reports).items():
+        for line in ("", f"{title}:", *table.lines(), table.note):
+            say(line)
+    write_json(json_path, run_body(run))
+    if html_path is not None:
+        write_reports(html_path, run.reports, run.title)
+        say(f"page: {html_path}")

@@ -1,0 +1,264 @@
+"""Reports of passes: text, JSON, tables and the page; ``hapi report``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hapi_client.cli import main as cli
+from hapi_client.epoch_report import (
+    EpochReport,
+    report_body,
+    report_from_body,
+)
+from hapi_client.report_files import (
+    RunReport,
+    check_report_path,
+    read_reports,
+    run_body,
+    write_reports,
+)
+from hapi_client.report_page import html_page
+from hapi_client.report_tables import essentials, tables
+from hapi_protocol.errors import ClientError
+
+PUSHED = EpochReport(
+    epoch=1,
+    samples=320,
+    expected_samples=320,
+    seconds=8.0,
+    received_bytes=12_000_000,
+    sent_bytes=4_000,
+    requests=20,
+    storage_seconds={
+        "queue": 1.0,
+        "read": 2.0,
+        "decode": 3.0,
+        "forward": 9.5,
+        "encode": 0.5,
+        "send_blocked": 0.25,
+    },
+    storage_cpu_seconds=11.0,
+    fetch_seconds={"fetch": 22.0, "decode": 1.5},
+    loop_seconds={
+        "waiting": 4.0,
+        "layers": 1.0,
+        "training": 2.0,
+        "planning": 0.0,
+    },
+    samples_by_cut={0: 64, 42: 256},
+    cached_samples=32,
+    retries=1,
+    fallbacks=2,
+    skipped_samples=3,
+    plan="80 % cut 42 · uint8 + 20 % stream",
+    plan_changes=2,
+    predicted_samples_per_second=50.0,
+    measured_per_predicted=0.8,
+    limited_by=("link", "server device"),
+)
+STREAMED = EpochReport(
+    epoch=0,
+    samples=100,
+    expected_samples=320,
+    is_finished=False,
+    seconds=10.0,
+    received_bytes=40_000_000,
+    samples_by_cut={0: 128},
+    fetch_seconds={"fetch": 30.0, "decode": 4.0},
+    loop_seconds={"waiting": 9.0, "training": 0.5},
+)
+TESTED = replace(PUSHED, epoch=None, split="val")
+RUN = RunReport("resnet18 <on> swift://p/train", (STREAMED, PUSHED, TESTED))
+
+KEYS = {
+    "name",
+    "epoch",
+    "split",
+    "is_finished",
+    "samples",
+    "expected_samples",
+    "seconds",
+    "samples_per_second",
+    "received_bytes",
+    "sent_bytes",
+    "requests",
+    "storage_seconds",
+    "storage_cpu_seconds",
+    "fetch_seconds",
+    "loop_seconds",
+    "waiting_share",
+    "samples_by_cut",
+    "cached_samples",
+    "retries",
+    "fallbacks",
+    "skipped_samples",
+    "saturated_features",
+    "plan",
+    "plan_changes",
+    "predicted_samples_per_second",
+    "measured_per_predicted",
+    "limited_by",
+}
+
+
+def test_json_keys_stay_as_they_are() -> None:
+    """Others read them: one that goes, or changes its name, breaks them."""
+    assert set(report_body(PUSHED)) == KEYS
+    assert set(run_body(RUN)) == {"version", "title", "reports"}
+
+
+@pytest.mark.parametrize("report", RUN.reports)
+def test_json_form_can_be_read_again(report: EpochReport) -> None:
+    text = json.dumps(report_body(report) | {"of a later release": 1})
+    assert report_from_body(json.loads(text)) == report
+
+
+def test_text_of_a_report_says_what_happened() -> None:
+    lines = str(PUSHED).splitlines()
+    assert lines == [
+        "epoch 1: 320 samples in 8 s, 40 samples/s; under a plan 80 % of the "
+        "50 that it predicted",
+        "  plan: 80 % cut 42 · uint8 + 20 % stream, limited by link and "
+        "server device, 2 changes",
+        "  over the wire: 12 MB received, 4 kB sent, 20 requests",
+        "  training loop: waiting 4 s, layers 1 s, training 2 s",
+        "  fetching threads: fetch 22 s, decode 1.5 s",
+        "  storage tier: queue 1 s, read 2 s, decode 3 s, forward 9.5 s, "
+        "encode 500 ms, send-blocked 250 ms",
+        "  samples: 64 streamed, 256 at cut 42, 32 kept samples, 3 skipped "
+        "samples, 1 retry, 2 fall-backs",
+    ]
+    assert "storage tier: nothing" in str(STREAMED)
+
+
+def test_tables_have_a_row_for_each_pass() -> None:
+    for table in (*tables(RUN.reports).values(), essentials(RUN.reports)):
+        assert [row[0] for row in table.rows] == [
+            "epoch 0 *",
+            "epoch 1",
+            "val",
+        ]
+        assert {len(row) for row in table.rows} == {len(table.header)}
+    table = tables(RUN.reports)["How fast"]
+    row = dict(zip(table.header, table.rows[1], strict=True))
+    assert (row["samples/s"], row["predicted"]) == ("40", "50")
+    assert (row["reached"], row["waiting"]) == ("80 %", "50 %")
+
+
+def test_page_has_pictures_and_tables_and_loads_nothing() -> None:
+    page = html_page(RUN)
+    start, end = page.index("<svg"), page.index("</svg>") + len("</svg>")
+    ElementTree.fromstring(page[start:end])
+    assert page.count("<svg") == 1
+    assert page.count("<table>") == 4
+    assert "resnet18 &lt;on&gt; swift://p/train" in page
+    rest = page[:start] + page[end:]
+    assert "src=" not in rest
+    assert "http" not in rest
+    assert html_page(RUN) == page
+
+
+@pytest.mark.parametrize(
+    "reports",
+    [
+        (),
+        (EpochReport(epoch=0, is_finished=False),),
+        tuple(replace(PUSHED, epoch=number) for number in range(150)),
+    ],
+)
+def test_page_can_be_made_of_any_run(reports) -> None:
+    assert "</html>" in html_page(RunReport("a run", reports))
+
+
+def test_files_are_chosen_by_their_suffix(tmp_path: Path) -> None:
+    write_reports(tmp_path / "run.json", RUN.reports, RUN.title)
+    write_reports(tmp_path / "run.HTML", RUN.reports, RUN.title)
+    assert read_reports(tmp_path / "run.json") == RUN
+    assert (tmp_path / "run.HTML").read_text() == html_page(RUN)
+    for name in ("run.pdf", "run"):
+        with pytest.raises(ClientError, match=r"must end in \.json or \.html"):
+            write_reports(tmp_path / name, RUN.reports)
+        with pytest.raises(ClientError, match=name):
+            check_report_path(name)
+    with pytest.raises(ClientError, match="cannot be written"):
+        write_reports(tmp_path / "nowhere" / "run.json", RUN.reports)
+
+
+def spoilt(**changes) -> str:
+    body = run_body(RUN)
+    body["reports"][1].update(changes)
+    return json.dumps(body)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", "there is no key 'reports'"),
+        ('{"losses": []}', "there is no key 'reports'"),
+        ('{"reports": {}}', "'reports' is no list"),
+        ('{"reports": [7]}', "report 0: 7 stands where a report should"),
+        ('{"reports": [{}]}', "report 0: a report has no 'epoch'"),
+        ('{"reports": [], "version": 2}', "of version 2, and .* reads 1"),
+        (spoilt(samples=-1), "report 1: samples is -1; .* whole number"),
+        (spoilt(seconds="long"), "report 1: seconds is 'long'; .* a number"),
+        (spoilt(samples_by_cut={"a": 1}), "by the number of a cut"),
+        (spoilt(loop_seconds=[1]), "seconds by stage"),
+        (spoilt(is_finished=1), "true or false"),
+        (spoilt(plan=None), "a text"),
+        (spoilt(limited_by="link"), "a list of texts"),
+    ],
+)
+def test_bad_files_are_told_with_name_reason_and_remedy(
+    tmp_path: Path, text: str, why: str
+) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(text)
+    with pytest.raises(ClientError, match=why) as caught:
+        read_reports(path)
+    assert caught.value.code == "bad_configuration"
+    assert str(path) in caught.value.message
+    assert "hapi train --report" in caught.value.message
+
+
+def hapi(monkeypatch, *arguments) -> int:
+    monkeypatch.setattr(sys, "argv", ["hapi", *map(str, arguments)])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    return caught.value.code
+
+
+def test_command_prints_tables_and_writes_page_and_json(
+    monkeypatch, capsys, tmp_path: Path
+) -> None:
+    source = tmp_path / "train.json"
+    source.write_text(json.dumps({"model": "x", **run_body(RUN)}))
+    page, copy = tmp_path / "run.html", tmp_path / "copy.json"
+    done = hapi(monkeypatch, "report", source, "--html", page, "--json", copy)
+    assert done == 0
+    out = capsys.readouterr().out
+    for title, table in tables(RUN.reports).items():
+        assert title in out
+        assert all(line in out for line in table.lines())
+    assert page.read_text() == html_page(RUN)
+    assert read_reports(copy) == RUN
+
+
+def test_command_names_the_file_that_is_none(
+    monkeypatch, capsys, tmp_path: Path
+) -> None:
+    assert hapi(monkeypatch, "report", tmp_path / "no.json") == 1
+    told = capsys.readouterr().err
+    assert "no.json cannot be read as a report: No such file" in told
+    (tmp_path / "run.json").write_text(json.dumps(run_body(RUN)))
+    done = hapi(
+        monkeypatch, "report", tmp_path / "run.json", "--html", "run.pdf"
+    )
+    assert done == 1
+    assert "it ends in .html" in capsys.readouterr().err
