@@ -43,7 +43,7 @@ _ESSENTIALS: Sequence[tuple[str, _Cell]] = (
     ("samples/s", lambda r: number_text(r.samples_per_second)),
     ("predicted", lambda r: _number(r.predicted_samples_per_second)),
     ("received", lambda r: bytes_text(r.received_bytes)),
-    ("waiting for data", lambda r: percent_text(r.waiting_share)),
+    ("waiting", lambda r: percent_text(r.waiting_share)),
     ("limited by", lambda r: ", ".join(r.limited_by) or "-"),
     ("plan", lambda r: r.plan),
 )

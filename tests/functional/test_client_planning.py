@@ -129,6 +129,7 @@ def test_job_plans_while_it_trains(connection, photos):
         for epoch in range(20):
             assert sum(len(y) for _, y in job.loader(epoch)) == NUM_SAMPLES
         plan, problem, changes = job.plan, job.problem, job.plan_changes
+        reports = job.reports
         told = facts(job, History())
 
     assert plan is not None
@@ -138,6 +139,15 @@ def test_job_plans_while_it_trains(connection, photos):
     assert changes[0].why
     assert changes[0].samples_per_second > 0
     assert told["plan"] == plan.label
+    assert (reports[-1].plan, reports[-1].limited_by) == (
+        plan.label,
+        plan.binding,
+    )
+    assert reports[0].predicted_samples_per_second is None
+    assert reports[-1].predicted_samples_per_second > 0
+    assert reports[-1].measured_per_predicted > 0
+    assert sum(each.plan_changes for each in reports) == len(changes)
+    assert sum(each.loop_seconds["planning"] for each in reports) > 0
     for change in told["plan_changes"]:
         shares = [part["share"] for part in change["mix"]]
         assert sum(shares) == pytest.approx(1.0)

@@ -16,6 +16,7 @@ import torchvision
 from children import family, heed_interrupts
 from hapi_client.location import Location
 from hapi_client.progress import SilentReporter
+from hapi_client.report_files import read_reports
 from hapi_client.upload import upload
 from photos import shard
 
@@ -42,7 +43,8 @@ def start(cluster, data: str, folder: Path, *more: str):
         *(sys.executable, "-m", "hapi_client.cli.main", "train"),
         *("--data", data, "--classes", "4", "--model", "resnet18"),
         *("--batch-size", "8", "--epochs", str(EPOCHS), "--cut", "stream"),
-        *("--save", "model.pt", "--json", "run.json", *more),
+        *("--save", "model.pt", "--json", "run.json"),
+        *("--report", "report.json", *more),
     ]
     return subprocess.Popen(
         command,
@@ -85,7 +87,10 @@ def test_interrupted_run_goes_on_to_the_same_model(cluster, data, tmp_path):
     assert first.returncode == 130, told
     assert "Traceback" not in told
     assert not (folder / "model.pt").exists()
-    assert sorted(path.name for path in folder.iterdir()) == ["run.pt"]
+    left = sorted(path.name for path in folder.iterdir())
+    assert left == ["report.json", "run.pt"]
+    reports = read_reports(folder / "report.json").reports
+    assert reports[0].is_finished
 
     again = start(cluster, data, folder, "--resume", "run.pt")
     told = finish(again)
@@ -98,6 +103,8 @@ def test_interrupted_run_goes_on_to_the_same_model(cluster, data, tmp_path):
     assert len(runs[1]["losses"]) == len(runs[0]["losses"]) == EPOCHS * 10
     assert runs[1]["losses"] == pytest.approx(runs[0]["losses"], rel=1e-3)
     assert runs[1]["stats"]["samples"] < EPOCHS * 80
+    reports += read_reports(folder / "report.json").reports
+    assert sum(each.samples for each in reports) == EPOCHS * 80
     models = [
         torch.load(each / "model.pt", weights_only=True)
         for each in (tmp_path / "whole", folder)

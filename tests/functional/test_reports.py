@@ -1,0 +1,225 @@
+"""What jobs report of their passes, over a real Swift and a real worker."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from hapi_client import FetchOptions, TransferJob
+from hapi_client.epoch_report import EpochReport
+from hapi_client.location import Location
+from hapi_client.meter import STREAMED
+from hapi_client.progress import SilentReporter
+from hapi_client.report_files import read_reports
+from hapi_client.retry import Backoff
+from hapi_client.stats import JobStats
+from hapi_client.upload import upload
+from networks import small_network, small_transform
+from photos import shard
+from screen import shown
+
+NUM_SHARDS, PER_SHARD = 6, 8
+NUM_SAMPLES = NUM_SHARDS * PER_SHARD
+STEP_SECONDS = 0.02
+QUICK = FetchOptions(
+    num_threads=2,
+    decode_threads=1,
+    backoff=Backoff(attempts=2, first_seconds=0.05),
+)
+
+
+@pytest.fixture(scope="module")
+def photos(connection, tmp_path_factory) -> Location:
+    place = Location("reports", "photos")
+    folder: Path = tmp_path_factory.mktemp("shards")
+    for number in range(NUM_SHARDS):
+        (folder / f"{number}.tar").write_bytes(shard(PER_SHARD, seed=number))
+    upload(connection, place, [folder], SilentReporter())
+    return place
+
+
+def job_of(connection, place, **options) -> TransferJob:
+    return TransferJob(
+        small_network(),
+        freeze="body",
+        data=str(place),
+        batch_size=8,
+        transform=small_transform(),
+        connection=connection,
+        **{"options": QUICK, **options},
+    )
+
+
+def train(job: TransferJob, epoch: int | None) -> tuple[EpochReport, JobStats]:
+    """A pass: its report, and what the job's figures grew by."""
+    before = job.stats
+    for features, _ in job.loader(epoch):
+        job.tail(features)
+        time.sleep(STEP_SECONDS)
+    report, grown = job.reports[-1], job.stats - before
+    check_sums(report, grown)
+    return report, grown
+
+
+def check_sums(report: EpochReport, grown: JobStats) -> None:
+    assert report.is_finished
+    assert report.samples == report.expected_samples == NUM_SAMPLES
+    assert report.samples == grown.samples
+    assert sum(report.samples_by_cut.values()) == NUM_SAMPLES
+    by_cut = {k: n for k, n in grown.samples_by_cut.items() if n}
+    assert report.samples_by_cut == by_cut
+    assert report.received_bytes + report.sent_bytes == grown.bytes
+    assert report.retries == grown.retries
+    assert report.fallbacks == grown.fallbacks
+    assert report.cached_samples == grown.cached
+    assert report.seconds == pytest.approx(grown.seconds, rel=0.2, abs=0.1)
+    loop = report.loop_seconds
+    assert loop["training"] >= NUM_SAMPLES / 8 * STEP_SECONDS
+    assert sum(loop.values()) <= report.seconds
+    assert report.samples_per_second == NUM_SAMPLES / report.seconds
+
+
+def check_storage(report: EpochReport) -> None:
+    """What the worker says fits into the requests that were waited for."""
+    seconds: Mapping[str, float] = report.storage_seconds
+    assert min(seconds[name] for name in ("decode", "forward", "encode")) > 0
+    assert report.storage_cpu_seconds > 0
+    # No more than all cores of the worker, for as long as it was asked.
+    spent = seconds["forward"] + seconds["encode"]
+    assert spent <= report.fetch_seconds["fetch"]
+    assert report.fetch_seconds["decode"] > 0
+
+
+def test_streamed_passes_add_up(connection, photos):
+    with job_of(connection, photos, cut="stream") as job:
+        assert job.reports == []
+        first, _ = train(job, 0)
+        second, _ = train(job, None)
+        reports = job.reports
+    assert reports == [first, second]
+    assert [each.name for each in reports] == ["epoch 0", "train, in order"]
+    for report in reports:
+        assert report.samples_by_cut == {0: NUM_SAMPLES}
+        assert report.plan == "stream"
+        assert report.requests == NUM_SHARDS
+        assert sum(report.storage_seconds.values()) == 0
+        assert min(report.fetch_seconds.values()) > 0
+        assert report.predicted_samples_per_second is None
+
+
+def test_pushed_pass_tells_of_both_tiers(connection, photos):
+    with job_of(connection, photos, cut=1, encoding="float16") as job:
+        report, _ = train(job, 0)
+    assert report.samples_by_cut == {1: NUM_SAMPLES}
+    assert report.plan == "cut 1 · float16"
+    assert report.limited_by == ()
+    assert report.requests >= NUM_SHARDS
+    check_storage(report)
+
+
+def test_mixed_pass_tells_all_ways(connection, photos):
+    with job_of(connection, photos, cut="freeze") as job:
+        last = job.num_cuts
+        job._feeder.mixer.change({STREAMED: 0.5, (last, "float32"): 0.5})
+        report, _ = train(job, 0)
+    assert set(report.samples_by_cut) == {0, last}
+    assert report.plan == f"50 % stream + 50 % cut {last} · float32"
+    check_storage(report)
+
+
+def test_kept_features_take_nothing_of_the_worker(connection, photos):
+    with job_of(connection, photos, cut="freeze", cache="readwrite") as job:
+        first, _ = train(job, 0)
+        second, _ = train(job, 1)
+    assert first.cached_samples == 0
+    check_storage(first)
+    assert second.cached_samples == NUM_SAMPLES
+    assert sum(second.storage_seconds.values()) == 0
+    assert second.storage_cpu_seconds == 0
+
+
+def test_pass_without_its_worker_tells_of_fall_backs(
+    cluster, connection, photos
+):
+    with job_of(connection, photos, cut=1) as job:
+        cluster.stop_worker()
+        try:
+            report, _ = train(job, 0)
+        finally:
+            cluster.restart_worker()
+    assert report.samples_by_cut == {0: NUM_SAMPLES}
+    assert report.fallbacks == NUM_SHARDS
+    assert report.retries > 0
+    assert "6 fall-backs" in str(report)
+
+
+def test_evaluation_in_the_midst_has_bytes_of_its_own(connection, photos):
+    with job_of(connection, photos, cut="stream") as job:
+        before = job.stats.bytes
+        for number, _ in enumerate(job.loader(0)):
+            if number == 2:
+                for _ in job.loader():
+                    pass
+        outer, inner = job.reports
+        total = job.stats.bytes - before
+    assert outer.epoch == 0
+    assert inner.epoch is None
+    both = (outer.received_bytes, inner.received_bytes)
+    assert both[0] == both[1]
+    assert sum(both) == total
+    assert outer.loop_seconds["training"] >= inner.seconds
+
+
+def hapi_train(cluster, photos, folder: Path, *more: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "hapi_client.cli.main"),
+        *("--auth", cluster.auth_url, "--user", cluster.user),
+        *("--key", cluster.key, "train", "--data", str(photos)),
+        *("--classes", "4", "--cut", "stream", "--batch-size", "8"),
+        *("--report", str(folder / "run.html")),
+        *("--json", str(folder / "run.json"), *more),
+    ]
+
+
+def test_train_command_writes_its_report_and_shows_one_line(
+    cluster, photos, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PYTHONPATH", ":".join(p for p in sys.path if p))
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 40, 120, 0, 0))
+    child = subprocess.Popen(
+        hapi_train(cluster, photos, tmp_path),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    text = b""
+    while child.poll() is None or select.select([ours], [], [], 0)[0]:
+        if select.select([ours], [], [], 0.1)[0]:
+            text += os.read(ours, 65536)
+    os.close(theirs)
+    os.close(ours)
+    assert child.returncode == 0, text
+    lines = shown(text.decode())
+    assert any("| 0/48," in part for part in text.decode().split("\r"))
+    assert not any("/48," in line for line in lines)
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert run["reports"][0]["samples"] == NUM_SAMPLES
+    found = read_reports(tmp_path / "run.json").reports
+    assert [each.name for each in found] == ["epoch 0"]
+    assert any("samples/s ┃" in line for line in lines)
+    page = (tmp_path / "run.html").read_text()
+    assert f"resnet18 on {photos}" in page
+    assert "<svg" in page
