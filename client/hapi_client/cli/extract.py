@@ -179,13 +179,12 @@ def extract_command(
             reporter.note(
                 f"{count_text(job.num_samples, 'sample')}, {what_is_cut(job)}"
             )
-            with reporter.counting() as count:
+            with reporter.resting():
                 done = extract(
                     job,
                     out,
                     overwrite=force,
                     about={"model": model, "data": str(place)},
-                    on_samples=lambda had, total: count(out.name, had, total),
                 )
             stats = job.stats
     _print(done, stats)
