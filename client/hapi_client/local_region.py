@@ -103,7 +103,7 @@ class LocalRegion:
         """
         transform = self.transform
         if isinstance(transform, ArrayTransform):
-            return transform.read(data, self._graph.num_ids)
+            return transform.read(data, self._graph.id_limits)
         return transform.sample(decode_image(data), key, training)
 
     def finish(self, cut: int, features: torch.Tensor) -> torch.Tensor:

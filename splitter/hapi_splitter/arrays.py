@@ -141,15 +141,17 @@ class ArrayTransform:
             raise ValueError(f"shape must be a list, not {shape!r:.80}")
         return cls(tuple(shape), document["dtype"])
 
-    def read(self, data: bytes, num_ids: int | None = None) -> torch.Tensor:
+    def read(
+        self, data: bytes, limits: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """From the bytes of a ``.npy`` file to a sample.
 
         Fortran's order becomes C's; values, NaN among them, stay.
 
         Args:
             data: all of them.
-            num_ids: values must be from 0 to one less, as indices of a
-                model's embedding; None for any.
+            limits: of whole numbers that a model looks up, as of
+                :func:`hapi_splitter.lookups.id_limits`; None for any.
 
         Raises:
             SampleError: naming what was found and what is expected.
@@ -159,9 +161,10 @@ class ArrayTransform:
         count = math.prod(self.shape)
         values = np.frombuffer(data, found.dtype, count, found.offset)
         ordered = values.reshape(self.shape, order=found.order)
-        if num_ids is not None:
-            _check_ids(values, num_ids)
-        return torch.from_numpy(ordered.astype(self.dtype, order="C"))
+        sample = torch.from_numpy(ordered.astype(self.dtype, order="C"))
+        if limits is not None:
+            _check_ids(sample, limits)
+        return sample
 
     def _check(self, found: _Header, num_bytes: int) -> None:
         stored = STORED[self.dtype]
@@ -236,9 +239,11 @@ def _read_header(data: bytes) -> _Header:
     return _Header(shape, is_fortran, dtype, offset)
 
 
-def _check_ids(values: np.ndarray[Any, Any], num_ids: int) -> None:
-    for value in (int(values.min()), int(values.max())):
-        if not 0 <= value < num_ids:
-            raise SampleError(
-                f"the id {value}; the model has the ids 0 to {num_ids - 1}"
-            )
+def _check_ids(sample: torch.Tensor, limits: torch.Tensor) -> None:
+    bad = (limits > 0) & ((sample < 0) | (sample >= limits))
+    if bad.any():
+        place = tuple(bad.nonzero()[0].tolist())
+        raise SampleError(
+            f"the id {int(sample[place])} at {list(place)}; there the model "
+            f"has the ids 0 to {int(limits[place]) - 1}"
+        )

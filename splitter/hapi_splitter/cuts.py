@@ -27,10 +27,11 @@ from hapi_splitter.layout import (
     has_channels_last,
     images_with_channels_last,
 )
+from hapi_splitter.lookups import id_limits
 from hapi_splitter.lowering import lower
 from hapi_splitter.ops import operators
 from hapi_splitter.program import INPUT, Program
-from hapi_splitter.shapes import bind, flops_of, num_ids
+from hapi_splitter.shapes import bind, flops_of
 from hapi_splitter.strides import Laid, laid_out
 
 CUT_NAME = re.compile(r"[A-Za-z0-9_.]{1,200}")
@@ -173,13 +174,13 @@ class FrozenGraph:
         return SampleForm(self.input_shape, self.values[INPUT].dtype)
 
     @cached_property
-    def num_ids(self) -> int | None:
-        """Samples must be whole numbers below it; None for any."""
-        return num_ids(self.program, self.values)
+    def id_limits(self) -> torch.Tensor | None:
+        """As :func:`hapi_splitter.lookups.id_limits`."""
+        return id_limits(self.program, self.values)
 
     def examples(self, count: int) -> torch.Tensor:
         """``[count, *input_shape]`` on the CPU, the same each time."""
-        return self.form.examples(count, self.num_ids)
+        return self.form.examples(count, self.id_limits)
 
     @property
     def num_cuts(self) -> int:

@@ -35,19 +35,24 @@ class SampleForm:
     def num_bytes(self) -> int:
         return int(torch.Size(self.shape).numel()) * self.dtype.itemsize
 
-    def examples(self, count: int, num_ids: int | None = None) -> torch.Tensor:
+    def examples(
+        self, count: int, limits: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """``[count, *shape]`` on the CPU, the same each time.
 
         Args:
             count: of samples.
-            num_ids: whole numbers are below it.
+            limits: of whole numbers, as of
+                :func:`hapi_splitter.lookups.id_limits`.
         """
         generator = torch.Generator().manual_seed(0)
         shape = (count, *self.shape)
         if self.dtype.is_floating_point:
             return torch.randn(shape, generator=generator)
-        most = 2 if num_ids is None else num_ids
-        return torch.randint(most, shape, generator=generator)
+        found = torch.randint(1 << 31, shape, generator=generator)
+        if limits is None:
+            return found % 2
+        return found % torch.where(limits > 0, limits, 2)
 
     def zeros(self, count: int, device: torch.device) -> torch.Tensor:
         """``[count, *shape]``; 0 is an id that each embedding has."""

@@ -36,6 +36,10 @@ from hapi_splitter.program import (
     Ref,
 )
 
+MAX_IDS = 1 << 20
+"""Looked up at once in one table, of one sample."""
+MAX_LOOKUPS = 256
+
 _BATCHES = (2, 3)
 _CANNOT_RUN = (
     RuntimeError,  # also NotImplementedError
@@ -83,6 +87,7 @@ def infer(
     values = {INPUT: Value((1, *form.shape), form.dtype, Batch(0), True)}
     _check_limits(values[INPUT], 0, limits, "the input")
     ids = {INPUT}
+    num_lookups = 0
     meta = torch.device("meta")
     runs: list[_Shapes] = [
         {INPUT: form.zeros(batch, meta)} for batch in _BATCHES
@@ -97,7 +102,9 @@ def infer(
         operator = operators()[call.op]
         where = f"call {node}, {call.op}"
         bound = bind(operator, call.args, values)
-        _check_lookup(call, bound, ids, where)
+        if call.op == EMBEDDING:
+            num_lookups += 1
+            _check_lookup(call, bound, ids, num_lookups, where)
         for batch, run in zip(_BATCHES, runs, strict=True):
             try:
                 run[node] = run_meta(call, run, batch)
@@ -107,9 +114,9 @@ def infer(
                     "bad_package", f"{where}: cannot run: {reason}"
                 ) from None
         _check_product(operator.name, bound, where)
-        if call.op in SELECTIONS and ids.issuperset(call.refs()):
-            ids.add(node)
         values[node] = _value(operator, bound, [r[node] for r in runs], where)
+        if _holds_ids(call, values[node], ids):
+            ids.add(node)
         flops += flops_of(operator.name, bound, values[node])
         _check_limits(values[node], flops, limits, where)
     return tuple(values[node] for node in range(len(values)))
@@ -249,13 +256,26 @@ def _check_product(op: str, bound: Bound, where: str) -> None:
             )
 
 
-def _check_lookup(call: Call, bound: Bound, ids: Set[int], where: str) -> None:
+def _holds_ids(call: Call, value: Value, ids: Set[int]) -> bool:
+    return (
+        call.op in SELECTIONS
+        and ids >= set(call.refs())
+        and value.num_elements <= MAX_IDS
+    )
+
+
+def _check_lookup(
+    call: Call, bound: Bound, ids: Set[int], number: int, where: str
+) -> None:
     """That no index can be out of range: a GPU would not survive one.
 
-    Those of the input are checked sample by sample, see :func:`num_ids`.
+    Those of the input are checked sample by sample, see
+    :mod:`hapi_splitter.lookups`.
     """
-    if call.op != EMBEDDING:
-        return
+    if number > MAX_LOOKUPS:
+        raise PackageError(
+            "bad_package", f"{where}: more than {MAX_LOOKUPS} lookups"
+        )
     weight, indices = bound["weight"], bound["indices"]
     fine = (
         indices.dtype == torch.int64
@@ -268,23 +288,10 @@ def _check_lookup(call: Call, bound: Bound, ids: Set[int], where: str) -> None:
         raise PackageError(
             "bad_package",
             f"{where}: it must look up whole numbers of the input as they "
-            f"are, in a table of rows; of indices of {indices.dtype} that "
-            "were computed, nobody has checked the range",
+            f"are, {MAX_IDS} of a sample at most, in a table of rows; of "
+            f"indices of {indices.dtype} that were computed, nobody has "
+            "checked the range",
         )
-
-
-def num_ids(program: Program, values: Sequence[Value]) -> int | None:
-    """How many ids the smallest table has that the input is looked up in.
-
-    Args:
-        program: a checked program.
-        values: of :func:`infer`.
-
-    Returns:
-        None where nothing is looked up.
-    """
-    tables = [call.refs()[0] for call in program.calls if call.op == EMBEDDING]
-    return min((values[table].shape[0] for table in tables), default=None)
 
 
 def tensors_of(bound: Bound) -> list[Value]:

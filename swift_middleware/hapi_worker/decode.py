@@ -37,15 +37,17 @@ def image_decoder(
     return _decoder(transform.medium, decode)
 
 
-def array_decoder(transform: ArrayTransform, num_ids: int | None) -> Decoder:
+def array_decoder(
+    transform: ArrayTransform, limits: torch.Tensor | None
+) -> Decoder:
     """A function from sample to an array of the transform's shape and dtype.
 
     Args:
         transform: of the model's package.
-        num_ids: of the model, see :meth:`ArrayTransform.read`.
+        limits: of the model, see :meth:`ArrayTransform.read`.
     """
     return _decoder(
-        transform.medium, lambda data, _: transform.read(data, num_ids)
+        transform.medium, lambda data, _: transform.read(data, limits)
     )
 
 

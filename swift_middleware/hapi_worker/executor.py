@@ -146,7 +146,7 @@ class PrefixCompute:
         transform = self.lease.frozen.transform
         assert transform is not None, "checked before the grant"
         if isinstance(transform, ArrayTransform):
-            return array_decoder(transform, self.lease.frozen.num_ids)
+            return array_decoder(transform, self.lease.frozen.id_limits)
         return image_decoder(transform, self.max_pixels, self.training)
 
     @property

@@ -21,12 +21,18 @@ from hapi_splitter import container
 from hapi_splitter.arrays import ArrayTransform
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.inputs import SampleForm
+from hapi_splitter.lookups import id_limits
 from hapi_splitter.memory import needs_of
 from hapi_splitter.package import PackageLimits, load_package, package_bytes
 from hapi_splitter.package_head import PackageHead
 from hapi_splitter.profile import profile_region
-from hapi_splitter.program import Call, Program, Ref
-from hapi_splitter.shapes import ShapeLimits, infer, num_ids
+from hapi_splitter.program import Affine, Call, Program, Ref
+from hapi_splitter.shapes import (
+    MAX_IDS,
+    MAX_LOOKUPS,
+    ShapeLimits,
+    infer,
+)
 from hapi_splitter.trace import split
 from hapi_splitter.transforms import ImageTransform
 from hapi_splitter.validate import probe_batchwise
@@ -95,6 +101,12 @@ def test_memory_and_work_of_a_lookup_are_those_of_its_rows() -> None:
     assert frozen.cuts[0].flops < 1000
 
 
+def limits_of(program: Program, *tables: torch.Tensor) -> list[int] | None:
+    values = infer(program, dict(enumerate(tables, 1)), IDS)
+    found = id_limits(program, values)
+    return None if found is None else found.tolist()
+
+
 def test_ids_are_those_of_the_smallest_table() -> None:
     calls = (
         Call(EMBEDDING, (Ref(1), Ref(0))),
@@ -102,8 +114,42 @@ def test_ids_are_those_of_the_smallest_table() -> None:
         Call("aten.add.Tensor", (Ref(3), Ref(4), 1)),
     )
     program = Program(2, calls)
-    weights = {1: torch.randn(10, 3), 2: torch.randn(7, 3)}
-    assert num_ids(program, infer(program, weights, IDS)) == 7
+    tables = torch.randn(10, 3), torch.randn(7, 3)
+    assert limits_of(program, *tables) == [7, 7, 7, 7]
+
+
+def test_each_place_has_the_ids_of_its_own_tables() -> None:
+    """Ids and kinds of tokens in one sample, or columns of a table."""
+    calls = (
+        Call("aten.slice.Tensor", (Ref(0), 1, 0, 2, 1)),
+        Call(EMBEDDING, (Ref(1), Ref(3))),
+        Call("aten.flip.default", (Ref(0), (1,))),
+        Call("aten.slice.Tensor", (Ref(5), 1, 1, 3, 1)),
+        Call(EMBEDDING, (Ref(2), Ref(6))),
+        Call("aten.add.Tensor", (Ref(4), Ref(7), 1)),
+    )
+    program = Program(2, calls)
+    tables = torch.randn(10, 3), torch.randn(7, 3)
+    assert limits_of(program, *tables) == [10, 7, 7, 0]
+    assert limits_of(program, *reversed(tables)) == [7, 7, 10, 0]
+
+
+def test_without_a_lookup_any_number_is_fine() -> None:
+    program = Program(0, (Call("aten.relu.default", (Ref(0),)),))
+    assert limits_of(program) is None
+
+
+def test_lookups_are_bounded() -> None:
+    many = (Call(EMBEDDING, (Ref(1), Ref(0))),) * (MAX_LOOKUPS + 1)
+    with pytest.raises(PackageError, match="more than 256 lookups"):
+        infer(Program(1, many), {1: TABLE}, IDS)
+    wide = (
+        Call("aten.unsqueeze.default", (Ref(0), 1)),
+        Call("aten.expand.default", (Ref(2), (Affine(1), MAX_IDS, 4))),
+        Call(EMBEDDING, (Ref(1), Ref(3))),
+    )
+    with pytest.raises(PackageError, match="1048576 of a sample at most"):
+        infer(Program(1, wide), {1: TABLE}, IDS)
 
 
 @pytest.mark.parametrize(
@@ -271,3 +317,51 @@ def test_sample_shape_that_is_not_the_arrays_is_an_error() -> None:
             transform=ArrayTransform((3,), "int64"),
             sample_shape=(4,),
         )
+
+
+class Encoded(nn.Module):
+    """Of a model of Hugging Face, with the mask of its padding."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        mask = (ids != 0)[:, None, None, :]
+        mask = mask.expand(-1, -1, ids.shape[1], -1)
+        found = self.model(input_ids=ids, attention_mask=mask)
+        return found.last_hidden_state[:, 0]
+
+
+def hugging_face_model(name: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": NUM_IDS, "max_position_embeddings": NUM_TOKENS}
+    if name == "DistilBert":
+        sizes |= {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64}
+    else:
+        sizes |= {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+        }
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    torch.manual_seed(0)
+    model: nn.Module = getattr(transformers, f"{name}Model")(config).eval()
+    return model
+
+
+@pytest.mark.parametrize("name", ["Bert", "DistilBert"])
+def test_models_of_hugging_face_can_be_frozen(name: str) -> None:
+    model = hugging_face_model(name)
+    parts = split((Encoded(model), nn.Linear(32, 2)), transform=TOKENS)
+    region = load_package(package_bytes(parts.frozen))
+    ids = region.examples(4)
+    ids[:, 10:] = 0
+    with torch.inference_mode():
+        mask = (ids != 0).long()
+        found = model(input_ids=ids, attention_mask=mask)
+        expected = found.last_hidden_state[:, 0]
+        for cut in range(region.num_cuts + 1):
+            found = region.suffix(cut)(region.prefix(cut)(ids))
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

@@ -182,8 +182,11 @@ def bad_arrays() -> dict[str, tuple[bytes, str]]:
         ),
         "floats": (npy(fine.astype(np.float32)), "an array of float32"),
         "shape": (npy(fine[None]), "an array of shape (1, 16)"),
-        "outside": (npy(outside), "the id 50; the model has the ids 0 to 49"),
-        "negative": (npy(negative), "the id -1; the model has"),
+        "outside": (
+            npy(outside),
+            "the id 50 at [15]; there the model has the ids 0 to 49",
+        ),
+        "negative": (npy(negative), "the id -1 at [0]; there the model has"),
         "empty": (b"", "not a NumPy array (.npy)"),
         "none": (npy(objects.astype(bool)), "an array of bool"),
     }

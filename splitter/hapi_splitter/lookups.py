@@ -1,0 +1,52 @@
+"""Which whole numbers a sample may hold: those that its tables have rows for.
+
+An index that a table lacks is an error on a CPU, of all samples that are
+computed together, and ends a GPU's process.  So each place of a sample has a
+limit that is checked before: the rows of the smallest table that the number
+there is looked up in.  The checks of :mod:`hapi_splitter.shapes` see to it
+that indices are numbers of the input, moved about and never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hapi_splitter.batchwise import Value
+from hapi_splitter.lowering import lower
+from hapi_splitter.ops import EMBEDDING
+from hapi_splitter.program import INPUT, Program
+
+
+def id_limits(
+    program: Program, values: Sequence[Value]
+) -> torch.Tensor | None:
+    """For each place of a sample, what the number there must be below.
+
+    Args:
+        program: a checked program.
+        values: of :func:`hapi_splitter.shapes.infer`.
+
+    Returns:
+        int64 of a sample's shape, 0 for no limit; None where nothing is
+        looked up.
+    """
+    tables: dict[int, int] = {}
+    for call in program.calls:
+        if call.op == EMBEDDING:
+            table, indices = call.refs()
+            rows = values[table].shape[0]
+            tables[indices] = min(rows, tables.get(indices, rows))
+    if not tables:
+        return None
+    shape = values[INPUT].shape
+    places = torch.arange(values[INPUT].num_elements)
+    limits = torch.zeros_like(places)
+    for indices, rows in tables.items():
+        # Where in the sample they come from shows when places are moved.
+        moved = lower(program, values, {}, INPUT, indices)
+        found = moved(places.view(shape)).flatten()
+        others = limits[found]
+        limits[found] = torch.where(others == 0, rows, others.clamp(max=rows))
+    return limits.view(shape[1:])
