@@ -70,9 +70,10 @@ class TransferJob:
             ``swift://container/shard-{000..031}.tar``, or a list of these;
             or a mapping of splits to them, ``train`` among them.
         batch_size: samples of a step, of all ranks together.
-        transform: an ``ImageTransform``, or torchvision's
-            ``weights.transforms()``; None for ImageNet's evaluation
-            transform.
+        transform: an ``ImageTransform``, torchvision's
+            ``weights.transforms()``, or an ``ArrayTransform`` of data that
+            is no images (:doc:`arrays </arrays>`); None for ImageNet's
+            evaluation transform.
         augment: what is random about the images of training epochs
             (:mod:`hapi_splitter.augmentation`), the same wherever it is
             computed; None for nothing.  Evaluation is never changed.

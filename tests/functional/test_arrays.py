@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
+import re
+import shlex
+import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +32,7 @@ from array_networks import (
     token_arrays,
 )
 from caller import Caller
+from children import run_family
 from equal_training import (
     BATCH,
     EPOCHS,
@@ -56,6 +62,8 @@ from hapi_splitter.plan import solve
 from networks import small_network, small_transform
 from slow_link import slow_link
 
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 110
 TOLERANCE = 1e-4
 SHARDS = (24, 66, 14)
 NUM_SAMPLES = sum(SHARDS)
@@ -233,7 +241,10 @@ def bad_tokens() -> dict[str, tuple[bytes, str]]:
             "an array of float64; the model takes int64",
         ),
         "shape": (npy(fine[:3]), "an array of shape (3,); the model takes"),
-        "ids": (npy(outside), "the id 50; the model has the ids 0 to 49"),
+        "ids": (
+            npy(outside),
+            "the id 50 at [3]; there the model has the ids 0 to 49",
+        ),
     }
 
 
@@ -452,3 +463,41 @@ def test_arrays_are_not_taken_for_images(connection, sentences):
         pytest.raises(ClientError, match="given an ArrayTransform"),
     ):
         next(iter(job.loader()))
+
+
+def blocks(language: str) -> list[str]:
+    """Of the page about arrays."""
+    text = (ROOT / "docs" / "arrays.rst").read_text()
+    found = re.findall(
+        rf"\.\. code-block:: {language}\n\n((?:(?:    .*)?\n)+)", text
+    )
+    return [textwrap.dedent(block) for block in found]
+
+
+def test_scripts_of_the_page_about_arrays_run(cluster, tmp_path):
+    store, train, encoder = blocks("python")
+    (command,) = blocks("sh")
+    for old, new in (
+        ("range(5)", "range(1)"),
+        ("batch_size=64", "batch_size=8"),
+    ):
+        assert old in train
+        train = train.replace(old, new)
+    hapi = [sys.executable, "-m", "hapi_client.cli.main"]
+    for words in (
+        [sys.executable, "-c", store],
+        [*hapi, *shlex.split(command)[1:]],
+        [sys.executable, "-c", train + "print(loss.item())"],
+        [sys.executable, "-c", encoder],
+    ):
+        done = run_family(
+            words,
+            SECONDS,
+            environment={
+                **os.environ,
+                **cluster.environment,
+                "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+            },
+            folder=tmp_path,
+        )
+        assert done.returncode == 0, done.stderr
