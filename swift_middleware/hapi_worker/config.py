@@ -169,7 +169,8 @@ class WorkerConfig:
     max_object_bytes: int = _option("16GiB", parse_bytes, reloads=True)
     max_package_bytes: int = _option("2GiB", parse_bytes)
     max_sample_bytes: int = _option("64MiB", parse_bytes, reloads=True)
-    """Of one sample, all its members together."""
+    """Of one sample, all its members together; of an array as the model
+    takes it."""
     max_pixels: int = _option("67108864", _count(1), reloads=True)
     """Of one image, checked before it is decoded."""
     max_samples: int = _option("1000000", _count(1), reloads=True)

@@ -253,6 +253,23 @@ def forward_reference(trace: Path) -> bytes:
     return with_only("aten.relu.default", [1])
 
 
+def lookup_of_computed_ids(trace: Path) -> bytes:
+    """On a GPU, one beyond the table ends the process."""
+    graph = json.loads(members()["graph.json"])
+    weight, first = graph["calls"][0][2][1], graph["weights"] + 1
+    calls = [
+        [first, "aten.reshape.default", [weight, [4, 27]]],
+        [first + 1, "aten._to_copy.default", [0, "int64"]],
+        [first + 2, "aten.embedding.default", [first, first + 1]],
+    ]
+    hapi = json.loads(members()["hapi.json"])
+    hapi |= {"names": ["x"] * len(calls), "cuts": []}
+    return repack(
+        hapi=json.dumps(hapi).encode(),
+        graph=json.dumps(graph | {"calls": calls}).encode(),
+    )
+
+
 def number_out_of_range(trace: Path) -> bytes:
     return repack(graph=b'{"weights":0,"calls":[[1,"x",[1e999]]]}')
 
@@ -499,6 +516,7 @@ HOSTILE: Mapping[Callable[[Path], bytes], str] = MappingProxyType(
         flip_of_the_batch: "would mix samples: it acts on the batch",
         softmax_over_the_batch: "would mix samples: it acts on the batch",
         reshape_across_samples: "would mix samples: it moves entries",
+        lookup_of_computed_ids: "it must look up whole numbers of the input",
         forward_reference: "must be the id of an earlier tensor",
         number_out_of_range: "out of range",
         not_a_number: "NaN is not a number",
