@@ -5,10 +5,8 @@ from __future__ import annotations
 import io
 import os
 import pickle
-import re
 import shlex
 import sys
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +31,7 @@ from array_networks import (
 )
 from caller import Caller
 from children import run_family
+from documentation import blocks_of
 from equal_training import (
     BATCH,
     EPOCHS,
@@ -62,7 +61,6 @@ from hapi_splitter.plan import solve
 from networks import small_network, small_transform
 from slow_link import slow_link
 
-ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 110
 TOLERANCE = 1e-4
 SHARDS = (24, 66, 14)
@@ -465,29 +463,16 @@ def test_arrays_are_not_taken_for_images(connection, sentences):
         next(iter(job.loader()))
 
 
-def blocks(language: str) -> list[str]:
-    """Of the page about arrays."""
-    text = (ROOT / "docs" / "arrays.rst").read_text()
-    found = re.findall(
-        rf"\.\. code-block:: {language}\n\n((?:(?:    .*)?\n)+)", text
-    )
-    return [textwrap.dedent(block) for block in found]
-
-
-def test_scripts_of_the_page_about_arrays_run(cluster, tmp_path):
-    store, train, encoder = blocks("python")
-    (command,) = blocks("sh")
-    for old, new in (
-        ("range(5)", "range(1)"),
-        ("batch_size=64", "batch_size=8"),
-    ):
-        assert old in train
-        train = train.replace(old, new)
+def test_page_about_arrays_can_be_followed(cluster, tmp_path):
+    page = blocks_of("docs/arrays.rst")
+    store, train, encoder = (b.text for b in page if b.language == "python")
+    (command,) = (b.text for b in page if b.language == "sh")
+    train = train.replace("range(5)", "range(1)") + "print(loss.item())\n"
     hapi = [sys.executable, "-m", "hapi_client.cli.main"]
     for words in (
         [sys.executable, "-c", store],
         [*hapi, *shlex.split(command)[1:]],
-        [sys.executable, "-c", train + "print(loss.item())"],
+        [sys.executable, "-c", train.replace("batch_size=64", "batch_size=8")],
         [sys.executable, "-c", encoder],
     ):
         done = run_family(

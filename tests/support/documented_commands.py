@@ -43,7 +43,10 @@ PARSED: Mapping[str, str] = MappingProxyType(
 
 
 RUN_ELSEWHERE: Mapping[str, str] = MappingProxyType(
-    {"docs/tutorial.rst": "tests/functional/test_tutorial.py"}
+    {
+        "docs/arrays.rst": "tests/functional/test_arrays.py",
+        "docs/tutorial.rst": "tests/functional/test_tutorial.py",
+    }
 )
 """Pages whose commands build on one another, and what follows them."""
 
