@@ -24,6 +24,8 @@ from hapi_splitter.quantities import (
 WAITING, LAYERS, TRAINING = "waiting", "layers", "training"
 PLANNING = "planning"
 LOOP_STAGES = (WAITING, LAYERS, TRAINING, PLANNING)
+_LEAST_SECONDS = 1e-3
+"""Stages of less are left out of texts."""
 FETCH, DECODE = "fetch", "decode"
 FETCH_STAGES = (FETCH, DECODE)
 
@@ -198,7 +200,7 @@ def _stages_text(seconds: Mapping[str, float]) -> str:
     parts = [
         f"{stage.replace('_', '-')} {seconds_text(each)}"
         for stage, each in seconds.items()
-        if each
+        if each >= _LEAST_SECONDS
     ]
     return ", ".join(parts) or "nothing"
 

@@ -6,12 +6,14 @@ pass ends, however it does; what the user prints meanwhile stands above it.
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TextIO
+from typing import Any
 
+from hapi_client.bars import LogBeside, PrintsBeside
 from hapi_client.tally import InForce, Line, NoLine
 from hapi_client.traffic import Traffic
 from hapi_protocol.errors import ClientError
@@ -140,7 +142,8 @@ class ProgressLine:
             postfix=self._postfix(0.0),
             file=sys.stderr,
         )
-        self._beside = _PrintsBeside(self._bar)
+        self._beside = PrintsBeside()
+        self._log = _OwnWarnings()
 
     def add(self, samples: int) -> None:
         """Notes samples; draws a few times a second."""
@@ -160,6 +163,7 @@ class ProgressLine:
 
     def close(self) -> None:
         with self._lock:
+            self._log.end()
             self._beside.end()
             self._bar.close()
 
@@ -184,57 +188,16 @@ def _bar_class() -> Any:
     return type("Bar", (tqdm,), {"monitor_interval": 0})
 
 
-class _PrintsBeside:
-    """Stands for ``sys.stdout`` while a bar is shown on the same terminal.
+class _OwnWarnings:
+    """Shows our warnings above the line, where a program has set up no log:
+    Python would write them into it."""
 
-    What is printed goes above the bar: whole lines at once; what was flushed
-    without an end has the terminal's last line to itself until it ends.
-
-    Args:
-        bar: that gives way.
-    """
-
-    def __init__(self, bar: Any) -> None:
-        self._bar = bar
-        self._stream: TextIO = sys.stdout
-        self._lock = threading.RLock()
-        self._held = ""
-        self._is_shown = True
-        self.has_open_line = False
-        if self._stream is not None and self._stream.isatty():
-            sys.stdout = self
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        with self._lock:
-            if not self._is_shown:
-                return self._stream.write(text)
-            lines, end, self._held = (self._held + text).rpartition("\n")
-            if end:
-                self._write(lines + end)
-                self.has_open_line = False
-                self._bar.refresh()
-        return len(text)
-
-    def flush(self) -> None:
-        with self._lock:
-            if self._held:
-                self._write(self._held)
-                self._held, self.has_open_line = "", True
-        self._stream.flush()
-
-    def _write(self, text: str) -> None:
-        if not self.has_open_line:
-            self._bar.clear()
-        self._stream.write(text)
-        self._stream.flush()
+    def __init__(self) -> None:
+        self._logger = logging.getLogger("hapi_client")
+        self._handler = LogBeside()
+        self._handler.setLevel(logging.WARNING)
+        if not self._logger.hasHandlers():
+            self._logger.addHandler(self._handler)
 
     def end(self) -> None:
-        """From now on it only hands on: somebody may still refer to it."""
-        with self._lock:
-            self.flush()
-            self._is_shown = False
-            if sys.stdout is self:
-                sys.stdout = self._stream
+        self._logger.removeHandler(self._handler)

@@ -54,6 +54,8 @@ _STREAM_COLOUR = "#4878b8"
 _MEASURED, _PREDICTED = "#3f7f3a", "#c2185b"
 _WIDTH_INCHES, _HEIGHT_INCHES = 12.5, 14.0
 _MOST_LABELS = 12
+_LEAST_PART = 0.002
+"""Of the highest bar: less cannot be seen."""
 _LEAST_PLACES = 6
 
 
@@ -133,6 +135,21 @@ def _draw_cuts(axes: Axes, reports: Sequence[EpochReport]) -> None:
         for number, cut in enumerate(pushed)
     }
     _draw_stacks(axes, reports, lambda r: r.samples_by_cut, looks)
+    kept = [each.cached_samples for each in reports]
+    if any(kept):
+        axes.bar(
+            range(len(reports)),
+            kept,
+            bottom=[
+                sum(each.samples_by_cut.values()) - each.cached_samples
+                for each in reports
+            ],
+            color="none",
+            edgecolor="#444444",
+            linewidth=0,
+            hatch="///",
+            label="kept by the store",
+        )
     _dress(axes, reports, "How the samples came", "samples")
 
 
@@ -142,12 +159,14 @@ def _draw_stacks(
     amounts: Callable[[EpochReport], Mapping[_Key, float]],
     looks: Mapping[_Key, tuple[str, str]],
 ) -> None:
-    """A bar for each pass, of what has words and a colour."""
+    """A bar for each pass, of what has words and a colour and can be seen."""
     places = range(len(reports))
     below = [0.0] * len(reports)
+    largest = max(sum(amounts(each).values()) for each in reports)
+    least = _LEAST_PART * largest
     for key, (words, colour) in looks.items():
         heights = [amounts(each).get(key, 0.0) for each in reports]
-        if not any(heights):
+        if max(heights) <= least:
             continue
         axes.bar(places, heights, bottom=below, color=colour, label=words)
         below = [a + b for a, b in zip(below, heights, strict=True)]

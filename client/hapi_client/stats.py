@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
@@ -47,16 +46,19 @@ class JobStats:
         return self._with(earlier, -1)
 
     def _with(self, other: JobStats, sign: int) -> JobStats:
-        by_cut = Counter(self.samples_by_cut)
+        by_cut = dict(self.samples_by_cut)
         for cut, samples in other.samples_by_cut.items():
-            by_cut[cut] += sign * samples
+            by_cut[cut] = by_cut.get(cut, 0) + sign * samples
         amounts = {
-            each.name: getattr(self, each.name)
-            + sign * getattr(other, each.name)
-            for each in fields(self)
-            if each.name != "samples_by_cut"
+            name: getattr(self, name) + sign * getattr(other, name)
+            for name in _AMOUNTS
         }
-        return JobStats(**amounts, samples_by_cut=dict(by_cut))
+        return JobStats(**amounts, samples_by_cut=by_cut)
+
+
+_AMOUNTS = tuple(
+    each.name for each in fields(JobStats) if each.name != "samples_by_cut"
+)
 
 
 class JobCounters:

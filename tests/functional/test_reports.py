@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -117,6 +118,36 @@ def test_streamed_passes_add_up(connection, photos):
         assert sum(report.storage_seconds.values()) == 0
         assert min(report.fetch_seconds.values()) > 0
         assert report.predicted_samples_per_second is None
+
+
+@pytest.mark.parametrize(
+    ("progress", "rank", "is_shown"),
+    [(None, 0, False), (True, 0, True), (True, 1, False)],
+)
+def test_line_is_the_first_ranks_and_for_terminals(
+    connection, photos, monkeypatch, progress, rank, is_shown
+):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    options = {"cut": "stream", "progress": progress}
+    with job_of(connection, photos, **options) as job:
+        for number, _ in enumerate(job.loader(3)):
+            if number == 4:
+                break
+        (report,) = job.reports
+    assert ("epoch 3" in sys.stderr.getvalue()) == is_shown
+    assert (report.samples, report.expected_samples) == (20, 24)
+    assert not report.is_finished
+
+
+def test_report_is_written_by_the_job(connection, photos, tmp_path):
+    with job_of(connection, photos, cut="stream") as job:
+        report, _ = train(job, 0)
+        job.write_report(tmp_path / "run.json", "mine")
+        job.write_report(tmp_path / "run.html", "mine")
+    assert read_reports(tmp_path / "run.json").reports == (report,)
+    assert "<h1>mine</h1>" in (tmp_path / "run.html").read_text()
 
 
 def test_pushed_pass_tells_of_both_tiers(connection, photos):

@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from children import heed_interrupts
+from hapi_client.bars import LogBeside
 from hapi_client.cli import main as cli
 from hapi_client.cli.demo import _bytes_sentence
-from hapi_client.cli.logs import BesideBars
 from hapi_client.cli.train import idle_cache_text
 from hapi_client.connection import Connection
 from hapi_client.demo import (
@@ -529,9 +529,9 @@ def test_log_of_a_command_stands_above_a_progress_line(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     record = logging.LogRecord("x", 30, "", 0, "a warning", None, None)
-    BesideBars().emit(record)
+    LogBeside().emit(record)
     line = ProgressLine("epoch 0", 8, InForce, Traffic())
-    BesideBars().emit(record)
+    LogBeside().emit(record)
     above = ["a warning", "a warning"]
     *found, last = [each for each in shown(terminal.getvalue()) if each]
     assert found == above

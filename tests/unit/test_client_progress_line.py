@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
 import threading
 
@@ -205,6 +206,39 @@ def test_bars_of_the_user_stand_beside_it(sit_at):
         outer.update()
     (left,) = [each for each in shown(terminal.getvalue()) if each]
     assert left.startswith("epochs:")
+
+
+def test_prints_and_warnings_stand_above_all_bars(sit_at, monkeypatch):
+    from tqdm import tqdm
+
+    terminal = sit_at()
+    # As in a program that has set up no log.
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    ours = logging.getLogger("hapi_client")
+    clock = Clock()
+    with tqdm(total=5, desc="epochs") as outer:
+        line = make_line(clock=clock)
+        print("a print")
+        ours.warning("a warning")
+        clock.now += 1
+        line.add(10)
+        found = [each for each in shown(terminal.getvalue()) if each]
+        assert found[:2] == ["a print", "a warning"]
+        assert [each.split()[0] for each in found[2:]] == ["epochs:", "epoch"]
+        line.close()
+        outer.update()
+    assert ours.handlers == []
+
+
+def test_log_of_a_program_is_left_to_it(sit_at):
+    terminal = sit_at()
+    before = list(logging.getLogger("hapi_client").handlers)
+    line = make_line()
+    # Pytest has handlers of its own.
+    assert logging.getLogger("hapi_client").handlers == before
+    logging.getLogger("hapi_client").warning("a warning")
+    line.close()
+    assert "a warning" not in terminal.getvalue()
 
 
 def test_stream_that_somebody_kept_works_on(sit_at):

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from urllib3.exceptions import InsecureRequestWarning
 
+from hapi_client.bars import LogBeside
 from hapi_client.cli import cache, cluster, completion, models, worker
 from hapi_client.cli.context import Login
 from hapi_client.cli.demo import demo_command
@@ -19,7 +20,6 @@ from hapi_client.cli.doctor import doctor_command
 from hapi_client.cli.extract import extract_command
 from hapi_client.cli.index import index_command
 from hapi_client.cli.info import info_command
-from hapi_client.cli.logs import BesideBars
 from hapi_client.cli.ls import ls_command
 from hapi_client.cli.plan import plan_command
 from hapi_client.cli.report import report_command
@@ -145,7 +145,7 @@ def root(
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING,
         format="%(levelname)s %(name)s: %(message)s",
-        handlers=[BesideBars()],
+        handlers=[LogBeside()],
     )
     if not verbose:
         # Its lines on each retry say what ours say, at greater length.
