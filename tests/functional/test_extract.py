@@ -22,6 +22,7 @@ from hapi_client.frozen import IMAGENET_TRANSFORM
 from hapi_client.location import Location
 from hapi_client.progress import SilentReporter
 from hapi_client.upload import upload
+from hapi_client.whole_file import held
 from hapi_protocol.errors import ClientError
 from hapi_splitter.transforms import decode_image
 from networks import small_network, small_transform
@@ -170,6 +171,29 @@ def test_a_bad_sample_is_named_or_left_out(connection, bad, tmp_path):
         with np.load(path) as found:
             assert found["labels"].tolist() == [-1] * 5
             assert "s0-0002" not in found["keys"].tolist()
+
+
+def test_a_run_that_is_interrupted_leaves_nothing(
+    connection, photos, tmp_path
+):
+    path = tmp_path / "features.parquet"
+    seen = []
+
+    def interrupted(done: int, total: int) -> None:
+        seen.extend(sorted(os.listdir(tmp_path)))
+        raise KeyboardInterrupt
+
+    with job_of(connection, photos, cut="stream") as job:
+        with pytest.raises(KeyboardInterrupt):
+            extract(job, path, on_samples=interrupted)
+        # The lock of its run among them.
+        assert seen == [f"{path.name}.lock", f"{path.name}.part"]
+        assert os.listdir(tmp_path) == []
+        another = pytest.raises(ClientError, match="another run has")
+        with held(path), another:
+            extract(job, path)
+        assert extract(job, path).samples == NUM_SAMPLES
+    assert os.listdir(tmp_path) == [path.name]
 
 
 def test_command_writes_a_file_and_what_it_is(hapi, photos, images, capsys):
