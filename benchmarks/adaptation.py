@@ -364,7 +364,13 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = parser_of("adaptation", __doc__)
     add_workload(parser)
     add = parser.add_argument
-    add("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
+    add(
+        "--scenarios",
+        nargs="+",
+        choices=SCENARIOS,
+        default=list(SCENARIOS),
+        help="only these",
+    )
     add(
         "--phase-seconds",
         type=float,

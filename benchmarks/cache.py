@@ -225,7 +225,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--samples", type=int, default=192, help="of an epoch (default 192)"
     )
     parser.add_argument(
-        "--models", nargs="+", choices=MODELS, default=list(MODELS)
+        "--models",
+        nargs="+",
+        choices=MODELS,
+        default=list(MODELS),
+        help="only these",
     )
     parser.add_argument(
         "--no-netns",

@@ -73,14 +73,27 @@ class CensusError(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", metavar="NAME", default=())
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="NAME",
+        default=(),
+        help="models, all if absent",
+    )
     parser.add_argument("--json", type=Path, help="results, model by model")
     parser.add_argument("--rst", type=Path, help="write the tables there")
     parser.add_argument(
         "--resume", action="store_true", help="keep what --json has"
     )
-    parser.add_argument("--memory-gib", type=float, default=16.0)
-    parser.add_argument("--seconds", type=float, default=900.0)
+    parser.add_argument(
+        "--memory-gib",
+        type=float,
+        default=16.0,
+        help="of each model's process",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=900.0, help="for each model"
+    )
     options = parser.parse_args(arguments)
     chosen = choose(options.only)
     _PROCESSES.set_forkserver_preload(

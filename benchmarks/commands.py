@@ -80,7 +80,12 @@ def check_rounds(
 def add_workload(parser: argparse.ArgumentParser) -> None:
     """Options ``--data`` and ``--floor``."""
     add_data(parser)
-    parser.add_argument("--floor", choices=FLOORS, default=FLOORS[0])
+    parser.add_argument(
+        "--floor",
+        choices=FLOORS,
+        default=FLOORS[0],
+        help="what a plan may round",
+    )
 
 
 def require_data(

@@ -207,7 +207,13 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add_data(parser, "for the part samples: ")
     add_worker_options(parser, "of the worker of the part samples")
-    add("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    add(
+        "--parts",
+        nargs="+",
+        choices=PARTS,
+        default=list(PARTS),
+        help="only these",
+    )
     add(
         "--rounds",
         type=int,

@@ -38,10 +38,14 @@ MODELS = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="+", default=MODELS)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--models", nargs="+", default=MODELS, help="of torchvision"
+    )
+    parser.add_argument(
+        "--batch", type=int, default=8, help="samples of a pass"
+    )
+    parser.add_argument("--rounds", type=int, default=15, help="of each form")
+    parser.add_argument("--threads", type=int, default=1, help="of torch")
     parser.add_argument("--json", type=Path, help="write the figures there")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -305,8 +305,15 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for name in ("splits", "replay", "adaptation"):
-        parser.add_argument(f"--{name}", type=Path, metavar="JSON")
-    parser.add_argument("--rst", type=Path, required=True, metavar="PATH")
+        parser.add_argument(
+            f"--{name}",
+            type=Path,
+            metavar="JSON",
+            help=f"results of benchmarks.{name}",
+        )
+    parser.add_argument(
+        "--rst", type=Path, required=True, metavar="PATH", help="page to write"
+    )
     return parser.parse_args(argv)
 
 

@@ -212,9 +212,11 @@ def ratios(seconds: dict[str, list[float]]) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--samples", type=int, default=640)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, metavar="PATH")
+    parser.add_argument("--samples", type=int, default=640, help="of an epoch")
+    parser.add_argument("--rounds", type=int, default=5, help="of both ways")
+    parser.add_argument(
+        "--json", type=Path, metavar="PATH", help="write the figures there"
+    )
     arguments = parser.parse_args()
     result = measure(arguments.samples, arguments.rounds)
     rates = result["samples_per_second"]

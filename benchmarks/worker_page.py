@@ -277,8 +277,16 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("files", type=Path, nargs="+", metavar="JSON")
-    parser.add_argument("--rst", type=Path, required=True, metavar="PATH")
+    parser.add_argument(
+        "files",
+        type=Path,
+        nargs="+",
+        metavar="JSON",
+        help="results of the benchmarks",
+    )
+    parser.add_argument(
+        "--rst", type=Path, required=True, metavar="PATH", help="page to write"
+    )
     return parser.parse_args(argv)
 
 
