@@ -150,7 +150,7 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
 
     @property
     def first_step(self) -> int:
-        """With which step the epoch begins: not 0 after a resume."""
+        """With which step the epoch begins; not 0 after a resume."""
         return self._epochs.first_step(self.epoch)
 
     def state_dict(self, step: int) -> dict[str, Any]:

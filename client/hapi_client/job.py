@@ -442,7 +442,7 @@ class TransferJob:
 
     @property
     def epoch(self) -> int:
-        """In which training goes on: that of a loaded state, or 0."""
+        """In which training goes on; that of a loaded state, or 0."""
         return self._epochs.epoch
 
     @property

@@ -103,7 +103,7 @@ class Option:
 
     @property
     def rounding(self) -> int:
-        """How little of the features is left: 0 for images, then 1 to 12.
+        """How little of the features is left; 0 for images, then 1 to 12.
 
         Counts first the number format, then, as it costs time, compression.
         """
@@ -118,7 +118,7 @@ class Option:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Puts options in order: by cut, then the most exact first."""
+        """Puts options in order, by cut, then the most exact first."""
         return self.cut, self.rounding
 
 
@@ -287,7 +287,7 @@ class Plan:
 
     @property
     def label(self) -> str:
-        """The mix for people: ``60 % cut 9 · uint8 + 40 % stream``."""
+        """The mix for people, as ``60 % cut 9 · uint8 + 40 % stream``."""
         if len(self.mix) == 1:
             return self.mix[0][0].label
         largest_first = sorted(self.mix, key=lambda part: -part[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import runpy
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -330,3 +331,24 @@ def test_every_error_is_in_the_reference() -> None:
     ]
     for name in kinds:
         assert re.search(rf"(errors|hapi_client)\.{name}\n", text), name
+
+
+def documented_classes() -> list[type]:
+    """Those that have an entry of their own in the reference."""
+    paths = re.findall(r"autoclass:: (\S+)", text_of("docs/api.rst"))
+    return [
+        getattr(import_module(module), name)
+        for module, _, name in (path.rpartition(".") for path in paths)
+    ]
+
+
+@pytest.mark.parametrize(
+    "kind", documented_classes(), ids=lambda k: k.__name__
+)
+def test_reference_shows_whole_sentences(kind: type) -> None:
+    assert (kind.__doc__ or "").strip()
+    for name, found in vars(kind).items():
+        if isinstance(found, property) and not name.startswith("_"):
+            first = (found.__doc__ or "").partition("\n")[0]
+            # Sphinx takes what is in front of a colon for the type.
+            assert not re.search(r"^[^`]+: ", first), (name, first)
