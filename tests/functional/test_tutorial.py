@@ -159,6 +159,14 @@ def test_few_lines_of_the_script_change():
         (DOCS / "examples" / name).read_text().splitlines()
         for name in ("finetune.py", "finetune_hapi.py")
     )
-    kinds = [line[0] for line in difflib.ndiff(before, after)]
+    compared = list(difflib.ndiff(before, after))
+    kinds = [line[0] for line in compared]
     assert 0 < kinds.count("+") <= MOST_CHANGED_LINES
     assert 0 < kinds.count("-") <= MOST_CHANGED_LINES
+    there = [kind for kind in kinds if kind in " +"]
+    new = [n for n, kind in enumerate(there, 1) if kind == "+"]
+    marked = re.search(
+        r":emphasize-lines: ([\d, ]+)", (DOCS / "tutorial.rst").read_text()
+    )
+    assert marked is not None
+    assert [int(n) for n in marked[1].split(",")] == new
