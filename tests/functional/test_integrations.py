@@ -147,7 +147,7 @@ def test_lightning_goes_on_in_the_midst_of_an_epoch(
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.timeout(200)
 def test_accelerate_trains_as_the_local_run(
-    cluster, local, tmp_path, num_ranks
+    cluster, connection, local, tmp_path, num_ranks
 ):
     done = run_family(
         [
@@ -164,9 +164,13 @@ def test_accelerate_trains_as_the_local_run(
         },
     )
     assert done.returncode == 0, done.stderr
-    losses = torch.load(tmp_path / "r.pt")
+    losses, seen = torch.load(tmp_path / "r.pt")
     assert len(losses) == len(local)
     assert largest_difference(local, losses) <= TOLERANCE
+
+    with job_of(connection, "stream") as job:
+        labels = torch.cat([labels for _, labels in job.loader()])
+    assert sorted(seen) == sorted(labels.tolist())
 
 
 def test_compiled_tail_trains_as_the_local_run(connection, local):

@@ -1,4 +1,5 @@
-"""Trains with accelerate; the main process saves the losses."""
+"""Trains with accelerate, and looks at all samples; the main process saves
+the losses, and the labels that were seen."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from torch.utils.data import DataLoader
 
 from equal_training import EPOCHS, RATE, job_of
 from hapi_client import Connection
@@ -24,7 +26,7 @@ def main(result: Path) -> None:
         )
         losses = []
         for epoch in range(EPOCHS):
-            for features, labels in job.loader(epoch):
+            for features, labels in accelerator.prepare(job.loader(epoch)):
                 loss = torch.nn.functional.cross_entropy(
                     tail(features), labels
                 )
@@ -33,8 +35,12 @@ def main(result: Path) -> None:
                 optimizer.step()
                 mean = accelerator.reduce(loss.detach(), reduction="mean")
                 losses.append(mean.item())
+        seen = []
+        samples = DataLoader(job.samples(), batch_size=8)
+        for _, labels in accelerator.prepare(samples):
+            seen += accelerator.gather_for_metrics(labels).tolist()
         if accelerator.is_main_process:
-            torch.save(losses, result)
+            torch.save((losses, seen), result)
     accelerator.end_training()
 
 
