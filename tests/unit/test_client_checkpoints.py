@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -16,6 +14,7 @@ import pytest
 import torch
 
 from children import interruptible
+from full_disk import no_file_beyond
 from hapi_client.checkpoints import (
     Checkpoint,
     heeding_interrupts,
@@ -36,17 +35,6 @@ DEVICES = [
         ),
     ),
 ]
-
-
-@contextlib.contextmanager
-def no_file_beyond(num_bytes):
-    """Stands for a full disk: writes end with an ``OSError``."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def names(folder: Path) -> list[str]:

@@ -49,6 +49,7 @@ def environment(tmp_path_factory) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
         "PS1": "ready> ",
         "TERM": "dumb",
+        "INPUTRC": os.devnull,
     }
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from full_disk import no_file_beyond
 from hapi_client import feature_files
 from hapi_client.feature_files import (
     SUFFIXES,
@@ -123,6 +125,24 @@ def test_memory_is_bounded_by_a_few_row_groups(tmp_path, suffix):
     assert path.stat().st_size > 0
     assert peak < 40 << 20
     assert pa.total_allocated_bytes() - before < 40 << 20
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("room", [0, 10_000, 200_000])
+def test_a_disk_that_becomes_full_is_named_and_left_empty(
+    tmp_path, suffix, room
+):
+    path = tmp_path / f"features{suffix}"
+    random = np.random.default_rng(0)
+    part = replace(
+        rows(0, 64, shape=(1024,)),
+        features=random.random((64, 1024), np.float32),
+    )
+    full = pytest.raises(ClientError, match="make room, or give a file in a")
+    with full as caught, no_file_beyond(room):
+        write(path, [part] * 20, shape=(1024,))
+    assert str(path) in caught.value.message
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["features", "features.csv", ".parquet"])
