@@ -16,9 +16,11 @@ from hapi_client.listed_data import (
     IndexDifference,
 )
 from hapi_client.location import Location
+from hapi_protocol.errors import RightsError
 from hapi_protocol.index import INDEX_VERSION, DataIndex, Span
 from hapi_protocol.shards import iter_samples
 
+INDEX_UNKNOWN = "unknown"
 MOST_READ = 8
 """Samples that are read to see what kind they are."""
 
@@ -29,14 +31,17 @@ class DataDescription:
 
     Attributes:
         location: of it.
-        index: ``there``, or ``stale`` where shards have come, gone or changed
-            since it was written.
+        index: ``there``, ``stale`` where shards have come, gone or changed
+            since it was written, or ``unknown`` where they may be read and
+            not listed.
         index_version: of its form.
-        stored: when the index was, as in Swift's listings (UTC).
+        stored: when the index was, as in Swift's listings (UTC); empty
+            where it is not known.
         shards: that the index has.
         samples: likewise.
         spans: units of work.
-        shard_bytes: of the shards that are there.
+        shard_bytes: of the shards that are there; None where that is not
+            known.
         sample_bytes: of the samples' tar members, their headers included.
         classes: samples of each label, by its name where there is one.
         unlabelled: samples without a label.
@@ -52,7 +57,7 @@ class DataDescription:
     shards: int
     samples: int
     spans: int
-    shard_bytes: int
+    shard_bytes: int | None
     sample_bytes: int
     classes: Mapping[str, int]
     unlabelled: int
@@ -74,23 +79,25 @@ def describe_data(
         HapiError: a shard cannot be read, or is not that of the index.
     """
     index = load_index(connection, location)
-    prefix = f"{location.prefix}/" if location.prefix else ""
-    listed = list(connection.list(location.container, prefix))
-    shards = [each for each in listed if each.name.endswith(SHARD_SUFFIX)]
+    listed = _listed(connection, location)
+    etags = _etags(listed) if listed is not None else index.etags
     spans = index.spans()
-    kinds, looked_at = _kinds(connection, location, _spread(spans), shards)
+    kinds, looked_at = _kinds(connection, location, _spread(spans), etags)
     rows = [row for shard in index.shards for row in shard.rows]
     return DataDescription(
         location=location,
-        index=_state(index, shards),
+        index=_state(index, listed),
         index_version=INDEX_VERSION,
         stored=next(
-            (e.stored for e in listed if e.name == location.index_name), ""
+            (e.stored for e in listed or () if e.name == location.index_name),
+            "",
         ),
         shards=len(index.shards),
         samples=len(rows),
         spans=len(spans),
-        shard_bytes=sum(each.length_bytes for each in shards),
+        shard_bytes=None
+        if listed is None
+        else sum(e.length_bytes for e in listed if e.name in etags),
         sample_bytes=sum(row.length for row in rows),
         classes=_classes(index),
         unlabelled=sum(row.label is None for row in rows),
@@ -99,10 +106,29 @@ def describe_data(
     )
 
 
-def _state(index: DataIndex, shards: Sequence[ObjectInfo]) -> str:
-    etags = {each.name: each.etag for each in shards}
-    is_stale = IndexDifference.between(index, etags).is_stale
+def _listed(
+    connection: Connection, location: Location
+) -> list[ObjectInfo] | None:
+    """None where the objects may not be listed."""
+    prefix = f"{location.prefix}/" if location.prefix else ""
+    try:
+        return list(connection.list(location.container, prefix))
+    except RightsError as error:
+        if error.status not in (401, 403):
+            raise
+        return None
+
+
+def _state(index: DataIndex, listed: Sequence[ObjectInfo] | None) -> str:
+    if listed is None:
+        return INDEX_UNKNOWN
+    is_stale = IndexDifference.between(index, _etags(listed)).is_stale
     return INDEX_STALE if is_stale else INDEX_THERE
+
+
+def _etags(listed: Sequence[ObjectInfo]) -> dict[str, str]:
+    """Of the shards among some objects, by name."""
+    return {e.name: e.etag for e in listed if e.name.endswith(SHARD_SUFFIX)}
 
 
 def _classes(index: DataIndex) -> dict[str, int]:
@@ -130,9 +156,8 @@ def _kinds(
     connection: Connection,
     location: Location,
     samples: Sequence[Span],
-    shards: Sequence[ObjectInfo],
+    etags: Mapping[str, str],
 ) -> tuple[dict[str, int], int]:
-    etags = {each.name: each.etag for each in shards}
     counts: Counter[str] = Counter()
     looked_at = 0
     for span in samples:

@@ -140,9 +140,12 @@ def _data_rows(found: DataDescription) -> Iterator[tuple[str, str]]:
     stored = found.stored.partition(".")[0]
     yield (
         "index",
-        f"{found.index}, version {found.index_version}, of {stored} UTC",
+        f"{found.index}, version {found.index_version}"
+        + (f", of {stored} UTC" if stored else ""),
     )
-    yield "shards", f"{found.shards:,}, {bytes_text(found.shard_bytes)}"
+    total = found.shard_bytes
+    size = "which may not be listed" if total is None else bytes_text(total)
+    yield "shards", f"{found.shards:,}, {size}"
     mean = bytes_text(found.mean_sample_bytes)
     yield "samples", f"{found.samples:,}, {mean} each in the mean"
     yield "spans", f"{found.spans:,}"
