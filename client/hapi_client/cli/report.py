@@ -9,12 +9,6 @@ import typer
 
 from hapi_client.cli.context import JsonPath, checked_path, write_json
 from hapi_client.cli.plan import say
-from hapi_client.report_files import (
-    read_reports,
-    run_body,
-    write_reports,
-)
-from hapi_client.report_tables import tables
 from hapi_protocol.errors import ClientError
 
 
@@ -48,6 +42,14 @@ def report_command(
     Keys of --json: version, title, reports (one for each pass over the data;
     the documentation's page "Following a run" has their keys).
     """
+    # These take a second to import; --help and TAB must not wait for it.
+    from hapi_client.report_files import (
+        read_reports,
+        run_body,
+        write_reports,
+    )
+    from hapi_client.report_tables import tables
+
     if html_path is not None and html_path.suffix.lower() != ".html":
         raise ClientError(
             "bad_configuration", f"--html is {html_path}; it ends in .html"
