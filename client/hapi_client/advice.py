@@ -33,6 +33,7 @@ from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import ByteRange
 from hapi_protocol.index import Span
 from hapi_protocol.profiles import ModelProfile
+from hapi_protocol.shards import ARRAY, IMAGE
 from hapi_splitter.costs import Conditions, OneOff, build_problem
 from hapi_splitter.host import allowed_cores
 from hapi_splitter.plan import Problem, solve, what_if
@@ -209,6 +210,12 @@ def _measured(
     )
 
 
+_SAMPLES_MADE = {
+    IMAGE: "images are like a photograph of 500 x 375 pixels",
+    ARRAY: "arrays hold random numbers, stored as the model takes them,",
+}
+
+
 class _Finder:
     """Finds what is not on this machine, or says what it assumes."""
 
@@ -231,8 +238,8 @@ class _Finder:
         question = self._question
         if connection is None or location is None:
             self._assume(
-                "images are like a photograph of 500 x 375 pixels made "
-                "here; --data measures yours"
+                f"{_SAMPLES_MADE[self._region.transform.medium]} made here; "
+                "--data measures yours"
             )
             if question.link is None:
                 self._assume("the link has 1 Gbit/s; --link tells another")
@@ -242,7 +249,7 @@ class _Finder:
                     "another number"
                 )
             return (
-                reference_samples(),
+                reference_samples(self._region),
                 question.link or ASSUMED_LINK,
                 question.num_samples or ASSUMED_SAMPLES,
             )

@@ -14,6 +14,8 @@ import torch
 from hapi_client.frozen import FrozenRegion
 from hapi_client.torchvision_models import build_model
 from hapi_protocol.errors import ClientError
+from hapi_splitter.arrays import ArrayTransform
+from hapi_splitter.inputs import InputTransform
 from hapi_splitter.trace import default_freeze
 from hapi_splitter.transforms import ImageTransform
 
@@ -79,7 +81,10 @@ class ModelSource:
 
 
 def load_region(
-    source: ModelSource, freeze: str | None, size: int, device: str
+    source: ModelSource,
+    freeze: str | None,
+    transform: InputTransform,
+    device: str,
 ) -> FrozenRegion:
     """The split model of a command line.
 
@@ -87,21 +92,45 @@ def load_region(
         source: of the model.
         freeze: a module, several separated by commas, or None for all but
             the last linear layer.
-        size: pixels of the square that the model takes.
+        transform: from what is stored to what the model takes.
         device: of this machine.
 
     Raises:
         HapiError: naming what is wrong and the remedy.
     """
     model = source.build()
-    transform = ImageTransform(
-        resize_size=round(size * RESIZE_BY_CROP), crop_size=size
-    )
-    chosen = chosen_freeze(model, freeze, size)
+    chosen = chosen_freeze(model, freeze, transform)
     return FrozenRegion(model, chosen, transform, named_device(device))
 
 
-def chosen_freeze(model: Model, freeze: str | None, size: int) -> Any:
+def images_of(size: int) -> ImageTransform:
+    """ImageNet's evaluation, for squares of so many pixels."""
+    return ImageTransform(
+        resize_size=round(size * RESIZE_BY_CROP), crop_size=size
+    )
+
+
+def arrays_of(text: str) -> ArrayTransform:
+    """What ``--array`` means: ``1x64x100``, or ``128:int64``.
+
+    Raises:
+        ClientError: ``bad_configuration`` naming what is allowed.
+    """
+    sizes, _, dtype = text.partition(":")
+    try:
+        shape = tuple(int(size) for size in sizes.split("x"))
+        return ArrayTransform(shape, dtype or "float32")
+    except ValueError as error:
+        raise ClientError(
+            "bad_configuration",
+            f"array is {text!r:.80}: {error}; give sizes, and a type if it "
+            "is not float32: 1x64x100, or 128:int64",
+        ) from error
+
+
+def chosen_freeze(
+    model: Model, freeze: str | None, transform: InputTransform
+) -> Any:
     """What ``--freeze`` means: a module, several separated by commas, or
     all but the last linear layer.
 
@@ -111,7 +140,7 @@ def chosen_freeze(model: Model, freeze: str | None, size: int) -> Any:
     if not isinstance(model, torch.nn.Module):
         return freeze
     if freeze is None:
-        return default_freeze(model, sample_shape=(3, size, size))
+        return default_freeze(model, transform=transform)
     if "," in freeze:
         return [name.strip() for name in freeze.split(",")]
     return freeze

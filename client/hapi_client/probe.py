@@ -29,6 +29,7 @@ from hapi_protocol.headers import ByteRange
 from hapi_protocol.index import MAX_SPAN_SAMPLES, Span
 from hapi_protocol.profiles import ModelProfile
 from hapi_protocol.shards import IMAGE, Medium, Sample, iter_samples
+from hapi_splitter.arrays import array_file
 from hapi_splitter.costs import CutFacts, SampleCosts, candidate_cuts
 from hapi_splitter.encodings import decode, encode
 from hapi_splitter.host import allowed_cores, allowed_memory_bytes
@@ -172,12 +173,19 @@ def _read_some(
     )
 
 
-def reference_samples() -> ProbeSamples:
-    """Pictures made here, where there is no data set to measure."""
-    images = tuple(reference_image(seed) for seed in range(REFERENCE_SAMPLES))
-    blocks = -(-len(images[0]) // TAR_BLOCK_BYTES)
+def reference_samples(region: FrozenRegion) -> ProbeSamples:
+    """Samples made here, where there is no data set to measure.
+
+    Pictures, or arrays of random numbers.
+    """
+    if region.transform.medium is IMAGE:
+        made = tuple(map(reference_image, range(REFERENCE_SAMPLES)))
+    else:
+        arrays = region.local.examples(REFERENCE_SAMPLES)
+        made = tuple(map(array_file, arrays.numpy()))
+    blocks = -(-len(made[0]) // TAR_BLOCK_BYTES)
     stored = (blocks + 3) * TAR_BLOCK_BYTES  # two headers, and a label
-    return ProbeSamples(images, stored)
+    return ProbeSamples(made, stored)
 
 
 def measure(

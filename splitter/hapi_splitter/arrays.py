@@ -188,6 +188,13 @@ class ArrayTransform:
             )
 
 
+def array_file(array: np.ndarray[Any, Any]) -> bytes:
+    """What NumPy would save."""
+    sink = io.BytesIO()
+    np.save(sink, array, allow_pickle=False)
+    return sink.getvalue()
+
+
 @dataclass(frozen=True)
 class _Header:
     """What an array says of itself.

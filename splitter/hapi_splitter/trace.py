@@ -132,14 +132,20 @@ def _split(
 
 
 def default_freeze(
-    model: nn.Module, *, sample_shape: Sequence[int] = DEFAULT_SAMPLE_SHAPE
+    model: nn.Module,
+    *,
+    transform: InputTransform | None = None,
+    sample_shape: Sequence[int] | None = None,
 ) -> str:
     """The freeze that leaves the last linear layer (and less) to train.
+
+    Args:
+        model, transform, sample_shape: as for :func:`split`.
 
     Raises:
         FreezeError: when the model has no such place.
     """
-    model, form = unwrapped(model), SampleForm(tuple(sample_shape))
+    model, form = unwrapped(model), _sample_form(transform, sample_shape)
     check_has_shapes(model)
     with _mode(model, training=False):
         try:

@@ -20,7 +20,7 @@ from hapi_client.advice import Question, advise, train_seconds
 from hapi_client.cli.main import app
 from hapi_client.frozen import FrozenRegion
 from hapi_client.link_speed import parse_link
-from hapi_client.models import ModelSource, load_region
+from hapi_client.models import ModelSource, images_of, load_region
 from hapi_client.other_work import OtherWork, other_work
 from hapi_client.probe import (
     SAMPLES_OF_SPAN,
@@ -154,7 +154,7 @@ def region() -> FrozenRegion:
 def test_all_encodings_of_a_measured_cut_have_costs(
     region: FrozenRegion,
 ) -> None:
-    facts = measure(region, reference_samples(), ENCODINGS)
+    facts = measure(region, reference_samples(region), ENCODINGS)
 
     assert facts.num_probed == 8
     samples = facts.samples
@@ -178,7 +178,7 @@ def test_copies_of_an_image_far_apart_do_not_make_it_smaller(
     region: FrozenRegion,
 ) -> None:
     """They travel in batches of their own."""
-    probed = reference_samples()
+    probed = reference_samples(region)
     some = probed.members[:SAMPLES_OF_SPAN]
 
     def sizes(images: tuple[bytes, ...]) -> dict[tuple[int, str], float]:
@@ -197,7 +197,7 @@ def test_measuring_leaves_the_model_as_it_was(region: FrozenRegion) -> None:
     before = {n: w.clone() for n, w in region.local.weights.items()}
     tail = {k: v.clone() for k, v in region.tail.state_dict().items()}
 
-    measure(region, reference_samples(), ("float32",))
+    measure(region, reference_samples(region), ("float32",))
     train_seconds(region, batch_size=4)
 
     for node, weight in region.local.weights.items():
@@ -210,7 +210,7 @@ def test_measuring_leaves_the_model_as_it_was(region: FrozenRegion) -> None:
 def test_samples_that_cannot_be_decoded_are_left_out(
     region: FrozenRegion,
 ) -> None:
-    good = reference_samples()
+    good = reference_samples(region)
     mixed = ProbeSamples((b"no image", *good.members[:2]), good.bytes_each)
 
     assert measure(region, mixed, ("float32",)).num_probed == 2
@@ -252,22 +252,28 @@ def test_models_of_the_users_own_are_called(
         "number = 3\n",
     )
 
-    listed = load_region(ModelSource(f"{module}:whole"), "0,1", 32, "cpu")
-    two = load_region(ModelSource(f"{module}:pair"), None, 32, "cpu")
-    unnamed = load_region(ModelSource(f"{module}:whole"), None, 32, "cpu")
+    listed = load_region(
+        ModelSource(f"{module}:whole"), "0,1", images_of(32), "cpu"
+    )
+    two = load_region(
+        ModelSource(f"{module}:pair"), None, images_of(32), "cpu"
+    )
+    unnamed = load_region(
+        ModelSource(f"{module}:whole"), None, images_of(32), "cpu"
+    )
 
     assert listed.num_cuts == unnamed.num_cuts == 3
     assert two.num_cuts == 2
     for text in (f"{module}:number", f"{module}:nothing", "no_module_x:f"):
         with pytest.raises(ClientError, match="MODULE:FUNCTION"):
-            load_region(ModelSource(text), None, 32, "cpu")
+            load_region(ModelSource(text), None, images_of(32), "cpu")
 
 
 def test_unknown_devices_and_modules_are_refused_by_name() -> None:
     with pytest.raises(ClientError, match="device is 'tpu'"):
-        load_region(ModelSource("alexnet"), "features", 64, "tpu")
+        load_region(ModelSource("alexnet"), "features", images_of(64), "tpu")
     with pytest.raises(FreezeError, match="featurez"):
-        load_region(ModelSource("alexnet"), "featurez", 64, "cpu")
+        load_region(ModelSource("alexnet"), "featurez", images_of(64), "cpu")
 
 
 def test_weights_of_an_own_function_are_its_own_affair() -> None:
@@ -319,7 +325,7 @@ def test_the_whole_region_is_measured_however_little_time_there_is(
     region: FrozenRegion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probe, "TRAVEL_SECONDS", -1.0)
-    facts = measure(region, reference_samples(), ("float32",))
+    facts = measure(region, reference_samples(region), ("float32",))
     assert set(facts.samples.wire_bytes) == {(region.num_cuts, "float32")}
     assert facts.skipped
     assert region.num_cuts not in facts.skipped
@@ -370,9 +376,26 @@ def test_plan_without_data_says_what_it_assumes(tmp_path: Path) -> None:
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_plan_of_a_model_of_arrays(tmp_path: Path) -> None:
+    status, text = plan(
+        "array_networks:text_network", "--array", "16:int64",
+        "--link", "20mbit", "--json", str(tmp_path / "plan.json"),
+    )  # fmt: skip
+
+    assert status == 0, text
+    assert "assumed: arrays hold random numbers" in text
+    # A header of NumPy and 16 numbers, in a tar with a label.
+    assert "stream: the sample, 2.05 kB" in text
+    found = json.loads((tmp_path / "plan.json").read_text())
+    assert found["freeze"] == "head.0"
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
+        (["resnet18", "--array", "3x-1"], "array is '3x-1': shape must be"),
+        (["resnet18", "--array", "3xa:int64"], "give sizes, and a type"),
+        (["resnet18", "--array", "3:int32"], "float32, int64, not 'int32'"),
         (["resnet18", "--plot", "plan.pdf"], ".png or .html"),
         (["resnet18", "--plot", "/nowhere/plan.png"], "/nowhere is no folder"),
         (["resnet18", "--json", "/nowhere/plan.json"], "/nowhere is no fold"),

@@ -163,7 +163,7 @@ def extract_command(
             reporter.note("weights are random: no --weights, no --checkpoint")
         with TransferJob(
             network,
-            freeze=chosen_freeze(network, freeze, transform.output_shape[-1]),
+            freeze=chosen_freeze(network, freeze, transform),
             data=data,
             batch_size=BATCH_SIZE,
             transform=transform,

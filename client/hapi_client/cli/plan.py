@@ -90,6 +90,14 @@ def plan_command(
             "evaluation does.",
         ),
     ] = 224,
+    array: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZES[:DTYPE]",
+            help="The model takes NumPy arrays instead of images: 1x64x100 "
+            "of float32, or 128:int64.",
+        ),
+    ] = None,
     weights: Annotated[
         str | None,
         typer.Option(
@@ -135,7 +143,8 @@ def plan_command(
     """Show where a model can be cut, what each cut costs, and the best plan.
 
     Nothing is trained. Without --data nothing but this machine is asked:
-    the worker is taken to be like it, and images like a photograph.
+    the worker is taken to be like it, images like a photograph, and arrays
+    like random numbers.
 
     Examples:
 
@@ -169,7 +178,12 @@ def plan_command(
     location = None if data is None else parse_location(data)
     # torch takes seconds to import; --help must not wait for it.
     from hapi_client.advice import Question, advise
-    from hapi_client.models import ModelSource, load_region
+    from hapi_client.models import (
+        ModelSource,
+        arrays_of,
+        images_of,
+        load_region,
+    )
 
     question = Question(
         floor=floor,
@@ -187,7 +201,8 @@ def plan_command(
         reporter = opened.enter_context(ConsoleReporter())
         reporter.note(f"splitting {model}")
         source = ModelSource(model, weights, checkpoint)
-        region = load_region(source, freeze, size, device)
+        transform = images_of(size) if array is None else arrays_of(array)
+        region = load_region(source, freeze, transform, device)
         if source.is_random:
             reporter.note("weights are random: no --weights, no --checkpoint")
         advice = advise(region, question, reporter, connection, location)
