@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
 import pickle
-import shlex
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +27,6 @@ from array_networks import (
     token_arrays,
 )
 from caller import Caller
-from children import run_family
-from documentation import blocks_of
 from equal_training import (
     BATCH,
     EPOCHS,
@@ -461,28 +456,3 @@ def test_arrays_are_not_taken_for_images(connection, sentences):
         pytest.raises(ClientError, match="given an ArrayTransform"),
     ):
         next(iter(job.loader()))
-
-
-def test_page_about_arrays_can_be_followed(cluster, tmp_path):
-    page = blocks_of("docs/arrays.rst")
-    store, train, encoder = (b.text for b in page if b.language == "python")
-    (command,) = (b.text for b in page if b.language == "sh")
-    train = train.replace("range(5)", "range(1)") + "print(loss.item())\n"
-    hapi = [sys.executable, "-m", "hapi_client.cli.main"]
-    for words in (
-        [sys.executable, "-c", store],
-        [*hapi, *shlex.split(command)[1:]],
-        [sys.executable, "-c", train.replace("batch_size=64", "batch_size=8")],
-        [sys.executable, "-c", encoder],
-    ):
-        done = run_family(
-            words,
-            SECONDS,
-            environment={
-                **os.environ,
-                **cluster.environment,
-                "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-            },
-            folder=tmp_path,
-        )
-        assert done.returncode == 0, done.stderr

@@ -19,17 +19,19 @@ def run(
     folder: Path,
     command: Sequence[str],
     environment: Mapping[str, str] | None = None,
+    seconds: float = SECONDS,
 ) -> subprocess.CompletedProcess[str]:
     """Runs ``hapi …`` or ``python …`` in a folder.
 
     Args:
         environment: beside what tells where the cluster is.
+        seconds: that it may take.
     """
     program, *arguments = command
     modules = ["-m", "hapi_client.cli.main"] if program == "hapi" else []
     return run_family(
         [sys.executable, *modules, *arguments],
-        SECONDS,
+        seconds,
         environment={
             **os.environ,
             **cluster.environment,

@@ -36,7 +36,7 @@ PARSED: Mapping[str, str] = MappingProxyType(
     {
         "hapi cluster": "tests/functional/test_cluster.py runs it",
         "hapi demo": "CI runs it (tox run -e demo)",
-        "hapi plan": "tests/functional/test_client_planning.py runs it",
+        "hapi plan": "tests/functional/test_tutorial.py runs it",
     }
 )
 """Commands whose options are looked at and that do not run here."""
@@ -44,11 +44,13 @@ PARSED: Mapping[str, str] = MappingProxyType(
 
 RUN_ELSEWHERE: Mapping[str, str] = MappingProxyType(
     {
-        "docs/arrays.rst": "tests/functional/test_arrays.py",
         "docs/tutorial.rst": "tests/functional/test_tutorial.py",
     }
 )
-"""Pages whose commands build on one another, and what follows them."""
+"""Pages that a test of their own follows."""
+
+RUN = ("curl", "hapi", "hapi-worker", "python", "swift-proxy-server")
+"""Programs that :mod:`run_blocks` runs, or takes for others."""
 
 
 class CommandError(AssertionError):
@@ -59,23 +61,23 @@ def words_of(command: str) -> list[str]:
     """The words of one command; comments behind it are left out.
 
     Of one that another is to run, or whose output the shell reads, the inner
-    one's.
+    one's.  Where output goes is left to the caller.
     """
     read = re.fullmatch(r'eval "\$\((.+)\)"', command)
     words = shlex.split(read[1] if read else command, comments=True)
+    words = [word for word in words if not re.match(r"\d?>", word)]
     if words[:1] == ["runuser"]:
         return words[words.index("--") + 1 :]
     return words
 
 
-def check_unrun(words: list[str]) -> bool:
-    """Looks at a command that is not run.
+def is_run(words: list[str]) -> bool:
+    """Whether a command is to be run.
 
-    Returns:
-        Whether it is one of those.
+    Of others, the names in them are looked at.
 
     Raises:
-        CommandError: for names that do not exist.
+        CommandError: there is no such name, or nobody knows what to do.
     """
     program = Path(words[0]).name
     if program == "pip" or words[1:3] == ["-m", "pip"]:
@@ -88,9 +90,11 @@ def check_unrun(words: list[str]) -> bool:
         _check_benchmark(words[2], words[3:])
     elif " ".join(words[:2]) in PARSED:
         _check_hapi(words)
-    else:
-        return program in NOT_RUN
-    return True
+    elif program in RUN:
+        return True
+    elif program not in NOT_RUN:
+        raise CommandError(f"{words}: nobody knows how to run it")
+    return False
 
 
 def _check_extras(words: list[str]) -> None:

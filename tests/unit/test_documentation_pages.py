@@ -13,10 +13,17 @@ import pytest
 import hapi_client
 from documentation import PAGES, ROOT, Block, blocks_of, commands_of
 from hapi_client.cli.main import EXIT_FAILURE, EXIT_TERMINATED
+from hapi_client.epoch_report import (
+    FETCH_STAGES,
+    LOOP_STAGES,
+    EpochReport,
+    report_body,
+)
 from hapi_client.retry import is_cured_by_streaming, is_retryable
 from hapi_middleware.config import FilterConfig
 from hapi_protocol import errors
 from hapi_protocol.errors import CODES, make_error
+from hapi_protocol.features import CLOCK_STAGES
 from hapi_worker import main as worker
 from hapi_worker.config import option_defaults
 
@@ -352,3 +359,13 @@ def test_reference_shows_whole_sentences(kind: type) -> None:
             first = (found.__doc__ or "").partition("\n")[0]
             # Sphinx takes what is in front of a colon for the type.
             assert not re.search(r"^[^`]+: ", first), (name, first)
+
+
+def test_figures_of_a_report_are_all_in_its_page() -> None:
+    text = text_of("docs/reports.rst")
+    table = text.partition("The figures\n---")[2]
+    told = set(re.findall(r"^``(\w+)``  ", table, re.M))
+    stages = {"loop_seconds", "fetch_seconds", "storage_seconds"}
+    assert told == set(report_body(EpochReport())) | stages
+    for stage in (*LOOP_STAGES, *FETCH_STAGES, *CLOCK_STAGES):
+        assert f" ``{stage}``  " in table
