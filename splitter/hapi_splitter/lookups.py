@@ -14,9 +14,10 @@ from collections.abc import Sequence
 import torch
 
 from hapi_splitter.batchwise import Value
-from hapi_splitter.lowering import lower
+from hapi_splitter.lowering import needed
 from hapi_splitter.ops import EMBEDDING
 from hapi_splitter.program import INPUT, Program
+from hapi_splitter.shapes import run_call
 
 
 def id_limits(
@@ -43,10 +44,13 @@ def id_limits(
     shape = values[INPUT].shape
     places = torch.arange(values[INPUT].num_elements)
     limits = torch.zeros_like(places)
+    # Where in the sample they come from shows when places are moved.
+    moved = {INPUT: places.to(torch.int32).view(shape)}
+    moves = {n for end in tables for n in needed(program, INPUT, end)}
+    for node in sorted(moves):
+        moved[node] = run_call(program.call(node), moved, 1)
     for indices, rows in tables.items():
-        # Where in the sample they come from shows when places are moved.
-        moved = lower(program, values, {}, INPUT, indices)
-        found = moved(places.view(shape)).flatten()
+        found = moved[indices].flatten().long()
         others = limits[found]
         limits[found] = torch.where(others == 0, rows, others.clamp(max=rows))
     return limits.view(shape[1:])

@@ -36,9 +36,11 @@ from hapi_splitter.program import (
     Ref,
 )
 
-MAX_IDS = 1 << 20
-"""Looked up at once in one table, of one sample."""
-MAX_LOOKUPS = 256
+MAX_IDS = 1 << 17
+"""Of one sample, and looked up at once in one table."""
+MAX_LOOKUPS = 512
+MAX_MOVES = 512
+"""Calls that only move ids, before they are looked up."""
 
 _BATCHES = (2, 3)
 _CANNOT_RUN = (
@@ -86,7 +88,7 @@ def infer(
     """
     values = {INPUT: Value((1, *form.shape), form.dtype, Batch(0), True)}
     _check_limits(values[INPUT], 0, limits, "the input")
-    ids = {INPUT}
+    ids = {INPUT} if values[INPUT].num_elements <= MAX_IDS else set()
     num_lookups = 0
     meta = torch.device("meta")
     runs: list[_Shapes] = [
@@ -107,7 +109,7 @@ def infer(
             _check_lookup(call, bound, ids, num_lookups, where)
         for batch, run in zip(_BATCHES, runs, strict=True):
             try:
-                run[node] = run_meta(call, run, batch)
+                run[node] = run_call(call, run, batch)
             except _CANNOT_RUN as error:
                 reason = str(error).partition("\n")[0][:200]
                 raise PackageError(
@@ -122,14 +124,15 @@ def infer(
     return tuple(values[node] for node in range(len(values)))
 
 
-def run_meta(
+def run_call(
     call: Call, tensors: Mapping[int, torch.Tensor], batch: int
 ) -> torch.Tensor:
-    """What a call yields of tensors on the ``meta`` device.
+    """What a call yields.
 
     Args:
         call: with its operator and argument types checked.
-        tensors: by id, those that the call reads.
+        tensors: by id, those that the call reads; on the ``meta`` device,
+            nothing is computed.
         batch: of the samples.
 
     Raises:
@@ -261,6 +264,7 @@ def _holds_ids(call: Call, value: Value, ids: Set[int]) -> bool:
         call.op in SELECTIONS
         and ids >= set(call.refs())
         and value.num_elements <= MAX_IDS
+        and len(ids) <= MAX_MOVES
     )
 
 

@@ -19,7 +19,7 @@ from hapi_splitter.layout import CONVOLUTION
 from hapi_splitter.lowering import BATCH_NORM, LINEAR
 from hapi_splitter.ops import operators
 from hapi_splitter.program import INPUT, Call, Program
-from hapi_splitter.shapes import run_meta
+from hapi_splitter.shapes import run_call
 
 Laid: TypeAlias = Mapping[int, torch.Tensor]
 """Tensors on the ``meta`` device, by id, for :data:`BATCH` samples."""
@@ -94,7 +94,7 @@ def _yielded(call: Call, value: Value, found: Laid) -> torch.Tensor | None:
         return None
     if operators()[call.op].rule is by.elementwise and not _agree(read):
         return None
-    return run_meta(call, found, BATCH)
+    return run_call(call, found, BATCH)
 
 
 def is_row_major(tensor: torch.Tensor) -> bool:

@@ -30,6 +30,7 @@ from hapi_splitter.program import Affine, Call, Program, Ref
 from hapi_splitter.shapes import (
     MAX_IDS,
     MAX_LOOKUPS,
+    MAX_MOVES,
     ShapeLimits,
     infer,
 )
@@ -141,15 +142,38 @@ def test_without_a_lookup_any_number_is_fine() -> None:
 
 def test_lookups_are_bounded() -> None:
     many = (Call(EMBEDDING, (Ref(1), Ref(0))),) * (MAX_LOOKUPS + 1)
-    with pytest.raises(PackageError, match="more than 256 lookups"):
+    with pytest.raises(PackageError, match="more than 512 lookups"):
         infer(Program(1, many), {1: TABLE}, IDS)
     wide = (
         Call("aten.unsqueeze.default", (Ref(0), 1)),
         Call("aten.expand.default", (Ref(2), (Affine(1), MAX_IDS, 4))),
         Call(EMBEDDING, (Ref(1), Ref(3))),
     )
-    with pytest.raises(PackageError, match="1048576 of a sample at most"):
+    with pytest.raises(PackageError, match="131072 of a sample at most"):
         infer(Program(1, wide), {1: TABLE}, IDS)
+    large = SampleForm((MAX_IDS + 1,), torch.int64)
+    with pytest.raises(PackageError, match="131072 of a sample at most"):
+        infer(Program(1, many[:1]), {1: TABLE}, large)
+    flips = [
+        Call("aten.flip.default", (Ref(node and node + 1), (1,)))
+        for node in range(MAX_MOVES + 1)
+    ]
+    last = Call(EMBEDDING, (Ref(1), Ref(MAX_MOVES + 2)))
+    with pytest.raises(PackageError, match="of a sample at most"):
+        infer(Program(1, (*flips, last)), {1: TABLE}, IDS)
+
+
+def test_many_moves_are_followed() -> None:
+    flips = [
+        Call("aten.flip.default", (Ref(node and node + 1), (1,)))
+        for node in range(99)
+    ]
+    calls = (
+        *flips,
+        Call("aten.select.int", (Ref(100), 1, 0)),
+        Call(EMBEDDING, (Ref(1), Ref(101))),
+    )
+    assert limits_of(Program(1, calls), TABLE) == [0, 0, 0, 10]
 
 
 @pytest.mark.parametrize(
