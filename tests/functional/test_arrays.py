@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
+from typer.testing import CliRunner
 
 from array_networks import (
     MELS,
@@ -41,6 +42,7 @@ from equal_training import (
 )
 from hapi_client import Connection, Credentials, TransferJob
 from hapi_client.advice import Question, advise
+from hapi_client.cli.main import app
 from hapi_client.demo import largest_difference
 from hapi_client.frozen import FrozenRegion
 from hapi_client.index import load_index, update_index
@@ -456,3 +458,13 @@ def test_arrays_are_not_taken_for_images(connection, sentences):
         pytest.raises(ClientError, match="given an ArrayTransform"),
     ):
         next(iter(job.loader()))
+
+
+@pytest.mark.parametrize("command", ["ls", "doctor", "info"])
+def test_commands_know_data_sets_of_arrays(cluster, sentences, command):
+    login = ["--auth", cluster.auth_url, "--user", cluster.user]
+    place = [command, str(sentences)]
+    result = CliRunner().invoke(app, [*login, "--key", cluster.key, *place])
+    assert result.exit_code == 0, result.output
+    said = {"ls": "shard-000000.tar", "info": "npy"}
+    assert said.get(command, "") in result.output
