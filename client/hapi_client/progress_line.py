@@ -84,7 +84,9 @@ def _is_loader_worker() -> bool:
 
 
 def _is_watched() -> bool:
-    return sys.stderr.isatty() or _is_notebook()
+    # A program without a console has no such stream.
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    return is_terminal or _is_notebook()
 
 
 def _is_notebook() -> bool:

@@ -6,6 +6,7 @@ import io
 import logging
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -92,6 +93,18 @@ def test_line_is_shown_on_a_terminal_only_unless_asked_for(
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     assert isinstance(opened(None), NoLine)
     assert isinstance(opened(True), ProgressLine)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert isinstance(opened(None), NoLine)
+
+
+def test_line_is_shown_in_a_notebook(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    shell = SimpleNamespace(config={"IPKernelApp": {}})
+    kernel = SimpleNamespace(get_ipython=lambda: shell)
+    monkeypatch.setitem(sys.modules, "IPython", kernel)
+    assert isinstance(opened(None), ProgressLine)
+    shell.config.clear()
+    assert isinstance(opened(None), NoLine)
 
 
 def test_loader_worker_shows_nothing(monkeypatch, sit_at):
