@@ -193,6 +193,6 @@ def input_transform(
     except (TypeError, ValueError) as error:
         raise ClientError(
             "bad_configuration",
-            f"{error}; give weights.transforms(), an ImageTransform or an "
+            f"{error}; or give weights.transforms(), or for arrays an "
             "ArrayTransform",
         ) from error

@@ -17,7 +17,7 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -122,17 +122,24 @@ class ImageTransform:
     def from_preset(cls, preset: Any) -> ImageTransform:
         """Of ``weights.transforms()`` (or that function itself).
 
+        Also of a ``Compose`` of ``Resize``, ``CenterCrop``, ``ToTensor`` (or
+        its likes) and ``Normalize`` in that order.
+
         Raises:
-            TypeError: for anything but a classification preset.
+            TypeError: for anything else, naming it and the remedy.
         """
         from torchvision.transforms._presets import ImageClassification
 
-        if not isinstance(preset, ImageClassification) and callable(preset):
+        from hapi_splitter import compositions
+
+        if compositions.is_composition(preset):
+            return cls(**compositions.values_of(preset))
+        if isinstance(preset, functools.partial | FunctionType):
             preset = preset()
         if not isinstance(preset, ImageClassification):
             raise TypeError(
-                "the transform must be torchvision's ImageClassification "
-                f"preset, not a {type(preset).__name__}"
+                f"a transform of the kind {type(preset).__name__} cannot be "
+                f"taken; {compositions.REMEDY}"
             )
         return cls(
             resize_size=_only(preset.resize_size, "resize_size"),

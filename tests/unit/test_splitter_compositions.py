@@ -1,0 +1,103 @@
+"""Composed transforms become values that do the same, or are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+from hapi_splitter.transforms import ImageTransform, decode_image
+from photos import jpegs
+
+MEAN, STD = [0.4, 0.5, 0.6], (0.2, 0.25, 0.3)
+SHAPES = [v1.Resize(64), v1.CenterCrop(56)]
+FLOATS = v2.ToDtype(torch.float32, scale=True)
+
+TAKEN = [
+    v1.Compose([*SHAPES, v1.ConvertImageDtype(torch.float32)]),
+    v1.Compose(
+        [*SHAPES, v1.ConvertImageDtype(torch.float32), v1.Normalize(MEAN, STD)]
+    ),
+    v2.Compose(
+        [
+            v2.ToImage(),
+            v2.Resize([64], interpolation=v2.InterpolationMode.BICUBIC),
+            v2.CenterCrop((56, 56)),
+            FLOATS,
+            v2.Normalize(MEAN, STD),
+        ]
+    ),
+    nn.Sequential(
+        nn.Identity(), v2.Resize(64), v2.CenterCrop(56), v2.Compose([FLOATS])
+    ),
+    v2.Compose([v2.Resize(64, antialias=False), v2.CenterCrop(60), FLOATS]),
+]
+
+
+@pytest.mark.parametrize("composition", TAKEN, ids=range(len(TAKEN)))
+def test_values_do_what_the_composition_does(composition) -> None:
+    transform = ImageTransform.from_preset(composition)
+    image = decode_image(next(jpegs(1, size=133))[0])
+    found, expected = transform(image), composition(image)
+    if isinstance(composition, v1.Compose):
+        assert torch.equal(found, expected)
+    else:
+        # v2 resizes bytes as bytes, and rounds in between.
+        level = 1.001 / 255 / min(transform.std)
+        assert (found - expected).abs().max() <= 2 * level
+        assert (found - expected).abs().mean() <= level / 5
+
+
+def test_to_tensor_is_taken() -> None:
+    found = ImageTransform.from_preset(
+        v1.Compose([*SHAPES, v1.ToTensor(), v1.Normalize(MEAN, STD)])
+    )
+    assert found == ImageTransform(64, 56, tuple(MEAN), STD)
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([v1.Resize((64, 64)), v1.CenterCrop(56), FLOATS], "proportions"),
+        ([v1.Resize(64, max_size=80), v1.CenterCrop(5), FLOATS], "max_size"),
+        ([v1.Resize(64), v1.CenterCrop((56, 60)), FLOATS], "no square"),
+        ([v1.CenterCrop(56), v1.Resize(64), FLOATS], "before Resize"),
+        ([*SHAPES, v1.Resize(32), FLOATS], "behind CenterCrop"),
+        ([v1.Resize(64), v1.Resize(64), FLOATS], "twice"),
+        ([v1.ToTensor(), *SHAPES], "behind what makes floats"),
+        ([*SHAPES, v1.Normalize(MEAN, STD)], "before floats"),
+        ([*SHAPES, FLOATS, v1.Normalize(MEAN, STD), FLOATS], "behind Norm"),
+        ([*SHAPES], "makes no floats"),
+        ([v1.Resize(64), FLOATS], "no CenterCrop"),
+        ([FLOATS], "no Resize"),
+        ([*SHAPES, v2.ToDtype(torch.float16, scale=True)], "float16"),
+        ([*SHAPES, v2.ToDtype(torch.float32)], "does not scale"),
+        ([v1.RandomResizedCrop(56), FLOATS], "augment=Augmentation"),
+        ([*SHAPES, v2.RandomHorizontalFlip(), FLOATS], "it is random"),
+        ([*SHAPES, v1.ColorJitter(), FLOATS], "it is random"),
+        ([*SHAPES, v1.Grayscale(), FLOATS], "Grayscale.* not know it"),
+        ([*SHAPES, v1.Lambda(lambda x: x), FLOATS], "Lambda.* not know it"),
+    ],
+)
+@pytest.mark.parametrize("compose", [v1.Compose, v2.Compose])
+def test_other_compositions_are_refused_with_the_remedy(
+    compose, steps, said
+) -> None:
+    with pytest.raises(TypeError, match=said) as caught:
+        ImageTransform.from_preset(compose(steps))
+    assert "ImageTransform" in str(caught.value)
+
+
+def test_wrong_values_are_named() -> None:
+    with pytest.raises(ValueError, match="interpolation must be one of"):
+        ImageTransform.from_preset(
+            v2.Compose(
+                [
+                    v2.Resize(64, v2.InterpolationMode.LANCZOS),
+                    v2.CenterCrop(56),
+                    FLOATS,
+                ]
+            )
+        )
