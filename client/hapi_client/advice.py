@@ -136,8 +136,9 @@ def advise(
     if others.cores > BUSY:
         assumptions.append(
             f"other work on this machine, {others.cores:.1f} cores of "
-            f"{number_text(allowed_cores())}, slowed nothing down while it "
-            "was measured"
+            f"{number_text(allowed_cores())} while it was measured, goes on; "
+            "without it, streaming may be several times as fast: plan again "
+            "then"
         )
     if facts.skipped:
         assumptions.append(

@@ -114,7 +114,8 @@ class Authenticator:
         if isinstance(error, auth_errors.ConnectionError):
             return ClientError(
                 "not_connected",
-                f"the auth service at {where} does not answer: {error}",
+                f"the auth service at {where} does not answer "
+                f"({_reason(error)}): does it run, and there?",
             )
         return ClientError(
             "bad_configuration",
@@ -128,3 +129,10 @@ def _trans_id(error: Exception) -> str | None:
     headers = getattr(getattr(error, "response", None), "headers", {})
     found = headers.get("X-Openstack-Request-Id")
     return str(found) if found else None
+
+
+def _reason(error: BaseException) -> str:
+    """What is at the bottom of it: the layers above say it once more each."""
+    while below := error.__cause__ or error.__context__:
+        error = below
+    return getattr(error, "strerror", None) or str(error)

@@ -95,7 +95,8 @@ class Credentials:
             "(clouds.yaml), or "
             "OS_AUTH_URL, OS_USERNAME, OS_PASSWORD and OS_PROJECT_NAME, or "
             "OS_AUTH_URL, OS_APPLICATION_CREDENTIAL_ID and "
-            "OS_APPLICATION_CREDENTIAL_SECRET",
+            "OS_APPLICATION_CREDENTIAL_SECRET; those of an embedded cluster "
+            'are set by eval "$(hapi cluster env DIR)"',
         )
 
     @classmethod

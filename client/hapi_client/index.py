@@ -74,7 +74,11 @@ def _what_is_missing(connection: Connection, location: Location) -> str:
     Raises:
         HapiError: there is no container.
     """
-    remedy = f"{location} has no index; write it with 'hapi index {location}'"
+    remedy = (
+        f"{location} has no index: 'hapi upload' was broken off, and goes on "
+        "when it is repeated; or others have stored it, and 'hapi index "
+        f"{location}' writes one of the shards that are there"
+    )
     try:
         if any(
             name.endswith(SHARD_SUFFIX)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import weakref
@@ -22,6 +23,8 @@ from hapi_client.stats import JobCounters
 from hapi_client.tally import Tally
 from hapi_protocol.errors import ClientError, HapiError
 from hapi_protocol.index import IndexRow, Span
+
+logger = logging.getLogger(__name__)
 
 LabelledBatch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """Features and labels of one batch."""
@@ -338,7 +341,13 @@ class _Delivery:
             raise failure.error(f"{failure}; {remedy}")
         self._plan.counters.add(skipped=len(loaded.failures))
         self._num_failures += len(loaded.failures)
-        self._first_failure = self._first_failure or failure
+        if self._first_failure is None:
+            self._first_failure = failure
+            logger.warning(
+                "left out %s; further ones of this pass are counted only "
+                "(job.stats.skipped)",
+                failure,
+            )
 
     def _gather(
         self, batch: Batch, window: dict[int, _Ready]

@@ -51,13 +51,13 @@ class SampleFolder:
     Attributes:
         class_names: of its class folders.
         files: of all classes.
-        num_ignored: files that are none.
+        ignored: files that are none.
         medium: of all of them.
     """
 
     class_names: tuple[str, ...]
     files: tuple[SampleFile, ...]
-    num_ignored: int
+    ignored: tuple[Path, ...]
     medium: Medium
 
 
@@ -86,10 +86,10 @@ def read_folder(folder: Path) -> SampleFolder:
     }
     medium = _medium_of(folder, [p for paths in found.values() for p in paths])
     files: list[SampleFile] = []
-    num_ignored = 0
+    ignored: list[Path] = []
     for label, (name, paths) in enumerate(found.items()):
         samples = [path for path in paths if medium.has(path.suffix)]
-        num_ignored += len(paths) - len(samples)
+        ignored += [path for path in paths if not medium.has(path.suffix)]
         if not samples:
             raise ClientError(
                 "bad_configuration",
@@ -98,7 +98,7 @@ def read_folder(folder: Path) -> SampleFolder:
             )
         files += _sample_files(folder, samples, label)
     files.sort(key=lambda file: hashlib.sha256(file.key.encode()).digest())
-    return SampleFolder(class_names, tuple(files), num_ignored, medium)
+    return SampleFolder(class_names, tuple(files), tuple(ignored), medium)
 
 
 def _medium_of(folder: Path, paths: Sequence[Path]) -> Medium:

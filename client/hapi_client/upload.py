@@ -43,6 +43,10 @@ logger = logging.getLogger(__name__)
 
 CONTENT_TYPE_TAR = "application/x-tar"
 HASH_BLOCK_BYTES = 1024 * 1024
+MOST_NAMED = 8
+_SPLITS = frozenset(
+    {"train", "training", "val", "valid", "validation", "test", "testing"}
+)
 
 
 @dataclass(frozen=True)
@@ -233,6 +237,12 @@ def _check_classes(
         )
 
 
+def _some_of(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMED
+    first = ", ".join(names[:MOST_NAMED])
+    return f"{first} and {more} more" if more > 0 else first
+
+
 def _store_packed(
     connection: Connection,
     location: Location,
@@ -243,11 +253,19 @@ def _store_packed(
     what = samples.medium.name
     reporter.note(
         f"{count_text(len(samples.files), what)} of "
-        f"{count_text(len(samples.class_names), 'class', 'classes')}"
+        f"{count_text(len(samples.class_names), 'class', 'classes')}: "
+        f"{_some_of(samples.class_names)}"
     )
-    if samples.num_ignored:
-        ignored = count_text(samples.num_ignored, "file")
-        reporter.note(f"{ignored} left out, not being {what}s")
+    if _SPLITS.issuperset(name.lower() for name in samples.class_names):
+        reporter.note(
+            "these classes have the names of splits; if they are splits, "
+            "upload each folder by itself"
+        )
+    if samples.ignored:
+        reporter.note(
+            f"{count_text(len(samples.ignored), 'file')} left out, which is "
+            f"no {what}: {_some_of([path.name for path in samples.ignored])}"
+        )
     groups = split_shards(samples.files, pack.shard_samples, pack.shard_bytes)
     for number, files in enumerate(groups):
         with _temporary_file() as path:

@@ -20,8 +20,8 @@ XATTR_NAME = "user.hapi.probe"
 # Swift allows about this much metadata on an object.
 LARGE_XATTR_BYTES = 8000
 SMALL_XATTR_WARNING = (
-    "this file system keeps no extended attributes of 8 kB (ext4 stops at 4):"
-    " objects with much metadata get 503. /dev/shm and XFS keep them."
+    "on this file system (ext4) objects with more than 4 kB of metadata get "
+    "503; training data have less. /dev/shm and XFS have no such limit."
 )
 
 

@@ -127,6 +127,7 @@ def test_page_works_from_the_folder_to_predictions(reader):
         "python finetune_hapi.py",
         "python predict.py photos/val/cat/*.jpg",
         "hapi models ls",
+        "swift delete photos --prefix val/",
     ]
     mine = curve(told["python finetune.py"])
     theirs = curve(told["python finetune_hapi.py"])

@@ -7,11 +7,19 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from children import run_family
 from hapi_cluster import Cluster
 
 SECONDS = 280
+_MODULES = MappingProxyType(
+    {
+        "hapi": ("-m", "hapi_client.cli.main"),
+        "swift": ("-m", "swiftclient.shell"),
+        "python": (),
+    }
+)
 
 
 def run(
@@ -21,16 +29,15 @@ def run(
     environment: Mapping[str, str] | None = None,
     seconds: float = SECONDS,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs ``hapi …`` or ``python …`` in a folder.
+    """Runs ``hapi …``, ``swift …`` or ``python …`` in a folder.
 
     Args:
         environment: beside what tells where the cluster is.
         seconds: that it may take.
     """
     program, *arguments = command
-    modules = ["-m", "hapi_client.cli.main"] if program == "hapi" else []
     return run_family(
-        [sys.executable, *modules, *arguments],
+        [sys.executable, *_MODULES[program], *arguments],
         seconds,
         environment={
             **os.environ,

@@ -87,7 +87,7 @@ def test_images_in_deeper_folders_keep_their_path(tmp_path):
 def test_other_files_are_counted_and_left_out(folder):
     (folder / "cat" / "notes.txt").write_text("hello")
     images = read_folder(folder)
-    assert images.num_ignored == 1
+    assert len(images.ignored) == 1
     assert len(images.files) == 5
 
 
@@ -119,7 +119,7 @@ def test_arrays_are_packed_as_images_are(tmp_path):
         (tmp_path / name / "1.NPY").write_bytes(name.encode())
     (tmp_path / "dog" / "list.txt").write_text("1")
     found = read_folder(tmp_path)
-    assert (found.medium, found.num_ignored) == (ARRAY, 1)
+    assert (found.medium, len(found.ignored)) == (ARRAY, 1)
     packed_samples = samples(packed(found.files))
     assert {each.key: each.members for each in packed_samples} == {
         "cat/1": {"npy": b"cat", "cls": b"0"},

@@ -51,8 +51,12 @@ def train_command(
         ),
     ] = "resnet18",
     freeze: Annotated[
-        str, typer.Option(help="Name of the last frozen module.")
-    ] = "layer4",
+        str | None,
+        typer.Option(
+            help="Name of the last frozen module, or several, separated by "
+            "commas; all but the last linear layer if absent."
+        ),
+    ] = None,
     weights: Annotated[
         str | None,
         typer.Option(
@@ -166,7 +170,8 @@ def train_command(
     """Train the tail of a torchvision model on a data set in Swift.
 
     Frozen layers run in the store or here, as --cut has it, and the tail
-    here: SGD with momentum 0.9 and cross entropy. Without --weights and
+    here: SGD with momentum 0.9 and cross entropy. Accuracy is that on the
+    batches that were trained on. Without --weights and
     --checkpoint the weights are random.
 
     Examples:
@@ -195,12 +200,14 @@ def train_command(
     """
     # torch takes seconds to import; --help must not wait for it.
     from hapi_client.checkpoints import Checkpoint, write_whole
+    from hapi_client.frozen import input_transform
     from hapi_client.job import TransferJob
     from hapi_client.job_checks import (
         check_cache,
         check_cut,
         checked_encodings,
     )
+    from hapi_client.models import chosen_freeze
     from hapi_client.report_files import check_report_path
     from hapi_client.torchvision_models import build_model
     from hapi_client.training import train_tail
@@ -235,9 +242,10 @@ def train_command(
                 else ""
             )
         )
+        frozen = chosen_freeze(network, freeze, input_transform(transform))
         with TransferJob(
             network,
-            freeze=freeze,
+            freeze=frozen,
             data=data,
             batch_size=batch_size,
             transform=transform,
@@ -284,7 +292,7 @@ def train_command(
                 json_path,
                 {
                     "model": model,
-                    "freeze": freeze,
+                    "freeze": frozen,
                     **facts(job, history),
                 },
             )

@@ -60,13 +60,20 @@ def upload_command(
         raise typer.BadParameter("give at least one SOURCE and the place")
     *sources, place = arguments
     with connect(context) as connection, ConsoleReporter() as reporter:
-        report = upload(
-            connection,
-            parse_location(place),
-            [Path(source) for source in sources],
-            reporter,
-            PackOptions(shard_samples, shard_bytes),
-        )
+        try:
+            report = upload(
+                connection,
+                parse_location(place),
+                [Path(source) for source in sources],
+                reporter,
+                PackOptions(shard_samples, shard_bytes),
+            )
+        except KeyboardInterrupt:
+            reporter.note(
+                "interrupted, and no index is written; the same command goes "
+                "on behind what is stored"
+            )
+            raise
     print_table(
         ("uploaded shards", "already there", "bytes", "samples in index"),
         [
