@@ -9,16 +9,22 @@ from contextlib import ExitStack
 from typing import Any, TextIO
 
 
+def is_terminal(stream: Any) -> bool:
+    """What stands for a stream may be closed, None, or know little."""
+    ask = getattr(stream, "isatty", None)
+    return ask is not None and not getattr(stream, "closed", False) and ask()
+
+
 class LogBeside(logging.StreamHandler):  # type: ignore[type-arg]
     """A log on standard error, above bars where some are shown."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        # Where nobody has imported it, there is no bar.
-        tqdm = sys.modules.get("tqdm")
+        # Where nobody has imported it, or not all of it, there is no bar.
+        tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
         if tqdm is None:
             super().emit(record)
             return
-        with tqdm.tqdm.external_write_mode(file=self.stream):
+        with tqdm.external_write_mode(file=self.stream):
             super().emit(record)
 
 
@@ -36,7 +42,7 @@ class PrintsBeside:
         self._is_shown = True
         # Not empty while the bars are away.
         self._away: ExitStack | None = None
-        if self._stream is not None and self._stream.isatty():
+        if is_terminal(self._stream):
             sys.stdout = self
 
     def __getattr__(self, name: str) -> Any:
@@ -88,5 +94,9 @@ class PrintsBeside:
                 return
             self.flush()
             self._is_shown = False
-            if sys.stdout is self:
-                sys.stdout = self._stream
+            # Of those below, some may have ended before this one.
+            while (
+                isinstance(sys.stdout, PrintsBeside)
+                and not sys.stdout._is_shown
+            ):
+                sys.stdout = sys.stdout._stream

@@ -15,6 +15,7 @@ from hapi_client.connection import Connection
 from hapi_client.index import SHARD_SUFFIX, load_index
 from hapi_client.labels import (
     Labels,
+    has_labels,
     is_of_index,
     renumbered,
     span_labels,
@@ -135,15 +136,17 @@ def _load(
         )
     spans: list[Span] = []
     found: list[npt.NDArray[np.int64]] = []
-    class_names = like.class_names if like else None
+    class_names = (
+        like.class_names if like and has_labels(like.labels) else None
+    )
     for part in parts:
         index = _chosen(load_index(connection, part.location), part)
-        if class_names is None:
-            class_names = index.class_names
         new = index.spans()
         spans += new
         numbers = span_labels(new, labels, index.class_names)
-        if is_of_index(labels):
+        if is_of_index(labels) and has_labels(numbers):
+            if class_names is None:
+                class_names = index.class_names
             numbers = renumbered(
                 numbers, index.class_names, class_names, str(part.location)
             )

@@ -364,7 +364,10 @@ class TransferJob:
             on_error=self._on_error,
             is_shared=rank.world_size > 1,
             span_came=self._span_came,
-            tally=self._passes.begin(epoch, split, shown=not rank.rank),
+            # Of the first rank, also where each goes through all of it.
+            tally=self._passes.begin(
+                epoch, split, shown=not this_rank(os.environ).rank
+            ),
         )
 
     def dataset(

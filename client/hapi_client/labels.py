@@ -55,6 +55,11 @@ def is_of_index(labels: Labels) -> bool:
     return labels is None or labels == OPTIONAL
 
 
+def has_labels(labels: Sequence[npt.NDArray[np.int64]]) -> bool:
+    """Whether any sample of these spans has one."""
+    return any((each != UNLABELLED).any() for each in labels)
+
+
 def renumbered(
     labels: Sequence[npt.NDArray[np.int64]],
     names: Sequence[str],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Mapping
 from functools import partial
@@ -58,7 +59,8 @@ class Passes:
             traffic=self._traffic,
         )
         tally = Tally(
-            epoch,
+            # NumPy's integers are not fit for JSON.
+            epoch if epoch is None else operator.index(epoch),
             split,
             in_force=now,
             open_line=show if shown else lambda samples: NoLine(),

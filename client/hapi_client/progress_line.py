@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hapi_client.bars import LogBeside, PrintsBeside
+from hapi_client.bars import LogBeside, PrintsBeside, is_terminal
 from hapi_client.tally import InForce, Line, NoLine
 from hapi_client.traffic import Traffic
 from hapi_protocol.errors import ClientError
@@ -84,9 +84,7 @@ def _is_loader_worker() -> bool:
 
 
 def _is_watched() -> bool:
-    # A program without a console has no such stream.
-    is_terminal = sys.stderr is not None and sys.stderr.isatty()
-    return is_terminal or _is_notebook()
+    return is_terminal(sys.stderr) or _is_notebook()
 
 
 def _is_notebook() -> bool:

@@ -14,6 +14,7 @@ from hapi_client.epoch_report import (
     report_body,
     report_from_body,
 )
+from hapi_client.whole_file import whole_file
 from hapi_protocol.errors import ClientError
 
 SUFFIXES = (".json", ".html")
@@ -77,12 +78,8 @@ def write_reports(
         from hapi_client.report_page import html_page
 
         text = html_page(run)
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ClientError(
-            "bad_configuration", f"the report cannot be written: {error}"
-        ) from error
+    with whole_file(Path(path)) as file:
+        file.write(text.encode())
 
 
 def read_reports(path: str | os.PathLike[str]) -> RunReport:

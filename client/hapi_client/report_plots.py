@@ -179,7 +179,8 @@ def _dress(
     axes.set_ylabel(unit)
     step = -(-len(reports) // _MOST_LABELS)
     shown = range(0, len(reports), step)
-    axes.set_xticks(shown, [_short(reports[place]) for place in shown])
+    names = [_short(reports[place]) for place in shown]
+    axes.set_xticks(shown, names, parse_math=False)
     axes.set_xlabel("epoch, or the split gone through in its order")
     # Few passes are not drawn as walls.
     axes.set_xlim(-0.6, max(len(reports), _LEAST_PLACES) - 0.4)

@@ -131,6 +131,8 @@ class Tally:
         """The pass is over, or given up; more than once does no harm."""
         self._line.close()
         with self._lock:
+            # What it holds is not kept for as long as the report.
+            self._line = NoLine()
             if self._expected is not None and self._report is None:
                 self._predict(0)
                 self._report = self._summed(*self._expected)

@@ -36,7 +36,8 @@ def common_version(section: Mapping[str, Any], proxy: str, client: str) -> int:
     common = [each for each in VERSIONS if each in theirs]
     if common:
         return common[0]
-    is_newer = bool(theirs) and min(theirs) > max(VERSIONS)
+    # One that says what we cannot read is no older one.
+    is_newer = min(theirs) > max(VERSIONS) if theirs else "versions" in section
     raise ClientError(
         "unsupported_version",
         f"the hapi filter of {proxy} speaks {_text(theirs)} of the protocol, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,33 +38,69 @@ def exact_numerics(device: torch.device) -> Iterator[None]:
     """A block of class ``exact`` in a process that belongs to the user.
 
     Autocast, reduced products and cuDNN's autotuning are off inside;
-    afterwards everything is as the user had set it.
+    afterwards everything is as the user had set it.  Blocks of several
+    threads may overlap.
 
     Args:
         device: on which the block computes.
     """
+    with torch.autocast(device.type, enabled=False), _EXACT:
+        yield
+
+
+class _ExactFlags:
+    """torch's flags, which are those of all threads.
+
+    The first block sets them, and the last one puts back what there was:
+    blocks of several threads end in any order.
+    """
+
+    def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._num_blocks = 0
+        self._before: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> None:
+        if self._pid != os.getpid():
+            self._forget()  # the other threads stayed with the parent
+        with self._lock:
+            self._num_blocks += 1
+            if self._num_blocks == 1:
+                self._before = [_set(*flag) for flag in _exact_flags()]
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._num_blocks -= 1
+            if not self._num_blocks:
+                for flag in self._before:
+                    _set(*flag)
+
+
+_EXACT = _ExactFlags()
+
+
+def _exact_flags() -> list[tuple[Any, str, Any]]:
     # Any: torch's annotations lack these, which it has since 2.9.
     backends: Any = torch.backends
-    with (
-        torch.autocast(device.type, enabled=False),
-        _set(backends.cuda.matmul, "fp32_precision", "ieee"),
-        _set(backends.cudnn.conv, "fp32_precision", "ieee"),
-        _set(backends.mkldnn.matmul, "fp32_precision", "ieee"),
-        _set(backends.mkldnn.conv, "fp32_precision", "ieee"),
-        _set(backends.cudnn, "benchmark", False),
-        _set(backends.cudnn, "deterministic", True),
-    ):
-        yield
+    return [
+        (backends.cuda.matmul, "fp32_precision", "ieee"),
+        (backends.cudnn.conv, "fp32_precision", "ieee"),
+        (backends.mkldnn.matmul, "fp32_precision", "ieee"),
+        (backends.mkldnn.conv, "fp32_precision", "ieee"),
+        (backends.cudnn, "benchmark", False),
+        (backends.cudnn, "deterministic", True),
+    ]
 
 
-@contextlib.contextmanager
-def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
+def _set(owner: Any, name: str, value: Any) -> tuple[Any, str, Any]:
+    """What there was before."""
     before = getattr(owner, name)
     setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
+    return owner, name, before
 
 
 def numerics_tag(device: str) -> str:

@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from hapi_client.data_set import load_splits
+from hapi_client.data_set import TRAIN, load_splits
 from hapi_protocol.errors import (
     ClientError,
     DataIndexError,
@@ -58,6 +58,7 @@ STORE = Store(
     pets=index_of("pets", "pq", [1, 0], ("dog", "cat")),
     plain=index_of("plain", "z", [5, 7]),
     odd=index_of("odd", "o", [0, -1], ("dog", "cat")),
+    bare=index_of("bare", "b", [None, None]),
 )
 
 
@@ -178,3 +179,18 @@ def test_digest_tells_other_data_apart():
         )
     }
     assert len(digests) == 4
+
+
+@pytest.mark.parametrize("places", [["bare", "train"], ["train", "bare"]])
+def test_parts_without_labels_stand_beside_others(places):
+    data = [f"swift://photos/{each}" for each in places]
+    found = load(data, labels="optional")[TRAIN]
+    assert tuple(found.class_names) == ("cat", "dog")
+    numbers = sorted(n for each in found.labels for n in each.tolist())
+    assert numbers == sorted([-1, -1] + 4 * [0, 1])
+    splits = dict(zip(("train", "val"), data, strict=True))
+    both = load(splits, labels="optional")
+    assert {tuple(each.class_names) for each in both.values()} <= {
+        (),
+        ("cat", "dog"),
+    }

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from hapi_client.bars import LogBeside
 from hapi_client.progress_line import (
     ProgressLine,
     open_line,
@@ -261,3 +262,44 @@ def test_stream_that_somebody_kept_works_on(sit_at):
     line.close()
     kept.write("late\n")
     assert [each for each in shown(terminal.getvalue()) if each] == ["late"]
+
+
+def test_lines_that_end_in_the_order_of_their_beginning_leave_no_trace(
+    sit_at,
+):
+    terminal = sit_at()
+    for _ in range(50):
+        # As those of zip(a.loader(0), b.loader(0)) do.
+        first, second = make_line(), make_line()
+        first.add(8)
+        second.add(8)
+        first.close()
+        second.close()
+    assert sys.stdout is terminal
+
+
+class Sink:
+    """What programs put in the place of a stream, to log what comes."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kind", ["sink", "closed", "none"])
+def test_streams_that_know_little_show_no_line(monkeypatch, kind):
+    closed = io.StringIO()
+    closed.close()
+    stream = {"sink": Sink(), "closed": closed, "none": None}[kind]
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert isinstance(opened(None), NoLine)
+
+
+def test_log_is_written_while_another_thread_imports_bars(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", SimpleNamespace())
+    told = io.StringIO()
+    handler = LogBeside(told)
+    handler.emit(logging.makeLogRecord({"msg": "a line"}))
+    assert told.getvalue() == "a line\n"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from full_disk import no_file_beyond
 from hapi_client.cli import main as cli
 from hapi_client.epoch_report import (
     EpochReport,
@@ -262,3 +263,18 @@ def test_command_names_the_file_that_is_none(
     )
     assert done == 1
     assert "it ends in .html" in capsys.readouterr().err
+
+
+def test_report_that_finds_no_room_leaves_the_one_before(
+    tmp_path: Path,
+) -> None:
+    place = tmp_path / "run.json"
+    write_reports(place, (), "before")
+    before = place.read_text()
+    with (
+        no_file_beyond(100),
+        pytest.raises(ClientError, match="make room"),
+    ):
+        write_reports(place, RUN.reports, "after")
+    assert place.read_text() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["run.json"]

@@ -68,7 +68,7 @@ def test_newest_common_version_is_taken(monkeypatch):
         ({}, "no version that can be read", "an older client"),
         ({"version": "1"}, "no version that can be read", "client"),
         ({"version": True}, "no version that can be read", "client"),
-        ({"versions": 1, "version": 1}, "no version", "client"),
+        ({"versions": "2", "version": "2"}, "no version", "a newer client"),
     ],
 )
 def test_no_common_version_is_named_with_the_remedy(section, theirs, remedy):

@@ -63,6 +63,40 @@ def test_precisions_of_the_user_are_put_back() -> None:
     assert done.returncode == 0, done.stderr
 
 
+OVERLAP = """
+import threading
+import torch
+from hapi_splitter.numerics import exact_numerics
+cpu = torch.device("cpu")
+torch.backends.cudnn.benchmark = True
+begun, go_on = threading.Event(), threading.Event()
+def first():
+    with exact_numerics(cpu):
+        begun.set()
+        assert go_on.wait(30)
+other = threading.Thread(target=first)
+other.start()
+assert begun.wait(30)
+with exact_numerics(cpu):
+    go_on.set()
+    other.join(30)
+    assert not torch.backends.cudnn.benchmark
+    assert torch.backends.cudnn.deterministic
+assert torch.backends.cudnn.benchmark
+assert not torch.backends.cudnn.deterministic
+assert torch.backends.cudnn.allow_tf32 in (True, False)
+"""
+
+
+def test_blocks_of_several_threads_may_overlap() -> None:
+    code = [sys.executable, "-c", OVERLAP]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        code, capture_output=True, text=True, env=environ, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_block_leaves_torch_able_to_export() -> None:
     """``torch.export`` reads a setting that a half-done change breaks."""
     with exact_numerics(torch.device("cpu")):

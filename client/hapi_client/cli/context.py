@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -149,7 +150,19 @@ def write_json(output: JsonOutput | None, facts: Mapping[str, Any]) -> None:
         ClientError: ``bad_configuration`` when that fails.
     """
     if output is not None:
-        output.write(json.dumps(facts, indent=2) + "\n")
+        text = json.dumps(_finite(facts), indent=2, allow_nan=False)
+        output.write(text + "\n")
+
+
+def _finite(facts: Any) -> Any:
+    """JSON has no word for a loss that has become infinite: null."""
+    if isinstance(facts, float) and not math.isfinite(facts):
+        return None
+    if isinstance(facts, Mapping):
+        return {key: _finite(value) for key, value in facts.items()}
+    if isinstance(facts, list | tuple):
+        return [_finite(each) for each in facts]
+    return facts
 
 
 def print_table(

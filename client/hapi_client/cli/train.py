@@ -283,8 +283,9 @@ def train_command(
                     ),
                     checkpoint=Checkpoint(resume) if resume else None,
                 )
-            if save:
-                write_whole(network.state_dict(), save)
+                # Before the report, which may fail for want of room.
+                if save:
+                    write_whole(network.state_dict(), save)
             if job.stats.samples:
                 _tell_idle(reporter, job, cache)
             _print(job, history)
