@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from PIL import Image
+
 from hapi_protocol.errors import ClientError
 from hapi_protocol.shards import ARRAY, IMAGE, Medium
 
@@ -123,6 +125,24 @@ def _medium_of(folder: Path, paths: Sequence[Path]) -> Medium:
             f"({', '.join(ARRAY.extensions)}) nor .tar files",
         )
     return next(iter(found))
+
+
+def unreadable(samples: SampleFolder) -> Iterator[Path]:
+    """Images whose headers nobody can read.
+
+    Only headers are looked at: what is damaged behind them shows when the
+    image is decoded.
+    """
+    if samples.medium is not IMAGE:
+        return
+    for file in samples.files:
+        try:
+            with Image.open(file.path, formats=("JPEG", "PNG")):
+                pass
+        except (OSError, ValueError, SyntaxError):
+            yield file.path
+        except Image.DecompressionBombError:
+            continue  # of many pixels, for which there is a limit elsewhere
 
 
 def _sample_files(

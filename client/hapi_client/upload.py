@@ -31,6 +31,7 @@ from hapi_client.packing import (
     find_class_names,
     read_folder,
     split_shards,
+    unreadable,
     write_shard,
 )
 from hapi_client.progress import Reporter
@@ -265,6 +266,13 @@ def _store_packed(
         reporter.note(
             f"{count_text(len(samples.ignored), 'file')} left out, which is "
             f"no {what}: {_some_of([path.name for path in samples.ignored])}"
+        )
+    damaged = [path.name for path in unreadable(samples)]
+    if damaged:
+        reporter.note(
+            f"{count_text(len(damaged), 'image')} cannot be read, and will "
+            f"end a run without on_error='skip': {_some_of(damaged)}; repair "
+            "or remove, and repeat this command"
         )
     groups = split_shards(samples.files, pack.shard_samples, pack.shard_bytes)
     for number, files in enumerate(groups):

@@ -67,11 +67,11 @@ def choose(model: nn.Module, freeze: Freeze | None) -> Choice:
     Raises:
         FreezeError: ``unknown_freeze`` where it is none of the three.
     """
-    if isinstance(freeze, str):
+    if isinstance(freeze, str) and freeze:
         return Choice((freeze.removeprefix(_COMPILED),))
     if callable(freeze) and not isinstance(freeze, nn.Module):
         return Choice(tuple(_asked(model, freeze)), exact=True, asked=True)
-    if freeze is None:
+    if freeze is None or freeze == "":
         raise FreezeError(
             "unknown_freeze",
             f"a freeze point is needed to split a {type(model).__name__}; "

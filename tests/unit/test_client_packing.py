@@ -6,9 +6,15 @@ import io
 
 import pytest
 
-from hapi_client.packing import read_folder, split_shards, write_shard
+from hapi_client.packing import (
+    read_folder,
+    split_shards,
+    unreadable,
+    write_shard,
+)
 from hapi_protocol.errors import ClientError
 from hapi_protocol.shards import ARRAY, IMAGE, iter_samples
+from photos import jpegs
 
 
 @pytest.fixture
@@ -141,3 +147,16 @@ def test_a_class_without_arrays_is_named(tmp_path):
     (tmp_path / "cat" / "1.npy").write_bytes(b"x")
     with pytest.raises(ClientError, match=r"dog has no array \(npy\)"):
         read_folder(tmp_path)
+
+
+def test_images_that_nobody_can_read_are_found_by_their_headers(tmp_path):
+    place = tmp_path / "cat"
+    place.mkdir()
+    (good, _), (cut, _) = jpegs(2)
+    (place / "good.jpg").write_bytes(good)
+    (place / "cut.jpg").write_bytes(cut[:1000])  # shows when it is decoded
+    (place / "text.jpg").write_bytes(b"no image at all")
+    (place / "empty.png").write_bytes(b"")
+    found = {path.name for path in unreadable(read_folder(tmp_path))}
+    assert {"text.jpg", "empty.png"} <= found
+    assert "good.jpg" not in found

@@ -86,7 +86,7 @@ def _row(
     start = (
         package.digest[:SHOWN_DIGITS],
         bytes_text(package.info.length_bytes),
-        package.info.stored.partition(".")[0],
+        package.info.stored.partition("T")[0],
     )
     if isinstance(head, HapiError):
         return (*start, "?", "?", "?", "?", head.message)
@@ -96,7 +96,7 @@ def _row(
         str(head.num_cuts),
         _shape_text(head.output_shape),
         head.last_module,
-        ", ".join(f"{name} {head.producer[name]}" for name in head.producer),
+        f"torch {head.producer.get('torch', '?')}",
     )
 
 
