@@ -264,8 +264,8 @@ def _store_packed(
         )
     if samples.ignored:
         reporter.note(
-            f"{count_text(len(samples.ignored), 'file')} left out, which is "
-            f"no {what}: {_some_of([path.name for path in samples.ignored])}"
+            f"{count_text(len(samples.ignored), 'file')} left out (no "
+            f"{what}): {_some_of([path.name for path in samples.ignored])}"
         )
     damaged = [path.name for path in unreadable(samples)]
     if damaged:
