@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hapi_protocol.errors import ClientError, UnavailableError
+from hapi_protocol.errors import (
+    AnnotationError,
+    ClientError,
+    UnavailableError,
+)
 
 API_VERSION = 1
 """The newest."""
@@ -68,7 +72,12 @@ def check_worker_version(version: Any, what: str) -> None:
     Raises:
         UnavailableError: ``worker_unavailable``, so that clients stream
             meanwhile.
+        AnnotationError: ``bad_request`` for what is no version at all.
     """
+    if type(version) is not int:
+        raise AnnotationError(
+            "bad_request", f"{what} has no version, but {version!r:.80}"
+        )
     if version != API_VERSION:
         raise UnavailableError(
             "worker_unavailable",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import sys
 from pathlib import Path
 
@@ -248,32 +247,6 @@ def blocks(language: str) -> list[str]:
         rf"\.\. code-block:: {language}\n\n((?:(?:    .*)?\n)+)", text
     )
     return [re.sub(r"^    ", "", block, flags=re.M) for block in found]
-
-
-def test_examples_of_the_page_run(hapi, photos, connection, capsys):
-    """But for scikit-learn's, and with a small network."""
-    (command,) = blocks("sh")
-    words = shlex.split(command)
-    for old, new in (
-        ("swift://photos/train", str(photos)),
-        ("resnet18", "networks:small_network"),
-    ):
-        words[words.index(old)] = new
-    del words[words.index("--weights") : words.index("--weights") + 2]
-    assert hapi(*words[1:]) == 0
-    with np.load("train.npz") as found:
-        assert found["features"].shape == (NUM_SAMPLES, 64)
-
-    script, _, reading = blocks("python")
-    script = script.replace("swift://photos/train", str(photos))
-    script = script.replace('freeze="avgpool"', 'freeze="pool"')
-    names = {"model": small_network()}
-    exec(script, names)
-    assert names["done"].samples == NUM_SAMPLES
-    Path("features.parquet").rename("train.parquet")
-    exec(reading, names)
-    assert names["features"].shape == (NUM_SAMPLES, 64)
-    assert sorted(set(names["labels"])) == [0, 1, 2, 3]
 
 
 def test_a_linear_probe_learns_from_a_file(

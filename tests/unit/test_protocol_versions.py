@@ -7,7 +7,11 @@ import json
 import pytest
 
 from hapi_protocol import versions
-from hapi_protocol.errors import ClientError, UnavailableError
+from hapi_protocol.errors import (
+    AnnotationError,
+    ClientError,
+    UnavailableError,
+)
 from hapi_protocol.messages import (
     JobGrant,
     ModelIdentity,
@@ -103,3 +107,6 @@ def test_worker_of_another_release_is_unavailable(kind, message):
     assert caught.value.status == 503
     assert "run filter and worker of one release" in caught.value.message
     assert kind.from_body(json.dumps(fields).encode()) == message
+    del fields["version"]
+    with pytest.raises(AnnotationError):
+        kind.from_body(json.dumps(fields).encode())
