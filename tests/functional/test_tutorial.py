@@ -18,7 +18,7 @@ from torchvision.io import decode_image
 from torchvision.models import ResNet18_Weights, resnet18
 
 from as_user import run
-from hapi_cluster import Cluster
+from hapi_cluster import USERS, Cluster
 from photos import jpegs
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -30,6 +30,8 @@ MOST_CHANGED_LINES = 12
 ELSEWHERE = ("pip install", "hapi cluster", "eval ")
 """The cluster is there already, and so are the packages."""
 TOLERANCE = 1e-4
+USER = "test2:tester2"
+"""Whose account is empty."""
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -84,14 +86,19 @@ def reader(cluster: Cluster, tmp_path_factory) -> Callable[[str], str]:
         code = path.read_text().replace("EPOCHS = 10", f"EPOCHS = {EPOCHS}")
         (folder / path.name).write_text(code)
 
+    environment = {
+        "TORCH_HOME": str(folder / "torch"),
+        # Other pages have containers of the same names in theirs.
+        "ST_USER": USER,
+        "ST_KEY": USERS[USER][0],
+    }
+
     def follow(command: str) -> str:
         words: list[str] = []
         for word in shlex.split(command):
             found = sorted(folder.glob(word)) if "*" in word else []
             words += [str(f.relative_to(folder)) for f in found] or [word]
-        done = run(
-            cluster, folder, words, {"TORCH_HOME": str(folder / "torch")}
-        )
+        done = run(cluster, folder, words, environment)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         model = folder / "model.pt"
         if words[1].startswith("finetune"):
