@@ -204,7 +204,9 @@ def test_worker_that_is_killed_or_stopped_costs_no_sample(
             os.kill(pid, signal.SIGSTOP)
             threading.Timer(1.5, lambda: os.kill(pid, signal.SIGCONT)).start()
 
-    with job_of(through) as job:
+    # What was fetched ahead needs no worker.
+    options = replace(OPTIONS, num_threads=1, ahead_spans=1, buffer_spans=1)
+    with job_of(through, options=options) as job:
         mixed(job)
         labels = delivered(job.loader(0), disturb)
         labels += delivered(job.loader(1))
