@@ -121,7 +121,6 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
         self._drop_last = drop_last
         # In memory that workers share: those that persist see it change.
         self._epoch = _shared(1)
-        self._begun = _shared(1)
         self._stand()
 
     def _stand(self) -> None:
@@ -192,6 +191,7 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
 
     def __iter__(self) -> Iterator[LabelledBatch]:
         epoch = self.epoch
+        # Workers fetch ahead of the loop, which alone knows its steps.
         share = replace(self._share(epoch), delivered=lambda step: None)
         self._begin(epoch)
         with _feeding(self._parts) as feeder:
@@ -200,7 +200,7 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
                 share,
                 self._parts.augmented.training(epoch),
                 on_error=self._parts.on_error,
-                is_shared=True,
+                needs_every_step=True,
             )
             with closing(loader):
                 yield from loader

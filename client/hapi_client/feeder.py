@@ -91,7 +91,7 @@ class Feeder:
         training: Training | None,
         *,
         on_error: str,
-        is_shared: bool = False,
+        needs_every_step: bool = False,
         span_came: Callable[[], None] = lambda: None,
         remedy: Callable[[Span, int], str] = leave_them_out,
         tally: Tally | None = None,
@@ -103,7 +103,7 @@ class Feeder:
             share: of it.
             training: seed and epoch of random changes; None for none.
             on_error: as :attr:`hapi_client.loader.LoaderPlan.on_error`.
-            is_shared: likewise.
+            needs_every_step: likewise.
             span_came: likewise.
             remedy: likewise.
             tally: of the pass.
@@ -117,7 +117,7 @@ class Feeder:
             counters=self.counters,
             meter=self.meter,
             span_came=span_came,
-            is_shared=is_shared,
+            needs_every_step=needs_every_step,
             remedy=remedy,
             tally=tally,
         )

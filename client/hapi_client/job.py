@@ -362,7 +362,7 @@ class TransferJob:
             share,
             self._augmented.training(epoch),
             on_error=self._on_error,
-            is_shared=rank.world_size > 1,
+            needs_every_step=rank.world_size > 1,
             span_came=self._span_came,
             # Of the first rank, also where each goes through all of it.
             tally=self._passes.begin(

@@ -59,8 +59,8 @@ class LoaderPlan:
         counters: of the job.
         meter: measures the training loop's part of the time.
         span_came: called after each span, in the training loop's thread.
-        is_shared: whether others take the same steps, or the loop counts
-            them, so that none may be left out.
+        needs_every_step: none may be left out, since others take the same
+            steps, or the loop counts them.
         remedy: for a sample that cannot be decoded, of a span and its row.
         tally: of this pass.
     """
@@ -72,7 +72,7 @@ class LoaderPlan:
     counters: JobCounters
     meter: Meter
     span_came: Callable[[], None] = lambda: None
-    is_shared: bool = False
+    needs_every_step: bool = False
     remedy: Callable[[Span, int], str] = leave_them_out
     tally: Tally = field(default_factory=Tally)
 
@@ -369,7 +369,7 @@ class _Delivery:
             ready.num_left -= 1
             if not ready.num_left:
                 del window[position]
-        if lost and not features and self._plan.is_shared:
+        if lost and not features and self._plan.needs_every_step:
             raise _lost_step(batch, lost)
         if not features:
             return None

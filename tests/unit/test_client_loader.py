@@ -279,7 +279,7 @@ def test_step_that_other_ranks_wait_for_names_a_sample_that_it_lost():
         [3, 3],
         index_order([3, 3], OrderRules(2)),
         on_error="skip",
-        job={"is_shared": True},
+        job={"needs_every_step": True},
     )
     batches = iter(loader)
     assert next(batches)[1].tolist() == [0, 1]

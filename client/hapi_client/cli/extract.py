@@ -15,7 +15,14 @@ from hapi_client.cli.context import (
     print_table,
     write_json,
 )
-from hapi_client.cli.train import cut_value, what_is_cut
+from hapi_client.cli.model_options import (
+    CheckpointOption,
+    CutOption,
+    EncodingOption,
+    FloorOption,
+    cut_value,
+    what_is_cut,
+)
 from hapi_client.location import parse_location
 from hapi_client.progress import ConsoleReporter
 from hapi_splitter.quantities import bytes_text, count_text
@@ -69,37 +76,10 @@ def extract_command(
             "transform of images; random if absent.",
         ),
     ] = None,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True, dir_okay=False, help="A state dict of the model."
-        ),
-    ] = None,
-    cut: Annotated[
-        str,
-        typer.Option(
-            autocompletion=completion.cuts,
-            help="How much the store computes: 'auto' plans it, 'freeze' "
-            "for the whole frozen region, 'stream' for nothing, or a number.",
-        ),
-    ] = "auto",
-    floor: Annotated[
-        str,
-        typer.Option(
-            autocompletion=completion.floors,
-            help="What a plan may round on the wire: lossless, half (16 "
-            "bits), uint8; beside an --encoding it has to allow that.",
-        ),
-    ] = "lossless",
-    encoding: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=completion.encodings,
-            help="On the wire: float32, float16, bfloat16 or uint8, each "
-            "also with ;lz4 or ;zstd. Left to the plan if absent; float32 "
-            "with a fixed cut.",
-        ),
-    ] = None,
+    checkpoint: CheckpointOption = None,
+    cut: CutOption = "auto",
+    floor: FloorOption = "lossless",
+    encoding: EncodingOption = None,
     device: Annotated[
         str,
         typer.Option(

@@ -16,6 +16,7 @@ from hapi_client.cli.context import (
     connect,
     write_json,
 )
+from hapi_client.cli.model_options import CheckpointOption
 from hapi_client.link_speed import parse_link
 from hapi_client.location import parse_location
 from hapi_client.progress import ConsoleReporter
@@ -106,12 +107,7 @@ def plan_command(
             "which changes no cost but that of compression.",
         ),
     ] = None,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True, dir_okay=False, help="A state dict of the model."
-        ),
-    ] = None,
+    checkpoint: CheckpointOption = None,
     device: Annotated[
         str,
         typer.Option(

@@ -18,6 +18,14 @@ from hapi_client.cli.context import (
     print_table,
     write_json,
 )
+from hapi_client.cli.model_options import (
+    CheckpointOption,
+    CutOption,
+    EncodingOption,
+    FloorOption,
+    cut_value,
+    what_is_cut,
+)
 from hapi_client.location import parse_location
 from hapi_client.progress import ConsoleReporter
 from hapi_protocol.headers import CACHE_OFF
@@ -64,12 +72,7 @@ def train_command(
             help="Published weights (DEFAULT), downloaded.",
         ),
     ] = None,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True, dir_okay=False, help="A state dict of the model."
-        ),
-    ] = None,
+    checkpoint: CheckpointOption = None,
     epochs: Annotated[
         int, typer.Option(min=1, help="Passes over the data set.")
     ] = 1,
@@ -79,31 +82,9 @@ def train_command(
     batch_size: Annotated[
         int, typer.Option(min=1, help="Samples of a step.")
     ] = 32,
-    cut: Annotated[
-        str,
-        typer.Option(
-            autocompletion=completion.cuts,
-            help="How much the store computes: 'auto' plans it, 'freeze' "
-            "for the whole frozen region, 'stream' for nothing, or a number.",
-        ),
-    ] = "auto",
-    floor: Annotated[
-        str,
-        typer.Option(
-            autocompletion=completion.floors,
-            help="What a plan may round: lossless, half (16 bits), uint8; "
-            "beside an --encoding it has to allow that.",
-        ),
-    ] = "lossless",
-    encoding: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=completion.encodings,
-            help="On the wire: float32, float16, bfloat16 or uint8, each "
-            "also with ;lz4 or ;zstd. Left to the plan if absent; float32 "
-            "with a fixed cut.",
-        ),
-    ] = None,
+    cut: CutOption = "auto",
+    floor: FloorOption = "lossless",
+    encoding: EncodingOption = None,
     cache: Annotated[
         str,
         typer.Option(
@@ -333,20 +314,6 @@ def check_files(save: Path | None, resume: Path | None) -> None:
 def num_bytes_of(network: Module) -> int:
     """Of its state dict."""
     return sum(each.nbytes for each in network.state_dict().values())
-
-
-def cut_value(cut: str) -> int | str:
-    """A cut of the command line; names are judged by the job."""
-    return int(cut) if cut.isdecimal() else cut
-
-
-def what_is_cut(job: TransferJob) -> str:
-    """What the store computes, as the end of a line."""
-    if job.cut == "auto":
-        return f"the plan chooses among {count_text(job.num_cuts, 'cut')}"
-    if job.cut == 0:
-        return "all streamed"
-    return f"cut {job.cut} of {job.num_cuts}"
 
 
 def resumed_text(trained: int, samples: int, epochs: int) -> str:
