@@ -12,10 +12,10 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cpu_seconds import session_seconds
 from benchmarks.folders import remove_folder
 from benchmarks.remote import serve
 
@@ -62,9 +62,13 @@ class StorageTier:
 
         Each server has a session of its own, which holds what it started.
         """
+        return session_seconds(self.sessions())
+
+    def sessions(self) -> list[int]:
+        """Numbers of the sessions of all servers that live now."""
         cluster = Cluster.attach(self._folder / SWIFT_FOLDER)
         children = cluster.status()["children"].values()
-        return session_seconds({child["pid"] for child in children})
+        return [child["pid"] for child in children if child["pid"]]
 
     def worker_counters(self) -> dict[str, float]:
         """Jobs, samples and uploads of the worker so far."""
@@ -90,20 +94,6 @@ class StorageTier:
         Cluster.attach(self._folder / SWIFT_FOLDER).stop_worker()
 
 
-def session_seconds(sessions: Collection[int]) -> float:
-    """CPU seconds of all processes of some sessions, as proc(5) has them."""
-    ticks = 0
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # The name, in parentheses, may hold blanks.
-            fields = path.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it ended
-        if int(fields[3]) in sessions:
-            ticks += sum(map(int, fields[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
 def main(argv: list[str]) -> int:
     folder = Path(argv[0])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -115,6 +105,7 @@ def main(argv: list[str]) -> int:
                 "start": tier.start,
                 "affinities": tier.affinities,
                 "cpu_seconds": tier.cpu_seconds,
+                "sessions": tier.sessions,
                 "worker_counters": tier.worker_counters,
                 "restart_worker": tier.restart_worker,
                 "stop_worker": tier.stop_worker,

@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 from benchmarks.cell_run import stage_of
+from benchmarks.cpu_seconds import session_seconds
 from benchmarks.joint_plan import (
     at_speed,
     dearer,
@@ -41,7 +42,6 @@ from benchmarks.joint_plan import (
 from benchmarks.network import FRAME_BYTES, PAYLOAD_BYTES
 from benchmarks.regret import AUTO, interval_of, regret_of
 from benchmarks.remote import Remote
-from benchmarks.storage_tier import session_seconds
 from benchmarks.testbed import Testbed
 
 from hapi_client.replan import ReplanOptions

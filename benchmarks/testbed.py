@@ -171,6 +171,10 @@ class Testbed:
         """CPU seconds of the storage tier's processes so far."""
         return float(self._ask("cpu_seconds"))
 
+    def storage_sessions(self) -> list[int]:
+        """Numbers of the sessions of the storage tier's processes."""
+        return list(self._ask("sessions"))
+
     def worker_counters(self) -> dict[str, float]:
         """Jobs, samples and uploads of the worker so far."""
         return dict(self._ask("worker_counters"))
