@@ -13,7 +13,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,6 +22,7 @@ import torch
 import torchvision
 from benchmarks.cells import FETCH_OPTIONS, NETWORKS
 from benchmarks.contenders import more_cuts, outlook, problem_json
+from benchmarks.opponents.window import Meter, Pace, between, measure
 from benchmarks.regret import AUTO
 from benchmarks.remote import serve
 
@@ -50,7 +51,7 @@ class ClientTier:
     """Answers the questions of ``benchmarks.splits``."""
 
     def __init__(self) -> None:
-        torch.set_num_threads(1)
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         self._stack = contextlib.ExitStack()
         self._jobs: dict[str, TransferJob] = {}
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
@@ -111,15 +112,19 @@ class ClientTier:
         encoding: str | None = None,
         models_container: str = DEFAULT_MODELS_CONTAINER,
         cache: str = CACHE_OFF,
+        container: str | None = None,
     ) -> None:
         """Makes a job; a contender of this name from now on.
 
-        Each has a connection of its own, so that bytes are counted apart.
+        It reads ``container``, or else the one that was prepared.  Each has
+        a connection of its own, so that bytes are counted apart.
         """
         assert self._model is not None
         arguments = dict(self._arguments)
         if encoding is not None:
             arguments["encoding"] = encoding
+        if container is not None:
+            arguments["data"] = f"swift://{container}"
         connection = self._stack.enter_context(Connection())
         job = self._stack.enter_context(
             TransferJob(
@@ -169,6 +174,60 @@ class ClientTier:
             "fallbacks": after.fallbacks - before.fallbacks,
             "cached": after.cached - before.cached,
         }
+
+    def window(
+        self,
+        name: str,
+        epoch: int,
+        pace: Mapping[str, Any],
+        interface: str | None,
+        storage_sessions: Sequence[int],
+    ) -> dict[str, Any]:
+        """A window of an epoch, as opponents measure theirs.
+
+        Returns:
+            What :func:`benchmarks.opponents.window.measure` does, and
+            ``fallbacks``, spans that were streamed instead.
+        """
+        job = self._jobs[name]
+        before = job.stats.fallbacks
+        found = measure(
+            train_epoch(job, self._optimizers[name], epoch),
+            Meter(interface, storage_sessions),
+            Pace(**pace),
+        )
+        return {**found, "fallbacks": job.stats.fallbacks - before}
+
+    def epochs(
+        self,
+        name: str,
+        first: int,
+        count: int,
+        interface: str | None,
+        storage_sessions: Sequence[int],
+    ) -> list[dict[str, Any]]:
+        """Whole epochs, as opponents measure theirs.
+
+        Returns:
+            As :meth:`benchmarks.opponents.serve.Server.epochs`, without
+            labels, and ``fallbacks`` and ``cached`` samples.
+        """
+        job = self._jobs[name]
+        meter = Meter(interface, storage_sessions)
+        found = []
+        for epoch in range(first, first + count):
+            before, begin = job.stats, meter.read()
+            exhaust(train_epoch(job, self._optimizers[name], epoch))
+            gained = job.stats - before
+            found.append(
+                {
+                    "samples": gained.samples,
+                    **between(begin, meter.read(), gained.samples),
+                    "fallbacks": gained.fallbacks,
+                    "cached": gained.cached,
+                }
+            )
+        return found
 
     def kept(self) -> dict[str, int]:
         """Entries of features that the account keeps, and their bytes."""
@@ -370,7 +429,7 @@ class _Diary:
 
 def train_epoch(
     job: TransferJob, optimizer: torch.optim.Optimizer, epoch: int
-) -> Iterator[torch.Tensor]:
+) -> Generator[torch.Tensor, None, None]:
     """One pass over the data set with a step for each batch.
 
     Yields:
@@ -408,6 +467,8 @@ def main() -> NoReturn:
                 "outlook": tier.outlook,
                 "plan": tier.plan,
                 "follow": tier.follow,
+                "window": tier.window,
+                "epochs": tier.epochs,
                 "cold": tier.cold,
                 "kept": tier.kept,
                 "purge": tier.purge,

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,10 +195,10 @@ def expect(answer: http.client.HTTPResponse, *statuses: int) -> bytes:
 
 
 @contextmanager
-def pinned(core: int) -> Iterator[None]:
-    """This process, and what it starts, on one core."""
+def pinned(cores: Collection[int]) -> Iterator[None]:
+    """This process, and what it starts, on some cores."""
     usual = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
+    os.sched_setaffinity(0, cores)
     try:
         yield
     finally:
@@ -226,7 +226,7 @@ def cpu_rounds(bed: Testbed, rounds: int) -> Iterator[Round]:
     more.
     """
     store = Store.of(bed)
-    with pinned(bed.client.core):
+    with pinned(bed.client.cores):
         for first in range(0, rounds, GROUP_ROUNDS):
             # Two processes of one kind may differ for as long as they live.
             group = min(GROUP_ROUNDS, rounds - first)
@@ -331,7 +331,7 @@ def byte_rounds(
     store = Store.of(bed)
     socket = bed.folder / "reading.sock"
     with ExitStack() as stack:
-        stack.enter_context(pinned(bed.client.core))
+        stack.enter_context(pinned(bed.client.cores))
         stack.enter_context(reading_worker(socket))
         proxy = stack.enter_context(store.proxy("bytes", socket))
         store.make_container(proxy)
@@ -428,11 +428,11 @@ def sample_rounds(
     """
     store = Store.of(bed)
     with ExitStack() as stack:
-        with pinned(bed.client.core):
+        with pinned(bed.client.cores):
             socket = stack.enter_context(
                 running_worker(bed.folder, "cpu", options)
             )
-        stack.enter_context(pinned(bed.storage.core))
+        stack.enter_context(pinned(bed.storage.cores))
         proxy = stack.enter_context(store.proxy("samples", socket))
         store.make_container(proxy)
         for name, path in (("model", work.package), ("shard", work.shard)):

@@ -225,7 +225,7 @@ def _run(arguments: argparse.Namespace) -> int:
             print(f"removed what a killed run had left: {folder}")
         results.body["affinities"] = {
             **bed.affinities(),
-            "client": [bed.client.core],
+            "client": list(bed.client.cores),
         }
         measure(bed, cells, settings, tars, results)
     results.save()

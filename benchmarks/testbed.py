@@ -44,10 +44,11 @@ LOOPBACK = "127.0.0.1"
 WORKER_OPTIONS: Mapping[str, str] = {"device": "cpu"}
 """The rest are an operator's defaults: on one core one thread decodes and
 computes."""
-ONE_THREAD: Mapping[str, str] = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-}
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+Cores = tuple[tuple[int, ...], tuple[int, ...]]
+"""Of the storage tier, of the client tier."""
 
 
 class TestbedError(Exception):
@@ -58,23 +59,24 @@ class TestbedError(Exception):
 
 @dataclass(frozen=True)
 class Tier:
-    """Where to start processes: one core, one network namespace.
+    """Where to start processes: its cores, one network namespace.
 
     Attributes:
         name: ``storage`` or ``client``.
-        core: number of the core that its processes share.
+        cores: numbers of the cores that its processes share.
         namespace: None for the machine's own network.
         environment: of its processes, beside that of this process.
     """
 
     name: str
-    core: int
+    cores: tuple[int, ...]
     namespace: Namespace | None
     environment: Mapping[str, str]
 
     def command(self, argv: Sequence[str]) -> list[str]:
         """The command that runs ``argv`` on this tier."""
-        pinned = ["taskset", "--cpu-list", str(self.core), *argv]
+        cores = ",".join(map(str, self.cores))
+        pinned = ["taskset", "--cpu-list", cores, *argv]
         if self.namespace is None:
             return pinned
         return self.namespace.command(pinned)
@@ -196,6 +198,7 @@ class Testbed:
 def two_tiers(
     *,
     netns: bool = True,
+    cores: Cores | None = None,
     worker_options: Mapping[str, str] | None = None,
     **settings: Any,
 ) -> Iterator[Testbed]:
@@ -204,6 +207,8 @@ def two_tiers(
     Args:
         netns: two network namespaces and a link, which needs root; else
             everything shares the machine's network, unshaped.
+        cores: of the storage tier and of the client tier; None for one each.
+            Processes have as many threads as their tier has cores.
         worker_options: beside :data:`WORKER_OPTIONS`.
         settings: more fields of ``hapi_cluster.settings.ClusterSettings``.
 
@@ -211,7 +216,7 @@ def two_tiers(
         TestbedError: naming what is missing.
         RemoteError: when the cluster does not start.
     """
-    storage_core, client_core = _two_cores()
+    storage_cores, client_cores = _checked(cores)
     if netns:
         _require_network()
     removed = remove_stale()
@@ -222,7 +227,7 @@ def two_tiers(
         # Temporary files of both tiers go with the folder.
         scratch = folder / "tmp"
         scratch.mkdir()
-        environment = {**ONE_THREAD, "TMPDIR": str(scratch)}
+        scratch_environment = {"TMPDIR": str(scratch)}
         spaces = [
             stack.enter_context(Namespace()) if netns else None
             for _ in range(2)
@@ -230,7 +235,12 @@ def two_tiers(
         link = None
         if spaces[0] is not None and spaces[1] is not None:
             link = Link(spaces[0], spaces[1])
-        storage = Tier("storage", storage_core, spaces[0], environment)
+        storage = Tier(
+            "storage",
+            storage_cores,
+            spaces[0],
+            {**_threads(storage_cores), **scratch_environment},
+        )
         remote = stack.enter_context(
             storage.remote("benchmarks.storage_tier", str(folder))
         )
@@ -245,24 +255,46 @@ def two_tiers(
             },
         )
         client = Tier(
-            "client", client_core, spaces[1], {**environment, **credentials}
+            "client",
+            client_cores,
+            spaces[1],
+            {**_threads(client_cores), **scratch_environment, **credentials},
         )
         yield Testbed(storage, client, folder, link, removed, remote)
 
 
-def _two_cores() -> tuple[int, int]:
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        raise TestbedError(
-            f"a testbed gives each tier a core of its own, and this process"
-            f" may use only core {cores[0]}; start it with more"
-        )
+def _checked(cores: Cores | None) -> Cores:
+    usable = sorted(os.sched_getaffinity(0))
     if shutil.which("taskset") is None:
         raise TestbedError(
             "tiers are pinned to their cores with taskset, which is missing;"
             " install util-linux"
         )
-    return cores[0], cores[1]
+    if cores is None:
+        if len(usable) < 2:
+            raise TestbedError(
+                "a testbed gives each tier a core of its own, and this"
+                f" process may use only core {usable[0]}; start it with more"
+            )
+        return (usable[0],), (usable[1],)
+    storage, client = cores
+    for name, tier in (("storage", storage), ("client", client)):
+        unusable = sorted({*tier} - {*usable})
+        if unusable or not tier:
+            raise TestbedError(
+                f"the {name} tier cannot have the cores"
+                f" {', '.join(map(str, unusable)) or 'none'}; this process"
+                f" may use {', '.join(map(str, usable))}"
+            )
+    if shared := {*storage} & {*client}:
+        raise TestbedError(
+            f"both tiers have core {min(shared)}; they stand for two machines"
+        )
+    return cores
+
+
+def _threads(cores: tuple[int, ...]) -> dict[str, str]:
+    return dict.fromkeys(THREAD_VARIABLES, str(len(cores)))
 
 
 def _require_network() -> None:

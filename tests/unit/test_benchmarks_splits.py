@@ -20,11 +20,11 @@ from benchmarks.contenders import (
     more_cuts,
     who_measures,
 )
+from benchmarks.cpu_seconds import session_seconds
 from benchmarks.regret import best_static, judge, medians, regret_of
 from benchmarks.results import Results, cold_table, table
 from benchmarks.shards import find_tars, write_shards
 from benchmarks.splits import arguments_of
-from benchmarks.cpu_seconds import session_seconds
 
 from hapi_protocol.profiles import BatchProfile, ModelProfile
 from hapi_protocol.shards import iter_samples

@@ -1,0 +1,1 @@
+"""``python -m benchmarks run``: all experiments against what people use."""

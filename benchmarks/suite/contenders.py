@@ -1,0 +1,136 @@
+"""Those that are compared: ours and opponents, asked alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from benchmarks.network import INTERFACE
+from benchmarks.opponents.training import Place, Task
+from benchmarks.opponents.window import Pace
+from benchmarks.remote import Remote
+from benchmarks.testbed import Testbed
+
+OPPONENT = "benchmarks.opponents.serve"
+SECONDS = 1800.0
+
+TAR_STREAM = "tar-stream"
+RESIZED = "tar-stream-resized"
+EXTERNALS = (TAR_STREAM, "webdataset", "s3-tars", "s3-images", "mosaic")
+"""Those that read the same bytes of the same photographs."""
+
+
+class Contender(Protocol):
+    """Trains on a testbed's client tier, when it is asked to."""
+
+    @property
+    def name(self) -> str:
+        """In results."""
+
+    def window(self, epoch: int, pace: Pace) -> dict[str, Any]:
+        """See :func:`benchmarks.opponents.window.measure`."""
+
+    def epochs(self, first: int, count: int) -> list[dict[str, Any]]:
+        """Whole epochs, a dictionary for each."""
+
+
+@dataclass(frozen=True)
+class Ours:
+    """A job of a process of :mod:`benchmarks.client_tier`.
+
+    Args:
+        bed: the testbed.
+        client: that process; ``open`` has made the job.
+        name: of contender and job.
+    """
+
+    bed: Testbed
+    client: Remote
+    name: str
+
+    def window(self, epoch: int, pace: Pace) -> dict[str, Any]:
+        return _ask(
+            self.client,
+            "window",
+            name=self.name,
+            epoch=epoch,
+            pace=asdict(pace),
+            **_meter(self.bed),
+        )
+
+    def epochs(self, first: int, count: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = _ask(
+            self.client,
+            "epochs",
+            name=self.name,
+            first=first,
+            count=count,
+            **_meter(self.bed),
+        )
+        return found
+
+
+class Opponent:
+    """A process of an opponent.
+
+    Args:
+        bed: the testbed.
+        name: of :data:`benchmarks.opponents.serve.OPPONENTS`.
+        remote: its process, from :func:`start`.
+    """
+
+    def __init__(self, bed: Testbed, name: str, remote: Remote) -> None:
+        self._bed = bed
+        self._remote = remote
+        self.name = name
+        about = _ask(remote, "about")
+        self.versions: Mapping[str, str] = about["versions"]
+        self.grid: Sequence[Mapping[str, Any]] = about["grid"]
+
+    def prepare(
+        self, task: Task, place: Place, options: Mapping[str, Any]
+    ) -> None:
+        """Takes a task, with some settings of the grid."""
+        _ask(
+            self._remote,
+            "prepare",
+            task=asdict(task),
+            place=asdict(place),
+            options=dict(options),
+        )
+
+    def window(self, epoch: int, pace: Pace) -> dict[str, Any]:
+        return _ask(
+            self._remote,
+            "window",
+            epoch=epoch,
+            pace=asdict(pace),
+            **_meter(self._bed),
+        )
+
+    def epochs(self, first: int, count: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = _ask(
+            self._remote,
+            "epochs",
+            first=first,
+            count=count,
+            **_meter(self._bed),
+        )
+        return found
+
+
+def start(bed: Testbed, name: str) -> Remote:
+    """Starts an opponent's process, a context manager."""
+    return bed.client.remote(OPPONENT, name)
+
+
+def _meter(bed: Testbed) -> dict[str, Any]:
+    return {
+        "interface": INTERFACE if bed.shaped else None,
+        "storage_sessions": bed.storage_sessions(),
+    }
+
+
+def _ask(remote: Remote, do: str, **arguments: Any) -> Any:
+    return remote.ask(do, seconds=SECONDS, **arguments)

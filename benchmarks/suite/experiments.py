@@ -1,0 +1,12 @@
+"""All experiments, by name, in the order of a whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from benchmarks.suite import grid
+from benchmarks.suite.experiment import Experiment
+
+EXPERIMENTS: Mapping[str, Experiment] = {
+    each.name: each for each in (grid.EXPERIMENT,)
+}

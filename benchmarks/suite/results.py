@@ -1,0 +1,97 @@
+"""The file of ``python -m benchmarks run``: written as it goes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results import machine, versions, write_json
+
+BENCHMARK = "suite"
+FORMAT = 1
+
+Section = dict[str, Any]
+
+
+class SuiteResults:
+    """All experiments' sections, in one JSON file.
+
+    Args:
+        path: of the file.
+        settings: that all experiments share, JSON-able.
+        resume: go on with what the file holds; else it must not exist.
+
+    Raises:
+        ValueError: naming the file, when it holds something else or was made
+            with other settings.
+    """
+
+    def __init__(
+        self, path: Path, settings: Mapping[str, Any], *, resume: bool
+    ) -> None:
+        self._path = path
+        self.body: dict[str, Any] = {
+            "benchmark": BENCHMARK,
+            "format": FORMAT,
+            "settings": dict(settings),
+            "machine": machine(),
+            "versions": versions(),
+            "experiments": {},
+        }
+        if path.exists():
+            if not resume:
+                raise ValueError(
+                    f"{path} exists; --resume goes on with it, or give"
+                    " another file"
+                )
+            self._take_over(load(path))
+
+    def _take_over(self, old: Mapping[str, Any]) -> None:
+        wanted, found = self.body["settings"], old["settings"]
+        for key in sorted({*wanted, *found}):
+            if found.get(key) != wanted.get(key):
+                raise ValueError(
+                    f"{self._path} was made with {key}={found.get(key)!r},"
+                    f" not {wanted.get(key)!r}; use the same, or another file"
+                )
+        self.body["experiments"] = old["experiments"]
+
+    def section(self, name: str) -> Section:
+        """An experiment's part of the file; changes are kept by :meth:`save`.
+
+        ``complete`` in it says whether the experiment ended.
+        """
+        sections: dict[str, Section] = self.body["experiments"]
+        return sections.setdefault(name, {"complete": False})
+
+    def drop(self, name: str) -> None:
+        """Forgets an experiment, to be measured again."""
+        self.body["experiments"].pop(name, None)
+
+    def save(self) -> None:
+        """Writes the file, whole or not at all."""
+        write_json(self._path, self.body)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """What a file holds.
+
+    Raises:
+        ValueError: naming the file, when it is something else.
+    """
+    try:
+        body = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from error
+    if (
+        not isinstance(body, dict)
+        or body.get("benchmark") != BENCHMARK
+        or body.get("format") != FORMAT
+    ):
+        raise ValueError(
+            f"{path} holds no results of `python -m benchmarks run`, format"
+            f" {FORMAT}"
+        )
+    return body

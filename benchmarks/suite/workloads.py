@@ -1,0 +1,129 @@
+"""What is trained in the experiments."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.cells import BACKBONE, INNER, NETWORKS
+from benchmarks.opponents.training import Task
+
+LINKS = (0.1, 0.25, 1.0, 2.0, 10.0)
+QUICK_WORKLOADS = ("mobilenet_v3_small/backbone",)
+QUICK_LINKS = (0.25, 2.0)
+
+
+@dataclass(frozen=True)
+class Volume:
+    """Of a data set.
+
+    Attributes:
+        samples: of an epoch, more than a window takes.
+        shard_samples: of one shard; each is one span.
+    """
+
+    samples: int
+    shard_samples: int
+
+
+VOLUMES: Mapping[str, Volume] = {
+    "mobilenet_v3_small": Volume(1920, 64),
+    "resnet18": Volume(960, 32),
+    "vit_b_16": Volume(480, 16),
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A network and a freeze point.
+
+    Attributes:
+        model: in :data:`benchmarks.cells.NETWORKS`.
+        freeze: ``backbone`` or ``inner``.
+    """
+
+    model: str
+    freeze: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}/{self.freeze}"
+
+    @property
+    def task(self) -> Task:
+        network = NETWORKS[self.model]
+        return Task(
+            model=self.model,
+            freeze=self.freeze,
+            batch_size=network.batch_size,
+            resize_size=network.resize_size,
+            crop_size=network.crop_size,
+        )
+
+    @property
+    def freeze_module(self) -> str:
+        return NETWORKS[self.model].freeze[self.freeze]
+
+    @property
+    def volume(self) -> Volume:
+        return VOLUMES[self.model]
+
+    @property
+    def container(self) -> str:
+        """Of the model's data set."""
+        return f"{self.model}-suite".replace("_", "-")
+
+
+WORKLOADS = tuple(
+    Workload(model, freeze)
+    for model in VOLUMES
+    for freeze in (BACKBONE, INNER)
+)
+
+
+def cell_name(workload: Workload, link: float | None) -> str:
+    """``resnet18/backbone/0.25``."""
+    shown = "unshaped" if link is None else f"{link:g}"
+    return f"{workload.name}/{shown}"
+
+
+def chosen(
+    patterns: Sequence[str], *, quick: bool, shaped: bool
+) -> list[tuple[Workload, list[float | None]]]:
+    """Workloads, and the links of each whose cell matches a pattern.
+
+    Args:
+        patterns: as of a shell, ``resnet18/*/0.25``; empty for all, or for
+            those of the smoke test.
+        quick: the smoke test.
+        shaped: without, there is one link.
+
+    Raises:
+        ValueError: no cell matches any pattern.
+    """
+    links: Sequence[float | None] = LINKS if shaped else (None,)
+    if quick and shaped:
+        links = QUICK_LINKS
+    found = []
+    for workload in WORKLOADS:
+        if not patterns and quick and workload.name not in QUICK_WORKLOADS:
+            continue
+        kept = [
+            link
+            for link in links
+            if not patterns
+            or any(
+                fnmatch.fnmatchcase(cell_name(workload, link), pattern)
+                for pattern in patterns
+            )
+        ]
+        if kept:
+            found.append((workload, kept))
+    if not found:
+        raise ValueError(
+            f"no cell matches {' '.join(patterns)}; a cell is a network, a"
+            " freeze point and a link, such as"
+            f" {cell_name(WORKLOADS[0], LINKS[0])}"
+        )
+    return found
