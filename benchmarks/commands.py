@@ -6,6 +6,7 @@ import argparse
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,6 +98,17 @@ def require_data(
         if not folder:
             parser.error(f"give --data, or set {DATA_VARIABLE}")
         found.data = [Path(folder)]
+
+
+def clock(prefix: str = "") -> Callable[[str], None]:
+    """Prints lines with the time since now; ``prefix`` stands before it."""
+    started = time.monotonic()
+
+    def note(text: str) -> None:
+        minutes, seconds = divmod(int(time.monotonic() - started), 60)
+        print(f"{prefix}{minutes:3}:{seconds:02} {text}", flush=True)
+
+    return note
 
 
 def exit_status(name: str, run: Callable[[], int]) -> int:

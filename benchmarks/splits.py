@@ -69,13 +69,14 @@ import argparse
 import dataclasses
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.cell_run import CellRun, Settings
 from benchmarks.cells import QUICK, Cell, chosen_cells
 from benchmarks.commands import (
     add_workload,
+    clock,
     exit_status,
     parser_of,
     require_data,
@@ -86,6 +87,7 @@ from benchmarks.testbed import Testbed, two_tiers
 
 QUICK_SCALE = 0.35
 SETTLING_SECONDS, QUICK_SETTLING_SECONDS = 45.0, 10.0
+COLD_UPLOAD_SECONDS = 30.0
 
 
 def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -114,8 +116,9 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add(
         "--cold-upload-seconds",
         type=float,
-        default=30.0,
-        help="no run from cold whose package takes longer (default 30)",
+        default=COLD_UPLOAD_SECONDS,
+        help="no run from cold whose package takes longer"
+        f" (default {COLD_UPLOAD_SECONDS:g})",
     )
     add(
         "--resume",
@@ -145,15 +148,17 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 class Progress:
-    """Lines with the time since the start, and what is left.
+    """What is left, and whose lines are told.
 
     Args:
         num_cells: still to be measured.
+        tell: a line.
     """
 
-    def __init__(self, num_cells: int) -> None:
+    def __init__(self, num_cells: int, tell: Callable[[str], None]) -> None:
         self._started = time.monotonic()
         self._num_cells = num_cells
+        self._tell = tell
         self._done = 0
         self._cell = ""
 
@@ -170,20 +175,20 @@ class Progress:
         self._done += 1
 
     def note(self, text: str) -> None:
-        minutes, seconds = divmod(int(time.monotonic() - self._started), 60)
-        print(f"{minutes:3}:{seconds:02} {self._cell}: {text}", flush=True)
+        self._tell(f"{self._cell}: {text}")
 
 
-def measure(
+def measure_cells(
     bed: Testbed,
     cells: Sequence[Cell],
     settings: Settings,
     tars: Sequence[Path],
     results: Results,
+    tell: Callable[[str], None],
 ) -> None:
     """Measures all cells that the results do not have."""
     todo = [cell for cell in cells if not results.done(cell.name)]
-    progress = Progress(len(todo))
+    progress = Progress(len(todo), tell)
     for cell in todo:
         progress.begin(cell)
         run = CellRun(bed, cell, settings, tars, progress.note, results.put)
@@ -227,7 +232,7 @@ def _run(arguments: argparse.Namespace) -> int:
             **bed.affinities(),
             "client": list(bed.client.cores),
         }
-        measure(bed, cells, settings, tars, results)
+        measure_cells(bed, cells, settings, tars, results, clock())
     results.save()
     print(table(results.cells))
     if cold := cold_table(results.cells):

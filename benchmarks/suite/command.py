@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import functools
 import re
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.commands import DATA_VARIABLE, exit_status, require_data
+from benchmarks.commands import (
+    DATA_VARIABLE,
+    clock,
+    exit_status,
+    require_data,
+)
 from benchmarks.shards import find_tars
 from benchmarks.suite.experiment import Context, Experiment
 from benchmarks.suite.experiments import EXPERIMENTS
@@ -203,7 +207,7 @@ def _measure(found: argparse.Namespace) -> int:
                 only=found.only,
                 section=section,
                 save=results.save,
-                note=progress(name),
+                note=clock(f"{name} "),
                 testbed=functools.partial(
                     two_tiers, netns=not found.no_netns, cores=cores
                 ),
@@ -224,17 +228,6 @@ def print_goals(met: dict[str, bool | None]) -> None:
     words = {True: "met", False: "missed", None: "not told by this run"}
     for goal, is_met in met.items():
         print(f"{words[is_met]}: {goal}")
-
-
-def progress(name: str) -> Callable[[str], None]:
-    """Prints lines with the time since now."""
-    started = time.monotonic()
-
-    def note(text: str) -> None:
-        minutes, seconds = divmod(int(time.monotonic() - started), 60)
-        print(f"{name} {minutes:3}:{seconds:02} {text}", flush=True)
-
-    return note
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.suite import grid
+from benchmarks.suite import grid, regret
 from benchmarks.suite.experiment import Experiment
 
 EXPERIMENTS: Mapping[str, Experiment] = {
-    each.name: each for each in (grid.EXPERIMENT,)
+    each.name: each for each in (grid.EXPERIMENT, regret.EXPERIMENT)
 }

@@ -28,7 +28,7 @@ def arguments(tree: ast.AST) -> Iterator[ast.Call]:
 
 
 @pytest.mark.parametrize(
-    "path", sorted(BENCHMARKS.glob("*.py")), ids=lambda p: p.stem
+    "path", sorted(BENCHMARKS.rglob("*.py")), ids=lambda p: p.stem
 )
 def test_arguments_have_help(path):
     silent = [
