@@ -75,6 +75,7 @@ class ClientTier:
         container: str,
         floor: str,
         epochs: int | None,
+        ahead_spans: int | None = None,
     ) -> None:
         """Chooses the model, from seeded random weights, and the data.
 
@@ -85,7 +86,11 @@ class ClientTier:
             floor: of the encodings.
             epochs: that the jobs are told they will run; None for so many
                 that no one-off cost matters.
+            ahead_spans: that jobs fetch ahead; None for their default.
         """
+        options = FETCH_OPTIONS
+        if ahead_spans is not None:
+            options = replace(options, ahead_spans=ahead_spans)
         network = NETWORKS[model]
         torch.manual_seed(SEED)
         builder = torchvision.models.get_model_builder(model)
@@ -100,7 +105,7 @@ class ClientTier:
                 resize_size=network.resize_size, crop_size=network.crop_size
             ),
             "seed": SEED,
-            "options": FETCH_OPTIONS,
+            "options": options,
             "floor": floor,
             "epochs": STEADY_EPOCHS if epochs is None else epochs,
         }
@@ -191,9 +196,13 @@ class ClientTier:
         """
         job = self._jobs[name]
         before = job.stats.fallbacks
+
+        def received() -> int:
+            return sum(job.stats.samples_by_cut.values())
+
         found = measure(
             train_epoch(job, self._optimizers[name], epoch),
-            Meter(interface, storage_sessions),
+            Meter(interface, storage_sessions, received),
             Pace(**pace),
         )
         return {**found, "fallbacks": job.stats.fallbacks - before}

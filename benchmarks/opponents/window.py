@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,20 @@ class Pace:
         fill_seconds, fill_batches: not counted, at the start; both are
             waited for.
         seconds, batches: that a window has at least, both;
-        most_seconds: but no more than this, however few batches came.
+        most_seconds: but no more than this, if :data:`LEAST_BATCHES` came.
     """
 
     fill_seconds: float = 2.0
     fill_batches: int = 2
-    seconds: float = 8.0
-    batches: int = 24
-    most_seconds: float = 20.0
+    seconds: float = 6.0
+    batches: int = 16
+    most_seconds: float = 15.0
+
+    def is_over(self, seconds: float, batches: int) -> bool:
+        """Whether a window of so many seconds and batches is one."""
+        if seconds >= self.most_seconds:
+            return batches >= LEAST_BATCHES
+        return seconds >= self.seconds and batches >= self.batches
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,8 @@ class Reading:
             headers included; 0 without an interface.
         client_seconds, storage_seconds: CPU seconds of each tier's
             processes so far.
+        received: samples that have come so far, trained or not; None where
+            nobody counts them.
     """
 
     time: float
@@ -57,6 +65,7 @@ class Reading:
     up: int
     client_seconds: float
     storage_seconds: float
+    received: int | None = None
 
 
 @dataclass(frozen=True)
@@ -67,10 +76,12 @@ class Meter:
         interface: of the client's network namespace; None without one.
         storage_sessions: of the storage tier's processes. The client's are
             those of this process's own session.
+        received: see :class:`Reading`.
     """
 
     interface: str | None
     storage_sessions: Collection[int]
+    received: Callable[[], int] | None = None
 
     def read(self) -> Reading:
         down, up = (
@@ -82,6 +93,7 @@ class Meter:
             up,
             session_seconds({os.getsid(0)}),
             session_seconds(self.storage_sessions),
+            self.received() if self.received is not None else None,
         )
 
 
@@ -134,9 +146,7 @@ def measure(
                 continue
             samples += len(labels)
             batches += 1
-            seconds = now - begin.time
-            enough = seconds >= pace.seconds and batches >= pace.batches
-            if enough or seconds >= pace.most_seconds:
+            if pace.is_over(now - begin.time, batches):
                 break
         end = meter.read()
     if begin is None or batches < LEAST_BATCHES:
@@ -152,13 +162,20 @@ def measure(
 
 
 def between(begin: Reading, end: Reading, samples: int) -> dict[str, float]:
-    """Rates and costs of one sample, of what lies between two readings."""
+    """Rates and costs of one sample, of what lies between two readings.
+
+    Bytes are of one sample that came, where that is counted: while a
+    pipeline still fills, more come than are trained.
+    """
     seconds = end.time - begin.time
+    came = samples
+    if begin.received is not None and end.received is not None:
+        came = max(1, end.received - begin.received)
     return {
         "seconds": seconds,
         "samples_per_second": samples / seconds,
-        "down_bytes": (end.down - begin.down) / samples,
-        "up_bytes": (end.up - begin.up) / samples,
+        "down_bytes": (end.down - begin.down) / came,
+        "up_bytes": (end.up - begin.up) / came,
         "client_seconds": (end.client_seconds - begin.client_seconds)
         / samples,
         "storage_seconds": (end.storage_seconds - begin.storage_seconds)

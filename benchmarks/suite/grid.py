@@ -43,7 +43,13 @@ PREPARED = (RESIZED, AUTO_RESIZED)
 GOAL = 0.97
 OUT_OF_REACH = 0.85
 """An opponent slower than this part of the best one, in the first round, is
-not measured again; nor, of ours, a fixed one."""
+not measured again; nor is, of ours, a fixed cut so much slower than auto."""
+
+MOST_OPPONENTS = 2
+"""That are measured after the first round, the best ones."""
+AHEAD_SPANS = 4
+"""That our jobs fetch ahead, so that the pipeline is full when a window
+begins."""
 
 PACE = Pace()
 QUICK_PACE = Pace(fill_seconds=1.0, seconds=2.0, batches=6, most_seconds=6.0)
@@ -153,6 +159,7 @@ class CellRun:
             container=self.place.container,
             floor="lossless",
             epochs=None,
+            ahead_spans=AHEAD_SPANS,
         )
         contenders: dict[str, Contender] = dict(self.opponents)
         for name, cut, container in (
@@ -233,17 +240,21 @@ def in_reach(rates: Rates) -> list[str]:
     Opponents near the best one, ``auto``, what reads resized photographs,
     and of ours the fixed ones that are near ``auto``.
     """
-    best = max(rates[name][0] for name in EXTERNALS if name in rates)
-    kept = []
-    for name, each in rates.items():
-        limit = 0.0
-        if name in EXTERNALS:
-            limit = OUT_OF_REACH * best
-        elif name in (STREAM, FREEZE):
-            limit = OUT_OF_REACH * rates[AUTO][0]
-        if name != AGAIN and each[0] >= limit:
-            kept.append(name)
-    return kept
+    first = {name: each[0] for name, each in rates.items() if name != AGAIN}
+    opponents = sorted(
+        (name for name in first if name in EXTERNALS),
+        key=lambda name: -first[name],
+    )
+    least = {
+        **dict.fromkeys(opponents, OUT_OF_REACH * first[opponents[0]]),
+        **dict.fromkeys((STREAM, FREEZE), OUT_OF_REACH * first[AUTO]),
+    }
+    out = opponents[MOST_OPPONENTS:]
+    return [
+        name
+        for name, rate in first.items()
+        if name not in out and rate >= least.get(name, 0.0)
+    ]
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, Any]:

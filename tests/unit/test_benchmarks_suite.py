@@ -85,6 +85,7 @@ def test_only_near_ones_are_measured_after_the_first_round() -> None:
         "tar-stream": [10.0],
         "webdataset": [8.4],
         "mosaic": [8.6],
+        "s3-tars": [9.0],
         "auto": [30.0],
         "stream": [10.0],
         "freeze": [29.0],
@@ -94,12 +95,17 @@ def test_only_near_ones_are_measured_after_the_first_round() -> None:
     }
     assert in_reach(rates) == [
         "tar-stream",
-        "mosaic",
+        "s3-tars",
         "auto",
         "freeze",
         "tar-stream-resized",
         "auto-resized",
     ]
+
+
+def test_slow_opponents_are_not_measured_again() -> None:
+    rates = {"tar-stream": [10.0], "mosaic": [8.4], "auto": [1.0]}
+    assert in_reach(rates) == ["tar-stream", "auto"]
 
 
 def test_best_opponent_reads_the_same_photographs() -> None:
