@@ -53,7 +53,7 @@ class Opponent(abc.ABC):
 
     @abc.abstractmethod
     def batches(self, epoch: int) -> Batches:
-        """Images ``[batch, 3, H, W]`` and labels ``[batch]``, once each.
+        """Images of uint8 ``[batch, 3, H, W]``, labels ``[batch]``, once each.
 
         When it is closed, its threads and processes end.
         """

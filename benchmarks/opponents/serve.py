@@ -87,8 +87,9 @@ class Server:
         """Whole epochs, what earlier ones kept included.
 
         Returns:
-            Of each epoch what :func:`between` returns, ``samples``, and
-            ``labels``, the sorted labels of all samples.
+            Of each epoch what :func:`between` returns, ``samples``,
+            ``labels``, the sorted labels of all samples, and ``loss``, that
+            of the last batch.
         """
         opponent = self._require()
         meter = Meter(interface, storage_sessions)
@@ -100,6 +101,7 @@ class Server:
                 {
                     "samples": len(labels),
                     "labels": labels.tolist(),
+                    "loss": float(opponent.trainer.loss),
                     **between(begin, meter.read(), len(labels)),
                 }
             )

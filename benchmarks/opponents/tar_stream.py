@@ -1,26 +1,29 @@
 """Tar shards, streamed by hand with a thread that reads ahead.
 
-One thread reads shard after shard through one connection that stays open;
-another thread, or the same one, decodes; the training loop takes batches from
-a bounded queue.  ``shard_order`` is shuffled by the epoch.
+One thread reads shard after shard through connections that stay open: while
+it reads one, the next one has been asked for, and arrives in the kernel's
+buffer.  Another thread, or the same one, or the loop decodes; the training
+loop takes batches from a bounded queue.  The order of shards is shuffled by
+the epoch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import random
-import tarfile
 import threading
+from collections import deque
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from typing import Any, ClassVar
 
-import requests
 import torch
+from benchmarks.opponents.login import OK, SECONDS, log_in
 from benchmarks.opponents.opponent import Batches, Opponent
-from benchmarks.opponents.training import Options
+from benchmarks.opponents.tars import samples
+from benchmarks.opponents.training import Options, collate
 
-BUFFER_BYTES = 128 * 1024
-SECONDS = 600.0
 AHEAD_SAMPLES = 256
 AHEAD_BATCHES = 4
 
@@ -28,10 +31,9 @@ AHEAD_BATCHES = 4
 class TarStream(Opponent):
     """See the module's text."""
 
-    PACKAGES: ClassVar = ("requests", "urllib3")
     GRID: ClassVar[list[Options]] = [
-        {"decode": decode, "channels_last": layout}
-        for decode in ("reader", "loop", "thread")
+        {"decode": decode, "connections": connections, "channels_last": layout}
+        for decode, connections in (("reader", 2), ("loop", 1), ("loop", 2))
         for layout in (False, True)
     ]
 
@@ -65,19 +67,26 @@ class TarStream(Opponent):
 
     def _samples(self, epoch: int) -> Iterator[tuple[Any, int]]:
         order = list(self.place.shards)
-        random.Random(epoch).shuffle(order)
-        with requests.Session() as session:
-            token = _token(session, self)
+        if self.options.get("shuffle", True):
+            random.Random(epoch).shuffle(order)
+        login = log_in(self.place)
+        headers = {"X-Auth-Token": login.token}
+        with contextlib.ExitStack() as stack:
+            idle = [
+                stack.enter_context(contextlib.closing(login.connect()))
+                for _ in range(self.options["connections"])
+            ]
+            asked: deque[HTTPConnection] = deque()
             for shard in order:
-                url = f"{token['url']}/{self.container}/{shard}"
-                with session.get(
-                    url,
-                    headers={"X-Auth-Token": token["token"]},
-                    stream=True,
-                    timeout=SECONDS,
-                ) as answer:
-                    answer.raise_for_status()
-                    yield from _members(answer.raw)
+                connection = idle.pop()
+                path = f"{login.path}/{self.container}/{shard}"
+                connection.request("GET", path, headers=headers)
+                asked.append(connection)
+                if not idle:
+                    idle.append(asked.popleft())
+                    yield from _read(idle[-1])
+            while asked:
+                yield from _read(asked.popleft())
 
     @property
     def container(self) -> str:
@@ -87,25 +96,34 @@ class TarStream(Opponent):
     def _image(self, sample: tuple[Any, int]) -> tuple[Any, int]:
         return self.decode(sample[0]), sample[1]
 
-    def _collated(
-        self, samples: Iterator[tuple[Any, int]]
-    ) -> Iterator[list[tuple[Any, int]]]:
+    def _collated(self, samples: Iterator[tuple[Any, int]]) -> Iterator[Any]:
         batch = []
         for sample in samples:
             batch.append(sample)
             if len(batch) == self.task.batch_size:
-                yield batch
+                yield self._stacked(batch)
                 batch = []
         if batch:
-            yield batch
+            yield self._stacked(batch)
 
-    def _decoded(
-        self, batch: list[tuple[Any, int]]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        images, labels = zip(*batch, strict=True)
+    def _stacked(self, batch: list[tuple[Any, int]]) -> Any:
+        return batch if self.options["decode"] == "loop" else collate(batch)
+
+    def _decoded(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         if self.options["decode"] == "loop":
-            images = tuple(map(self.decode, images))
-        return torch.stack(images), torch.tensor(labels)
+            return collate([self._image(sample) for sample in batch])
+        images, labels = batch
+        return images, labels
+
+
+def _read(connection: HTTPConnection) -> Iterator[tuple[bytearray, int]]:
+    """JPEG and label of each sample of the shard that was asked for."""
+    with connection.getresponse() as answer:
+        if answer.status != OK:
+            raise OSError(f"a shard was answered {answer.status}")
+        for _, jpeg, label in samples(answer):
+            yield jpeg, label
+        answer.read()
 
 
 class _Over(Exception):
@@ -157,31 +175,3 @@ def _thread(into: _Queue, items: Iterator[Any]) -> threading.Thread:
             into.put(error)
 
     return threading.Thread(target=run, daemon=True)
-
-
-def _token(session: requests.Session, opponent: Opponent) -> dict[str, str]:
-    place = opponent.place
-    answer = session.get(
-        place.auth_url,
-        headers={"X-Auth-User": place.user, "X-Auth-Key": place.key},
-        timeout=SECONDS,
-    )
-    answer.raise_for_status()
-    return {
-        "token": answer.headers["X-Auth-Token"],
-        "url": answer.headers["X-Storage-Url"],
-    }
-
-
-def _members(body: Any) -> Iterator[tuple[bytes, int]]:
-    """JPEG and label of each sample of a tar."""
-    jpeg = b""
-    with tarfile.open(fileobj=body, mode="r|", bufsize=BUFFER_BYTES) as tar:
-        for member in tar:
-            file = tar.extractfile(member)
-            assert file is not None
-            data = file.read()
-            if member.name.endswith(".jpg"):
-                jpeg = data
-            elif member.name.endswith(".cls"):
-                yield jpeg, int(data)

@@ -9,11 +9,15 @@ from typing import Any
 import torch
 from benchmarks.opponents.networks import split
 from torch import nn
+from torch.fx.experimental.optimization import fuse
 from torchvision.io import ImageReadMode, decode_jpeg
-from torchvision.transforms._presets import ImageClassification
+from torchvision.transforms import functional
 
 LEARNING_RATE = 1e-4
 MOMENTUM = 0.9
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+"""Of the channels of ImageNet, as torchvision's presets have them."""
 
 
 @dataclass(frozen=True)
@@ -69,19 +73,40 @@ class Place:
 
 
 class Decoder:
-    """Bytes of a JPEG to what the network sees, float32 ``[3, H, W]``."""
+    """Bytes of a JPEG to what is cropped of it, uint8 ``[3, H, W]``.
+
+    It is torchvision's preset for classification up to where that makes
+    floats.  The rest is done for whole batches, and a quarter of the bytes go
+    from thread to thread, or from process to process.
+    """
 
     def __init__(self, task: Task) -> None:
-        self._preset = ImageClassification(
-            crop_size=task.crop_size, resize_size=task.resize_size
-        )
+        self._resize_size = [task.resize_size]
+        self._crop_size = [task.crop_size]
 
-    def __call__(self, jpeg: bytes) -> torch.Tensor:
-        data = torch.frombuffer(bytearray(jpeg), dtype=torch.uint8)
-        image: torch.Tensor = self._preset(
-            decode_jpeg(data, ImageReadMode.RGB)
+    def __call__(self, jpeg: bytes | bytearray) -> torch.Tensor:
+        data = torch.frombuffer(writable(jpeg), dtype=torch.uint8)
+        image = functional.resize(
+            decode_jpeg(data, ImageReadMode.RGB),
+            self._resize_size,
+            antialias=True,
         )
-        return image
+        cropped: torch.Tensor = functional.center_crop(image, self._crop_size)
+        return cropped
+
+
+def writable(data: bytes | bytearray) -> bytearray:
+    """The same; torch warns of tensors of what must not change."""
+    return data if isinstance(data, bytearray) else bytearray(data)
+
+
+Sample = tuple[torch.Tensor, int]
+
+
+def collate(samples: Sequence[Sample]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images ``[batch, 3, H, W]`` and labels ``[batch]``."""
+    images, labels = zip(*samples, strict=True)
+    return torch.stack(images), torch.tensor(labels)
 
 
 class Trainer:
@@ -90,25 +115,33 @@ class Trainer:
     Args:
         task: what is trained.
         channels_last: memory format of weights and images.
+
+    Attributes:
+        loss: of the last batch.
     """
+
+    loss: torch.Tensor
 
     def __init__(self, task: Task, *, channels_last: bool = False) -> None:
         self._layout = (
             torch.channels_last if channels_last else torch.contiguous_format
         )
         frozen, tail = split(task.model, task.freeze, task.crop_size)
-        self.frozen = frozen.to(memory_format=self._layout)
+        self.frozen = folded(frozen).to(memory_format=self._layout)
         self.tail = tail.train().to(memory_format=self._layout)
         self._optimizer = torch.optim.SGD(
             self.tail.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM
         )
         self._criterion = nn.CrossEntropyLoss()
+        self._shift = torch.tensor(MEAN).view(-1, 1, 1) * 255
+        self._scale = torch.tensor(STD).view(-1, 1, 1) * 255
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
-        """Of the frozen part; ``[batch, …]``."""
+        """Of the frozen part, ``[batch, …]``, for images of uint8."""
         with torch.no_grad():
+            pixels = images.to(torch.float32, memory_format=self._layout)
             found: torch.Tensor = self.frozen(
-                images.contiguous(memory_format=self._layout)
+                pixels.sub_(self._shift).div_(self._scale)
             )
         return found
 
@@ -118,6 +151,14 @@ class Trainer:
         self._optimizer.zero_grad()
         loss.backward()
         self._optimizer.step()
+        self.loss = loss.detach()
+
+
+def folded(frozen: nn.Module) -> nn.Module:
+    """The same, with each batch norm in the convolution before it."""
+    if any(isinstance(each, nn.BatchNorm2d) for each in frozen.modules()):
+        frozen = fuse(frozen)
+    return frozen
 
 
 Options = Mapping[str, Any]

@@ -1,0 +1,55 @@
+"""The webdataset library, on the tar shards.
+
+It reads URLs with a ``curl`` for each, as its documentation has it.  The token
+is in a file, so that no list of processes tells it.
+"""
+
+from __future__ import annotations
+
+import random
+import shlex
+import tempfile
+from typing import Any, ClassVar
+
+import webdataset
+from benchmarks.opponents.login import log_in
+from benchmarks.opponents.opponent import Batches, Opponent
+from benchmarks.opponents.training import Options, collate
+
+
+class WebDataset(Opponent):
+    """Batches are made in the workers, which its documentation advises."""
+
+    PACKAGES: ClassVar = ("webdataset",)
+    GRID: ClassVar[list[Options]] = [
+        {"num_workers": num_workers, "channels_last": layout}
+        for num_workers in (0, 1, 2)
+        for layout in (False, True)
+    ]
+
+    def batches(self, epoch: int) -> Batches:
+        with tempfile.NamedTemporaryFile("w") as header:
+            yield from self._loader(epoch, header)
+
+    def _loader(self, epoch: int, header: Any) -> webdataset.WebLoader:
+        login = log_in(self.place)
+        header.write(f"X-Auth-Token: {login.token}\n")
+        header.flush()
+        shards = list(self.place.shards)
+        random.Random(epoch).shuffle(shards)
+        read = ["exec", "curl", "-fsL", "--header", f"@{header.name}"]
+        container = f"{login.url}/{self.place.container}"
+        urls = [
+            f"pipe:{shlex.join([*read, f'{container}/{shard}'])}"
+            for shard in shards
+        ]
+        samples = (
+            webdataset.WebDataset(urls, shardshuffle=False, empty_check=False)
+            .to_tuple("jpg", "cls")
+            .map_tuple(self.decode, int)
+            .batched(self.task.batch_size, collation_fn=collate)
+        )
+        num_workers = self.options["num_workers"]
+        return webdataset.WebLoader(
+            samples, batch_size=None, num_workers=num_workers
+        )
