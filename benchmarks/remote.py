@@ -144,8 +144,10 @@ def serve(handlers: Mapping[str, Callable[..., Any]]) -> None:
 
 
 def _read_questions(questions: queue.Queue[str]) -> None:
-    for line in sys.stdin:
-        questions.put(line)
+    # A forked child closes its sys.stdin, and must not find it locked.
+    with os.fdopen(os.dup(sys.stdin.fileno())) as lines:
+        for line in lines:
+            questions.put(line)
     main = threading.main_thread().ident
     assert main is not None
     signal.pthread_kill(main, signal.SIGINT)

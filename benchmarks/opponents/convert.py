@@ -224,8 +224,8 @@ def smaller(jpeg: bytes | bytearray, resize_size: int) -> bytes:
 def converted(
     convert: Callable[..., Fields],
     place: Mapping[str, Any],
-    container: str,
     paths: Sequence[str] | None = None,
+    container: str | None = None,
     **arguments: Any,
 ) -> dict[str, Any]:
     """Answers a question.
@@ -233,9 +233,10 @@ def converted(
     Args:
         convert: a function of this module.
         place: fields of :class:`Place`.
-        container: to store in; is made.
         paths: tar files on this machine; None reads the place's shards from
             Swift.
+        container: to store in, is made; None for one that is named for the
+            place's.
         arguments: of the function.
 
     Returns:
@@ -244,6 +245,7 @@ def converted(
     """
     started = time.monotonic()
     known = Place(**place)
+    container = container or f"{known.container}-{convert.__name__}"
     source = Source(known, paths)
     with Uploader(known) as uploader:
         uploader.make(container)

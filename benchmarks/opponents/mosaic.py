@@ -40,6 +40,10 @@ class Photographs(StreamingDataset):
     def __init__(self, decode: Decoder, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._decode = decode
+        # Workers that are forked would share the connection that fetched the
+        # index, and take each other's shards for their own.
+        for stream in self.streams:
+            stream._downloader.clean_up()
 
     def __getitem__(self, at: Any) -> Sample:
         sample = super().__getitem__(at)

@@ -7,6 +7,7 @@ input (:mod:`benchmarks.remote`) until that ends.
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -134,6 +135,10 @@ def main() -> NoReturn:
         }
     )
     server.close()
+    # After an error there may be some.
+    for child in multiprocessing.active_children():
+        child.kill()
+        child.join()
     # Freeing weights one by one takes torch seconds of the tier's core.
     os._exit(0)
 

@@ -74,7 +74,7 @@ class TarStream(Opponent):
         with contextlib.ExitStack() as stack:
             idle = [
                 stack.enter_context(contextlib.closing(login.connect()))
-                for _ in range(self.options["connections"])
+                for _ in range(self.options.get("connections", 2))
             ]
             asked: deque[HTTPConnection] = deque()
             for shard in order:

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 30.0
 
 SCRIPT = """
-import os, sys, time
+import multiprocessing, os, sys, time
 from benchmarks.remote import serve
 
 def double(number):
@@ -35,11 +35,18 @@ def double(number):
 def end():
     os._exit(7)
 
+def fork():
+    child = multiprocessing.get_context("fork").Process(target=print)
+    child.start()
+    child.join(10)
+    child.kill()
+    return child.exitcode
+
 def hang():
     time.sleep(1000)
 
 try:
-    serve({"double": double, "hang": hang, "end": end})
+    serve({"double": double, "hang": hang, "end": end, "fork": fork})
 finally:
     open(sys.argv[1], "w").close()
 """
@@ -69,6 +76,10 @@ def test_an_error_over_there_is_raised_here_and_work_goes_on(
     with pytest.raises(RemoteError, match="helper: double: TypeError"):
         remote.ask("double", seconds=SECONDS, wrong=1)
     assert remote.ask("double", seconds=SECONDS, number=1) == 2
+
+
+def test_an_answering_process_may_fork(remote: Remote) -> None:
+    assert remote.ask("fork", seconds=SECONDS) == 0
 
 
 def test_a_process_that_ends_is_named(remote: Remote) -> None:

@@ -1,0 +1,331 @@
+"""Each opponent of the benchmarks on a real Swift, in a process of its own."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.opponents import convert, tars
+from benchmarks.opponents.networks import split
+from benchmarks.opponents.serve import Server
+from benchmarks.opponents.tar_stream import TarStream
+from benchmarks.opponents.training import (
+    LEARNING_RATE,
+    MOMENTUM,
+    Place,
+    Task,
+)
+from benchmarks.remote import Remote
+from torchvision.io import ImageReadMode, decode_jpeg
+from torchvision.transforms._presets import ImageClassification
+
+from hapi_cluster import Cluster
+from photos import shard
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 100.0
+NUM_SHARDS, SHARD_SAMPLES = 4, 9
+TASK = Task("resnet18", "backbone", 4, 72, 64)
+CONTAINER = "opponents-photos"
+LIBRARIES = {
+    "webdataset": "webdataset",
+    "s3-tars": "s3torchconnector",
+    "s3-images": "s3torchconnector",
+    "mosaic": "streaming",
+}
+PROCESSES: Mapping[str, Mapping[str, Any]] = {
+    "tar-stream": {"decode": "reader"},
+    "webdataset": {"num_workers": 2},
+    "s3-tars": {"num_workers": 2, "ahead": True},
+    "s3-images": {"num_workers": 2, "together": True},
+    "mosaic": {"num_workers": 2, "predownload": None},
+}
+"""Settings with the most threads and processes."""
+
+METER: Mapping[str, Any] = {"interface": None, "storage_sessions": []}
+FEATURE_BYTES = 512 * 4
+LITTLE = {
+    "fill_seconds": 0,
+    "fill_batches": 1,
+    "seconds": 0,
+    "batches": 1,
+    "most_seconds": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Tar files."""
+    folder = tmp_path_factory.mktemp("photographs")
+    paths = []
+    for number in range(NUM_SHARDS):
+        paths.append(folder / f"photos-{number}.tar")
+        paths[-1].write_bytes(shard(SHARD_SAMPLES, size=96, seed=number))
+    return paths
+
+
+@pytest.fixture(scope="module")
+def place(cluster: Cluster, photographs: list[Path]) -> Place:
+    """The tars in Swift, and single photographs."""
+    environment = cluster.environment
+    found = Place(
+        endpoint=cluster.proxy_url,
+        auth_url=environment["ST_AUTH"],
+        user=environment["ST_USER"],
+        key=environment["ST_KEY"],
+        container=CONTAINER,
+        shards=[path.name for path in photographs],
+        num_samples=NUM_SHARDS * SHARD_SAMPLES,
+    )
+    with convert.Uploader(found) as uploader:
+        uploader.make(CONTAINER)
+        for path in photographs:
+            uploader.put(CONTAINER, path.name, path.read_bytes())
+    return found
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str], Remote]]:
+    """Starts opponents; when they have ended, nothing is left of them."""
+    before = shared_memory()
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    started = []
+
+    def run(name: str) -> Remote:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.opponents.serve", name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "TMPDIR": str(temporary),
+            },
+            start_new_session=True,
+        )
+        started.append(Remote(process, name))
+        return started[-1]
+
+    yield run
+    for remote in started:
+        remote.close()
+    until(lambda: not any(session(remote.pid) for remote in started))
+    assert list(temporary.iterdir()) == []
+    assert shared_memory() <= before
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """What a process leaves to the kernel takes a moment to go."""
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.05)
+
+
+def session(leader: int) -> list[int]:
+    """Processes of a session."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended
+        if int(fields[3]) == leader:
+            found.append(int(path.parent.name))
+    return found
+
+
+def shared_memory() -> set[str]:
+    """Of torch and of mosaicml-streaming."""
+    found = Path("/dev/shm").iterdir()
+    return {
+        each.name
+        for each in found
+        if each.name.startswith("torch_") or each.name[:6].isdigit()
+    }
+
+
+def converted(place: Place, name: str, paths: list[Path]) -> Place:
+    """With what an opponent needs of its own."""
+    way = {
+        "s3-images": convert.images,
+        "mosaic": convert.mds,
+        "tar-stream-resized": partial(convert.resized, resize_size=72),
+    }.get(name)
+    if way is None:
+        return place
+    made = convert.converted(
+        way,
+        asdict(place),
+        paths=[str(path) for path in paths],
+        container=f"{CONTAINER}-{name}",
+    )
+    return replace(place, **made["place"])
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_an_epoch_has_every_sample_once_and_nothing_is_left(
+    name: str,
+    start: Callable[[str], Remote],
+    place: Place,
+    photographs: list[Path],
+    tmp_path: Path,
+) -> None:
+    if name in LIBRARIES:
+        library = LIBRARIES[name]
+        reason = f"the opponent {name} needs {library}"
+        pytest.importorskip(library, reason=reason)
+    remote = start(name)
+    ask = partial(remote.ask, seconds=SECONDS)
+    here = replace(
+        converted(place, name, photographs), cache_folder=str(tmp_path / "c")
+    )
+    options = PROCESSES[name]
+    ask("prepare", task=asdict(TASK), place=asdict(here), options=options)
+    # It ends in mid-epoch.
+    window = ask("window", epoch=0, pace=LITTLE, **METER)
+    assert 0 < window["samples"] < here.num_samples
+    until(lambda: not list(filter(is_worker, session(remote.pid))))
+    epochs = ask("epochs", first=1, count=2, **METER)
+    assert [each["labels"] for each in epochs] == 2 * [labels_of(photographs)]
+    if name == "tar-stream":
+        options = {"decode": "loop", "shuffle": False, "channels_last": True}
+        ask("prepare", task=asdict(TASK), place=asdict(here), options=options)
+        (epoch,) = ask("epochs", first=0, count=1, **METER)
+        expected = plain_loop(photographs)
+        assert epoch["loss"] == pytest.approx(expected, rel=1e-5)
+    remote.close()
+    assert not (tmp_path / "c").exists() or not [*(tmp_path / "c").iterdir()]
+
+
+def is_worker(pid: int) -> bool:
+    """Whether a process is none of those that stay with an opponent."""
+    words = Path(f"/proc/{pid}/cmdline").read_bytes()
+    return pid != os.getsid(pid) and b"resource_tracker" not in words
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("tar-stream-resized", {"decode": "loop"}),
+        ("tar-stream", {"decode": "thread", "connections": 1}),
+        ("local-features", {"decode": "reader"}),
+        ("local-features", {"decode": "reader", "keep": "disk"}),
+    ],
+)
+def test_the_tar_stream_and_its_kin_have_every_sample_once(
+    name: str,
+    options: Mapping[str, Any],
+    place: Place,
+    photographs: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads = torch.get_num_threads()
+    monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
+    server = Server(name)
+    here = replace(
+        converted(place, name, photographs), cache_folder=str(tmp_path)
+    )
+    server.prepare(asdict(TASK), asdict(here), options)
+    before = threading.active_count()
+    server.window(0, LITTLE, **METER)
+    assert threading.active_count() == before
+    down = []
+    for epoch in server.epochs(0, 2, **METER):
+        assert epoch["labels"] == labels_of(photographs)
+        down.append(epoch["loss"])
+    assert down[1] != down[0]
+    if options.get("keep") == "disk":
+        (kept,) = tmp_path.iterdir()
+        assert kept.stat().st_size == here.num_samples * FEATURE_BYTES
+    server.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_kept_features_need_no_photographs(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
+    server = Server("local-features")
+    here = replace(place, cache_folder=str(tmp_path))
+    server.prepare(asdict(TASK), asdict(here), {"decode": "reader"})
+    server.epochs(0, 1, **METER)
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("it read photographs")
+
+    monkeypatch.setattr(TarStream, "batches", refuse)
+    server.epochs(1, 2, **METER)
+    with pytest.raises(AssertionError, match="read photographs"):
+        # A window is one of a first epoch.
+        server.window(3, LITTLE, **METER)
+
+
+def labels_of(paths: list[Path]) -> list[int]:
+    return sorted(
+        label
+        for path in paths
+        for _, _, label in tars.samples(io.BytesIO(path.read_bytes()))
+    )
+
+
+def plain_loop(paths: list[Path]) -> float:
+    """The loss of the last batch."""
+    frozen, tail = split(TASK.model, TASK.freeze, TASK.crop_size)
+    preset = ImageClassification(
+        crop_size=TASK.crop_size, resize_size=TASK.resize_size
+    )
+    optimizer = torch.optim.SGD(
+        tail.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM
+    )
+    images, labels = [], []
+    for path in paths:
+        with path.open("rb") as file:
+            for _, jpeg, label in tars.samples(file):
+                data = torch.frombuffer(jpeg, dtype=torch.uint8)
+                images.append(preset(decode_jpeg(data, ImageReadMode.RGB)))
+                labels.append(label)
+    for batch, known in zip(
+        torch.stack(images).split(TASK.batch_size),
+        torch.tensor(labels).split(TASK.batch_size),
+        strict=True,
+    ):
+        with torch.no_grad():
+            features = frozen(batch)
+        loss = torch.nn.functional.cross_entropy(tail(features), known)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return float(loss)
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_conversions_tell_what_they_read_and_wrote(
+    place: Place, photographs: list[Path], local: bool
+) -> None:
+    paths = [str(path) for path in photographs] if local else None
+    made = convert.converted(convert.images, asdict(place), paths=paths)
+    assert made["place"]["images"] == f"{CONTAINER}-images"
+    found = {
+        key: label
+        for path in photographs
+        for key, _, label in tars.samples(io.BytesIO(path.read_bytes()))
+    }
+    assert made["place"]["labels"] == found
+    assert made["bytes_read"] == sum(p.stat().st_size for p in photographs)
+    assert 0 < made["bytes_written"] < made["bytes_read"]
+    assert made["seconds"] > 0
