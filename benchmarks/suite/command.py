@@ -17,6 +17,7 @@ from benchmarks.commands import (
 from benchmarks.shards import find_tars
 from benchmarks.suite.experiment import Context, Experiment
 from benchmarks.suite.experiments import EXPERIMENTS
+from benchmarks.suite.report.command import add_report
 from benchmarks.suite.results import SuiteResults
 from benchmarks.testbed import Cores, two_tiers
 
@@ -59,6 +60,7 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = found.add_subparsers(dest="command", required=True)
     _add_run(commands)
+    add_report(commands)
     return found
 
 

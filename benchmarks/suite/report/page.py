@@ -1,0 +1,86 @@
+"""The whole report, from the file of the suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from benchmarks.suite.report.costs import cores_of
+from benchmarks.suite.report.document import Part, Text
+from benchmarks.suite.report.goals import (
+    NOT_MEASURED,
+    goals_part,
+    not_shown_part,
+)
+from benchmarks.suite.report.grid import grid_part
+from benchmarks.suite.report.provenance import machine_part
+from benchmarks.suite.report.regret import regret_part
+
+Section = Mapping[str, Any]
+
+TITLES: Mapping[str, str] = MappingProxyType(
+    {
+        "grid": "Epoch 1 beside what people use",
+        "regret": "The plan beside every fixed cut",
+    }
+)
+"""Of the experiments, in the order of the page."""
+
+_INTRODUCTION = """\
+HAPI measured against what people use today to train on photographs in an
+object store: the same networks, the same photographs, the same machine. This
+page is written by ``python -m benchmarks report`` from the file that
+``python -m benchmarks run`` wrote, and shows nothing that the file does not
+hold."""
+
+
+def report_of(body: Section) -> Part:
+    """The document.
+
+    Args:
+        body: of the results, of :func:`benchmarks.suite.results.load`.
+
+    Raises:
+        ValueError: naming a section, and what it lacks.
+    """
+    sections = body["experiments"]
+    cores = cores_of(body["settings"])
+    parts: Mapping[str, Callable[[Section], Part]] = {
+        "grid": lambda section: grid_part(section, cores),
+        "regret": regret_part,
+    }
+    return Part(
+        "HAPI beside what people use today",
+        [Text(_INTRODUCTION)],
+        [
+            goals_part(sections, TITLES),
+            machine_part(body),
+            not_shown_part(),
+            *(
+                _part(name, TITLES[name], make, sections)
+                for name, make in parts.items()
+            ),
+        ],
+    )
+
+
+def _part(
+    name: str,
+    title: str,
+    make: Callable[[Section], Part],
+    sections: Mapping[str, Section],
+) -> Part:
+    if name not in sections:
+        return Part(title, [Text(f"{NOT_MEASURED.capitalize()}.")])
+    try:
+        found = make(sections[name])
+    except KeyError as error:
+        raise ValueError(
+            f"the section {name!r} has no {error}; the file is of another"
+            " version of these benchmarks: measure it again"
+        ) from error
+    if sections[name]["complete"]:
+        return found
+    note = Text("This experiment had not ended when the file was written.")
+    return Part(found.title, [note, *found.blocks], found.parts)

@@ -1,0 +1,44 @@
+"""Opponents' settings: those that were chosen, and all that were tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmarks.suite.report.document import Table
+from benchmarks.suite.report.figures import NONE, options_text, rate_text
+
+
+def settings_table(opponents: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Of one workload; every setting of the grid, the chosen one marked.
+
+    Args:
+        opponents: by name.
+    """
+    return Table(
+        ("Opponent", "Versions", "Settings", "Chosen", "Samples/s"),
+        [
+            row
+            for name, found in opponents.items()
+            for row in _rows(name, found)
+        ],
+        words=4,
+    )
+
+
+def _rows(name: str, found: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    if "absent" in found:
+        yield f"``{name}``", NONE, f"left out: {found['absent']}", NONE, NONE
+        return
+    versions = " ".join(
+        f"{package} {version}"
+        for package, version in found["versions"].items()
+    )
+    for number, each in enumerate(found["grid"]):
+        yield (
+            f"``{name}``" if not number else "",
+            versions if not number else "",
+            options_text(each["options"]),
+            "yes" if each["options"] == found["options"] else "",
+            rate_text(each["samples_per_second"]),
+        )

@@ -1,0 +1,277 @@
+"""The suite's report: all figures of its file, and no others."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.suite.command import main
+
+import suite_results
+
+WORKLOAD = "resnet18/backbone"
+MOST_IMAGE_BYTES = 150_000
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written.
+
+    Attributes:
+        rst, html: the pages.
+        tables: every row of every table, cells joined by ``|``.
+        lists: every line of every list.
+        images: folder of the page's pictures.
+    """
+
+    rst: str
+    html: str
+    tables: list[str]
+    lists: list[str]
+    images: Path
+
+
+def parts_of(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    found = [body]
+    for part in body.get("parts", ()):
+        found += parts_of(part)
+    return found
+
+
+def report_of(folder: Path, body: Mapping[str, Any]) -> Report:
+    results = folder / "bench.json"
+    results.write_text(json.dumps(body))
+    images = folder / "images" / "comparison"
+    options = [
+        "--html", str(folder / "html"), "--rst", str(folder / "page.rst"),
+        "--images", str(images), "--json", str(folder / "tables.json"),
+    ]  # fmt: skip
+    assert main(["report", str(results), *options]) == 0
+    parts = parts_of(json.loads((folder / "tables.json").read_text()))
+    return Report(
+        rst=(folder / "page.rst").read_text(),
+        html=(folder / "html" / "index.html").read_text(),
+        tables=[
+            "|".join(row)
+            for part in parts
+            for table in part.get("tables", ())
+            for row in table["rows"]
+        ],
+        lists=[
+            line
+            for part in parts
+            for lines in part.get("lists", ())
+            for line in lines
+        ],
+        images=images,
+    )
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Of a file with all sections, and one cell that is not complete."""
+    folder = tmp_path_factory.mktemp("report")
+    (folder / "images" / "comparison").mkdir(parents=True)
+    (folder / "images" / "comparison" / "old.png").touch()
+    body = suite_results.body(
+        grid=suite_results.grid([WORKLOAD], (0.25, 2.0)),
+        regret=suite_results.regret(),
+    )
+    return report_of(folder, body)
+
+
+def test_every_complete_cell_has_its_figures_and_a_verdict(
+    report: Report,
+) -> None:
+    assert (
+        "``resnet18/backbone/0.25``|``tar-stream``|0.19|9.34|5.75|0.913"
+        "|0.887 … 0.934|0.983 … 1.019|1.217|missed"
+    ) in report.tables
+    assert any(
+        row.startswith(
+            "``resnet18/backbone/2``|``tar-stream``|1.50|29.9|23.0|"
+        )
+        and row.endswith("|1.100|1.069 … 1.120|0.983 … 1.019|1.217|met")
+        for row in report.tables
+    )
+    assert "x/y/9" not in report.html + report.rst
+
+
+def test_every_contender_has_its_rate_rounds_and_bytes(
+    report: Report,
+) -> None:
+    (row,) = [
+        row
+        for row in report.tables
+        if row.startswith("``resnet18/backbone/2``") and "(1;" in row
+    ]
+    assert "|29.9 (5; 20.0 kB)|" in row
+    assert "|18.1 (1; 32.5 kB)|" in row or "|17.7 (1; 32.5 kB)|" in row
+    assert row.count("kB") == len(suite_results.RATES) - 1  # not "again"
+
+
+def test_a_missed_cell_says_what_its_own_figures_say(report: Report) -> None:
+    (line,) = [line for line in report.lists if "Plan:" in line]
+    assert line.startswith(
+        "``resnet18/backbone/0.25``: 0.913 of ``tar-stream`` (0.887 … 0.934)."
+    )
+    assert (
+        "``auto`` is limited by the link (busy: the link 100 %, the client's"
+        " CPU 93 %, the storage side's CPU 41 %)"
+    ) in line
+    assert (
+        "A sample of ``auto`` takes 99.5 ms of the client's CPU and 43.9 of"
+        " the storage side's"
+    ) in line
+    assert line.endswith("Plan: 83 % cut 14, 17 % stream.")
+
+
+def test_every_setting_that_was_tried_is_told_and_one_is_chosen(
+    report: Report,
+) -> None:
+    rows = [row for row in report.tables if "channels_last" in row]
+    assert rows == [
+        "``tar-stream``|requests 2.32.5 urllib3 2.5.0"
+        "|``decode=reader channels_last=False``||21.2",
+        "||``decode=reader channels_last=True``||21.6",
+        "||``decode=loop channels_last=False``||22.4",
+        "||``decode=loop channels_last=True``|yes|23.1",
+    ]
+    assert "||``workers=1``|yes|20.4" in report.tables
+
+
+def test_regret_is_told_with_interval_noise_and_rules(report: Report) -> None:
+    assert (
+        "``resnet18/backbone/2``|cut-14|5.01|35.9|28.8|11.2|-|-21.4 %"
+        "|-37.4 % … -10.7 %|4.7 %|above"
+    ) in report.tables
+    verdicts = [
+        row.rpartition("|")[2] for row in report.tables if "cut-14" in row
+    ]
+    assert verdicts == ["above", "not missed", "missed"]
+
+
+def test_goals_are_those_of_the_sections(report: Report) -> None:
+    title = "Epoch 1 beside what people use"
+    assert (
+        f"{title}|epoch 1 at 0.97 of the best opponent|missed" in report.tables
+    )
+
+
+def test_machine_settings_versions_and_commands_are_told(
+    report: Report,
+) -> None:
+    assert "Processor: Some CPU, 2 cores" in report.lists
+    assert "Memory: 25 GB" in report.lists
+    assert "torch|2.15.0" in report.tables
+    assert (
+        "$ python -m benchmarks run --data DIR --json bench.json --rounds 5\n"
+        in report.rst
+    )
+
+
+def test_both_pages_hold_every_row(report: Report) -> None:
+    text = html.unescape(re.sub(r"</?code>", "``", report.html))
+    for row in report.tables:
+        cells = "".join(
+            f"<td[^>]*>{re.escape(c)}</td>" for c in row.split("|")
+        )
+        assert re.search(cells, text), row
+        first, *others = (
+            re.sub(r"_(?= |$)", r"\_", c) for c in row.split("|")
+        )
+        lines = [f"   * - {first}", *(f"     - {c}" for c in others)]
+        assert "\n".join(lines) in report.rst, row
+
+
+def test_the_html_page_loads_nothing(report: Report) -> None:
+    sources = re.findall(r'(?:src|href)="(.{5})', report.html)
+    assert {*sources} - {each for each in sources if each[0] == "#"} == {
+        "data:"
+    }
+    assert "http" not in re.sub(r"base64,[^\"]+", "", report.html)
+
+
+def test_the_pictures_are_small_and_all_of_the_page_are_there(
+    report: Report,
+) -> None:
+    named = re.findall(
+        r"^\.\. image:: images/comparison/(.+)$", report.rst, re.M
+    )
+    files = {path.name: path for path in report.images.iterdir()}
+    assert {*named} == {*files}
+    assert {
+        "curves-resnet18-backbone.png",
+        "time-resnet18-backbone.png",
+        "regret.png",
+    } <= {*files}
+    for path in files.values():
+        assert path.read_bytes().startswith(b"\x89PNG")
+        assert path.stat().st_size < MOST_IMAGE_BYTES, path.name
+
+
+def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
+    body = suite_results.body(
+        regret={"complete": False, "body": {"cells": []}}
+    )
+    report = report_of(tmp_path, body)
+    assert "Epoch 1 beside what people use|-|not measured" in report.tables
+    assert "\nNot measured.\n" in report.rst
+    assert "This experiment had not ended when" in report.rst
+    assert "The plan beside every fixed cut (not measured to its end)" in (
+        report.html
+    )
+    assert not list(report.images.iterdir())
+
+
+def test_a_smoke_test_an_unshaped_link_and_cores_are_told(
+    tmp_path: Path,
+) -> None:
+    body = suite_results.body()
+    body["settings"] |= {
+        "quick": True, "shaped": False, "cores": [[0, 1], [2]],
+    }  # fmt: skip
+    report = report_of(tmp_path, body)
+    text = " ".join(report.rst.split())
+    assert (
+        "--quick --rounds 5 --no-netns --storage-cores 0,1 --client-cores 2"
+    ) in text
+    assert "No link was shaped" in text
+    assert "which prove nothing" in text
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"benchmark": "splits"}, "holds no results of"),
+        (
+            suite_results.body(
+                grid={"complete": True, "cells": [{"complete": True}]}
+            ),
+            "the section 'grid' has no 'ratio'",
+        ),
+    ],
+)
+def test_a_file_of_something_else_is_told(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    body: dict[str, Any],
+    told: str,
+) -> None:
+    (tmp_path / "x.json").write_text(json.dumps(body))
+    assert main(["report", str(tmp_path / "x.json")]) == 1
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "index.html").exists()
+
+
+def test_a_file_that_is_missing_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(tmp_path / "none.json")]) == 1
+    assert "none.json" in capsys.readouterr().err
