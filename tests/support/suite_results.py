@@ -174,6 +174,127 @@ def regret() -> dict[str, Any]:
     }
 
 
+def spread(middle: float) -> dict[str, float]:
+    """Of rounds."""
+    return {"median": middle, "least": 0.97 * middle, "most": 1.04 * middle}
+
+
+def run(first: float, later: float, epochs: int, before: float) -> Any:
+    """Of one round."""
+    return {
+        "before": {"seconds": before},
+        "epochs": [
+            {"seconds": seconds, "samples": 320, "down_bytes": 1e6 * seconds}
+            for seconds in [first, *([later] * (epochs - 1))]
+        ],
+    }
+
+
+def runs() -> dict[str, Any]:
+    """The section; features that are kept make later epochs short."""
+    found = {
+        "auto": run(21.5, 20.25, 5, 3.125),
+        "auto-1": run(20.75, 0, 1, 2.5),
+        "auto-cache": run(22.5, 2.25, 5, 3.25),
+        "freeze-cache": run(35.0, 1.125, 5, 4.5),
+        "stream": run(31.5, 31.25, 5, 1.5),
+        "tar-stream": run(30.5, 30.0, 5, 0.5),
+        "mosaic": run(31.75, 22.5, 5, 0.75),
+        "local-features": run(32.5, 0.625, 5, 0.875),
+    }
+    sums = {
+        name: [
+            each["before"]["seconds"]
+            + sum(e["seconds"] for e in each["epochs"][: number + 1])
+            for number in range(len(each["epochs"]))
+        ]
+        for name, each in found.items()
+    }
+    entry = {
+        "name": "resnet18/backbone/0.25",
+        "complete": True,
+        "rounds": [{"link_bytes_per_second": 0.625e6}],
+        "one_offs": {
+            "mds": {
+                "seconds": 40.5,
+                "down_bytes": 7.25e6,
+                "up_bytes": 7.75e6,
+            }
+        },
+        "runs": {name: [each, each] for name, each in found.items()},
+        "first_seconds": {
+            name: spread(each["epochs"][0]["seconds"])
+            for name, each in found.items()
+        },
+        "later_seconds": {
+            name: spread(each["epochs"][1]["seconds"])
+            for name, each in found.items()
+            if len(each["epochs"]) > 1
+        },
+        "best_first": "tar-stream",
+        "speedup": {"auto-cache": {"stream": spread(14.0)}},
+        "beside": {"auto-cache": {"mosaic": spread(10.0)}},
+        "cumulative": {
+            name: {
+                "seconds": each,
+                "with_one_off": [
+                    sum_ + 40.5 * (name == "mosaic") for sum_ in each
+                ],
+            }
+            for name, each in sums.items()
+        },
+        "auto_over_stream": {"1": spread(0.75), "5": spread(0.675)},
+    }
+    return {
+        "complete": True,
+        "met": {"a second epoch 20 times as fast": False},
+        "epochs": 5,
+        "entries": [entry, {"name": "broken/off", "complete": False}],
+    }
+
+
+def tenants() -> dict[str, Any]:
+    """The section: one, two and four alike, and a mix."""
+
+    def entry(name: str, count: int, **more: Any) -> dict[str, Any]:
+        rates = {"auto": 133.5, "freeze": 60.25, "tar-stream": 99.125}
+        phases = {
+            each: [
+                {
+                    "samples_per_second": (0.98 + 0.02 * number) * rate,
+                    "each": [rate / count] * count,
+                    "jain": 0.995 - 0.01 * count,
+                    "client_cores": 0.875,
+                    "storage_cores": 0.625,
+                }
+                for number in range(3)
+            ]
+            for each, rate in rates.items()
+        }
+        return {
+            "name": name,
+            "complete": True,
+            "link_bytes_per_second": 3.25e6,
+            "rounds": phases,
+            "samples_per_second": rates,
+            "jain": dict.fromkeys(rates, 0.995 - 0.01 * count),
+            **more,
+        }
+
+    return {
+        "complete": True,
+        "met": {},
+        "entries": [
+            *(entry(f"same/{count}", count) for count in (1, 2, 4)),
+            entry(
+                "mix/4",
+                4,
+                relative={"auto": 1.215, "freeze": 1.1, "tar-stream": 0.98},
+            ),
+        ],
+    }
+
+
 def body(**sections: Any) -> dict[str, Any]:
     """A file with these sections."""
     return {

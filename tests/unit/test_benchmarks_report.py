@@ -82,6 +82,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     body = suite_results.body(
         grid=suite_results.grid([WORKLOAD], (0.25, 2.0)),
         regret=suite_results.regret(),
+        runs=suite_results.runs(),
+        tenants=suite_results.tenants(),
     )
     return report_of(folder, body)
 
@@ -157,6 +159,45 @@ def test_regret_is_told_with_interval_noise_and_rules(report: Report) -> None:
     assert verdicts == ["above", "not missed", "missed"]
 
 
+def test_runs_are_told_epoch_by_epoch_with_their_one_offs(
+    report: Report,
+) -> None:
+    assert (
+        "``mosaic``|0.75|31.75 (30.80 … 33.02)|22.50 (21.82 … 23.40)|122.5"
+        "|163.0|31.75|22.50"
+    ) in report.tables
+    assert (
+        "``auto-1``|2.50|20.75 (20.13 … 21.58)|-|23.2|23.2|20.75|-"
+    ) in report.tables
+    for line in (
+        "One-off ``mds`` over this link (0.62 MB/s): 40.5 s, 7.2 MB received,"
+        " 7.8 MB sent",
+        "Epoch 1 of ``stream`` over later epochs of ``auto-cache``: 14.00"
+        " (13.58 … 14.56)",
+        "Later epochs of ``mosaic`` over those of ``auto-cache``: 10.00"
+        " (9.70 … 10.40)",
+        "A whole run of 1 epoch, ``auto`` over ``stream``: 0.750"
+        " (0.728 … 0.780)",
+        "A whole run of 5 epochs, ``auto`` over ``stream``: 0.675"
+        " (0.655 … 0.702)",
+    ):
+        assert line in report.lists
+    assert "broken/off" not in report.html
+
+
+def test_tenants_are_told_together_and_one_by_one(report: Report) -> None:
+    assert (
+        "``same/2``|``auto``|3.25|134|0.975|-|66.8, 66.8|0.88|0.62"
+        in report.tables
+    )
+    assert any(
+        row.startswith("``mix/4``|``auto``|3.25|134|0.955|1.22|")
+        or row.startswith("``mix/4``|``auto``|3.25|134|0.955|1.21|")
+        for row in report.tables
+    )
+    assert "Tenants beside one another|-|has no goal" in report.tables
+
+
 def test_goals_are_those_of_the_sections(report: Report) -> None:
     title = "Epoch 1 beside what people use"
     assert (
@@ -210,6 +251,8 @@ def test_the_pictures_are_small_and_all_of_the_page_are_there(
         "curves-resnet18-backbone.png",
         "time-resnet18-backbone.png",
         "regret.png",
+        "runs-resnet18-backbone-0-25.png",
+        "tenants.png",
     } <= {*files}
     for path in files.values():
         assert path.read_bytes().startswith(b"\x89PNG")

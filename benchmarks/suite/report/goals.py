@@ -63,9 +63,10 @@ def _rows(
         return
     if not section["complete"]:
         title = f"{title} (not measured to its end)"
-    goals = section.get("met") or {}
+    goals = section.get("met")
     if not goals:
-        yield title, "-", verdict(None)
+        yield title, "-", verdict(None) if goals is None else "has no goal"
+        return
     for goal, is_met in goals.items():
         yield title, goal, verdict(is_met)
 

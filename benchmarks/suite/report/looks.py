@@ -36,9 +36,11 @@ class Look:
 
 LOOKS: Mapping[str, Look] = {
     "auto": Look("#d55e00", "o"),
-    "auto-cache": Look("#a8430a", "P"),
+    "auto-1": Look("#ff9d5c", "."),
+    "auto-cache": Look("#7a2a00", "P"),
     "stream": Look("#e69f00", "v"),
     "freeze": Look("#8c6d1f", "^"),
+    "freeze-cache": Look("#b8a200", "P"),
     "tar-stream": Look("#0072b2", "s"),
     "webdataset": Look("#56b4e9", "D"),
     "s3-tars": Look("#009e73", "X"),

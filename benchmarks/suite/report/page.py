@@ -16,6 +16,8 @@ from benchmarks.suite.report.goals import (
 from benchmarks.suite.report.grid import grid_part
 from benchmarks.suite.report.provenance import machine_part
 from benchmarks.suite.report.regret import regret_part
+from benchmarks.suite.report.runs import runs_part
+from benchmarks.suite.report.tenants import tenants_part
 
 Section = Mapping[str, Any]
 
@@ -23,6 +25,8 @@ TITLES: Mapping[str, str] = MappingProxyType(
     {
         "grid": "Epoch 1 beside what people use",
         "regret": "The plan beside every fixed cut",
+        "runs": "Whole runs, over epochs",
+        "tenants": "Tenants beside one another",
     }
 )
 """Of the experiments, in the order of the page."""
@@ -49,6 +53,8 @@ def report_of(body: Section) -> Part:
     parts: Mapping[str, Callable[[Section], Part]] = {
         "grid": lambda section: grid_part(section, cores),
         "regret": regret_part,
+        "runs": runs_part,
+        "tenants": tenants_part,
     }
     return Part(
         "HAPI beside what people use today",
