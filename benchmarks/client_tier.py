@@ -22,6 +22,7 @@ import torch
 import torchvision
 from benchmarks.cells import FETCH_OPTIONS, NETWORKS
 from benchmarks.contenders import more_cuts, outlook, problem_json
+from benchmarks.devices import client_device
 from benchmarks.opponents.window import Meter, Pace, between, measure
 from benchmarks.regret import AUTO
 from benchmarks.remote import serve
@@ -105,6 +106,7 @@ class ClientTier:
                 resize_size=network.resize_size, crop_size=network.crop_size
             ),
             "seed": SEED,
+            "device": client_device(),
             "options": options,
             "floor": floor,
             "epochs": STEADY_EPOCHS if epochs is None else epochs,
@@ -318,7 +320,7 @@ class ClientTier:
             self._model,
             self._arguments["freeze"],
             self._arguments["transform"],
-            torch.device("cpu"),
+            torch.device(client_device()),
         )
         question = Question(
             floor=self._arguments["floor"],

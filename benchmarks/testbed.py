@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.devices import CPU, VARIABLE
 from benchmarks.folders import new_folder, remove_folder, remove_stale
 from benchmarks.network import (
     STORAGE_ADDRESS,
@@ -41,9 +42,6 @@ START_SECONDS = 180.0
 QUESTION_SECONDS = 120.0
 LOOPBACK = "127.0.0.1"
 
-WORKER_OPTIONS: Mapping[str, str] = {"device": "cpu"}
-"""The rest are an operator's defaults: on one core one thread decodes and
-computes."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -200,6 +198,8 @@ def two_tiers(
     netns: bool = True,
     cores: Cores | None = None,
     worker_options: Mapping[str, str] | None = None,
+    worker_device: str = CPU,
+    client_device: str = CPU,
     **settings: Any,
 ) -> Iterator[Testbed]:
     """Starts both tiers.
@@ -209,7 +209,10 @@ def two_tiers(
             everything shares the machine's network, unshaped.
         cores: of the storage tier and of the client tier; None for one each.
             Processes have as many threads as their tier has cores.
-        worker_options: beside :data:`WORKER_OPTIONS`.
+        worker_options: of the worker; the rest are an operator's defaults.
+        worker_device: where the worker computes, such as ``cuda``.
+        client_device: where the client tier's processes do
+            (:mod:`benchmarks.devices`).
         settings: more fields of ``hapi_cluster.settings.ClusterSettings``.
 
     Raises:
@@ -220,7 +223,7 @@ def two_tiers(
     if netns:
         _require_network()
     removed = remove_stale()
-    options = {**WORKER_OPTIONS, **(worker_options or {})}
+    options = {"device": worker_device, **(worker_options or {})}
     with contextlib.ExitStack() as stack:
         folder = new_folder()
         stack.callback(remove_folder, folder)
@@ -258,7 +261,12 @@ def two_tiers(
             "client",
             client_cores,
             spaces[1],
-            {**_threads(client_cores), **scratch_environment, **credentials},
+            {
+                **_threads(client_cores),
+                **scratch_environment,
+                **credentials,
+                VARIABLE: client_device,
+            },
         )
         yield Testbed(storage, client, folder, link, removed, remote)
 

@@ -8,6 +8,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
+from benchmarks.devices import client_device
 from benchmarks.opponents.training import (
     Decoder,
     Options,
@@ -48,7 +49,9 @@ class Opponent(abc.ABC):
         self.options = dict(options)
         self.decode = Decoder(task)
         self.trainer = Trainer(
-            task, channels_last=self.options.get("channels_last", False)
+            task,
+            channels_last=self.options.get("channels_last", False),
+            device=client_device(),
         )
 
     @abc.abstractmethod

@@ -115,6 +115,7 @@ class Trainer:
     Args:
         task: what is trained.
         channels_last: memory format of weights and images.
+        device: of all of it.
 
     Attributes:
         loss: of the last batch.
@@ -122,24 +123,38 @@ class Trainer:
 
     loss: torch.Tensor
 
-    def __init__(self, task: Task, *, channels_last: bool = False) -> None:
+    def __init__(
+        self,
+        task: Task,
+        *,
+        channels_last: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._device = torch.device(device)
         self._layout = (
             torch.channels_last if channels_last else torch.contiguous_format
         )
         frozen, tail = split(task.model, task.freeze, task.crop_size)
-        self.frozen = folded(frozen).to(memory_format=self._layout)
-        self.tail = tail.train().to(memory_format=self._layout)
+        self.frozen = folded(frozen).to(device, memory_format=self._layout)
+        self.tail = tail.train().to(device, memory_format=self._layout)
         self._optimizer = torch.optim.SGD(
             self.tail.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM
         )
         self._criterion = nn.CrossEntropyLoss()
-        self._shift = torch.tensor(MEAN).view(-1, 1, 1) * 255
-        self._scale = torch.tensor(STD).view(-1, 1, 1) * 255
+        self._shift = self._by_channel(MEAN)
+        self._scale = self._by_channel(STD)
+
+    def _by_channel(self, values: Sequence[float]) -> torch.Tensor:
+        found = torch.tensor(values, device=self._device)
+        return found.view(-1, 1, 1) * 255
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
         """Of the frozen part, ``[batch, …]``, for images of uint8."""
         with torch.no_grad():
-            pixels = images.to(torch.float32, memory_format=self._layout)
+            # Bytes are what goes to a GPU: a quarter of what floats are.
+            pixels = images.to(self._device, non_blocking=True).to(
+                torch.float32, memory_format=self._layout
+            )
             found: torch.Tensor = self.frozen(
                 pixels.sub_(self._shift).div_(self._scale)
             )
@@ -147,7 +162,10 @@ class Trainer:
 
     def step(self, features: torch.Tensor, labels: torch.Tensor) -> None:
         """Trains the tail on one batch."""
-        loss = self._criterion(self.tail(features), labels)
+        device = self._device
+        loss = self._criterion(
+            self.tail(features.to(device)), labels.to(device)
+        )
         self._optimizer.zero_grad()
         loss.backward()
         self._optimizer.step()

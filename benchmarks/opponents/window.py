@@ -84,6 +84,7 @@ class Meter:
     received: Callable[[], int] | None = None
 
     def read(self) -> Reading:
+        finish()
         down, up = (
             interface_bytes(self.interface) if self.interface else (0, 0)
         )
@@ -95,6 +96,15 @@ class Meter:
             session_seconds(self.storage_sessions),
             self.received() if self.received is not None else None,
         )
+
+
+def finish() -> None:
+    """Waits for what this process has asked of GPUs.
+
+    A step is done when its numbers are there, not when it has been asked for.
+    """
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def interface_bytes(name: str) -> tuple[int, int]:

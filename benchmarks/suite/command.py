@@ -14,6 +14,7 @@ from benchmarks.commands import (
     exit_status,
     require_data,
 )
+from benchmarks.devices import CPU
 from benchmarks.shards import find_tars
 from benchmarks.suite.experiment import Context, Experiment
 from benchmarks.suite.experiments import EXPERIMENTS
@@ -130,6 +131,20 @@ def _add_run(commands: argparse._SubParsersAction) -> None:  # type: ignore[type
             metavar="LIST",
             help=f"of the {tier} tier, such as 0-3,8 (default: one core)",
         )
+    for tier in ("worker", "client"):
+        add(
+            f"--{tier}-device",
+            choices=(CPU, "cuda"),
+            default=CPU,
+            help=f"where the {tier} computes (default {CPU})",
+        )
+    add(
+        "--scale",
+        type=int,
+        default=1,
+        help="times the samples of each data set: machines that are fast go"
+        " through an epoch before it can be measured (default 1)",
+    )
     run.set_defaults(action=functools.partial(_run, run))
 
 
@@ -174,6 +189,8 @@ def _run(command: argparse.ArgumentParser, found: argparse.Namespace) -> int:
                 f"there is no experiment {name!r}; there are"
                 f" {', '.join(EXPERIMENTS)}"
             )
+    if found.scale < 1:
+        command.error(f"--scale is {found.scale}; at least 1")
     if (found.storage_cores is None) != (found.client_cores is None):
         command.error("give --storage-cores and --client-cores, or neither")
     require_data(command, found)
@@ -193,6 +210,7 @@ def _measure(found: argparse.Namespace) -> int:
             "shaped": not found.no_netns,
             "cores": cores and [list(each) for each in cores],
             "tars": [tar.name for tar in tars],
+            **_unusual(found),
         },
         resume=found.resume,
     )
@@ -211,8 +229,13 @@ def _measure(found: argparse.Namespace) -> int:
                 save=results.save,
                 note=clock(f"{name} "),
                 testbed=functools.partial(
-                    two_tiers, netns=not found.no_netns, cores=cores
+                    two_tiers,
+                    netns=not found.no_netns,
+                    cores=cores,
+                    worker_device=found.worker_device,
+                    client_device=found.client_device,
                 ),
+                scale=found.scale,
             )
             experiment.measure(context)
             section["met"] = dict(experiment.met(section))
@@ -223,6 +246,16 @@ def _measure(found: argparse.Namespace) -> int:
         print_goals(section["met"])
     print(f"\nwritten to {found.json}")
     return 0
+
+
+def _unusual(found: argparse.Namespace) -> dict[str, object]:
+    """Settings that most runs have at their defaults, and do not tell."""
+    usual = {"worker_device": CPU, "client_device": CPU, "scale": 1}
+    return {
+        name: getattr(found, name)
+        for name, default in usual.items()
+        if getattr(found, name) != default
+    }
 
 
 def print_goals(met: dict[str, bool | None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
 from benchmarks.network import INTERFACE
@@ -19,6 +20,43 @@ TAR_STREAM = "tar-stream"
 RESIZED = "tar-stream-resized"
 EXTERNALS = (TAR_STREAM, "webdataset", "s3-tars", "s3-images", "mosaic")
 """Those that read the same bytes of the same photographs."""
+
+
+LIBRARIES: Mapping[str, Sequence[str]] = {
+    "webdataset": ("webdataset",),
+    "s3-tars": ("s3torchconnector",),
+    "s3-images": ("s3torchconnector",),
+    "mosaic": ("mosaicml-streaming", "boto3"),
+}
+"""Distributions that an opponent needs, and HAPI does not."""
+STORED_AS: Mapping[str, str] = {
+    "s3-images": "images",
+    "mosaic": "mds",
+    RESIZED: "resized",
+}
+"""How the data has to be stored for an opponent, beside the tar shards; of
+:data:`benchmarks.suite.data_sets.WAYS`."""
+
+
+def absent(name: str) -> str | None:
+    """Why an opponent cannot be measured here; None where it can."""
+    missing = [
+        library
+        for library in LIBRARIES.get(name, ())
+        if not is_installed(library)
+    ]
+    if not missing:
+        return None
+    return f"{', '.join(missing)} is not installed"
+
+
+def is_installed(distribution: str) -> bool:
+    """Whether a distribution is there; it is not imported."""
+    try:
+        version(distribution)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 class Contender(Protocol):

@@ -27,7 +27,9 @@ class Context:
         note: told of the progress, a line at a time.
         testbed: makes both tiers, with options of
             :func:`benchmarks.testbed.two_tiers`; whether the link is shaped,
-            and the cores, are this run's.
+            and the cores and devices, are this run's.
+        scale: times the samples of each data set; more than 1 on machines
+            that go through an epoch before it can be measured.
     """
 
     tars: Sequence[Path]
@@ -38,6 +40,7 @@ class Context:
     save: Callable[[], None]
     note: Callable[[str], None]
     testbed: Callable[..., AbstractContextManager[Testbed]]
+    scale: int = 1
 
 
 @dataclass(frozen=True)

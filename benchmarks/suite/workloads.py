@@ -26,6 +26,10 @@ class Volume:
     samples: int
     shard_samples: int
 
+    def times(self, scale: int) -> Volume:
+        """More shards, as large."""
+        return Volume(scale * self.samples, self.shard_samples)
+
 
 VOLUMES: Mapping[str, Volume] = {
     "mobilenet_v3_small": Volume(1920, 64),

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.opponents.tuning import label
+
 LINKS = (0.1, 0.25, 1.0, 2.0, 10.0)
 ROUNDS = 5
 RATES = {
@@ -94,27 +96,30 @@ def opponents() -> dict[str, Any]:
         "tar-stream": {
             "options": {"decode": "loop", "channels_last": True},
             "versions": {"requests": "2.32.5", "urllib3": "2.5.0"},
-            "grid": [
-                {
-                    "options": {"decode": decode, "channels_last": layout},
-                    "samples_per_second": rate,
-                }
+            "grid": {
+                label({"decode": decode, "channels_last": layout}): rate
                 for decode, layout, rate in (
                     ("reader", False, 21.17),
                     ("reader", True, 21.63),
                     ("loop", False, 22.41),
                     ("loop", True, 23.08),
                 )
-            ],
+            },
         },
         "mosaic": {
             "options": {"workers": 1},
             "versions": {"mosaicml-streaming": "0.13.0"},
-            "grid": [
-                {"options": {"workers": 0}, "samples_per_second": 19.4},
-                {"options": {"workers": 1}, "samples_per_second": 20.36},
-            ],
+            "grid": {
+                label({"workers": 0}): 19.4,
+                label({"workers": 1}): 20.36,
+            },
         },
+        "tar-stream-resized": {
+            "options": {"channels_last": True},
+            "versions": {"requests": "2.32.5"},
+            "grid": {},
+        },
+        "webdataset": {"absent": "webdataset is not installed"},
     }
 
 

@@ -140,11 +140,14 @@ def test_every_setting_that_was_tried_is_told_and_one_is_chosen(
     rows = [row for row in report.tables if "channels_last" in row]
     assert rows == [
         "``tar-stream``|requests 2.32.5 urllib3 2.5.0"
-        "|``decode=reader channels_last=False``||21.2",
-        "||``decode=reader channels_last=True``||21.6",
-        "||``decode=loop channels_last=False``||22.4",
-        "||``decode=loop channels_last=True``|yes|23.1",
+        "|``channels_last=False decode=reader``||21.2",
+        "||``channels_last=True decode=reader``||21.6",
+        "||``channels_last=False decode=loop``||22.4",
+        "||``channels_last=True decode=loop``|yes|23.1",
+        "``tar-stream-resized``|requests 2.32.5|``channels_last=True``|yes|-",
     ]
+    left_out = "``webdataset``|-|left out: webdataset is not installed|-|-"
+    assert left_out in report.tables
     assert "||``workers=1``|yes|20.4" in report.tables
 
 

@@ -83,6 +83,8 @@ def commands_of(settings: Mapping[str, Any]) -> Sequence[str]:
         device = settings.get(f"{tier}_device", "cpu")
         if device != "cpu":
             run += f" --{tier}-device {device}"
+    if settings.get("scale", 1) != 1:
+        run += f" --scale {settings['scale']}"
     return (
         run,
         "python -m benchmarks report bench.json --html report"

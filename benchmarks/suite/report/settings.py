@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from benchmarks.opponents.tuning import label
 from benchmarks.suite.report.document import Table
 from benchmarks.suite.report.figures import NONE, options_text, rate_text
 
@@ -34,11 +36,14 @@ def _rows(name: str, found: Mapping[str, Any]) -> Iterator[Sequence[str]]:
         f"{package} {version}"
         for package, version in found["versions"].items()
     )
-    for number, each in enumerate(found["grid"]):
+    chosen = label(found["options"])
+    # What has one setting only is not measured for it.
+    tried = found["grid"] or {chosen: None}
+    for number, (each, rate) in enumerate(tried.items()):
         yield (
             f"``{name}``" if not number else "",
             versions if not number else "",
-            options_text(each["options"]),
-            "yes" if each["options"] == found["options"] else "",
-            rate_text(each["samples_per_second"]),
+            options_text(json.loads(each)),
+            "yes" if each == chosen else "",
+            rate_text(rate),
         )
