@@ -19,13 +19,15 @@ from benchmarks.remote import Remote
 from benchmarks.suite.contenders import (
     EXTERNALS,
     RESIZED,
+    STORED_AS,
     TAR_STREAM,
     Contender,
     Opponent,
     Ours,
+    absent,
     start,
 )
-from benchmarks.suite.data_sets import CLIENT, SECONDS, WAYS, store
+from benchmarks.suite.data_sets import CLIENT, SECONDS, store
 from benchmarks.suite.experiment import Context, Experiment
 from benchmarks.suite.results import Section
 from benchmarks.suite.workloads import Workload, cell_name, chosen
@@ -40,6 +42,7 @@ OURS = (AUTO, STREAM, FREEZE)
 PREPARED = (RESIZED, AUTO_RESIZED)
 """Those that read photographs which were resized beforehand."""
 
+MEASURED = (*EXTERNALS, RESIZED)
 GOAL = 0.97
 OUT_OF_REACH = 0.85
 """An opponent slower than this part of the best one, in the first round, is
@@ -77,7 +80,8 @@ KEYS = """\
     ratio_resized       auto-resized over tar-stream-resized, likewise
     noise               best_external over itself, likewise
     plan                auto's, at the end
-    complete"""
+    complete
+  Opponents whose libraries are not installed have {absent: why} instead."""
 
 
 @dataclass
@@ -339,6 +343,15 @@ def _put(section: Section, entry: dict[str, Any]) -> None:
     section["cells"] = [*(c for c in others if c), entry]
 
 
+def present(context: Context, chosen_options: dict[str, Any]) -> list[str]:
+    """The opponents that can be measured here; of others it is told why."""
+    for name in MEASURED:
+        if reason := absent(name):
+            context.note(f"{name} is left out: {reason}")
+            chosen_options[name] = {"absent": reason}
+    return [name for name in MEASURED if name not in chosen_options]
+
+
 @contextlib.contextmanager
 def _workload(
     bed: Testbed,
@@ -347,7 +360,10 @@ def _workload(
     places: dict[str, Place],
 ) -> Iterator[dict[str, Opponent]]:
     """Data in Swift, and every opponent at its best settings."""
-    task, volume = workload.task, workload.volume
+    task, volume = workload.task, workload.volume.times(context.scale)
+    chosen_options: dict[str, Any] = {}
+    context.section["opponents"][workload.name] = chosen_options
+    names = present(context, chosen_options)
     if workload.model not in places:
         context.note(f"{workload.model}: storing {volume.samples} samples")
         places[workload.model] = store(
@@ -356,16 +372,14 @@ def _workload(
             workload.container,
             volume.samples,
             volume.shard_samples,
-            WAYS,
+            [STORED_AS[name] for name in names if name in STORED_AS],
             task.resize_size,
         )
     if bed.shaped:
         bed.set_link(None)
-    chosen_options: dict[str, Any] = {}
-    context.section["opponents"][workload.name] = chosen_options
     with contextlib.ExitStack() as stack:
         opponents = {}
-        for name in (*EXTERNALS, RESIZED):
+        for name in names:
             remote = stack.enter_context(start(bed, name))
             opponents[name] = Opponent(bed, name, remote)
             chosen_options[name] = tune(
