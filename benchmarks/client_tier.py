@@ -31,6 +31,7 @@ from hapi_client.advice import Question, advise
 from hapi_client.connection import Connection
 from hapi_client.feature_cache import FeatureCache
 from hapi_client.frozen import FrozenRegion
+from hapi_client.index import update_index
 from hapi_client.job import TransferJob
 from hapi_client.location import Location
 from hapi_client.order import Lanes
@@ -68,6 +69,11 @@ class ClientTier:
                 [Path(shard) for shard in shards],
                 SilentReporter(),
             )
+
+    def index(self, container: str) -> None:
+        """Makes the index of tar files that are stored already."""
+        with Connection() as connection:
+            update_index(connection, Location(container, ""), lambda _: None)
 
     def prepare(
         self,
@@ -471,6 +477,7 @@ def main() -> NoReturn:
         serve(
             {
                 "upload": tier.upload,
+                "index": tier.index,
                 "prepare": tier.prepare,
                 "open": tier.open,
                 "deal": tier.deal,

@@ -32,7 +32,8 @@ def store(
     Args:
         bed: the testbed.
         tars: where the photographs come from, repeated as often as it takes.
-        name: container of the tar shards, which get an index too.
+        name: container of the tar shards, which get an index, as
+            resized ones do.
         num_samples, shard_samples: of all shards, of each one.
         ways: what else to store, of :data:`WAYS`.
         resize_size: pixels of the shorter side, for ``resized``.
@@ -61,8 +62,18 @@ def store(
     with bed.client.remote(CONVERT) as convert:
         for way in ways:
             more = {"resize_size": resize_size} if way == "resized" else {}
-            made = _ask(convert, way, place=asdict(place), paths=files, **more)
+            made = _ask(
+                convert,
+                way,
+                place=asdict(place),
+                container=f"{name}-{way}",
+                paths=files,
+                **more,
+            )
             place = replace(place, **made["place"])
+    if place.resized:
+        with bed.client.remote(CLIENT) as client:
+            _ask(client, "index", container=place.resized)
     return place
 
 

@@ -62,8 +62,8 @@ QUICK_SETTLING_SECONDS = 8.0
 
 KEYS = """\
   pace      of a window: seconds and batches that are filled and counted
-  opponents {workload: {name: {options, versions, grid: [{options,
-            samples_per_second}]}}}: settings, and how they were chosen
+  opponents {workload: {name: {options, versions, grid: {settings: samples
+            per second}}}}: settings, and how they were chosen
   cells     list of
     name, model, freeze, link  e.g. resnet18/backbone/0.25
     calibration         {samples_per_second, bytes_per_sample}: the tar
