@@ -3,45 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
+from benchmarks.options import add_data as add_data
+from benchmarks.options import parser_of as parser_of
+from benchmarks.options import require_data as require_data
 from benchmarks.remote import RemoteError
 from benchmarks.testbed import TestbedError
 
 from hapi_protocol.encodings import FLOORS
 
-DATA_VARIABLE = "HAPI_TEST_DATA"
 EXIT_FAILURE = 1
 EXIT_TERMINATED = 128 + signal.SIGTERM
-
-
-def parser_of(name: str, description: str | None) -> argparse.ArgumentParser:
-    """A parser of ``python -m benchmarks.<name>``, with ``--json``."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{name}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--json", type=Path, metavar="PATH", help="where the results go"
-    )
-    return parser
-
-
-def add_data(parser: argparse.ArgumentParser, what: str = "") -> None:
-    """Option ``--data``; ``what`` it is for stands before its help."""
-    parser.add_argument(
-        "--data",
-        nargs="+",
-        type=Path,
-        metavar="DIR|TAR",
-        help=f"{what}WebDataset tars of photographs; else {DATA_VARIABLE}",
-    )
 
 
 def add_worker_options(
@@ -87,17 +63,6 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
         default=FLOORS[0],
         help="what a plan may round",
     )
-
-
-def require_data(
-    parser: argparse.ArgumentParser, found: argparse.Namespace
-) -> None:
-    """Takes the environment's data, or ends with what to give."""
-    if found.data is None:
-        folder = os.environ.get(DATA_VARIABLE)
-        if not folder:
-            parser.error(f"give --data, or set {DATA_VARIABLE}")
-        found.data = [Path(folder)]
 
 
 def clock(prefix: str = "") -> Callable[[str], None]:

@@ -8,32 +8,9 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.tars import find_tars as find_tars
+
 from hapi_protocol.shards import Sample, iter_samples
-
-IMAGENET_TARS = "imagenet-*.tar"
-
-
-def find_tars(sources: Sequence[Path]) -> list[Path]:
-    """The tars of files and folders.
-
-    Of a folder with ``imagenet-*.tar`` only those: there may be tars of
-    tiny images beside them, which no cut can make smaller.
-
-    Raises:
-        ValueError: naming a source without any.
-    """
-    tars: list[Path] = []
-    for source in sources:
-        if source.is_file():
-            found = [source]
-        else:
-            found = sorted(source.glob(IMAGENET_TARS)) or sorted(
-                source.glob("*.tar")
-            )
-        if not found:
-            raise ValueError(f"{source} is no tar and no folder of tars")
-        tars += found
-    return tars
 
 
 def write_shards(
