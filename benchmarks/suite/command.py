@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.commands import (
-    DATA_VARIABLE,
     clock,
     exit_status,
     require_data,
 )
 from benchmarks.devices import CPU
+from benchmarks.options import DATA_VARIABLE
 from benchmarks.shards import find_tars
 from benchmarks.suite.experiment import Context, Experiment
 from benchmarks.suite.experiments import EXPERIMENTS

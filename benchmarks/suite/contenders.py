@@ -70,7 +70,11 @@ class Contender(Protocol):
         """See :func:`benchmarks.opponents.window.measure`."""
 
     def epochs(self, first: int, count: int) -> list[dict[str, Any]]:
-        """Whole epochs, a dictionary for each."""
+        """Whole epochs, a dictionary for each.
+
+        Each has what :func:`benchmarks.opponents.window.between` returns,
+        and ``samples``.
+        """
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,10 @@ class Opponent:
         about = _ask(remote, "about")
         self.versions: Mapping[str, str] = about["versions"]
         self.grid: Sequence[Mapping[str, Any]] = about["grid"]
+
+    def forget(self) -> None:
+        """Removes what earlier epochs kept."""
+        _ask(self._remote, "forget")
 
     def prepare(
         self, task: Task, place: Place, options: Mapping[str, Any]

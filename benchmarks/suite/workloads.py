@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ class Volume:
     """Of a data set.
 
     Attributes:
-        samples: of an epoch, more than a window takes.
+        samples: of an epoch.
         shard_samples: of one shard; each is one span.
     """
 
@@ -31,10 +32,15 @@ class Volume:
         return Volume(scale * self.samples, self.shard_samples)
 
 
-VOLUMES: Mapping[str, Volume] = {
-    "mobilenet_v3_small": Volume(1920, 64),
-    "resnet18": Volume(960, 32),
-    "vit_b_16": Volume(480, 16),
+LONG = "long"
+SHORT = "short"
+"""Where a link carries less than streaming could use, what streams goes at
+the link's rate, evenly, and a short epoch tells that as well."""
+
+VOLUMES: Mapping[str, Mapping[str, Volume]] = {
+    "mobilenet_v3_small": {LONG: Volume(960, 32), SHORT: Volume(192, 32)},
+    "resnet18": {LONG: Volume(256, 16), SHORT: Volume(48, 16)},
+    "vit_b_16": {LONG: Volume(128, 8), SHORT: Volume(24, 8)},
 }
 
 
@@ -70,13 +76,13 @@ class Workload:
         return NETWORKS[self.model].freeze[self.freeze]
 
     @property
-    def volume(self) -> Volume:
+    def volumes(self) -> Mapping[str, Volume]:
+        """Of both data sets."""
         return VOLUMES[self.model]
 
-    @property
-    def container(self) -> str:
-        """Of the model's data set."""
-        return f"{self.model}-suite".replace("_", "-")
+    def container(self, size: str) -> str:
+        """Of the model's data set of that size."""
+        return f"{self.model}-{size}".replace("_", "-")
 
 
 WORKLOADS = tuple(
@@ -94,8 +100,8 @@ def cell_name(workload: Workload, link: float | None) -> str:
 
 def chosen(
     patterns: Sequence[str], *, quick: bool, shaped: bool
-) -> list[tuple[Workload, list[float | None]]]:
-    """Workloads, and the links of each whose cell matches a pattern.
+) -> list[tuple[Workload, float | None]]:
+    """Cells: workloads and links.
 
     Args:
         patterns: as of a shell, ``resnet18/*/0.25``; empty for all, or for
@@ -109,25 +115,24 @@ def chosen(
     links: Sequence[float | None] = LINKS if shaped else (None,)
     if quick and shaped:
         links = QUICK_LINKS
-    found = []
-    for workload in WORKLOADS:
-        if not patterns and quick and workload.name not in QUICK_WORKLOADS:
-            continue
-        kept = [
-            link
-            for link in links
-            if not patterns
-            or any(
-                fnmatch.fnmatchcase(cell_name(workload, link), pattern)
-                for pattern in patterns
-            )
-        ]
-        if kept:
-            found.append((workload, kept))
+    workloads = [
+        workload
+        for workload in WORKLOADS
+        if patterns or not quick or workload.name in QUICK_WORKLOADS
+    ]
+    found = [
+        (workload, link)
+        for workload, link in itertools.product(workloads, links)
+        if not patterns
+        or any(
+            fnmatch.fnmatchcase(cell_name(workload, link), pattern)
+            for pattern in patterns
+        )
+    ]
     if not found:
         raise ValueError(
             f"no cell matches {' '.join(patterns)}; a cell is a network, a"
             " freeze point and a link, such as"
-            f" {cell_name(WORKLOADS[0], LINKS[0])}"
+            f" {cell_name(WORKLOADS[0], links[0])}"
         )
     return found

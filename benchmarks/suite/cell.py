@@ -1,0 +1,196 @@
+"""One cell of the grid: calibration, warm-up, interleaved rounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.cell_run import rotated
+from benchmarks.cells import BACKBONE
+from benchmarks.regret import AUTO, STREAM
+from benchmarks.remote import Remote
+from benchmarks.suite.contenders import (
+    RESIZED,
+    TAR_STREAM,
+    Contender,
+    Opponent,
+    Ours,
+)
+from benchmarks.suite.data_sets import CLIENT, SECONDS
+from benchmarks.suite.field import Field
+from benchmarks.suite.verdict import (
+    AGAIN,
+    AUTO_RESIZED,
+    FREEZE_ALL,
+    best_external,
+    in_reach,
+    rates_of,
+)
+from benchmarks.suite.workloads import LONG, SHORT, cell_name
+
+from hapi_client.frozen import FREEZE
+
+RESIZED_LINKS = (None, 0.25, 2.0)
+"""Where what reads resized photographs is measured too."""
+CALIBRATING_EPOCHS = 2
+SETTLED_SECONDS = 12.0
+MOST_SETTLING_SECONDS = 45.0
+QUICK_SETTLING_SECONDS = 5.0
+
+
+@dataclass
+class CellRun:
+    """Measures one cell.
+
+    Args:
+        field: the opponents, and the workload.
+        link: as a multiple of what saturates the client; None: unshaped.
+    """
+
+    field: Field
+    link: float | None
+    entry: dict[str, Any] = field(default_factory=dict)
+    _epoch: int = 0
+
+    def __post_init__(self) -> None:
+        self.bed, self.context = self.field.bed, self.field.context
+        workload = self.field.workload
+        self.entry |= {
+            "name": cell_name(workload, self.link),
+            "model": workload.model,
+            "freeze": workload.freeze,
+            "link": self.link,
+            "complete": False,
+        }
+
+    def run(self) -> None:
+        """Fills the entry, all but what follows from the rounds."""
+        slow = self.link is not None and self.link < 1
+        streamed = SHORT if slow else LONG
+        pushed = streamed if self._freeze != BACKBONE else LONG
+        if self.bed.shaped:
+            self.bed.set_link(None)
+        self.field.prepare(streamed)
+        self._calibrate()
+        with self.bed.client.remote(CLIENT) as client:
+            contenders = self._opened(client, streamed, pushed)
+            self._warm_up(client, contenders)
+            self._measure(contenders)
+            self.entry["plan"] = _ask(client, "plan", name=AUTO)["label"]
+
+    @property
+    def _freeze(self) -> str:
+        return self.field.workload.freeze
+
+    def _note(self, text: str) -> None:
+        self.context.note(f"{self.entry['name']}: {text}")
+
+    def _calibrate(self) -> None:
+        """Sets the link, beside what saturates the client now."""
+        found = [
+            self._pass(self.field.opponents[TAR_STREAM])
+            for _ in range(CALIBRATING_EPOCHS)
+        ]
+        best = max(found, key=lambda each: each["samples_per_second"])
+        rate, size = best["samples_per_second"], best["down_bytes"]
+        self.entry["calibration"] = {
+            "samples_per_second": rate,
+            "bytes_per_sample": size,
+        }
+        limit = None if self.link is None else self.link * rate * size
+        self.entry["link_bytes_per_second"] = limit
+        if limit is not None:
+            self.bed.set_link(limit)
+        shown = "unshaped" if limit is None else f"{limit / 1e6:.2f} MB/s"
+        self._note(f"the tar stream saturates at {rate:.1f}; link {shown}")
+
+    def _pass(self, contender: Contender) -> dict[str, Any]:
+        """A whole epoch, as if it were the first one."""
+        if isinstance(contender, Opponent):
+            contender.forget()
+        self._epoch += 1
+        return contender.epochs(self._epoch, 1)[0]
+
+    def _opened(
+        self, client: Remote, streamed: str, pushed: str
+    ) -> dict[str, Contender]:
+        """Every contender of the cell; ours are opened here."""
+        workload = self.field.workload
+        _ask(
+            client,
+            "prepare",
+            model=workload.model,
+            freeze=workload.freeze_module,
+            container=self.field.place(pushed).container,
+            floor="lossless",
+            epochs=None,
+        )
+        contenders: dict[str, Contender] = dict(self.field.opponents)
+        ours = [
+            (STREAM, STREAM, self.field.place(streamed).container),
+            (FREEZE_ALL, FREEZE, self.field.place(pushed).container),
+            (AUTO, AUTO, self.field.place(pushed).container),
+        ]
+        if self.link in RESIZED_LINKS:
+            resized = self.field.place(pushed).resized
+            ours.append((AUTO_RESIZED, AUTO, resized))
+        else:
+            contenders.pop(RESIZED, None)
+        for name, cut, container in ours:
+            _ask(client, "open", name=name, cut=cut, container=container)
+            contenders[name] = Ours(self.bed, client, name)
+        return contenders
+
+    def _warm_up(
+        self, client: Remote, contenders: Mapping[str, Contender]
+    ) -> None:
+        """Ours once, and until plans stay; opponents have run by now."""
+        for name, each in contenders.items():
+            if name in (AUTO, AUTO_RESIZED):
+                self._settle(client, each)
+            elif isinstance(each, Ours):
+                self._pass(each)
+
+    def _settle(self, client: Remote, contender: Contender) -> None:
+        most = MOST_SETTLING_SECONDS
+        if self.context.quick:
+            most = QUICK_SETTLING_SECONDS
+        began = changed = time.monotonic()
+        last: str | None = None
+        while True:
+            self._pass(contender)
+            plan = _ask(client, "plan", name=contender.name)["label"]
+            now = time.monotonic()
+            if plan is None or plan != last:
+                changed, last = now, plan
+            if now - changed >= SETTLED_SECONDS or now - began >= most:
+                return
+
+    def _measure(self, contenders: Mapping[str, Contender]) -> None:
+        rounds: dict[str, list[dict[str, Any]]] = {n: [] for n in contenders}
+        self.entry["rounds"] = rounds
+        active, again = list(contenders), ""
+        for number in range(self.context.rounds):
+            for name in rotated(active, number):
+                each = contenders[again if name == AGAIN else name]
+                rounds[name].append(self._pass(each))
+            if not number:
+                first = {name: rates_of(rounds[name]) for name in rounds}
+                again = best_external(first)
+                rounds[AGAIN] = [self._pass(contenders[again])]
+                active = [*in_reach(first), AGAIN]
+            self.context.save()
+            self._note(
+                f"round {number + 1}/{self.context.rounds}: "
+                + ", ".join(
+                    f"{name} {rates_of(rounds[name])[-1]:.1f}"
+                    for name in rounds
+                    if len(rounds[name]) > number
+                )
+            )
+
+
+def _ask(client: Remote, do: str, **arguments: Any) -> Any:
+    return client.ask(do, seconds=SECONDS, **arguments)

@@ -1,0 +1,130 @@
+"""The opponents of a workload: their data in Swift, and their settings."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.opponents.training import Place
+from benchmarks.opponents.tuning import choose
+from benchmarks.opponents.window import Pace
+from benchmarks.suite.contenders import (
+    EXTERNALS,
+    RESIZED,
+    STORED_AS,
+    Opponent,
+    absent,
+    start,
+)
+from benchmarks.suite.data_sets import store
+from benchmarks.suite.experiment import Context
+from benchmarks.suite.workloads import LONG, Workload
+from benchmarks.testbed import Testbed
+
+MEASURED = (*EXTERNALS, RESIZED)
+TUNING_PACE = Pace(
+    fill_seconds=1.0, fill_batches=2, seconds=3.0, batches=6, most_seconds=6.0
+)
+
+
+@dataclass
+class Field:
+    """Who runs, on what; kept from workload to workload.
+
+    Args:
+        bed: the testbed.
+        context: of the experiment; ``section["opponents"]`` gets the
+            settings.
+        workload: the one at present.
+        opponents: processes that are there.
+    """
+
+    bed: Testbed
+    context: Context
+    workload: Workload
+    opponents: Mapping[str, Opponent]
+    _places: dict[tuple[str, str], Place] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Of the opponents for the present network."""
+        found: dict[str, Any] = self.context.section["opponents"]
+        return found.setdefault(self.workload.model, {})
+
+    def place(self, size: str) -> Place:
+        """The present network's data set of a size, stored once."""
+        key = (self.workload.model, size)
+        if key not in self._places:
+            volume = self.workload.volumes[size].times(self.context.scale)
+            self.context.note(
+                f"{self.workload.model}: storing {volume.samples} samples"
+            )
+            self._places[key] = store(
+                self.bed,
+                self.context.tars,
+                self.workload.container(size),
+                volume.samples,
+                volume.shard_samples,
+                [STORED_AS[n] for n in self.opponents if n in STORED_AS],
+                self.workload.task.resize_size,
+            )
+        return self._places[key]
+
+    def enter(self, workload: Workload) -> None:
+        """Goes on to a workload, and tunes for its network if that is new."""
+        self.workload = workload
+        for name, opponent in self.opponents.items():
+            if name not in self.settings:
+                if self.bed.shaped:
+                    self.bed.set_link(None)
+                self.settings[name] = self._tuned(opponent)
+                self.context.note(f"{name}: {self.settings[name]['options']}")
+                self.context.save()
+
+    def prepare(self, size: str) -> None:
+        """Has every opponent take the workload, on a data set of a size."""
+        for name, opponent in self.opponents.items():
+            opponent.prepare(
+                self.workload.task,
+                self.place(size),
+                self.settings[name]["options"],
+            )
+
+    def _tuned(self, opponent: Opponent) -> dict[str, Any]:
+        place = self.place(LONG)
+
+        def rate(options: Mapping[str, Any]) -> float:
+            opponent.prepare(self.workload.task, place, options)
+            found = opponent.window(0, TUNING_PACE)
+            return float(found["samples_per_second"])
+
+        grid = opponent.grid[:1] if self.context.quick else opponent.grid
+        options, tried = choose(rate, grid)
+        return {
+            "options": dict(options),
+            "versions": dict(opponent.versions),
+            "grid": tried,
+        }
+
+
+@contextlib.contextmanager
+def gathered(
+    bed: Testbed, context: Context, workload: Workload
+) -> Iterator[Field]:
+    """Starts every opponent that can be measured here.
+
+    Of the others it is told why not.
+    """
+    context.section["absent"] = missing = {}
+    with contextlib.ExitStack() as stack:
+        opponents = {}
+        for name in MEASURED:
+            if reason := absent(name):
+                context.note(f"{name} is left out: {reason}")
+                missing[name] = reason
+                continue
+            remote = stack.enter_context(start(bed, name))
+            opponents[name] = Opponent(bed, name, remote)
+        yield Field(bed, context, workload, opponents)

@@ -1,0 +1,86 @@
+"""What a cell's rounds say (pure)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from benchmarks.regret import AUTO, STREAM, interval_of
+from benchmarks.suite.contenders import EXTERNALS, RESIZED
+
+AGAIN = "again"
+"""The second pass of the best opponent in each round: the noise floor."""
+AUTO_RESIZED = "auto-resized"
+FREEZE_ALL = "freeze"
+
+GOAL = 0.97
+OUT_OF_REACH = 0.85
+"""An opponent slower than this part of the best one, in the first round, is
+not measured again; nor is, of ours, a fixed cut so much slower than auto."""
+MOST_OPPONENTS = 2
+"""That are measured after the first round, the best ones."""
+
+Rates = Mapping[str, Sequence[float]]
+
+
+def rates_of(passes: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Samples per second of each."""
+    return [each["samples_per_second"] for each in passes]
+
+
+def best_external(rates: Rates) -> str:
+    """Of those measured most often, the one of the highest median."""
+    there = {name: rates[name] for name in EXTERNALS if name in rates}
+    most = max(map(len, there.values()))
+    full = {n: each for n, each in there.items() if len(each) == most}
+    return max(full, key=lambda name: statistics.median(full[name]))
+
+
+def in_reach(rates: Rates) -> list[str]:
+    """Who is measured again after the first round.
+
+    Opponents near the best one, ``auto``, what reads resized photographs,
+    and of ours the fixed ones that are near ``auto``.
+    """
+    first = {name: each[0] for name, each in rates.items()}
+    opponents = sorted(
+        (name for name in first if name in EXTERNALS),
+        key=lambda name: -first[name],
+    )
+    least = {
+        **dict.fromkeys(opponents, OUT_OF_REACH * first[opponents[0]]),
+        **dict.fromkeys((STREAM, FREEZE_ALL), OUT_OF_REACH * first[AUTO]),
+    }
+    out = opponents[MOST_OPPONENTS:]
+    return [
+        name
+        for name, rate in first.items()
+        if name not in out and rate >= least.get(name, 0.0)
+    ]
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, Any]:
+    """Median of the rounds' ratios, and its 95 % interval."""
+    values = [a / b for a, b in zip(above, below, strict=True)]
+    return {
+        "median": statistics.median(values),
+        "interval": list(interval_of(values, np.median)),
+    }
+
+
+def judge(entry: dict[str, Any]) -> None:
+    """Completes a cell's entry with what follows from its rounds."""
+    rates = {name: rates_of(each) for name, each in entry["rounds"].items()}
+    again = rates.pop(AGAIN)
+    entry["samples_per_second"] = {
+        name: statistics.median(each) for name, each in rates.items()
+    }
+    best = best_external(rates)
+    entry["best_external"] = best
+    entry["ratio"] = ratio(rates[AUTO], rates[best])
+    entry["noise"] = ratio(again, rates[best])
+    entry["ratio_resized"] = None
+    if RESIZED in rates and AUTO_RESIZED in rates:
+        entry["ratio_resized"] = ratio(rates[AUTO_RESIZED], rates[RESIZED])
