@@ -59,6 +59,7 @@ class ClientTier:
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         self._arguments: dict[str, Any] = {}
         self._model: torch.nn.Module | None = None
+        self._layout = torch.contiguous_format
 
     def upload(self, shards: list[str], container: str) -> None:
         """Stores tar files as a data set."""
@@ -82,7 +83,7 @@ class ClientTier:
         container: str,
         floor: str,
         epochs: int | None,
-        ahead_spans: int | None = None,
+        channels_last: bool = False,
     ) -> None:
         """Chooses the model, from seeded random weights, and the data.
 
@@ -93,16 +94,17 @@ class ClientTier:
             floor: of the encodings.
             epochs: that the jobs are told they will run; None for so many
                 that no one-off cost matters.
-            ahead_spans: that jobs fetch ahead; None for their default.
+            channels_last: memory format of the tail, which is the user's to
+                choose.
         """
-        options = FETCH_OPTIONS
-        if ahead_spans is not None:
-            options = replace(options, ahead_spans=ahead_spans)
         network = NETWORKS[model]
         torch.manual_seed(SEED)
         builder = torchvision.models.get_model_builder(model)
         sized = {"image_size": network.crop_size} if "vit" in model else {}
         self._model = builder(weights=None, **sized)
+        self._layout = (
+            torch.channels_last if channels_last else torch.contiguous_format
+        )
         self._arguments = {
             "freeze": freeze,
             "data": f"swift://{container}",
@@ -113,7 +115,7 @@ class ClientTier:
             ),
             "seed": SEED,
             "device": client_device(),
-            "options": options,
+            "options": FETCH_OPTIONS,
             "floor": floor,
             "epochs": STEADY_EPOCHS if epochs is None else epochs,
         }
@@ -150,6 +152,7 @@ class ClientTier:
                 **arguments,
             )
         )
+        job.tail.to(memory_format=self._layout)
         self._jobs[name] = job
         self._optimizers[name] = torch.optim.SGD(
             job.tail.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM

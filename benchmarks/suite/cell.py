@@ -126,6 +126,9 @@ class CellRun:
             container=self.field.place(pushed).container,
             floor="lossless",
             epochs=None,
+            channels_last=self.field.settings[TAR_STREAM]["options"][
+                "channels_last"
+            ],
         )
         contenders: dict[str, Contender] = dict(self.field.opponents)
         ours = [
