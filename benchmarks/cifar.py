@@ -44,10 +44,16 @@ class Examples:
         return len(self.labels)
 
     def only(self, classes: range, most: int | None = None) -> Examples:
-        """Those of consecutive classes, at most so many."""
+        """Those of consecutive classes, at most so many.
+
+        Raises:
+            ValueError: when there is none.
+        """
         first, last = classes[0], classes[-1]
         chosen = (self.labels >= first) & (self.labels <= last)
         rows = chosen.nonzero()[:most, 0]
+        if not len(rows):
+            raise ValueError(f"no image of the classes {first} to {last}")
         return Examples(self.values[rows], self.labels[rows] - first)
 
 
@@ -55,7 +61,7 @@ def examples_of(tars: Sequence[Path]) -> Examples:
     """Normalised images, ``[N, 3, 32, 32]``, and labels of ``.cls``.
 
     Raises:
-        ValueError: for a tar that lacks the label of an image.
+        ValueError: for a tar that lacks the label of an image, or no image.
     """
     images, labels = [], []
     for tar in tars:
@@ -70,6 +76,8 @@ def examples_of(tars: Sequence[Path]) -> Examples:
             pixels = torch.frombuffer(bytearray(data), dtype=torch.uint8)
             images.append(decode_jpeg(pixels, ImageReadMode.RGB))
             labels.append(int(label))
+    if not images:
+        raise ValueError(f"no JPEG in {', '.join(map(str, tars))}")
     values = torch.stack(images).float() / 255
     mean, std = (torch.tensor(each)[:, None, None] for each in (MEAN, STD))
     return Examples((values - mean) / std, torch.tensor(labels))
@@ -93,14 +101,15 @@ def pretrained(examples: Examples, epochs: int, seed: int) -> nn.Module:
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=PRETRAIN_RATE, weight_decay=WEIGHT_DECAY
     )
-    steps = epochs * (len(examples) // PRETRAIN_BATCH)
+    size = min(PRETRAIN_BATCH, len(examples))
+    steps = epochs * (len(examples) // size)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, PRETRAIN_RATE, total_steps=steps
     )
     dice = torch.Generator().manual_seed(seed)
     model.train()
     for _ in range(epochs):
-        for batch in batches(examples, PRETRAIN_BATCH, dice):
+        for batch in batches(examples, size, dice):
             mirrored = torch.rand(len(batch), generator=dice) < 0.5
             images = torch.where(
                 mirrored[:, None, None, None],
@@ -147,7 +156,7 @@ def train_tail(
     dice = torch.Generator().manual_seed(seed)
     tail.train()
     for _ in range(epochs):
-        for batch in batches(examples, TAIL_BATCH, dice):
+        for batch in batches(examples, min(TAIL_BATCH, len(examples)), dice):
             _step(tail, optimizer, batch)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from benchmarks import accuracy
+from benchmarks import accuracy, cifar
 from benchmarks.accuracy import Data, Run, sent_as, summary
 from benchmarks.cifar import (
     NEW_CLASSES,
@@ -21,15 +22,17 @@ from benchmarks.cifar import (
     pretrained,
     with_new_head,
 )
-from benchmarks.workloads import BACKBONE, FREEZES
+from benchmarks.pinned import one_core
+from benchmarks.workloads import BACKBONE, FREEZES, INNER
 from PIL import Image
 from torch import nn
 
 from hapi_protocol.encodings import DTYPES
 from photos import tar_of
 
-COUNTS = {"train": 26, "test": 4}
-"""Of each class: two batches of five classes to train with."""
+COUNTS = {"train": 8, "test": 4}
+"""Of each class."""
+BATCH = 16
 QUICK = accuracy.Effort(1, 1, dict.fromkeys(FREEZES, 1), None)
 
 
@@ -40,6 +43,15 @@ def jpeg(label: int, number: int) -> bytes:
     sink = io.BytesIO()
     Image.fromarray(pixels.astype(np.uint8)).save(sink, "JPEG", quality=95)
     return sink.getvalue()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_batches() -> Iterator[None]:
+    """And one thread: others cost more than they bring for so little."""
+    with pytest.MonkeyPatch.context() as patch, one_core():
+        patch.setattr(cifar, "PRETRAIN_BATCH", BATCH)
+        patch.setattr(cifar, "TAIL_BATCH", BATCH)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -87,15 +99,18 @@ def test_formats_start_and_go_on_alike(
     """Where nothing is rounded, all end with the weights of plain torch."""
 
     def weights(model: nn.Module, examples: Examples) -> float:
-        return float(sum(p.double().abs().sum() for p in model.parameters()))
+        found = [p.detach().double().abs().sum() for p in model.parameters()]
+        return float(sum(found))
 
     monkeypatch.setattr(accuracy, "QUICK", QUICK)
+    monkeypatch.setattr(accuracy, "FREEZES", (INNER,))
+    monkeypatch.setattr(accuracy, "DTYPES", ("float32", "uint8"))
     monkeypatch.setattr(accuracy, "accuracy_of", weights)
     monkeypatch.setattr(accuracy, "sent_as", lambda _, values: (values, 0))
     found = accuracy.measure(tars, quick=True, note=print)
-    for freeze in found["freezes"].values():
-        ended = [way["mean"] for way in freeze["ways"].values()]
-        assert ended == pytest.approx([ended[0]] * 5, rel=1e-6)
+    ways = found["freezes"][INNER]["ways"]
+    ended = [way["mean"] for way in ways.values()]
+    assert ended == pytest.approx([ended[0]] * 3, rel=1e-6)
 
 
 def test_data_are_the_other_classes_from_0_on(tars: list[Path]) -> None:
@@ -116,6 +131,18 @@ def test_missing_tars_and_labels_are_named(
     path.write_bytes(tar_of([("a.jpg", jpeg(0, 0))]))
     with pytest.raises(ValueError, match=r"a\.jpg has no \.cls beside it"):
         examples_of([path])
+
+
+def test_tars_without_images_of_all_classes_are_refused(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "train-and-test.tar"
+    path.write_bytes(tar_of([]))
+    with pytest.raises(ValueError, match="no JPEG in"):
+        Data.of([path], None)
+    path.write_bytes(tar_of([("a.jpg", jpeg(0, 0)), ("a.cls", b"0")]))
+    with pytest.raises(ValueError, match="no image of the classes 5 to 9"):
+        Data.of([path], None)
 
 
 def test_epochs_have_an_order_of_their_seed() -> None:
