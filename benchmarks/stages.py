@@ -7,10 +7,10 @@ plain loops, on one thread that keeps to one core: none of HAPI is imported.
 From the seconds of the stages a linear program (benchmarks/bound.py) gives the
 most samples per second of a storage tier and a client tier of one such core
 each, with a link between; the storage tier may run any part of the frozen
-layers.  Encoding and sending features count as nothing, features travel as
-float32, and all stages overlap, so that the bound is high; eager modules are
-what it is a bound of, and what runs faster than those (layers folded together)
-or sends fewer bytes (compressed) may pass it.
+layers.  Encoding and sending features, and what a tar adds to a JPEG, count as
+nothing, features travel as float32, and all stages overlap, so that the bound
+is high; eager modules are what it is a bound of, and what runs faster than
+those (layers folded together) or sends fewer bytes (compressed) may pass it.
 
 ``--serve-seconds-per-byte``, or ``--url`` with ``--token``, is what the
 storage tier takes to serve a byte of a JPEG, to whoever reads it; else that
