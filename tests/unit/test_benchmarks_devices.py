@@ -48,6 +48,19 @@ def test_an_opponent_trains_on_its_tiers_device(
     } == {META}
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_an_opponent_learns_on_a_gpu_what_it_learns_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    losses = []
+    for device in ("cpu", "cuda"):
+        monkeypatch.setenv(VARIABLE, device)
+        opponent = Still(TASK, PLACE, {"channels_last": True})
+        list(opponent.steps(0))
+        losses.append(opponent.trainer.loss.item())
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
 def test_an_opponent_trains_on_the_cpu_if_nobody_says_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
