@@ -21,13 +21,14 @@ is missing comes from WHEELS_DIR, and nothing from a network.
   --dry-run      prints each command and what is there, and runs nothing
   --list-wheels  prints which wheels are needed, and how to download them
   --python PATH  default python3
+  --device NAME  default cuda; cpu tries the script where there is no GPU
 END
 }
 
 ROOT=$(cd "$(dirname "$0")/.." && pwd)
 LIST=$ROOT/benchmarks/gpu-wheels.txt
 wheels='' data=${HAPI_TEST_DATA:-} out=gpu-results minutes=25 python=python3
-dry='' quick=(--quick --rounds 3 --scale 8)
+device=cuda dry='' quick=(--quick --rounds 3 --scale 32)
 
 wrong() {
     echo "gpu.sh: $1" >&2
@@ -52,8 +53,8 @@ while [ $# -gt 0 ]; do
     --list-wheels) list_wheels && exit 0 ;;
     --help | -h) usage && exit 0 ;;
     --dry-run) dry=yes ;;
-    --full) quick=(--scale 16) ;;
-    --data | --out | --minutes | --python)
+    --full) quick=(--scale 64) ;;
+    --data | --out | --minutes | --python | --device)
         [ $# -gt 1 ] || wrong "$1 needs a value"
         declare "${1#--}=$2"
         shift
@@ -68,7 +69,10 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$wheels" ] || wrong "give the folder of the wheels"
 [[ $minutes =~ ^[1-9][0-9]*$ ]] || wrong "--minutes is $minutes; 1 or more"
-[ -z "$data" ] && wrong "give --data, or set HAPI_TEST_DATA"
+[ -n "$data" ] || wrong "give --data, or set HAPI_TEST_DATA"
+out=$(realpath -m "$out") data=$(realpath -m "$data")
+wheels=$(realpath -m "$wheels") python=$(command -v "$python")
+[ -n "$python" ] || wrong "there is no Python; give it with --python"
 
 # -- what is there --------------------------------------------------------
 
@@ -232,8 +236,6 @@ if [ -n "$dry" ]; then
 else
     [ -e "$out" ] && wrong "$out is there; give another folder with --out"
     mkdir -p "$out" || exit 1
-    out=$(cd "$out" && pwd)
-    data=$(realpath "$data") wheels=$(realpath "$wheels")
     scratch=$(mktemp -d)
     trap 'rm -rf "$scratch"' EXIT
     venv=$scratch/venv
@@ -245,15 +247,21 @@ fi
 pip=()
 "$python" -c 'import ensurepip' 2>/dev/null || pip=(--without-pip)
 step venv 5 "$python" -m venv --system-site-packages "${pip[@]}" "$venv"
+if [ -z "$dry" ]; then
+    # A venv of a venv sees what the system has, and not what that one has.
+    "$python" -c 'import site; print("\n".join(site.getsitepackages()))' \
+        >"$("$venv/bin/python" -c 'import site
+print(site.getsitepackages()[0])')/gpu-sh-python.pth"
+fi
 install_wheels
-step checkout 5 "$venv/bin/python" -m pip install --quiet --no-index \
-    --no-deps --no-build-isolation --editable "$ROOT"
+step checkout 5 "$venv/bin/python" benchmarks/checkout_path.py
 step tests 15 "$venv/bin/python" -m pytest -q -rs \
     tests/unit/test_client_checkpoints.py tests/unit/test_benchmarks_devices.py
-suite worker-on-gpu 30 --worker-device cuda
-suite both-on-gpu 30 --worker-device cuda --client-device cuda
-step worker-alone 25 "$venv/bin/python" -m benchmarks.worker --device cuda \
-    --data "$data" --json "$out/worker-alone.json"
+suite worker-on-gpu 30 --worker-device "$device"
+suite both-on-gpu 30 --worker-device "$device" --client-device "$device"
+step worker-alone 25 "$venv/bin/python" -m benchmarks.worker \
+    --device "$device" --data "$data" \
+    --json "$out/worker-alone.json"
 [ -n "$dry" ] && exit 0
 echo
 cat "$out/summary.txt"

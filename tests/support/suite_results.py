@@ -119,7 +119,6 @@ def opponents() -> dict[str, Any]:
             "versions": {"requests": "2.32.5"},
             "grid": {},
         },
-        "webdataset": {"absent": "webdataset is not installed"},
     }
 
 
@@ -139,7 +138,11 @@ def grid(
         "complete": True,
         "met": {"epoch 1 at 0.97 of the best opponent": False},
         "cells": cells,
-        "opponents": {name: opponents() for name in workloads},
+        "opponents": {
+            model: opponents()
+            for model in {name.split("/")[0]: None for name in workloads}
+        },
+        "absent": {"s3-tars": "s3torchconnector is not installed"},
     }
 
 
@@ -296,6 +299,65 @@ def tenants() -> dict[str, Any]:
                 4,
                 relative={"auto": 1.215, "freeze": 1.1, "tar-stream": 0.98},
             ),
+        ],
+    }
+
+
+def ratio(middle: float) -> dict[str, Any]:
+    """Of rounds, by bootstrap."""
+    return {"median": middle, "interval": [0.95 * middle, 1.06 * middle]}
+
+
+def scaling() -> dict[str, Any]:
+    """The section."""
+
+    def entry(name: str, one: float, times: float) -> dict[str, Any]:
+        rates = {"one": one, "two": times * one}
+        return {
+            "name": name,
+            "complete": True,
+            "rounds": {
+                each: [
+                    {
+                        "samples_per_second": rate,
+                        "storage_cores": 0.75,
+                        "client_cores": 0.375,
+                    }
+                ]
+                for each, rate in rates.items()
+            },
+            "samples_per_second": rates,
+            "ratio": ratio(times),
+        }
+
+    return {
+        "complete": True,
+        "met": {},
+        "cores": {"storage": 1, "client": 1},
+        "entries": [
+            entry("proxies/freeze", 120.5, 0.96),
+            entry("ranks/auto", 130.5, 1.25),
+        ],
+    }
+
+
+def ablations() -> dict[str, Any]:
+    """The section."""
+    return {
+        "complete": True,
+        "met": {},
+        "lp_batch": {"resnet18/backbone": 4},
+        "entries": [
+            {
+                "name": "resnet18/backbone/0.25",
+                "complete": True,
+                "samples_per_second": {"auto": 40.5, "auto-float32": 20.25},
+                "parts": {
+                    "encodings": ratio(2.0),
+                    "re-planning": ratio(1.024),
+                    "kept features": ratio(14.0),
+                },
+            },
         ],
     }
 

@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from benchmarks.devices import VARIABLE
 from benchmarks.opponents import window
 from benchmarks.opponents.opponent import Batches, Opponent
 from benchmarks.opponents.training import Place, Task
-from benchmarks.suite import command, contenders, grid
+from benchmarks.suite import command, contenders
 from benchmarks.suite.experiment import Context, Experiment
 from benchmarks.suite.workloads import Volume
 
@@ -197,25 +196,6 @@ def test_an_opponent_whose_library_is_missing_is_absent(
     )
     assert contenders.absent("s3-tars") is None
     assert contenders.absent(contenders.TAR_STREAM) is None
-
-
-def test_the_grid_leaves_out_who_is_absent_and_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(contenders, "is_installed", lambda name: "3" in name)
-    notes: list[str] = []
-    context = SimpleNamespace(note=notes.append)
-    told: dict[str, Any] = {}
-    assert grid.present(context, told) == [
-        "tar-stream",
-        "s3-tars",
-        "s3-images",
-        "tar-stream-resized",
-    ]
-    assert told["webdataset"] == {"absent": "webdataset is not installed"}
-    assert notes == [
-        f"{name} is left out: {each['absent']}" for name, each in told.items()
-    ]
 
 
 def test_distributions_are_found_without_being_imported() -> None:

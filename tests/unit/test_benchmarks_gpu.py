@@ -7,9 +7,11 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
+from benchmarks.checkout_path import write_metadata
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "benchmarks" / "gpu.sh"
@@ -46,7 +48,7 @@ def test_a_dry_run_tells_every_command_in_order(dry: list[str]) -> None:
     commands = [line[2:] for line in dry if line.startswith("+ ")]
     wanted = [
         r"\S+ -m venv --system-site-packages .*VENV",
-        r".* -m pip install .*--no-index --no-deps .*--editable .*",
+        r".* benchmarks/checkout_path\.py",
         r".* -m pytest .*test_client_checkpoints\.py .*",
         r".* -m benchmarks run grid .* --worker-device cuda",
         r".* -m benchmarks report WHEELS/out/worker-on-gpu\.json .*",
@@ -68,9 +70,9 @@ def test_a_dry_run_tells_what_is_there(dry: list[str]) -> None:
 
 
 def test_nothing_comes_from_a_network(dry: list[str]) -> None:
-    installs = [line for line in dry if "pip install" in line]
-    assert installs
-    assert all("--no-index" in line for line in installs)
+    for line in dry:
+        assert "pip install" not in line or "--no-index" in line
+    assert "download" not in "".join(dry)
 
 
 def test_the_list_of_wheels_has_all_that_the_extras_need() -> None:
@@ -100,6 +102,10 @@ def test_the_list_of_wheels_has_all_that_the_extras_need() -> None:
         (("W", "X"), "one folder of wheels, not also X"),
         (("W", "--fast"), "there is no option --fast"),
         (("W", "--data"), "--data needs a value"),
+        (
+            ("W", "--data", "D", "--python", "no-python"),
+            "there is no Python; give it with --python",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_told(
@@ -109,3 +115,18 @@ def test_a_wrong_command_line_is_told(
     assert done.returncode == 2
     assert f"gpu.sh: {told}" in done.stderr
     assert "usage: " in done.stderr
+
+
+def test_the_checkout_has_the_entry_points_of_an_installation(
+    tmp_path: Path,
+) -> None:
+    made = write_metadata(tmp_path)
+    found = PathDistribution(made)
+    assert found.metadata["Name"] == "swift-hapi"
+    points = {
+        (each.group, each.name): each.value for each in found.entry_points
+    }
+    assert points["paste.filter_factory", "hapi"] == (
+        "hapi_middleware.filter:filter_factory"
+    )
+    assert points["console_scripts", "hapi-worker"] == "hapi_worker.main:main"

@@ -84,6 +84,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
         regret=suite_results.regret(),
         runs=suite_results.runs(),
         tenants=suite_results.tenants(),
+        scaling=suite_results.scaling(),
+        ablations=suite_results.ablations(),
     )
     return report_of(folder, body)
 
@@ -146,8 +148,8 @@ def test_every_setting_that_was_tried_is_told_and_one_is_chosen(
         "||``channels_last=True decode=loop``|yes|23.1",
         "``tar-stream-resized``|requests 2.32.5|``channels_last=True``|yes|-",
     ]
-    left_out = "``webdataset``|-|left out: webdataset is not installed|-|-"
-    assert left_out in report.tables
+    left_out = "``s3-tars``: s3torchconnector is not installed"
+    assert left_out in report.lists
     assert "||``workers=1``|yes|20.4" in report.tables
 
 
@@ -199,6 +201,26 @@ def test_tenants_are_told_together_and_one_by_one(report: Report) -> None:
         for row in report.tables
     )
     assert "Tenants beside one another|-|has no goal" in report.tables
+
+
+def test_scaling_and_ablations_are_told_with_their_intervals(
+    report: Report,
+) -> None:
+    assert (
+        "``ranks/auto``|130|163|1.250|1.188 … 1.325|0.75|0.75|0.38|0.38"
+        in report.tables
+    )
+    assert "Cores: storage 1, client 1." in " ".join(report.rst.split())
+    for row in (
+        "``resnet18/backbone/0.25``|encodings|2.000|1.900 … 2.120",
+        "``resnet18/backbone/0.25``|re-planning|1.024|0.973 … 1.085",
+        "``resnet18/backbone/0.25``|``auto-float32``|20.2",
+    ):
+        assert row in report.tables
+    assert (
+        "The linear program's batch for ``resnet18/backbone``: 4"
+        in report.lists
+    )
 
 
 def test_goals_are_those_of_the_sections(report: Report) -> None:
@@ -256,6 +278,8 @@ def test_the_pictures_are_small_and_all_of_the_page_are_there(
         "regret.png",
         "runs-resnet18-backbone-0-25.png",
         "tenants.png",
+        "scaling.png",
+        "ablations.png",
     } <= {*files}
     for path in files.values():
         assert path.read_bytes().startswith(b"\x89PNG")

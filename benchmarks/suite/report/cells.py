@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from benchmarks.suite.grid import GOAL
 from benchmarks.suite.report.costs import Cores, costs_of
 from benchmarks.suite.report.document import Table
 from benchmarks.suite.report.figures import (
@@ -18,6 +17,7 @@ from benchmarks.suite.report.figures import (
     rate_text,
     verdict,
 )
+from benchmarks.suite.verdict import GOAL
 
 AUTO = "auto"
 BUSY = 0.85

@@ -16,9 +16,9 @@ from benchmarks.suite.report.looks import (
     looks_of,
     new_figure,
 )
+from benchmarks.suite.verdict import AGAIN
 from matplotlib.axes import Axes
 
-AGAIN = "again"
 _HEIGHT_INCHES = 4.2
 _SPREAD = 0.016
 """Contenders stand beside one another by this part of the link's rate."""

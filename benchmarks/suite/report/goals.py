@@ -25,8 +25,8 @@ _NOT_SHOWN = (
     "Worker and client compute on CPUs, except where a part says otherwise.",
     "Nobody uses ``torch.compile``, nor JPEG decoding at reduced resolution"
     " (draft mode), which would make decoding cheaper for all.",
-    "Rates are those of a long epoch: what beginning one takes is in the"
-    " runs over several epochs only.",
+    "Rates of epoch 1 are those of processes, workers and plans that are"
+    " warm: what a run takes from its very start is in the whole runs only.",
     "Opponents run with the best of the settings that are listed, not of all"
     " that exist.",
 )

@@ -36,8 +36,8 @@ What one sample takes of each tier's CPU and of the link. These overlap: the
 black mark is the time between two samples, and a part as wide as that limits
 the contender. Link seconds are bytes over the link's rate."""
 _SETTINGS = """\
-Each opponent runs with the fastest of these settings, which a short window
-each found out, without a limit on the link."""
+Each opponent runs with the fastest of these settings for a network, which
+short windows found out, without a limit on the link."""
 
 
 def grid_part(section: Mapping[str, Any], cores: Cores) -> Part:
@@ -50,7 +50,11 @@ def grid_part(section: Mapping[str, Any], cores: Cores) -> Part:
     cells = complete_cells(section)
     return Part(
         "Epoch 1 beside what people use",
-        [Text(_CELLS), *_verdicts(cells, cores)],
+        [
+            Text(_CELLS),
+            *_verdicts(cells, cores),
+            *_absent(section.get("absent", {})),
+        ],
         [
             *_workloads(cells),
             Part("All contenders", [Text(_RATES), *_rates(cells)]),
@@ -69,6 +73,12 @@ def _verdicts(cells: Sequence[GridCell], cores: Cores) -> Iterator[Block]:
     if missed:
         yield Text("What the figures of the missed ones say:")
         yield Listing(list(limits(cells, cores)))
+
+
+def _absent(reasons: Mapping[str, str]) -> Iterator[Block]:
+    if reasons:
+        yield Text("Opponents that were not measured:")
+        yield Listing([f"``{name}``: {why}" for name, why in reasons.items()])
 
 
 def by_workload(cells: Sequence[GridCell]) -> dict[str, list[GridCell]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from benchmarks.suite.report.ablations import ablations_part
 from benchmarks.suite.report.costs import cores_of
 from benchmarks.suite.report.document import Part, Text
 from benchmarks.suite.report.goals import (
@@ -17,6 +18,7 @@ from benchmarks.suite.report.grid import grid_part
 from benchmarks.suite.report.provenance import machine_part
 from benchmarks.suite.report.regret import regret_part
 from benchmarks.suite.report.runs import runs_part
+from benchmarks.suite.report.scaling import scaling_part
 from benchmarks.suite.report.tenants import tenants_part
 
 Section = Mapping[str, Any]
@@ -27,6 +29,8 @@ TITLES: Mapping[str, str] = MappingProxyType(
         "regret": "The plan beside every fixed cut",
         "runs": "Whole runs, over epochs",
         "tenants": "Tenants beside one another",
+        "scaling": "Two proxies, two ranks",
+        "ablations": "What each part is worth",
     }
 )
 """Of the experiments, in the order of the page."""
@@ -55,6 +59,8 @@ def report_of(body: Section) -> Part:
         "regret": regret_part,
         "runs": runs_part,
         "tenants": tenants_part,
+        "scaling": scaling_part,
+        "ablations": ablations_part,
     }
     return Part(
         "HAPI beside what people use today",

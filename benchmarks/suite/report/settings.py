@@ -8,11 +8,11 @@ from typing import Any
 
 from benchmarks.opponents.tuning import label
 from benchmarks.suite.report.document import Table
-from benchmarks.suite.report.figures import NONE, options_text, rate_text
+from benchmarks.suite.report.figures import options_text, rate_text
 
 
 def settings_table(opponents: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Of one workload; every setting of the grid, the chosen one marked.
+    """Of one network; every setting of the grid, the chosen one marked.
 
     Args:
         opponents: by name.
@@ -29,9 +29,6 @@ def settings_table(opponents: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def _rows(name: str, found: Mapping[str, Any]) -> Iterator[Sequence[str]]:
-    if "absent" in found:
-        yield f"``{name}``", NONE, f"left out: {found['absent']}", NONE, NONE
-        return
     versions = " ".join(
         f"{package} {version}"
         for package, version in found["versions"].items()
