@@ -308,6 +308,138 @@ def ratio(middle: float) -> dict[str, Any]:
     return {"median": middle, "interval": [0.95 * middle, 1.06 * middle]}
 
 
+def spread_of(middle: float) -> dict[str, float]:
+    """Of rounds, as the stages have it."""
+    return {"median": middle, "low": 0.9 * middle, "high": 1.2 * middle}
+
+
+def stages() -> dict[str, Any]:
+    """The section; with the links of the grid's cells."""
+
+    def link(factor: float, speedup: float) -> dict[str, Any]:
+        return {
+            "factor": factor,
+            "bytes_per_second": 1e6 * factor,
+            "bound": {
+                "samples_per_second": 21.5 * speedup,
+                "streaming": 21.5,
+                "speedup": speedup,
+                "mix": {"layer4": 0.75, "stream": 0.25},
+            },
+            "goal": 0.85 * speedup if speedup >= 1.2 else None,
+        }
+
+    network = {
+        "batch": 8,
+        "decode_seconds": spread_of(0.0125),
+        "boundaries": [
+            {
+                "name": "layer4",
+                "float32_bytes": 100_352,
+                "prefix_seconds": spread_of(0.0225),
+            }
+        ],
+        "freezes": {
+            kind: {
+                "boundary": "layer4",
+                "train_seconds": spread_of(0.00125),
+                "links": [link(0.25, 3.125), link(2.0, 1.0625)],
+            }
+            for kind in ("backbone", "inner")
+        },
+    }
+    return {
+        "complete": True,
+        "met": {"0.85 of the bound": None},
+        "stages": {"networks": {"resnet18": network}},
+    }
+
+
+def wire() -> dict[str, Any]:
+    """The section ``bytes``."""
+    sizes = {
+        "float32": 100_500.0,
+        "float32;lz4": 80_250.0,
+        "float32;zstd": 64_125.0,
+        "int8": 25_875.0,
+        "int8;zstd": 12_375.0,
+    }
+    return {
+        "complete": True,
+        "met": {"bytes": False},
+        "samples": 240,
+        "jpeg_bytes": 106_875.0,
+        "tar_bytes": 108_625.0,
+        "weights": "random",
+        "networks": {
+            "resnet18": {
+                "freezes": {"backbone": "layer4", "inner": "layer2"},
+                "boundaries": [
+                    {
+                        "name": name,
+                        "zeros": 0.375,
+                        "bytes": {e: times * b for e, b in sizes.items()},
+                    }
+                    for name, times in (("layer2", 4.0), ("layer4", 1.0))
+                ],
+            }
+        },
+        "goals": [
+            {
+                "network": "resnet18",
+                "boundary": "layer4",
+                "encoding": "int8;zstd",
+                "least_ratio": 10.0,
+                "ratio": 8.635,
+                "met": False,
+                "why": "25088 values, 38% of them zero",
+            }
+        ],
+    }
+
+
+def accuracy() -> dict[str, Any]:
+    """The section."""
+
+    def way(mean: float, beside: float, clipped: int) -> dict[str, Any]:
+        return {
+            "mean": mean,
+            "low": mean - 0.0125,
+            "high": mean + 0.015,
+            "difference": {
+                "mean": beside,
+                "low": beside - 0.0025,
+                "high": beside + 0.005,
+            },
+            "saturated": clipped,
+        }
+
+    return {
+        "complete": True,
+        "met": {"within a point": True},
+        "body": {
+            "accuracy": {
+                "train": 25_000,
+                "test": 5_000,
+                "pretrain_epochs": 12,
+                "seeds": 3,
+                "seeded": "pretraining and transfer",
+                "pretrained": [0.8125, 0.825, 0.84375],
+                "freezes": {
+                    "backbone": {
+                        "module": "layer4",
+                        "ways": {
+                            "torch": way(0.7325, 0.0, 0),
+                            "float32": way(0.7325, 0.0, 0),
+                            "int8": way(0.7275, -0.005, 17),
+                        },
+                    }
+                },
+            }
+        },
+    }
+
+
 def scaling() -> dict[str, Any]:
     """The section."""
 

@@ -84,6 +84,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
         regret=suite_results.regret(),
         runs=suite_results.runs(),
         tenants=suite_results.tenants(),
+        stages=suite_results.stages(),
+        bytes=suite_results.wire(),
+        accuracy=suite_results.accuracy(),
         scaling=suite_results.scaling(),
         ablations=suite_results.ablations(),
     )
@@ -203,6 +206,47 @@ def test_tenants_are_told_together_and_one_by_one(report: Report) -> None:
     assert "Tenants beside one another|-|has no goal" in report.tables
 
 
+def test_the_bound_stands_beside_what_was_measured(report: Report) -> None:
+    for row in (
+        "``resnet18/backbone``|0.25|67.2|21.5|3.12|0.91|0.29|2.66|missed"
+        "|75 % layer4, 25 % stream",
+        "``resnet18/backbone``|2|22.8|21.5|1.06|1.10|1.04|-|-"
+        "|75 % layer4, 25 % stream",
+        "``resnet18/inner``|0.25|67.2|21.5|3.12|-|-|2.66|-"
+        "|75 % layer4, 25 % stream",
+        "decode and transform|12.50|11.25 … 15.00|-",
+        "up to ``layer4``|22.50|20.25 … 27.00|100.4",
+        "training behind ``layer4`` (inner)|1.25|1.13 … 1.50|-",
+    ):
+        assert row in report.tables
+
+
+def test_bytes_of_every_boundary_and_encoding_are_told(
+    report: Report,
+) -> None:
+    for row in (
+        "``layer2``|inner|38 %|402.00|321.00|256.50|103.50|49.50",
+        "``layer4``|backbone|38 %|100.50|80.25|64.12|25.88|12.38",
+        "``resnet18``|``layer4``|``int8;zstd``"
+        "|25088 values, 38% of them zero|8.63|10.00|missed",
+    ):
+        assert row in report.tables
+    text = " ".join(report.rst.split())
+    assert "of 240 photographs of 106.9 kB (JPEG; 108.6 kB in a tar)" in text
+
+
+def test_accuracy_is_told_seed_by_seed_and_beside_float32(
+    report: Report,
+) -> None:
+    assert (
+        "``layer4`` (backbone)|``int8``|72.75 %|71.50 % … 74.25 %|-0.50"
+        "|-0.75 … +0.00|17"
+    ) in report.tables
+    text = " ".join(report.rst.split())
+    assert "seed by seed: 81.2 %, 82.5 %, 84.4 %." in text
+    assert "25000 images, 5000 to judge by, 3 seeds" in text
+
+
 def test_scaling_and_ablations_are_told_with_their_intervals(
     report: Report,
 ) -> None:
@@ -278,6 +322,9 @@ def test_the_pictures_are_small_and_all_of_the_page_are_there(
         "regret.png",
         "runs-resnet18-backbone-0-25.png",
         "tenants.png",
+        "bound.png",
+        "bytes-resnet18.png",
+        "accuracy.png",
         "scaling.png",
         "ablations.png",
     } <= {*files}

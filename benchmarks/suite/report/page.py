@@ -7,6 +7,8 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks.suite.report.ablations import ablations_part
+from benchmarks.suite.report.accuracy import accuracy_part
+from benchmarks.suite.report.bound import bound_part
 from benchmarks.suite.report.costs import cores_of
 from benchmarks.suite.report.document import Part, Text
 from benchmarks.suite.report.goals import (
@@ -20,6 +22,7 @@ from benchmarks.suite.report.regret import regret_part
 from benchmarks.suite.report.runs import runs_part
 from benchmarks.suite.report.scaling import scaling_part
 from benchmarks.suite.report.tenants import tenants_part
+from benchmarks.suite.report.wire import wire_part
 
 Section = Mapping[str, Any]
 
@@ -29,6 +32,9 @@ TITLES: Mapping[str, str] = MappingProxyType(
         "regret": "The plan beside every fixed cut",
         "runs": "Whole runs, over epochs",
         "tenants": "Tenants beside one another",
+        "stages": "What two cores and a link allow",
+        "bytes": "Bytes of a sample",
+        "accuracy": "Accuracy with rounded features",
         "scaling": "Two proxies, two ranks",
         "ablations": "What each part is worth",
     }
@@ -59,6 +65,9 @@ def report_of(body: Section) -> Part:
         "regret": regret_part,
         "runs": runs_part,
         "tenants": tenants_part,
+        "stages": lambda section: bound_part(section, sections.get("grid")),
+        "bytes": wire_part,
+        "accuracy": accuracy_part,
         "scaling": scaling_part,
         "ablations": ablations_part,
     }

@@ -7,11 +7,14 @@ from typing import Any
 
 from benchmarks.suite.report.document import Picture
 from benchmarks.suite.report.looks import dress, new_figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 _ROW_INCHES = 0.3
 _INK = "#0072b2"
 _SOFT = "#57606a"
+
+_WIDE = 4.0
+"""From this span on, the axis is logarithmic."""
 
 Ratio = Mapping[str, Any]
 """``median`` and ``interval``."""
@@ -52,9 +55,12 @@ def ratios_picture(
         )
     axes.set_yticks(places, [words for words, _ in rows])
     axes.set_ylim(len(rows) - 0.5, -1.2)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.2, 1.5, 2, 3, 5, 7)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    dress(axes, title, f"{axis} (logarithmic)", "")
+    ends = [1.0, *(end for ratio in ratios for end in ratio["interval"])]
+    if max(ends) > _WIDE * min(ends):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axis += " (logarithmic)"
+    dress(axes, title, axis, "")
     return Picture(name, figure, f"{title}: {axis}, with its interval")

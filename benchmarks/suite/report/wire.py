@@ -1,0 +1,149 @@
+"""Section ``bytes``: a sample on the wire, by boundary and encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmarks.suite.report.document import (
+    Block,
+    Part,
+    Picture,
+    Table,
+    Text,
+)
+from benchmarks.suite.report.figures import fixed, percent, unwrapped, verdict
+from benchmarks.suite.report.looks import (
+    dress,
+    legend_below,
+    log_numbers,
+    new_figure,
+)
+from matplotlib.axes import Axes
+
+Section = Mapping[str, Any]
+
+_TEXT = """\
+Mean bytes of a sample on the wire, of {samples} photographs of
+{jpeg:.1f} kB (JPEG; {tar:.1f} kB in a tar), through the encoder and the stream
+writer of a worker; what HTTP adds does not count. Weights are {weights}:
+compression depends on the values, what is not compressed does not."""
+_COLOURS = ("#d55e00", "#0072b2", "#56b4e9", "#009e73", "#cc79a7", "#444444")
+_SHOWN = {"": "-", "zstd": "--"}
+"""Compressions that the picture has, the table has all; and their lines."""
+_HEIGHT_INCHES = 3.4
+
+
+def wire_part(section: Section) -> Part:
+    """A picture and a table for each network, and the goals."""
+    found = unwrapped(section, "wire_bytes")
+    text = _TEXT.format(
+        samples=found["samples"],
+        jpeg=found["jpeg_bytes"] / 1e3,
+        tar=found["tar_bytes"] / 1e3,
+        weights=found["weights"],
+    )
+    blocks: list[Block] = [Text(" ".join(text.split()))]
+    if found["goals"]:
+        blocks.append(_goals(found["goals"]))
+    for name, network in found["networks"].items():
+        blocks += _network(name, network, found["jpeg_bytes"])
+    return Part("Bytes of a sample", blocks)
+
+
+def _goals(goals: Sequence[Section]) -> Table:
+    return Table(
+        (
+            "Network",
+            "Boundary",
+            "Encoding",
+            "What the bytes are",
+            "JPEG over it",
+            "Goal",
+            "Verdict",
+        ),
+        [
+            (
+                f"``{goal['network']}``",
+                f"``{goal['boundary']}``",
+                f"``{goal['encoding']}``",
+                goal["why"],
+                fixed(goal["ratio"]),
+                fixed(goal["least_ratio"]),
+                verdict(goal["met"]),
+            )
+            for goal in goals
+        ],
+        words=4,
+    )
+
+
+def _network(
+    name: str, network: Section, jpeg_bytes: float
+) -> Iterator[Block]:
+    boundaries = network["boundaries"]
+    if not boundaries:
+        return
+    yield _picture(name, boundaries, jpeg_bytes)
+    encodings = list(boundaries[0]["bytes"])
+    frozen = {at: kind for kind, at in network["freezes"].items()}
+    yield Table(
+        (
+            f"``{name}``, kB up to",
+            "Freeze point",
+            "Zeros",
+            *(f"``{each}``" for each in encodings),
+        ),
+        [
+            (
+                f"``{boundary['name']}``",
+                frozen.get(boundary["name"], ""),
+                percent(boundary["zeros"], 0),
+                *(fixed(boundary["bytes"][e] / 1e3) for e in encodings),
+            )
+            for boundary in boundaries
+        ],
+        words=2,
+    )
+
+
+def _picture(
+    name: str, boundaries: Sequence[Section], jpeg_bytes: float
+) -> Picture:
+    figure, (axes,) = new_figure(_HEIGHT_INCHES)
+    _draw(axes, boundaries)
+    axes.axhline(jpeg_bytes / 1e3, color="black", linewidth=1.2, label="JPEG")
+    axes.set_xticks(
+        range(len(boundaries)),
+        [each["name"] for each in boundaries],
+        rotation=35,
+        ha="right",
+    )
+    dress(axes, name, "features behind", "kB per sample (logarithmic)")
+    log_numbers(axes)
+    legend_below(figure, [axes], 6)
+    return Picture(
+        f"bytes-{name.replace('_', '-')}",
+        figure,
+        f"{name}: bytes of a sample behind each boundary, by encoding, beside"
+        " those of a JPEG",
+    )
+
+
+def _draw(axes: Axes, boundaries: Sequence[Section]) -> None:
+    dtypes: list[str] = []
+    for encoding in boundaries[0]["bytes"]:
+        dtype, _, compression = encoding.partition(";")
+        if compression not in _SHOWN:
+            continue
+        if dtype not in dtypes:
+            dtypes.append(dtype)
+        axes.plot(
+            range(len(boundaries)),
+            [each["bytes"][encoding] / 1e3 for each in boundaries],
+            _SHOWN[compression],
+            marker=".",
+            color=_COLOURS[dtypes.index(dtype) % len(_COLOURS)],
+            linewidth=1.3,
+            label=encoding,
+        )
