@@ -67,6 +67,7 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
+[ "$device" = cuda ] || quick=(--quick)
 [ -n "$wheels" ] || wrong "give the folder of the wheels"
 [[ $minutes =~ ^[1-9][0-9]*$ ]] || wrong "--minutes is $minutes; 1 or more"
 [ -n "$data" ] || wrong "give --data, or set HAPI_TEST_DATA"

@@ -87,6 +87,8 @@ def is_run(words: list[str]) -> bool:
         _check_tox(words)
     elif program == "pytest":
         _check_paths(words)
+    elif words[:3] == ["python", "-m", "benchmarks"]:
+        _check_benchmark("benchmarks.suite.command", words[3:])
     elif words[:2] == ["python", "-m"] and words[2].startswith("benchmarks."):
         _check_benchmark(words[2], words[3:])
     elif " ".join(words[:2]) in PARSED:

@@ -281,7 +281,7 @@ def test_machine_settings_versions_and_commands_are_told(
     assert "Memory: 25 GB" in report.lists
     assert "torch|2.15.0" in report.tables
     assert (
-        "$ python -m benchmarks run --data DIR --json bench.json --rounds 5\n"
+        "   python -m benchmarks run --data DIR --json bench.json --rounds 5"
         in report.rst
     )
 

@@ -23,7 +23,6 @@ _LINES = "=-~^"
 _CODE = re.compile(r"(``.+?``)")
 _SPECIAL = re.compile(r"([\\*`|]|_(?=\W|$))")
 _WIDTH = 79
-_NOT_RUN = ".. not run: it takes hours, and a machine of its own\n"
 
 
 def rst_of(document: Part, images: str) -> str:
@@ -82,8 +81,8 @@ def _block(block: Block, images: str) -> str:
             marks = {"initial_indent": "* ", "subsequent_indent": "  "}
             return "\n".join(_filled(each, **marks) for each in lines) + "\n"
         case Commands(lines):
-            typed = "".join(f"   $ {line}\n" for line in lines)
-            return f"{_NOT_RUN}\n.. code-block:: console\n\n{typed}"
+            typed = "".join(f"    {line}\n" for line in lines)
+            return f".. code-block:: sh\n\n{typed}"
         case Table(header, rows):
             return rst_table(
                 [*map(_inline, header)],
