@@ -10,6 +10,7 @@ from benchmarks.suite.report.figures import (
     NONE,
     GridCell,
     fixed,
+    link_name,
     link_text,
     median_of,
     percent,
@@ -34,18 +35,15 @@ def verdicts(cells: Sequence[GridCell]) -> Table:
     return Table(
         (
             "Cell",
-            "Best opponent",
             "Link, MB/s",
             "auto, samples/s",
-            "Opponent, samples/s",
+            "Best opponent, samples/s",
             "auto over it",
             "95 % interval",
             "Noise, interval",
-            "Resized beforehand",
             f"Goal {GOAL:g}",
         ),
         [_row(cell) for cell in cells],
-        words=2,
     )
 
 
@@ -54,41 +52,51 @@ def _row(cell: GridCell) -> Sequence[str]:
     ratio, noise = cell["ratio"], cell.get("noise")
     return (
         f"``{cell['name']}``",
-        f"``{best}``",
         link_text(cell["link_bytes_per_second"]),
         rate_text(rates[AUTO]),
-        rate_text(rates[best]),
+        f"``{best}`` {rate_text(rates[best])}",
         fixed(ratio["median"], 3),
         range_text(ratio["interval"], 3),
         range_text(noise["interval"], 3) if noise else NONE,
-        _resized(cell),
         verdict(is_met(cell)),
     )
 
 
+def rates_table(
+    workload: str, cells: Sequence[GridCell], names: Sequence[str]
+) -> Table:
+    """Medians of every contender, and how many rounds it was in.
+
+    Args:
+        workload: network and freeze point.
+        cells: of it, by their links.
+        names: of the contenders.
+    """
+    rows = [
+        (f"``{name}``", *(_contender(cell, name) for cell in cells))
+        for name in names
+    ]
+    resized = ("resized: auto over stream", *map(_resized, cells))
+    return Table(
+        (f"``{workload}``", *(link_name(cell) for cell in cells)),
+        [*rows, resized],
+    )
+
+
+def _contender(cell: GridCell, name: str) -> str:
+    windows = cell["rounds"].get(name)
+    if not windows:
+        return NONE
+    rate = rate_text(median_of(windows, "samples_per_second"))
+    size = median_of(windows, "down_bytes") / 1e3
+    return f"{rate} ({len(windows)}; {size:.1f} kB)"
+
+
 def _resized(cell: GridCell) -> str:
     found = cell.get("ratio_resized")
-    return fixed(found["median"], 3) if found else NONE
-
-
-def rates_table(cells: Sequence[GridCell], names: Sequence[str]) -> Table:
-    """Medians of every contender, and how many rounds it was in."""
-
-    def text(cell: GridCell, name: str) -> str:
-        windows = cell["rounds"].get(name)
-        if not windows:
-            return NONE
-        rate = rate_text(median_of(windows, "samples_per_second"))
-        size = median_of(windows, "down_bytes") / 1e3
-        return f"{rate} ({len(windows)}; {size:.1f} kB)"
-
-    return Table(
-        ("Cell", *(f"``{name}``" for name in names)),
-        [
-            (f"``{cell['name']}``", *(text(cell, name) for name in names))
-            for cell in cells
-        ],
-    )
+    if not found:
+        return NONE
+    return f"{found['median']:.3f} ({range_text(found['interval'], 3)})"
 
 
 def limits(cells: Sequence[GridCell], cores: Cores) -> Iterator[str]:

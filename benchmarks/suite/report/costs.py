@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.suite.report.curves import names_of, slug
 from benchmarks.suite.report.document import Picture
-from benchmarks.suite.report.figures import GridCell, link_text, median_of
+from benchmarks.suite.report.figures import GridCell, link_name, median_of
 from benchmarks.suite.report.looks import (
     CLIENT,
     LINK,
@@ -128,10 +128,6 @@ def _draw(axes: Axes, cell: GridCell, names: Sequence[str]) -> None:
         label="time between two samples",
     )
     axes.invert_yaxis()
-    link = cell["link"]
-    words = "no limit"
-    if link is not None:
-        limit = link_text(cell["link_bytes_per_second"])
-        words = f"link {link:g} x ({limit} MB/s)"
+    words = f"link: {link_name(cell)}"
     dress(axes, words, "ms per sample", "")
     axes.grid(visible=False, axis="y")

@@ -55,6 +55,14 @@ def link_text(bytes_per_second: float | None) -> str:
     return f"{bytes_per_second / 1e6:.2f}"
 
 
+def link_name(cell: GridCell) -> str:
+    """``0.25 x, 0.67 MB/s``."""
+    if cell["link"] is None:
+        return "no limit"
+    limit = link_text(cell["link_bytes_per_second"])
+    return f"{cell['link']:g} x, {limit} MB/s"
+
+
 def complete_cells(section: Mapping[str, Any]) -> list[GridCell]:
     """Those that were measured to their end."""
     return [cell for cell in section.get("cells", ()) if cell.get("complete")]

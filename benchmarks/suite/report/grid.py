@@ -23,14 +23,15 @@ at which a stream of the tar shards keeps the client busy. ``auto over it`` is
 the median over the rounds of auto's rate over that of the fastest opponent
 that reads the same photographs, with its 95 % interval by bootstrap. Noise is
 that opponent over itself, measured twice in each round: no smaller difference
-says anything. Resized beforehand is the same quotient with photographs that
-somebody had resized before they were stored, on both sides."""
+says anything."""
 _CURVES = """\
 Medians of the rounds; a line goes from the slowest round to the fastest. A
 contender that was far behind after the first round has only that one."""
 _RATES = """\
 Samples per second, median, and in parentheses in how many rounds it was, and
-the bytes received for one sample, headers included."""
+the bytes received for one sample, headers included. The last row is
+``auto-resized`` over ``tar-stream-resized``, which read photographs that
+somebody had resized before they were stored: median and interval."""
 _TIME = """\
 What one sample takes of each tier's CPU and of the link. These overlap: the
 black mark is the time between two samples, and a part as wide as that limits
@@ -103,8 +104,8 @@ def _workloads(cells: Sequence[GridCell]) -> Iterator[Part]:
 
 
 def _rates(cells: Sequence[GridCell]) -> Iterator[Table]:
-    for each in by_workload(cells).values():
-        yield rates_table(each, names_of(each))
+    for name, each in by_workload(cells).items():
+        yield rates_table(name, each, names_of(each))
 
 
 def _settings(opponents: Mapping[str, Any]) -> Iterator[Part]:

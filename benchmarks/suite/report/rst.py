@@ -63,6 +63,11 @@ def _inline(text: str) -> str:
     )
 
 
+def _cell(text: str) -> str:
+    """A dash alone would be a list."""
+    return "\\-" if text == "-" else _inline(text)
+
+
 def _filled(text: str, **options: str) -> str:
     return textwrap.fill(
         _inline(text),
@@ -86,7 +91,7 @@ def _block(block: Block, images: str) -> str:
         case Table(header, rows):
             return rst_table(
                 [*map(_inline, header)],
-                ([_inline(cell) for cell in row] for row in rows),
+                ([_cell(cell) for cell in row] for row in rows),
             )
         case Picture(name, _, text):
             alt = " ".join(text.split())
