@@ -1,16 +1,19 @@
 """Makes this checkout a distribution of the Python that runs this.
 
-    python benchmarks/checkout_path.py
+    python benchmarks/checkout_path.py [FOLDER ...]
 
 Writes its name, version and entry points into the site-packages, as an
 installation does, and builds nothing: setuptools need not be there.  The
-packages themselves come from PYTHONPATH.
+packages themselves come from PYTHONPATH.  What is in the folders, the
+site-packages of another Python, is seen as well.
 """
 
 from __future__ import annotations
 
 import configparser
 import site
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,5 +37,12 @@ def write_metadata(folder: Path) -> Path:
     return made
 
 
+def see(folder: Path, others: Sequence[str]) -> None:
+    """Has what is in other folders be seen behind what is in this one."""
+    (folder / "beside.pth").write_text("".join(f"{x}\n" for x in others))
+
+
 if __name__ == "__main__":
-    print(write_metadata(Path(site.getsitepackages()[0])))
+    place = Path(site.getsitepackages()[0])
+    print(write_metadata(place))
+    see(place, sys.argv[1:])

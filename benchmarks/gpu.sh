@@ -161,6 +161,17 @@ print(", ".join(missing_requirements()))' 2>&1
 
 deadline=$(($(date +%s) + 60 * minutes))
 failed=0
+child=''
+
+# Told to end, it ends what runs: timeout has a process group of its own.
+stop() {
+    if [ -n "$child" ]; then
+        kill "$child" 2>/dev/null
+        wait "$child"
+    fi
+    exit 130
+}
+trap stop INT TERM HUP
 
 # step NAME PERCENT COMMAND...: runs it for no longer than that part of the
 # time, and no longer than is left.  Its failure stops no other step.
@@ -177,8 +188,11 @@ step() {
         return 1
     fi
     timeout --kill-after 60 $((most < left ? most : left)) "$@" \
-        >"$out/$name.log" 2>&1
+        >"$out/$name.log" 2>&1 &
+    child=$!
+    wait "$child"
     status=$?
+    child=''
     case $status in
     0) tell "$name" "done in $(($(date +%s) - began)) s" ;;
     124 | 137) tell "$name" "ended by its time; $name.log" ;;
@@ -248,14 +262,13 @@ fi
 pip=()
 "$python" -c 'import ensurepip' 2>/dev/null || pip=(--without-pip)
 step venv 5 "$python" -m venv --system-site-packages "${pip[@]}" "$venv"
-if [ -z "$dry" ]; then
-    # A venv of a venv sees what the system has, and not what that one has.
-    "$python" -c 'import site; print("\n".join(site.getsitepackages()))' \
-        >"$("$venv/bin/python" -c 'import site
-print(site.getsitepackages()[0])')/gpu-sh-python.pth"
-fi
+# A venv of a venv sees what the system has, and not what that one has.
+read -r -a sites <<<"$("$python" -c '
+import site
+print(*site.getsitepackages())')"
 install_wheels
-step checkout 5 "$venv/bin/python" benchmarks/checkout_path.py
+step checkout 5 "$venv/bin/python" benchmarks/checkout_path.py \
+    "${sites[@]}"
 step tests 15 "$venv/bin/python" -m pytest -q -rs \
     tests/unit/test_client_checkpoints.py tests/unit/test_benchmarks_devices.py
 suite worker-on-gpu 30 --worker-device "$device"

@@ -11,7 +11,7 @@ from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
-from benchmarks.checkout_path import write_metadata
+from benchmarks.checkout_path import see, write_metadata
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "benchmarks" / "gpu.sh"
@@ -48,7 +48,7 @@ def test_a_dry_run_tells_every_command_in_order(dry: list[str]) -> None:
     commands = [line[2:] for line in dry if line.startswith("+ ")]
     wanted = [
         r"\S+ -m venv --system-site-packages .*VENV",
-        r".* benchmarks/checkout_path\.py",
+        r".* benchmarks/checkout_path\.py .*site-packages",
         r".* -m pytest .*test_client_checkpoints\.py .*",
         r".* -m benchmarks run grid .* --worker-device cuda",
         r".* -m benchmarks report WHEELS/out/worker-on-gpu\.json .*",
@@ -73,6 +73,63 @@ def test_nothing_comes_from_a_network(dry: list[str]) -> None:
     for line in dry:
         assert "pip install" not in line or "--no-index" in line
     assert "download" not in "".join(dry)
+
+
+@pytest.fixture
+def stub(tmp_path: Path) -> Path:
+    """A Python that has nothing, and fails or sleeps as a venv is made."""
+    path = tmp_path / "stub"
+    path.write_text(
+        '#!/bin/sh\ncase "$*" in *"-m venv"*) exec $STUB_DOES ;; esac\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+def started(stub: Path, does: str) -> subprocess.Popen[str]:
+    folder = str(stub.parent)
+    return subprocess.Popen(
+        [
+            *(str(SCRIPT), folder, "--data", folder),
+            *("--out", str(stub.parent / "out"), "--python", str(stub)),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "STUB_DOES": does, "TMPDIR": folder},
+    )
+
+
+def test_a_step_that_fails_stops_no_other_and_is_told(stub: Path) -> None:
+    process = started(stub, "false")
+    told, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    summary = (stub.parent / "out" / "summary.txt").read_text()
+    assert summary in told
+    steps = re.findall(r"^(\S+): FAILED with status \d+", summary, re.M)
+    assert steps == [
+        "venv",
+        "checkout",
+        "tests",
+        "worker-on-gpu",
+        "worker-on-gpu-page",
+        "both-on-gpu",
+        "both-on-gpu-page",
+        "worker-alone",
+    ]
+    assert not list(stub.parent.glob("tmp.*"))  # its virtual environment
+
+
+def test_told_to_end_it_ends_what_runs(stub: Path) -> None:
+    process = started(stub, "sleep 600")
+    assert process.stdout is not None
+    while "-m venv" not in process.stdout.readline():
+        pass
+    process.terminate()
+    # The pipe ends with the last one that has it.
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert not list(stub.parent.glob("tmp.*"))
 
 
 def test_the_list_of_wheels_has_all_that_the_extras_need() -> None:
@@ -129,4 +186,6 @@ def test_the_checkout_has_the_entry_points_of_an_installation(
     assert points["paste.filter_factory", "hapi"] == (
         "hapi_middleware.filter:filter_factory"
     )
+    see(tmp_path, ["/a/site-packages", "/b"])
+    assert (tmp_path / "beside.pth").read_text() == "/a/site-packages\n/b\n"
     assert points["console_scripts", "hapi-worker"] == "hapi_worker.main:main"
