@@ -221,6 +221,7 @@ def _measure(found: argparse.Namespace) -> int:
         section = results.section(name)
         if not section["complete"]:
             context = Context(
+                sources=found.data,
                 tars=tars,
                 quick=found.quick,
                 rounds=found.rounds,

@@ -17,7 +17,8 @@ class Context:
     """Of one run of one experiment.
 
     Attributes:
-        tars: WebDataset tars of photographs.
+        sources: files and folders that ``--data`` names.
+        tars: WebDataset tars of photographs in them.
         quick: a smoke test: fewer cells, short passes, no claims.
         rounds: interleaved passes of each contender.
         only: patterns of cells' names (as of a shell); empty for all.
@@ -32,6 +33,7 @@ class Context:
             that go through an epoch before it can be measured.
     """
 
+    sources: Sequence[Path]
     tars: Sequence[Path]
     quick: bool
     rounds: int

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 
 from benchmarks.suite import grid, regret
 from benchmarks.suite.experiment import Experiment
+from benchmarks.suite.standalone import ACCURACY, BYTES, STAGES
 
 EXPERIMENTS: Mapping[str, Experiment] = {
-    each.name: each for each in (grid.EXPERIMENT, regret.EXPERIMENT)
+    each.name: each
+    for each in (
+        STAGES,
+        BYTES,
+        grid.EXPERIMENT,
+        regret.EXPERIMENT,
+        ACCURACY,
+    )
 }

@@ -193,7 +193,7 @@ def test_what_is_no_list_of_cores(text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "nothing"], "no experiment 'nothing'; there are grid"),
+        (["run", "nothing"], "no experiment 'nothing'; there are stages"),
         (["run", "--rounds", "4"], "--rounds is 4; at least 5"),
         (["run", "--quick", "--rounds", "1"], "--rounds is 1; at least 2"),
         (["run", "--client-cores", "1"], "--storage-cores and --client-cores"),
