@@ -209,21 +209,23 @@ def _stage_lines(section: Mapping[str, Any]) -> Iterator[str]:
     )
     for name, network in section["networks"].items():
         yield f"{name}, batch {network['batch']}"
-        yield f"  {'decode and transform':38} {_ms(network['decode_seconds'])}"
+        seconds = _ms(network["decode_seconds"])
+        yield f"  {'decode and transform':44} {seconds}".rstrip()
         for boundary in network["boundaries"]:
             yield (
-                f"  up to {boundary['name']:32}"
+                f"  up to {boundary['name']:38}"
                 f" {_ms(boundary['prefix_seconds'])}"
                 f"  {boundary['float32_bytes'] / 1e3:8.1f} kB"
             )
         for kind, freeze in network["freezes"].items():
             label = f"step behind {freeze['boundary']}"
-            yield f"  {label:38} {_ms(freeze['train_seconds'])}  {kind}"
+            yield f"  {label:44} {_ms(freeze['train_seconds'])}  {kind}"
 
 
 def _ms(found: Mapping[str, float]) -> str:
     low, high = found["low"] * 1e3, found["high"] * 1e3
-    return f"{found['median'] * 1e3:7.2f} ({low:.2f} to {high:.2f})".ljust(26)
+    around = f"({low:.2f} to {high:.2f})"
+    return f"{found['median'] * 1e3:7.2f} {around:18}"
 
 
 def _bound_lines(section: Mapping[str, Any]) -> Iterator[str]:
