@@ -23,6 +23,7 @@ import torchvision
 from benchmarks.cells import FETCH_OPTIONS, NETWORKS
 from benchmarks.contenders import more_cuts, outlook, problem_json
 from benchmarks.devices import client_device
+from benchmarks.opponents.diary import follow
 from benchmarks.opponents.window import Meter, Pace, between, measure
 from benchmarks.regret import AUTO
 from benchmarks.remote import serve
@@ -37,7 +38,7 @@ from hapi_client.location import Location
 from hapi_client.order import Lanes
 from hapi_client.packages import DEFAULT_MODELS_CONTAINER
 from hapi_client.progress import SilentReporter
-from hapi_client.replan import describe_mix
+from hapi_client.replan import ReplanOptions, describe_mix
 from hapi_client.upload import upload
 from hapi_protocol.headers import CACHE_OFF
 from hapi_splitter.transforms import ImageTransform
@@ -71,10 +72,18 @@ class ClientTier:
                 SilentReporter(),
             )
 
-    def index(self, container: str) -> None:
-        """Makes the index of tar files that are stored already."""
+    def index(self, container: str, anew: bool = False) -> None:
+        """Makes the index of tar files that are stored already.
+
+        Args:
+            container: of the files.
+            anew: as if there were none yet.
+        """
+        location = Location(container, "")
         with Connection() as connection:
-            update_index(connection, Location(container, ""), lambda _: None)
+            if anew:
+                connection.delete(container, location.index_name)
+            update_index(connection, location, lambda _: None)
 
     def prepare(
         self,
@@ -84,6 +93,7 @@ class ClientTier:
         floor: str,
         epochs: int | None,
         channels_last: bool = False,
+        seed: int = SEED,
     ) -> None:
         """Chooses the model, from seeded random weights, and the data.
 
@@ -96,9 +106,10 @@ class ClientTier:
                 that no one-off cost matters.
             channels_last: memory format of the tail, which is the user's to
                 choose.
+            seed: of the weights.
         """
         network = NETWORKS[model]
-        torch.manual_seed(SEED)
+        torch.manual_seed(seed)
         builder = torchvision.models.get_model_builder(model)
         sized = {"image_size": network.crop_size} if "vit" in model else {}
         self._model = builder(weights=None, **sized)
@@ -128,14 +139,20 @@ class ClientTier:
         models_container: str = DEFAULT_MODELS_CONTAINER,
         cache: str = CACHE_OFF,
         container: str | None = None,
+        parts: int = 1,
+        replan_seconds: float | None = None,
     ) -> None:
         """Makes a job; a contender of this name from now on.
 
         It reads ``container``, or else the one that was prepared.  Each has
-        a connection of its own, so that bytes are counted apart.
+        a connection of its own, so that bytes are counted apart.  ``parts``
+        of each batch can go to as many ranks; a plan is looked at again
+        every ``replan_seconds``.
         """
         assert self._model is not None
         arguments = dict(self._arguments)
+        if replan_seconds is not None:
+            arguments["replan"] = ReplanOptions(replan_seconds)
         if encoding is not None:
             arguments["encoding"] = encoding
         if container is not None:
@@ -148,7 +165,7 @@ class ClientTier:
                 connection=connection,
                 models_container=models_container,
                 cache=cache,
-                lanes=Lanes(),  # as narrow as the buffer
+                lanes=Lanes(parts),  # as narrow as the buffer
                 **arguments,
             )
         )
@@ -230,7 +247,8 @@ class ClientTier:
 
         Returns:
             As :meth:`benchmarks.opponents.serve.Server.epochs`, without
-            labels, and ``fallbacks`` and ``cached`` samples.
+            labels, and ``fallbacks``, ``cached`` samples and
+            ``package_bytes`` that were sent.
         """
         job = self._jobs[name]
         meter = Meter(interface, storage_sessions)
@@ -245,9 +263,26 @@ class ClientTier:
                     **between(begin, meter.read(), gained.samples),
                     "fallbacks": gained.fallbacks,
                     "cached": gained.cached,
+                    "package_bytes": gained.package_bytes,
                 }
             )
         return found
+
+    def diary(
+        self, name: str, epoch: int, until: float
+    ) -> list[tuple[float, int]]:
+        """See :func:`benchmarks.opponents.diary.follow`."""
+        job, optimizer = self._jobs[name], self._optimizers[name]
+        return follow(
+            lambda number: train_epoch(job, optimizer, number), epoch, until
+        )
+
+    def ready(self) -> None:
+        """Answers when all modules are imported."""
+
+    def package_bytes(self, name: str) -> int:
+        """That a job has sent so far."""
+        return self._jobs[name].stats.package_bytes
 
     def kept(self) -> dict[str, int]:
         """Entries of features that the account keeps, and their bytes."""
@@ -261,6 +296,13 @@ class ClientTier:
             "entries": len(entries),
             "bytes": sum(entry.length_bytes for entry in entries),
         }
+
+    def forget_packages(self) -> None:
+        """Deletes those of the models."""
+        with Connection() as connection:
+            connection.put_container(DEFAULT_MODELS_CONTAINER)
+            for each in connection.list(DEFAULT_MODELS_CONTAINER, ""):
+                connection.delete(DEFAULT_MODELS_CONTAINER, each.name)
 
     def purge(self) -> None:
         """Deletes them."""
@@ -480,7 +522,6 @@ def main() -> NoReturn:
         serve(
             {
                 "upload": tier.upload,
-                "index": tier.index,
                 "prepare": tier.prepare,
                 "open": tier.open,
                 "deal": tier.deal,
@@ -490,9 +531,14 @@ def main() -> NoReturn:
                 "follow": tier.follow,
                 "window": tier.window,
                 "epochs": tier.epochs,
+                "diary": tier.diary,
+                "package_bytes": tier.package_bytes,
+                "index": tier.index,
                 "cold": tier.cold,
                 "kept": tier.kept,
                 "purge": tier.purge,
+                "forget_packages": tier.forget_packages,
+                "ready": tier.ready,
             }
         )
     # Freeing graphs and weights one by one takes torch seconds, and the

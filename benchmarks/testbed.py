@@ -242,7 +242,7 @@ def two_tiers(
             "storage",
             storage_cores,
             spaces[0],
-            {**_threads(storage_cores), **scratch_environment},
+            {**thread_variables(storage_cores), **scratch_environment},
         )
         remote = stack.enter_context(
             storage.remote("benchmarks.storage_tier", str(folder))
@@ -262,7 +262,7 @@ def two_tiers(
             client_cores,
             spaces[1],
             {
-                **_threads(client_cores),
+                **thread_variables(client_cores),
                 **scratch_environment,
                 **credentials,
                 VARIABLE: client_device,
@@ -301,7 +301,8 @@ def _checked(cores: Cores | None) -> Cores:
     return cores
 
 
-def _threads(cores: tuple[int, ...]) -> dict[str, str]:
+def thread_variables(cores: tuple[int, ...]) -> dict[str, str]:
+    """Of the environment of processes that have these cores."""
     return dict.fromkeys(THREAD_VARIABLES, str(len(cores)))
 
 

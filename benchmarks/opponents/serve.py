@@ -15,6 +15,7 @@ from importlib.metadata import version
 from typing import Any, NoReturn
 
 import torch
+from benchmarks.opponents.diary import follow
 from benchmarks.opponents.opponent import Opponent
 from benchmarks.opponents.training import Place, Task
 from benchmarks.opponents.window import Meter, Pace, between, measure
@@ -108,6 +109,10 @@ class Server:
             )
         return found
 
+    def diary(self, epoch: int, until: float) -> list[tuple[float, int]]:
+        """See :func:`benchmarks.opponents.diary.follow`."""
+        return follow(self._require().steps, epoch, until)
+
     def forget(self) -> None:
         """Removes what earlier epochs kept."""
         self._require().forget()
@@ -131,6 +136,7 @@ def main() -> NoReturn:
             "prepare": server.prepare,
             "window": server.window,
             "epochs": server.epochs,
+            "diary": server.diary,
             "forget": server.forget,
         }
     )

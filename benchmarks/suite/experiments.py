@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.suite import grid, regret
+from benchmarks.suite import (
+    ablations,
+    grid,
+    many_tenants,
+    regret,
+    runs,
+    scaling,
+)
 from benchmarks.suite.experiment import Experiment
 from benchmarks.suite.standalone import ACCURACY, BYTES, STAGES
 
@@ -14,6 +21,10 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         STAGES,
         BYTES,
         grid.EXPERIMENT,
+        runs.EXPERIMENT,
+        many_tenants.EXPERIMENT,
+        scaling.EXPERIMENT,
+        ablations.EXPERIMENT,
         regret.EXPERIMENT,
         ACCURACY,
     )

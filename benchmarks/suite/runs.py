@@ -1,0 +1,475 @@
+"""Whole runs from cold, one-off costs included."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+from benchmarks.cell_run import rotated
+from benchmarks.cells import BACKBONE, INNER
+from benchmarks.opponents.training import Place
+from benchmarks.remote import Remote
+from benchmarks.suite import entries
+from benchmarks.suite.contenders import (
+    RESIZED,
+    TAR_STREAM,
+    Opponent,
+    Ours,
+    absent,
+    start,
+)
+from benchmarks.suite.data_sets import CLIENT, CONVERT, SECONDS, store
+from benchmarks.suite.experiment import Context, Experiment
+from benchmarks.suite.field import Field
+from benchmarks.suite.run_sums import (
+    AUTO,
+    AUTO_CACHED,
+    AUTO_ONCE,
+    BESIDE,
+    CACHED,
+    CONVERSIONS,
+    INDEX,
+    STREAM,
+    epoch_of,
+    judged,
+)
+from benchmarks.suite.tiers import calibrate, read
+from benchmarks.suite.workloads import Volume, Workload, cell_name
+from benchmarks.testbed import Testbed
+
+from hapi_client.frozen import FREEZE
+from hapi_protocol.headers import CACHE_OFF, CACHE_READWRITE
+
+WORKLOADS = (
+    Workload("mobilenet_v3_small", BACKBONE),
+    Workload("resnet18", BACKBONE),
+    Workload("resnet18", INNER),
+    Workload("vit_b_16", BACKBONE),
+)
+LINKS = (0.25, 2.0)
+VOLUMES: Mapping[str, Volume] = {
+    "mobilenet_v3_small": Volume(320, 32),
+    "resnet18": Volume(192, 16),
+    "vit_b_16": Volume(96, 8),
+}
+QUICK_VOLUME = Volume(128, 16)
+EPOCHS, QUICK_EPOCHS = 5, 2
+MOST_ROUNDS, QUICK_ROUNDS = 3, 1
+
+GOAL = 20.0
+MOST_OVER_STREAM = 1.05
+
+OPPONENTS = (TAR_STREAM, "webdataset", "mosaic", "local-features", RESIZED)
+
+KEYS = """\
+  epochs    of a run
+  opponents, absent  as of grid
+  entries   list of
+    name, model, freeze, link, samples  e.g. resnet18/backbone/0.25
+    calibration, link_bytes_per_second  as of grid's cells, in each round
+    one_offs            {index, mds, resized}: what has to be made once, of
+                        tars that lie in Swift, over this link: seconds,
+                        down_bytes, up_bytes, client_seconds, storage_seconds
+                        (hapi index; shards of mosaicml-streaming; tars with
+                        photographs resized)
+    runs                {contender: [{before, epochs}, by round]}: before is
+                        what a process that has imported torch takes until
+                        the first epoch begins (model, tracing, index; with
+                        a fixed cut its package too); an epoch has seconds,
+                        samples, package_bytes, and without these down_bytes,
+                        up_bytes; client_seconds, storage_seconds (CPU)
+    first_seconds, later_seconds  {contender: {median, least, most}} of the
+                        rounds: epoch 1; the median of those after it
+    best_first          the opponent with the fastest first epoch
+    speedup             {ours: {stream and best_first: first_seconds of it
+                        over later_seconds of ours}}
+    beside              {ours: {opponent: its later_seconds over ours}}
+    cumulative          {contender: {seconds, with_one_off}}: at the end of
+                        each epoch, without and with the one-off
+    auto_over_stream    {1, epochs: seconds of whole runs of so many epochs}
+    complete
+  Contenders: auto is told of all epochs, auto-1 of one, and runs one;
+  auto-cache and freeze-cache keep features in the store."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One of ours.
+
+    Attributes:
+        cut: of the job.
+        cache: of the job.
+        once: it is told of one epoch, and runs one.
+    """
+
+    cut: str
+    cache: str = CACHE_OFF
+    once: bool = False
+
+
+WAYS_OF_OURS: Mapping[str, Way] = {
+    AUTO: Way(AUTO),
+    AUTO_ONCE: Way(AUTO, once=True),
+    AUTO_CACHED: Way(AUTO, CACHE_READWRITE),
+    CACHED: Way(FREEZE, CACHE_READWRITE),
+    STREAM: Way(STREAM),
+}
+
+
+def ours_of(workload: Workload) -> list[str]:
+    """Names; all features of inner layers are seldom kept."""
+    return [
+        name
+        for name in WAYS_OF_OURS
+        if name != CACHED or workload.freeze == BACKBONE
+    ]
+
+
+@dataclass
+class CellRuns:
+    """Measures one cell.
+
+    Args:
+        bed: the testbed, with the filter's cache.
+        context: of the experiment.
+        workload: what is trained.
+        link: as a multiple of what saturates the client; None: unshaped.
+        place: of the data.
+        keeper: a process of the client tier that does no training.
+    """
+
+    bed: Testbed
+    context: Context
+    workload: Workload
+    link: float | None
+    place: Place
+    keeper: Remote
+    entry: dict[str, Any] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Fills the cell's entry."""
+        names = [*ours_of(self.workload), *_present(self.context)]
+        self.entry = entries.begin(
+            self.context.section,
+            cell_name(self.workload, self.link),
+            model=self.workload.model,
+            freeze=self.workload.freeze,
+            link=self.link,
+            samples=self.place.num_samples,
+            rounds=[],
+            runs={name: [] for name in names},
+        )
+        for number in range(rounds_of(self.context)):
+            self.entry["rounds"].append(self._calibrate())
+            if not number:
+                self.entry["one_offs"] = self._one_offs()
+            for name in rotated(names, number):
+                self.entry["runs"][name].append(self._cold(name))
+                self.context.save()
+        self.entry |= judged(self.entry["runs"], self.entry["one_offs"])
+        self.entry["complete"] = True
+
+    def _note(self, text: str) -> None:
+        self.context.note(f"{self.entry['name']}: {text}")
+
+    def _calibrate(self) -> dict[str, Any]:
+        with self._opponent(TAR_STREAM) as opponent:
+            found = calibrate(self.bed, opponent, self.link)
+        rate = found["calibration"]["samples_per_second"]
+        self._note(f"the tar stream saturates at {rate:.1f}")
+        return found
+
+    # -- one-offs ----------------------------------------------------------
+
+    def _one_offs(self) -> dict[str, Any]:
+        found = {INDEX: self._metered(self.keeper, self._index)}
+        with self.bed.client.remote(CONVERT) as convert:
+            self._ready(convert)
+            for way in _conversions(self.context).values():
+                found[way] = self._metered(
+                    convert, partial(self._convert, convert, way)
+                )
+        for name, each in found.items():
+            self._note(f"{name} takes {each['seconds']:.1f} s, once")
+        return found
+
+    def _index(self) -> None:
+        ask(self.keeper, "index", container=self.place.container, anew=True)
+
+    def _ready(self, convert: Remote) -> None:
+        """Waits until it has imported all; it converts nothing."""
+        place = replace(self.place, shards=[])
+        self._convert(convert, "resized", place)
+
+    def _convert(
+        self, convert: Remote, way: str, place: Place | None = None
+    ) -> None:
+        more = {}
+        if way == "resized":
+            more["resize_size"] = self.workload.task.resize_size
+        ask(
+            convert,
+            way,
+            place=asdict(place or self.place),
+            container=f"{self.place.container}-{way}-again",
+            **more,
+        )
+
+    def _metered(
+        self, client: Remote, act: Callable[[], object]
+    ) -> dict[str, Any]:
+        before = read(self.bed, {client.pid})
+        act()
+        return asdict(read(self.bed, {client.pid}) - before)
+
+    # -- runs --------------------------------------------------------------
+
+    def _cold(self, name: str) -> dict[str, Any]:
+        """A run from its start; nothing of an earlier one is left."""
+        self.bed.restart_worker()
+        ask(self.keeper, "purge")
+        ask(self.keeper, "forget_packages")
+        shutil.rmtree(self.place.cache_folder, ignore_errors=True)
+        if name in WAYS_OF_OURS:
+            found = self._ours(name)
+        else:
+            found = self._theirs(name)
+        self._note(
+            f"{name}: {found['before']['seconds']:.1f} + "
+            + " ".join(f"{e['seconds']:.1f}" for e in found["epochs"])
+            + " s"
+        )
+        for each in found["epochs"]:
+            if each["samples"] != self.place.num_samples:
+                raise ValueError(
+                    f"{name}: {each['samples']} samples in an epoch of"
+                    f" {self.place.num_samples}"
+                )
+        return found
+
+    def _ours(self, name: str) -> dict[str, Any]:
+        way = WAYS_OF_OURS[name]
+        epochs = 1 if way.once else epochs_of(self.context)
+        with self.bed.client.remote(CLIENT) as client:
+
+            def begin() -> None:
+                ask(
+                    client,
+                    "prepare",
+                    model=self.workload.model,
+                    freeze=self.workload.freeze_module,
+                    container=self.place.container,
+                    floor="lossless",
+                    epochs=epochs,
+                    channels_last=self._options(TAR_STREAM).get(
+                        "channels_last", False
+                    ),
+                )
+                ask(client, "open", name=name, cut=way.cut, cache=way.cache)
+
+            ask(client, "ready")
+            before = self._metered(client, begin)
+            package = ask(client, "package_bytes", name=name)
+            before["up_bytes"] -= package
+            found = Ours(self.bed, client, name).epochs(0, epochs)
+        return {
+            "before": {**before, "package_bytes": package},
+            "epochs": list(map(epoch_of, found)),
+        }
+
+    def _theirs(self, name: str) -> dict[str, Any]:
+        with start(self.bed, name) as remote:
+            opponent = Opponent(self.bed, name, remote)
+            before = self._metered(remote, lambda: self._prepare(opponent))
+            found = opponent.epochs(0, epochs_of(self.context))
+        return {
+            "before": {**before, "package_bytes": 0},
+            "epochs": list(map(epoch_of, found)),
+        }
+
+    @contextlib.contextmanager
+    def _opponent(self, name: str) -> Iterator[Opponent]:
+        with start(self.bed, name) as remote:
+            opponent = Opponent(self.bed, name, remote)
+            self._prepare(opponent)
+            yield opponent
+
+    def _prepare(self, opponent: Opponent) -> None:
+        options = self._options(opponent.name) or opponent.grid[0]
+        opponent.prepare(self.workload.task, self.place, options)
+
+    def _options(self, name: str) -> Mapping[str, Any]:
+        """Of an opponent; empty where it was not tuned."""
+        found = self.context.section["opponents"]
+        tuned = found.get(self.workload.model, {}).get(name, {})
+        options: Mapping[str, Any] = tuned.get("options", {})
+        return options
+
+
+def rounds_of(context: Context) -> int:
+    """Whole runs take long, so that there are fewer than of windows."""
+    return QUICK_ROUNDS if context.quick else min(context.rounds, MOST_ROUNDS)
+
+
+def epochs_of(context: Context) -> int:
+    """Of a run."""
+    return QUICK_EPOCHS if context.quick else EPOCHS
+
+
+def cells_of(
+    *, quick: bool, shaped: bool
+) -> dict[str, tuple[Workload, float | None]]:
+    """All cells by name, those of a workload together."""
+    links: Sequence[float | None] = LINKS if shaped else (None,)
+    pairs = product(WORKLOADS, links)
+    chosen = [(WORKLOADS[0], links[0])] if quick else pairs
+    return {cell_name(*each): each for each in chosen}
+
+
+def measure(context: Context) -> None:
+    """Measures all cells that the section does not have."""
+    section = context.section
+    section["epochs"] = epochs_of(context)
+    section.setdefault("opponents", {})
+    section["absent"] = {
+        name: reason for name in OPPONENTS if (reason := absent(name))
+    }
+    for name, reason in section["absent"].items():
+        context.note(f"{name} is left out: {reason}")
+    with contextlib.ExitStack() as stack:
+        bed = stack.enter_context(
+            context.testbed(filter_options={"cache": "true"})
+        )
+        keeper = stack.enter_context(bed.client.remote(CLIENT))
+        cells = cells_of(quick=context.quick, shaped=bed.shaped)
+        places: dict[str, Place] = {}
+        for name in entries.missing(context, cells):
+            workload, link = cells[name]
+            if workload.model not in places:
+                places[workload.model] = _stored(bed, context, workload)
+                _tune(bed, context, workload)
+            place = places[workload.model]
+            CellRuns(bed, context, workload, link, place, keeper).run()
+            context.save()
+            context.note(line_of(entries.complete(section)[-1]))
+
+
+def _present(context: Context) -> list[str]:
+    return [x for x in OPPONENTS if x not in context.section["absent"]]
+
+
+def _conversions(context: Context) -> dict[str, str]:
+    present = _present(context)
+    return {n: way for n, way in CONVERSIONS.items() if n in present}
+
+
+def _stored(bed: Testbed, context: Context, workload: Workload) -> Place:
+    volume = QUICK_VOLUME if context.quick else VOLUMES[workload.model]
+    volume = volume.times(context.scale)
+    context.note(f"{workload.model}: storing {volume.samples} samples")
+    return store(
+        bed,
+        context.tars,
+        workload.container("runs"),
+        volume.samples,
+        volume.shard_samples,
+        list(_conversions(context).values()),
+        workload.task.resize_size,
+    )
+
+
+def _tune(bed: Testbed, context: Context, workload: Workload) -> None:
+    """Finds the best settings of every opponent; not for a smoke test."""
+    if context.quick:
+        return
+    with contextlib.ExitStack() as stack:
+        Field(
+            bed,
+            context,
+            workload,
+            {
+                name: Opponent(
+                    bed, name, stack.enter_context(start(bed, name))
+                )
+                for name in _present(context)
+            },
+        ).enter(workload)
+
+
+def ask(client: Remote, do: str, **arguments: Any) -> Any:
+    """A question that may take long."""
+    return client.ask(do, seconds=SECONDS, **arguments)
+
+
+def line_of(entry: Mapping[str, Any]) -> str:
+    """A complete cell in one line."""
+    first, later = entry["first_seconds"], entry["later_seconds"]
+    kept = CACHED if CACHED in later else AUTO_CACHED
+    once, whole = entry["auto_over_stream"].values()
+    others = "".join(
+        f" {later[name]['median']:9.2f}" if name in later else f" {'-':>9}"
+        for name in BESIDE
+    )
+    return (
+        f"{entry['name']:32} {first[STREAM]['median']:8.1f}"
+        f" {first[AUTO]['median']:7.1f} {later[AUTO]['median']:7.1f}"
+        f" {later[kept]['median']:7.2f}"
+        f" {entry['speedup'][kept][STREAM]['median']:8.1f}{others}"
+        f" {once['median']:8.3f} {whole['median']:8.3f}"
+    )
+
+
+def table(section: Mapping[str, Any]) -> str:
+    """A line for each complete cell."""
+    header = (
+        "Seconds of an epoch; the last two columns: whole runs of one and of"
+        f" {section['epochs']} epochs, auto over stream\n"
+        f"{'cell':32} {'stream 1':>8} {'auto 1':>7} {'auto 2+':>7}"
+        f" {'kept 2+':>7} {'speedup':>8} {'mosaic 2+':>9} {'local 2+':>9}"
+        f" {'resized':>9} {'1 epoch':>8} {'all':>8}"
+    )
+    return "\n".join([header, *map(line_of, entries.complete(section))])
+
+
+def met(section: Mapping[str, Any]) -> dict[str, bool | None]:
+    """Both goals, of all complete cells."""
+    cells = entries.complete(section)
+    kept = [
+        cell["speedup"][CACHED][STREAM]["median"]
+        for cell in cells
+        if cell["freeze"] == BACKBONE and cell["link"] == LINKS[0]
+    ]
+    over = [
+        each["median"]
+        for cell in cells
+        for each in cell["auto_over_stream"].values()
+    ]
+    return {
+        f"later epochs with kept features {GOAL:g} times as fast as epoch 1"
+        f" of streaming, backbones at link {LINKS[0]:g}": all(
+            each >= GOAL for each in kept
+        )
+        if kept
+        else None,
+        f"whole runs of auto in {MOST_OVER_STREAM} of streaming's time or"
+        " less": all(each <= MOST_OVER_STREAM for each in over)
+        if over
+        else None,
+    }
+
+
+EXPERIMENT = Experiment(
+    name="runs",
+    title="Whole runs from cold, over several epochs",
+    keys=KEYS,
+    minutes=150,
+    quick_minutes=3,
+    measure=measure,
+    table=table,
+    met=met,
+)

@@ -1,0 +1,116 @@
+"""Both tiers as seen from outside: bytes, CPU seconds, the link's rate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.cpu_seconds import session_seconds
+from benchmarks.suite.contenders import Contender
+from benchmarks.testbed import Testbed
+
+SETTLED_SECONDS = 12.0
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """So far, or between two moments.
+
+    Attributes:
+        seconds: of the machine's monotonic clock.
+        down_bytes, up_bytes: of the client's interface, headers included; 0
+            without a shaped link.
+        client_seconds, storage_seconds: CPU seconds.
+    """
+
+    seconds: float
+    down_bytes: int
+    up_bytes: int
+    client_seconds: float
+    storage_seconds: float
+
+    def __sub__(self, earlier: Amounts) -> Amounts:
+        return Amounts(
+            self.seconds - earlier.seconds,
+            self.down_bytes - earlier.down_bytes,
+            self.up_bytes - earlier.up_bytes,
+            self.client_seconds - earlier.client_seconds,
+            self.storage_seconds - earlier.storage_seconds,
+        )
+
+
+def read(
+    bed: Testbed, clients: Collection[int], storage: Collection[int] = ()
+) -> Amounts:
+    """What there was so far.
+
+    Args:
+        bed: the testbed.
+        clients: sessions of the client tier that count.
+        storage: of the storage tier, beside those of the cluster.
+    """
+    down, up = 0, 0
+    if bed.link is not None:
+        traffic = bed.link.traffic()
+        down, up = traffic.down, traffic.up
+    return Amounts(
+        time.monotonic(),
+        down,
+        up,
+        session_seconds(clients),
+        session_seconds({*bed.storage_sessions(), *storage}),
+    )
+
+
+def calibrate(
+    bed: Testbed,
+    tar_stream: Contender,
+    link: float | None,
+) -> dict[str, Any]:
+    """Sets the link, beside what saturates the client now.
+
+    Args:
+        bed: the testbed.
+        tar_stream: trains two epochs without a limit, of which the first one
+            warms up.  Windows of short epochs say nothing of bytes: these
+            have come before.
+        link: as a multiple of that; None leaves it unshaped.
+
+    Returns:
+        ``calibration`` and ``link_bytes_per_second`` of an entry.
+    """
+    if bed.shaped:
+        bed.set_link(None)
+    found = tar_stream.epochs(0, 2)[1]
+    rate, size = found["samples_per_second"], found["down_bytes"]
+    limit = None if link is None else link * rate * size
+    if limit is not None:
+        bed.set_link(limit)
+    return {
+        "calibration": {"samples_per_second": rate, "bytes_per_sample": size},
+        "link_bytes_per_second": limit,
+    }
+
+
+def settle(
+    step: Callable[[], object], plan: Callable[[], Any], most_seconds: float
+) -> None:
+    """Steps until the plan stays the same for a while.
+
+    Args:
+        step: a window, which nobody looks at.
+        plan: the present one, None until there is one.
+        most_seconds: no step begins after these.
+    """
+    began = changed = time.monotonic()
+    last: Any = None
+    while True:
+        step()
+        now, found = time.monotonic(), plan()
+        if found is None or found != last:
+            changed = now
+        last = found
+        if now - changed >= SETTLED_SECONDS or now - began >= most_seconds:
+            return

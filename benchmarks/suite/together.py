@@ -1,0 +1,141 @@
+"""Several trainers at the same time, counted in one common window."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from benchmarks.remote import Remote
+from benchmarks.shares import jain_index
+from benchmarks.suite.data_sets import CLIENT, SECONDS
+from benchmarks.suite.tiers import read
+from benchmarks.tenants import rate_of
+from benchmarks.testbed import Testbed, Tier, thread_variables
+
+
+@dataclass(frozen=True)
+class Span:
+    """Of time.
+
+    Attributes:
+        fill_seconds: not counted, at the start.
+        seconds: that are counted.
+    """
+
+    fill_seconds: float = 6.0
+    seconds: float = 20.0
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """One that trains.
+
+    Attributes:
+        remote: its process, which answers ``diary``.
+        question: arguments of that, beside epoch and seconds.
+    """
+
+    remote: Remote
+    question: Mapping[str, Any] = field(default_factory=dict)
+
+
+def half(tier: Tier, number: int) -> Tier:
+    """Half of a tier's cores, the first or the second; or its only core."""
+    cores = tier.cores
+    if len(cores) > 1:
+        middle = len(cores) // 2
+        cores = (cores[:middle], cores[middle:])[number]
+    return replace(
+        tier,
+        cores=cores,
+        environment={**tier.environment, **thread_variables(cores)},
+    )
+
+
+def client_process(
+    tier: Tier, environment: Mapping[str, str] | None = None
+) -> contextlib.AbstractContextManager[Remote]:
+    """A process of :mod:`benchmarks.client_tier`.
+
+    Args:
+        tier: of clients.
+        environment: of the process, beside that of the tier.
+    """
+    more = {**tier.environment, **(environment or {})}
+    return replace(tier, environment=more).remote(CLIENT)
+
+
+@contextlib.contextmanager
+def client_processes(
+    bed: Testbed, environments: Sequence[Mapping[str, str]]
+) -> Iterator[list[Remote]]:
+    """One for each environment."""
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(client_process(bed.client, each))
+            for each in environments
+        ]
+
+
+def phase(
+    bed: Testbed,
+    trainers: Sequence[Trainer],
+    epoch: int,
+    span: Span,
+    storage: Collection[int] = (),
+) -> dict[str, Any]:
+    """All trainers at once, for a while.
+
+    Args:
+        bed: the testbed.
+        trainers: each with a process of its own.
+        epoch: that they begin with.
+        span: how long.
+        storage: sessions of the storage tier beside those of the cluster.
+
+    Returns:
+        ``samples_per_second`` of all, ``each``, ``down_bytes_per_second``,
+        and how many cores of each tier were busy: ``client_cores``,
+        ``storage_cores``.
+    """
+    begin = time.monotonic() + span.fill_seconds
+    end = begin + span.seconds
+    pids = {each.remote.pid for each in trainers}
+    with ThreadPoolExecutor(len(trainers)) as pool:
+        asked = [
+            pool.submit(
+                each.remote.ask,
+                "diary",
+                seconds=SECONDS,
+                epoch=epoch,
+                until=end,
+                **each.question,
+            )
+            for each in trainers
+        ]
+        time.sleep(max(0.0, begin - time.monotonic()))
+        before = read(bed, pids, storage)
+        time.sleep(max(0.0, end - time.monotonic()))
+        used = read(bed, pids, storage) - before
+        diaries = [each.result() for each in asked]
+    rates = [rate_of([each], begin, end) for each in diaries]
+    return {
+        "samples_per_second": sum(rates),
+        "each": rates,
+        "down_bytes_per_second": used.down_bytes / used.seconds,
+        "client_cores": used.client_seconds / used.seconds,
+        "storage_cores": used.storage_seconds / used.seconds,
+    }
+
+
+def fairness(
+    rates: Sequence[float], due: Sequence[float] | None = None
+) -> float:
+    """Jain's index of rates, each over what is due where that is given."""
+    if due is not None:
+        rates = [rate / each for rate, each in zip(rates, due, strict=True)]
+    return jain_index(rates)

@@ -1,0 +1,357 @@
+"""Experiments from start to end, with processes that answer at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.network import Traffic
+from benchmarks.suite import ablations, many_tenants, runs, scaling
+from benchmarks.suite.entries import complete
+from benchmarks.suite.experiment import Context, Experiment
+from benchmarks.suite.together import Span
+from benchmarks.testbed import Testbed, Tier
+
+from photos import shard
+
+WINDOW = {
+    "seconds": 1.0,
+    "samples_per_second": 10.0,
+    "samples": 128,
+    "batches": 8,
+    "down_bytes": 100.0,
+    "up_bytes": 10.0,
+    "client_seconds": 0.1,
+    "storage_seconds": 0.1,
+}
+LINK_BYTES = 0.25 * 10.0 * 100.0
+LP_BATCH = 48
+SAMPLES = 512
+"""Of the quick data set of ablations, all kept."""
+
+
+class FakeRemote:
+    """A process that knows the answers.
+
+    Args:
+        world: which is told of all questions.
+        module: that it runs.
+        environment: its own.
+    """
+
+    def __init__(
+        self, world: World, module: str, environment: dict[str, str]
+    ) -> None:
+        self._world = world
+        self._module = module
+        self._environment = environment
+        # No process has such a number.
+        self.pid = -1 - len(world.environments)
+
+    def ask(self, do: str, *, seconds: float, **arguments: Any) -> Any:
+        self._world.asked.append((self._module, do, arguments))
+        answer = getattr(self, f"_{do}", None)
+        return answer(**arguments) if answer is not None else None
+
+    def _about(self) -> Any:
+        return {
+            "versions": {},
+            "grid": [{"channels_last": True}],
+            "keeps": False,
+        }
+
+    def _package_bytes(self, name: str) -> int:
+        return 7 if name.startswith("freeze") else 0
+
+    def _plan(self, name: str) -> Any:
+        return {"label": "a plan"}
+
+    def _window(self, **_: Any) -> Any:
+        return WINDOW
+
+    def _epochs(self, first: int, count: int, **_: Any) -> Any:
+        samples = self._world.samples
+        return [{**WINDOW, "samples": samples, "cached": samples}] * count
+
+    def _kept(self) -> Any:
+        return {"entries": SAMPLES}
+
+    def _diary(self, epoch: int, until: float, **_: Any) -> Any:
+        now = time.monotonic()
+        return [(now, 0), (until + 1.0, 10)]
+
+    def _start(self) -> Any:
+        return {"port": 1, "sessions": [os.getsid(0)]}
+
+    def _mds(self, container: str, **_: Any) -> Any:
+        return {"place": {"mds": container}}
+
+    def _resized(self, container: str, **_: Any) -> Any:
+        return {"place": {"resized": container}}
+
+    def __enter__(self) -> FakeRemote:
+        self._world.running += 1
+        self._world.most_running = max(
+            self._world.most_running, self._world.running
+        )
+        self._world.environments.append(self._environment)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._world.running -= 1
+
+
+@dataclass
+class World:
+    """What was done.
+
+    Attributes:
+        samples: of an epoch.
+        asked: module, question and arguments of all.
+        links: that were set.
+        restarts: of the worker.
+    """
+
+    samples: int = 0
+    asked: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
+    environments: list[dict[str, str]] = field(default_factory=list)
+    links: list[float | None] = field(default_factory=list)
+    restarts: int = 0
+    running: int = 0
+    most_running: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def questions(self, module: str, do: str) -> list[dict[str, Any]]:
+        return [
+            arguments
+            for asked, question, arguments in self.asked
+            if asked.endswith(module) and question == do
+        ]
+
+
+@dataclass(frozen=True)
+class FakeTier(Tier):
+    """Starts such processes."""
+
+    world: World = field(default_factory=World)
+
+    def remote(self, module: str, *arguments: str) -> Any:
+        environment = dict(self.environment)
+        return FakeRemote(self.world, module, environment)
+
+
+class FakeLink:
+    """No byte passes."""
+
+    def traffic(self) -> Traffic:
+        return Traffic(0, 0)
+
+
+class FakeBed(Testbed):
+    """Told of what is done to it."""
+
+    def __init__(self, world: World, folder: Path) -> None:
+        credentials = {
+            "ST_AUTH": "http://swift/auth/v1.0",
+            "ST_USER": "test:tester",
+            "ST_KEY": "testing",
+        }
+        self.world = world
+        super().__init__(
+            FakeTier("storage", (0,), None, {}, world),
+            FakeTier("client", (1,), None, credentials, world),
+            folder,
+            FakeLink(),  # type: ignore[arg-type]
+        )
+
+    def set_link(self, bytes_per_second: float | None) -> None:
+        self.world.links.append(bytes_per_second)
+
+    def restart_worker(self) -> None:
+        self.world.restarts += 1
+
+    def storage_sessions(self) -> list[int]:
+        return []
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    span = Span(0.0, 0.01)
+    for module in (many_tenants, scaling, ablations):
+        monkeypatch.setattr(module, "QUICK_SPAN", span)
+        monkeypatch.setattr(module, "QUICK_SETTLING_SECONDS", 0.0)
+    monkeypatch.setattr(runs, "absent", lambda name: None)
+    # Tracing takes seconds.
+    monkeypatch.setattr(ablations, "lp_batch", lambda *_: LP_BATCH)
+    return World()
+
+
+@pytest.fixture
+def measure(
+    world: World, tmp_path: Path
+) -> Callable[[Experiment, dict[str, Any]], None]:
+    """Measures, on a testbed of its own."""
+    tar = tmp_path / "photos.tar"
+    tar.write_bytes(shard(2))
+
+    @contextlib.contextmanager
+    def testbed(**options: Any) -> Iterator[Testbed]:
+        world.options = options
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        yield FakeBed(world, folder)
+        assert world.running == 0
+
+    def act(experiment: Experiment, section: dict[str, Any]) -> None:
+        experiment.measure(
+            Context(
+                tars=[tar],
+                quick=True,
+                rounds=2,
+                only=[],
+                section=section,
+                save=lambda: None,
+                note=lambda text: None,
+                testbed=testbed,
+            )
+        )
+        assert experiment.table(section)
+
+    return act
+
+
+def test_each_run_is_from_cold(world: World, measure: Any) -> None:
+    world.samples = runs.QUICK_VOLUME.samples
+    section: dict[str, Any] = {}
+    measure(runs.EXPERIMENT, section)
+    [entry] = complete(section)
+    names = list(entry["runs"])
+    assert names == [*runs.ours_of(runs.WORKLOADS[0]), *runs.OPPONENTS]
+    assert world.restarts == len(names)
+    assert len(world.questions("client_tier", "purge")) == len(names)
+    assert len(world.questions("client_tier", "forget_packages")) == len(names)
+    assert world.options == {"filter_options": {"cache": "true"}}
+    # Stored without a limit; the link is that of the tar stream.
+    assert world.links == [None, None, LINK_BYTES]
+    told = {x["epochs"] for x in world.questions("client_tier", "prepare")}
+    assert told == {1, runs.QUICK_EPOCHS}
+    [kept] = entry["runs"]["freeze-cache"]
+    assert kept["before"]["package_bytes"] == 7
+    assert entry["one_offs"].keys() == {"index", "mds", "resized"}
+    # The link is measured too: shards are read from Swift, not from files.
+    once = world.questions("convert", "mds")[-1]
+    assert "paths" not in once
+    assert once["container"].endswith("-again")
+    assert set(runs.met(section).values()) == {True, False}
+
+
+def test_opponents_that_are_not_installed_are_left_out(
+    world: World, measure: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.samples = runs.QUICK_VOLUME.samples
+    reasons = {"mosaic": "no mosaic", "webdataset": "no webdataset"}
+    monkeypatch.setattr(runs, "absent", reasons.get)
+    section: dict[str, Any] = {}
+    measure(runs.EXPERIMENT, section)
+    [entry] = complete(section)
+    assert section["absent"] == reasons
+    assert not {*entry["runs"]} & {*reasons}
+    assert entry["one_offs"].keys() == {"index", "resized"}
+
+
+def test_an_epoch_that_lost_samples_is_an_error(
+    world: World, measure: Any
+) -> None:
+    world.samples = runs.QUICK_VOLUME.samples - 1
+    section: dict[str, Any] = {}
+    with pytest.raises(ValueError, match="127 samples in an epoch of 128"):
+        measure(runs.EXPERIMENT, section)
+    assert not complete(section)
+    assert world.running == 0
+
+
+def test_tenants_have_data_and_processes_of_their_own(
+    world: World, measure: Any
+) -> None:
+    world.samples = 1
+    section: dict[str, Any] = {}
+    measure(many_tenants.EXPERIMENT, section)
+    found = complete(section)
+    assert [each["name"] for each in found] == ["same/1", "same/2", "mix/2"]
+    assert "alone" not in found[1]
+    assert found[2]["relative"].keys() == set(many_tenants.CONTENDERS)
+    users = {each["ST_USER"] for each in world.environments if each}
+    assert {"tenant0:trainer", "tenant1:trainer"} <= users
+    places = world.questions("serve", "prepare")
+    assert {x["place"]["user"] for x in places[1:]} == {
+        "tenant0:trainer",
+        "tenant1:trainer",
+    }
+    epochs = [x["epoch"] for x in world.questions("serve", "diary")]
+    assert len(set(epochs)) > 1
+
+
+def test_second_proxy_and_ranks(world: World, measure: Any) -> None:
+    section: dict[str, Any] = {}
+    measure(scaling.EXPERIMENT, section)
+    found = complete(section)
+    assert [each["name"] for each in found] == [
+        "proxies/freeze",
+        "ranks/stream",
+    ]
+    assert len(found[0]["rounds"]["two"]) == 2
+    urls = {each.get("ST_AUTH") for each in world.environments}
+    assert len(urls - {None}) == 2
+    parts = [x["parts"] for x in world.questions("client_tier", "open")]
+    assert parts == [1] * 3 + [2] * 3
+    world_sizes = [x.get("WORLD_SIZE") for x in world.environments]
+    assert world_sizes.count("2") == 2
+
+
+def test_parts_are_left_out_one_by_one(world: World, measure: Any) -> None:
+    world.samples = 1
+    section: dict[str, Any] = {}
+    measure(ablations.EXPERIMENT, section)
+    cell, coalescing = complete(section)
+    assert cell["parts"].keys() == ablations.PARTS.keys()
+    assert all(len(each) == 2 for each in cell["rounds"].values())
+    assert coalescing["parts"].keys() == {ablations.COALESCING}
+    assert list(section["lp_batch"].values()) == [LP_BATCH]
+    opened = world.questions("client_tier", "open")
+    assert {"encoding": "float32"}.items() <= opened[1].items()
+    seeds = [
+        each["seed"]
+        for each in world.questions("client_tier", "prepare")
+        if "seed" in each
+    ]
+    assert len(set(seeds[: ablations.STREAMS])) == ablations.STREAMS
+    assert len(set(seeds[ablations.STREAMS :])) == 1
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        runs.EXPERIMENT,
+        many_tenants.EXPERIMENT,
+        scaling.EXPERIMENT,
+        ablations.EXPERIMENT,
+    ],
+    ids=lambda each: each.name,
+)
+def test_complete_entries_are_kept(
+    world: World, measure: Any, experiment: Experiment
+) -> None:
+    world.samples = runs.QUICK_VOLUME.samples
+    section: dict[str, Any] = {}
+    measure(experiment, section)
+    again, asked = complete(section), len(world.asked)
+    measure(experiment, section)
+    assert complete(section) == again
+    assert len(world.asked) == asked
+    assert world.most_running > 0
