@@ -178,14 +178,8 @@ class Ablation:
         self, stack: contextlib.ExitStack, name: str, batch: int
     ) -> Remote:
         """A process at a worker with another largest batch."""
-        folder = f"{self.entry['name']}-{name}".replace("/", "-")
         proxy = stack.enter_context(
-            second_proxy(
-                self.bed,
-                self.bed.storage,
-                folder,
-                {"max_batch": str(batch)},
-            )
+            second_proxy(self.bed, self.bed.storage, {"max_batch": str(batch)})
         )
         client = stack.enter_context(
             client_process(self.bed.client, proxy.environment)

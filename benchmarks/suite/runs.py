@@ -54,8 +54,8 @@ WORKLOADS = (
 LINKS = (0.25, 2.0)
 VOLUMES: Mapping[str, Volume] = {
     "mobilenet_v3_small": Volume(320, 32),
-    "resnet18": Volume(192, 16),
-    "vit_b_16": Volume(96, 8),
+    "resnet18": Volume(96, 16),
+    "vit_b_16": Volume(40, 8),
 }
 QUICK_VOLUME = Volume(128, 16)
 EPOCHS, QUICK_EPOCHS = 5, 2
@@ -467,7 +467,7 @@ EXPERIMENT = Experiment(
     name="runs",
     title="Whole runs from cold, over several epochs",
     keys=KEYS,
-    minutes=150,
+    minutes=180,
     quick_minutes=3,
     measure=measure,
     table=table,

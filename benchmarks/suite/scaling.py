@@ -96,9 +96,7 @@ def proxies(bed: Testbed, place: Place) -> Iterator[Setups]:
     tenants = tenants_of(2)
     with contextlib.ExitStack() as stack:
         near, far = (
-            stack.enter_context(
-                second_proxy(bed, half(bed.storage, number), f"proxy{number}")
-            )
+            stack.enter_context(second_proxy(bed, half(bed.storage, number)))
             for number in range(2)
         )
         first, other, second = (

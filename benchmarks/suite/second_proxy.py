@@ -11,6 +11,7 @@ import configparser
 import contextlib
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,6 @@ class SecondProxy:
 def second_proxy(
     bed: Testbed,
     tier: Tier,
-    name: str,
     more_options: Mapping[str, str] | None = None,
 ) -> Iterator[SecondProxy]:
     """Runs one on a testbed.
@@ -60,14 +60,13 @@ def second_proxy(
     Args:
         bed: the testbed.
         tier: its storage tier, or a part of that.
-        name: of its folder.
         more_options: of the worker, beside those of the testbed's own.
     """
-    folder = bed.folder / name
-    folder.mkdir()
+    # The name of a unix socket must not be long.
+    folder = tempfile.mkdtemp(prefix="proxy-", dir=bed.folder)
     options = [f"{k}={v}" for k, v in (more_options or {}).items()]
     with tier.remote(
-        MODULE, str(bed.folder / SWIFT_FOLDER), str(folder), *options
+        MODULE, str(bed.folder / SWIFT_FOLDER), folder, *options
     ) as remote:
         found = remote.ask("start", seconds=START_SECONDS)
         host = STORAGE_ADDRESS if bed.shaped else LOOPBACK

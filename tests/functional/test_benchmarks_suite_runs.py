@@ -67,7 +67,7 @@ def test_tenants_train_at_proxies_of_their_own(
     place = store(bed, [tar], "photos", SAMPLES, SAMPLES // 2)
     with ExitStack() as stack:
         proxy = stack.enter_context(
-            second_proxy(bed, bed.storage, "second", {"max_batch": "4"})
+            second_proxy(bed, bed.storage, {"max_batch": "4"})
         )
         clients = [
             stack.enter_context(
