@@ -162,6 +162,7 @@ print(", ".join(missing_requirements()))' 2>&1
 deadline=$(($(date +%s) + 60 * minutes))
 failed=0
 child=''
+least=120 # seconds of any step, if they are left
 
 # Told to end, it ends what runs: timeout has a process group of its own.
 stop() {
@@ -187,6 +188,7 @@ step() {
         failed=1
         return 1
     fi
+    most=$((most < least ? least : most))
     timeout --kill-after 60 $((most < left ? most : left)) "$@" \
         >"$out/$name.log" 2>&1 &
     child=$!

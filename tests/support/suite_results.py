@@ -494,6 +494,24 @@ def ablations() -> dict[str, Any]:
     }
 
 
+def worker_alone() -> dict[str, Any]:
+    """The file of benchmarks.worker."""
+    return {
+        "benchmark": "worker",
+        "settings": {"goal": 0.8},
+        "cells": [
+            {
+                "model": "resnet50",
+                "clients": 4,
+                "engine_samples_per_second": 1510.0,
+                "loop_samples_per_second": 1760.0,
+                "efficiency": 0.858,
+                "interval": [0.841, 0.872],
+            }
+        ],
+    }
+
+
 def body(**sections: Any) -> dict[str, Any]:
     """A file with these sections."""
     return {

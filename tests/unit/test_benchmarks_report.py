@@ -44,7 +44,7 @@ def parts_of(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return found
 
 
-def report_of(folder: Path, body: Mapping[str, Any]) -> Report:
+def report_of(folder: Path, body: Mapping[str, Any], *more: str) -> Report:
     results = folder / "bench.json"
     results.write_text(json.dumps(body))
     images = folder / "images" / "comparison"
@@ -52,7 +52,7 @@ def report_of(folder: Path, body: Mapping[str, Any]) -> Report:
         "--html", str(folder / "html"), "--rst", str(folder / "page.rst"),
         "--images", str(images), "--json", str(folder / "tables.json"),
     ]  # fmt: skip
-    assert main(["report", str(results), *options]) == 0
+    assert main(["report", str(results), *options, *more]) == 0
     parts = parts_of(json.loads((folder / "tables.json").read_text()))
     return Report(
         rst=(folder / "page.rst").read_text(),
@@ -339,11 +339,47 @@ def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
     report = report_of(tmp_path, body)
     assert "Epoch 1 beside what people use|-|not measured" in report.tables
     assert "\nNot measured.\n" in report.rst
+    assert "On a GPU\n--------\n\nNot run.\n" in report.rst
     assert "This experiment had not ended when" in report.rst
     assert "The plan beside every fixed cut (not measured to its end)" in (
         report.html
     )
     assert not list(report.images.iterdir())
+
+
+def test_results_of_a_gpu_become_a_part_of_it(tmp_path: Path) -> None:
+    folder = tmp_path / "gpu"
+    folder.mkdir()
+    there = suite_results.body(
+        grid=suite_results.grid([WORKLOAD], (2.0,)),
+    )
+    there["settings"]["worker_device"] = "cuda"
+    there["machine"]["processor"] = "Some other CPU"
+    (folder / "worker-on-gpu.json").write_text(json.dumps(there))
+    alone = suite_results.worker_alone()
+    (folder / "worker-alone.json").write_text(json.dumps(alone))
+    (folder / "summary.txt").write_text("tests: done in 19 s\n")
+    report = report_of(tmp_path, suite_results.body(), "--gpu", str(folder))
+    assert "``resnet50``|4|1,510|1,760|0.858|0.841 … 0.872" in report.tables
+    assert any(
+        row.startswith("``resnet18/backbone/2``|") for row in report.tables
+    )
+    assert "Devices: worker on cuda" in report.lists
+    assert "Processor: Some other CPU, 2 cores" in report.lists
+    assert "tests: done in 19 s" in report.lists
+    assert {path.name for path in report.images.iterdir()} == {
+        "worker-on-gpu-curves-resnet18-backbone.png",
+        "worker-on-gpu-time-resnet18-backbone.png",
+    }
+
+
+def test_a_folder_without_results_of_a_gpu_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps(suite_results.body()))
+    assert main(["report", str(path), "--gpu", str(tmp_path)]) == 1
+    assert "has no results of benchmarks/gpu.sh" in capsys.readouterr().err
 
 
 def test_a_smoke_test_an_unshaped_link_and_cores_are_told(

@@ -37,6 +37,12 @@ def add_report(commands: argparse._SubParsersAction) -> None:  # type: ignore[ty
         metavar="DIR",
         help="folder for its pictures; those that are there go",
     )
+    add(
+        "--gpu",
+        type=Path,
+        metavar="DIR",
+        help="results of benchmarks/gpu.sh, which become a part of it",
+    )
     add("--json", type=Path, metavar="PATH", help="all tables, as text")
     report.set_defaults(action=lambda found: _report(report, found))
 
@@ -62,7 +68,7 @@ def _write(found: argparse.Namespace) -> None:
     from benchmarks.suite.report.page import report_of
     from benchmarks.suite.report.rst import rst_of, write_images
 
-    document = report_of(load(found.results))
+    document = report_of(load(found.results), found.gpu)
     if found.html:
         found.html.mkdir(parents=True, exist_ok=True)
         page = found.html / PAGE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +17,7 @@ from benchmarks.suite.report.goals import (
     goals_part,
     not_shown_part,
 )
+from benchmarks.suite.report.gpu import gpu_part
 from benchmarks.suite.report.grid import grid_part
 from benchmarks.suite.report.provenance import machine_part
 from benchmarks.suite.report.regret import regret_part
@@ -49,11 +51,12 @@ page is written by ``python -m benchmarks report`` from the file that
 hold."""
 
 
-def report_of(body: Section) -> Part:
+def report_of(body: Section, gpu: Path | None = None) -> Part:
     """The document.
 
     Args:
         body: of the results, of :func:`benchmarks.suite.results.load`.
+        gpu: folder of the results of ``benchmarks/gpu.sh``, if there are.
 
     Raises:
         ValueError: naming a section, and what it lacks.
@@ -82,6 +85,7 @@ def report_of(body: Section) -> Part:
                 _part(name, TITLES[name], make, sections)
                 for name, make in parts.items()
             ),
+            gpu_part(gpu),
         ],
     )
 

@@ -21,22 +21,25 @@ def machine_part(body: Mapping[str, Any]) -> Part:
     Args:
         body: of the results.
     """
-    machine = body["machine"]
     blocks: list[Block] = [
-        Listing(
-            [
-                f"Processor: {machine['processor']}, {machine['cores']} cores",
-                f"Memory: {machine['memory_bytes'] / 1e9:.0f} GB",
-                f"Linux {machine['kernel']}; load at the start"
-                f" {machine['load_at_start']:.2f}",
-                *_settings(body["settings"]),
-            ]
-        ),
+        Listing(machine_lines(body)),
         Text("Written by"),
         Commands(commands_of(body["settings"])),
         Table(("Package", "Version"), sorted(body["versions"].items()), 2),
     ]
     return Part("Machine and commands", blocks)
+
+
+def machine_lines(body: Mapping[str, Any]) -> list[str]:
+    """Machine and settings."""
+    machine = body["machine"]
+    return [
+        f"Processor: {machine['processor']}, {machine['cores']} cores",
+        f"Memory: {machine['memory_bytes'] / 1e9:.0f} GB",
+        f"Linux {machine['kernel']}; load at the start"
+        f" {machine['load_at_start']:.2f}",
+        *_settings(body["settings"]),
+    ]
 
 
 def _settings(settings: Mapping[str, Any]) -> list[str]:
