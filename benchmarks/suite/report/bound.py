@@ -37,7 +37,7 @@ Section = Mapping[str, Any]
 _TEXT = f"""\
 From what decoding, each part of the frozen layers and a training step take on
 one core (eager torchvision modules, nothing of HAPI), a linear program gives
-the most samples per second of two such cores and a link: the *bound*. Its
+the most samples per second of two such cores and a link: the bound. Its
 speed-up is over streaming, on the same link. Encoding and sending features
 count as nothing there, and features travel as float32: folded layers and
 compressed features may pass it. Measured is auto over the best opponent, of
@@ -86,6 +86,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return Table(
         (
             "Workload",
+            "The bound's mix",
             "Link, multiple",
             "Bound, samples/s",
             "Streaming, samples/s",
@@ -94,9 +95,9 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
             "Measured over bound",
             "Goal",
             "Verdict",
-            "The bound's mix",
         ),
         [_row(each) for each in rows],
+        words=2,
     )
 
 
@@ -105,6 +106,7 @@ def _row(row: Mapping[str, Any]) -> Sequence[str]:
     speedup = bound["speedup"]
     return (
         f"``{row['workload']}``",
+        ", ".join(f"{percent(p, 0)} {n}" for n, p in bound["mix"].items()),
         f"{row['factor']:g}",
         rate_text(bound["samples_per_second"]),
         rate_text(bound["streaming"]),
@@ -113,7 +115,6 @@ def _row(row: Mapping[str, Any]) -> Sequence[str]:
         fixed(measured["median"] / speedup) if measured else NONE,
         fixed(goal),
         verdict(measured["median"] >= goal) if measured and goal else NONE,
-        ", ".join(f"{percent(p, 0)} {n}" for n, p in bound["mix"].items()),
     )
 
 
@@ -150,6 +151,17 @@ def _draw(axes: Axes, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
     measured = {
         row["factor"]: row["measured"] for row in rows if row["measured"]
     }
+    if measured:
+        _draw_measured(axes, measured)
+    log_links(axes, {link: f"{link:g} x" for link in links})
+    dress(axes, name, "link, multiple of what saturates", "speed-up")
+    axes.margins(y=0.1)
+    axes.set_ylim(bottom=0)
+
+
+def _draw_measured(
+    axes: Axes, measured: Mapping[float, Mapping[str, Any]]
+) -> None:
     look = LOOKS["auto"]
     axes.plot(
         list(measured),
@@ -164,9 +176,6 @@ def _draw(axes: Axes, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         [each["interval"][1] for each in measured.values()],
         color=look.colour,
     )
-    log_links(axes, {link: f"{link:g} x" for link in links})
-    dress(axes, name, "link, multiple of what saturates", "speed-up")
-    axes.set_ylim(bottom=0)
 
 
 def _stages(found: Section) -> Iterator[Table]:

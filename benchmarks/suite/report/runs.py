@@ -29,7 +29,7 @@ Entry = Mapping[str, Any]
 
 _TEXT = """\
 Each contender trains {epochs} epochs from cold: a new process, a new worker,
-nothing cached, its package not in the store. *Before* is what comes before
+nothing cached, its package not in the store. Before is what comes before
 the first epoch (the model, tracing, the index). ``auto-1`` is told of one
 epoch, and runs one; ``auto-cache`` and ``freeze-cache`` keep features in the
 store; ``local-features`` keeps them in the client's memory. One-offs are what

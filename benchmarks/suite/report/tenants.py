@@ -32,7 +32,7 @@ Tenants with an account and processes of their own train at the same time; all
 share one worker, one link and the client tier's core. Rates are of all tenants
 together, medians of the rounds, in the same window. Jain's index is 1 where
 all get the same; in a mix of workloads, where all get the same part of what
-they get alone. *Relative* is the sum of these parts: more than 1 means that
+they get alone. Relative is the sum of these parts: more than 1 means that
 sharing loses nothing. What tenants would gain from client machines of their
 own is not seen."""
 _SAME = re.compile(r"same/(\d+)")

@@ -28,10 +28,11 @@ Mean bytes of a sample on the wire, of {samples} photographs of
 {jpeg:.1f} kB (JPEG; {tar:.1f} kB in a tar), through the encoder and the stream
 writer of a worker; what HTTP adds does not count. Weights are {weights}:
 compression depends on the values, what is not compressed does not."""
-_COLOURS = ("#d55e00", "#0072b2", "#56b4e9", "#009e73", "#cc79a7", "#444444")
+_COLOURS = ("#d55e00", "#0072b2", "#cc79a7", "#009e73", "#56b4e9", "#444444")
 _SHOWN = {"": "-", "zstd": "--"}
 """Compressions that the picture has, the table has all; and their lines."""
-_HEIGHT_INCHES = 3.4
+_HEIGHT_INCHES = 4.2
+_LONGEST = 16
 
 
 def wire_part(section: Section) -> Part:
@@ -115,11 +116,11 @@ def _picture(
     axes.axhline(jpeg_bytes / 1e3, color="black", linewidth=1.2, label="JPEG")
     axes.set_xticks(
         range(len(boundaries)),
-        [each["name"] for each in boundaries],
+        [_short(each["name"]) for each in boundaries],
         rotation=35,
         ha="right",
     )
-    dress(axes, name, "features behind", "kB per sample (logarithmic)")
+    dress(axes, name, "features behind", "kB per sample (log)")
     log_numbers(axes)
     legend_below(figure, [axes], 6)
     return Picture(
@@ -128,6 +129,11 @@ def _picture(
         f"{name}: bytes of a sample behind each boundary, by encoding, beside"
         " those of a JPEG",
     )
+
+
+def _short(name: str) -> str:
+    """Its last part, where all of it has no room."""
+    return name if len(name) <= _LONGEST else name.rpartition(".")[2]
 
 
 def _draw(axes: Axes, boundaries: Sequence[Section]) -> None:
