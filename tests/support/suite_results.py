@@ -198,6 +198,12 @@ def run(first: float, later: float, epochs: int, before: float) -> Any:
     }
 
 
+def local_features() -> dict[str, Any]:
+    """Settings."""
+    found = opponents()["mosaic"]
+    return {**found, "versions": {"numpy": "2.3.5"}}
+
+
 def runs() -> dict[str, Any]:
     """The section; features that are kept make later epochs short."""
     found = {
@@ -257,6 +263,8 @@ def runs() -> dict[str, Any]:
         "complete": True,
         "met": {"a second epoch 20 times as fast": False},
         "epochs": 5,
+        "opponents": {"resnet18": {"local-features": local_features()}},
+        "absent": {"mosaic": "boto3 is not installed"},
         "entries": [entry, {"name": "broken/off", "complete": False}],
     }
 

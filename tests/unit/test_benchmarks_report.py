@@ -189,6 +189,10 @@ def test_runs_are_told_epoch_by_epoch_with_their_one_offs(
     ):
         assert line in report.lists
     assert "broken/off" not in report.html
+    assert "``mosaic``: boto3 is not installed" in report.lists
+    assert (
+        "``local-features``|numpy 2.3.5|``workers=0``||19.4" in report.tables
+    )
 
 
 def test_tenants_are_told_together_and_one_by_one(report: Report) -> None:
@@ -345,6 +349,21 @@ def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
         report.html
     )
     assert not list(report.images.iterdir())
+
+
+def test_cells_without_a_limit_of_the_link_are_told(tmp_path: Path) -> None:
+    grid = suite_results.grid([WORKLOAD], (2.0,))
+    for cell in grid["cells"]:
+        cell |= {"link": None, "link_bytes_per_second": None}
+    grid["cells"][0]["name"] = f"{WORKLOAD}/unshaped"
+    report = report_of(tmp_path, suite_results.body(grid=grid))
+    assert any(
+        row.startswith(f"``{WORKLOAD}/unshaped``|no limit|29.9|")
+        for row in report.tables
+    )
+    (line,) = [line for line in report.lists if "Plan:" in line]
+    assert "limited by the client's CPU (busy: the client's CPU 93 %" in line
+    assert "the link" not in line
 
 
 def test_results_of_a_gpu_become_a_part_of_it(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from benchmarks.suite.report.costs import Cores, where
 from benchmarks.suite.report.curves import curves, names_of
 from benchmarks.suite.report.document import Block, Listing, Part, Table, Text
 from benchmarks.suite.report.figures import GridCell, complete_cells
-from benchmarks.suite.report.settings import settings_table
+from benchmarks.suite.report.settings import absent_blocks, settings_parts
 
 _CELLS = """\
 A cell is a network, a freeze point and a link, as a multiple of the byte rate
@@ -36,9 +36,6 @@ _TIME = """\
 What one sample takes of each tier's CPU and of the link. These overlap: the
 black mark is the time between two samples, and a part as wide as that limits
 the contender. Link seconds are bytes over the link's rate."""
-_SETTINGS = """\
-Each opponent runs with the fastest of these settings for a network, which
-short windows found out, without a limit on the link."""
 
 
 def grid_part(section: Mapping[str, Any], cores: Cores) -> Part:
@@ -54,12 +51,12 @@ def grid_part(section: Mapping[str, Any], cores: Cores) -> Part:
         [
             Text(_CELLS),
             *_verdicts(cells, cores),
-            *_absent(section.get("absent", {})),
+            *absent_blocks(section),
         ],
         [
             *_workloads(cells),
             Part("All contenders", [Text(_RATES), *_rates(cells)]),
-            *_settings(section.get("opponents", {})),
+            *settings_parts(section, "Settings of the opponents"),
         ],
     )
 
@@ -74,12 +71,6 @@ def _verdicts(cells: Sequence[GridCell], cores: Cores) -> Iterator[Block]:
     if missed:
         yield Text("What the figures of the missed ones say:")
         yield Listing(list(limits(cells, cores)))
-
-
-def _absent(reasons: Mapping[str, str]) -> Iterator[Block]:
-    if reasons:
-        yield Text("Opponents that were not measured:")
-        yield Listing([f"``{name}``: {why}" for name, why in reasons.items()])
 
 
 def by_workload(cells: Sequence[GridCell]) -> dict[str, list[GridCell]]:
@@ -106,16 +97,3 @@ def _workloads(cells: Sequence[GridCell]) -> Iterator[Part]:
 def _rates(cells: Sequence[GridCell]) -> Iterator[Table]:
     for name, each in by_workload(cells).items():
         yield rates_table(name, each, names_of(each))
-
-
-def _settings(opponents: Mapping[str, Any]) -> Iterator[Part]:
-    if not opponents:
-        return
-    yield Part(
-        "Settings of the opponents",
-        [Text(_SETTINGS)],
-        [
-            Part(f"Settings for ``{name}``", [settings_table(found)])
-            for name, found in opponents.items()
-        ],
-    )

@@ -95,4 +95,7 @@ def _block(block: Block, images: str) -> str:
             )
         case Picture(name, _, text):
             alt = " ".join(text.split())
-            return f".. image:: {images}/{name}.png\n   :alt: {alt}\n"
+            return (
+                f".. image:: {images}/{name}.png\n   :alt: {alt}\n"
+                "   :width: 100%\n"
+            )

@@ -23,6 +23,7 @@ from benchmarks.suite.report.looks import (
     looks_of,
     new_figure,
 )
+from benchmarks.suite.report.settings import absent_blocks, settings_parts
 from matplotlib.axes import Axes
 
 Entry = Mapping[str, Any]
@@ -42,8 +43,14 @@ def runs_part(section: Mapping[str, Any]) -> Part:
     entries = [each for each in section["entries"] if each["complete"]]
     return Part(
         "Whole runs, over epochs",
-        [Text(" ".join(_TEXT.format(epochs=section["epochs"]).split()))],
-        [_entry_part(each) for each in entries],
+        [
+            Text(" ".join(_TEXT.format(epochs=section["epochs"]).split())),
+            *absent_blocks(section),
+        ],
+        [
+            *map(_entry_part, entries),
+            *settings_parts(section, "Settings in whole runs"),
+        ],
     )
 
 

@@ -7,8 +7,35 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.opponents.tuning import label
-from benchmarks.suite.report.document import Table
+from benchmarks.suite.report.document import (
+    Block,
+    Listing,
+    Part,
+    Table,
+    Text,
+)
 from benchmarks.suite.report.figures import options_text, rate_text
+
+_TEXT = """\
+Each opponent runs with the fastest of these settings for a network, which
+short windows found out, without a limit on the link."""
+
+
+def absent_blocks(section: Mapping[str, Any]) -> Iterator[Block]:
+    """Who was not measured in an experiment, and why."""
+    if reasons := section.get("absent"):
+        yield Text("Opponents that were not measured:")
+        yield Listing([f"``{name}``: {why}" for name, why in reasons.items()])
+
+
+def settings_parts(section: Mapping[str, Any], title: str) -> Iterator[Part]:
+    """Of all opponents of an experiment, network by network."""
+    if opponents := section.get("opponents"):
+        parts = [
+            Part(f"``{name}``", [settings_table(found)])
+            for name, found in opponents.items()
+        ]
+        yield Part(title, [Text(_TEXT)], parts)
 
 
 def settings_table(opponents: Mapping[str, Mapping[str, Any]]) -> Table:

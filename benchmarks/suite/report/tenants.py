@@ -22,6 +22,7 @@ from benchmarks.suite.report.looks import (
     looks_of,
     new_figure,
 )
+from benchmarks.suite.report.settings import settings_parts
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
@@ -52,7 +53,12 @@ def tenants_part(section: Mapping[str, Any]) -> Part:
         blocks.append(_picture(dict(sorted(same.items()))))
     if entries:
         blocks.append(_table(entries))
-    return Part("Tenants beside one another", blocks)
+    title = "Settings beside one another"
+    return Part(
+        "Tenants beside one another",
+        blocks,
+        list(settings_parts(section, title)),
+    )
 
 
 def _picture(entries: Mapping[int, Entry]) -> Picture:
