@@ -80,19 +80,20 @@ def costs_of(cell: GridCell, name: str) -> Costs:
     )
 
 
-def where(workload: str, cells: Sequence[GridCell]) -> Picture:
+def where(workload: str, cells: Sequence[GridCell], cores: Cores) -> Picture:
     """A panel for each link of a workload.
 
     Args:
         workload: network and freeze point.
         cells: complete ones of it.
+        cores: of both tiers; CPU seconds are shown over their number.
     """
     names = names_of(cells)
     rows = -(-len(cells) // _COLUMNS)
     height = rows * (_PANEL_INCHES * len(names) + _FRAME_INCHES) + 0.4
     figure, panels = new_figure(height, rows, _COLUMNS)
     for axes, cell in zip(panels, cells, strict=False):
-        _draw(axes, cell, [n for n in names if n in cell["rounds"]])
+        _draw(axes, cell, [n for n in names if n in cell["rounds"]], cores)
     for axes in panels[len(cells) :]:
         axes.set_visible(False)
     legend_below(figure, panels, 4)
@@ -104,12 +105,18 @@ def where(workload: str, cells: Sequence[GridCell]) -> Picture:
     )
 
 
-def _draw(axes: Axes, cell: GridCell, names: Sequence[str]) -> None:
+def _draw(
+    axes: Axes, cell: GridCell, names: Sequence[str], cores: Cores
+) -> None:
     costs = [costs_of(cell, name) for name in names]
     left = [0.0] * len(names)
     for words, colour, parts in (
-        ("client: CPU", CLIENT, [each.client for each in costs]),
-        ("storage side: CPU", STORAGE, [each.storage for each in costs]),
+        ("client: CPU", CLIENT, [x.client / cores.client for x in costs]),
+        (
+            "storage side: CPU",
+            STORAGE,
+            [x.storage / cores.storage for x in costs],
+        ),
         ("link", LINK, [each.link for each in costs]),
     ):
         widths = [1e3 * part for part in parts]

@@ -35,6 +35,9 @@ SUITES: Mapping[str, str] = {
 }
 """Files of the suite, without suffix, and what each is."""
 WORKER = "worker-alone"
+_GPU_TEXT = """\
+Seconds of a GPU are not counted: what keeps no CPU and no link busy may wait
+for it."""
 _WORKER_TEXT = """\
 Samples per second through the worker's socket over those of the tightest loop
 around the eager model, both on the GPU; medians of the rounds. The goal is
@@ -70,9 +73,9 @@ def gpu_part(folder: Path | None) -> Part:
 
 def _summary(path: Path) -> list[Block]:
     if not path.exists():
-        return []
+        return [Text(_GPU_TEXT)]
     lines = path.read_text(encoding="utf-8").splitlines()
-    return [Text("What became of each step:"), Listing(lines)]
+    return [Text(_GPU_TEXT), Text("What became of each step:"), Listing(lines)]
 
 
 def _suite_part(name: str, title: str, path: Path) -> Part:
@@ -88,7 +91,7 @@ def _suite_part(name: str, title: str, path: Path) -> Part:
     for workload, each in by_workload(cells).items():
         blocks += [
             _renamed(curves(workload, each), name),
-            _renamed(where(workload, each), name),
+            _renamed(where(workload, each, cores), name),
         ]
     return Part(title, blocks)
 

@@ -33,7 +33,8 @@ the bytes received for one sample, headers included. The last row is
 ``auto-resized`` over ``tar-stream-resized``, which read photographs that
 somebody had resized before they were stored: median and interval."""
 _TIME = """\
-What one sample takes of each tier's CPU and of the link. These overlap: the
+What one sample takes of each tier's CPU, CPU seconds over the number of its
+cores, and of the link. These overlap: the
 black mark is the time between two samples, and a part as wide as that limits
 the contender. Link seconds are bytes over the link's rate."""
 
@@ -54,7 +55,7 @@ def grid_part(section: Mapping[str, Any], cores: Cores) -> Part:
             *absent_blocks(section),
         ],
         [
-            *_workloads(cells),
+            *_workloads(cells, cores),
             Part("All contenders", [Text(_RATES), *_rates(cells)]),
             *settings_parts(section, "Settings of the opponents"),
         ],
@@ -84,13 +85,13 @@ def by_workload(cells: Sequence[GridCell]) -> dict[str, list[GridCell]]:
     }
 
 
-def _workloads(cells: Sequence[GridCell]) -> Iterator[Part]:
+def _workloads(cells: Sequence[GridCell], cores: Cores) -> Iterator[Part]:
     for number, (name, each) in enumerate(by_workload(cells).items()):
         notes = [] if number else [Text(_CURVES)]
         time = [] if number else [Text(_TIME)]
         yield Part(
             f"``{name}``",
-            [*notes, curves(name, each), *time, where(name, each)],
+            [*notes, curves(name, each), *time, where(name, each, cores)],
         )
 
 
