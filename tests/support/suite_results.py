@@ -359,7 +359,7 @@ def stages() -> dict[str, Any]:
     return {
         "complete": True,
         "met": {"0.85 of the bound": None},
-        "stages": {"networks": {"resnet18": network}},
+        "networks": {"resnet18": network},
     }
 
 
@@ -425,23 +425,19 @@ def accuracy() -> dict[str, Any]:
     return {
         "complete": True,
         "met": {"within a point": True},
-        "body": {
-            "accuracy": {
-                "train": 25_000,
-                "test": 5_000,
-                "pretrain_epochs": 12,
-                "seeds": 3,
-                "seeded": "pretraining and transfer",
-                "pretrained": [0.8125, 0.825, 0.84375],
-                "freezes": {
-                    "backbone": {
-                        "module": "layer4",
-                        "ways": {
-                            "torch": way(0.7325, 0.0, 0),
-                            "float32": way(0.7325, 0.0, 0),
-                            "int8": way(0.7275, -0.005, 17),
-                        },
-                    }
+        "train": 25_000,
+        "test": 5_000,
+        "pretrain_epochs": 12,
+        "seeds": 3,
+        "seeded": "pretraining and transfer",
+        "pretrained": [0.8125, 0.825, 0.84375],
+        "freezes": {
+            "backbone": {
+                "module": "layer4",
+                "ways": {
+                    "torch": way(0.7325, 0.0, 0),
+                    "float32": way(0.7325, 0.0, 0),
+                    "int8": way(0.7275, -0.005, 17),
                 },
             }
         },

@@ -338,11 +338,22 @@ def test_the_pictures_are_small_and_all_of_the_page_are_there(
 
 def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
     body = suite_results.body(
-        regret={"complete": False, "body": {"cells": []}}
+        regret={"complete": False, "body": {"cells": []}},
+        runs={"complete": False},
+        tenants={"complete": False, "span": {}, "entries": []},
+        scaling={"complete": False, "entries": []},
+        stages={"complete": False},
+        accuracy={
+            "complete": True,
+            "met": {},
+            "absent": "--data has no cifar10-*.tar",
+        },
     )
     report = report_of(tmp_path, body)
     assert "Epoch 1 beside what people use|-|not measured" in report.tables
     assert "\nNot measured.\n" in report.rst
+    assert "\nNot measured: --data has no cifar10-" in report.rst
+    assert "Accuracy with rounded features|-|not measured" in report.tables
     assert "On a GPU\n--------\n\nNot run.\n" in report.rst
     assert "This experiment had not ended when" in report.rst
     assert "The plan beside every fixed cut (not measured to its end)" in (

@@ -28,7 +28,7 @@ models in turn as well."""
 
 def ablations_part(section: Mapping[str, Any]) -> Part:
     """Picture and tables."""
-    entries = [each for each in section["entries"] if each["complete"]]
+    entries = [each for each in section.get("entries", ()) if each["complete"]]
     blocks: list[Block] = [Text(_TEXT)]
     if section.get("lp_batch"):
         blocks.append(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.suite.report.document import Part, Picture, Table, Text
-from benchmarks.suite.report.figures import NONE, percent, unwrapped
+from benchmarks.suite.report.figures import NONE, percent
 from benchmarks.suite.report.looks import dress, new_figure
 
 Section = Mapping[str, Any]
@@ -24,23 +24,22 @@ _INK = "#0072b2"
 
 def accuracy_part(section: Section) -> Part:
     """Picture and table."""
-    found = unwrapped(section, "accuracy")
     text = _TEXT.format(
-        pretrain=found["pretrain_epochs"],
-        train=found["train"],
-        test=found["test"],
-        seeds=found["seeds"],
-        seeded=found["seeded"],
-        first=", ".join(map(percent, found["pretrained"])),
+        pretrain=section["pretrain_epochs"],
+        train=section["train"],
+        test=section["test"],
+        seeds=section["seeds"],
+        seeded=section["seeded"],
+        first=", ".join(map(percent, section["pretrained"])),
     )
     rows = [
         (f"{kind}: {way}", each)
-        for kind, freeze in found["freezes"].items()
+        for kind, freeze in section["freezes"].items()
         for way, each in freeze["ways"].items()
     ]
     return Part(
         "Accuracy with rounded features",
-        [Text(" ".join(text.split())), _picture(rows), _table(found)],
+        [Text(" ".join(text.split())), _picture(rows), _table(section)],
     )
 
 

@@ -20,7 +20,6 @@ from benchmarks.suite.report.figures import (
     fixed,
     percent,
     rate_text,
-    unwrapped,
     verdict,
 )
 from benchmarks.suite.report.looks import (
@@ -52,19 +51,18 @@ def bound_part(section: Section, grid: Section | None) -> Part:
     """Pictures and tables.
 
     Args:
-        section: holds what benchmarks.stages measured.
+        section: what benchmarks.stages measured.
         grid: the section of epoch 1, for what was measured; None without.
     """
-    found = unwrapped(section, "stages")
     cells = {
         (cell["model"], cell["freeze"], cell["link"]): cell
         for cell in complete_cells(grid or {})
     }
-    rows = list(_links(found, cells))
+    rows = list(_links(section, cells))
     blocks: list[Block] = [Text(" ".join(_TEXT.split()))]
     if rows:
         blocks += [_picture(rows), _table(rows)]
-    blocks += [Text(_STAGES), *_stages(found)]
+    blocks += [Text(_STAGES), *_stages(section)]
     return Part("What two cores and a link allow", blocks)
 
 

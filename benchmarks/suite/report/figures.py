@@ -77,13 +77,3 @@ def options_text(options: Mapping[str, Any]) -> str:
     """``decode=reader channels_last=False``."""
     found = " ".join(f"{key}={value}" for key, value in options.items())
     return f"``{found}``" if found else "no settings"
-
-
-def unwrapped(section: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """What the module ``name`` measured, of a section that holds its file.
-
-    Under ``body``, or as it is, with or without the key of that name.
-    """
-    body = section.get("body", section)
-    found: Mapping[str, Any] = body.get(name, body)
-    return found

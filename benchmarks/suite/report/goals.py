@@ -58,7 +58,7 @@ def goals_part(
 def _rows(
     title: str, section: Mapping[str, Any] | None
 ) -> Iterator[tuple[str, str, str]]:
-    if section is None:
+    if section is None or isinstance(section.get("absent"), str):
         yield title, "-", NOT_MEASURED
         return
     if not section["complete"]:

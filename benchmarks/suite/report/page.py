@@ -43,6 +43,8 @@ TITLES: Mapping[str, str] = MappingProxyType(
 )
 """Of the experiments, in the order of the page."""
 
+_EMPTY = {"complete", "met", "absent"}
+"""All that a section has in which nothing was measured."""
 _INTRODUCTION = """\
 HAPI measured against what people use today to train on photographs in an
 object store: the same networks, the same photographs, the same machine. This
@@ -96,16 +98,19 @@ def _part(
     make: Callable[[Section], Part],
     sections: Mapping[str, Section],
 ) -> Part:
-    if name not in sections:
-        return Part(title, [Text(f"{NOT_MEASURED.capitalize()}.")])
+    section = sections.get(name, {})
+    if not {*section} - _EMPTY:
+        why = section.get("absent")
+        told = f"{NOT_MEASURED}: {why}" if why else NOT_MEASURED
+        return Part(title, [Text(f"{told.capitalize()}.")])
     try:
-        found = make(sections[name])
+        found = make(section)
     except KeyError as error:
         raise ValueError(
             f"the section {name!r} has no {error}; the file is of another"
             " version of these benchmarks: measure it again"
         ) from error
-    if sections[name]["complete"]:
+    if section["complete"]:
         return found
     note = Text("This experiment had not ended when the file was written.")
     return Part(found.title, [note, *found.blocks], found.parts)

@@ -40,7 +40,7 @@ _HEIGHT_INCHES = 4.3
 
 def runs_part(section: Mapping[str, Any]) -> Part:
     """A part for each cell."""
-    entries = [each for each in section["entries"] if each["complete"]]
+    entries = [each for each in section.get("entries", ()) if each["complete"]]
     return Part(
         "Whole runs, over epochs",
         [

@@ -21,9 +21,9 @@ limit."""
 
 def scaling_part(section: Mapping[str, Any]) -> Part:
     """Picture and table."""
-    entries = [each for each in section["entries"] if each["complete"]]
+    entries = [each for each in section.get("entries", ()) if each["complete"]]
     cores = ", ".join(
-        f"{tier} {count}" for tier, count in section["cores"].items()
+        f"{tier} {count}" for tier, count in section.get("cores", {}).items()
     )
     text = " ".join(_TEXT.format(cores=cores).split())
     blocks: list[Block] = [Text(text)]

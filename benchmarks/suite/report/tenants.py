@@ -42,7 +42,7 @@ _HEIGHT_INCHES = 3.6
 
 def tenants_part(section: Mapping[str, Any]) -> Part:
     """Picture by the number of tenants, and a table of all entries."""
-    entries = [each for each in section["entries"] if each["complete"]]
+    entries = [each for each in section.get("entries", ()) if each["complete"]]
     same = {
         int(found[1]): each
         for each in entries

@@ -12,7 +12,7 @@ from benchmarks.suite.report.document import (
     Table,
     Text,
 )
-from benchmarks.suite.report.figures import fixed, percent, unwrapped, verdict
+from benchmarks.suite.report.figures import fixed, percent, verdict
 from benchmarks.suite.report.looks import (
     dress,
     legend_below,
@@ -37,18 +37,17 @@ _LONGEST = 16
 
 def wire_part(section: Section) -> Part:
     """A picture and a table for each network, and the goals."""
-    found = unwrapped(section, "wire_bytes")
     text = _TEXT.format(
-        samples=found["samples"],
-        jpeg=found["jpeg_bytes"] / 1e3,
-        tar=found["tar_bytes"] / 1e3,
-        weights=found["weights"],
+        samples=section["samples"],
+        jpeg=section["jpeg_bytes"] / 1e3,
+        tar=section["tar_bytes"] / 1e3,
+        weights=section["weights"],
     )
     blocks: list[Block] = [Text(" ".join(text.split()))]
-    if found["goals"]:
-        blocks.append(_goals(found["goals"]))
-    for name, network in found["networks"].items():
-        blocks += _network(name, network, found["jpeg_bytes"])
+    if section["goals"]:
+        blocks.append(_goals(section["goals"]))
+    for name, network in section["networks"].items():
+        blocks += _network(name, network, section["jpeg_bytes"])
     return Part("Bytes of a sample", blocks)
 
 
