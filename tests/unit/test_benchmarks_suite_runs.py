@@ -160,6 +160,7 @@ def test_what_is_complete_is_not_measured_again() -> None:
     notes: list[str] = []
     section: dict[str, Any] = {}
     context = Context(
+        sources=[],
         tars=[],
         quick=True,
         rounds=2,
@@ -186,6 +187,7 @@ def test_what_is_complete_is_not_measured_again() -> None:
 def test_no_testbed_is_started_for_nothing(module: Any) -> None:
     notes: list[str] = []
     context = Context(
+        sources=[],
         tars=[],
         quick=True,
         rounds=2,

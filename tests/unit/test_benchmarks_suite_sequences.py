@@ -211,6 +211,7 @@ def measure(
     def act(experiment: Experiment, section: dict[str, Any]) -> None:
         experiment.measure(
             Context(
+                sources=[tar],
                 tars=[tar],
                 quick=True,
                 rounds=2,
