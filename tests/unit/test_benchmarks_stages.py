@@ -225,6 +225,13 @@ def test_whole_tar_is_received(tar: Path) -> None:
             serve_seconds_per_byte(f"{urls[0]}/../no-such", "", 1)
 
 
+def test_long_padding_of_a_tar_is_received(tar: Path, tmp_path: Path) -> None:
+    padded = tmp_path / "padded.tar"
+    padded.write_bytes(tar.read_bytes() + bytes(100_000))
+    with local_server([padded]) as (url,):
+        assert get(url, read_members) == padded.stat().st_size
+
+
 def test_tars_without_photographs_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "empty.tar"
     with tarfile.open(path, "w"):
