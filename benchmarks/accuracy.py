@@ -150,8 +150,14 @@ def measure(
             for kind in FREEZES:
                 note(f"seed {seed}: the other five, {kind} frozen")
                 epochs = effort.epochs[kind]
-                transfer = Transfer(model, kind, data, epochs, seed)
-                runs[kind].append(transfer.run())
+                found = Transfer(model, kind, data, epochs, seed).run()
+                runs[kind].append(found)
+                note(
+                    ", ".join(
+                        f"{way} {run.accuracy:.1%}"
+                        for way, run in found.items()
+                    )
+                )
     return {
         "train": len(data.new_train),
         "test": len(data.new_test),
@@ -164,9 +170,9 @@ def measure(
         "freezes": {
             kind: {
                 "module": NETWORKS[NETWORK].freeze[kind],
-                "ways": summary(found),
+                "ways": summary(of_seeds),
             }
-            for kind, found in runs.items()
+            for kind, of_seeds in runs.items()
         },
     }
 

@@ -75,7 +75,11 @@ def tars(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def section(tars: list[Path]) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(accuracy, "QUICK", QUICK)
-        return accuracy.measure(tars, quick=True, note=print)
+        said: list[str] = []
+        found = accuracy.measure(tars, quick=True, note=said.append)
+    assert len(said) == 1 + 2 * len(FREEZES)
+    assert said[-1].startswith("torch ")
+    return found
 
 
 def test_all_formats_and_torch_are_trained(section: dict[str, Any]) -> None:
