@@ -44,7 +44,7 @@ WORKLOADS = (
     Workload("resnet18", BACKBONE),
 )
 LINKS = (0.25, 2.0)
-QUICK_VOLUME = Volume(512, 32)
+QUICK_VOLUME = Volume(256, 32)
 SETTLING_SECONDS, QUICK_SETTLING_SECONDS = 45.0, 3.0
 STORED_SECONDS = 60.0
 NEVER_SECONDS = 1e9
@@ -447,7 +447,7 @@ EXPERIMENT = Experiment(
     title="What each part of ours is worth",
     keys=KEYS,
     minutes=60,
-    quick_minutes=3,
+    quick_minutes=4,
     measure=measure,
     table=table,
     met=met,

@@ -32,7 +32,7 @@ WINDOW = {
 }
 LINK_BYTES = 0.25 * 10.0 * 100.0
 LP_BATCH = 48
-SAMPLES = 512
+SAMPLES = 256
 """Of the quick data set of ablations, all kept."""
 
 
