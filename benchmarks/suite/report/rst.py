@@ -64,8 +64,8 @@ def _inline(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """A dash alone would be a list."""
-    return "\\-" if text == "-" else _inline(text)
+    """A dash alone would be a list; a range stays on one line."""
+    return "\\-" if text == "-" else _inline(text.replace(" … ", "…"))
 
 
 def _filled(text: str, **options: str) -> str:
