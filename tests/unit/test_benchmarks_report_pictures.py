@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.suite import many_tenants, run_sums, verdict
 from benchmarks.suite.report.bound import bound_part
 from benchmarks.suite.report.costs import Cores, costs_of, where
 from benchmarks.suite.report.curves import curves
@@ -113,3 +114,37 @@ def test_ratios_that_are_far_apart_are_logarithmic() -> None:
         axes = ratios_picture("x", "x", "x", rows).figure.axes[0]
         assert axes.get_xscale() == scale
         assert axes.lines[0].get_xdata()[0] == middle
+
+
+def shape(found: object) -> object:
+    """Keys of all mappings, down to what is no mapping."""
+    if isinstance(found, dict):
+        return {key: shape(each) for key, each in found.items()}
+    return None
+
+
+def test_what_is_drawn_here_has_the_keys_of_what_is_measured() -> None:
+    cell = suite_results.cell(WORKLOAD, 23.0, 2.0)
+    judged_cell = {**cell}
+    verdict.judge(judged_cell)
+    assert shape(judged_cell) == shape(cell)
+
+    (run, _) = suite_results.runs()["entries"]
+    found = run_sums.judged(run["runs"], run["one_offs"])
+    assert {*found} < {*run}
+    for key in ("first_seconds", "later_seconds", "cumulative"):
+        assert shape(found[key]) == shape(run[key])
+    for key in ("speedup", "beside"):
+        kept = {other: shape(each) for other, each in found[key].items()}
+        assert shape(run[key]["auto-cache"]).items() <= (
+            kept["auto-cache"].items()
+        )
+    assert shape(found["auto_over_stream"]) == shape(run["auto_over_stream"])
+
+    tenants = suite_results.tenants()["entries"][0]
+    summed = {**tenants}
+    many_tenants.summarise(summed)
+    assert shape(summed) == shape(tenants)
+
+    part = suite_results.ratio(1.0)
+    assert shape(verdict.ratio([1.0, 2.0], [1.0, 1.0])) == shape(part)
