@@ -30,6 +30,10 @@ from streaming.base.constant import (
 from torch.utils.data import DataLoader
 
 CACHE = "mosaic"
+MIXED_SHARDS = 2
+"""Over which samples are shuffled.  The library's default mixes 262,144
+samples: a first batch would need every shard of a small data set."""
+
 IMAGE = "image"
 LABEL = "label"
 
@@ -55,14 +59,12 @@ class Mosaic(Opponent):
 
     PACKAGES: ClassVar = ("mosaicml-streaming", "boto3")
     GRID: ClassVar[list[Options]] = [
-        {
-            "num_workers": num_workers,
-            "predownload": predownload,
-            "channels_last": layout,
-        }
-        for num_workers, predownload in ((0, None), (1, None), (2, None))
-        for layout in (False, True)
-    ] + [{"num_workers": 1, "predownload": 512, "channels_last": True}]
+        {"num_workers": 0, "predownload": None, "channels_last": True},
+        {"num_workers": 1, "predownload": None, "channels_last": True},
+        {"num_workers": 2, "predownload": None, "channels_last": True},
+        {"num_workers": 0, "predownload": 512, "channels_last": True},
+        {"num_workers": 0, "predownload": None, "channels_last": False},
+    ]
     KEEPS = True
 
     def batches(self, epoch: int) -> Batches:
@@ -72,6 +74,7 @@ class Mosaic(Opponent):
             remote=f"s3://{self.place.mds}",
             local=str(self._folder),
             shuffle=True,
+            shuffle_block_size=self._shard_samples * MIXED_SHARDS,
             batch_size=self.task.batch_size,
             predownload=self.options["predownload"],
         )
@@ -92,6 +95,10 @@ class Mosaic(Opponent):
 
     def close(self) -> None:
         self.forget()
+
+    @property
+    def _shard_samples(self) -> int:
+        return -(-self.place.num_samples // len(self.place.shards))
 
     @property
     def _folder(self) -> Path:

@@ -1,11 +1,17 @@
-"""Amazon's S3 connector for PyTorch, through Swift's S3 API."""
+"""Amazon's S3 connector for PyTorch, through Swift's S3 API.
+
+Its reader hands out an object of less than 8 MiB when all of it has come, and
+asking for one ahead (``prefetch``) waits for that too.  So it is workers that
+read while the loop trains; a ranged reader with a small buffer has the first
+sample of a tar early.
+"""
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -25,13 +31,14 @@ from s3torchconnector import (
     S3Reader,
     S3ReaderConstructor,
 )
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 REGION = "us-east-1"
 SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+RANGE_BYTES = 1024 * 1024
 READERS = {
     "sequential": S3ReaderConstructor.sequential,
-    "ranged": S3ReaderConstructor.range_based,
+    "ranged": partial(S3ReaderConstructor.range_based, RANGE_BYTES),
 }
 
 
@@ -52,41 +59,29 @@ class TarSamples(IterableDataset[Sample]):
     Args:
         tars: yields a reader of each.
         decode: of an image.
-        ahead: whether the next tar is asked for while one is read.
     """
 
-    def __init__(
-        self, tars: S3IterableDataset, decode: Decoder, *, ahead: bool
-    ) -> None:
+    def __init__(self, tars: S3IterableDataset, decode: Decoder) -> None:
         self._tars = tars
         self._decode = decode
-        self._ahead = ahead
 
     def __iter__(self) -> Iterator[Sample]:
-        readers = _ahead(self._tars) if self._ahead else self._tars
-        for reader in readers:
+        for reader in self._tars:
             for _, jpeg, label in samples(reader):
                 yield self._decode(jpeg), label
 
 
-def _ahead(readers: Any) -> Iterator[S3Reader]:
-    before = None
-    for reader in chain(readers, [None]):
-        if reader is not None:
-            reader.prefetch()
-        if before is not None:
-            yield before
-        before = reader
-
-
 class S3Tars(Opponent):
-    """The tar shards, streamed sample by sample."""
+    """The tar shards, sample by sample."""
 
     PACKAGES: ClassVar = ("s3torchconnector", "s3torchconnectorclient")
     GRID: ClassVar[list[Options]] = [
-        {"num_workers": num_workers, "ahead": ahead, "channels_last": layout}
-        for num_workers, ahead in ((0, True), (1, True), (1, False), (2, True))
-        for layout in (False, True)
+        {"num_workers": 1, "reader": "sequential", "channels_last": True},
+        {"num_workers": 2, "reader": "sequential", "channels_last": True},
+        {"num_workers": 1, "reader": "ranged", "channels_last": True},
+        {"num_workers": 2, "reader": "ranged", "channels_last": True},
+        {"num_workers": 0, "reader": "sequential", "channels_last": True},
+        {"num_workers": 1, "reader": "sequential", "channels_last": False},
     ]
 
     def batches(self, epoch: int) -> Batches:
@@ -95,52 +90,31 @@ class S3Tars(Opponent):
         tars = S3IterableDataset.from_objects(
             [f"s3://{self.place.container}/{shard}" for shard in shards],
             enable_sharding=True,
-            **connection(self.place, "sequential"),
+            **connection(self.place, self.options["reader"]),
         )
         yield from DataLoader(
-            TarSamples(tars, self.decode, ahead=self.options["ahead"]),
+            TarSamples(tars, self.decode),
             batch_size=self.task.batch_size,
             num_workers=self.options["num_workers"],
             collate_fn=collate,
         )
 
 
-class Images(Dataset[Sample]):
-    """Single images, by number.
+class Labelled:
+    """Image and label of what a reader reads.
 
     Args:
-        objects: yields a reader of each.
-        labels: of each.
         decode: of an image.
-        together: whether all of a batch are asked for at once.
+        labels: of each key.
     """
 
-    def __init__(
-        self,
-        objects: S3MapDataset,
-        labels: Sequence[int],
-        decode: Decoder,
-        *,
-        together: bool,
-    ) -> None:
-        self._objects = objects
-        self._labels = labels
+    def __init__(self, decode: Decoder, labels: Mapping[str, int]) -> None:
         self._decode = decode
-        self._together = together
+        self._labels = labels
 
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def __getitems__(self, numbers: Sequence[int]) -> list[Sample]:
-        """A batch; DataLoader calls this."""
-        readers = [self._objects[number] for number in numbers]
-        if self._together:
-            for reader in readers:
-                reader.prefetch()
-        return [
-            (self._decode(reader.read()), self._labels[number])
-            for reader, number in zip(readers, numbers, strict=True)
-        ]
+    def __call__(self, reader: S3Reader) -> Sample:
+        label = self._labels[reader.key.removesuffix(".jpg")]
+        return self._decode(reader.read()), label
 
 
 class S3Images(Opponent):
@@ -148,30 +122,23 @@ class S3Images(Opponent):
 
     PACKAGES: ClassVar = ("s3torchconnector", "s3torchconnectorclient")
     GRID: ClassVar[list[Options]] = [
-        *(
-            {"num_workers": count, "together": True, "channels_last": layout}
-            for count in (0, 1, 2)
-            for layout in (False, True)
-        ),
-        {"num_workers": 2, "together": False, "channels_last": True},
-        {"num_workers": 2, "together": True, "channels_last": True}
-        | {"reader": "ranged"},
+        {"num_workers": 2, "reader": "sequential", "channels_last": True},
+        {"num_workers": 1, "reader": "sequential", "channels_last": True},
+        {"num_workers": 4, "reader": "sequential", "channels_last": True},
+        {"num_workers": 2, "reader": "ranged", "channels_last": True},
+        {"num_workers": 0, "reader": "sequential", "channels_last": True},
+        {"num_workers": 2, "reader": "sequential", "channels_last": False},
     ]
 
     def batches(self, epoch: int) -> Batches:
         labels: Mapping[str, int] = self.place.labels
-        keys = sorted(labels)
-        objects = S3MapDataset.from_objects(
-            [f"s3://{self.place.images}/{key}.jpg" for key in keys],
-            **connection(self.place, self.options.get("reader", "sequential")),
+        images = S3MapDataset.from_objects(
+            [f"s3://{self.place.images}/{key}.jpg" for key in sorted(labels)],
+            transform=Labelled(self.decode, labels),
+            **connection(self.place, self.options["reader"]),
         )
         yield from DataLoader(
-            Images(
-                objects,
-                [labels[key] for key in keys],
-                self.decode,
-                together=self.options["together"],
-            ),
+            images,
             batch_size=self.task.batch_size,
             shuffle=True,
             generator=torch.Generator().manual_seed(epoch),

@@ -2,8 +2,8 @@
 
 One thread reads shard after shard through connections that stay open: while
 it reads one, the next one has been asked for, and arrives in the kernel's
-buffer.  Another thread, or the same one, or the loop decodes; the training
-loop takes batches from a bounded queue.  The order of shards is shuffled by
+buffer.  The same thread decodes, or the training loop, which takes batches
+from a bounded queue.  The order of shards is shuffled by
 the epoch.
 """
 
@@ -24,7 +24,7 @@ from benchmarks.opponents.opponent import Batches, Opponent
 from benchmarks.opponents.tars import samples
 from benchmarks.opponents.training import Options, collate
 
-AHEAD_SAMPLES = 256
+CONNECTIONS = 2
 AHEAD_BATCHES = 4
 
 
@@ -32,38 +32,25 @@ class TarStream(Opponent):
     """See the module's text."""
 
     GRID: ClassVar[list[Options]] = [
-        {"decode": decode, "connections": connections, "channels_last": layout}
-        for decode, connections in (("reader", 2), ("loop", 1), ("loop", 2))
-        for layout in (False, True)
+        {"decode": "reader", "channels_last": True},
+        {"decode": "loop", "channels_last": True},
+        {"decode": "reader", "channels_last": False},
     ]
 
     def batches(self, epoch: int) -> Batches:
         over = threading.Event()
-        ready: _Queue = _Queue(AHEAD_BATCHES, over)
-        threads = self._threads(epoch, ready, over)
-        for thread in threads:
-            thread.start()
+        ready = _Queue(AHEAD_BATCHES, over)
+        samples = self._samples(epoch)
+        if self.options["decode"] == "reader":
+            samples = map(self._image, samples)
+        thread = _thread(ready, self._collated(samples))
+        thread.start()
         try:
             while (batch := ready.get()) is not None:
                 yield self._decoded(batch)
         finally:
             over.set()
-            for thread in threads:
-                thread.join(SECONDS)
-
-    def _threads(
-        self, epoch: int, ready: _Queue, over: threading.Event
-    ) -> list[threading.Thread]:
-        if self.options["decode"] == "thread":
-            jpegs: _Queue = _Queue(AHEAD_SAMPLES, over)
-            return [
-                _thread(jpegs, self._samples(epoch)),
-                _thread(ready, self._collated(map(self._image, jpegs))),
-            ]
-        samples = self._samples(epoch)
-        if self.options["decode"] == "reader":
-            samples = map(self._image, samples)
-        return [_thread(ready, self._collated(samples))]
+            thread.join(SECONDS)
 
     def _samples(self, epoch: int) -> Iterator[tuple[Any, int]]:
         order = list(self.place.shards)
@@ -74,7 +61,7 @@ class TarStream(Opponent):
         with contextlib.ExitStack() as stack:
             idle = [
                 stack.enter_context(contextlib.closing(login.connect()))
-                for _ in range(self.options.get("connections", 2))
+                for _ in range(CONNECTIONS)
             ]
             asked: deque[HTTPConnection] = deque()
             for shard in order:

@@ -22,9 +22,10 @@ class WebDataset(Opponent):
 
     PACKAGES: ClassVar = ("webdataset",)
     GRID: ClassVar[list[Options]] = [
-        {"num_workers": num_workers, "channels_last": layout}
-        for num_workers in (0, 1, 2)
-        for layout in (False, True)
+        {"num_workers": 0, "channels_last": True},
+        {"num_workers": 1, "channels_last": True},
+        {"num_workers": 2, "channels_last": True},
+        {"num_workers": 0, "channels_last": False},
     ]
 
     def batches(self, epoch: int) -> Batches:
@@ -49,7 +50,6 @@ class WebDataset(Opponent):
             .map_tuple(self.decode, int)
             .batched(self.task.batch_size, collation_fn=collate)
         )
-        num_workers = self.options["num_workers"]
         return webdataset.WebLoader(
-            samples, batch_size=None, num_workers=num_workers
+            samples, batch_size=None, num_workers=self.options["num_workers"]
         )

@@ -36,7 +36,7 @@ from photos import shard
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 100.0
 NUM_SHARDS, SHARD_SAMPLES = 4, 9
-TASK = Task("resnet18", "backbone", 4, 72, 64)
+TASK = Task("resnet18", "backbone", 4, 72, 64, resize="floats")
 CONTAINER = "opponents-photos"
 LIBRARIES = {
     "webdataset": "webdataset",
@@ -47,8 +47,8 @@ LIBRARIES = {
 PROCESSES: Mapping[str, Mapping[str, Any]] = {
     "tar-stream": {"decode": "reader"},
     "webdataset": {"num_workers": 2},
-    "s3-tars": {"num_workers": 2, "ahead": True},
-    "s3-images": {"num_workers": 2, "together": True},
+    "s3-tars": {"num_workers": 2, "reader": "sequential"},
+    "s3-images": {"num_workers": 2, "reader": "sequential"},
     "mosaic": {"num_workers": 2, "predownload": None},
 }
 """Settings with the most threads and processes."""
@@ -221,7 +221,6 @@ def is_worker(pid: int) -> bool:
     ("name", "options"),
     [
         ("tar-stream-resized", {"decode": "loop"}),
-        ("tar-stream", {"decode": "thread", "connections": 1}),
         ("local-features", {"decode": "reader"}),
         ("local-features", {"decode": "reader", "keep": "disk"}),
     ],

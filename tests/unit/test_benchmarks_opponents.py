@@ -107,9 +107,14 @@ def test_frozen_part_and_tail_are_the_whole_network(
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_pixels_are_those_of_torchvisions_preset(channels_last: bool) -> None:
+@pytest.mark.parametrize(
+    ("resize", "tolerance"), [("floats", 1e-5), ("integers", 1 / 255 / 0.22)]
+)
+def test_pixels_are_those_of_torchvisions_preset(
+    resize: str, tolerance: float, channels_last: bool
+) -> None:
     ((jpeg, _),) = jpegs(1)
-    task = Task("resnet18", "backbone", 1, 128, 112)
+    task = Task("resnet18", "backbone", 1, 128, 112, resize)
     trainer = Trainer(task, channels_last=channels_last)
     seen = []
     trainer.frozen = lambda pixels: seen.append(pixels)
@@ -117,7 +122,9 @@ def test_pixels_are_those_of_torchvisions_preset(channels_last: bool) -> None:
     data = torch.frombuffer(bytearray(jpeg), dtype=torch.uint8)
     preset = ImageClassification(crop_size=112, resize_size=128)
     expected = preset(decode_jpeg(data, ImageReadMode.RGB))
-    torch.testing.assert_close(seen[0][0], expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(seen[0][0], expected, rtol=0, atol=tolerance)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    assert seen[0].is_contiguous(memory_format=layout)
 
 
 # -- tars -------------------------------------------------------------------
