@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from benchmarks.pieces import Piece, built, num_frozen, pieces_of
+from benchmarks.preset import Preset
 from benchmarks.spread import spread
 from benchmarks.workloads import FREEZES, NETWORKS, Network
 from torch import nn
 from torchvision.io import ImageReadMode, decode_jpeg
-from torchvision.transforms._presets import ImageClassification
 
 NUM_CLASSES = 1000
 LEARNING_RATE = 1e-4
@@ -67,10 +67,7 @@ class Stages:
         count = max(len(jpegs), self.network.batch_size)
         self._jpegs = list(itertools.islice(itertools.cycle(jpegs), count))
         self._steps = steps
-        self._preset = ImageClassification(
-            crop_size=self.network.crop_size,
-            resize_size=self.network.resize_size,
-        )
+        self._preset = Preset(self.network.resize_size, self.network.crop_size)
         self._labels = torch.arange(self.network.batch_size) % NUM_CLASSES
 
     def measure(self, rounds: int) -> Rounds:

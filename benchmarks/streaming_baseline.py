@@ -27,8 +27,8 @@ from typing import Any
 import requests
 import torch
 import torchvision
+from benchmarks.preset import Preset
 from torchvision.io import ImageReadMode, decode_jpeg
-from torchvision.transforms._presets import ImageClassification
 
 from hapi_client.connection import Connection
 from hapi_client.credentials import Credentials
@@ -50,7 +50,7 @@ RATIO_WANTED = 0.95
 def handwritten_samples(
     connection: Connection, token: str, shards: list[str]
 ) -> Iterator[tuple[torch.Tensor, int]]:
-    transform = ImageClassification(crop_size=224, resize_size=256)
+    transform = Preset()
     for shard in shards:
         url = f"{connection.storage_url}/{LOCATION.container}/{shard}"
         with requests.get(

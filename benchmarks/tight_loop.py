@@ -28,9 +28,9 @@ from collections.abc import Iterator
 
 import torch
 import torchvision
+from benchmarks.preset import Preset
 from torch import nn
 from torchvision.io import ImageReadMode, decode_jpeg
-from torchvision.transforms._presets import ImageClassification
 
 AHEAD = 2
 """Batches that wait for each thread that runs the model."""
@@ -66,7 +66,7 @@ class Loop:
         )
         module = headless(model, head).eval().requires_grad_(False)
         self._module = module.to(self._device).to(memory_format=self._layout)
-        self._preset = ImageClassification(crop_size=CROP_SIZE)
+        self._preset = Preset(crop_size=CROP_SIZE)
         self._batch = batch
         self._decode_threads = decode_threads
         self._forward_threads = forward_threads

@@ -8,17 +8,13 @@ from typing import Any
 
 import torch
 from benchmarks.opponents.networks import split
+from benchmarks.preset import MEAN, STD, Preset
 from torch import nn
 from torch.fx.experimental.optimization import fuse
 from torchvision.io import ImageReadMode, decode_jpeg
-from torchvision.transforms import functional as floats
-from torchvision.transforms.v2 import functional as integers
 
 LEARNING_RATE = 1e-4
 MOMENTUM = 0.9
-MEAN = (0.485, 0.456, 0.406)
-STD = (0.229, 0.224, 0.225)
-"""Of the channels of ImageNet, as torchvision's presets have them."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +27,6 @@ class Task:
         batch_size: samples of a step.
         resize_size: pixels of the shorter side.
         crop_size: pixels of both sides of what the network sees.
-        resize: with ``floats``, which is what torchvision's presets do, or
-            with ``integers``, as its second version does, for a fifth of the
-            time; pixels differ by 1 of 255 at most.
     """
 
     model: str
@@ -41,7 +34,6 @@ class Task:
     batch_size: int
     resize_size: int
     crop_size: int
-    resize: str = "integers"
 
 
 @dataclass(frozen=True)
@@ -86,21 +78,11 @@ class Decoder:
     """
 
     def __init__(self, task: Task) -> None:
-        self._resize = {"floats": floats, "integers": integers}[
-            task.resize
-        ].resize
-        self._resize_size = [task.resize_size]
-        self._crop_size = [task.crop_size]
+        self._preset = Preset(task.resize_size, task.crop_size)
 
     def __call__(self, jpeg: bytes | bytearray) -> torch.Tensor:
         data = torch.frombuffer(writable(jpeg), dtype=torch.uint8)
-        image = self._resize(
-            decode_jpeg(data, ImageReadMode.RGB),
-            self._resize_size,
-            antialias=True,
-        )
-        cropped: torch.Tensor = floats.center_crop(image, self._crop_size)
-        return cropped
+        return self._preset.pixels(decode_jpeg(data, ImageReadMode.RGB))
 
 
 def writable(data: bytes | bytearray) -> bytearray:

@@ -1,19 +1,15 @@
 """Fine-tune a ResNet-18 on a folder of images."""
 
-from functools import partial
-
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
-from torchvision.io import decode_image
 from torchvision.models import ResNet18_Weights, resnet18
 
 EPOCHS = 10
 weights = ResNet18_Weights.DEFAULT
-read = partial(decode_image, mode="RGB")
-train = ImageFolder("photos/train", weights.transforms(), loader=read)
-val = ImageFolder("photos/val", weights.transforms(), loader=read)
+train = ImageFolder("photos/train", weights.transforms())
+val = ImageFolder("photos/val", weights.transforms())
 
 torch.manual_seed(0)
 model = resnet18(weights=weights).eval().requires_grad_(False)

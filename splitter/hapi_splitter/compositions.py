@@ -18,6 +18,8 @@ from torchvision.transforms import v2
 _KINDS = (v1.Compose, v2.Compose, nn.Sequential)
 _TO_FLOATS = (v1.ToTensor, v2.ToTensor)
 _OF_DTYPE = (v1.ConvertImageDtype, v2.ConvertImageDtype, v2.ToDtype)
+_OF_PILLOW = (*_TO_FLOATS, v1.PILToTensor, v2.PILToTensor, v2.ToImage)
+"""Before these there are Pillow's images, not tensors."""
 _NOTHING = (
     *(v1.PILToTensor, v2.PILToTensor, v2.ToImage, v2.ToPureTensor, v2.RGB),
     *(nn.Identity, v2.Identity),
@@ -42,7 +44,13 @@ def values_of(composition: Any) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     is_float = False
-    for step in _steps(composition):
+    steps = list(_steps(composition))
+    # The first version takes floats for tensors, the second one and Pillow
+    # do not.
+    found["integer_resize"] = any(
+        isinstance(step, (*_OF_PILLOW, v2.Resize)) for step in steps
+    )
+    for step in steps:
         if isinstance(step, _NOTHING):
             continue
         if isinstance(step, (v1.Normalize, v2.Normalize)):

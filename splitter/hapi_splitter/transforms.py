@@ -1,10 +1,12 @@
 """Decoding of images and the input transform of a model.
 
-The transform takes the steps of torchvision's classification preset, with
-fewer copies between them: it equals ``weights.transforms()`` to the bit. JPEG
-is decoded by torchvision on the CPU, on both tiers; PNG, which leaves decoders
-no choice, by Pillow. An image's size is read from its header and checked
-before anything is allocated for its pixels.
+The transform takes the steps of torchvision's classification preset. Bytes are
+resized with integers, as Pillow does it, so that pixels are those that most
+training sees, on every processor; or, when asked for, with floats, and then it
+equals ``weights.transforms()`` of a tensor to the bit. JPEG is decoded by
+torchvision on the CPU, on both tiers; PNG, which leaves decoders no choice, by
+Pillow. An image's size is read from its header and checked before anything is
+allocated for its pixels.
 
 torchvision is imported where it is used: it takes seconds, and a process
 that only validates packages needs none of it.
@@ -43,6 +45,9 @@ MAX_BYTE = 255
 
 _INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic")
 _ANTIALIASED = ("bilinear", "bicubic")
+_OPTIONAL = frozenset({"augmentation", "integer_resize"})
+"""Fields that a document may lack: the first where there is none, the second
+where it is false."""
 MAX_SCANS = 100
 """Of a progressive JPEG, which usually has about ten.  Each scan passes over
 the whole image, however few bytes it takes."""
@@ -79,6 +84,11 @@ class ImageTransform:
         antialias: of the resize.
         augmentation: what is random about training images; None where
             nothing is.
+        integer_resize: whether bytes are resized with integers, as Pillow
+            and torchvision's v2 do it (of photographs, one value of 500
+            differs from Pillow's, by 1 of 255), and the same on every
+            processor; else with floats, as torchvision's presets do for
+            tensors (one value of six), for several times the time.
 
     Raises:
         ValueError: naming the field, its value and what is allowed.
@@ -91,6 +101,7 @@ class ImageTransform:
     interpolation: str = "bilinear"
     antialias: bool = True
     augmentation: Augmentation | None = None
+    integer_resize: bool = True
 
     def __post_init__(self) -> None:
         for name in ("resize_size", "crop_size"):
@@ -108,10 +119,12 @@ class ImageTransform:
                 f"interpolation must be one of {', '.join(_INTERPOLATIONS)}, "
                 f"not {self.interpolation!r:.80}"
             )
-        if not isinstance(self.antialias, bool):
-            raise ValueError(
-                f"antialias must be true or false, not {self.antialias!r}"
-            )
+        for name in ("antialias", "integer_resize"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(
+                    f"{name} must be true or false, not"
+                    f" {getattr(self, name)!r:.80}"
+                )
         if self.augmentation and self.crop_size > MAX_AUGMENTED_SIDE:
             raise ValueError(
                 f"crop_size must be 1 to {MAX_AUGMENTED_SIDE} pixels with an "
@@ -168,6 +181,8 @@ class ImageTransform:
     def to_json(self) -> dict[str, Any]:
         fields = {n: getattr(self, n) for n in self.__dataclass_fields__}
         fields |= {"mean": list(self.mean), "std": list(self.std)}
+        if not self.integer_resize:
+            del fields["integer_resize"]
         if self.augmentation is None:
             del fields["augmentation"]
         else:
@@ -184,10 +199,10 @@ class ImageTransform:
         if not isinstance(document, dict):
             raise ValueError(f"a transform is an object, not {document!r:.80}")
         expected = set(cls.__dataclass_fields__)
-        if set(document) | {"augmentation"} != expected:
+        if set(document) | _OPTIONAL != expected:
             raise ValueError(
                 f"a transform has the fields {sorted(expected)} (of which "
-                "augmentation may be left out), not "
+                f"{' and '.join(sorted(_OPTIONAL))} may be left out), not "
                 f"{sorted(map(str, document))!r:.200}"
             )
         channels = {name: document[name] for name in ("mean", "std")}
@@ -195,7 +210,7 @@ class ImageTransform:
             if not isinstance(value, list):
                 raise ValueError(f"{name} must be a list, not {value!r:.80}")
             channels[name] = tuple(value)
-        fields = document | channels
+        fields = {"integer_resize": False} | document | channels
         if "augmentation" in document:
             stated = Augmentation.from_json(document["augmentation"])
             fields["augmentation"] = stated
@@ -250,6 +265,12 @@ class ImageTransform:
                 f"an image of {width}x{height} pixels would be resized to "
                 f"{resized} pixels, more than {MAX_RESIZED_PIXELS}"
             )
+        if self.integer_resize:
+            sides = self._resized_sides(height, width)
+            pixels = _centred(
+                self._resized(image[None], *sides), self.crop_size
+            )
+            return self._normalised(pixels[0].to(torch.float32))
         pixels = self._cropped(image[None].to(torch.float32))[0].round()
         if self.interpolation == "bicubic":
             pixels.clamp_(0, MAX_BYTE)

@@ -26,9 +26,9 @@ from benchmarks.opponents.training import (
     Place,
     Task,
 )
+from benchmarks.preset import Preset
 from benchmarks.remote import Remote
 from torchvision.io import ImageReadMode, decode_jpeg
-from torchvision.transforms._presets import ImageClassification
 
 from hapi_cluster import Cluster
 from photos import shard
@@ -36,7 +36,7 @@ from photos import shard
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 100.0
 NUM_SHARDS, SHARD_SAMPLES = 4, 9
-TASK = Task("resnet18", "backbone", 4, 72, 64, resize="floats")
+TASK = Task("resnet18", "backbone", 4, 72, 64)
 CONTAINER = "opponents-photos"
 LIBRARIES = {
     "webdataset": "webdataset",
@@ -285,9 +285,7 @@ def labels_of(paths: list[Path]) -> list[int]:
 def plain_loop(paths: list[Path]) -> float:
     """The loss of the last batch."""
     frozen, tail = split(TASK.model, TASK.freeze, TASK.crop_size)
-    preset = ImageClassification(
-        crop_size=TASK.crop_size, resize_size=TASK.resize_size
-    )
+    preset = Preset(TASK.resize_size, TASK.crop_size)
     optimizer = torch.optim.SGD(
         tail.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM
     )

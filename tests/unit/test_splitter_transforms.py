@@ -8,15 +8,18 @@ import json
 import random
 import struct
 import zlib
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.nn.functional import interpolate
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.models import ResNet18_Weights, ViT_B_16_Weights
-from torchvision.transforms import InterpolationMode
+from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms._presets import ImageClassification
 
 from hapi_splitter import transforms
@@ -41,6 +44,31 @@ def picture(
     return buffer.getvalue()
 
 
+def with_floats(transform: ImageTransform) -> ImageTransform:
+    return replace(transform, integer_resize=False)
+
+
+def with_integers(
+    transform: ImageTransform, pixels: torch.Tensor
+) -> torch.Tensor:
+    """Bytes of torch's own resize in the place of the preset's."""
+    height, width = pixels.shape[-2:]
+    shorter, longer = sorted((height, width))
+    sides = [transform.resize_size, transform.resize_size * longer // shorter]
+    if height > width:
+        sides.reverse()
+    if [height, width] != sides:
+        pixels = interpolate(
+            pixels[None],
+            sides,
+            mode=transform.interpolation,
+            antialias=transform.antialias
+            and transform.interpolation in ("bilinear", "bicubic"),
+        )[0]
+    # What is resized already, the preset only crops and normalises.
+    return preset_of(transform)(pixels)
+
+
 def preset_of(transform: ImageTransform) -> torch.nn.Module:
     """What torchvision does the same with."""
     return ImageClassification(
@@ -56,18 +84,19 @@ def preset_of(transform: ImageTransform) -> torch.nn.Module:
 @pytest.mark.parametrize("name", PRESETS)
 def test_transform_equals_torchvisions_preset_to_the_bit(name: str) -> None:
     preset = PRESETS[name]
-    transform = ImageTransform.from_preset(preset)
+    transform = with_floats(ImageTransform.from_preset(preset))
     image = decode_image(picture(size=(333, 500)))
     assert torch.equal(transform(image), preset(image))
     assert transform(image).shape == transform.output_shape
 
 
+@pytest.mark.parametrize("integers", [True, False])
 @pytest.mark.parametrize("antialias", [True, False])
 @pytest.mark.parametrize(
     "interpolation", ["nearest", "nearest-exact", "bilinear", "bicubic"]
 )
-def test_transform_equals_the_preset_for_any_sizes(
-    interpolation: str, antialias: bool
+def test_transform_equals_torchvisions_for_any_sizes(
+    interpolation: str, antialias: bool, integers: bool
 ) -> None:
     rng = random.Random(0)
     for sides in (30, 120, 400) * 8:
@@ -77,6 +106,7 @@ def test_transform_equals_the_preset_for_any_sizes(
             rng.choice([1, crop, crop]),
             interpolation=interpolation,
             antialias=antialias,
+            integer_resize=integers,
         )
         # Black and white: bicubic goes beyond both.
         image = 255 * torch.randint(
@@ -86,15 +116,68 @@ def test_transform_equals_the_preset_for_any_sizes(
             image.view(3, height, width),
             image.view(height, width, 3).permute(2, 0, 1),
         ):
-            expected = preset_of(transform)(pixels)
+            if integers:
+                expected = with_integers(transform, pixels)
+            else:
+                expected = preset_of(transform)(pixels)
             assert torch.equal(transform(pixels), expected), transform
+
+
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),
+    reason="torchvision takes floats on other processors",
+)
+def test_integers_are_those_of_torchvisions_second_version() -> None:
+    composed = v2.Compose(
+        [
+            v2.Resize(72),
+            v2.CenterCrop(64),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)),
+        ]
+    )
+    image = decode_image(picture(size=(333, 500)))
+    transform = ImageTransform.from_preset(composed)
+    assert transform.integer_resize
+    # It multiplies by 1/255 where the preset divides by 255.
+    close = partial(torch.allclose, composed(image), rtol=1e-6, atol=1e-6)
+    assert close(transform(image))
+    assert not close(with_floats(transform)(image))
+
+
+def test_integers_are_nearer_to_pillow_than_floats() -> None:
+    data = picture(size=(500, 375))
+    opened = Image.open(io.BytesIO(data)).convert("RGB")
+    preset = ImageClassification(crop_size=224, resize_size=256)
+    transform = ImageTransform.from_preset(preset)
+    pillow = preset(opened)
+
+    def differing(pixels: torch.Tensor) -> float:
+        # Steps of a byte.
+        steps = (pixels - pillow).abs() * 255 * 0.23
+        assert steps.max() < 1.1
+        return float((steps > 0.5).float().mean())
+
+    image = decode_image(data)
+    integers = differing(transform(image))
+    assert integers < 0.01
+    assert differing(with_floats(transform)(image)) > 5 * integers
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_transform_survives_json(name: str) -> None:
     transform = ImageTransform.from_preset(PRESETS[name])
-    document = json.loads(json.dumps(transform.to_json()))
-    assert ImageTransform.from_json(document) == transform
+    for each in (transform, with_floats(transform)):
+        document = json.loads(json.dumps(each.to_json()))
+        assert ImageTransform.from_json(document) == each
+
+
+def test_documents_that_do_not_tell_of_integers_mean_floats() -> None:
+    document = ImageTransform(30, 24).to_json()
+    del document["integer_resize"]
+    found = ImageTransform.from_json(document)
+    assert found == ImageTransform(30, 24, integer_resize=False)
+    assert found.to_json() == document
 
 
 def test_from_preset_takes_the_weights_function() -> None:
@@ -122,6 +205,7 @@ def test_from_preset_refuses_other_transforms() -> None:
         ({"interpolation": "lanczos"}, "interpolation must be one of"),
         ({"interpolation": None}, "interpolation must be one of"),
         ({"antialias": 1}, "antialias must be true or false"),
+        ({"integer_resize": 0}, "integer_resize must be true or false"),
         ({"code": "import os"}, "a transform has the fields"),
     ],
 )
