@@ -44,7 +44,9 @@ WORKLOADS = (
     Workload("resnet18", BACKBONE),
 )
 LINKS = (0.25, 2.0)
-QUICK_VOLUME = Volume(256, 32)
+SHARD_SAMPLES = 32
+"""HAPI's linear program knows no batches below 25, of shards as small."""
+QUICK_VOLUME = Volume(256, SHARD_SAMPLES)
 SETTLING_SECONDS, QUICK_SETTLING_SECONDS = 45.0, 3.0
 STORED_SECONDS = 60.0
 NEVER_SECONDS = 1e9
@@ -326,8 +328,10 @@ def coalescing(bed: Testbed, context: Context, name: str) -> None:
 
 
 def _volume(context: Context, workload: Workload) -> Volume:
-    volume = QUICK_VOLUME if context.quick else workload.volumes[LONG]
-    return volume.times(context.scale)
+    if context.quick:
+        return QUICK_VOLUME.times(context.scale)
+    samples = workload.volumes[LONG].samples
+    return Volume(samples, SHARD_SAMPLES).times(context.scale)
 
 
 def _coalescing() -> dict[str, Workload]:
