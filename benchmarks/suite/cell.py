@@ -72,7 +72,7 @@ class CellRun:
         pushed = streamed if self._freeze != BACKBONE else LONG
         if self.bed.shaped:
             self.bed.set_link(None)
-        self.field.prepare(streamed)
+        self.field.prepare(streamed, slow=slow and self.bed.shaped)
         self._calibrate()
         with self.bed.client.remote(CLIENT) as client:
             contenders = self._opened(client, streamed, pushed)

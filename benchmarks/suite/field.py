@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.opponents.training import Place
-from benchmarks.opponents.tuning import choose
+from benchmarks.opponents.tuning import choose, first_enough
 from benchmarks.opponents.window import Pace
 from benchmarks.suite.contenders import (
     EXTERNALS,
@@ -20,13 +20,17 @@ from benchmarks.suite.contenders import (
 )
 from benchmarks.suite.data_sets import store
 from benchmarks.suite.experiment import Context
-from benchmarks.suite.workloads import LONG, Workload
+from benchmarks.suite.workloads import LONG, SHORT, Workload
 from benchmarks.testbed import Testbed
 
 MEASURED = (*EXTERNALS, RESIZED)
 TUNING_PACE = Pace(
     fill_seconds=1.0, fill_batches=2, seconds=3.0, batches=6, most_seconds=6.0
 )
+SLOW_LINK = 0.25
+"""Of what an opponent reads without a limit."""
+ENOUGH = 0.97
+"""Of what the link carries."""
 
 
 @dataclass
@@ -77,23 +81,33 @@ class Field:
         self.workload = workload
         for name, opponent in self.opponents.items():
             if name not in self.settings:
+                found = self._tuned(opponent)
                 if self.bed.shaped:
-                    self.bed.set_link(None)
-                self.settings[name] = self._tuned(opponent)
-                self.context.note(f"{name}: {self.settings[name]['options']}")
+                    found["slow"] = self._tuned_slow(opponent, found)
+                self.settings[name] = found
+                self.context.note(f"{name}: {found['options']}")
                 self.context.save()
 
-    def prepare(self, size: str) -> None:
-        """Has every opponent take the workload, on a data set of a size."""
+    def prepare(self, size: str, *, slow: bool) -> None:
+        """Has every opponent take the workload.
+
+        Args:
+            size: of the data set.
+            slow: whether with the settings for links that carry less than
+                streaming could use.
+        """
         for name, opponent in self.opponents.items():
+            settings = self.settings[name]
+            chosen = settings["slow"] if slow else settings
             opponent.prepare(
-                self.workload.task,
-                self.place(size),
-                self.settings[name]["options"],
+                self.workload.task, self.place(size), chosen["options"]
             )
 
     def _tuned(self, opponent: Opponent) -> dict[str, Any]:
+        """Without a limit on the link."""
         place = self.place(LONG)
+        if self.bed.shaped:
+            self.bed.set_link(None)
 
         def rate(options: Mapping[str, Any]) -> float:
             opponent.prepare(self.workload.task, place, options)
@@ -107,6 +121,33 @@ class Field:
             "versions": dict(opponent.versions),
             "grid": tried,
         }
+
+    def _tuned_slow(
+        self, opponent: Opponent, found: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """On a slow link, where readers have to overlap.
+
+        Args:
+            opponent: who.
+            found: its settings without a limit, which come first.
+        """
+        place = self.place(SHORT)
+        options = found["options"]
+        opponent.prepare(self.workload.task, place, options)
+        opponent.forget()
+        fast = opponent.epochs(0, 1)[0]
+        rate = SLOW_LINK * fast["samples_per_second"]
+        self.bed.set_link(rate * fast["down_bytes"])
+
+        def slow_rate(options: Mapping[str, Any]) -> float:
+            opponent.prepare(self.workload.task, place, options)
+            opponent.forget()
+            return float(opponent.epochs(0, 1)[0]["samples_per_second"])
+
+        others = [each for each in opponent.grid if each != options]
+        grid = [options] if self.context.quick else [options, *others]
+        chosen, tried = first_enough(slow_rate, grid, ENOUGH * rate)
+        return {"options": dict(chosen), "grid": tried}
 
 
 @contextlib.contextmanager

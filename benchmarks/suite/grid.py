@@ -15,7 +15,9 @@ from benchmarks.suite.workloads import Workload, cell_name, chosen
 
 KEYS = """\
   opponents {network: {name: {options, versions, grid: {settings: samples
-            per second}}}}: settings, and how they were chosen
+            per second}, slow: {options, grid}}}}: settings, and how they
+            were chosen; slow: for links below 1, until some were as fast as
+            the link
   absent    {name: why an opponent was not measured}
   cells     list of
     name, model, freeze, link  e.g. resnet18/backbone/0.25

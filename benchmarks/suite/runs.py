@@ -307,6 +307,8 @@ class CellRuns:
         """Of an opponent; empty where it was not tuned."""
         found = self.context.section["opponents"]
         tuned = found.get(self.workload.model, {}).get(name, {})
+        if self.link is not None and self.link < 1:
+            tuned = tuned.get("slow", tuned)
         options: Mapping[str, Any] = tuned.get("options", {})
         return options
 

@@ -16,7 +16,7 @@ from benchmarks.opponents import convert, tars, window
 from benchmarks.opponents.networks import build, split
 from benchmarks.opponents.serve import OPPONENTS
 from benchmarks.opponents.training import Decoder, Task, Trainer
-from benchmarks.opponents.tuning import choose, label
+from benchmarks.opponents.tuning import choose, first_enough, label
 from PIL import Image
 from torchvision.transforms._presets import ImageClassification
 
@@ -262,3 +262,19 @@ def test_one_choice_is_not_measured() -> None:
 def test_no_choice_is_an_error() -> None:
     with pytest.raises(ValueError, match="nothing to choose"):
         choose(lambda _: 1.0, [])
+
+
+@pytest.mark.parametrize(
+    ("enough", "chosen", "num_tried"),
+    [(5.0, 1, 1), (6.0, 2, 2), (9.0, 2, 3)],
+)
+def test_first_setting_that_is_fast_enough_is_taken(
+    enough: float, chosen: int, num_tried: int
+) -> None:
+    rates = {1: 5.0, 2: 7.0, 3: 6.5}
+    grid = [{"num_workers": each} for each in rates]
+    found, tried = first_enough(
+        lambda options: rates[options["num_workers"]], grid, enough
+    )
+    assert found == {"num_workers": chosen}
+    assert list(tried.values()) == list(rates.values())[:num_tried]
