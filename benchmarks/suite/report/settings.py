@@ -19,7 +19,7 @@ from benchmarks.suite.report.figures import options_text, rate_text
 _TEXT = """\
 Each opponent runs with the fastest of these settings for a network, which
 short windows found out, without a limit on the link; where the link carries
-less than a stream could use, with the first ones that were found to fill it."""
+less than a stream could use, with the first ones found to fill it."""
 
 
 def absent_blocks(section: Mapping[str, Any]) -> Iterator[Block]:
