@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -99,8 +100,8 @@ def place(cluster: Cluster, photographs: list[Path]) -> Place:
 def start(tmp_path: Path) -> Iterator[Callable[[str], Remote]]:
     """Starts opponents; when they have ended, nothing is left of them."""
     before = shared_memory()
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
+    # Short, as the names of sockets in it must be.
+    temporary = Path(tempfile.mkdtemp(prefix="opponents-"))
     started = []
 
     def run(name: str) -> Remote:
@@ -123,7 +124,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], Remote]]:
     for remote in started:
         remote.close()
     until(lambda: not any(session(remote.pid) for remote in started))
-    assert list(temporary.iterdir()) == []
+    temporary.rmdir()  # which only works when nothing is left in it
     assert shared_memory() <= before
 
 

@@ -114,7 +114,7 @@ def test_cpu_seconds_are_those_of_all_threads() -> None:
 def test_a_process_is_pinned_for_a_block_only() -> None:
     usual = os.sched_getaffinity(0)
     core = min(usual)
-    with pinned(core):
+    with pinned({core}):
         assert os.sched_getaffinity(0) == {core}
     assert os.sched_getaffinity(0) == usual
 
