@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks import alone
 from benchmarks.cifar import (
     NETWORK,
     NEW_CLASSES,
@@ -55,7 +56,6 @@ from benchmarks.cifar import (
 from benchmarks.options import add_data, add_quick, parser_of, require_data
 from benchmarks.pieces import num_frozen, pieces_of
 from benchmarks.pinned import one_core
-from benchmarks.results import machine, versions, write_json
 from benchmarks.tars import find_tars
 from benchmarks.workloads import BACKBONE, FREEZES, INNER, NETWORKS
 from torch import nn
@@ -325,29 +325,17 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments_of(argv)
-    try:
-        return _run(options)
-    except (OSError, ValueError) as error:
-        print(f"benchmarks.accuracy: {error}", file=sys.stderr)
-        return 1
-
-
-def _run(options: argparse.Namespace) -> int:
-    body: dict[str, Any] = {
-        "benchmark": "accuracy",
-        "settings": {"quick": options.quick},
-        "machine": machine(),
-        "versions": versions(),
-    }
-    body["accuracy"] = measure(
-        find_tars(options.data, CIFAR_TARS),
-        quick=options.quick,
-        note=lambda text: print(f"… {text}", file=sys.stderr, flush=True),
+    return alone.run(
+        "accuracy",
+        lambda: measure(
+            find_tars(options.data, CIFAR_TARS),
+            quick=options.quick,
+            note=alone.note,
+        ),
+        table,
+        settings={"quick": options.quick},
+        path=options.json,
     )
-    print(table(body["accuracy"]))
-    if options.json is not None:
-        write_json(options.json, body)
-    return 0
 
 
 if __name__ == "__main__":

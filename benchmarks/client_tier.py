@@ -13,7 +13,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,7 +24,7 @@ from benchmarks.cells import FETCH_OPTIONS, NETWORKS
 from benchmarks.contenders import more_cuts, outlook, problem_json
 from benchmarks.devices import client_device
 from benchmarks.opponents.diary import follow
-from benchmarks.opponents.window import Meter, Pace, between, measure
+from benchmarks.opponents.window import Meter, between
 from benchmarks.regret import AUTO
 from benchmarks.remote import serve
 
@@ -207,33 +207,6 @@ class ClientTier:
             "fallbacks": after.fallbacks - before.fallbacks,
             "cached": after.cached - before.cached,
         }
-
-    def window(
-        self,
-        name: str,
-        epoch: int,
-        pace: Mapping[str, Any],
-        interface: str | None,
-        storage_sessions: Sequence[int],
-    ) -> dict[str, Any]:
-        """A window of an epoch, as opponents measure theirs.
-
-        Returns:
-            What :func:`benchmarks.opponents.window.measure` does, and
-            ``fallbacks``, spans that were streamed instead.
-        """
-        job = self._jobs[name]
-        before = job.stats.fallbacks
-
-        def received() -> int:
-            return sum(job.stats.samples_by_cut.values())
-
-        found = measure(
-            train_epoch(job, self._optimizers[name], epoch),
-            Meter(interface, storage_sessions, received),
-            Pace(**pace),
-        )
-        return {**found, "fallbacks": job.stats.fallbacks - before}
 
     def epochs(
         self,
@@ -529,7 +502,6 @@ def main() -> NoReturn:
                 "outlook": tier.outlook,
                 "plan": tier.plan,
                 "follow": tier.follow,
-                "window": tier.window,
                 "epochs": tier.epochs,
                 "diary": tier.diary,
                 "package_bytes": tier.package_bytes,

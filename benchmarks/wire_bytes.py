@@ -38,9 +38,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks import alone
 from benchmarks.options import add_data, add_quick, parser_of, require_data
 from benchmarks.pieces import Piece, built, num_frozen, pieces_of
-from benchmarks.results import machine, versions, write_json
 from benchmarks.tars import find_tars
 from benchmarks.workloads import BACKBONE, FREEZES, NETWORKS, Network
 
@@ -346,29 +346,17 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments_of(argv)
-    try:
-        return _run(options)
-    except (OSError, ValueError) as error:
-        print(f"benchmarks.wire_bytes: {error}", file=sys.stderr)
-        return 1
-
-
-def _run(options: argparse.Namespace) -> int:
-    body: dict[str, Any] = {
-        "benchmark": "wire_bytes",
-        "settings": {"quick": options.quick},
-        "machine": machine(),
-        "versions": versions(),
-    }
-    body["wire_bytes"] = measure(
-        find_tars(options.data),
-        quick=options.quick,
-        note=lambda text: print(f"… {text}", file=sys.stderr, flush=True),
+    return alone.run(
+        "wire_bytes",
+        lambda: measure(
+            find_tars(options.data),
+            quick=options.quick,
+            note=alone.note,
+        ),
+        table,
+        settings={"quick": options.quick},
+        path=options.json,
     )
-    print(table(body["wire_bytes"]))
-    if options.json is not None:
-        write_json(options.json, body)
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""A window of a training loop, measured alike for every contender.
+"""A window of a training loop, by which settings are compared.
 
 A pass begins an epoch, lets the pipeline fill, and then counts from the end
-of one training step to that of another one.  So the rate is that of a long
-epoch, and what starting an epoch takes is left out, for all alike.
+of one training step to that of another one.  What starting an epoch takes is
+left out; but what had come ahead by then counts, so that windows compare
+settings of one opponent, and nothing else.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Collection, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,6 @@ class Reading:
             headers included; 0 without an interface.
         client_seconds, storage_seconds: CPU seconds of each tier's
             processes so far.
-        received: samples that have come so far, trained or not; None where
-            nobody counts them.
     """
 
     time: float
@@ -65,7 +64,6 @@ class Reading:
     up: int
     client_seconds: float
     storage_seconds: float
-    received: int | None = None
 
 
 @dataclass(frozen=True)
@@ -76,12 +74,10 @@ class Meter:
         interface: of the client's network namespace; None without one.
         storage_sessions: of the storage tier's processes. The client's are
             those of this process's own session.
-        received: see :class:`Reading`.
     """
 
     interface: str | None
     storage_sessions: Collection[int]
-    received: Callable[[], int] | None = None
 
     def read(self) -> Reading:
         finish()
@@ -94,7 +90,6 @@ class Meter:
             up,
             session_seconds({os.getsid(0)}),
             session_seconds(self.storage_sessions),
-            self.received() if self.received is not None else None,
         )
 
 
@@ -172,20 +167,13 @@ def measure(
 
 
 def between(begin: Reading, end: Reading, samples: int) -> dict[str, float]:
-    """Rates and costs of one sample, of what lies between two readings.
-
-    Bytes are of one sample that came, where that is counted: while a
-    pipeline still fills, more come than are trained.
-    """
+    """Rates and costs of one sample, of what lies between two readings."""
     seconds = end.time - begin.time
-    came = samples
-    if begin.received is not None and end.received is not None:
-        came = max(1, end.received - begin.received)
     return {
         "seconds": seconds,
         "samples_per_second": samples / seconds,
-        "down_bytes": (end.down - begin.down) / came,
-        "up_bytes": (end.up - begin.up) / came,
+        "down_bytes": (end.down - begin.down) / samples,
+        "up_bytes": (end.up - begin.up) / samples,
         "client_seconds": (end.client_seconds - begin.client_seconds)
         / samples,
         "storage_seconds": (end.storage_seconds - begin.storage_seconds)

@@ -20,7 +20,7 @@ from benchmarks.remote import Remote
 from benchmarks.suite import entries
 from benchmarks.suite.contenders import TAR_STREAM, Opponent, Ours, start
 from benchmarks.suite.data_sets import CLIENT, SECONDS, store
-from benchmarks.suite.experiment import Context, Experiment
+from benchmarks.suite.experiment import Context, Experiment, no_goals
 from benchmarks.suite.second_proxy import second_proxy
 from benchmarks.suite.tiers import calibrate, settle
 from benchmarks.suite.together import (
@@ -441,11 +441,6 @@ def table(section: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def met(section: Mapping[str, Any]) -> dict[str, bool | None]:
-    """Nothing here is a goal."""
-    return {}
-
-
 EXPERIMENT = Experiment(
     name="ablations",
     title="What each part of ours is worth",
@@ -454,5 +449,5 @@ EXPERIMENT = Experiment(
     quick_minutes=4,
     measure=measure,
     table=table,
-    met=met,
+    met=no_goals,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +19,7 @@ from benchmarks.suite.contenders import (
 )
 from benchmarks.suite.data_sets import CLIENT, SECONDS
 from benchmarks.suite.field import Field
+from benchmarks.suite.tiers import calibrate, settle
 from benchmarks.suite.verdict import (
     AGAIN,
     AUTO_RESIZED,
@@ -34,8 +34,6 @@ from hapi_client.frozen import FREEZE
 
 RESIZED_LINKS = (None, 0.25, 2.0)
 """Where what reads resized photographs is measured too."""
-CALIBRATING_EPOCHS = 2
-SETTLED_SECONDS = 12.0
 MOST_SETTLING_SECONDS = 45.0
 QUICK_SETTLING_SECONDS = 5.0
 
@@ -73,7 +71,10 @@ class CellRun:
         if self.bed.shaped:
             self.bed.set_link(None)
         self.field.prepare(streamed, slow=slow and self.bed.shaped)
-        self._calibrate()
+        opponent = self.field.opponents[TAR_STREAM]
+        self.entry |= calibrate(self.bed, opponent, self.link)
+        rate = self.entry["calibration"]["samples_per_second"]
+        self._note(f"the tar stream saturates at {rate:.1f}")
         with self.bed.client.remote(CLIENT) as client:
             contenders = self._opened(client, streamed, pushed)
             self._warm_up(client, contenders)
@@ -86,25 +87,6 @@ class CellRun:
 
     def _note(self, text: str) -> None:
         self.context.note(f"{self.entry['name']}: {text}")
-
-    def _calibrate(self) -> None:
-        """Sets the link, beside what saturates the client now."""
-        found = [
-            self._pass(self.field.opponents[TAR_STREAM])
-            for _ in range(CALIBRATING_EPOCHS)
-        ]
-        best = max(found, key=lambda each: each["samples_per_second"])
-        rate, size = best["samples_per_second"], best["down_bytes"]
-        self.entry["calibration"] = {
-            "samples_per_second": rate,
-            "bytes_per_sample": size,
-        }
-        limit = None if self.link is None else self.link * rate * size
-        self.entry["link_bytes_per_second"] = limit
-        if limit is not None:
-            self.bed.set_link(limit)
-        shown = "unshaped" if limit is None else f"{limit / 1e6:.2f} MB/s"
-        self._note(f"the tar stream saturates at {rate:.1f}; link {shown}")
 
     def _pass(self, contender: Contender) -> dict[str, Any]:
         """A whole epoch, as if it were the first one."""
@@ -157,19 +139,13 @@ class CellRun:
                 self._pass(each)
 
     def _settle(self, client: Remote, contender: Contender) -> None:
-        most = MOST_SETTLING_SECONDS
-        if self.context.quick:
-            most = QUICK_SETTLING_SECONDS
-        began = changed = time.monotonic()
-        last: str | None = None
-        while True:
-            self._pass(contender)
-            plan = _ask(client, "plan", name=contender.name)["label"]
-            now = time.monotonic()
-            if plan is None or plan != last:
-                changed, last = now, plan
-            if now - changed >= SETTLED_SECONDS or now - began >= most:
-                return
+        settle(
+            lambda: self._pass(contender),
+            lambda: _ask(client, "plan", name=contender.name)["label"],
+            QUICK_SETTLING_SECONDS
+            if self.context.quick
+            else MOST_SETTLING_SECONDS,
+        )
 
     def _measure(self, contenders: Mapping[str, Contender]) -> None:
         rounds: dict[str, list[dict[str, Any]]] = {n: [] for n in contenders}

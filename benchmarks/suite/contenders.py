@@ -66,9 +66,6 @@ class Contender(Protocol):
     def name(self) -> str:
         """In results."""
 
-    def window(self, epoch: int, pace: Pace) -> dict[str, Any]:
-        """See :func:`benchmarks.opponents.window.measure`."""
-
     def epochs(self, first: int, count: int) -> list[dict[str, Any]]:
         """Whole epochs, a dictionary for each.
 
@@ -90,16 +87,6 @@ class Ours:
     bed: Testbed
     client: Remote
     name: str
-
-    def window(self, epoch: int, pace: Pace) -> dict[str, Any]:
-        return _ask(
-            self.client,
-            "window",
-            name=self.name,
-            epoch=epoch,
-            pace=asdict(pace),
-            **_meter(self.bed),
-        )
 
     def epochs(self, first: int, count: int) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = _ask(
@@ -147,6 +134,7 @@ class Opponent:
         )
 
     def window(self, epoch: int, pace: Pace) -> dict[str, Any]:
+        """See :func:`benchmarks.opponents.window.measure`; for tuning."""
         return _ask(
             self._remote,
             "window",

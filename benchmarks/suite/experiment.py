@@ -70,3 +70,8 @@ class Experiment:
     measure: Callable[[Context], None]
     table: Callable[[Mapping[str, Any]], str]
     met: Callable[[Mapping[str, Any]], Mapping[str, bool | None]]
+
+
+def no_goals(_: Mapping[str, Any]) -> dict[str, bool | None]:
+    """``met`` of an experiment that has none."""
+    return {}

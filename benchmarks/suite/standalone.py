@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks import accuracy, stages, wire_bytes
 from benchmarks.accuracy import CIFAR_TARS
-from benchmarks.suite.experiment import Context, Experiment
+from benchmarks.suite.experiment import Context, Experiment, no_goals
 from benchmarks.tars import find_tars
 
 
@@ -57,11 +57,6 @@ def accuracy_table(section: Mapping[str, Any]) -> str:
     if "absent" in section:
         return f"not measured: {section['absent']}"
     return accuracy.table(section)
-
-
-def no_goals(_: Mapping[str, Any]) -> dict[str, bool | None]:
-    """What has none."""
-    return {}
 
 
 STAGES = Experiment(
