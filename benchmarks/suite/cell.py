@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.cell_run import rotated
-from benchmarks.cells import BACKBONE
 from benchmarks.regret import AUTO, STREAM
 from benchmarks.remote import Remote
 from benchmarks.suite.contenders import (
@@ -28,7 +27,7 @@ from benchmarks.suite.verdict import (
     in_reach,
     rates_of,
 )
-from benchmarks.suite.workloads import LONG, SHORT, cell_name
+from benchmarks.suite.workloads import BACKBONE, LONG, SHORT, cell_name
 
 from hapi_client.frozen import FREEZE
 
@@ -43,18 +42,18 @@ class CellRun:
     """Measures one cell.
 
     Args:
-        field: the opponents, and the workload.
+        lineup: the opponents, and the workload.
         link: as a multiple of what saturates the client; None: unshaped.
     """
 
-    field: Field
+    lineup: Field
     link: float | None
     entry: dict[str, Any] = field(default_factory=dict)
     _epoch: int = 0
 
     def __post_init__(self) -> None:
-        self.bed, self.context = self.field.bed, self.field.context
-        workload = self.field.workload
+        self.bed, self.context = self.lineup.bed, self.lineup.context
+        workload = self.lineup.workload
         self.entry |= {
             "name": cell_name(workload, self.link),
             "model": workload.model,
@@ -70,8 +69,8 @@ class CellRun:
         pushed = streamed if self._freeze != BACKBONE else LONG
         if self.bed.shaped:
             self.bed.set_link(None)
-        self.field.prepare(streamed, slow=slow and self.bed.shaped)
-        opponent = self.field.opponents[TAR_STREAM]
+        self.lineup.prepare(streamed, slow=slow and self.bed.shaped)
+        opponent = self.lineup.opponents[TAR_STREAM]
         self.entry |= calibrate(self.bed, opponent, self.link)
         rate = self.entry["calibration"]["samples_per_second"]
         self._note(f"the tar stream saturates at {rate:.1f}")
@@ -83,7 +82,7 @@ class CellRun:
 
     @property
     def _freeze(self) -> str:
-        return self.field.workload.freeze
+        return self.lineup.workload.freeze
 
     def _note(self, text: str) -> None:
         self.context.note(f"{self.entry['name']}: {text}")
@@ -99,27 +98,27 @@ class CellRun:
         self, client: Remote, streamed: str, pushed: str
     ) -> dict[str, Contender]:
         """Every contender of the cell; ours are opened here."""
-        workload = self.field.workload
+        workload = self.lineup.workload
         _ask(
             client,
             "prepare",
             model=workload.model,
             freeze=workload.freeze_module,
-            container=self.field.place(pushed).container,
+            container=self.lineup.place(pushed).container,
             floor="lossless",
             epochs=None,
-            channels_last=self.field.settings[TAR_STREAM]["options"][
+            channels_last=self.lineup.settings[TAR_STREAM]["options"][
                 "channels_last"
             ],
         )
-        contenders: dict[str, Contender] = dict(self.field.opponents)
+        contenders: dict[str, Contender] = dict(self.lineup.opponents)
         ours = [
-            (STREAM, STREAM, self.field.place(streamed).container),
-            (FREEZE_ALL, FREEZE, self.field.place(pushed).container),
-            (AUTO, AUTO, self.field.place(pushed).container),
+            (STREAM, STREAM, self.lineup.place(streamed).container),
+            (FREEZE_ALL, FREEZE, self.lineup.place(pushed).container),
+            (AUTO, AUTO, self.lineup.place(pushed).container),
         ]
         if self.link in RESIZED_LINKS:
-            resized = self.field.place(pushed).resized
+            resized = self.lineup.place(pushed).resized
             ours.append((AUTO_RESIZED, AUTO, resized))
         else:
             contenders.pop(RESIZED, None)
