@@ -45,9 +45,10 @@ experiments:
 {experiments}
 
 The JSON file: ``benchmark`` ("suite"), ``format`` (1), ``settings``,
-``machine``, ``versions`` and ``experiments``, of which each has ``complete``,
-``met`` (goal to true, false, or null where it could not be told) and its
-own keys:
+``machine``, ``versions``, ``begun`` (date, git commit, experiments and
+patterns of each run that wrote to the file) and ``experiments``, of which
+each has ``complete``, ``met`` (goal to true, false, or null where it could
+not be told) and its own keys:
 
 {keys}
 """
@@ -213,6 +214,7 @@ def _measure(found: argparse.Namespace) -> int:
             **_unusual(found),
         },
         resume=found.resume,
+        asked={"experiments": found.experiments, "only": found.only},
     )
     if found.no_netns:
         print("--no-netns: no link is shaped; one network for both tiers")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import machine, versions, write_json
+from benchmarks.results import commit, machine, versions, write_json
 
 BENCHMARK = "suite"
 FORMAT = 1
@@ -22,6 +23,8 @@ class SuiteResults:
         path: of the file.
         settings: that all experiments share, JSON-able.
         resume: go on with what the file holds; else it must not exist.
+        asked: which experiments and cells, JSON-able; kept beside date and
+            commit in ``begun``, an entry for each time it is gone on with.
 
     Raises:
         ValueError: naming the file, when it holds something else or was made
@@ -29,7 +32,12 @@ class SuiteResults:
     """
 
     def __init__(
-        self, path: Path, settings: Mapping[str, Any], *, resume: bool
+        self,
+        path: Path,
+        settings: Mapping[str, Any],
+        *,
+        resume: bool,
+        asked: Mapping[str, Any] | None = None,
     ) -> None:
         self._path = path
         self.body: dict[str, Any] = {
@@ -38,6 +46,7 @@ class SuiteResults:
             "settings": dict(settings),
             "machine": machine(),
             "versions": versions(),
+            "begun": [],
             "experiments": {},
         }
         if path.exists():
@@ -47,6 +56,10 @@ class SuiteResults:
                     " another file"
                 )
             self._take_over(load(path))
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self.body["begun"].append(
+            {"date": now, "commit": commit(), **(asked or {})}
+        )
 
     def _take_over(self, old: Mapping[str, Any]) -> None:
         wanted, found = self.body["settings"], old["settings"]
@@ -56,6 +69,7 @@ class SuiteResults:
                     f"{self._path} was made with {key}={found.get(key)!r},"
                     f" not {wanted.get(key)!r}; use the same, or another file"
                 )
+        self.body["begun"] = [*old["begun"]]
         self.body["experiments"] = old["experiments"]
 
     def section(self, name: str) -> Section:

@@ -536,5 +536,19 @@ def body(**sections: Any) -> dict[str, Any]:
             "load_at_start": 0.07,
         },
         "versions": {"python": "3.11.7", "torch": "2.15.0"},
+        "begun": [
+            {
+                "date": "2026-03-01T10:30:00+00:00",
+                "commit": "0123456789ab",
+                "experiments": ["grid"],
+                "only": ["resnet18/*"],
+            },
+            {
+                "date": "2026-03-02T08:00:00+00:00",
+                "commit": None,
+                "experiments": [],
+                "only": [],
+            },
+        ],
         "experiments": sections,
     }

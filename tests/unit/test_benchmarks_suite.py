@@ -128,11 +128,17 @@ def test_patterns_choose_cells() -> None:
 
 def test_results_go_on_with_what_a_file_holds(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
-    results = SuiteResults(path, SETTINGS, resume=False)
+    results = SuiteResults(
+        path, SETTINGS, resume=False, asked={"experiments": ["grid"]}
+    )
     results.section("grid")["cells"] = [1]
     results.save()
     again = SuiteResults(path, SETTINGS, resume=True)
     assert again.section("grid") == {"complete": False, "cells": [1]}
+    first, second = again.body["begun"]
+    assert first["experiments"] == ["grid"]
+    assert first["commit"] == second["commit"]
+    assert first["date"] <= second["date"]
     with pytest.raises(ValueError, match="exists; --resume goes on"):
         SuiteResults(path, SETTINGS, resume=False)
     with pytest.raises(ValueError, match="made with rounds=2, not 5"):

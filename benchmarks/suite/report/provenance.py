@@ -25,9 +25,20 @@ def machine_part(body: Mapping[str, Any]) -> Part:
         Listing(machine_lines(body)),
         Text("Written by"),
         Commands(commands_of(body["settings"])),
+        Table(
+            ("Begun (UTC)", "Commit", "Measures"),
+            list(map(_begun, body["begun"])),
+            3,
+        ),
         Table(("Package", "Version"), sorted(body["versions"].items()), 2),
     ]
     return Part("Machine and commands", blocks)
+
+
+def _begun(run: Mapping[str, Any]) -> tuple[str, str, str]:
+    what = [*run["experiments"], *(f"``{each}``" for each in run["only"])]
+    date = run["date"][:16].replace("T", " ")
+    return date, run["commit"] or "unknown", ", ".join(what) or "all"
 
 
 def machine_lines(body: Mapping[str, Any]) -> list[str]:
