@@ -27,7 +27,7 @@ from benchmarks.suite.verdict import (
     in_reach,
     rates_of,
 )
-from benchmarks.suite.workloads import BACKBONE, LONG, SHORT, cell_name
+from benchmarks.suite.workloads import LONG, SHORT, cell_name
 
 from hapi_client.frozen import FREEZE
 
@@ -66,7 +66,7 @@ class CellRun:
         """Fills the entry, all but what follows from the rounds."""
         slow = self.link is not None and self.link < 1
         streamed = SHORT if slow else LONG
-        pushed = streamed if self._freeze != BACKBONE else LONG
+        pushed = self.lineup.workload.pushed(streamed)
         if self.bed.shaped:
             self.bed.set_link(None)
         self.lineup.prepare(streamed, slow=slow and self.bed.shaped)
@@ -79,10 +79,6 @@ class CellRun:
             self._warm_up(client, contenders)
             self._measure(contenders)
             self.entry["plan"] = _ask(client, "plan", name=AUTO)["label"]
-
-    @property
-    def _freeze(self) -> str:
-        return self.lineup.workload.freeze
 
     def _note(self, text: str) -> None:
         self.context.note(f"{self.entry['name']}: {text}")

@@ -151,7 +151,11 @@ class Opponent:
             count=count,
             **_meter(self._bed),
         )
-        return found
+        # The label of each sample is for tests; results would be long.
+        return [
+            {key: value for key, value in each.items() if key != "labels"}
+            for each in found
+        ]
 
 
 def start(bed: Testbed, name: str) -> Remote:

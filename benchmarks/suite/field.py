@@ -49,7 +49,7 @@ class Field:
     context: Context
     workload: Workload
     opponents: Mapping[str, Opponent]
-    _places: dict[tuple[str, str], Place] = field(default_factory=dict)
+    _places: dict[tuple[str, int], Place] = field(default_factory=dict)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -58,17 +58,17 @@ class Field:
         return found.setdefault(self.workload.model, {})
 
     def place(self, size: str) -> Place:
-        """The present network's data set of a size, stored once."""
-        key = (self.workload.model, size)
+        """The present workload's data set of a size, stored once."""
+        volume = self.workload.volumes[size].times(self.context.scale)
+        key = (self.workload.model, volume.samples)
         if key not in self._places:
-            volume = self.workload.volumes[size].times(self.context.scale)
             self.context.note(
                 f"{self.workload.model}: storing {volume.samples} samples"
             )
             self._places[key] = store(
                 self.bed,
                 self.context.tars,
-                self.workload.container(size),
+                self.workload.container(str(volume.samples)),
                 volume.samples,
                 volume.shard_samples,
                 [STORED_AS[n] for n in self.opponents if n in STORED_AS],

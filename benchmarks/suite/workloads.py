@@ -42,6 +42,12 @@ VOLUMES: Mapping[str, Mapping[str, Volume]] = {
     "resnet18": {LONG: Volume(256, 16), SHORT: Volume(48, 16)},
     "vit_b_16": {LONG: Volume(128, 8), SHORT: Volume(24, 8)},
 }
+LARGE = {("resnet18", INNER), ("vit_b_16", INNER)}
+"""Features there are larger than photographs: on a slow link, what is pushed
+is no faster than what is streamed."""
+TIMES = {("mobilenet_v3_small", BACKBONE): 2}
+"""More for those of which an epoch would be over in four seconds; filling
+and draining the pipeline would count too much."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,17 @@ class Workload:
     @property
     def volumes(self) -> Mapping[str, Volume]:
         """Of both data sets."""
-        return VOLUMES[self.model]
+        found = VOLUMES[self.model]
+        times = TIMES.get((self.model, self.freeze), 1)
+        return {**found, LONG: found[LONG].times(times)}
+
+    def pushed(self, streamed: str) -> str:
+        """Size of the data set of those that may push.
+
+        Args:
+            streamed: size of that of those that only stream.
+        """
+        return streamed if (self.model, self.freeze) in LARGE else LONG
 
     def container(self, size: str) -> str:
         """Of the model's data set of that size."""

@@ -233,7 +233,7 @@ def test_each_run_is_from_cold(world: World, measure: Any) -> None:
     measure(runs.EXPERIMENT, section)
     [entry] = complete(section)
     names = list(entry["runs"])
-    assert names == [*runs.ours_of(runs.WORKLOADS[0]), *runs.OPPONENTS]
+    assert names == [*runs.ours_of(runs.CELLS[0][0]), *runs.OPPONENTS]
     assert world.restarts == len(names)
     assert len(world.questions("client_tier", "purge")) == len(names)
     assert len(world.questions("client_tier", "forget_packages")) == len(names)
