@@ -304,6 +304,8 @@ def coalescing(bed: Testbed, context: Context, name: str) -> None:
                 seed=number if own else STREAMS,
             )
             ask(client, "open", name=FREEZE, cut=FREEZE)
+            # One after the other: a worker takes few packages at a time.
+            Ours(bed, client, FREEZE).epochs(0, 1)
         trainers = [Trainer(each, {"name": FREEZE}) for each in clients]
         setups = {APART: trainers[:STREAMS], SHARED: trainers[STREAMS:]}
         span = QUICK_SPAN if context.quick else SPAN

@@ -16,7 +16,7 @@ from benchmarks.opponents.training import Place
 from benchmarks.regret import AUTO
 from benchmarks.remote import Remote
 from benchmarks.suite import entries
-from benchmarks.suite.contenders import TAR_STREAM, Opponent, start
+from benchmarks.suite.contenders import TAR_STREAM, Opponent, Ours, start
 from benchmarks.suite.data_sets import SECONDS, store
 from benchmarks.suite.experiment import Context, Experiment, no_goals
 from benchmarks.suite.field import Field
@@ -228,6 +228,8 @@ class TenantsRun:
         for client in clients:
             for name in (AUTO, FREEZE):
                 client.ask("open", seconds=SECONDS, name=name, cut=name)
+            # One after the other: a worker takes few packages at a time.
+            Ours(self.bed, client, FREEZE).epochs(0, 1)
 
     def _phase(self, trainers: Sequence[Trainer]) -> dict[str, Any]:
         span = QUICK_SPAN if self.context.quick else SPAN
