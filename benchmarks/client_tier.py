@@ -473,7 +473,9 @@ def train_epoch(
     criterion = torch.nn.CrossEntropyLoss()
     job.tail.train()
     for features, labels in job.loader(epoch):
-        loss = criterion(job.tail(features), labels)
+        found = job.tail(features)
+        # There are more samples than classes; see position_of.
+        loss = criterion(found, labels % found.shape[1])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
