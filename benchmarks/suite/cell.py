@@ -23,6 +23,8 @@ from benchmarks.suite.verdict import (
     AGAIN,
     AUTO_RESIZED,
     FREEZE_ALL,
+    MOST_OPPONENTS,
+    MOST_SLOW,
     best_external,
     in_reach,
     rates_of,
@@ -64,12 +66,11 @@ class CellRun:
 
     def run(self) -> None:
         """Fills the entry, all but what follows from the rounds."""
-        slow = self.link is not None and self.link < 1
-        streamed = SHORT if slow else LONG
+        streamed = SHORT if self._is_slow else LONG
         pushed = self.lineup.workload.pushed(streamed)
         if self.bed.shaped:
             self.bed.set_link(None)
-        self.lineup.prepare(streamed, slow=slow and self.bed.shaped)
+        self.lineup.prepare(streamed, slow=self._is_slow)
         opponent = self.lineup.opponents[TAR_STREAM]
         self.entry |= calibrate(self.bed, opponent, self.link)
         rate = self.entry["calibration"]["samples_per_second"]
@@ -79,6 +80,11 @@ class CellRun:
             self._warm_up(client, contenders)
             self._measure(contenders)
             self.entry["plan"] = _ask(client, "plan", name=AUTO)["label"]
+
+    @property
+    def _is_slow(self) -> bool:
+        """Whether it carries less than streaming could use."""
+        return self.link is not None and self.link < 1
 
     def _note(self, text: str) -> None:
         self.context.note(f"{self.entry['name']}: {text}")
@@ -154,7 +160,8 @@ class CellRun:
                 first = {name: rates_of(rounds[name]) for name in rounds}
                 again = best_external(first)
                 rounds[AGAIN] = [self._pass(contenders[again])]
-                active = [*in_reach(first), AGAIN]
+                most = MOST_SLOW if self._is_slow else MOST_OPPONENTS
+                active = [*in_reach(first, most), AGAIN]
             self.context.save()
             self._note(
                 f"round {number + 1}/{self.context.rounds}: "

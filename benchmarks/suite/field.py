@@ -59,7 +59,8 @@ class Field:
 
     def place(self, size: str) -> Place:
         """The present workload's data set of a size, stored once."""
-        volume = self.workload.volumes[size].times(self.context.scale)
+        volume = self.workload.volumes[SHORT if self.context.quick else size]
+        volume = volume.times(self.context.scale)
         key = (self.workload.model, volume.samples)
         if key not in self._places:
             self.context.note(

@@ -19,8 +19,9 @@ GOAL = 0.97
 OUT_OF_REACH = 0.85
 """An opponent slower than this part of the best one, in the first round, is
 not measured again; nor is, of ours, a fixed cut so much slower than auto."""
-MOST_OPPONENTS = 2
-"""That are measured after the first round, the best ones."""
+MOST_OPPONENTS, MOST_SLOW = 2, 1
+"""That are measured after the first round, the best ones; on a slow link they
+all go at the link's rate."""
 
 Rates = Mapping[str, Sequence[float]]
 
@@ -38,11 +39,11 @@ def best_external(rates: Rates) -> str:
     return max(full, key=lambda name: statistics.median(full[name]))
 
 
-def in_reach(rates: Rates) -> list[str]:
+def in_reach(rates: Rates, most: int = MOST_OPPONENTS) -> list[str]:
     """Who is measured again after the first round.
 
-    Opponents near the best one, ``auto``, what reads resized photographs,
-    and of ours the fixed ones that are near ``auto``.
+    Opponents near the best one, ``most`` of them, ``auto``, what reads
+    resized photographs, and of ours the fixed ones that are near ``auto``.
     """
     first = {name: each[0] for name, each in rates.items()}
     opponents = sorted(
@@ -53,7 +54,7 @@ def in_reach(rates: Rates) -> list[str]:
         **dict.fromkeys(opponents, OUT_OF_REACH * first[opponents[0]]),
         **dict.fromkeys((STREAM, FREEZE_ALL), OUT_OF_REACH * first[AUTO]),
     }
-    out = opponents[MOST_OPPONENTS:]
+    out = opponents[most:]
     return [
         name
         for name, rate in first.items()
