@@ -17,7 +17,7 @@ from benchmarks.suite.contenders import (
     Ours,
 )
 from benchmarks.suite.data_sets import CLIENT, SECONDS
-from benchmarks.suite.field import Field
+from benchmarks.suite.lineup import Lineup
 from benchmarks.suite.tiers import calibrate, settle
 from benchmarks.suite.verdict import (
     AGAIN,
@@ -48,7 +48,7 @@ class CellRun:
         link: as a multiple of what saturates the client; None: unshaped.
     """
 
-    lineup: Field
+    lineup: Lineup
     link: float | None
     entry: dict[str, Any] = field(default_factory=dict)
     _epoch: int = 0

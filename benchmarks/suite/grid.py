@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.regret import AUTO
 from benchmarks.suite.cell import CellRun
 from benchmarks.suite.experiment import Context, Experiment
-from benchmarks.suite.field import gathered
+from benchmarks.suite.lineup import gathered
 from benchmarks.suite.results import Section
 from benchmarks.suite.verdict import GOAL, judge
 from benchmarks.suite.workloads import Workload, cell_name, chosen
@@ -48,10 +48,10 @@ def measure(context: Context) -> None:
         todo = _todo(context, shaped=bed.shaped)
         if not todo:
             return
-        with gathered(bed, context, todo[0][0]) as field:
+        with gathered(bed, context, todo[0][0]) as lineup:
             for workload, link in todo:
-                field.enter(workload)
-                run = CellRun(field, link)
+                lineup.enter(workload)
+                run = CellRun(lineup, link)
                 _put(section, run.entry)
                 run.run()
                 judge(run.entry)

@@ -19,7 +19,7 @@ from benchmarks.suite import entries
 from benchmarks.suite.contenders import TAR_STREAM, Opponent, Ours, start
 from benchmarks.suite.data_sets import SECONDS, store
 from benchmarks.suite.experiment import Context, Experiment, no_goals
-from benchmarks.suite.field import Field
+from benchmarks.suite.lineup import Lineup
 from benchmarks.suite.tiers import calibrate, settle
 from benchmarks.suite.together import (
     Span,
@@ -341,9 +341,9 @@ def _tuned(bed: Testbed, context: Context) -> Mapping[str, Any]:
         opponent = Opponent(bed, TAR_STREAM, remote)
         if context.quick:
             return opponent.grid[0]
-        field = Field(bed, context, SAME, {TAR_STREAM: opponent})
-        field.enter(SAME)
-        found: Mapping[str, Any] = field.settings[TAR_STREAM]["options"]
+        lineup = Lineup(bed, context, SAME, {TAR_STREAM: opponent})
+        lineup.enter(SAME)
+        found: Mapping[str, Any] = lineup.settings[TAR_STREAM]["options"]
         return found
 
 

@@ -12,6 +12,8 @@ from benchmarks.results import commit, machine, versions, write_json
 
 BENCHMARK = "suite"
 FORMAT = 1
+SAME_MACHINE = ("processor", "cores")
+"""What has to be as before where a file is gone on with."""
 
 Section = dict[str, Any]
 
@@ -28,7 +30,7 @@ class SuiteResults:
 
     Raises:
         ValueError: naming the file, when it holds something else or was made
-            with other settings.
+            with other settings, on another machine, or with other versions.
     """
 
     def __init__(
@@ -62,15 +64,25 @@ class SuiteResults:
         )
 
     def _take_over(self, old: Mapping[str, Any]) -> None:
-        wanted, found = self.body["settings"], old["settings"]
+        for part in ("settings", "versions"):
+            self._check(part, self.body[part], old[part])
+        # Cells would be compared with a bound of another machine.
+        here = {key: self.body["machine"][key] for key in SAME_MACHINE}
+        there = {key: old["machine"].get(key) for key in SAME_MACHINE}
+        self._check("machine", here, there)
+        self.body["begun"] = [*old["begun"]]
+        self.body["experiments"] = old["experiments"]
+
+    def _check(
+        self, part: str, wanted: Mapping[str, Any], found: Mapping[str, Any]
+    ) -> None:
         for key in sorted({*wanted, *found}):
             if found.get(key) != wanted.get(key):
                 raise ValueError(
                     f"{self._path} was made with {key}={found.get(key)!r},"
-                    f" not {wanted.get(key)!r}; use the same, or another file"
+                    f" not {wanted.get(key)!r} ({part}); use the same, or"
+                    " another file"
                 )
-        self.body["begun"] = [*old["begun"]]
-        self.body["experiments"] = old["experiments"]
 
     def section(self, name: str) -> Section:
         """An experiment's part of the file; changes are kept by :meth:`save`.

@@ -24,7 +24,7 @@ from benchmarks.suite.contenders import (
 )
 from benchmarks.suite.data_sets import CLIENT, CONVERT, SECONDS, store
 from benchmarks.suite.experiment import Context, Experiment
-from benchmarks.suite.field import Field
+from benchmarks.suite.lineup import Lineup
 from benchmarks.suite.run_sums import (
     AUTO,
     AUTO_CACHED,
@@ -397,7 +397,7 @@ def _tune(bed: Testbed, context: Context, workload: Workload) -> None:
     if context.quick:
         return
     with contextlib.ExitStack() as stack:
-        Field(
+        Lineup(
             bed,
             context,
             workload,

@@ -16,6 +16,8 @@ from benchmarks.suite.results import SuiteResults, load
 from benchmarks.suite.verdict import AGAIN, best_external, in_reach, judge
 from benchmarks.suite.workloads import (
     LINKS,
+    LONG,
+    SHORT,
     WORKLOADS,
     cell_name,
     chosen,
@@ -104,6 +106,26 @@ def test_only_near_ones_are_measured_after_the_first_round() -> None:
 def test_slow_opponents_are_not_measured_again() -> None:
     rates = {"tar-stream": [10.0], "mosaic": [8.4], "auto": [1.0]}
     assert in_reach(rates) == ["tar-stream", "auto"]
+    rates["mosaic"] = [9.9]
+    assert in_reach(rates) == ["tar-stream", "mosaic", "auto"]
+    assert in_reach(rates, 1) == ["tar-stream", "auto"]
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("mobilenet_v3_small/inner", LONG),
+        ("resnet18/backbone", LONG),
+        ("resnet18/inner", SHORT),
+    ],
+)
+def test_large_features_go_no_faster_than_photographs(
+    name: str, size: str
+) -> None:
+    [workload] = [each for each in WORKLOADS if each.name == name]
+    assert workload.pushed(SHORT) == size
+    assert workload.pushed(LONG) == LONG
+    assert workload.volumes[SHORT].samples < workload.volumes[LONG].samples
 
 
 def test_best_opponent_reads_the_same_photographs() -> None:
@@ -143,6 +165,22 @@ def test_results_go_on_with_what_a_file_holds(tmp_path: Path) -> None:
         SuiteResults(path, SETTINGS, resume=False)
     with pytest.raises(ValueError, match="made with rounds=2, not 5"):
         SuiteResults(path, {**SETTINGS, "rounds": 5}, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value"),
+    [("machine", "processor", "Other CPU"), ("versions", "torch", "1.0")],
+)
+def test_results_of_elsewhere_are_not_gone_on_with(
+    tmp_path: Path, part: str, key: str, value: str
+) -> None:
+    path = tmp_path / "bench.json"
+    SuiteResults(path, SETTINGS, resume=False).save()
+    body = json.loads(path.read_text())
+    body[part][key] = value
+    path.write_text(json.dumps(body))
+    with pytest.raises(ValueError, match=f"{key}='{value}', not .*{part}"):
+        SuiteResults(path, SETTINGS, resume=True)
 
 
 @pytest.mark.parametrize(

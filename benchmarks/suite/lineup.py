@@ -34,7 +34,7 @@ ENOUGH = 0.97
 
 
 @dataclass
-class Field:
+class Lineup:
     """Who runs, on what; kept from workload to workload.
 
     Args:
@@ -154,7 +154,7 @@ class Field:
 @contextlib.contextmanager
 def gathered(
     bed: Testbed, context: Context, workload: Workload
-) -> Iterator[Field]:
+) -> Iterator[Lineup]:
     """Starts every opponent that can be measured here.
 
     Of the others it is told why not.
@@ -169,4 +169,4 @@ def gathered(
                 continue
             remote = stack.enter_context(start(bed, name))
             opponents[name] = Opponent(bed, name, remote)
-        yield Field(bed, context, workload, opponents)
+        yield Lineup(bed, context, workload, opponents)
