@@ -253,6 +253,10 @@ class ClientTier:
     def ready(self) -> None:
         """Answers when all modules are imported."""
 
+    def fallbacks(self, name: str) -> int:
+        """Spans of a job that were to be pushed and were streamed, so far."""
+        return self._jobs[name].stats.fallbacks
+
     def package_bytes(self, name: str) -> int:
         """That a job has sent so far."""
         return self._jobs[name].stats.package_bytes
@@ -506,6 +510,7 @@ def main() -> NoReturn:
                 "follow": tier.follow,
                 "epochs": tier.epochs,
                 "diary": tier.diary,
+                "fallbacks": tier.fallbacks,
                 "package_bytes": tier.package_bytes,
                 "index": tier.index,
                 "cold": tier.cold,

@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -126,9 +126,10 @@ def commit() -> str | None:
     return found.stdout.strip() if not found.returncode else None
 
 
-def versions() -> dict[str, str]:
+def versions(more: Iterable[str] = ()) -> dict[str, str]:
+    """Of Python, and of distributions: ``PACKAGES`` and ``more``."""
     found = {"python": platform.python_version()}
-    for name in PACKAGES:
+    for name in (*PACKAGES, *more):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

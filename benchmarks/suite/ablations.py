@@ -29,6 +29,7 @@ from benchmarks.suite.together import (
     client_process,
     client_processes,
     phase,
+    told,
 )
 from benchmarks.suite.verdict import rates_of, ratio
 from benchmarks.suite.workloads import LONG, Volume, Workload, cell_name
@@ -55,15 +56,18 @@ NEVER_SECONDS = 1e9
 FLOAT32 = "auto-float32"
 FIRST_PLAN = "auto-first-plan"
 KEPT = "freeze-kept"
+BATCH_OWN = "freeze-batch-own"
 BATCH_1 = "freeze-batch-1"
 BATCH_LP = "freeze-batch-lp"
-CONTENDERS = (AUTO, FLOAT32, FIRST_PLAN, FREEZE, KEPT, BATCH_1, BATCH_LP)
+BATCHES = (BATCH_OWN, BATCH_1, BATCH_LP)
+"""Each with a proxy, worker and client process of its own."""
+CONTENDERS = (AUTO, FLOAT32, FIRST_PLAN, FREEZE, KEPT, *BATCHES)
 PARTS: Mapping[str, tuple[str, str]] = {
     "encodings": (AUTO, FLOAT32),
     "re-planning": (AUTO, FIRST_PLAN),
     "kept features": (KEPT, FREEZE),
-    "batches": (FREEZE, BATCH_1),
-    "batches, not the LP's": (FREEZE, BATCH_LP),
+    "batches": (BATCH_OWN, BATCH_1),
+    "batches, not the LP's": (BATCH_OWN, BATCH_LP),
 }
 """With each part, and without it."""
 
@@ -78,7 +82,8 @@ MEGABYTE = 1e6
 KEYS = f"""\
   lp_batch  {{workload: samples}}: the least batch that HAPI's linear program
             (benchmarks/memory_lp.py) gives {STREAMS} requests of a shard
-            each, with half of this machine's memory
+            each, with half of this machine's memory; all samples of a shard
+            where these fit
   entries   list of
     name, model, freeze, link  e.g. resnet18/backbone/0.25, and
               {COALESCING}/MODEL
@@ -88,12 +93,14 @@ KEYS = f"""\
     samples_per_second  {{contender: median of the rounds}}
     parts     {{part: with it over without it: {{median, interval}}}}, of the
               rounds' ratios, 95 % by bootstrap
+    settling  {{auto, auto-float32: as of grid's cells}}
     plan      auto's, at the end
     complete
   Parts: encodings (auto, beside auto in float32); re-planning (auto, beside
   its first plan); kept features (a later epoch of freeze that finds them,
   beside one that computes them); batches (freeze with the worker's own
-  batches, beside max_batch = 1, and beside max_batch = lp_batch); coalescing
+  batches, beside max_batch = 1, and beside max_batch = lp_batch, each with a
+  proxy and worker of its own); coalescing
   ({STREAMS} processes of one account, shards of {SMALL_SHARD} samples, no
   limit of the link: with one package, whose batches they share, beside a
   package for each).
@@ -143,8 +150,10 @@ class Ablation:
             for name, measured in measures.items():
                 if name not in (AUTO, FLOAT32):
                     measured()
-            for name in (AUTO, FLOAT32):
-                self._settle(client, name, measures[name])
+            self.entry["settling"] = {
+                name: self._settle(client, name, measures[name])
+                for name in (AUTO, FLOAT32)
+            }
             self._measure(measures)
             plan = ask(client, "plan", name=AUTO)
         self.entry["plan"] = plan["label"]
@@ -171,24 +180,31 @@ class Ablation:
             for name in (AUTO, FLOAT32, FIRST_PLAN, FREEZE)
         }
         found[KEPT] = lambda: self._kept_epoch(client)
-        for name, batch in ((BATCH_1, 1), (BATCH_LP, self.lp_batch)):
-            other = self._beside(stack, name, batch)
-            found[name] = self._pass_of(other, name)
+        options = {
+            BATCH_OWN: {},
+            BATCH_1: {"max_batch": "1"},
+            BATCH_LP: {"max_batch": str(self.lp_batch)},
+        }
+        for name in BATCHES:
+            found[name] = self._beside(stack, name, options[name])
         return {name: found[name] for name in CONTENDERS}
 
     def _beside(
-        self, stack: contextlib.ExitStack, name: str, batch: int
-    ) -> Remote:
-        """A process at a worker with another largest batch."""
+        self,
+        stack: contextlib.ExitStack,
+        name: str,
+        options: Mapping[str, str],
+    ) -> Callable[[], dict[str, Any]]:
+        """Measures a process at a worker of its own, with these options."""
         proxy = stack.enter_context(
-            second_proxy(self.bed, self.bed.storage, {"max_batch": str(batch)})
+            second_proxy(self.bed, self.bed.storage, options)
         )
         client = stack.enter_context(
             client_process(self.bed.client, proxy.environment)
         )
         self._prepare(client)
         ask(client, "open", name=name, cut=FREEZE)
-        return client
+        return self._pass_of(client, name, proxy.sessions)
 
     def _prepare(self, client: Remote) -> None:
         ask(
@@ -202,9 +218,9 @@ class Ablation:
         )
 
     def _pass_of(
-        self, client: Remote, name: str
+        self, client: Remote, name: str, storage: Sequence[int] = ()
     ) -> Callable[[], dict[str, Any]]:
-        ours = Ours(self.bed, client, name)
+        ours = Ours(self.bed, client, name, storage)
         return lambda: ours.epochs(next(self._epochs), 1)[0]
 
     def _keep(self, client: Remote) -> None:
@@ -229,8 +245,8 @@ class Ablation:
 
     def _settle(
         self, client: Remote, name: str, measured: Callable[[], object]
-    ) -> None:
-        settle(
+    ) -> dict[str, Any]:
+        return settle(
             measured,
             lambda: ask(client, "plan", name=name)["label"],
             QUICK_SETTLING_SECONDS if self.context.quick else SETTLING_SECONDS,
@@ -321,7 +337,7 @@ def coalescing(bed: Testbed, context: Context, name: str) -> None:
             context.note(
                 f"{name}: round {number + 1}/{context.rounds}: "
                 + ", ".join(
-                    f"{n} {x['samples_per_second']:.1f}"
+                    f"{n} {x['samples_per_second']:.1f}{told(x)}"
                     for n, x in last.items()
                 )
             )

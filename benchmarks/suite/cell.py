@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.cell_run import rotated
+from benchmarks.cells import BACKBONE
 from benchmarks.regret import AUTO, STREAM
 from benchmarks.remote import Remote
 from benchmarks.suite.contenders import (
@@ -17,11 +18,15 @@ from benchmarks.suite.contenders import (
     Ours,
 )
 from benchmarks.suite.data_sets import CLIENT, SECONDS
-from benchmarks.suite.lineup import Lineup
+from benchmarks.suite.lineup import Lineup, options_at
+from benchmarks.suite.results import stamp
 from benchmarks.suite.tiers import calibrate, settle
 from benchmarks.suite.verdict import (
     AGAIN,
     AUTO_RESIZED,
+    CHOOSING_ROUNDS,
+    CHOOSING_SLOW,
+    FLOAT16,
     FREEZE_ALL,
     MOST_OPPONENTS,
     MOST_SLOW,
@@ -29,12 +34,14 @@ from benchmarks.suite.verdict import (
     in_reach,
     rates_of,
 )
-from benchmarks.suite.workloads import LONG, SHORT, cell_name
+from benchmarks.suite.workloads import LONG, SHORT, cell_name, is_slow
 
 from hapi_client.frozen import FREEZE
 
 RESIZED_LINKS = (None, 0.25, 2.0)
 """Where what reads resized photographs is measured too."""
+FLOAT16_LINKS = (None, 0.25)
+"""Where it is, of backbones."""
 MOST_SETTLING_SECONDS = 45.0
 QUICK_SETTLING_SECONDS = 5.0
 
@@ -61,6 +68,7 @@ class CellRun:
             "model": workload.model,
             "freeze": workload.freeze,
             "link": self.link,
+            **stamp(),
             "complete": False,
         }
 
@@ -70,9 +78,10 @@ class CellRun:
         pushed = self.lineup.workload.pushed(streamed)
         if self.bed.shaped:
             self.bed.set_link(None)
-        self.lineup.prepare(streamed, slow=self._is_slow)
-        opponent = self.lineup.opponents[TAR_STREAM]
+        self.lineup.warm_up(self.link)
+        opponent = self.lineup.prepared(TAR_STREAM, LONG, None)
         self.entry |= calibrate(self.bed, opponent, self.link)
+        self.lineup.prepare(streamed, self.link)
         rate = self.entry["calibration"]["samples_per_second"]
         self._note(f"the tar stream saturates at {rate:.1f}")
         with self.bed.client.remote(CLIENT) as client:
@@ -84,17 +93,24 @@ class CellRun:
     @property
     def _is_slow(self) -> bool:
         """Whether it carries less than streaming could use."""
-        return self.link is not None and self.link < 1
+        return is_slow(self.link)
 
     def _note(self, text: str) -> None:
         self.context.note(f"{self.entry['name']}: {text}")
 
     def _pass(self, contender: Contender) -> dict[str, Any]:
-        """A whole epoch, as if it were the first one."""
+        """A whole epoch that finds nothing of an earlier one."""
         if isinstance(contender, Opponent):
             contender.forget()
         self._epoch += 1
-        return contender.epochs(self._epoch, 1)[0]
+        [found] = contender.epochs(self._epoch, 1)
+        planned = contender.name in (AUTO, AUTO_RESIZED)
+        if found.get("fallbacks") and not planned:
+            self._note(
+                f"{contender.name}: {found['fallbacks']} spans fell back to"
+                " streaming; this pass is not of what its name says"
+            )
+        return found
 
     def _opened(
         self, client: Remote, streamed: str, pushed: str
@@ -109,23 +125,29 @@ class CellRun:
             container=self.lineup.place(pushed).container,
             floor="lossless",
             epochs=None,
-            channels_last=self.lineup.settings[TAR_STREAM]["options"][
-                "channels_last"
-            ],
+            channels_last=options_at(
+                self.lineup.settings[TAR_STREAM], self.link
+            )["channels_last"],
         )
         contenders: dict[str, Contender] = dict(self.lineup.opponents)
-        ours = [
-            (STREAM, STREAM, self.lineup.place(streamed).container),
-            (FREEZE_ALL, FREEZE, self.lineup.place(pushed).container),
-            (AUTO, AUTO, self.lineup.place(pushed).container),
-        ]
+        photographs = self.lineup.place(pushed).container
+        ours: dict[str, dict[str, Any]] = {
+            STREAM: {
+                "cut": STREAM,
+                "container": self.lineup.place(streamed).container,
+            },
+            FREEZE_ALL: {"cut": FREEZE, "container": photographs},
+            AUTO: {"cut": AUTO, "container": photographs},
+        }
+        if self.link in FLOAT16_LINKS and workload.freeze == BACKBONE:
+            ours[FLOAT16] = {**ours[FREEZE_ALL], "encoding": "float16"}
         if self.link in RESIZED_LINKS:
-            resized = self.lineup.place(pushed).resized
-            ours.append((AUTO_RESIZED, AUTO, resized))
+            resized = self.lineup.place(LONG).resized
+            ours[AUTO_RESIZED] = {"cut": AUTO, "container": resized}
         else:
             contenders.pop(RESIZED, None)
-        for name, cut, container in ours:
-            _ask(client, "open", name=name, cut=cut, container=container)
+        for name, options in ours.items():
+            _ask(client, "open", name=name, **options)
             contenders[name] = Ours(self.bed, client, name)
         return contenders
 
@@ -133,14 +155,15 @@ class CellRun:
         self, client: Remote, contenders: Mapping[str, Contender]
     ) -> None:
         """Ours once, and until plans stay; opponents have run by now."""
+        self.entry["settling"] = settling = {}
         for name, each in contenders.items():
             if name in (AUTO, AUTO_RESIZED):
-                self._settle(client, each)
+                settling[name] = self._settle(client, each)
             elif isinstance(each, Ours):
                 self._pass(each)
 
-    def _settle(self, client: Remote, contender: Contender) -> None:
-        settle(
+    def _settle(self, client: Remote, contender: Contender) -> dict[str, Any]:
+        return settle(
             lambda: self._pass(contender),
             lambda: _ask(client, "plan", name=contender.name)["label"],
             QUICK_SETTLING_SECONDS
@@ -152,13 +175,15 @@ class CellRun:
         rounds: dict[str, list[dict[str, Any]]] = {n: [] for n in contenders}
         self.entry["rounds"] = rounds
         active, again = list(contenders), ""
+        choosing = CHOOSING_SLOW if self._is_slow else CHOOSING_ROUNDS
         for number in range(self.context.rounds):
-            for name in rotated(active, number):
+            measured = rotated(active, number)
+            for name in measured:
                 each = contenders[again if name == AGAIN else name]
                 rounds[name].append(self._pass(each))
-            if not number:
+            if number + 1 == choosing:
                 first = {name: rates_of(rounds[name]) for name in rounds}
-                again = best_external(first)
+                self.entry["again"] = again = best_external(first)
                 rounds[AGAIN] = [self._pass(contenders[again])]
                 most = MOST_SLOW if self._is_slow else MOST_OPPONENTS
                 active = [*in_reach(first, most), AGAIN]
@@ -167,8 +192,7 @@ class CellRun:
                 f"round {number + 1}/{self.context.rounds}: "
                 + ", ".join(
                     f"{name} {rates_of(rounds[name])[-1]:.1f}"
-                    for name in rounds
-                    if len(rounds[name]) > number
+                    for name in sorted(measured)
                 )
             )
 

@@ -216,6 +216,11 @@ def _measure(found: argparse.Namespace) -> int:
         resume=found.resume,
         asked={"experiments": found.experiments, "only": found.only},
     )
+    if others := results.other_commits:
+        print(
+            f"{found.json} has figures of other commits"
+            f" ({', '.join(others)}); every entry tells its own"
+        )
     if found.no_netns:
         print("--no-netns: no link is shaped; one network for both tiers")
     for name in found.experiments or EXPERIMENTS:

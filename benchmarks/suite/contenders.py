@@ -82,11 +82,14 @@ class Ours:
         bed: the testbed.
         client: that process; ``open`` has made the job.
         name: of contender and job.
+        storage: sessions of the storage tier that count, beside those of
+            the testbed's own cluster.
     """
 
     bed: Testbed
     client: Remote
     name: str
+    storage: Sequence[int] = ()
 
     def epochs(self, first: int, count: int) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = _ask(
@@ -95,7 +98,7 @@ class Ours:
             name=self.name,
             first=first,
             count=count,
-            **_meter(self.bed),
+            **_meter(self.bed, self.storage),
         )
         return found
 
@@ -163,10 +166,10 @@ def start(bed: Testbed, name: str) -> Remote:
     return bed.client.remote(OPPONENT, name)
 
 
-def _meter(bed: Testbed) -> dict[str, Any]:
+def _meter(bed: Testbed, storage: Sequence[int] = ()) -> dict[str, Any]:
     return {
         "interface": INTERFACE if bed.shaped else None,
-        "storage_sessions": bed.storage_sessions(),
+        "storage_sessions": [*bed.storage_sessions(), *storage],
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.suite.experiment import Context
-from benchmarks.suite.results import Section
+from benchmarks.suite.results import Section, stamp
 
 ENTRIES = "entries"
 
@@ -35,7 +35,7 @@ def matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
 
 def begin(section: Section, name: str, **more: Any) -> dict[str, Any]:
     """A new entry, which takes the place of an incomplete one."""
-    entry = {"name": name, **more, "complete": False}
+    entry = {"name": name, **more, **stamp(), "complete": False}
     section[ENTRIES] = [
         *(each for each in section[ENTRIES] if each["name"] != name),
         entry,

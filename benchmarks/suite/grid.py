@@ -15,14 +15,19 @@ from benchmarks.suite.workloads import Workload, cell_name, chosen
 
 KEYS = """\
   opponents {network: {name: {options, versions, grid: {settings: samples
-            per second}, slow: {options, grid}}}}: settings, and how they
-            were chosen; slow: for links below 1, until some were as fast as
-            the link
+            per second}, even: {options, grid}, slow: {options, grid}}}}:
+            settings, and how they were chosen, without a limit; even: for
+            links of 1 to 4, at the first of these; slow: for links below 1,
+            until some were as fast as the link
   absent    {name: why an opponent was not measured}
   cells     list of
     name, model, freeze, link  e.g. resnet18/backbone/0.25
-    calibration         {samples_per_second, bytes_per_sample}: the tar
-                        stream's without a limit, beside the cell
+    date, commit        when it was begun, and of what
+    calibration         {samples_per_second, epochs, bytes_per_sample}: the
+                        tar stream's without a limit, beside the cell: the
+                        median of whole epochs
+    settling            {auto: {plans, settled}}: after each epoch before the
+                        rounds, and whether the last one had stayed
     link_bytes_per_second
     rounds              {contender: [pass, by round]}; a pass, a whole epoch,
                         has samples, seconds, samples_per_second, and of one
@@ -34,9 +39,16 @@ KEYS = """\
     ratio               auto over it: {median, interval}, of the rounds'
                         ratios, 95 % by bootstrap
     ratio_resized       auto-resized over tar-stream-resized, likewise
-    noise               best_external over itself, likewise
+    again               the opponent that is measured twice in a round: the
+                        best one of the first two rounds (on a slow link, of
+                        the first)
+    noise               its second passes over its first ones, likewise
     plan                auto's, at the end
-    complete"""
+    complete
+  Contenders: the opponents, and of ours stream, freeze and auto, which round
+  nothing, and for its bytes freeze-float16 (backbones at 0.25);
+  auto-resized and tar-stream-resized read photographs that somebody has
+  resized."""
 
 
 def measure(context: Context) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,17 +20,36 @@ from benchmarks.suite.contenders import (
 )
 from benchmarks.suite.data_sets import store
 from benchmarks.suite.experiment import Context
-from benchmarks.suite.workloads import LONG, SHORT, Workload
+from benchmarks.suite.workloads import LONG, SHORT, Workload, is_slow
 from benchmarks.testbed import Testbed
 
 MEASURED = (*EXTERNALS, RESIZED)
 TUNING_PACE = Pace(
     fill_seconds=1.0, fill_batches=2, seconds=3.0, batches=6, most_seconds=6.0
 )
-SLOW_LINK = 0.25
-"""Of what an opponent reads without a limit."""
+SLOW, EVEN = "slow", "even"
+TUNED_AT: Mapping[str, float] = {SLOW: 0.25, EVEN: 1.0}
+"""Links, as multiples of what an opponent reads without a limit."""
+MOST_EVEN = 4.0
+"""A link that carries more has the settings of one without a limit."""
 ENOUGH = 0.97
-"""Of what the link carries."""
+"""Of what a slow link carries."""
+
+
+def options_at(
+    settings: Mapping[str, Any], link: float | None
+) -> Mapping[str, Any]:
+    """An opponent's, for a link.
+
+    Args:
+        settings: of an opponent, as in the results; empty without tuning.
+        link: as a multiple of what saturates the client; None: no limit.
+    """
+    found = settings
+    if link is not None and link <= MOST_EVEN:
+        found = settings.get(SLOW if is_slow(link) else EVEN, settings)
+    options: Mapping[str, Any] = found.get("options", {})
+    return options
 
 
 @dataclass
@@ -84,44 +103,90 @@ class Lineup:
             if name not in self.settings:
                 found = self._tuned(opponent)
                 if self.bed.shaped:
-                    found["slow"] = self._tuned_slow(opponent, found)
+                    found[EVEN] = self._tuned_even(opponent, found)
+                    found[SLOW] = self._tuned_slow(opponent, found)
                 self.settings[name] = found
-                self.context.note(f"{name}: {found['options']}")
+                self.context.note(
+                    f"{name}: {found['options']}; "
+                    + "; ".join(
+                        f"{link}: {found[link]['options']}"
+                        for link in TUNED_AT
+                        if link in found
+                    )
+                )
                 self.context.save()
 
-    def prepare(self, size: str, *, slow: bool) -> None:
+    def prepare(self, size: str, link: float | None) -> None:
         """Has every opponent take the workload.
 
         Args:
-            size: of the data set.
-            slow: whether with the settings for links that carry less than
-                streaming could use.
+            size: of the data set; what reads resized photographs is not at
+                the link's rate where others are, and has the long one.
+            link: whose settings they get.
         """
-        for name, opponent in self.opponents.items():
-            settings = self.settings[name]
-            chosen = settings["slow"] if slow else settings
-            opponent.prepare(
-                self.workload.task, self.place(size), chosen["options"]
-            )
+        for name in self.opponents:
+            self.prepared(name, LONG if name == RESIZED else size, link)
+
+    def prepared(self, name: str, size: str, link: float | None) -> Opponent:
+        """One opponent that has taken the workload."""
+        opponent = self.opponents[name]
+        opponent.prepare(
+            self.workload.task,
+            self.place(size),
+            options_at(self.settings[name], link),
+        )
+        return opponent
+
+    def warm_up(self, link: float | None) -> None:
+        """A short epoch of everybody, without a limit."""
+        self.prepare(SHORT, link)
+        for opponent in self.opponents.values():
+            opponent.forget()
+            opponent.epochs(0, 1)
 
     def _tuned(self, opponent: Opponent) -> dict[str, Any]:
         """Without a limit on the link."""
-        place = self.place(LONG)
         if self.bed.shaped:
             self.bed.set_link(None)
+        grid = opponent.grid[:1] if self.context.quick else opponent.grid
+        return {
+            "versions": dict(opponent.versions),
+            **self._fastest(opponent, grid),
+        }
+
+    def _tuned_even(
+        self, opponent: Opponent, found: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """On a link that carries just what it reads without a limit."""
+        self._set_link(opponent, found["options"], TUNED_AT[EVEN])
+        if self.context.quick:
+            return self._fastest(opponent, [found["options"]])
+        return self._fastest(opponent, opponent.grid)
+
+    def _fastest(
+        self, opponent: Opponent, grid: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        place = self.place(LONG)
 
         def rate(options: Mapping[str, Any]) -> float:
             opponent.prepare(self.workload.task, place, options)
             found = opponent.window(0, TUNING_PACE)
             return float(found["samples_per_second"])
 
-        grid = opponent.grid[:1] if self.context.quick else opponent.grid
         options, tried = choose(rate, grid)
-        return {
-            "options": dict(options),
-            "versions": dict(opponent.versions),
-            "grid": tried,
-        }
+        return {"options": dict(options), "grid": tried}
+
+    def _set_link(
+        self, opponent: Opponent, options: Mapping[str, Any], part: float
+    ) -> float:
+        """To a part of what an opponent reads; samples per second of it."""
+        self.bed.set_link(None)
+        opponent.prepare(self.workload.task, self.place(SHORT), options)
+        opponent.forget()
+        fast = opponent.epochs(0, 1)[0]
+        rate = float(part * fast["samples_per_second"])
+        self.bed.set_link(rate * fast["down_bytes"])
+        return rate
 
     def _tuned_slow(
         self, opponent: Opponent, found: Mapping[str, Any]
@@ -132,13 +197,8 @@ class Lineup:
             opponent: who.
             found: its settings without a limit, which come first.
         """
-        place = self.place(SHORT)
-        options = found["options"]
-        opponent.prepare(self.workload.task, place, options)
-        opponent.forget()
-        fast = opponent.epochs(0, 1)[0]
-        rate = SLOW_LINK * fast["samples_per_second"]
-        self.bed.set_link(rate * fast["down_bytes"])
+        place, options = self.place(SHORT), found["options"]
+        rate = self._set_link(opponent, options, TUNED_AT[SLOW])
 
         def slow_rate(options: Mapping[str, Any]) -> float:
             opponent.prepare(self.workload.task, place, options)

@@ -19,7 +19,7 @@ from benchmarks.suite import entries
 from benchmarks.suite.contenders import TAR_STREAM, Opponent, Ours, start
 from benchmarks.suite.data_sets import SECONDS, store
 from benchmarks.suite.experiment import Context, Experiment, no_goals
-from benchmarks.suite.lineup import Lineup
+from benchmarks.suite.lineup import Lineup, options_at
 from benchmarks.suite.tiers import calibrate, settle
 from benchmarks.suite.together import (
     Span,
@@ -27,6 +27,7 @@ from benchmarks.suite.together import (
     client_processes,
     fairness,
     phase,
+    told,
 )
 from benchmarks.suite.workloads import Volume, Workload
 from benchmarks.testbed import Testbed
@@ -47,6 +48,7 @@ VOLUME, QUICK_VOLUME = Volume(768, 32), Volume(256, 16)
 """Of all models: tenants of a mix have the same data."""
 SPAN, QUICK_SPAN = Span(), Span(2.0, 3.0)
 SETTLING_SECONDS, QUICK_SETTLING_SECONDS = 60.0, 3.0
+ALONE_PHASES = 2
 CONTAINER = "tenants"
 MOST_TENANTS = max(COUNTS)
 
@@ -59,13 +61,15 @@ KEYS = """\
     calibration, link_bytes_per_second  as of grid's cells; the link is what
               saturates one streaming client of the first workload
     alone     of a mix: {contender: [samples per second of each tenant
-              by itself]}
+              by itself, the mean of two phases]}
+    settling  of auto, all together, as of grid's cells
     rounds    {contender: [phase, by round]}; a phase, of one window that all
               tenants have in common, has samples_per_second (of all), each
               (by tenant), jain (Jain's index of each; in a mix of each over
               alone), relative (in a mix: sum of each over alone),
               down_bytes_per_second, client_cores and storage_cores (CPU
-              seconds in a second)
+              seconds in a second), fallbacks (spans that were to be pushed
+              and were streamed)
     samples_per_second, jain, relative  {contender: median of the rounds}
     complete
   All tenants share the client tier's core: what they would gain from
@@ -150,7 +154,7 @@ class TenantsRun:
         name: of the entry.
         workloads: by tenant.
         place: of the data, the same in each account.
-        options: of the tar stream.
+        options: of the tar stream, by network.
     """
 
     bed: Testbed
@@ -158,7 +162,7 @@ class TenantsRun:
     name: str
     workloads: Sequence[Workload]
     place: Place
-    options: Mapping[str, Any]
+    options: Mapping[str, Mapping[str, Any]]
     entry: dict[str, Any] = field(default_factory=dict)
     _epochs: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -187,9 +191,9 @@ class TenantsRun:
                 FREEZE: [Trainer(each, {"name": FREEZE}) for each in clients],
                 TAR_STREAM: [Trainer(each) for each in opponents],
             }
-            self._settle(clients, trainers)
             if len(set(self.workloads)) > 1:
-                self.entry["alone"] = self._alone(trainers)
+                self.entry["alone"] = self._alone(clients, trainers)
+            self.entry["settling"] = self._settle(clients, trainers)
             self._measure(trainers)
         summarise(self.entry)
         self.entry["complete"] = True
@@ -215,11 +219,13 @@ class TenantsRun:
                 container=self.place.container,
                 floor="lossless",
                 epochs=None,
-                channels_last=self.options["channels_last"],
+                channels_last=self.options[workload.model]["channels_last"],
             )
             opponent = Opponent(self.bed, TAR_STREAM, remote)
             opponent.prepare(
-                workload.task, tenant.place(self.place), self.options
+                workload.task,
+                tenant.place(self.place),
+                self.options[workload.model],
             )
             first = first or opponent
         assert first is not None
@@ -239,7 +245,7 @@ class TenantsRun:
         self,
         clients: Sequence[Remote],
         trainers: Mapping[str, Sequence[Trainer]],
-    ) -> None:
+    ) -> dict[str, Any]:
         """Everybody once, unmeasured; ``auto`` until its plans stay."""
         for name in (FREEZE, TAR_STREAM):
             self._phase(trainers[name])
@@ -251,19 +257,31 @@ class TenantsRun:
             ]
             return None if None in found else found
 
-        settle(
+        return settle(
             lambda: self._phase(trainers[AUTO]),
             plans,
             QUICK_SETTLING_SECONDS if self.context.quick else SETTLING_SECONDS,
         )
 
     def _alone(
-        self, trainers: Mapping[str, Sequence[Trainer]]
+        self,
+        clients: Sequence[Remote],
+        trainers: Mapping[str, Sequence[Trainer]],
     ) -> dict[str, list[float]]:
-        return {
-            name: [self._phase([x])["samples_per_second"] for x in each]
-            for name, each in trainers.items()
-        }
+        """Each tenant by itself, ``auto`` with a plan for that."""
+        found: dict[str, list[float]] = {name: [] for name in trainers}
+        for number, client in enumerate(clients):
+            single = {name: [each[number]] for name, each in trainers.items()}
+            self._settle([client], single)
+            for name, each in single.items():
+                phases = [self._phase(each) for _ in range(ALONE_PHASES)]
+                rates = [phase["samples_per_second"] for phase in phases]
+                found[name].append(statistics.mean(rates))
+            self.context.note(
+                f"{self.name}: {self.workloads[number].name} alone: "
+                + ", ".join(f"{n} {x[-1]:.1f}" for n, x in found.items())
+            )
+        return found
 
     def _measure(self, trainers: Mapping[str, Sequence[Trainer]]) -> None:
         for number in range(self.context.rounds):
@@ -279,6 +297,7 @@ class TenantsRun:
                 f"{self.name}: round {number + 1}/{self.context.rounds}: "
                 + ", ".join(
                     f"{n} {x['samples_per_second']:.1f} (Jain {x['jain']:.3f})"
+                    + told(x)
                     for n, x in last.items()
                 )
             )
@@ -328,23 +347,34 @@ def measure(context: Context) -> None:
             volume.samples,
             volume.shard_samples,
         )
-        options = _tuned(bed, context)
+        workloads = [each for name in names for each in wanted[name]]
+        options = _tuned(bed, context, workloads)
         for name in names:
             TenantsRun(bed, context, name, wanted[name], place, options).run()
             context.save()
 
 
-def _tuned(bed: Testbed, context: Context) -> Mapping[str, Any]:
-    """Settings of the tar stream; the first ones for a smoke test."""
+def _tuned(
+    bed: Testbed, context: Context, workloads: Sequence[Workload]
+) -> dict[str, Mapping[str, Any]]:
+    """Settings of the tar stream, by network.
+
+    The first ones for a smoke test.
+    """
     context.section.setdefault("opponents", {})
+    link = LINK if bed.shaped else None
+    found: dict[str, Mapping[str, Any]] = {}
     with start(bed, TAR_STREAM) as remote:
         opponent = Opponent(bed, TAR_STREAM, remote)
-        if context.quick:
-            return opponent.grid[0]
-        lineup = Lineup(bed, context, SAME, {TAR_STREAM: opponent})
-        lineup.enter(SAME)
-        found: Mapping[str, Any] = lineup.settings[TAR_STREAM]["options"]
-        return found
+        lineup = Lineup(bed, context, workloads[0], {TAR_STREAM: opponent})
+        for workload in workloads:
+            if context.quick:
+                found[workload.model] = opponent.grid[0]
+            elif workload.model not in found:
+                lineup.enter(workload)
+                settings = lineup.settings[TAR_STREAM]
+                found[workload.model] = options_at(settings, link)
+    return found
 
 
 def table(section: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from benchmarks.splits import (
     measure_cells,
 )
 from benchmarks.suite.experiment import Context, Experiment
-from benchmarks.suite.results import Section
+from benchmarks.suite.results import Section, stamp
 
 from hapi_protocol.encodings import FLOORS
 
@@ -48,6 +48,11 @@ class SectionResults(Results):
             self._take_over(section["body"])
         section["body"] = self.body
         self._save_file = save
+        self._stamp = stamp()
+
+    def put(self, entry: Mapping[str, Any]) -> None:
+        """Keeps a cell's entry, with date and commit of this run."""
+        super().put({**self._stamp, **entry})
 
     def save(self) -> None:
         """Writes the suite's file."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from benchmarks.results import commit, machine, versions, write_json
+from benchmarks.suite.contenders import LIBRARIES
 
 BENCHMARK = "suite"
 FORMAT = 1
@@ -16,6 +18,12 @@ SAME_MACHINE = ("processor", "cores")
 """What has to be as before where a file is gone on with."""
 
 Section = dict[str, Any]
+
+
+def stamp() -> dict[str, Any]:
+    """When, and of which commit, an entry was begun."""
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return {"date": now, "commit": commit()}
 
 
 class SuiteResults:
@@ -47,7 +55,7 @@ class SuiteResults:
             "format": FORMAT,
             "settings": dict(settings),
             "machine": machine(),
-            "versions": versions(),
+            "versions": versions(sorted({*chain(*LIBRARIES.values())})),
             "begun": [],
             "experiments": {},
         }
@@ -58,10 +66,7 @@ class SuiteResults:
                     " another file"
                 )
             self._take_over(load(path))
-        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self.body["begun"].append(
-            {"date": now, "commit": commit(), **(asked or {})}
-        )
+        self.body["begun"].append({**stamp(), **(asked or {})})
 
     def _take_over(self, old: Mapping[str, Any]) -> None:
         for part in ("settings", "versions"):
@@ -83,6 +88,12 @@ class SuiteResults:
                     f" not {wanted.get(key)!r} ({part}); use the same, or"
                     " another file"
                 )
+
+    @property
+    def other_commits(self) -> list[str]:
+        """Of earlier runs that wrote to the file, and not of this one."""
+        *earlier, this = (each["commit"] for each in self.body["begun"])
+        return sorted({str(each) for each in earlier if each != this})
 
     def section(self, name: str) -> Section:
         """An experiment's part of the file; changes are kept by :meth:`save`.

@@ -155,7 +155,23 @@ def judged(runs: Runs, one_offs: Mapping[str, Mapping[str, Any]]) -> Any:
             )
             for count in (1, epochs)
         },
+        "auto_over_best": {
+            str(count): _over_best(runs, count) for count in (1, epochs)
+        },
     }
+
+
+def _over_best(runs: Runs, epochs: int) -> dict[str, Any]:
+    """Whole runs of ``auto``, over those of the fastest opponent.
+
+    All of these start with the same tars; one-off costs do not count.
+    """
+    theirs = {
+        name: total(runs, name, epochs) for name in runs if name in EXTERNALS
+    }
+    best = min(theirs, key=lambda name: statistics.median(theirs[name]))
+    ours = total(runs, AUTO, epochs)
+    return {"best": best, **quotients(ours, theirs[best])}
 
 
 def one_off_of(name: str) -> str:

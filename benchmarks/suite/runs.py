@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from benchmarks.suite.contenders import (
 )
 from benchmarks.suite.data_sets import CLIENT, CONVERT, SECONDS, store
 from benchmarks.suite.experiment import Context, Experiment
-from benchmarks.suite.lineup import Lineup
+from benchmarks.suite.lineup import Lineup, options_at
 from benchmarks.suite.run_sums import (
     AUTO,
     AUTO_CACHED,
@@ -84,7 +84,9 @@ KEYS = """\
     runs                {contender: [{before, epochs}, by round]}: before is
                         what a process that has imported torch takes until
                         the first epoch begins (model, tracing, index; with
-                        a fixed cut its package too); an epoch has seconds,
+                        a fixed cut its package too), plan of auto is what it
+                        had in the end (null: it never planned, and
+                        streamed); an epoch has seconds,
                         samples, package_bytes, and without these down_bytes,
                         up_bytes; client_seconds, storage_seconds (CPU)
     first_seconds, later_seconds  {contender: {median, least, most}} of the
@@ -95,7 +97,10 @@ KEYS = """\
     beside              {ours: {opponent: its later_seconds over ours}}
     cumulative          {contender: {seconds, with_one_off}}: at the end of
                         each epoch, without and with the one-off
-    auto_over_stream    {1, epochs: seconds of whole runs of so many epochs}
+    auto_over_stream    {1, epochs: seconds of whole runs of so many epochs,
+                        over those of our own streaming}
+    auto_over_best      {1, epochs: {best, median, least, most}}: over those
+                        of the best opponent for so many epochs
     complete
   Contenders: auto is told of all epochs, auto-1 of one, and runs one;
   auto-cache and freeze-cache keep features in the store."""
@@ -193,8 +198,9 @@ class CellRuns:
     def _one_offs(self) -> dict[str, Any]:
         found = {INDEX: self._metered(self.keeper, self._index)}
         with self.bed.client.remote(CONVERT) as convert:
-            self._ready(convert)
-            for way in _conversions(self.context).values():
+            ways = _conversions(self.context).values()
+            ask(convert, "ready", libraries=["streaming"] * ("mds" in ways))
+            for way in ways:
                 found[way] = self._metered(
                     convert, partial(self._convert, convert, way)
                 )
@@ -205,21 +211,14 @@ class CellRuns:
     def _index(self) -> None:
         ask(self.keeper, "index", container=self.place.container, anew=True)
 
-    def _ready(self, convert: Remote) -> None:
-        """Waits until it has imported all; it converts nothing."""
-        place = replace(self.place, shards=[])
-        self._convert(convert, "resized", place)
-
-    def _convert(
-        self, convert: Remote, way: str, place: Place | None = None
-    ) -> None:
+    def _convert(self, convert: Remote, way: str) -> None:
         more = {}
         if way == "resized":
             more["resize_size"] = self.workload.task.resize_size
         ask(
             convert,
             way,
-            place=asdict(place or self.place),
+            place=asdict(self.place),
             container=f"{self.place.container}-{way}-again",
             **more,
         )
@@ -281,9 +280,11 @@ class CellRuns:
             package = ask(client, "package_bytes", name=name)
             before["up_bytes"] -= package
             found = Ours(self.bed, client, name).epochs(0, epochs)
+            plan = ask(client, "plan", name=name)["label"]
         return {
             "before": {**before, "package_bytes": package},
             "epochs": list(map(epoch_of, found)),
+            "plan": plan,
         }
 
     def _theirs(self, name: str) -> dict[str, Any]:
@@ -311,10 +312,7 @@ class CellRuns:
         """Of an opponent; empty where it was not tuned."""
         found = self.context.section["opponents"]
         tuned = found.get(self.workload.model, {}).get(name, {})
-        if self.link is not None and self.link < 1:
-            tuned = tuned.get("slow", tuned)
-        options: Mapping[str, Any] = tuned.get("options", {})
-        return options
+        return options_at(tuned, self.link)
 
 
 def rounds_of(context: Context) -> int:

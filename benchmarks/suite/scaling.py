@@ -30,6 +30,7 @@ from benchmarks.suite.together import (
     client_process,
     half,
     phase,
+    told,
 )
 from benchmarks.suite.verdict import ratio
 from benchmarks.suite.workloads import Volume, Workload
@@ -55,7 +56,8 @@ KEYS = """\
     name    proxies/CUT or ranks/CUT
     rounds  {one, two: [phase, by round]}; a phase has samples_per_second (of
             all clients), each, down_bytes_per_second, client_cores and
-            storage_cores (CPU seconds in a second)
+            storage_cores (CPU seconds in a second), fallbacks
+    settling  {one, two: as of grid's cells}, of auto
     samples_per_second  {one, two: median of the rounds}
     ratio   two over one: {median, interval}, of the rounds' ratios, 95 % by
             bootstrap
@@ -199,8 +201,9 @@ class ScalingRun:
             self.context.section, self.name, rounds={ONE: [], TWO: []}
         )
         self.setups.open(self.cut)
-        for setup in (ONE, TWO):
-            self._settle(setup)
+        self.entry["settling"] = {
+            setup: self._settle(setup) for setup in (ONE, TWO)
+        }
         for number in range(self.context.rounds):
             for setup in rotated((ONE, TWO), number):
                 self.entry["rounds"][setup].append(self._phase(setup))
@@ -209,18 +212,18 @@ class ScalingRun:
             self.context.note(
                 f"{self.name}: round {number + 1}/{self.context.rounds}: "
                 + ", ".join(
-                    f"{n} {x['samples_per_second']:.1f}"
+                    f"{n} {x['samples_per_second']:.1f}{told(x)}"
                     for n, x in last.items()
                 )
             )
         judge(self.entry)
         self.entry["complete"] = True
 
-    def _settle(self, setup: str) -> None:
+    def _settle(self, setup: str) -> dict[str, Any] | None:
         """Once, unmeasured; ``auto`` until its plans stay."""
         if self.cut != AUTO:
             self._phase(setup)
-            return
+            return None
 
         def plans() -> list[str] | None:
             found = [
@@ -229,7 +232,7 @@ class ScalingRun:
             ]
             return None if None in found else found
 
-        settle(
+        return settle(
             lambda: self._phase(setup),
             plans,
             QUICK_SETTLING_SECONDS if self.context.quick else SETTLING_SECONDS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -12,6 +13,10 @@ from benchmarks.suite.contenders import Contender
 from benchmarks.testbed import Testbed
 
 SETTLED_SECONDS = 12.0
+LEAST_STEPS = 3
+"""Of unmeasured windows, however long they take."""
+CALIBRATION_EPOCHS = 3
+"""That count; one before them warms up."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +78,8 @@ def calibrate(
 
     Args:
         bed: the testbed.
-        tar_stream: trains two epochs without a limit, of which the first one
-            warms up.  Windows of short epochs say nothing of bytes: these
-            have come before.
+        tar_stream: trains epochs without a limit.  They must take seconds:
+            all rates of a slow link follow from this one.
         link: as a multiple of that; None leaves it unshaped.
 
     Returns:
@@ -83,34 +87,46 @@ def calibrate(
     """
     if bed.shaped:
         bed.set_link(None)
-    found = tar_stream.epochs(0, 2)[1]
-    rate, size = found["samples_per_second"], found["down_bytes"]
+    _, *epochs = tar_stream.epochs(0, 1 + CALIBRATION_EPOCHS)
+    rates = [each["samples_per_second"] for each in epochs]
+    rate, size = statistics.median(rates), epochs[-1]["down_bytes"]
     limit = None if link is None else link * rate * size
     if limit is not None:
         bed.set_link(limit)
     return {
-        "calibration": {"samples_per_second": rate, "bytes_per_sample": size},
+        "calibration": {
+            "samples_per_second": rate,
+            "epochs": rates,
+            "bytes_per_sample": size,
+        },
         "link_bytes_per_second": limit,
     }
 
 
 def settle(
     step: Callable[[], object], plan: Callable[[], Any], most_seconds: float
-) -> None:
+) -> dict[str, Any]:
     """Steps until the plan stays the same for a while.
 
     Args:
         step: a window, which nobody looks at.
         plan: the present one, None until there is one.
-        most_seconds: no step begins after these.
+        most_seconds: no step begins after these, but for the least that
+            there have to be.
+
+    Returns:
+        ``plans`` after each step; ``settled``: whether the last one had
+        stayed.
     """
     began = changed = time.monotonic()
-    last: Any = None
+    plans: list[Any] = []
     while True:
         step()
-        now, found = time.monotonic(), plan()
-        if found is None or found != last:
+        now = time.monotonic()
+        plans.append(plan())
+        if plans[-1] is None or plans[-2:-1] != plans[-1:]:
             changed = now
-        last = found
-        if now - changed >= SETTLED_SECONDS or now - began >= most_seconds:
-            return
+        settled = now - changed >= SETTLED_SECONDS
+        enough = settled or now - began >= most_seconds
+        if enough and len(plans) >= LEAST_STEPS:
+            return {"plans": plans, "settled": settled}

@@ -99,9 +99,11 @@ def phase(
 
     Returns:
         ``samples_per_second`` of all, ``each``, ``down_bytes_per_second``,
-        and how many cores of each tier were busy: ``client_cores``,
-        ``storage_cores``.
+        how many cores of each tier were busy (``client_cores``,
+        ``storage_cores``), and ``fallbacks``: spans that were to be pushed
+        and were streamed, by the way to the end included.
     """
+    fallbacks = _fallbacks(trainers)
     begin = time.monotonic() + span.fill_seconds
     end = begin + span.seconds
     pids = {each.remote.pid for each in trainers}
@@ -129,7 +131,25 @@ def phase(
         "down_bytes_per_second": used.down_bytes / used.seconds,
         "client_cores": used.client_seconds / used.seconds,
         "storage_cores": used.storage_seconds / used.seconds,
+        "fallbacks": _fallbacks(trainers) - fallbacks,
     }
+
+
+def told(found: Mapping[str, Any]) -> str:
+    """What a reader of a phase's rate has to know; often nothing."""
+    count = found["fallbacks"]
+    return f" [{count} spans fell back to streaming]" if count else ""
+
+
+def _fallbacks(trainers: Sequence[Trainer]) -> int:
+    """So far, of those that push."""
+    return sum(
+        each.remote.ask(
+            "fallbacks", seconds=SECONDS, name=each.question["name"]
+        )
+        for each in trainers
+        if "name" in each.question
+    )
 
 
 def fairness(

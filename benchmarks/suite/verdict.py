@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,14 +15,18 @@ AGAIN = "again"
 """The second pass of the best opponent in each round: the noise floor."""
 AUTO_RESIZED = "auto-resized"
 FREEZE_ALL = "freeze"
+FLOAT16 = "freeze-float16"
+"""Features rounded to float16, for their bytes; in the first rounds only."""
 
 GOAL = 0.97
 OUT_OF_REACH = 0.85
-"""An opponent slower than this part of the best one, in the first round, is
+"""An opponent slower than this part of the best one, in the first rounds, is
 not measured again; nor is, of ours, a fixed cut so much slower than auto."""
+CHOOSING_ROUNDS, CHOOSING_SLOW = 2, 1
+"""After which it is chosen who goes on."""
 MOST_OPPONENTS, MOST_SLOW = 2, 1
-"""That are measured after the first round, the best ones; on a slow link they
-all go at the link's rate."""
+"""That go on, the best ones; on a slow link they all go at the link's rate,
+within a few per cent."""
 
 Rates = Mapping[str, Sequence[float]]
 
@@ -40,12 +45,12 @@ def best_external(rates: Rates) -> str:
 
 
 def in_reach(rates: Rates, most: int = MOST_OPPONENTS) -> list[str]:
-    """Who is measured again after the first round.
+    """Who is measured again after the first rounds, by medians of these.
 
     Opponents near the best one, ``most`` of them, ``auto``, what reads
     resized photographs, and of ours the fixed ones that are near ``auto``.
     """
-    first = {name: each[0] for name, each in rates.items()}
+    first = {name: statistics.median(each) for name, each in rates.items()}
     opponents = sorted(
         (name for name in first if name in EXTERNALS),
         key=lambda name: -first[name],
@@ -53,6 +58,7 @@ def in_reach(rates: Rates, most: int = MOST_OPPONENTS) -> list[str]:
     least = {
         **dict.fromkeys(opponents, OUT_OF_REACH * first[opponents[0]]),
         **dict.fromkeys((STREAM, FREEZE_ALL), OUT_OF_REACH * first[AUTO]),
+        FLOAT16: math.inf,
     }
     out = opponents[most:]
     return [
@@ -72,16 +78,21 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, Any]:
 
 
 def judge(entry: dict[str, Any]) -> None:
-    """Completes a cell's entry with what follows from its rounds."""
+    """Completes a cell's entry with what follows from its rounds.
+
+    The noise is that of the opponent that seemed the best when it was chosen
+    who goes on; in the end another one may be.
+    """
     rates = {name: rates_of(each) for name, each in entry["rounds"].items()}
     again = rates.pop(AGAIN)
+    once = rates[entry["again"]][-len(again) :]
     entry["samples_per_second"] = {
         name: statistics.median(each) for name, each in rates.items()
     }
     best = best_external(rates)
     entry["best_external"] = best
     entry["ratio"] = ratio(rates[AUTO], rates[best])
-    entry["noise"] = ratio(again, rates[best])
+    entry["noise"] = ratio(again, once)
     entry["ratio_resized"] = None
     if RESIZED in rates and AUTO_RESIZED in rates:
         entry["ratio_resized"] = ratio(rates[AUTO_RESIZED], rates[RESIZED])

@@ -112,6 +112,11 @@ class Workload:
 WORKLOADS = tuple(Workload(*each) for each in LONG_VOLUMES)
 
 
+def is_slow(link: float | None) -> bool:
+    """Whether it carries less than streaming could use."""
+    return link is not None and link < 1
+
+
 def cell_name(workload: Workload, link: float | None) -> str:
     """``resnet18/backbone/0.25``."""
     shown = "unshaped" if link is None else f"{link:g}"

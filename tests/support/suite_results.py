@@ -65,6 +65,10 @@ def cell(
         rate = min(part * saturates, limit / kilobytes / 1e3)
         many = 1 if name == "s3-images" else ROUNDS
         rounds[name] = [window(rate, kilobytes, each) for each in range(many)]
+    if (freeze, link) == ("backbone", 0.25):
+        rounds["freeze-float16"] = [
+            {**window(0.5 * saturates, 1.25, 0), "fallbacks": 3}
+        ]
     return {
         "name": f"{workload}/{link:g}",
         "model": model,
@@ -83,6 +87,7 @@ def cell(
             if name != "again"
         },
         "best_external": "tar-stream",
+        "again": "tar-stream",
         "ratio": {"median": ratio, "interval": [ratio - 0.031, ratio + 0.02]},
         "ratio_resized": {"median": 1.217, "interval": [1.1, 1.3]},
         "noise": {"median": 1.004, "interval": [0.983, 1.019]},
@@ -113,6 +118,14 @@ def opponents() -> dict[str, Any]:
                 label({"workers": 0}): 19.4,
                 label({"workers": 1}): 20.36,
             },
+            "even": {
+                "options": {"workers": 0},
+                "grid": {
+                    label({"workers": 0}): 19.4,
+                    label({"workers": 1}): 18.6,
+                },
+            },
+            "slow": {"options": {"workers": 1}, "grid": {}},
         },
         "tar-stream-resized": {
             "options": {"channels_last": True},
@@ -190,6 +203,7 @@ def spread(middle: float) -> dict[str, float]:
 def run(first: float, later: float, epochs: int, before: float) -> Any:
     """Of one round."""
     return {
+        "plan": "79 % cut 4, 21 % stream" if epochs > 1 else None,
         "before": {"seconds": before},
         "epochs": [
             {"seconds": seconds, "samples": 320, "down_bytes": 1e6 * seconds}
@@ -258,6 +272,10 @@ def runs() -> dict[str, Any]:
             for name, each in sums.items()
         },
         "auto_over_stream": {"1": spread(0.75), "5": spread(0.675)},
+        "auto_over_best": {
+            count: {"best": "tar-stream", **spread(middle)}
+            for count, middle in (("1", 0.8), ("5", 0.725))
+        },
     }
     return {
         "complete": True,

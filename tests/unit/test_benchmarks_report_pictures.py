@@ -38,7 +38,8 @@ def test_curves_hold_the_median_of_every_contender() -> None:
             pytest.approx(cell["samples_per_second"][name]) for cell in CELLS
         ]
     assert drawn(right, "auto") == [20.0, 20.0]
-    assert len(left.lines) == len(names)
+    assert len(drawn(left, "freeze-float16")) == 1
+    assert len(left.lines) == len(names) + 1
 
 
 def test_a_contender_has_the_same_colour_in_all_pictures() -> None:

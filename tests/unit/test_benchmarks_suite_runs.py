@@ -13,7 +13,14 @@ import pytest
 import torch
 from benchmarks.cells import BACKBONE, INNER
 from benchmarks.opponents import diary
-from benchmarks.suite import ablations, entries, many_tenants, runs, scaling
+from benchmarks.suite import (
+    ablations,
+    entries,
+    many_tenants,
+    runs,
+    scaling,
+    tiers,
+)
 from benchmarks.suite.experiment import Context
 from benchmarks.suite.run_sums import (
     AUTO,
@@ -24,7 +31,7 @@ from benchmarks.suite.run_sums import (
     epoch_of,
     judged,
 )
-from benchmarks.suite.tiers import Amounts, settle
+from benchmarks.suite.tiers import LEAST_STEPS, Amounts, settle
 from benchmarks.suite.together import fairness, half
 from benchmarks.suite.workloads import Workload
 from benchmarks.testbed import Tier
@@ -244,8 +251,22 @@ def test_amounts_between_two_moments() -> None:
 
 def test_plans_are_waited_for_no_longer_than_allowed() -> None:
     taken: list[int] = []
-    settle(lambda: taken.append(1), lambda: None, most_seconds=0.0)
-    assert taken == [1]
+    found = settle(lambda: taken.append(1), lambda: None, most_seconds=0.0)
+    assert taken == [1] * LEAST_STEPS
+    assert found == {"plans": [None] * LEAST_STEPS, "settled": False}
+
+
+def test_a_plan_that_stays_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "SETTLED_SECONDS", 0.0)
+    labels = iter(["a", None, "b", "b"])
+    found = settle(lambda: None, lambda: next(labels), most_seconds=60.0)
+    assert found == {"plans": ["a", None, "b"], "settled": True}
+    monkeypatch.setattr(tiers, "SETTLED_SECONDS", 1e-3)
+    labels = iter(["a", "b", "c", "c"])
+    found = settle(
+        lambda: time.sleep(2e-3), lambda: next(labels), most_seconds=60.0
+    )
+    assert found == {"plans": ["a", "b", "c", "c"], "settled": True}
 
 
 def test_shares_of_a_mix_are_over_what_each_gets_alone() -> None:

@@ -79,6 +79,10 @@ class FakeRemote:
         samples = self._world.samples
         return [{**WINDOW, "samples": samples, "cached": samples}] * count
 
+    def _fallbacks(self, name: str) -> Any:
+        self._world.fallbacks += name == "freeze"
+        return self._world.fallbacks
+
     def _kept(self) -> Any:
         return {"entries": SAMPLES}
 
@@ -116,6 +120,7 @@ class World:
         asked: module, question and arguments of all.
         links: that were set.
         restarts: of the worker.
+        fallbacks: of all jobs, one more whenever a fixed cut is asked.
     """
 
     samples: int = 0
@@ -123,9 +128,11 @@ class World:
     environments: list[dict[str, str]] = field(default_factory=list)
     links: list[float | None] = field(default_factory=list)
     restarts: int = 0
+    fallbacks: int = 0
     running: int = 0
     most_running: int = 0
     options: dict[str, Any] = field(default_factory=dict)
+    proxies: list[tuple[str, ...]] = field(default_factory=list)
 
     def questions(self, module: str, do: str) -> list[dict[str, Any]]:
         return [
@@ -143,6 +150,8 @@ class FakeTier(Tier):
 
     def remote(self, module: str, *arguments: str) -> Any:
         environment = dict(self.environment)
+        if module.endswith("second_proxy"):
+            self.world.proxies.append(arguments)
         return FakeRemote(self.world, module, environment)
 
 
@@ -245,6 +254,11 @@ def test_each_run_is_from_cold(world: World, measure: Any) -> None:
     [kept] = entry["runs"]["freeze-cache"]
     assert kept["before"]["package_bytes"] == 7
     assert entry["one_offs"].keys() == {"index", "mds", "resized"}
+    # What it imports is no cost of the conversion.
+    [ready] = world.questions("convert", "ready")
+    assert ready == {"libraries": ["streaming"]}
+    assert entry["runs"]["auto"][0]["plan"] == "a plan"
+    assert entry["auto_over_best"]["1"]["best"] in runs.OPPONENTS
     # The link is measured too: shards are read from Swift, not from files.
     once = world.questions("convert", "mds")[-1]
     assert "paths" not in once
@@ -294,6 +308,11 @@ def test_tenants_have_data_and_processes_of_their_own(
         "tenant0:trainer",
         "tenant1:trainer",
     }
+    [phase, _] = found[1]["rounds"]["freeze"]
+    # Two clients answer twice, each time one more.
+    assert phase["fallbacks"] == 4
+    [phase, _] = found[1]["rounds"]["auto"]
+    assert phase["fallbacks"] == 0
     epochs = [x["epoch"] for x in world.questions("serve", "diary")]
     assert len(set(epochs)) > 1
 
@@ -321,6 +340,9 @@ def test_parts_are_left_out_one_by_one(world: World, measure: Any) -> None:
     measure(ablations.EXPERIMENT, section)
     cell, coalescing = complete(section)
     assert cell["parts"].keys() == ablations.PARTS.keys()
+    assert cell["settling"].keys() == {"auto", "auto-float32"}
+    options = [more for _, _, *more in world.proxies]
+    assert options == [[], ["max_batch=1"], [f"max_batch={LP_BATCH}"]]
     assert all(len(each) == 2 for each in cell["rounds"].values())
     assert coalescing["parts"].keys() == {ablations.COALESCING}
     assert list(section["lp_batch"].values()) == [LP_BATCH]

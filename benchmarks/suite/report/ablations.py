@@ -20,7 +20,9 @@ Samples per second with a part over those without it. Encodings: ``auto``
 beside ``auto`` in float32. Re-planning: beside its first plan. Kept features:
 a later epoch of ``freeze`` that finds them beside one that computes them.
 Batches: ``freeze`` with the worker's own batches beside one sample at a time,
-and beside the batch that the linear program of the published system gives.
+and beside the batch that the linear program of the published system gives,
+which is all samples of a request where memory allows (each with a proxy and
+worker of its own).
 Coalescing: processes that share a package, and so batches, beside a package
 for each; it cannot be turned off, so that without it a worker has several
 models in turn as well."""

@@ -54,11 +54,7 @@ def bound_part(section: Section, grid: Section | None) -> Part:
         section: what benchmarks.stages measured.
         grid: the section of epoch 1, for what was measured; None without.
     """
-    cells = {
-        (cell["model"], cell["freeze"], cell["link"]): cell
-        for cell in complete_cells(grid or {})
-    }
-    rows = list(_links(section, cells))
+    rows = list(_links(section, _by_link(grid)))
     blocks: list[Block] = [Text(" ".join(_TEXT.split()))]
     if rows:
         blocks += [_picture(rows), _table(rows)]
@@ -66,10 +62,48 @@ def bound_part(section: Section, grid: Section | None) -> Part:
     return Part("What two cores and a link allow", blocks)
 
 
+def bound_goals(
+    section: Section, grid: Section | None
+) -> dict[str, bool | None]:
+    """The goal, of all cells that were measured.
+
+    Args:
+        section: what benchmarks.stages measured.
+        grid: the section of epoch 1; None without.
+    """
+    rows = [
+        row
+        for row in _links(section, _by_link(grid))
+        if row["goal"] and row["measured"]
+    ]
+    missed = [
+        f"``{row['workload']}/{row['factor']:g}``"
+        for row in rows
+        if row["measured"]["median"] < row["goal"]
+    ]
+    goal = (
+        f"auto over the best opponent at {OF_BOUND:g} of the bound's speed-up"
+        " or more, wherever that is 1.2 or more"
+    )
+    if missed:
+        goal += (
+            f" ({len(missed)} of {len(rows)} cells miss it:"
+            f" {', '.join(missed)})"
+        )
+    return {goal: not missed if rows else None}
+
+
+def _by_link(grid: Section | None) -> dict[Any, GridCell]:
+    return {
+        (cell["model"], cell["freeze"], cell["link"]): cell
+        for cell in complete_cells(grid or {})
+    }
+
+
 def _links(
     found: Section, cells: Mapping[Any, GridCell]
 ) -> Iterator[Mapping[str, Any]]:
-    for name, network in found["networks"].items():
+    for name, network in found.get("networks", {}).items():
         for kind, freeze in network["freezes"].items():
             for link in freeze["links"]:
                 cell = cells.get((name, kind, link["factor"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from benchmarks.suite.report.bound import bound_goals
 from benchmarks.suite.report.document import Listing, Part, Table, Text
 from benchmarks.suite.report.figures import verdict
 
@@ -25,8 +26,12 @@ _NOT_SHOWN = (
     "Worker and client compute on CPUs, except where a part says otherwise.",
     "Nobody uses ``torch.compile``, nor JPEG decoding at reduced resolution"
     " (draft mode), which would make decoding cheaper for all.",
-    "Rates of epoch 1 are those of processes, workers and plans that are"
-    " warm: what a run takes from its very start is in the whole runs only.",
+    "Rates of epoch 1 are those of a warm job that keeps nothing: processes,"
+    " workers and plans have been at work before.  What a run takes from its"
+    " very start is in the whole runs only.",
+    "Intervals are by bootstrap over the rounds.  With five of these they"
+    " reach from the lowest to the highest round, and rounds on one machine,"
+    " whose speed drifts, do not depend on chance alone.",
     "Opponents run with the best of the settings that are listed, not of all"
     " that exist.",
 )
@@ -41,10 +46,13 @@ def goals_part(
         sections: of the results, by experiment.
         titles: of all experiments, in order.
     """
+    goals = {name: each.get("met") for name, each in sections.items()}
+    if "stages" in sections:
+        goals["stages"] = bound_goals(sections["stages"], sections.get("grid"))
     rows = [
         row
         for name, title in titles.items()
-        for row in _rows(title, sections.get(name))
+        for row in _rows(title, sections.get(name), goals.get(name))
     ]
     return Part(
         "Goals",
@@ -56,14 +64,15 @@ def goals_part(
 
 
 def _rows(
-    title: str, section: Mapping[str, Any] | None
+    title: str,
+    section: Mapping[str, Any] | None,
+    goals: Mapping[str, bool | None] | None,
 ) -> Iterator[tuple[str, str, str]]:
     if section is None or isinstance(section.get("absent"), str):
         yield title, "-", NOT_MEASURED
         return
     if not section["complete"]:
         title = f"{title} (not measured to its end)"
-    goals = section.get("met")
     if not goals:
         yield title, "-", verdict(None) if goals is None else "has no goal"
         return

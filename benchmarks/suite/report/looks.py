@@ -40,6 +40,7 @@ LOOKS: Mapping[str, Look] = {
     "auto-cache": Look("#7a2a00", "P"),
     "stream": Look("#e69f00", "v"),
     "freeze": Look("#8c6d1f", "^"),
+    "freeze-float16": Look("#a58a3c", "2", ":"),
     "freeze-cache": Look("#b8a200", "P"),
     "tar-stream": Look("#0072b2", "s"),
     "webdataset": Look("#56b4e9", "D"),

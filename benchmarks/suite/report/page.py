@@ -12,6 +12,7 @@ from benchmarks.suite.report.accuracy import accuracy_part
 from benchmarks.suite.report.bound import bound_part
 from benchmarks.suite.report.costs import cores_of
 from benchmarks.suite.report.document import Part, Text
+from benchmarks.suite.report.fallbacks import fallbacks_part
 from benchmarks.suite.report.goals import (
     NOT_MEASURED,
     goals_part,
@@ -71,7 +72,7 @@ def report_of(body: Section, gpu: Path | None = None) -> Part:
         "runs": runs_part,
         "tenants": tenants_part,
         "stages": lambda section: bound_part(section, sections.get("grid")),
-        "bytes": wire_part,
+        "bytes": lambda section: wire_part(section, sections.get("grid")),
         "accuracy": accuracy_part,
         "scaling": scaling_part,
         "ablations": ablations_part,
@@ -83,6 +84,7 @@ def report_of(body: Section, gpu: Path | None = None) -> Part:
             goals_part(sections, TITLES),
             machine_part(body),
             not_shown_part(),
+            fallbacks_part(sections),
             *(
                 _part(name, TITLES[name], make, sections)
                 for name, make in parts.items()

@@ -30,7 +30,10 @@ and every fixed cut included: 1 - the median over the rounds of its rate over
 theirs. Negative, it is ahead, which a mix of cuts can be. A cell is missed
 when the whole 95 % interval lies above 5 %, or above 2 % against streaming.
 Noise is the regret of one contender against itself. ``hapi-2022`` and
-``hapi-sc24`` are the cuts that two published rules choose."""
+``hapi-sc24`` are the cuts that two published rules choose. Every fixed cut
+is every one that its profile does not rule out for that link, in its best
+encoding. The link is a multiple of what saturates our own streaming, and
+epochs are shorter than those of epoch 1."""
 _PAGE = "``docs/results.rst`` describes these measurements further."
 _RULES = ("hapi-2022", "hapi-sc24")
 _ROW_INCHES = 0.32

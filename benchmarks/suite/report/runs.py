@@ -184,7 +184,13 @@ def _speedups(entry: Entry) -> Iterator[str]:
 
 def _totals(entry: Entry) -> Iterator[str]:
     for epochs, spread in entry["auto_over_stream"].items():
+        best = entry["auto_over_best"][epochs]
         yield (
-            f"A whole run of {epochs} epoch{'s' * (epochs != '1')}, ``auto``"
-            f" over ``stream``: {spread_text(spread, 3)}"
+            f"Seconds of a whole run of {epochs}"
+            f" epoch{'s' * (epochs != '1')}, ``auto`` over our own ``stream``:"
+            f" {spread_text(spread, 3)}; over ``{best['best']}``, the fastest"
+            f" opponent: {spread_text(best, 3)}"
         )
+    for name in ("auto-1", "auto"):
+        plans = [run["plan"] or "streamed" for run in entry["runs"][name]]
+        yield f"Plans of ``{name}`` in the end, by round: {'; '.join(plans)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from benchmarks.suite.contenders import TAR_STREAM
 from benchmarks.suite.report.document import (
     Block,
     Part,
@@ -12,13 +13,21 @@ from benchmarks.suite.report.document import (
     Table,
     Text,
 )
-from benchmarks.suite.report.figures import fixed, percent, verdict
+from benchmarks.suite.report.figures import (
+    GridCell,
+    complete_cells,
+    fixed,
+    median_of,
+    percent,
+    verdict,
+)
 from benchmarks.suite.report.looks import (
     dress,
     legend_below,
     log_numbers,
     new_figure,
 )
+from benchmarks.suite.verdict import FLOAT16
 from matplotlib.axes import Axes
 
 Section = Mapping[str, Any]
@@ -28,6 +37,10 @@ Mean bytes of a sample on the wire, of {samples} photographs of
 {jpeg:.1f} kB (JPEG; {tar:.1f} kB in a tar), through the encoder and the stream
 writer of a worker; what HTTP adds does not count. Weights are {weights}:
 compression depends on the values, what is not compressed does not."""
+_INTERFACE = """\
+What the client's interface received for a sample in whole epochs, headers of
+TCP and HTTP included, with all frozen layers next to the data and features
+as float16:"""
 _COLOURS = ("#d55e00", "#0072b2", "#cc79a7", "#009e73", "#56b4e9", "#444444")
 _SHOWN = {"": "-", "zstd": "--"}
 """Compressions that the picture has, the table has all; and their lines."""
@@ -35,8 +48,14 @@ _HEIGHT_INCHES = 4.2
 _LONGEST = 16
 
 
-def wire_part(section: Section) -> Part:
-    """A picture and a table for each network, and the goals."""
+def wire_part(section: Section, grid: Section | None) -> Part:
+    """A picture and a table for each network, and the goals.
+
+    Args:
+        section: what benchmarks.wire_bytes counted.
+        grid: the section of epoch 1, for what an interface counted; None
+            without.
+    """
     text = _TEXT.format(
         samples=section["samples"],
         jpeg=section["jpeg_bytes"] / 1e3,
@@ -46,9 +65,40 @@ def wire_part(section: Section) -> Part:
     blocks: list[Block] = [Text(" ".join(text.split()))]
     if section["goals"]:
         blocks.append(_goals(section["goals"]))
+    blocks += _interface(complete_cells(grid or {}))
     for name, network in section["networks"].items():
         blocks += _network(name, network, section["jpeg_bytes"])
     return Part("Bytes of a sample", blocks)
+
+
+def _interface(cells: Sequence[GridCell]) -> Iterator[Block]:
+    """Epochs of float16 features, beside those of photographs."""
+    rows = [
+        (
+            f"``{cell['name']}``",
+            *(
+                fixed(median_of(cell["rounds"][name], "down_bytes") / 1e3)
+                for name in (FLOAT16, TAR_STREAM)
+            ),
+            fixed(
+                median_of(cell["rounds"][TAR_STREAM], "down_bytes")
+                / median_of(cell["rounds"][FLOAT16], "down_bytes")
+            ),
+        )
+        for cell in cells
+        if FLOAT16 in cell["rounds"]
+    ]
+    if rows:
+        yield Text(_INTERFACE)
+        yield Table(
+            (
+                "Cell",
+                f"``{FLOAT16}``, kB",
+                f"``{TAR_STREAM}``, kB",
+                "Times fewer",
+            ),
+            rows,
+        )
 
 
 def _goals(goals: Sequence[Section]) -> Table:
