@@ -176,6 +176,8 @@ class CellRun:
         self.entry["rounds"] = rounds
         active, again = list(contenders), ""
         choosing = CHOOSING_SLOW if self._is_slow else CHOOSING_ROUNDS
+        # The noise needs two rounds.
+        choosing = min(choosing, self.context.rounds - 1)
         for number in range(self.context.rounds):
             measured = rotated(active, number)
             for name in measured:
