@@ -12,10 +12,20 @@ from typing import Any
 
 import pytest
 from benchmarks.network import Traffic
-from benchmarks.suite import ablations, many_tenants, runs, scaling
+from benchmarks.suite import (
+    ablations,
+    cell,
+    grid,
+    lineup,
+    many_tenants,
+    runs,
+    scaling,
+)
+from benchmarks.suite.contenders import EXTERNALS, RESIZED
 from benchmarks.suite.entries import complete
 from benchmarks.suite.experiment import Context, Experiment
 from benchmarks.suite.together import Span
+from benchmarks.suite.verdict import AGAIN
 from benchmarks.testbed import Testbed, Tier
 
 from photos import shard
@@ -92,6 +102,9 @@ class FakeRemote:
 
     def _start(self) -> Any:
         return {"port": 1, "sessions": [os.getsid(0)]}
+
+    def _images(self, container: str, **_: Any) -> Any:
+        return {"place": {"images": container}}
 
     def _mds(self, container: str, **_: Any) -> Any:
         return {"place": {"mds": container}}
@@ -194,8 +207,10 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     span = Span(0.0, 0.01)
     for module in (many_tenants, scaling, ablations):
         monkeypatch.setattr(module, "QUICK_SPAN", span)
+    for module in (many_tenants, scaling, ablations, cell):
         monkeypatch.setattr(module, "QUICK_SETTLING_SECONDS", 0.0)
-    monkeypatch.setattr(runs, "absent", lambda name: None)
+    for module in (runs, lineup):
+        monkeypatch.setattr(module, "absent", lambda name: None)
     # Tracing takes seconds.
     monkeypatch.setattr(ablations, "lp_batch", lambda *_: LP_BATCH)
     return World()
@@ -234,6 +249,36 @@ def measure(
         assert experiment.table(section)
 
     return act
+
+
+def test_a_cell_has_all_contenders_and_then_the_best(
+    world: World, measure: Any
+) -> None:
+    world.samples = 1
+    section: dict[str, Any] = {}
+    measure(grid.EXPERIMENT, section)
+    slow, fast = section["cells"]
+    assert (slow["name"], fast["name"]) == (
+        "mobilenet_v3_small/backbone/0.25",
+        "mobilenet_v3_small/backbone/2",
+    )
+    ours = ["stream", "freeze", "auto", "freeze-float16", "auto-resized"]
+    everybody = {*EXTERNALS, RESIZED, *ours}
+    assert slow["rounds"].keys() == {*everybody, AGAIN}
+    assert fast["rounds"].keys() == slow["rounds"].keys() - {"freeze-float16"}
+    # All are as fast: one goes on where the link is slow, else two.
+    for found, count in ((slow, 1), (fast, 2)):
+        again = [n for n in EXTERNALS if len(found["rounds"][n]) == 2]
+        assert len(again) == count
+        assert found["again"] in again
+        assert found["settling"].keys() == {"auto", "auto-resized"}
+    opened = world.questions("client_tier", "open")
+    assert [each["name"] for each in opened[: len(ours)]] == ours
+    assert opened[3]["encoding"] == "float16"
+    # Tuned without a limit, and at two; a cell is calibrated without one.
+    rate = LINK_BYTES / 0.25
+    assert world.links[-2:] == [None, 2 * rate]
+    assert {rate, 0.25 * rate} < {*world.links}
 
 
 def test_each_run_is_from_cold(world: World, measure: Any) -> None:
@@ -338,12 +383,12 @@ def test_parts_are_left_out_one_by_one(world: World, measure: Any) -> None:
     world.samples = 1
     section: dict[str, Any] = {}
     measure(ablations.EXPERIMENT, section)
-    cell, coalescing = complete(section)
-    assert cell["parts"].keys() == ablations.PARTS.keys()
-    assert cell["settling"].keys() == {"auto", "auto-float32"}
+    found, coalescing = complete(section)
+    assert found["parts"].keys() == ablations.PARTS.keys()
+    assert found["settling"].keys() == {"auto", "auto-float32"}
     options = [more for _, _, *more in world.proxies]
     assert options == [[], ["max_batch=1"], [f"max_batch={LP_BATCH}"]]
-    assert all(len(each) == 2 for each in cell["rounds"].values())
+    assert all(len(each) == 2 for each in found["rounds"].values())
     assert coalescing["parts"].keys() == {ablations.COALESCING}
     assert list(section["lp_batch"].values()) == [LP_BATCH]
     opened = world.questions("client_tier", "open")
@@ -360,6 +405,7 @@ def test_parts_are_left_out_one_by_one(world: World, measure: Any) -> None:
 @pytest.mark.parametrize(
     "experiment",
     [
+        grid.EXPERIMENT,
         runs.EXPERIMENT,
         many_tenants.EXPERIMENT,
         scaling.EXPERIMENT,
