@@ -17,6 +17,7 @@ import torch
 from torch import fx, nn
 
 from hapi_protocol.errors import FreezeError, PackageError
+from hapi_splitter.functional import functional
 from hapi_splitter.naming import call_names
 from hapi_splitter.ops import operators
 from hapi_splitter.program import (
@@ -31,7 +32,6 @@ from hapi_splitter.program import (
 from hapi_splitter.repeated import BatchSized, draws, is_size, reads
 from hapi_splitter.rewrites import (
     ASSERTIONS,
-    DECOMPOSED,
     RESHAPES,
     SPLITS,
     is_identity,
@@ -63,9 +63,11 @@ def export_region(module: nn.Module, example: torch.Tensor) -> ExportedRegion:
     """
     batch = torch.export.Dim("batch", min=1, max=_MAX_BATCH)
     try:
-        exported = torch.export.export(
-            module, (example,), dynamic_shapes=({0: batch},), strict=False
-        ).run_decompositions(_decompositions())
+        exported = functional(
+            torch.export.export(
+                module, (example,), dynamic_shapes=({0: batch},), strict=False
+            )
+        )
     except Exception as error:  # export raises whatever tracing raised
         raise FreezeError(
             "cannot_trace",
@@ -73,15 +75,6 @@ def export_region(module: nn.Module, example: torch.Tensor) -> ExportedRegion:
             f"size: {str(error)[:500]}",
         ) from error
     return _Translation(exported).region()
-
-
-def _decompositions() -> dict[Any, Any]:
-    table = torch.export.default_decompositions()
-    return {
-        operator: table[operator]
-        for operator in table
-        if str(operator) in DECOMPOSED
-    }
 
 
 class _Translation:
@@ -104,8 +97,21 @@ class _Translation:
             elif node.op == "call_function":
                 self._call(node)
             elif node.op == "output":
-                return self._finish(self._known.get(node.args[0][0]))
+                return self._finish(self._known.get(self._result(node)))
         raise AssertionError("an exported graph has an output")
+
+    def _result(self, output: fx.Node) -> Any:
+        """What the module returns, behind all that it overwrites."""
+        kinds = torch.export.graph_signature.OutputKind
+        for spec in self._exported.graph_signature.output_specs:
+            if spec.kind in (kinds.BUFFER_MUTATION, kinds.PARAMETER_MUTATION):
+                raise FreezeError(
+                    "cannot_freeze",
+                    f"the frozen region changes its {spec.target!r} in every "
+                    "forward; freeze before that",
+                )
+        results: Any = output.args[0]
+        return results[-1]
 
     def _placeholder(self, node: fx.Node) -> None:
         for spec in self._exported.graph_signature.input_specs:

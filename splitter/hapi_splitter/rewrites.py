@@ -97,6 +97,15 @@ def rewrite(name: str, bound: Named, node: fx.Node) -> Rewritten | None:
     return _direct(name, bound)
 
 
+def is_known(name: str) -> bool:
+    """Whether packages hold an exported operator, in some form."""
+    return (
+        name in operators()
+        or name in _SPECIAL
+        or name in RESHAPES | SPLITS | IDENTITIES
+    )
+
+
 def _direct(name: str, bound: Named) -> Rewritten | None:
     """The same operator, if nothing unusual is asked of it."""
     operator = operators().get(name)

@@ -1,0 +1,220 @@
+"""Graphs become functional without a second trace where that is sound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from hapi_protocol.errors import FreezeError
+from hapi_splitter.functional import _SimpleGraph
+from hapi_splitter.trace import split
+from support.networks import small_network, small_transform
+
+SHAPE = (4, 8, 8)
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Block(nn.Module):
+    """The function gets what it may overwrite, and what it may not."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 1)
+        self.norm = nn.BatchNorm2d(4)
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.norm(self.conv(x)))
+
+
+def made(function: Function) -> Block:
+    torch.manual_seed(0)
+    model = Block(function)
+    model(torch.randn(8, *SHAPE))  # statistics other than 0 and 1
+    return model.eval()
+
+
+def traced_anew(_: object) -> bool:
+    return False
+
+
+def read_by_a_view(x: torch.Tensor) -> torch.Tensor:
+    flat = x.flatten(1)
+    x.relu_()
+    return flat * 2
+
+
+def read_by_a_part(x: torch.Tensor) -> torch.Tensor:
+    first = x[:, :2]
+    x.add_(1)
+    return first.sigmoid()
+
+
+def read_after_a_part_is_written(x: torch.Tensor) -> torch.Tensor:
+    x[:, 0].relu_()
+    return x * 2
+
+
+def read_by_what_dropout_returned(x: torch.Tensor) -> torch.Tensor:
+    same = F.dropout(x, 0.5, training=False)
+    x.relu_()
+    return same + 1
+
+
+def read_by_what_contiguous_returned(x: torch.Tensor) -> torch.Tensor:
+    same = x.contiguous()
+    x.mul_(2)
+    return same + 1
+
+
+def read_by_its_maker(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    torch.relu_(y)
+    return y + x
+
+
+def of_another_type(x: torch.Tensor) -> torch.Tensor:
+    y = x + 0
+    y += torch.ones(8, dtype=torch.int64)
+    return y.flatten(1)
+
+
+def written_weight(x: torch.Tensor) -> torch.Tensor:
+    ones = torch.ones(8)
+    once = x + ones
+    ones.add_(1)
+    return once + ones
+
+
+def residual(x: torch.Tensor) -> torch.Tensor:
+    y = F.hardswish(x, inplace=True)
+    z = F.relu(y * 3, inplace=True)
+    z += y
+    return F.dropout(F.silu(z, inplace=True), training=False, inplace=True)
+
+
+def copied(x: torch.Tensor) -> torch.Tensor:
+    turned = x.transpose(1, 2).contiguous().contiguous()
+    turned.add_(1)
+    return turned.permute(0, 2, 3, 1).flatten(1).unflatten(1, (4, -1))
+
+
+def written_view(x: torch.Tensor) -> torch.Tensor:
+    return x.flatten(1).relu_() * 2
+
+
+def written_copy(x: torch.Tensor) -> torch.Tensor:
+    copy = x.transpose(1, 2).reshape(-1, 8, 32)
+    return copy.relu_() + x.reshape(-1, 8, 32)
+
+
+SIMPLE = [
+    residual,
+    copied,
+    read_by_its_maker,
+    read_by_what_dropout_returned,
+    read_by_what_contiguous_returned,
+]
+NOT_SIMPLE = [
+    read_by_a_view,
+    read_by_a_part,
+    written_view,
+    written_copy,
+    written_weight,
+    of_another_type,
+    lambda x: x.copy_(x.flip(1)) + 1,
+    lambda x: torch.einsum("bchw,bcHw->bchH", x, x),
+    lambda x: x.float() + 1,
+]
+
+
+@pytest.mark.parametrize("function", [*SIMPLE, *NOT_SIMPLE])
+def test_frozen_region_computes_what_the_module_does(
+    function: Function,
+) -> None:
+    model = made(function)
+    frozen = split((model, nn.Identity()), sample_shape=SHAPE).frozen
+    for batch in (1, 3):
+        x = torch.randn(batch, *SHAPE)
+        with torch.no_grad():
+            found = frozen.prefix(frozen.num_cuts)(x)
+            torch.testing.assert_close(found, model(x))
+
+
+@pytest.mark.parametrize("function", SIMPLE)
+def test_package_is_that_of_a_second_trace(
+    function: Function, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = (made(function), nn.Identity())
+    found = split(pair, sample_shape=SHAPE).frozen
+    monkeypatch.setattr(_SimpleGraph, "is_one", traced_anew)
+    expected = split(pair, sample_shape=SHAPE).frozen
+    assert found.program == expected.program
+    assert found.names == expected.names
+    assert found.digest == expected.digest
+
+
+def test_network_of_in_place_operators_is_traced_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: object) -> None:
+        raise AssertionError("traced anew")
+
+    monkeypatch.setattr(
+        torch.export.ExportedProgram, "run_decompositions", refused
+    )
+    for function in SIMPLE:
+        split((made(function), nn.Identity()), sample_shape=SHAPE)
+    split(small_network(), "pool", transform=small_transform())
+
+
+@pytest.mark.parametrize(
+    "function", [*NOT_SIMPLE, read_after_a_part_is_written]
+)
+def test_write_that_may_be_seen_is_left_to_a_second_trace(
+    function: Function,
+) -> None:
+    batch = torch.export.Dim("batch", min=1, max=65536)
+    exported = torch.export.export(
+        made(function), (torch.randn(2, *SHAPE),), dynamic_shapes=({0: batch},)
+    )
+    assert not _SimpleGraph(exported.graph).is_one()
+
+
+class Overwriting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu = nn.ReLU(inplace=True)
+        self.conv = nn.Conv2d(4, 4, 1)
+        self.head = nn.Linear(256, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.conv(self.relu(x)).flatten(1))
+
+
+def test_model_that_overwrites_its_input_is_split() -> None:
+    model = Overwriting().eval()
+    found = split(model, "conv", sample_shape=SHAPE)
+    x = torch.randn(3, *SHAPE)
+    features = found.frozen.prefix(found.frozen.num_cuts)(x.clone())
+    torch.testing.assert_close(found.tail(features), model(x))
+
+
+class Counting(Overwriting):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add_(1)
+        return self.conv(x) * self.count
+
+
+def test_module_that_changes_a_buffer_is_refused_by_its_name() -> None:
+    with pytest.raises(FreezeError, match="'count'") as caught:
+        split((Counting().eval(), nn.Identity()), sample_shape=SHAPE)
+    assert caught.value.code == "cannot_freeze"
