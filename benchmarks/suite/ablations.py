@@ -28,8 +28,8 @@ from benchmarks.suite.together import (
     Trainer,
     client_process,
     client_processes,
+    fallbacks_text,
     phase,
-    told,
 )
 from benchmarks.suite.verdict import rates_of, ratio
 from benchmarks.suite.workloads import LONG, Volume, Workload, cell_name
@@ -337,7 +337,7 @@ def coalescing(bed: Testbed, context: Context, name: str) -> None:
             context.note(
                 f"{name}: round {number + 1}/{context.rounds}: "
                 + ", ".join(
-                    f"{n} {x['samples_per_second']:.1f}{told(x)}"
+                    f"{n} {x['samples_per_second']:.1f}{fallbacks_text(x)}"
                     for n, x in last.items()
                 )
             )

@@ -41,7 +41,7 @@ from hapi_client.frozen import FREEZE
 RESIZED_LINKS = (None, 0.25, 2.0)
 """Where what reads resized photographs is measured too."""
 FLOAT16_LINKS = (None, 0.25)
-"""Where it is, of backbones."""
+"""Where backbones are pushed in float16 as well."""
 MOST_SETTLING_SECONDS = 45.0
 QUICK_SETTLING_SECONDS = 5.0
 

@@ -158,7 +158,9 @@ class Lineup:
         self, opponent: Opponent, found: Mapping[str, Any]
     ) -> dict[str, Any]:
         """On a link that carries just what it reads without a limit."""
-        self._set_link(opponent, found["options"], TUNED_AT[EVEN])
+        # In a short epoch, starting its workers would make it seem slower,
+        # and on a link so slow all settings are as fast.
+        self._set_link(opponent, found["options"], TUNED_AT[EVEN], LONG)
         if self.context.quick:
             return self._fastest(opponent, [found["options"]])
         return self._fastest(opponent, opponent.grid)
@@ -177,11 +179,19 @@ class Lineup:
         return {"options": dict(options), "grid": tried}
 
     def _set_link(
-        self, opponent: Opponent, options: Mapping[str, Any], part: float
+        self,
+        opponent: Opponent,
+        options: Mapping[str, Any],
+        part: float,
+        size: str,
     ) -> float:
-        """To a part of what an opponent reads; samples per second of it."""
+        """To a part of what an opponent reads in an epoch without a limit.
+
+        Returns:
+            Samples per second that the link carries.
+        """
         self.bed.set_link(None)
-        opponent.prepare(self.workload.task, self.place(SHORT), options)
+        opponent.prepare(self.workload.task, self.place(size), options)
         opponent.forget()
         fast = opponent.epochs(0, 1)[0]
         rate = float(part * fast["samples_per_second"])
@@ -198,7 +208,7 @@ class Lineup:
             found: its settings without a limit, which come first.
         """
         place, options = self.place(SHORT), found["options"]
-        rate = self._set_link(opponent, options, TUNED_AT[SLOW])
+        rate = self._set_link(opponent, options, TUNED_AT[SLOW], SHORT)
 
         def slow_rate(options: Mapping[str, Any]) -> float:
             opponent.prepare(self.workload.task, place, options)

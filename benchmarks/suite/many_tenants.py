@@ -26,8 +26,8 @@ from benchmarks.suite.together import (
     Trainer,
     client_processes,
     fairness,
+    fallbacks_text,
     phase,
-    told,
 )
 from benchmarks.suite.workloads import Volume, Workload
 from benchmarks.testbed import Testbed
@@ -297,7 +297,7 @@ class TenantsRun:
                 f"{self.name}: round {number + 1}/{self.context.rounds}: "
                 + ", ".join(
                     f"{n} {x['samples_per_second']:.1f} (Jain {x['jain']:.3f})"
-                    + told(x)
+                    + fallbacks_text(x)
                     for n, x in last.items()
                 )
             )

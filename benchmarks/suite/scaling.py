@@ -28,9 +28,9 @@ from benchmarks.suite.together import (
     Span,
     Trainer,
     client_process,
+    fallbacks_text,
     half,
     phase,
-    told,
 )
 from benchmarks.suite.verdict import ratio
 from benchmarks.suite.workloads import Volume, Workload
@@ -212,7 +212,7 @@ class ScalingRun:
             self.context.note(
                 f"{self.name}: round {number + 1}/{self.context.rounds}: "
                 + ", ".join(
-                    f"{n} {x['samples_per_second']:.1f}{told(x)}"
+                    f"{n} {x['samples_per_second']:.1f}{fallbacks_text(x)}"
                     for n, x in last.items()
                 )
             )

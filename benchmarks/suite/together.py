@@ -101,7 +101,7 @@ def phase(
         ``samples_per_second`` of all, ``each``, ``down_bytes_per_second``,
         how many cores of each tier were busy (``client_cores``,
         ``storage_cores``), and ``fallbacks``: spans that were to be pushed
-        and were streamed, by the way to the end included.
+        and were streamed, from the question to the last answer.
     """
     fallbacks = _fallbacks(trainers)
     begin = time.monotonic() + span.fill_seconds
@@ -135,8 +135,8 @@ def phase(
     }
 
 
-def told(found: Mapping[str, Any]) -> str:
-    """What a reader of a phase's rate has to know; often nothing."""
+def fallbacks_text(found: Mapping[str, Any]) -> str:
+    """To be read beside a phase's rate; empty where there were none."""
     count = found["fallbacks"]
     return f" [{count} spans fell back to streaming]" if count else ""
 

@@ -46,12 +46,12 @@ def functional(
     Raises:
         Exception: whatever tracing raises.
     """
-    simple = _SimpleGraph(exported.graph)
-    if not simple.is_one():
+    rewriting = _CallByCall(exported.graph)
+    if not rewriting.is_sound():
         anew: torch.export.ExportedProgram
         anew = exported.run_decompositions(_decompositions())
         return anew
-    simple.rewrite()
+    rewriting.rewrite()
     return exported
 
 
@@ -64,8 +64,8 @@ def _decompositions() -> dict[Any, Any]:
     }
 
 
-class _SimpleGraph:
-    """A graph that becomes functional call by call, or not."""
+class _CallByCall:
+    """Makes a graph functional, each call by itself."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
@@ -77,7 +77,8 @@ class _SimpleGraph:
             if row.inplace_name
         } | {_DROPOUT: _aten.dropout.default}
 
-    def is_one(self) -> bool:
+    def is_sound(self) -> bool:
+        """Whether it computes the same afterwards."""
         return all(
             self._is_simple(node)
             for node in self._graph.nodes

@@ -182,6 +182,7 @@ def regret() -> dict[str, Any]:
                     "regret": middle,
                     "interval": [middle - 0.16, middle + 0.107],
                     "noise": {"regret": 0.047},
+                    "fallbacks": {"auto": 2, "cut-7": 4},
                     "missed": middle > 0.2,
                     "above_best_static": middle < -0.2,
                 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,8 +96,7 @@ class FakeRemote:
         return {"entries": SAMPLES}
 
     def _diary(self, epoch: int, until: float, **_: Any) -> Any:
-        now = time.monotonic()
-        return [(now, 0), (until + 1.0, 10)]
+        return [(until - 1.0, 0), (until + 1.0, 10)]
 
     def _start(self) -> Any:
         return {"port": 1, "sessions": [os.getsid(0)]}

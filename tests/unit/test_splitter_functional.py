@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hapi_protocol.errors import FreezeError
-from hapi_splitter.functional import _SimpleGraph
+from hapi_splitter.functional import _CallByCall
 from hapi_splitter.trace import split
 from support.networks import small_network, small_transform
 
@@ -151,7 +151,7 @@ def test_package_is_that_of_a_second_trace(
 ) -> None:
     pair = (made(function), nn.Identity())
     found = split(pair, sample_shape=SHAPE).frozen
-    monkeypatch.setattr(_SimpleGraph, "is_one", traced_anew)
+    monkeypatch.setattr(_CallByCall, "is_sound", traced_anew)
     expected = split(pair, sample_shape=SHAPE).frozen
     assert found.program == expected.program
     assert found.names == expected.names
@@ -182,7 +182,7 @@ def test_write_that_may_be_seen_is_left_to_a_second_trace(
     exported = torch.export.export(
         made(function), (torch.randn(2, *SHAPE),), dynamic_shapes=({0: batch},)
     )
-    assert not _SimpleGraph(exported.graph).is_one()
+    assert not _CallByCall(exported.graph).is_sound()
 
 
 class Overwriting(nn.Module):

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.suite.report.document import Part, Table, Text
+from benchmarks.suite.report.figures import NONE
 
 Section = Mapping[str, Any]
 
 _NONE = """\
-No span of a fixed cut fell back to streaming in any pass of epoch 1, of whole
-runs, tenants, scaling and ablations: all of them are of what their names
-say."""
+No span of a fixed cut fell back to streaming in any pass that the file has:
+all of them are of what their names say."""
 _SOME = """\
 A span that cannot be pushed, because the worker's queue is full or a request
 failed, is streamed. These passes of fixed cuts have such spans, and are not
@@ -30,6 +30,11 @@ def fallbacks_part(sections: Mapping[str, Section]) -> Part:
         (f"``{entry}``", f"``{name}``", str(sum(counts)), _share(counts))
         for entry, name, counts in _counts(sections)
         if any(counts)
+    ] + [
+        (f"``{cell['name']}`` (regret)", f"``{name}``", str(count), NONE)
+        for cell in sections.get("regret", {}).get("body", {}).get("cells", ())
+        for name, count in cell.get("fallbacks", {}).items()
+        if name != AUTO
     ]
     title = "Spans that were streamed instead"
     if not rows:
