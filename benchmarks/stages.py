@@ -47,10 +47,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bound import OF_BOUND, STREAM, WORTH, Way, bound_of
 from benchmarks.options import add_data, add_quick, parser_of, require_data
 from benchmarks.pinned import one_core
 from benchmarks.results import machine, versions, write_json
+from benchmarks.stage_bounds import bounds
 from benchmarks.stage_rates import Stages, describe
 from benchmarks.tars import find_tars
 from benchmarks.tight_loop import jpegs_of
@@ -60,9 +60,6 @@ from benchmarks.transfer_cost import (
     serve_seconds_per_byte,
 )
 from benchmarks.workloads import NETWORKS
-
-LINKS = (0.1, 0.25, 1.0, 2.0, 10.0)
-"""Times the byte rate at which streaming keeps the client's core busy."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,66 +129,6 @@ def measure(
         for kind, freeze in network["freezes"].items():
             freeze.update(bounds(found, network, kind))
     return found
-
-
-def ways_of(
-    section: Mapping[str, Any], network: Mapping[str, Any], kind: str
-) -> list[Way]:
-    """All that a sample may do: streaming, and each boundary.
-
-    Args:
-        section: of :func:`measure`, for what a byte takes.
-        network: one of the section's networks.
-        kind: of the freeze.
-    """
-    jpeg = section["jpeg_bytes"]
-    receive = section["receive_seconds_per_byte"]["median"]
-    serve = section["serve_seconds_per_byte"] * jpeg
-    decode = network["decode_seconds"]["median"]
-    freeze = network["freezes"][kind]
-    train = freeze["train_seconds"]["median"]
-    frozen = [b for b in network["boundaries"] if kind in b["rest_seconds"]]
-    whole = frozen[-1]["prefix_seconds"]["median"]
-    return [
-        Way(STREAM, serve, receive * jpeg + decode + whole + train, jpeg),
-        *(
-            Way(
-                boundary["name"],
-                serve + decode + boundary["prefix_seconds"]["median"],
-                receive * boundary["float32_bytes"]
-                + boundary["rest_seconds"][kind]["median"]
-                + train,
-                boundary["float32_bytes"],
-            )
-            for boundary in frozen
-        ),
-    ]
-
-
-def bounds(
-    section: Mapping[str, Any], network: Mapping[str, Any], kind: str
-) -> dict[str, Any]:
-    """The bound at each of :data:`LINKS`; arguments as :func:`ways_of`."""
-    ways = ways_of(section, network, kind)
-    one_core_per_second = 1 / ways[0].client_seconds
-    saturating = ways[0].link_bytes * one_core_per_second
-    return {
-        "saturating_bytes_per_second": saturating,
-        "one_core_per_second": one_core_per_second,
-        "links": [_link(ways, saturating, factor) for factor in LINKS],
-    }
-
-
-def _link(
-    ways: Sequence[Way], saturating: float, factor: float
-) -> dict[str, Any]:
-    found = bound_of(ways, factor * saturating)
-    return {
-        "factor": factor,
-        "bytes_per_second": factor * saturating,
-        "bound": {**dataclasses.asdict(found), "speedup": found.speedup},
-        "goal": OF_BOUND * found.speedup if found.speedup >= WORTH else None,
-    }
 
 
 def table(section: Mapping[str, Any]) -> str:

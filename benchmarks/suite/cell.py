@@ -20,7 +20,7 @@ from benchmarks.suite.contenders import (
 from benchmarks.suite.data_sets import CLIENT, SECONDS
 from benchmarks.suite.lineup import Lineup, options_at
 from benchmarks.suite.results import stamp
-from benchmarks.suite.tiers import calibrate, settle
+from benchmarks.suite.tiers import calibrate, saturating_rate, settle
 from benchmarks.suite.verdict import (
     AGAIN,
     AUTO_RESIZED,
@@ -53,10 +53,13 @@ class CellRun:
     Args:
         lineup: the opponents, and the workload.
         link: as a multiple of what saturates the client; None: unshaped.
+        calibrator: a tar stream beside that of the lineup, which says how
+            fast the machine is at the moment.
     """
 
     lineup: Lineup
     link: float | None
+    calibrator: Opponent
     entry: dict[str, Any] = field(default_factory=dict)
     _epoch: int = 0
 
@@ -79,8 +82,12 @@ class CellRun:
         if self.bed.shaped:
             self.bed.set_link(None)
         self.lineup.warm_up(self.link)
-        opponent = self.lineup.prepared(TAR_STREAM, LONG, None)
-        self.entry |= calibrate(self.bed, opponent, self.link)
+        self.calibrator.prepare(
+            self.lineup.workload.task,
+            self.lineup.place(LONG),
+            options_at(self.lineup.settings[TAR_STREAM], None),
+        )
+        self.entry |= calibrate(self.bed, self.calibrator, self.link)
         self.lineup.prepare(streamed, self.link)
         rate = self.entry["calibration"]["samples_per_second"]
         self._note(f"the tar stream saturates at {rate:.1f}")
@@ -178,9 +185,15 @@ class CellRun:
         choosing = CHOOSING_SLOW if self._is_slow else CHOOSING_ROUNDS
         # The noise needs two rounds.
         choosing = min(choosing, self.context.rounds - 1)
+        beside = self.entry["calibration"]["beside"] = []
+        limit = self.entry["link_bytes_per_second"]
         for number in range(self.context.rounds):
             measured = rotated(active, number)
-            for name in measured:
+            for index, name in enumerate(measured):
+                if index == len(measured) // 2:
+                    beside.append(
+                        saturating_rate(self.bed, self.calibrator, limit)
+                    )
                 each = contenders[again if name == AGAIN else name]
                 rounds[name].append(self._pass(each))
             if number + 1 == choosing:

@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.regret import AUTO
 from benchmarks.suite.cell import CellRun
+from benchmarks.suite.contenders import TAR_STREAM, Opponent, start
 from benchmarks.suite.experiment import Context, Experiment
 from benchmarks.suite.lineup import gathered
 from benchmarks.suite.results import Section
@@ -23,9 +24,10 @@ KEYS = """\
   cells     list of
     name, model, freeze, link  e.g. resnet18/backbone/0.25
     date, commit        when it was begun, and of what
-    calibration         {samples_per_second, epochs, bytes_per_sample}: the
-                        tar stream's without a limit, beside the cell: the
-                        median of whole epochs
+    calibration         {samples_per_second, epochs, bytes_per_sample,
+                        beside}: the tar stream's without a limit, before the
+                        rounds: the median of whole epochs; beside: that of
+                        an epoch in the middle of each round
     settling            {auto: {plans, settled}}: after each epoch before the
                         rounds, and whether the last one had stayed
     link_bytes_per_second
@@ -60,10 +62,14 @@ def measure(context: Context) -> None:
         todo = _todo(context, shaped=bed.shaped)
         if not todo:
             return
-        with gathered(bed, context, todo[0][0]) as lineup:
+        with (
+            gathered(bed, context, todo[0][0]) as lineup,
+            start(bed, TAR_STREAM) as remote,
+        ):
+            calibrator = Opponent(bed, TAR_STREAM, remote)
             for workload, link in todo:
                 lineup.enter(workload)
-                run = CellRun(lineup, link)
+                run = CellRun(lineup, link, calibrator)
                 _put(section, run.entry)
                 run.run()
                 judge(run.entry)

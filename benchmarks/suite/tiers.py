@@ -103,6 +103,27 @@ def calibrate(
     }
 
 
+def saturating_rate(
+    bed: Testbed, tar_stream: Contender, limit: float | None
+) -> float:
+    """What saturates the client at the moment, in samples per second.
+
+    A machine may be slower than when the link was set, by its neighbours'
+    work: what a core does then takes longer, and the link is what it was.
+
+    Args:
+        bed: the testbed.
+        tar_stream: trains an epoch without a limit; warm.
+        limit: of the link, in bytes per second, to which it is set again.
+    """
+    if bed.shaped:
+        bed.set_link(None)
+    [found] = tar_stream.epochs(0, 1)
+    if limit is not None:
+        bed.set_link(limit)
+    return float(found["samples_per_second"])
+
+
 def settle(
     step: Callable[[], object], plan: Callable[[], Any], most_seconds: float
 ) -> dict[str, Any]:

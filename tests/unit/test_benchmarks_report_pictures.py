@@ -98,15 +98,21 @@ def test_tenants_show_the_medians_of_rate_and_fairness() -> None:
 
 def test_the_bound_is_drawn_with_and_without_what_was_measured() -> None:
     grid = {"cells": CELLS}
+    places = [factor / suite_results.BESIDE for factor in (0.25, 2.0)]
     for section, measured in ((grid, [1.1, 1.1]), (None, None)):
         part = bound_part(suite_results.stages(), section)
         backbone = picture_of(part).figure.axes[0]
-        assert drawn(backbone, "bound") == [3.125, 1.0625]
+        bound = drawn(backbone, "bound")
+        assert bound[0] == pytest.approx(12.1945, abs=1e-4)
+        assert bound[len(bound) // 2] == pytest.approx(2.0)
+        assert max(bound[len(bound) // 2 :]) == pytest.approx(2.0)
         names = [line.get_label() for line in backbone.lines]
         name = "measured, auto over the best opponent"
         assert (name in names) == (measured is not None)
         if measured:
             assert drawn(backbone, name) == measured
+            [line] = [x for x in backbone.lines if x.get_label() == name]
+            assert list(line.get_xdata()) == pytest.approx(places)
 
 
 def test_ratios_that_are_far_apart_are_logarithmic() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks import stages
+from benchmarks import stage_bounds, stages
 from benchmarks.pieces import built, num_frozen, pieces_of
 from benchmarks.pinned import one_core
 from benchmarks.spread import spread
@@ -117,7 +117,7 @@ def test_every_stage_is_measured(section: dict[str, Any]) -> None:
 def test_table_has_each_stage_and_each_bound(section: dict[str, Any]) -> None:
     text = stages.table(section)
     assert text.count("mobilenet_v3_small/") == len(FREEZES) * len(
-        stages.LINKS
+        stage_bounds.LINKS
     )
     assert "up to features.12" in text
     assert "step behind avgpool" in text
@@ -163,7 +163,7 @@ NETWORK = network_of(
 
 
 def test_ways_add_up_the_stages_of_each_tier() -> None:
-    stream, early, last = stages.ways_of(SECTION, NETWORK, BACKBONE)
+    stream, early, last = stage_bounds.ways_of(SECTION, NETWORK, BACKBONE)
     assert stream.storage_seconds == pytest.approx(0.002)
     assert stream.client_seconds == pytest.approx(
         0.001 + 0.004 + 0.010 + 0.001
@@ -178,10 +178,12 @@ def test_ways_add_up_the_stages_of_each_tier() -> None:
 
 
 def test_links_are_multiples_of_what_streaming_can_use() -> None:
-    found = stages.bounds(SECTION, NETWORK, BACKBONE)
+    found = stage_bounds.bounds(SECTION, NETWORK, BACKBONE)
     assert found["one_core_per_second"] == pytest.approx(1 / 0.016)
     assert found["saturating_bytes_per_second"] == pytest.approx(1000 / 0.016)
-    assert [link["factor"] for link in found["links"]] == list(stages.LINKS)
+    assert [link["factor"] for link in found["links"]] == list(
+        stage_bounds.LINKS
+    )
     for link in found["links"]:
         bound = link["bound"]
         assert bound["streaming"] == pytest.approx(
@@ -195,7 +197,9 @@ def test_links_are_multiples_of_what_streaming_can_use() -> None:
 def test_goal_is_for_bounds_that_are_worth_it() -> None:
     """All that can be pushed is far larger than an image."""
     large = dict(NETWORK["boundaries"][1], float32_bytes=100_000)
-    narrow = stages.bounds(SECTION, network_of(large), BACKBONE)["links"][0]
+    narrow = stage_bounds.bounds(SECTION, network_of(large), BACKBONE)[
+        "links"
+    ][0]
     assert narrow["bound"]["speedup"] == pytest.approx(1)
     assert narrow["goal"] is None
 

@@ -269,13 +269,15 @@ def test_a_cell_has_all_contenders_and_then_the_best(
         again = [n for n in EXTERNALS if len(found["rounds"][n]) == 2]
         assert len(again) == count
         assert found["again"] in again
+        assert found["calibration"]["beside"] == [10.0, 10.0]
         assert found["settling"].keys() == {"auto", "auto-resized"}
     opened = world.questions("client_tier", "open")
     assert [each["name"] for each in opened[: len(ours)]] == ours
     assert opened[3]["encoding"] == "float16"
-    # Tuned without a limit, and at two; a cell is calibrated without one.
+    # Tuned without a limit, and at two; a cell is calibrated without one,
+    # and so is each round.
     rate = LINK_BYTES / 0.25
-    assert world.links[-2:] == [None, 2 * rate]
+    assert world.links[-6:] == [None, 2 * rate] * 3
     assert {rate, 0.25 * rate} < {*world.links}
 
 

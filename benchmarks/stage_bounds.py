@@ -1,0 +1,98 @@
+"""Bounds that the seconds of stages set (pure).
+
+They are read from what :mod:`benchmarks.stages` wrote, and it imports nothing
+of HAPI.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.bound import OF_BOUND, STREAM, WORTH, Bound, Way, bound_of
+
+LINKS = (0.1, 0.25, 1.0, 2.0, 10.0)
+"""Times the byte rate at which streaming keeps the client's core busy."""
+
+
+def ways_of(
+    section: Mapping[str, Any], network: Mapping[str, Any], kind: str
+) -> list[Way]:
+    """All that a sample may do: streaming, and each boundary.
+
+    Args:
+        section: of :func:`benchmarks.stages.measure`, for what a byte takes.
+        network: one of the section's networks.
+        kind: of the freeze.
+    """
+    jpeg = section["jpeg_bytes"]
+    receive = section["receive_seconds_per_byte"]["median"]
+    serve = section["serve_seconds_per_byte"] * jpeg
+    decode = network["decode_seconds"]["median"]
+    freeze = network["freezes"][kind]
+    train = freeze["train_seconds"]["median"]
+    frozen = [b for b in network["boundaries"] if kind in b["rest_seconds"]]
+    whole = frozen[-1]["prefix_seconds"]["median"]
+    return [
+        Way(STREAM, serve, receive * jpeg + decode + whole + train, jpeg),
+        *(
+            Way(
+                boundary["name"],
+                serve + decode + boundary["prefix_seconds"]["median"],
+                receive * boundary["float32_bytes"]
+                + boundary["rest_seconds"][kind]["median"]
+                + train,
+                boundary["float32_bytes"],
+            )
+            for boundary in frozen
+        ),
+    ]
+
+
+def bound_at(
+    section: Mapping[str, Any],
+    network: Mapping[str, Any],
+    kind: str,
+    factor: float,
+) -> Bound:
+    """The bound at a link.
+
+    Args:
+        section, network, kind: as of :func:`ways_of`.
+        factor: of the byte rate at which streaming keeps a core busy.
+    """
+    ways = ways_of(section, network, kind)
+    return bound_of(ways, factor * _saturating(ways[0]))
+
+
+def bounds(
+    section: Mapping[str, Any], network: Mapping[str, Any], kind: str
+) -> dict[str, Any]:
+    """The bound at each of :data:`LINKS`; arguments as :func:`ways_of`."""
+    streaming, *_ = ways_of(section, network, kind)
+    saturating = _saturating(streaming)
+    return {
+        "saturating_bytes_per_second": saturating,
+        "one_core_per_second": 1 / streaming.client_seconds,
+        "links": [
+            {
+                "factor": factor,
+                "bytes_per_second": factor * saturating,
+                **_told(bound_at(section, network, kind, factor)),
+            }
+            for factor in LINKS
+        ],
+    }
+
+
+def _saturating(streaming: Way) -> float:
+    """Bytes per second."""
+    return streaming.link_bytes / streaming.client_seconds
+
+
+def _told(found: Bound) -> dict[str, Any]:
+    return {
+        "bound": {**dataclasses.asdict(found), "speedup": found.speedup},
+        "goal": OF_BOUND * found.speedup if found.speedup >= WORTH else None,
+    }
