@@ -25,7 +25,6 @@ from benchmarks.suite.verdict import (
     AGAIN,
     AUTO_RESIZED,
     CHOOSING_ROUNDS,
-    CHOOSING_SLOW,
     FLOAT16,
     FREEZE_ALL,
     MOST_OPPONENTS,
@@ -34,11 +33,11 @@ from benchmarks.suite.verdict import (
     in_reach,
     rates_of,
 )
-from benchmarks.suite.workloads import LONG, SHORT, cell_name, is_slow
+from benchmarks.suite.workloads import LONG, cell_name, is_slow, streamed
 
 from hapi_client.frozen import FREEZE
 
-RESIZED_LINKS = (None, 0.25, 2.0)
+RESIZED_LINKS = (None, 0.25, 10.0)
 """Where what reads resized photographs is measured too."""
 FLOAT16_LINKS = (None, 0.25)
 """Where backbones are pushed in float16 as well."""
@@ -77,8 +76,8 @@ class CellRun:
 
     def run(self) -> None:
         """Fills the entry, all but what follows from the rounds."""
-        streamed = SHORT if self._is_slow else LONG
-        pushed = self.lineup.workload.pushed(streamed)
+        size = streamed(self.link)
+        pushed = self.lineup.workload.pushed(size)
         if self.bed.shaped:
             self.bed.set_link(None)
         self.lineup.warm_up(self.link)
@@ -88,11 +87,11 @@ class CellRun:
             options_at(self.lineup.settings[TAR_STREAM], None),
         )
         self.entry |= calibrate(self.bed, self.calibrator, self.link)
-        self.lineup.prepare(streamed, self.link)
+        self.lineup.prepare(size, self.link)
         rate = self.entry["calibration"]["samples_per_second"]
         self._note(f"the tar stream saturates at {rate:.1f}")
         with self.bed.client.remote(CLIENT) as client:
-            contenders = self._opened(client, streamed, pushed)
+            contenders = self._opened(client, size, pushed)
             self._warm_up(client, contenders)
             self._measure(contenders)
             self.entry["plan"] = _ask(client, "plan", name=AUTO)["label"]
@@ -120,7 +119,7 @@ class CellRun:
         return found
 
     def _opened(
-        self, client: Remote, streamed: str, pushed: str
+        self, client: Remote, size: str, pushed: str
     ) -> dict[str, Contender]:
         """Every contender of the cell; ours are opened here."""
         workload = self.lineup.workload
@@ -141,7 +140,7 @@ class CellRun:
         ours: dict[str, dict[str, Any]] = {
             STREAM: {
                 "cut": STREAM,
-                "container": self.lineup.place(streamed).container,
+                "container": self.lineup.place(size).container,
             },
             FREEZE_ALL: {"cut": FREEZE, "container": photographs},
             AUTO: {"cut": AUTO, "container": photographs},
@@ -182,9 +181,6 @@ class CellRun:
         rounds: dict[str, list[dict[str, Any]]] = {n: [] for n in contenders}
         self.entry["rounds"] = rounds
         active, again = list(contenders), ""
-        choosing = CHOOSING_SLOW if self._is_slow else CHOOSING_ROUNDS
-        # The noise needs two rounds.
-        choosing = min(choosing, self.context.rounds - 1)
         beside = self.entry["calibration"]["beside"] = []
         limit = self.entry["link_bytes_per_second"]
         for number in range(self.context.rounds):
@@ -196,7 +192,7 @@ class CellRun:
                     )
                 each = contenders[again if name == AGAIN else name]
                 rounds[name].append(self._pass(each))
-            if number + 1 == choosing:
+            if number + 1 == CHOOSING_ROUNDS:
                 first = {name: rates_of(rounds[name]) for name in rounds}
                 self.entry["again"] = again = best_external(first)
                 rounds[AGAIN] = [self._pass(contenders[again])]

@@ -42,8 +42,7 @@ KEYS = """\
                         ratios, 95 % by bootstrap
     ratio_resized       auto-resized over tar-stream-resized, likewise
     again               the opponent that is measured twice in a round: the
-                        best one of the first two rounds (on a slow link, of
-                        the first)
+                        best one of the first
     noise               its second passes over its first ones, likewise
     plan                auto's, at the end
     complete

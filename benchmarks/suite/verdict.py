@@ -16,13 +16,13 @@ AGAIN = "again"
 AUTO_RESIZED = "auto-resized"
 FREEZE_ALL = "freeze"
 FLOAT16 = "freeze-float16"
-"""Features rounded to float16, for their bytes; in the first rounds only."""
+"""Features rounded to float16, for their bytes; in the first round only."""
 
 GOAL = 0.97
 OUT_OF_REACH = 0.85
-"""An opponent slower than this part of the best one, in the first rounds, is
+"""An opponent slower than this part of the best one, in the first round, is
 not measured again; nor is, of ours, a fixed cut so much slower than auto."""
-CHOOSING_ROUNDS, CHOOSING_SLOW = 2, 1
+CHOOSING_ROUNDS = 1
 """After which it is chosen who goes on."""
 MOST_OPPONENTS, MOST_SLOW = 2, 1
 """That go on, the best ones; on a slow link they all go at the link's rate,
@@ -45,7 +45,7 @@ def best_external(rates: Rates) -> str:
 
 
 def in_reach(rates: Rates, most: int = MOST_OPPONENTS) -> list[str]:
-    """Who is measured again after the first rounds, by medians of these.
+    """Who is measured again after the first round, by what was seen there.
 
     Opponents near the best one, ``most`` of them, ``auto``, what reads
     resized photographs, and of ours the fixed ones that are near ``auto``.

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from benchmarks.cells import BACKBONE, INNER, NETWORKS
 from benchmarks.opponents.training import Task
 
-LINKS = (0.1, 0.25, 1.0, 2.0, 10.0)
+LINKS = (0.1, 0.25, 1.0, 10.0)
 QUICK_WORKLOADS = ("mobilenet_v3_small/backbone",)
-QUICK_LINKS = (0.25, 2.0)
+QUICK_LINKS = (0.25, 10.0)
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,11 @@ class Volume:
 
 
 LONG = "long"
-SHORT = "short"
+SHORT, SHORTEST = "short", "shortest"
 """Where a link carries less than streaming could use, what streams goes at
-the link's rate, evenly, and a short epoch tells that as well."""
+the link's rate, evenly, and a short epoch tells that as well; the shortest
+where it carries less than :data:`SHORTEST_BELOW`."""
+SHORTEST_BELOW = 0.2
 
 LONG_VOLUMES: Mapping[tuple[str, str], Volume] = {
     ("mobilenet_v3_small", BACKBONE): Volume(1920, 32),
@@ -51,6 +53,11 @@ SHORT_VOLUMES: Mapping[str, Volume] = {
     "mobilenet_v3_small": Volume(192, 32),
     "resnet18": Volume(48, 16),
     "vit_b_16": Volume(24, 8),
+}
+SHORTEST_VOLUMES: Mapping[str, Volume] = {
+    "mobilenet_v3_small": Volume(96, 32),
+    "resnet18": Volume(32, 16),
+    "vit_b_16": Volume(16, 8),
 }
 LARGE = {("resnet18", INNER), ("vit_b_16", INNER)}
 """Features there are larger than photographs: on a slow link, what is pushed
@@ -90,10 +97,11 @@ class Workload:
 
     @property
     def volumes(self) -> Mapping[str, Volume]:
-        """Of both data sets."""
+        """Of each data set."""
         return {
             LONG: LONG_VOLUMES[self.model, self.freeze],
             SHORT: SHORT_VOLUMES[self.model],
+            SHORTEST: SHORTEST_VOLUMES[self.model],
         }
 
     def pushed(self, streamed: str) -> str:
@@ -115,6 +123,13 @@ WORKLOADS = tuple(Workload(*each) for each in LONG_VOLUMES)
 def is_slow(link: float | None) -> bool:
     """Whether it carries less than streaming could use."""
     return link is not None and link < 1
+
+
+def streamed(link: float | None) -> str:
+    """Size of the data set of those that only stream."""
+    if link is None or not is_slow(link):
+        return LONG
+    return SHORTEST if link < SHORTEST_BELOW else SHORT
 
 
 def cell_name(workload: Workload, link: float | None) -> str:
