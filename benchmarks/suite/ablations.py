@@ -32,7 +32,7 @@ from benchmarks.suite.together import (
     phase,
 )
 from benchmarks.suite.verdict import rates_of, ratio
-from benchmarks.suite.workloads import LONG, Volume, Workload, cell_name
+from benchmarks.suite.workloads import Volume, Workload, cell_name
 from benchmarks.testbed import Testbed
 from benchmarks.worker_process import frozen_model
 
@@ -47,6 +47,10 @@ WORKLOADS = (
 LINKS = (0.25, 2.0)
 SHARD_SAMPLES = 32
 """HAPI's linear program knows no batches below 25, of shards as small."""
+VOLUMES: Mapping[str, Volume] = {
+    "mobilenet_v3_small": Volume(960, SHARD_SAMPLES),
+    "resnet18": Volume(256, SHARD_SAMPLES),
+}
 QUICK_VOLUME = Volume(256, SHARD_SAMPLES)
 SETTLING_SECONDS, QUICK_SETTLING_SECONDS = 45.0, 3.0
 STORED_SECONDS = 60.0
@@ -348,8 +352,7 @@ def coalescing(bed: Testbed, context: Context, name: str) -> None:
 def _volume(context: Context, workload: Workload) -> Volume:
     if context.quick:
         return QUICK_VOLUME.times(context.scale)
-    samples = workload.volumes[LONG].samples
-    return Volume(samples, SHARD_SAMPLES).times(context.scale)
+    return VOLUMES[workload.model].times(context.scale)
 
 
 def _coalescing() -> dict[str, Workload]:

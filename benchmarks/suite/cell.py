@@ -78,6 +78,9 @@ class CellRun:
         """Fills the entry, all but what follows from the rounds."""
         size = streamed(self.link)
         pushed = self.lineup.workload.pushed(size)
+        # What is not stored yet is stored without a limit: before it is set.
+        for each in (size, pushed, LONG):
+            self.lineup.place(each)
         if self.bed.shaped:
             self.bed.set_link(None)
         self.lineup.warm_up(self.link)

@@ -244,6 +244,7 @@ def _measure(found: argparse.Namespace) -> int:
                     client_device=found.client_device,
                 ),
                 scale=found.scale,
+                tuned=results.tuned,
             )
             experiment.measure(context)
             section["met"] = dict(experiment.met(section))

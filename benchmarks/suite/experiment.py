@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ class Context:
             and the cores and devices, are this run's.
         scale: times the samples of each data set; more than 1 on machines
             that go through an epoch before it can be measured.
+        tuned: settings of opponents that another experiment has found, by
+            network and opponent, as of ``grid``.
     """
 
     sources: Sequence[Path]
@@ -43,6 +45,7 @@ class Context:
     note: Callable[[str], None]
     testbed: Callable[..., AbstractContextManager[Testbed]]
     scale: int = 1
+    tuned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

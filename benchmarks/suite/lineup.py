@@ -14,6 +14,7 @@ from benchmarks.suite.contenders import (
     EXTERNALS,
     RESIZED,
     STORED_AS,
+    TAR_STREAM,
     Opponent,
     absent,
     start,
@@ -32,6 +33,8 @@ TUNED_AT: Mapping[str, float] = {SLOW: 0.25, EVEN: 1.0}
 """Links, as multiples of what an opponent reads without a limit."""
 MOST_EVEN = 4.0
 """A link that carries more has the settings of one without a limit."""
+READS_AS: Mapping[str, str] = {"local-features": TAR_STREAM}
+"""Whose settings an opponent takes over from another experiment."""
 ENOUGH = 0.97
 """Of what a slow link carries."""
 
@@ -99,12 +102,12 @@ class Lineup:
     def enter(self, workload: Workload) -> None:
         """Goes on to a workload, and tunes for its network if that is new."""
         self.workload = workload
+        known = self.context.tuned.get(workload.model, {})
         for name, opponent in self.opponents.items():
             if name not in self.settings:
-                found = self._tuned(opponent)
-                if self.bed.shaped:
-                    found[EVEN] = self._tuned_even(opponent, found)
-                    found[SLOW] = self._tuned_slow(opponent, found)
+                found = known.get(READS_AS.get(name, name))
+                if found is None:
+                    found = self._tuned(opponent)
                 self.settings[name] = found
                 self.context.note(
                     f"{name}: {found['options']}; "
@@ -145,6 +148,14 @@ class Lineup:
             opponent.epochs(0, 1)
 
     def _tuned(self, opponent: Opponent) -> dict[str, Any]:
+        """Without a limit on the link, and with others."""
+        found = self._tuned_fast(opponent)
+        if self.bed.shaped:
+            found[EVEN] = self._tuned_even(opponent, found)
+            found[SLOW] = self._tuned_slow(opponent, found)
+        return found
+
+    def _tuned_fast(self, opponent: Opponent) -> dict[str, Any]:
         """Without a limit on the link."""
         if self.bed.shaped:
             self.bed.set_link(None)

@@ -14,6 +14,7 @@ from benchmarks.suite.contenders import LIBRARIES
 
 BENCHMARK = "suite"
 FORMAT = 1
+GRID = "grid"
 SAME_MACHINE = ("processor", "cores")
 """What has to be as before where a file is gone on with."""
 
@@ -102,6 +103,13 @@ class SuiteResults:
         """
         sections: dict[str, Section] = self.body["experiments"]
         return sections.setdefault(name, {"complete": False})
+
+    @property
+    def tuned(self) -> Mapping[str, Any]:
+        """Settings of opponents that the grid has found, by network."""
+        grid: Section = self.body["experiments"].get(GRID, {})
+        found: Mapping[str, Any] = grid.get("opponents", {})
+        return found
 
     def drop(self, name: str) -> None:
         """Forgets an experiment, to be measured again."""

@@ -50,16 +50,15 @@ CELLS = (
     (Workload("mobilenet_v3_small", BACKBONE), FAST),
     (Workload("resnet18", BACKBONE), SLOW),
     (Workload("resnet18", INNER), SLOW),
-    (Workload("resnet18", INNER), FAST),
     (Workload("vit_b_16", BACKBONE), SLOW),
 )
 """Each network where what it computes is the most worth keeping, and what
 differs from that in both directions: a fast link, and features that are
-larger than photographs."""
+larger than photographs on a slow one."""
 VOLUMES: Mapping[str, Volume] = {
-    "mobilenet_v3_small": Volume(320, 32),
-    "resnet18": Volume(96, 16),
-    "vit_b_16": Volume(40, 8),
+    "mobilenet_v3_small": Volume(256, 32),
+    "resnet18": Volume(64, 16),
+    "vit_b_16": Volume(32, 8),
 }
 QUICK_VOLUME = Volume(128, 16)
 EPOCHS, QUICK_EPOCHS = 5, 2
@@ -72,7 +71,7 @@ OPPONENTS = (TAR_STREAM, "webdataset", "mosaic", "local-features", RESIZED)
 
 KEYS = """\
   epochs    of a run
-  opponents, absent  as of grid
+  opponents, absent  as of grid, from where settings are taken if it has them
   entries   list of
     name, model, freeze, link, samples  e.g. resnet18/backbone/0.25
     calibration, link_bytes_per_second  as of grid's cells, in each round

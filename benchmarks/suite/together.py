@@ -26,8 +26,8 @@ class Span:
         seconds: that are counted.
     """
 
-    fill_seconds: float = 6.0
-    seconds: float = 20.0
+    fill_seconds: float = 4.0
+    seconds: float = 12.0
 
 
 @dataclass(frozen=True)

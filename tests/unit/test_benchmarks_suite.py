@@ -180,10 +180,14 @@ def test_results_go_on_with_what_a_file_holds(tmp_path: Path) -> None:
     results = SuiteResults(
         path, SETTINGS, resume=False, asked={"experiments": ["grid"]}
     )
-    results.section("grid")["cells"] = [1]
+    assert not results.tuned
+    assert not results.body["experiments"]
+    tuned = {"resnet18": {"tar-stream": {"options": {}}}}
+    results.section("grid").update(cells=[1], opponents=tuned)
     results.save()
     again = SuiteResults(path, SETTINGS, resume=True)
-    assert again.section("grid") == {"complete": False, "cells": [1]}
+    assert again.section("grid")["cells"] == [1]
+    assert again.tuned == tuned
     first, second = again.body["begun"]
     assert first["experiments"] == ["grid"]
     assert first["commit"] == second["commit"]

@@ -20,11 +20,19 @@ from benchmarks.suite import (
     runs,
     scaling,
 )
-from benchmarks.suite.contenders import EXTERNALS, RESIZED
+from benchmarks.suite.contenders import (
+    EXTERNALS,
+    RESIZED,
+    TAR_STREAM,
+    Opponent,
+    start,
+)
 from benchmarks.suite.entries import complete
 from benchmarks.suite.experiment import Context, Experiment
+from benchmarks.suite.lineup import Lineup
 from benchmarks.suite.together import Span
 from benchmarks.suite.verdict import AGAIN
+from benchmarks.suite.workloads import WORKLOADS
 from benchmarks.testbed import Testbed, Tier
 
 from photos import shard
@@ -230,18 +238,19 @@ def measure(
         yield FakeBed(world, folder)
         assert world.running == 0
 
-    def act(experiment: Experiment, section: dict[str, Any]) -> None:
+    def act(
+        experiment: Experiment, section: dict[str, Any], **more: Any
+    ) -> None:
+        options = {"quick": True, "rounds": 2, "only": [], **more}
         experiment.measure(
             Context(
                 sources=[tar],
                 tars=[tar],
-                quick=True,
-                rounds=2,
-                only=[],
                 section=section,
                 save=lambda: None,
                 note=lambda text: None,
                 testbed=testbed,
+                **options,
             )
         )
         assert experiment.table(section)
@@ -279,6 +288,47 @@ def test_a_cell_has_all_contenders_and_then_the_best(
     rate = LINK_BYTES / 0.25
     assert world.links[-6:] == [None, 10 * rate] * 3
     assert {rate, 0.25 * rate} < {*world.links}
+
+
+@pytest.mark.parametrize("link", [0.1, 0.25, 1.0])
+def test_nothing_is_stored_once_the_link_is_set(
+    link: float, world: World, measure: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cell, "MOST_SETTLING_SECONDS", 0.0)
+    world.samples = 1
+    name = f"resnet18/inner/{link:g}"
+    section: dict[str, Any] = {}
+    measure(grid.EXPERIMENT, section, quick=False, rounds=5, only=[name])
+    # Calibrated without a limit, and so is each round.
+    limit = link * 10.0 * 100.0
+    assert world.links[-12:] == [None, limit] * 6
+
+
+@pytest.mark.parametrize("name", [TAR_STREAM, "local-features"])
+def test_settings_that_the_grid_found_are_not_looked_for_again(
+    name: str, world: World, tmp_path: Path
+) -> None:
+    bed = FakeBed(world, tmp_path)
+    [workload] = [w for w in WORKLOADS if w.name == "resnet18/inner"]
+    found = {"options": {"decode": "loop"}, "versions": {}, "grid": {}}
+    section: dict[str, Any] = {"opponents": {}}
+    context = Context(
+        sources=[],
+        tars=[],
+        quick=False,
+        rounds=5,
+        only=[],
+        section=section,
+        save=lambda: None,
+        note=lambda text: None,
+        testbed=lambda **_: pytest.fail("not needed"),
+        tuned={workload.model: {TAR_STREAM: found}},
+    )
+    with start(bed, name) as remote:
+        opponents = {name: Opponent(bed, name, remote)}
+        Lineup(bed, context, workload, opponents).enter(workload)
+    assert section["opponents"] == {workload.model: {name: found}}
+    assert [question for _, question, _ in world.asked] == ["about"]
 
 
 def test_each_run_is_from_cold(world: World, measure: Any) -> None:
