@@ -7,13 +7,16 @@ up neither core nor the link:
     maximise the sum of all rates, such that for both cores and the link
     the sum over the ways of rate x use is at most what there is of it
 
+Where both cores are of one machine, a second of work on one may also take a
+part of a second from the other (``crowding``).
+
 It imports nothing of HAPI, and knows nothing of its planner.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scipy.optimize import linprog
 
@@ -62,12 +65,14 @@ class Bound:
         return self.samples_per_second / self.streaming
 
 
-def bound_of(ways: Sequence[Way], link: float) -> Bound:
+def bound_of(ways: Sequence[Way], link: float, crowding: float = 0.0) -> Bound:
     """The best mix of ``ways``.
 
     Args:
         ways: with one named ``stream``.
         link: bytes per second.
+        crowding: by how much longer a core's work takes while the other
+            one works; 0.1 is ten per cent.
 
     Raises:
         ValueError: without streaming, or when a way takes nothing at all.
@@ -77,6 +82,7 @@ def bound_of(ways: Sequence[Way], link: float) -> Bound:
         raise ValueError(
             f"no way is {STREAM!r}: {', '.join(way.name for way in ways)}"
         )
+    ways = [crowded(way, crowding) for way in ways]
     alone = [rate_of(way, link) for way in ways]
     # In samples that the way alone could do, all numbers are near 1.
     found = linprog(
@@ -99,12 +105,21 @@ def bound_of(ways: Sequence[Way], link: float) -> Bound:
     whole = sum(rates)
     return Bound(
         whole,
-        rate_of(streaming, link),
+        rate_of(crowded(streaming, crowding), link),
         {
             way.name: rate / whole
             for way, rate in zip(ways, rates, strict=True)
             if rate > LEAST_PART * whole
         },
+    )
+
+
+def crowded(way: Way, crowding: float) -> Way:
+    """What a way takes of both cores, where each disturbs the other."""
+    return replace(
+        way,
+        storage_seconds=way.storage_seconds + crowding * way.client_seconds,
+        client_seconds=way.client_seconds + crowding * way.storage_seconds,
     )
 
 

@@ -55,15 +55,23 @@ def bound_at(
     network: Mapping[str, Any],
     kind: str,
     factor: float,
+    crowding: float = 0.0,
 ) -> Bound:
     """The bound at a link.
 
     Args:
         section, network, kind: as of :func:`ways_of`.
         factor: of the byte rate at which streaming keeps a core busy.
+        crowding: as of :func:`benchmarks.bound.bound_of`.
     """
     ways = ways_of(section, network, kind)
-    return bound_of(ways, factor * _saturating(ways[0]))
+    return bound_of(ways, factor * _saturating(ways[0]), crowding)
+
+
+def crowding_of(network: Mapping[str, Any]) -> float | None:
+    """Of a network; None where it was not measured."""
+    found = network.get("crowding")
+    return None if found is None else max(0.0, float(found["median"]))
 
 
 def bounds(
@@ -71,6 +79,7 @@ def bounds(
 ) -> dict[str, Any]:
     """The bound at each of :data:`LINKS`; arguments as :func:`ways_of`."""
     streaming, *_ = ways_of(section, network, kind)
+    crowding = crowding_of(network)
     saturating = _saturating(streaming)
     return {
         "saturating_bytes_per_second": saturating,
@@ -80,6 +89,11 @@ def bounds(
                 "factor": factor,
                 "bytes_per_second": factor * saturating,
                 **_told(bound_at(section, network, kind, factor)),
+                "crowded": None
+                if crowding is None
+                else _figures(
+                    bound_at(section, network, kind, factor, crowding)
+                ),
             }
             for factor in LINKS
         ],
@@ -91,8 +105,12 @@ def _saturating(streaming: Way) -> float:
     return streaming.link_bytes / streaming.client_seconds
 
 
+def _figures(found: Bound) -> dict[str, Any]:
+    return {**dataclasses.asdict(found), "speedup": found.speedup}
+
+
 def _told(found: Bound) -> dict[str, Any]:
     return {
-        "bound": {**dataclasses.asdict(found), "speedup": found.speedup},
+        "bound": _figures(found),
         "goal": OF_BOUND * found.speedup if found.speedup >= WORTH else None,
     }

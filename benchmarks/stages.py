@@ -25,6 +25,9 @@ sample.
   serve_seconds_per_byte      of the storage tier; 0: not counted
   networks      by name:
     batch, decode_seconds
+    crowding    a spread: by how much longer decoding and a forward pass take
+                while another core does the same (0.1: ten per cent); null
+                where there is one core
     boundaries  in order: name, shape, float32_bytes (of a sample);
                 prefix_seconds, of the forward pass up to there; rest_seconds,
                 from there to the freeze point, by kind of freeze
@@ -35,7 +38,8 @@ sample.
       links     factor (of saturating_bytes_per_second), bytes_per_second,
                 bound (samples_per_second, streaming, speedup, mix: part of
                 the samples by boundary), goal: least speed-up, where there
-                is one
+                is one; crowded: the bound where each second of work on one
+                core takes ``crowding`` of one from the other
 """
 
 from __future__ import annotations
@@ -47,8 +51,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.crowding import crowding
 from benchmarks.options import add_data, add_quick, parser_of, require_data
 from benchmarks.pinned import one_core
+from benchmarks.remote import RemoteError
 from benchmarks.results import machine, versions, write_json
 from benchmarks.stage_bounds import bounds
 from benchmarks.stage_rates import Stages, describe
@@ -100,6 +106,7 @@ def measure(
     Raises:
         ValueError: when the tars hold no JPEG.
         ServerError: when the local server does not start.
+        RemoteError: when the process beside ends, or does not answer.
     """
     effort = QUICK if quick else FULL
     jpegs = [jpeg for tar in tars for jpeg in jpegs_of(str(tar))]
@@ -125,7 +132,11 @@ def measure(
             found["networks"][name] = describe(
                 stages, stages.measure(effort.rounds)
             )
-    for network in found["networks"].values():
+    for name, network in found["networks"].items():
+        note(f"{name}, beside another core")
+        network["crowding"] = crowding(
+            name, Path(tars[0]), rounds=effort.rounds, steps=effort.steps
+        )
         for kind, freeze in network["freezes"].items():
             freeze.update(bounds(found, network, kind))
     return found
@@ -145,7 +156,7 @@ def _stage_lines(section: Mapping[str, Any]) -> Iterator[str]:
         f" {section['serve_seconds_per_byte'] * 1e9:.2f}; random weights)"
     )
     for name, network in section["networks"].items():
-        yield f"{name}, batch {network['batch']}"
+        yield f"{name}, batch {network['batch']}{_crowding(network)}"
         seconds = _ms(network["decode_seconds"])
         yield f"  {'decode and transform':44} {seconds}".rstrip()
         for boundary in network["boundaries"]:
@@ -159,6 +170,17 @@ def _stage_lines(section: Mapping[str, Any]) -> Iterator[str]:
             yield f"  {label:44} {_ms(freeze['train_seconds'])}  {kind}"
 
 
+def _crowding(network: Mapping[str, Any]) -> str:
+    found = network.get("crowding")
+    if found is None:
+        return ""
+    low, high = found["low"], found["high"]
+    return (
+        f"; {found['median']:.0%} ({low:.0%} to {high:.0%}) longer while"
+        " another core does the same"
+    )
+
+
 def _ms(found: Mapping[str, float]) -> str:
     low, high = found["low"] * 1e3, found["high"] * 1e3
     around = f"({low:.2f} to {high:.2f})"
@@ -168,7 +190,8 @@ def _ms(found: Mapping[str, float]) -> str:
 def _bound_lines(section: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"{'bound, two cores and a link':28} {'link':>5} {'MB/s':>7}"
-        f" {'bound/s':>8} {'stream/s':>8} {'speed-up':>8} {'goal':>6}  mix"
+        f" {'bound/s':>8} {'stream/s':>8} {'speed-up':>8} {'goal':>6}"
+        f" {'crowded':>7}  mix"
     )
     for name, network in section["networks"].items():
         for kind, freeze in network["freezes"].items():
@@ -179,12 +202,14 @@ def _bound_lines(section: Mapping[str, Any]) -> Iterator[str]:
 def _bound_line(workload: str, link: Mapping[str, Any]) -> str:
     bound = link["bound"]
     goal = "-" if link["goal"] is None else f"{link['goal']:.2f}"
+    crowded = link.get("crowded")
+    shown = "-" if crowded is None else f"{crowded['speedup']:.2f}"
     mix = ", ".join(f"{p:.0%} {name}" for name, p in bound["mix"].items())
     return (
         f"{workload:28} {link['factor']:5g}"
         f" {link['bytes_per_second'] / 1e6:7.2f}"
         f" {bound['samples_per_second']:8.1f} {bound['streaming']:8.1f}"
-        f" {bound['speedup']:8.2f} {goal:>6}  {mix}"
+        f" {bound['speedup']:8.2f} {goal:>6} {shown:>7}  {mix}"
     )
 
 
@@ -223,7 +248,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = arguments_of(argv)
     try:
         return _run(options)
-    except (ServerError, OSError, ValueError) as error:
+    except (RemoteError, ServerError, OSError, ValueError) as error:
         print(f"benchmarks.stages: {error}", file=sys.stderr)
         return 1
 

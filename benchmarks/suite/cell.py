@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,6 +44,7 @@ FLOAT16_LINKS = (None, 0.25)
 """Where backbones are pushed in float16 as well."""
 MOST_SETTLING_SECONDS = 45.0
 QUICK_SETTLING_SECONDS = 5.0
+SETTLING_WINDOW_SECONDS = 8.0
 
 
 @dataclass
@@ -89,12 +91,14 @@ class CellRun:
             self.lineup.place(LONG),
             options_at(self.lineup.settings[TAR_STREAM], None),
         )
-        self.entry |= calibrate(self.bed, self.calibrator, self.link)
-        self.lineup.prepare(size, self.link)
-        rate = self.entry["calibration"]["samples_per_second"]
-        self._note(f"the tar stream saturates at {rate:.1f}")
         with self.bed.client.remote(CLIENT) as client:
+            # Packages are sent without a limit too: that of a large network
+            # takes a slow link most of an hour.
             contenders = self._opened(client, size, pushed)
+            self.entry |= calibrate(self.bed, self.calibrator, self.link)
+            self.lineup.prepare(size, self.link)
+            rate = self.entry["calibration"]["samples_per_second"]
+            self._note(f"the tar stream saturates at {rate:.1f}")
             self._warm_up(client, contenders)
             self._measure(contenders)
             self.entry["plan"] = _ask(client, "plan", name=AUTO)["label"]
@@ -172,8 +176,19 @@ class CellRun:
                 self._pass(each)
 
     def _settle(self, client: Remote, contender: Contender) -> dict[str, Any]:
+        def window() -> None:
+            # Not an epoch: until there is a plan, it goes at the link's rate.
+            self._epoch += 1
+            _ask(
+                client,
+                "diary",
+                name=contender.name,
+                epoch=self._epoch,
+                until=time.monotonic() + SETTLING_WINDOW_SECONDS,
+            )
+
         return settle(
-            lambda: self._pass(contender),
+            window,
             lambda: _ask(client, "plan", name=contender.name)["label"],
             QUICK_SETTLING_SECONDS
             if self.context.quick

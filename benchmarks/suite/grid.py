@@ -28,7 +28,7 @@ KEYS = """\
                         beside}: the tar stream's without a limit, before the
                         rounds: the median of whole epochs; beside: that of
                         an epoch in the middle of each round
-    settling            {auto: {plans, settled}}: after each epoch before the
+    settling            {auto: {plans, settled}}: after each window before the
                         rounds, and whether the last one had stayed
     link_bytes_per_second
     rounds              {contender: [pass, by round]}; a pass, a whole epoch,

@@ -348,6 +348,7 @@ def stages() -> dict[str, Any]:
     """The section; its links are those of the grid's cells."""
     network = {
         "batch": 8,
+        "crowding": spread_of(0.25),
         "decode_seconds": spread_of(0.0125),
         "boundaries": [
             {

@@ -100,7 +100,7 @@ def test_the_bound_is_drawn_with_and_without_what_was_measured() -> None:
     grid = {"cells": CELLS}
     places = [factor / suite_results.BESIDE for factor in (0.25, 2.0)]
     for section, measured in ((grid, [1.1, 1.1]), (None, None)):
-        part = bound_part(suite_results.stages(), section)
+        part = bound_part(suite_results.stages(), section, Cores(1, 1))
         backbone = picture_of(part).figure.axes[0]
         bound = drawn(backbone, "bound")
         assert bound[0] == pytest.approx(12.1945, abs=1e-4)

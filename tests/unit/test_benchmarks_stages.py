@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
-from benchmarks import stage_bounds, stages
+from benchmarks import crowding, stage_bounds, stages
 from benchmarks.pieces import built, num_frozen, pieces_of
 from benchmarks.pinned import one_core
 from benchmarks.spread import spread
@@ -81,7 +82,11 @@ def section(tar: Path) -> dict[str, Any]:
         patch.setattr(stages, "NETWORKS", only)
         patch.setattr(stages, "QUICK", effort)
         found = stages.measure([tar], quick=True, note=said.append)
-    assert said == ["receiving over HTTP", "mobilenet_v3_small"]
+    assert said == [
+        "receiving over HTTP",
+        "mobilenet_v3_small",
+        "mobilenet_v3_small, beside another core",
+    ]
     return found
 
 
@@ -91,6 +96,11 @@ def test_every_stage_is_measured(section: dict[str, Any]) -> None:
     assert section["receive_seconds_per_byte"]["median"] > 0
     network = section["networks"]["mobilenet_v3_small"]
     assert network["decode_seconds"]["median"] > 0
+    if len(os.sched_getaffinity(0)) > 1:
+        assert network["crowding"]["median"] > -1
+        assert "while another core does the same" in stages.table(section)
+    else:
+        assert network["crowding"] is None
     boundaries = network["boundaries"]
     assert [b["name"] for b in boundaries][-2:] == ["features.12", "avgpool"]
     assert boundaries[-1]["shape"] == [576]
@@ -202,6 +212,46 @@ def test_goal_is_for_bounds_that_are_worth_it() -> None:
     ][0]
     assert narrow["bound"]["speedup"] == pytest.approx(1)
     assert narrow["goal"] is None
+
+
+def test_bound_of_cores_that_disturb_each_other_is_lower() -> None:
+    crowded = {**NETWORK, "crowding": number(0.25)}
+    *_, fast = stage_bounds.bounds(SECTION, crowded, BACKBONE)["links"]
+    assert fast["crowded"]["speedup"] < fast["bound"]["speedup"]
+    *_, apart = stage_bounds.bounds(SECTION, NETWORK, BACKBONE)["links"]
+    assert apart["crowded"] is None
+    # Work that happens to be faster beside another core is noise.
+    faster = {**NETWORK, "crowding": number(-0.05)}
+    assert stage_bounds.crowding_of(faster) == 0.0
+
+
+def test_a_neighbour_works_until_it_is_to_rest() -> None:
+    done: list[int] = []
+
+    class Counted:
+        def run(self) -> None:
+            done.append(1)
+            time.sleep(0.001)
+
+    neighbour = crowding.Neighbour(cast("crowding.Batches", Counted()))
+    neighbour.rest()
+    assert not done
+    neighbour.work()
+    deadline = time.monotonic() + 10.0
+    while len(done) < 3 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    neighbour.rest()
+    count = len(done)
+    assert count >= 3
+    time.sleep(0.01)
+    assert len(done) == count
+
+
+def test_one_core_has_no_neighbour(
+    tar: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    assert crowding.crowding("resnet18", tar, rounds=1, steps=1) is None
 
 
 def test_thread_has_one_core_and_gets_the_others_back() -> None:

@@ -157,8 +157,8 @@ def test_features_of_inner_layers_are_not_kept() -> None:
     inner = Workload("resnet18", INNER)
     assert CACHED in runs.ours_of(runs.CELLS[0][0])
     assert CACHED not in runs.ours_of(inner)
-    assert len(runs.cells_of(quick=False, shaped=True)) == 5
-    assert len(runs.cells_of(quick=False, shaped=False)) == 4
+    assert len(runs.cells_of(quick=False, shaped=True)) == 4
+    assert len(runs.cells_of(quick=False, shaped=False)) == 3
     assert [
         link for _, link in runs.cells_of(quick=True, shaped=False).values()
     ] == [None]

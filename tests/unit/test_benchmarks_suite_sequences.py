@@ -200,6 +200,7 @@ class FakeBed(Testbed):
 
     def set_link(self, bytes_per_second: float | None) -> None:
         self.world.links.append(bytes_per_second)
+        self.world.asked.append(("bed", "link", {"limit": bytes_per_second}))
 
     def restart_worker(self) -> None:
         self.world.restarts += 1
@@ -282,6 +283,9 @@ def test_a_cell_has_all_contenders_and_then_the_best(
         assert found["settling"].keys() == {"auto", "auto-resized"}
     opened = world.questions("client_tier", "open")
     assert [each["name"] for each in opened[: len(ours)]] == ours
+    # Plans settle in windows, not in epochs that a slow link makes long.
+    windows = world.questions("client_tier", "diary")
+    assert {each["name"] for each in windows} == {"auto", "auto-resized"}
     assert opened[3]["encoding"] == "float16"
     # Tuned without a limit, and at others; a cell is calibrated without one,
     # and so is each round.
@@ -291,7 +295,7 @@ def test_a_cell_has_all_contenders_and_then_the_best(
 
 
 @pytest.mark.parametrize("link", [0.1, 0.25, 1.0])
-def test_nothing_is_stored_once_the_link_is_set(
+def test_nothing_is_stored_or_sent_once_the_link_is_set(
     link: float, world: World, measure: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cell, "MOST_SETTLING_SECONDS", 0.0)
@@ -302,6 +306,14 @@ def test_nothing_is_stored_once_the_link_is_set(
     # Calibrated without a limit, and so is each round.
     limit = link * 10.0 * 100.0
     assert world.links[-12:] == [None, limit] * 6
+    kinds = [question for _, question, _ in world.asked]
+    opened = len(kinds) - kinds[::-1].index("open")
+    limits = [
+        place
+        for place, (_, question, found) in enumerate(world.asked)
+        if question == "link" and found["limit"] == limit
+    ]
+    assert opened < limits[-6]
 
 
 @pytest.mark.parametrize("name", [TAR_STREAM, "local-features"])

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 from benchmarks.bound import OF_BOUND, WORTH, Bound
 from benchmarks.regret import AUTO
-from benchmarks.stage_bounds import bound_at
+from benchmarks.stage_bounds import bound_at, crowding_of, ways_of
+from benchmarks.suite.report.cells import busy_text
+from benchmarks.suite.report.costs import Cores, costs_of
 from benchmarks.suite.report.document import (
     Block,
+    Listing,
     Part,
     Picture,
     Table,
@@ -55,7 +58,17 @@ the tar stream has an epoch without a limit in the middle of each round, and
 the bound is that at the multiple that the link was in that round, of which the
 median is told. The goal is {OF_BOUND:g} of the bound's speed-up, in the median
 of the rounds, where there is {WORTH:g} to win at the cell's own link."""
+_CROWDED = """\
+That bound takes both cores for machines of their own. Here they are of one,
+and each is slower while the other one works, by what the table of stages
+tells; *crowded* is the bound where every second of work on one core takes such
+a part of a second from the other, too."""
 _STAGES = "Milliseconds of one core for a sample; medians, and their ranges."
+_MISSED = """\
+What the figures of the missed ones say. The bound's seconds are those of the
+machine when the stages were measured; those of auto were counted in its
+rounds, and hold all that the tier's processes do: Swift's, the worker's,
+HTTP, encoding and decoding of features."""
 _PANEL_INCHES = 2.9
 _BOUND = "#444444"
 _PLACES = 49
@@ -71,16 +84,21 @@ class _Measured:
         factor: the link in its rounds, as a multiple of what saturated the
             client beside them; the median.
         bound: there.
+        cell: of the grid.
         ratio: auto over the best opponent, of the rounds: median, interval.
         share: that over the bound's speed-up, likewise.
+        crowded: the bound there, of cores that disturb each other, and the
+            median of the rounds over it; None where that was not measured.
         verdict: whether it is as much as it should be; None for no goal.
     """
 
     name: str
     factor: float
     bound: Bound
+    cell: GridCell
     ratio: Mapping[str, Any]
     share: Mapping[str, Any]
+    crowded: tuple[Bound, float] | None
     verdict: bool | None
 
 
@@ -93,19 +111,30 @@ class _Row:
     measured: _Measured | None
 
 
-def bound_part(section: Section, grid: Section | None) -> Part:
+def bound_part(section: Section, grid: Section | None, cores: Cores) -> Part:
     """Pictures and tables.
 
     Args:
         section: what benchmarks.stages measured.
         grid: the section of epoch 1, for what was measured; None without.
+        cores: of both tiers, in the grid.
     """
     rows = list(_rows(section, grid))
     blocks: list[Block] = [Text(" ".join(_TEXT.split()))]
     if rows:
         blocks += [_picture(section, rows), _bounds_table(rows)]
-    if any(row.measured for row in rows):
-        blocks += [Text(" ".join(_MEASURED.split())), _measured_table(rows)]
+    measured = [row.measured for row in rows if row.measured]
+    if measured:
+        blocks += [
+            Text(" ".join(_MEASURED.split())),
+            Text(" ".join(_CROWDED.split())),
+            _measured_table(measured),
+        ]
+    if missed := [each for each in measured if each.verdict is False]:
+        blocks += [
+            Text(" ".join(_MISSED.split())),
+            Listing([_profile(section, each, cores) for each in missed]),
+        ]
     blocks += [Text(_STAGES), *_stages(section)]
     return Part("What two cores and a link allow", blocks)
 
@@ -155,8 +184,8 @@ def _measured(
 ) -> _Measured:
     network = section["networks"][cell["model"]]
 
-    def there(factor: float) -> Bound:
-        return bound_at(section, network, cell["freeze"], factor)
+    def there(factor: float, crowding: float = 0.0) -> Bound:
+        return bound_at(section, network, cell["freeze"], factor, crowding)
 
     calibration = cell["calibration"]
     factors = [
@@ -169,17 +198,27 @@ def _measured(
         rates_of(rounds[cell["best_external"]]),
         strict=True,
     )
-    share = ratio(
-        [ours / best for ours, best in pairs],
-        [there(factor).speedup for factor in factors],
-    )
+    measured = [ours / best for ours, best in pairs]
+
+    def share_of(crowding: float = 0.0) -> dict[str, Any]:
+        return ratio(
+            measured, [there(factor, crowding).speedup for factor in factors]
+        )
+
+    share = share_of()
     middle = statistics.median(factors)
+    crowding = crowding_of(network)
+    crowded = None
+    if crowding is not None:
+        crowded = there(middle, crowding), share_of(crowding)["median"]
     return _Measured(
         cell["name"],
         middle,
         there(middle),
+        cell,
         cell["ratio"],
         share,
+        crowded,
         None if goal is None else share["median"] >= OF_BOUND,
     )
 
@@ -197,10 +236,7 @@ def _bounds_table(rows: Sequence[_Row]) -> Table:
         [
             (
                 f"``{row.workload}``",
-                ", ".join(
-                    f"{percent(part, 0)} {name}"
-                    for name, part in row.link["bound"]["mix"].items()
-                ),
+                _mix_text(row.link["bound"]["mix"]),
                 f"{row.link['factor']:g}",
                 rate_text(row.link["bound"]["samples_per_second"]),
                 rate_text(row.link["bound"]["streaming"]),
@@ -212,8 +248,7 @@ def _bounds_table(rows: Sequence[_Row]) -> Table:
     )
 
 
-def _measured_table(rows: Sequence[_Row]) -> Table:
-    found = [row.measured for row in rows if row.measured]
+def _measured_table(found: Sequence[_Measured]) -> Table:
     return Table(
         (
             "Cell",
@@ -222,6 +257,8 @@ def _measured_table(rows: Sequence[_Row]) -> Table:
             "Measured",
             "Measured over bound",
             "95 % interval",
+            "Bound's speed-up, crowded",
+            "Measured over that",
             "Verdict",
         ),
         [
@@ -232,11 +269,49 @@ def _measured_table(rows: Sequence[_Row]) -> Table:
                 fixed(each.ratio["median"]),
                 fixed(each.share["median"]),
                 range_text(each.share["interval"]),
+                *_crowded(each),
                 NONE if each.verdict is None else verdict(each.verdict),
             )
             for each in found
         ],
     )
+
+
+def _crowded(each: _Measured) -> tuple[str, str]:
+    if each.crowded is None:
+        return NONE, NONE
+    bound, share = each.crowded
+    return fixed(bound.speedup), fixed(share)
+
+
+def _profile(section: Section, missed: _Measured, cores: Cores) -> str:
+    """Where its time goes, beside the bound's."""
+    low, high = missed.share["interval"]
+    inside = "; the interval reaches the goal" if high >= OF_BOUND else ""
+    ours = costs_of(missed.cell, AUTO)
+    network = section["networks"][missed.cell["model"]]
+    ways = {
+        way.name: way
+        for way in ways_of(section, network, missed.cell["freeze"])
+    }
+    mix = missed.bound.mix.items()
+    client = sum(part * ways[name].client_seconds for name, part in mix)
+    storage = sum(part * ways[name].storage_seconds for name, part in mix)
+    return (
+        f"``{missed.name}``: {missed.share['median']:.2f} of the bound"
+        f" ({range_text([low, high])}{inside})."
+        f" {busy_text(missed.cell, AUTO, cores)}"
+        f" A sample of ``{AUTO}`` takes {1e3 * ours.client:.1f} ms of the"
+        f" client's CPU and {1e3 * ours.storage:.1f} of the storage side's,"
+        f" one of the bound's mix ({_mix_text(missed.bound.mix)})"
+        f" {1e3 * client:.1f} and {1e3 * storage:.1f}."
+        f" Plan: {missed.cell.get('plan') or NONE}."
+    )
+
+
+def _mix_text(mix: Mapping[str, float]) -> str:
+    parts = (f"{percent(part, 0)} {name}" for name, part in mix.items())
+    return ", ".join(parts)
 
 
 def _picture(section: Section, rows: Sequence[_Row]) -> Picture:
@@ -318,6 +393,7 @@ def _stages(found: Section) -> Iterator[Table]:
                     )
                     for boundary in network["boundaries"]
                 ),
+                *_crowding(network),
                 *(
                     (
                         f"training behind ``{freeze['boundary']}`` ({kind})",
@@ -327,6 +403,21 @@ def _stages(found: Section) -> Iterator[Table]:
                     for kind, freeze in network["freezes"].items()
                 ),
             ],
+        )
+
+
+def _crowding(network: Section) -> Iterator[tuple[str, str, str, str]]:
+    """Of a network, where it was measured."""
+    found = network.get("crowding")
+    if found is not None:
+        median, low, high = (
+            percent(found[key], 0) for key in ("median", "low", "high")
+        )
+        yield (
+            "longer while the other core does the same",
+            median,
+            f"{low} … {high}",
+            NONE,
         )
 
 

@@ -111,12 +111,13 @@ def limits(cells: Sequence[GridCell], cores: Cores) -> Iterator[str]:
             f"``{cell['name']}``: {ratio['median']:.3f} of ``{best}``"
             f" ({range_text(ratio['interval'], 3)}"
             f"{'; the interval reaches the goal' if inside else ''})."
-            f" {_busy(cell, AUTO, cores)} {_busy(cell, best, cores)}"
+            f" {busy_text(cell, AUTO, cores)} {busy_text(cell, best, cores)}"
             f" {_more_work(cell, best)} Plan: {cell.get('plan') or NONE}."
         )
 
 
-def _busy(cell: GridCell, name: str, cores: Cores) -> str:
+def busy_text(cell: GridCell, name: str, cores: Cores) -> str:
+    """What limits a contender, and how busy everything is."""
     found = costs_of(cell, name).busy(cores)
     first, part = next(iter(found.items()))
     shares = ", ".join(

@@ -71,7 +71,9 @@ def report_of(body: Section, gpu: Path | None = None) -> Part:
         "regret": regret_part,
         "runs": runs_part,
         "tenants": tenants_part,
-        "stages": lambda section: bound_part(section, sections.get("grid")),
+        "stages": lambda section: bound_part(
+            section, sections.get("grid"), cores
+        ),
         "bytes": lambda section: wire_part(section, sections.get("grid")),
         "accuracy": accuracy_part,
         "scaling": scaling_part,
