@@ -347,9 +347,10 @@ class Estimates:
             else seen.load.device_busy
         )
         concurrent = seen.push_seconds / seen.seconds
-        fair = seen.load.share * min(
-            1.0, concurrent / max(seen.load.streams, 1)
-        )
+        # The worker counted streams at one moment, at which all that it saw
+        # may have been ours, however seldom that is: not at an epoch's end.
+        ours = max(concurrent, seen.most_pushed)
+        fair = seen.load.share * min(1.0, ours / max(seen.load.streams, 1))
         queued = (
             concurrent >= FULL_LANE * self.push_width()
             and seen.blocked_share < BLOCKED

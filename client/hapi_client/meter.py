@@ -97,6 +97,7 @@ class Observation:
             worker could not send.
         stream_seconds: summed durations of the plain reads.
         push_seconds: summed durations of the pushed reads.
+        most_pushed: how many of these were under way at a time, at most.
         pushed_samples: that were pushed and computed, without those that
             fell back or that the store had kept.
         kept: samples that the store had kept, by the way they came.
@@ -125,6 +126,7 @@ class Observation:
     blocked_share: float = 0.0
     stream_seconds: float = 0.0
     push_seconds: float = 0.0
+    most_pushed: int = 0
     pushed_samples: int = 0
     kept: Mapping[Way, int] = field(default_factory=dict)
     server_cpu_seconds: float = 0.0
@@ -209,6 +211,11 @@ class Meter:
         self._kept: Counter[Way] = Counter()
         self._finished: Counter[int] = Counter()
         self._sums: defaultdict[str, float] = defaultdict(float)
+        self._most_pushed = self._num_pushed()
+
+    def _num_pushed(self) -> int:
+        """Pushed reads that are under way."""
+        return self._under_way.total() - self._under_way[STREAMED]
 
     def loaded(
         self,
@@ -267,6 +274,7 @@ class Meter:
         """What happens inside loads a span that was dealt to a way."""
         with self._lock:
             self._under_way[way] += 1
+            self._most_pushed = max(self._most_pushed, self._num_pushed())
         try:
             yield
         finally:
@@ -394,6 +402,7 @@ class Meter:
                 ),
                 stream_seconds=sums["stream"],
                 push_seconds=sums["push"],
+                most_pushed=self._most_pushed,
                 pushed_samples=int(sums["pushed"]),
                 kept=dict(self._kept),
                 server_cpu_seconds=sums["server_cpu_seconds"],

@@ -137,6 +137,18 @@ def test_a_plain_read_of_two_windows_is_one_flow(world: World) -> None:
         assert meter.take().reading_flows == 1
 
 
+def test_pushed_reads_at_a_time_are_counted(world: World) -> None:
+    meter = world.meter
+    with meter.under_way(STREAMED), meter.under_way(PUSHED):
+        with meter.under_way(PUSHED):
+            pass
+        assert meter.take().most_pushed == 2
+        # One goes on from the window before.
+        assert meter.take().most_pushed == 1
+    assert meter.take().most_pushed == 1
+    assert meter.take().most_pushed == 0
+
+
 def test_spans_are_summed_by_their_way(world: World) -> None:
     meter, load = world.meter, Load(0.5, 2, 0.9, 0.8)
     meter.loaded(STREAMED, 10, 4.0, SpanReport(read_seconds=3.0))

@@ -329,6 +329,29 @@ def test_worker_whose_lane_ran_empty_could_have_given_more(
     assert estimates.server_share == pytest.approx(share, abs=0.01)
 
 
+@pytest.mark.parametrize(("most_pushed", "share"), [(4, 1.0), (2, 0.56)])
+def test_worker_that_only_we_keep_busy_is_all_ours(
+    most_pushed: int, share: float
+) -> None:
+    """It was busy when it said so; in half of the window it rested."""
+    job = SimulatedJob(BALANCED, Clock())
+    estimates = job.estimates
+    seen = Observation(
+        5.0,
+        samples={PUSH: 208},
+        pushed_samples=208,
+        server_cpu_seconds=208 * BALANCED.server[PUSH],
+        push_seconds=10.0,  # two requests at a time, of four
+        most_pushed=most_pushed,
+        load=Load(share=1.0, streams=4, device_busy=0.0, cpu_busy=0.94),
+    )
+
+    for _ in range(20):
+        estimates.observe(seen, job.build)
+
+    assert estimates.server_share == pytest.approx(share, abs=0.01)
+
+
 def test_failing_plan_never_ends_the_training(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
