@@ -225,7 +225,12 @@ def test_every_picture_is_shown_and_described() -> None:
         r"\.\. image:: images/(\S+)\n +:alt: \S",
         "".join(map(text_of, RESTRUCTURED)),
     )
-    pictures = {p.name for p in (ROOT / "docs/images").glob("*.svg")}
+    folder = ROOT / "docs/images"
+    pictures = {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.suffix in (".svg", ".png")
+    }
     assert set(found) == pictures
 
 
