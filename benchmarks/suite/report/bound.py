@@ -267,8 +267,8 @@ def _measured_table(found: Sequence[_Measured]) -> Table:
                 fixed(each.factor, 3),
                 fixed(each.bound.speedup),
                 fixed(each.ratio["median"]),
-                fixed(each.share["median"]),
-                range_text(each.share["interval"]),
+                fixed(each.share["median"], 3),
+                range_text(each.share["interval"], 3),
                 *_crowded(each),
                 NONE if each.verdict is None else verdict(each.verdict),
             )
@@ -281,7 +281,7 @@ def _crowded(each: _Measured) -> tuple[str, str]:
     if each.crowded is None:
         return NONE, NONE
     bound, share = each.crowded
-    return fixed(bound.speedup), fixed(share)
+    return fixed(bound.speedup), fixed(share, 3)
 
 
 def _profile(section: Section, missed: _Measured, cores: Cores) -> str:
@@ -298,8 +298,8 @@ def _profile(section: Section, missed: _Measured, cores: Cores) -> str:
     client = sum(part * ways[name].client_seconds for name, part in mix)
     storage = sum(part * ways[name].storage_seconds for name, part in mix)
     return (
-        f"``{missed.name}``: {missed.share['median']:.2f} of the bound"
-        f" ({range_text([low, high])}{inside})."
+        f"``{missed.name}``: {fixed(missed.share['median'], 3)} of the bound"
+        f" ({range_text([low, high], 3)}{inside})."
         f" {busy_text(missed.cell, AUTO, cores)}"
         f" A sample of ``{AUTO}`` takes {1e3 * ours.client:.1f} ms of the"
         f" client's CPU and {1e3 * ours.storage:.1f} of the storage side's,"
