@@ -1,14 +1,14 @@
-"""Spans in the order asked for, a bounded number of bytes ahead."""
+"""Spans in the order asked for or sooner, a bounded number of bytes ahead."""
 
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 
 from hapi_client.connection import Connection
@@ -16,6 +16,7 @@ from hapi_client.order import DEFAULT_BUFFER_SPANS
 from hapi_client.retry import Backoff
 from hapi_client.sources import (
     LANE_PUSH,
+    LANE_STREAM,
     LANES,
     LoadedSpan,
     SpanLimits,
@@ -31,6 +32,9 @@ logger = logging.getLogger(__name__)
 JOIN_SECONDS = 5.0
 QUIET_SECONDS = 20.0
 """Of waiting for features, after which the log says so."""
+MOST_EARLY_SPANS = 4
+"""Streamed spans that the loop may be given out of turn: what it makes of
+them stays in its memory until their turn comes."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +89,23 @@ class FetchOptions:
         return SpanLimits(self.span_seconds, self.backoff)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Pending:
+    position: int
     span: Span
     task: SpanTask
     future: Future[LoadedSpan]
+    is_early: bool = False
+
+    @property
+    def may_be_early(self) -> bool:
+        """Whether it has come well, and work is left for the loop."""
+        return (
+            self.task.lane == LANE_STREAM
+            and self.future.done()
+            and not self.future.cancelled()
+            and self.future.exception() is None
+        )
 
 
 class Fetcher:
@@ -127,14 +143,22 @@ class Fetcher:
         self._lock = threading.Lock()
         self._head: SpanTask | None = None
         self._pending: deque[_Pending] = deque()
+        self._num_dealt = 0
+        # Told of each span that comes; its put may be called again from
+        # within itself, by Python's collector.
+        self._came: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._busy: Counter[str] = Counter()
         self._ahead_bytes = 0
         self._closed = False
         self._has_warned = False
         self._threads: set[threading.Thread] = set()
 
-    def __iter__(self) -> Iterator[LoadedSpan]:
-        """
+    def __iter__(self) -> Iterator[tuple[int, LoadedSpan]]:
+        """Each with its position among the spans.
+
+        In order, but that a streamed one that is here comes before one that
+        would have to be waited for.
+
         Raises:
             HapiError: of the first span, in order, that cannot be had.
             TooSlowError: when a span does not come in ``wait_seconds``.
@@ -146,16 +170,57 @@ class Fetcher:
                 if self._todo and self._closed:
                     raise _closed_meanwhile()
                 return
-            yield self._await(pending)
+            try:
+                yield pending.position, pending.future.result()
+            except CancelledError:
+                raise _closed_meanwhile() from None
             with self._lock:
-                self._ahead_bytes -= pending.task.cost_bytes
+                self._samples_left -= len(pending.span.rows)
+                if not pending.is_early:
+                    self._ahead_bytes -= pending.task.cost_bytes
 
     def _next(self) -> _Pending | None:
-        with self._lock:
-            self._top_up()
-            # All lanes are free when nothing is pending, so that a span
-            # has been started if any was left.
-            return self._pending.popleft() if self._pending else None
+        """What has come; waits for it."""
+        started = time.monotonic()
+        while True:
+            with self._lock:
+                self._top_up()
+                # All lanes are free when nothing is pending, so that a span
+                # has been started if any was left.
+                if not self._pending:
+                    return None
+                found = self._take()
+                first = self._pending[0] if self._pending else None
+            if found is not None or first is None:
+                return found
+            self._wait(first, time.monotonic() - started)
+
+    def _take(self) -> _Pending | None:
+        """The first if it has come, or one that may come early."""
+        first = self._pending[0]
+        if first.future.done():
+            self._pending.popleft()
+            while self._pending and self._pending[0].is_early:
+                self._ahead_bytes -= self._pending.popleft().task.cost_bytes
+            return first
+        if sum(each.is_early for each in self._pending) < MOST_EARLY_SPANS:
+            for each in self._pending:
+                if not each.is_early and each.may_be_early:
+                    each.is_early = True
+                    return each
+        return None
+
+    def _wait(self, first: _Pending, waited: float) -> None:
+        """Until some span comes."""
+        seconds = self._options.wait_seconds
+        quiet_seconds = min(QUIET_SECONDS, seconds)
+        limit = quiet_seconds if waited < quiet_seconds else seconds
+        try:
+            self._came.get(timeout=max(0.0, limit - waited))
+        except queue.Empty:
+            if limit == seconds:
+                raise _too_slow(first.span, seconds) from None
+            self._note_silence(first)
 
     def _top_up(self) -> None:
         """Starts as many spans as there is room for; under the lock."""
@@ -171,15 +236,15 @@ class Fetcher:
             self._ahead_bytes += task.cost_bytes
             self._busy[task.lane] += 1
             try:
-                future = self._pools[task.lane].submit(
-                    self._load, task, len(span.rows)
-                )
+                future = self._pools[task.lane].submit(self._load, task)
             except RuntimeError:  # closed meanwhile
                 self._todo.appendleft(span)
                 if not self._closed:
                     raise
                 return
-            self._pending.append(_Pending(span, task, future))
+            self._pending.append(_Pending(self._num_dealt, span, task, future))
+            self._num_dealt += 1
+            future.add_done_callback(_notice(self._came))
 
     def _has_room(self, lane: str) -> bool:
         width = self._source.lane_width(lane)
@@ -196,7 +261,7 @@ class Fetcher:
             and more_bytes <= self._options.ahead_bytes
         )
 
-    def _load(self, task: SpanTask, num_samples: int) -> LoadedSpan:
+    def _load(self, task: SpanTask) -> LoadedSpan:
         self._threads.add(threading.current_thread())
         try:
             with self._connection.working_for(self._scope):
@@ -204,20 +269,7 @@ class Fetcher:
         finally:
             with self._lock:
                 self._busy[task.lane] -= 1
-                self._samples_left -= num_samples
                 self._top_up()
-
-    def _await(self, pending: _Pending) -> LoadedSpan:
-        seconds = self._options.wait_seconds
-        quiet_seconds = min(QUIET_SECONDS, seconds)
-        try:
-            if not _is_done(pending.future, quiet_seconds):
-                self._note_silence(pending)
-                if not _is_done(pending.future, seconds - quiet_seconds):
-                    raise _too_slow(pending.span, seconds)
-            return pending.future.result()
-        except CancelledError:
-            raise _closed_meanwhile() from None
 
     def _note_silence(self, pending: _Pending) -> None:
         if self._has_warned or pending.task.lane != LANE_PUSH:
@@ -247,13 +299,11 @@ class Fetcher:
                 thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _is_done(future: Future[LoadedSpan], seconds: float) -> bool:
-    """Whether it comes to an end, an error of its own included, in time."""
-    try:
-        future.exception(seconds)
-    except FutureTimeoutError:
-        return False
-    return True
+def _notice(
+    came: queue.SimpleQueue[None],
+) -> Callable[[Future[LoadedSpan]], None]:
+    """Without the fetcher: its futures must not keep it."""
+    return lambda future: came.put(None)
 
 
 def _too_slow(span: Span, seconds: float) -> TooSlowError:

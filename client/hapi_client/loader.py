@@ -33,7 +33,7 @@ LabelledBatch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 class LoadedSpans(Protocol):
     """What a loader takes spans from; see :class:`fetch.Fetcher`."""
 
-    def __iter__(self) -> Iterator[LoadedSpan]: ...
+    def __iter__(self) -> Iterator[tuple[int, LoadedSpan]]: ...
 
     def close(self) -> None: ...
 
@@ -265,7 +265,7 @@ class _Delivery:
                 self._plan.counters.add(seconds=time.monotonic() - started)
 
     def _deliver(
-        self, loaded: Iterator[LoadedSpan]
+        self, loaded: Iterator[tuple[int, LoadedSpan]]
     ) -> Iterator[LabelledBatch]:
         window: dict[int, _Ready] = {}
         meter, tally = self._plan.meter, self._plan.tally
@@ -273,11 +273,14 @@ class _Delivery:
         any_came = False
         for batch in self.reading.batches:
             while next_position <= batch.last_position:
-                piece = self.reading.pieces[next_position]
+                if next_position in window:
+                    self._judge(window[next_position])
+                    next_position += 1
+                    continue
                 with meter.waiting(), tally.stage(WAITING):
-                    span = next(loaded)
-                window[next_position] = self._ready(piece, span)
-                next_position += 1
+                    position, span = next(loaded)
+                piece = self.reading.pieces[position]
+                window[position] = self._ready(piece, span)
                 with tally.stage(PLANNING):
                     self._plan.span_came()
             found = self._gather(batch, window)
@@ -305,12 +308,13 @@ class _Delivery:
             raise _lost_epoch(self._num_failures, first)
 
     def _ready(self, piece: Piece, loaded: LoadedSpan) -> _Ready:
-        self._judge(loaded)
         count = len(loaded.features)
         self._plan.counters.came(loaded.cut, count)
         self._plan.tally.came(loaded.cut, count, len(loaded.failures))
         with (
-            self._plan.meter.finishing(loaded.cut, count),
+            self._plan.meter.finishing(
+                loaded.cut, count, len(loaded.failures)
+            ),
             self._plan.tally.stage(LAYERS),
             torch.inference_mode(),
         ):
@@ -331,16 +335,16 @@ class _Delivery:
             num_rows,
         )
 
-    def _judge(self, loaded: LoadedSpan) -> None:
-        if not loaded.failures:
+    def _judge(self, ready: _Ready) -> None:
+        """When its turn has come."""
+        if not ready.failures:
             return
-        row, message = min(loaded.failures.items())
-        failure = _Failure(loaded.span, row, message)
+        failure = ready.failure(min(ready.failures))
         if self._plan.on_error == "raise":
-            remedy = self._plan.remedy(loaded.span, row)
+            remedy = self._plan.remedy(failure.span, failure.row)
             raise failure.error(f"{failure}; {remedy}")
-        self._plan.counters.add(skipped=len(loaded.failures))
-        self._num_failures += len(loaded.failures)
+        self._plan.counters.add(skipped=len(ready.failures))
+        self._num_failures += len(ready.failures)
         if self._first_failure is None:
             self._first_failure = failure
             logger.warning(

@@ -8,12 +8,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from hapi_protocol.summary import Load
 
 Way: TypeAlias = tuple[int, str]
 """Cut and encoding; cut 0 has the encoding ``raw``."""
+
+Key = TypeVar("Key")
 
 STREAMED: Way = (0, "raw")
 
@@ -161,10 +163,36 @@ class Pace:
         sample_seconds: by way, from the start of a span to its end for
             each of its samples: a moving average, halved with each window
             in which no span was on that way, so that it is tried again.
+        under_way: spans by way that have not come.
+        waiting: samples by cut that have come, and whose layers behind it
+            are still to be computed here.
+        finish_seconds: that these layers take for each sample: a moving
+            average.
     """
 
     samples_per_second: float = 0.0
     sample_seconds: Mapping[Way, float] = field(default_factory=dict)
+    under_way: Mapping[Way, float] = field(default_factory=dict)
+    waiting: Mapping[int, float] = field(default_factory=dict)
+    finish_seconds: Mapping[int, float] = field(default_factory=dict)
+
+    def unfinished(self, way: Way, span_samples: int) -> float:
+        """Samples that were dealt to a way, and are not done with.
+
+        Args:
+            way: cut and encoding; ways of one cut share what waits.
+            span_samples: of one span under way.
+        """
+        coming = self.under_way.get(way, 0.0) * span_samples
+        return coming + self.waiting.get(way[0], 0.0)
+
+    def span_seconds(self, way: Way, span_samples: int) -> float:
+        """From now on until one more span of a way would be done with."""
+        ahead = self.unfinished(way, span_samples) + span_samples
+        return (
+            self.sample_seconds.get(way, 0.0) * span_samples
+            + self.finish_seconds.get(way[0], 0.0) * ahead
+        )
 
 
 class Meter:
@@ -199,6 +227,8 @@ class Meter:
         self._rate = 0.0
         self._sample_seconds: dict[Way, float] = {}
         self._under_way: Counter[Way] = Counter()
+        self._waiting: Counter[int] = Counter()
+        self._finish_seconds: dict[int, float] = {}
         self.num_spans = 0
         """That came so far, in all windows."""
         self._num_loading = 0
@@ -240,7 +270,8 @@ class Meter:
             if came == STREAMED:
                 # Not what was tried before, and waited for.
                 seconds = report.plain_seconds or seconds
-            self._note_pace(came, seconds / max(num_samples, 1))
+            _average(self._sample_seconds, came, seconds, num_samples)
+            self._waiting[came[0]] += num_samples
             if came == STREAMED:
                 self._samples[STREAMED] += num_samples
                 sums["stream"] += seconds
@@ -265,10 +296,6 @@ class Meter:
                 sums["pushed"] += num_samples
             self._load = report.load or self._load
 
-    def _note_pace(self, way: Way, seconds: float) -> None:
-        before = self._sample_seconds.get(way, seconds)
-        self._sample_seconds[way] = before + NEW_WEIGHT * (seconds - before)
-
     @contextmanager
     def under_way(self, way: Way) -> Iterator[None]:
         """What happens inside loads a span that was dealt to a way."""
@@ -284,7 +311,14 @@ class Meter:
     @property
     def pace(self) -> Pace:
         with self._lock:
-            return Pace(self._rate, dict(self._sample_seconds))
+            loops = max(1, self._num_loading)
+            return Pace(
+                self._rate,
+                dict(self._sample_seconds),
+                {way: n / loops for way, n in self._under_way.items()},
+                {cut: n / loops for cut, n in self._waiting.items()},
+                dict(self._finish_seconds),
+            )
 
     @contextmanager
     def loading(self) -> Iterator[None]:
@@ -292,6 +326,9 @@ class Meter:
         with self._lock:
             self._add_up()
             self._num_loading += 1
+            if self._num_loading == 1:
+                # Loops that were left have not come back for these.
+                self._waiting.clear()
         try:
             yield
         finally:
@@ -351,15 +388,26 @@ class Meter:
                 self._sums["waiting"] += self._clock() - started
 
     @contextmanager
-    def finishing(self, cut: int, num_samples: int) -> Iterator[None]:
-        """Measures the layers behind a cut, in the loop's thread."""
-        before = self._thread_clock()
+    def finishing(
+        self, cut: int, num_samples: int, num_failed: int = 0
+    ) -> Iterator[None]:
+        """Measures the layers behind a cut, in the loop's thread.
+
+        Args:
+            cut: at which they begin.
+            num_samples: for which they are computed.
+            num_failed: further samples that came, and have none.
+        """
+        wall, cpu = self._clock(), self._thread_clock()
         try:
             yield
         finally:
-            used = self._thread_clock() - before
+            spent = self._clock() - wall
+            used = self._thread_clock() - cpu
             with self._lock:
                 self._finished[cut] += num_samples
+                self._waiting[cut] -= num_samples + num_failed
+                _average(self._finish_seconds, cut, spent, num_samples)
                 self._sums["finish_cpu"] += used
 
     @contextmanager
@@ -424,6 +472,15 @@ class Meter:
         unused = self._sample_seconds.keys() - seen.samples.keys()
         for way in unused - set(self._under_way.elements()):
             self._sample_seconds[way] /= 2
+
+
+def _average(
+    averages: dict[Key, float], key: Key, seconds: float, num_samples: int
+) -> None:
+    """Takes another span's seconds into those of a sample."""
+    new = seconds / max(num_samples, 1)
+    before = averages.get(key, new)
+    averages[key] = before + NEW_WEIGHT * (new - before)
 
 
 def _flows(sums: Mapping[str, float]) -> float:

@@ -180,13 +180,14 @@ class MixedSource:
         return replace(task, load=load)
 
     def _too_late(self, span: Span, samples_left: int) -> set[Way]:
-        pace = self._meter.pace
-        seconds = {
-            way: each * len(span.rows)
-            for way, each in pace.sample_seconds.items()
-        }
+        pace, weights = self._meter.pace, self._mixer.weights
+        count = len(span.rows)
         return too_late(
-            self._mixer.weights, seconds, pace.samples_per_second, samples_left
+            weights,
+            {way: pace.span_seconds(way, count) for way in weights},
+            pace.samples_per_second,
+            samples_left,
+            {way: pace.unfinished(way, count) for way in weights},
         )
 
 

@@ -114,15 +114,21 @@ def too_late(
     span_seconds: Mapping[T, float],
     rate: float,
     samples_left: int,
+    unfinished: Mapping[T, float],
 ) -> set[T]:
     """Ways on which the next span would come after everything else.
 
+    A way's own spans come before it by themselves: they are not what the
+    others are still busy with.
+
     Args:
         weights: by way.
-        span_seconds: that a span takes on its way; a way not named is not
-            known to be slow.
+        span_seconds: until one more span of a way would be done with; a
+            way not named is not known to be slow.
         rate: samples per second of all ways together.
-        samples_left: in this epoch: not dealt yet, or under way.
+        samples_left: in this epoch: not dealt yet, under way, or not yet
+            taken by the loop, which may be what all wait for.
+        unfinished: samples by way, of these, that were dealt to it.
 
     Returns:
         Never all of them: at least the fastest stays.
@@ -130,7 +136,8 @@ def too_late(
     late = {
         way
         for way, weight in weights.items()
-        if span_seconds.get(way, 0.0) * (1 - weight) * rate > samples_left
+        if span_seconds.get(way, 0.0) * (1 - weight) * rate
+        > samples_left - unfinished.get(way, 0.0)
     }
     if late and len(late) == len(weights):
         late.remove(min(late, key=lambda way: span_seconds[way]))

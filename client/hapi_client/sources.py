@@ -90,8 +90,9 @@ class SpanSource(Protocol):
         Args:
             span: the next one.
             has_room: whether a lane has a free thread.
-            samples_left: of the epoch, this span's and those under way
-                included.
+            samples_left: of the epoch, this span's included, and those of
+                spans that have come and wait for the loop: layers behind
+                the cut are still to be computed for these.
 
         Returns:
             None to wait until a lane has room.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from hapi_client.fetch import Fetcher, FetchOptions
+from hapi_client.fetch import MOST_EARLY_SPANS, Fetcher, FetchOptions
 from hapi_client.loader import FeatureLoader, LoaderPlan
 from hapi_client.meter import Meter
 from hapi_client.order import (
@@ -115,11 +115,10 @@ def make_loader(
             np.array([value(s, n) for n in range(len(s.rows))], np.int64)
             for s in spans
         ],
-        to_freeze_point=lambda cut, features: features * 1.0,
         on_error=on_error,
         counters=counters,
         meter=Meter(lambda: 0),
-        **(job or {}),
+        **{"to_freeze_point": lambda cut, f: f * 1.0, **(job or {})},
     )
     order = order or index_order(sizes, OrderRules(4))
     reading = order if isinstance(order, Reading) else order.reading()
@@ -191,6 +190,99 @@ def test_tensors_are_ordinary_ones_that_autograd_may_save():
         features.mul_(2)
         (features * weight).sum().backward()
     assert weight.grad is not None
+
+
+def test_samples_are_left_until_the_loop_comes_back_for_more():
+    class Held(Source):
+        """Deals no second span before the loop has come back."""
+
+        def task(self, span, has_room, samples_left):
+            asked.append((span.shard, samples_left))
+            if span.shard == "0.tar" or samples_left == 4:
+                return super().task(span, has_room, samples_left)
+            return None
+
+    asked = []
+    spans = iter(open_with(Held())(make_spans([4, 4])))
+
+    next(spans)  # the span has come, and its layers are still to be computed
+    assert set(asked) == {("0.tar", 8), ("1.tar", 8)}
+    next(spans)
+    assert asked[-1] == ("1.tar", 4)
+
+
+class Gated(Source):
+    """The first span comes by the other lane, when it is let through."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.gate = threading.Event()
+
+    def task(self, span, has_room, samples_left):
+        if span.shard == "0.tar":
+            return SpanTask("push", 1, lambda scope: self.held(span, scope))
+        return super().task(span, has_room, samples_left)
+
+    def held(self, span, scope):
+        assert self.gate.wait(20)
+        return self.load(span, scope)
+
+
+def test_what_has_come_is_computed_while_a_span_before_it_is_waited_for():
+    source = Gated()
+    fetcher = open_with(source)(make_spans([4] * 9))
+    spans = iter(fetcher)
+
+    early = [next(spans)[0] for _ in range(MOST_EARLY_SPANS)]
+    threading.Timer(0.1, source.gate.set).start()
+    rest = [position for position, _ in spans]
+    fetcher.close()
+
+    assert 0 not in early
+    assert rest[0] == 0  # no more than these in memory without it
+    assert sorted(early + rest) == list(range(9))
+
+
+def test_batches_are_the_same_when_spans_are_computed_out_of_turn():
+    source = Gated()
+    computed = []
+
+    def to_freeze_point(cut, features):
+        computed.append(float(features[0, 0]) // 100)
+        if len(computed) == MOST_EARLY_SPANS:
+            source.gate.set()
+        return features * 1.0
+
+    order = shuffled_order([4] * 9, OrderRules(4), seed=1, epoch=0)
+    in_turn = [piece.span for piece in order.reading().pieces]
+    assert in_turn.index(0) < MOST_EARLY_SPANS
+    job = {"to_freeze_point": to_freeze_point}
+    got = rows_of(make_loader(source, [4] * 9, order, job=job)[0])
+
+    assert computed != in_turn
+    assert got == rows_of(make_loader(Source(), [4] * 9, order)[0])
+
+
+def test_a_bad_sample_of_a_span_out_of_turn_waits_for_its_turn():
+    source = Gated(failures=["1/2"])
+    loader, _ = make_loader(source, [4] * 3)
+    threading.Timer(0.2, source.gate.set).start()
+    batches = iter(loader)
+
+    assert next(batches)[1].tolist() == [0, 1, 2, 3]
+    with pytest.raises(ClientError, match="1/2"):
+        next(batches)
+
+
+def test_an_error_of_a_span_out_of_turn_waits_for_its_turn():
+    source = Gated(error=ClientError("not_found", "gone"))
+    loader, _ = make_loader(source, [4] * 3)
+    threading.Timer(0.2, source.gate.set).start()
+    batches = iter(loader)
+
+    assert next(batches)[1].tolist() == [0, 1, 2, 3]
+    with pytest.raises(ClientError, match="gone"):
+        next(batches)
 
 
 def test_memory_ahead_is_bounded():
@@ -406,7 +498,7 @@ def test_features_that_do_not_come_are_told_of_once(
     spans = make_spans([2, 2])
     source = Source(seconds=0.2, lane=lane)
     fetcher = open_with(source, num_threads=1)(spans)
-    assert [loaded.span for loaded in fetcher] == spans
+    assert [loaded.span for _, loaded in fetcher] == spans
     fetcher.close()
     texts = [each.getMessage() for each in caplog.records]
     assert len(texts) == num_warnings

@@ -217,6 +217,37 @@ def test_pace_of_a_way_that_is_not_used_is_forgotten(world: World) -> None:
     assert pace.samples_per_second == pytest.approx(2.5)
 
 
+def test_a_span_is_done_with_when_what_came_before_it_is(world: World) -> None:
+    meter = world.meter
+    with meter.loading(), meter.under_way(STREAMED):
+        meter.loaded(PUSHED, 8, 4.0, SpanReport())
+        meter.loaded(STREAMED, 8, 1.0, SpanReport(plain_seconds=0.8))
+        meter.loaded(STREAMED, 8, 1.0, SpanReport(plain_seconds=0.8))
+        with meter.finishing(0, 7, num_failed=1):
+            world.passes(1.4)
+        with meter.finishing(PUSHED[0], 8):
+            pass
+        pace = meter.pace
+
+    # One of eight comes, eight have come, and the new one is computed last.
+    assert pace.unfinished(STREAMED, 8) == 16
+    assert pace.span_seconds(STREAMED, 8) == pytest.approx(0.8 + 24 * 0.2)
+    assert pace.unfinished(PUSHED, 8) == 0
+    assert pace.span_seconds(PUSHED, 8) == pytest.approx(4.0)
+
+
+def test_what_a_loop_left_behind_keeps_no_later_one_busy(world: World) -> None:
+    with world.meter.loading():
+        world.meter.loaded(STREAMED, 8, 1.0, SpanReport())
+    world.meter.loaded(STREAMED, 8, 1.0, SpanReport())
+    with world.meter.loading():
+        assert world.meter.pace.unfinished(STREAMED, 8) == 0
+        world.meter.loaded(STREAMED, 8, 1.0, SpanReport())
+        with world.meter.loading():
+            # Of one of two.
+            assert world.meter.pace.unfinished(STREAMED, 8) == 4
+
+
 def test_pace_of_a_way_stays_while_a_span_is_on_it(world: World) -> None:
     meter = world.meter
     meter.loaded(PUSHED, 10, 120.0, SpanReport())

@@ -118,16 +118,27 @@ def test_span_is_too_late_when_all_others_come_sooner() -> None:
     seconds = {"stream": 4.0, "push": 0.5}
 
     # The others bring 30 samples a second: 120 while one span is streamed.
-    assert too_late(weights, seconds, 40.0, 200) == set()
-    assert too_late(weights, seconds, 40.0, 100) == {"stream"}
-    assert too_late(weights, seconds, 40.0, 1) == {"stream"}
+    assert too_late(weights, seconds, 40.0, 200, {}) == set()
+    assert too_late(weights, seconds, 40.0, 100, {}) == {"stream"}
+    assert too_late(weights, seconds, 40.0, 1, {}) == {"stream"}
+
+
+def test_a_way_s_own_spans_do_not_keep_the_others_busy() -> None:
+    weights = {"stream": 0.5, "push": 0.5}
+    seconds = {"stream": 0.1, "push": 3.0}
+
+    # Four spans of 16 queue there; the others bring 60 while one comes.
+    assert too_late(weights, seconds, 40.0, 128, {"push": 64}) == set()
+    assert too_late(weights, seconds, 40.0, 120, {"push": 64}) == {"push"}
+    assert too_late(weights, seconds, 40.0, 120, {"stream": 64}) == set()
 
 
 def test_nothing_is_too_late_while_nothing_is_known() -> None:
     weights = {"stream": 0.25, "push": 0.75}
 
-    assert too_late(weights, {}, 40.0, 1) == set()
-    assert too_late(weights, {"stream": 4.0, "push": 0.5}, 0.0, 1) == set()
+    assert too_late(weights, {}, 40.0, 1, {}) == set()
+    times = {"stream": 4.0, "push": 0.5}
+    assert too_late(weights, times, 0.0, 1, {}) == set()
 
 
 @given(weights=WEIGHTS, data=st.data())
@@ -137,7 +148,10 @@ def test_one_way_always_stays(
     seconds = {way: data.draw(st.floats(0.001, 100.0)) for way in weights}
     left = data.draw(st.integers(1, 1000))
 
-    late = too_late(weights, seconds, data.draw(st.floats(0, 1e4)), left)
+    unfinished = {way: data.draw(st.integers(0, left)) for way in weights}
+    rate = data.draw(st.floats(0, 1e4))
+
+    late = too_late(weights, seconds, rate, left, unfinished)
 
     assert late < set(weights)
 
