@@ -35,8 +35,10 @@ class Volume:
 LONG = "long"
 SHORT, SHORTEST = "short", "shortest"
 """Where a link carries less than streaming could use, what streams goes at
-the link's rate, evenly, and a short epoch tells that as well; the shortest
-where it carries less than :data:`SHORTEST_BELOW`."""
+the link's rate, evenly, and an epoch of fewer samples tells that as well, if
+it takes twenty seconds or more: what computes spans has one left when the last
+byte is there.  The shortest where it carries less than
+:data:`SHORTEST_BELOW`."""
 SHORTEST_BELOW = 0.2
 
 LONG_VOLUMES: Mapping[tuple[str, str], Volume] = {
@@ -52,8 +54,8 @@ epochs filling and draining the pipeline would count too much, and shards that
 take half a second each way do the same."""
 SHORT_VOLUMES: Mapping[str, Volume] = {
     "mobilenet_v3_small": Volume(192, 32),
-    "resnet18": Volume(48, 8),
-    "vit_b_16": Volume(24, 8),
+    "resnet18": Volume(96, 8),
+    "vit_b_16": Volume(48, 8),
 }
 SHORTEST_VOLUMES: Mapping[str, Volume] = {
     "mobilenet_v3_small": Volume(96, 32),

@@ -30,7 +30,13 @@ from hapi_client.loop_measurement import LoopMeasurement
 from hapi_client.meter import Meter, Observation, Way
 from hapi_client.mixing import Mixer
 from hapi_client.probe import LocalFacts, ProbeSamples
-from hapi_client.replan import PlanChange, Replanner, ReplanOptions
+from hapi_client.replan import (
+    LEAST_PUSH_GAIN,
+    PlanChange,
+    Replanner,
+    ReplanOptions,
+    gain_over,
+)
 from hapi_client.transport import CancelScope
 from hapi_protocol.encodings import ENCODINGS, FLOORS
 from hapi_protocol.errors import HapiError
@@ -43,7 +49,7 @@ from hapi_splitter.costs import (
     build_problem,
     layer_threads,
 )
-from hapi_splitter.plan import Plan, Problem, solve
+from hapi_splitter.plan import Plan, Problem, if_streaming, solve
 from hapi_splitter.quantities import number_text
 
 logger = logging.getLogger(__name__)
@@ -332,9 +338,17 @@ class JobPlanner:
             seen,
             self._build(facts, server, estimates.conditions(scaled=False)),
         )
-        best = solve(self._build(facts, server, estimates.conditions()))
+        problem = self._build(facts, server, estimates.conditions())
+        best = solve(problem)
         if best.pushes:
-            return True
+            gain = gain_over(if_streaming(problem), best)
+            if gain >= LEAST_PUSH_GAIN:
+                return True
+            self._say_why(
+                f"{best.label} would be {gain - 1:.1%} faster, also on a "
+                "worker of endless speed"
+            )
+            return False
         self._say_why(_why_not(best))
         return False
 

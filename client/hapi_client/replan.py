@@ -11,16 +11,24 @@ Rprop: Riedmiller and Braun, ICNN 1993).
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hapi_client.estimates import Estimates
 from hapi_client.meter import STREAMED, Meter, Observation, Way
 from hapi_client.mixing import Mixer
 from hapi_splitter.costs import Conditions
-from hapi_splitter.plan import Option, Plan, Problem, evaluate, solve
+from hapi_splitter.plan import (
+    Option,
+    Plan,
+    Problem,
+    evaluate,
+    if_streaming,
+    solve,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +43,10 @@ LEAST_GAIN = 1.02
 LEAST_WEIGHT = 0.02
 """A way with less of the weight is not worth its requests: the others are
 nearly as fast without it, and one slow span keeps many fast ones waiting."""
+LEAST_PUSH_GAIN = 1.05
+"""A mix must be this much faster than streaming alone before anything is
+pushed, and :data:`LEAST_GAIN` for that to go on: one span that is late costs
+more than such a mix promises."""
 MAX_CHANGES = 1000
 
 Build = Callable[[Conditions], Problem]
@@ -134,7 +146,7 @@ class Replanner:
         """The first plan, taken as it is."""
         self._meter.take()
         problem = self._build(self._estimates.conditions())
-        plan = worthwhile(problem, solve(problem))
+        plan = self._wanted(problem, LEAST_PUSH_GAIN)
         self._take(problem, _weights(plan.mix), plan)
         return plan
 
@@ -169,9 +181,16 @@ class Replanner:
         now = dict(self._mixer.weights)
         if self._is_lost(seen, problem, now):
             return
-        wanted = worthwhile(problem, solve(problem))
+        is_pushing = any(way != STREAMED for way in now)
+        wanted = self._wanted(
+            problem, LEAST_GAIN if is_pushing else LEAST_PUSH_GAIN
+        )
         present = evaluate(problem, _options(problem, now), "auto")
-        if wanted.samples_per_second < LEAST_GAIN * present.samples_per_second:
+        gives_up = is_pushing and not wanted.pushes
+        if (
+            wanted.samples_per_second < LEAST_GAIN * present.samples_per_second
+            and not gives_up
+        ):
             self.plan = present
             self._most_moved = min(MOST_MOVED, LARGER * self._most_moved)
             return
@@ -180,6 +199,31 @@ class Replanner:
         self._most_moved = self._next_most(direction)
         self._direction = direction
         self._take(problem, step(now, target, self._most_moved), wanted)
+
+    def _wanted(self, problem: Problem, least_gain: float) -> Plan:
+        """The best plan, or streaming where pushing gains too little.
+
+        Little as it gains, it goes on where others keep the worker busy that
+        would gain more: its answers tell when they are gone.
+        """
+        plan = worthwhile(problem, solve(problem))
+        streaming = if_streaming(problem)
+        gain = gain_over(streaming, plan)
+        if streaming is None or gain >= least_gain or not plan.pushes:
+            return plan
+        conditions = self._estimates.conditions()
+        alone = self._build(replace(conditions, server_share=1.0))
+        if gain_over(if_streaming(alone), solve(alone)) >= least_gain:
+            return plan
+        return replace(
+            streaming,
+            rule=plan.rule,
+            reasons=(
+                f"{streaming.label}.",
+                f"{plan.label} would be {gain - 1:.1%} faster, which is less "
+                "than spans that come late may cost.",
+            ),
+        )
 
     def _next_most(self, direction: Mapping[Way, float]) -> float:
         along = sum(
@@ -266,6 +310,13 @@ def worthwhile(problem: Problem, plan: Plan) -> Plan:
     if len(kept) == len(plan.mix):
         return plan
     return evaluate(problem, kept, plan.rule)
+
+
+def gain_over(other: Plan | None, plan: Plan) -> float:
+    """By which factor a plan is faster than another, if that can run."""
+    if other is None or not other.samples_per_second:
+        return math.inf
+    return plan.samples_per_second / other.samples_per_second
 
 
 def step(

@@ -34,6 +34,7 @@ __all__ = [
     "Resource",
     "evaluate",
     "freeze",
+    "if_streaming",
     "solve",
     "static",
     "static_at",
@@ -63,7 +64,7 @@ def solve(problem: Problem) -> Plan:
         ValueError: nothing fits, or nothing can run.
     """
     best = _steady(problem)
-    streaming = _streaming(problem)
+    streaming = if_streaming(problem)
     chosen = best
     if (
         streaming is not None
@@ -345,7 +346,7 @@ def _pays_from(
     """Samples from which so many seconds per sample beat streaming's."""
     if all(option.cut == 0 for option, _ in parts):
         return None
-    streaming = _streaming(problem)
+    streaming = if_streaming(problem)
     if streaming is None or streaming.samples_per_second == 0:
         return None if math.isinf(seconds) else 0.0
     return _break_even(
@@ -353,7 +354,7 @@ def _pays_from(
     )
 
 
-def _streaming(problem: Problem) -> Plan | None:
-    """None where the client has not the memory for it."""
+def if_streaming(problem: Problem) -> Plan | None:
+    """As :func:`stream`; None where the client has not the memory for it."""
     fits = any(o.cut == 0 and problem.fits(o) for o in problem.options)
     return stream(problem) if fits else None

@@ -124,6 +124,61 @@ def test_the_only_pushed_way_is_kept_as_it_shows_the_worker() -> None:
     assert worthwhile(problem, plan) == plan
 
 
+def slow_server(seconds: float) -> Truth:
+    return Truth(
+        BALANCED.link, {STREAM: 0, PUSH: seconds}, BALANCED.client, 0, 1e9
+    )
+
+
+def look(job: SimulatedJob, times: int = 1) -> set[Way]:
+    """After it has looked; what it uses then."""
+    for _ in range(times):
+        job.meter.pending = Observation(1.0)
+        job.replanner.look()
+    return set(job.mixer.weights)
+
+
+def test_nothing_is_pushed_that_gains_little_on_a_worker_of_its_own() -> None:
+    # 83 samples/s streamed, and 0.5 pushed.
+    job = SimulatedJob(slow_server(2.0), Clock())
+    job.replanner.begin()
+
+    assert job.mixer.weights == {STREAM: 1.0}
+    assert look(job) == {STREAM}
+    [change] = job.replanner.changes
+    assert "0.6% faster" in change.why
+
+
+def test_what_gains_little_goes_on_while_others_keep_the_worker_busy() -> None:
+    job = SimulatedJob(BALANCED, Clock())
+    job.estimates.server_share = 0.03
+    job.replanner.begin()
+
+    assert set(job.mixer.weights) == {STREAM, PUSH}
+    assert look(job) == {STREAM, PUSH}
+
+
+def test_pushing_is_given_up_when_it_gains_nothing_any_more() -> None:
+    job = SimulatedJob(BALANCED, Clock())
+    job.replanner.begin()
+    assert look(job) == {STREAM, PUSH}
+
+    job.truth = slow_server(2.0)
+
+    assert look(job, times=8) == {STREAM}
+
+
+def test_a_gain_near_the_least_one_changes_nothing_to_and_fro() -> None:
+    # 83 samples/s streamed, and 2.8 pushed: 3.3 % more.
+    job = SimulatedJob(slow_server(0.36), Clock())
+    job.replanner.begin()
+    assert look(job, times=8) == {STREAM}
+
+    job.mixer.change({STREAM: 0.967, PUSH: 0.033})
+
+    assert look(job, times=8) == {STREAM, PUSH}
+
+
 def test_four_jobs_reach_the_joint_optimum_without_oscillating() -> None:
     clock = Clock()
     jobs = [SimulatedJob(BALANCED, clock, seed=seed) for seed in range(4)]
