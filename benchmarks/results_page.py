@@ -29,7 +29,8 @@ Results
 =======
 
 What :doc:`benchmarks` describes, as it came out on one machine; your own
-figures will differ, so measure them.  This page is written by
+figures will differ, so measure them.  What others use today is measured beside
+it in :doc:`comparison`.  This page is written by
 
 .. code-block:: console
 
