@@ -189,9 +189,9 @@ class Fetcher:
                 # has been started if any was left.
                 if not self._pending:
                     return None
+                first = self._pending[0]
                 found = self._take()
-                first = self._pending[0] if self._pending else None
-            if found is not None or first is None:
+            if found is not None:
                 return found
             self._wait(first, time.monotonic() - started)
 

@@ -340,16 +340,10 @@ class JobPlanner:
         )
         problem = self._build(facts, server, estimates.conditions())
         best = solve(problem)
-        if best.pushes:
-            gain = gain_over(if_streaming(problem), best)
-            if gain >= LEAST_PUSH_GAIN:
-                return True
-            self._say_why(
-                f"{best.label} would be {gain - 1:.1%} faster, also on a "
-                "worker of endless speed"
-            )
-            return False
-        self._say_why(_why_not(best))
+        gain = gain_over(if_streaming(problem), best)
+        if best.pushes and gain >= LEAST_PUSH_GAIN:
+            return True
+        self._say_why(_why_not(best, gain))
         return False
 
     def _package_bytes(self) -> int:
@@ -398,8 +392,18 @@ class JobPlanner:
         )
 
 
-def _why_not(best: Plan) -> str:
-    """Why even a worker of endless speed would not be asked."""
+def _why_not(best: Plan, gain: float) -> str:
+    """Why even a worker of endless speed would not be asked.
+
+    Args:
+        best: plan with such a worker.
+        gain: of that over streaming.
+    """
+    if best.pushes:
+        return (
+            f"{best.label} would be {gain - 1:.1%} faster on a worker of "
+            f"endless speed, and {LEAST_PUSH_GAIN - 1:.0%} is the least"
+        )
     if best.pays_from_samples is None:
         return "no cut would be faster, not even on a worker of endless speed"
     pays_from = math.ceil(best.pays_from_samples)

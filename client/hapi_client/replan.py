@@ -212,9 +212,10 @@ class Replanner:
         if streaming is None or gain >= least_gain or not plan.pushes:
             return plan
         conditions = self._estimates.conditions()
-        alone = self._build(replace(conditions, server_share=1.0))
-        if gain_over(if_streaming(alone), solve(alone)) >= least_gain:
-            return plan
+        if conditions.server_share < 1:
+            alone = self._build(replace(conditions, server_share=1.0))
+            if gain_over(if_streaming(alone), solve(alone)) >= least_gain:
+                return plan
         return replace(
             streaming,
             rule=plan.rule,

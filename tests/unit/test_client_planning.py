@@ -21,9 +21,16 @@ from hapi_client.meter import STREAMED, Meter, Observation
 from hapi_client.mixing import Mixer
 from hapi_client.planning import JobPlanner
 from hapi_client.probe import LocalFacts, ProbeSamples
+from hapi_client.replan import LEAST_PUSH_GAIN, gain_over
 from hapi_client.transport import CancelScope
 from hapi_protocol.errors import ClientError
-from hapi_splitter.plan import Option, Problem, Resource, solve
+from hapi_splitter.plan import (
+    Option,
+    Problem,
+    Resource,
+    if_streaming,
+    solve,
+)
 
 
 class Connection:
@@ -182,17 +189,16 @@ def test_a_job_that_is_nearly_over_does_not_measure(
 
 
 @pytest.mark.parametrize(
-    ("one_off_seconds", "reason"),
+    ("pushed", "one_off_seconds", "reason"),
     [
-        (0.0, "no cut would be faster, not even on a worker of endless"),
-        (1000.0, "pays from 20,000 samples on"),
+        (0.2, 0.0, "no cut would be faster, not even on a worker of endless"),
+        (0.05, 1000.0, "pays from 20,000 samples on"),
+        (0.098, 0.0, "cut 1 · float32 would be 2.0% faster"),
     ],
 )
 def test_a_job_says_why_it_will_not_push(
-    one_off_seconds: float, reason: str
+    pushed: float, one_off_seconds: float, reason: str
 ) -> None:
-    # With a cost once, streaming takes 0.1 s for each sample, pushing 0.05.
-    pushed = 0.05 if one_off_seconds else 0.2
     problem = Problem(
         resources=(Resource("client device", 1.0, "devices"),),
         options=(
@@ -207,8 +213,10 @@ def test_a_job_says_why_it_will_not_push(
         last_cut=1,
     )
     plan = solve(problem)
-    assert not plan.pushes
-    assert reason in planning._why_not(plan)
+    gain = gain_over(if_streaming(problem), plan)
+    assert plan.pushes is (gain > 1)
+    assert gain < LEAST_PUSH_GAIN
+    assert reason in planning._why_not(plan, gain)
 
 
 def test_what_waits_in_a_scope_may_cancel_it() -> None:
