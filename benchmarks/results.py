@@ -106,10 +106,15 @@ def machine() -> dict[str, Any]:
 
 
 def _processor() -> str:
+    """Its name, and what tells it from others that call themselves so."""
+    found: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
+        key, _, value = line.partition(":")
+        found.setdefault(key.strip(), value.strip())
+    name = found.get("model name", platform.machine())
+    if "cpu family" in found and "model" in found:
+        name += f" (family {found['cpu family']}, model {found['model']})"
+    return name
 
 
 def commit() -> str | None:

@@ -45,10 +45,10 @@ experiments:
 {experiments}
 
 The JSON file: ``benchmark`` ("suite"), ``format`` (1), ``settings``,
-``machine``, ``versions``, ``begun`` (date, git commit, experiments and
-patterns of each run that wrote to the file) and ``experiments``, of which
-each has ``complete``, ``met`` (goal to true, false, or null where it could
-not be told) and its own keys:
+``versions``, ``begun`` (date, git commit, machine, experiments and patterns
+of each run that wrote to the file) and ``experiments``, of which each has
+``complete``, ``met`` (goal to true, false, or null where it could not be told)
+and its own keys:
 
 {keys}
 """
@@ -216,17 +216,18 @@ def _measure(found: argparse.Namespace) -> int:
         resume=found.resume,
         asked={"experiments": found.experiments, "only": found.only},
     )
-    if others := results.other_commits:
-        print(
-            f"{found.json} has figures of other commits"
-            f" ({', '.join(others)}); every entry tells its own"
-        )
+    for key in ("commit", "processor"):
+        if others := results.others(key):
+            print(
+                f"{found.json} has figures of another {key}"
+                f" ({', '.join(others)}); every entry tells its own"
+            )
     if found.no_netns:
         print("--no-netns: no link is shaped; one network for both tiers")
     for name in found.experiments or EXPERIMENTS:
         experiment = EXPERIMENTS[name]
         section = results.section(name)
-        if not section["complete"]:
+        if not section["complete"] or experiment.lacks_here(section):
             context = Context(
                 sources=found.data,
                 tars=tars,

@@ -63,6 +63,8 @@ class Experiment:
         table: of a section, for people.
         met: whether a section meets the experiment's goals, by goal; None
             where that could not be told.
+        lacks_here: whether a section, though complete, was measured on other
+            machines only, where that matters.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Experiment:
     measure: Callable[[Context], None]
     table: Callable[[Mapping[str, Any]], str]
     met: Callable[[Mapping[str, Any]], Mapping[str, bool | None]]
+    lacks_here: Callable[[Mapping[str, Any]], bool] = lambda _: False
 
 
 def no_goals(_: Mapping[str, Any]) -> dict[str, bool | None]:

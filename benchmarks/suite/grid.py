@@ -23,7 +23,7 @@ KEYS = """\
   absent    {name: why an opponent was not measured}
   cells     list of
     name, model, freeze, link  e.g. resnet18/backbone/0.25
-    date, commit        when it was begun, and of what
+    date, commit, processor    when it was begun, of what, and where
     calibration         {samples_per_second, epochs, bytes_per_sample,
                         beside}: the tar stream's without a limit, before the
                         rounds: the median of whole epochs; beside: that of

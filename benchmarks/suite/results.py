@@ -13,18 +13,20 @@ from benchmarks.results import commit, machine, versions, write_json
 from benchmarks.suite.contenders import LIBRARIES
 
 BENCHMARK = "suite"
-FORMAT = 1
+FORMAT = 2
 GRID = "grid"
-SAME_MACHINE = ("processor", "cores")
-"""What has to be as before where a file is gone on with."""
-
 Section = dict[str, Any]
 
 
 def stamp() -> dict[str, Any]:
-    """When, and of which commit, an entry was begun."""
+    """When, of which commit and on which processor an entry was begun."""
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return {"date": now, "commit": commit()}
+    return {"date": now, "commit": commit(), "processor": processor()}
+
+
+def processor() -> str:
+    """Of this machine; figures of another one are of another speed."""
+    return str(machine()["processor"])
 
 
 class SuiteResults:
@@ -34,12 +36,13 @@ class SuiteResults:
         path: of the file.
         settings: that all experiments share, JSON-able.
         resume: go on with what the file holds; else it must not exist.
-        asked: which experiments and cells, JSON-able; kept beside date and
-            commit in ``begun``, an entry for each time it is gone on with.
+        asked: which experiments and cells, JSON-able; kept beside date,
+            commit and machine in ``begun``, an entry for each time it is gone
+            on with.
 
     Raises:
         ValueError: naming the file, when it holds something else or was made
-            with other settings, on another machine, or with other versions.
+            with other settings, other versions, or another number of cores.
     """
 
     def __init__(
@@ -51,11 +54,11 @@ class SuiteResults:
         asked: Mapping[str, Any] | None = None,
     ) -> None:
         self._path = path
+        self._machine = machine()
         self.body: dict[str, Any] = {
             "benchmark": BENCHMARK,
             "format": FORMAT,
             "settings": dict(settings),
-            "machine": machine(),
             "versions": versions(sorted({*chain(*LIBRARIES.values())})),
             "begun": [],
             "experiments": {},
@@ -67,15 +70,19 @@ class SuiteResults:
                     " another file"
                 )
             self._take_over(load(path))
-        self.body["begun"].append({**stamp(), **(asked or {})})
+        self.body["begun"].append(
+            {**stamp(), **self._machine, **(asked or {})}
+        )
 
     def _take_over(self, old: Mapping[str, Any]) -> None:
         for part in ("settings", "versions"):
             self._check(part, self.body[part], old[part])
-        # Cells would be compared with a bound of another machine.
-        here = {key: self.body["machine"][key] for key in SAME_MACHINE}
-        there = {key: old["machine"].get(key) for key in SAME_MACHINE}
-        self._check("machine", here, there)
+        for begun in old["begun"]:
+            self._check(
+                "machine",
+                {"cores": self._machine["cores"]},
+                {"cores": begun["cores"]},
+            )
         self.body["begun"] = [*old["begun"]]
         self.body["experiments"] = old["experiments"]
 
@@ -90,10 +97,13 @@ class SuiteResults:
                     " another file"
                 )
 
-    @property
-    def other_commits(self) -> list[str]:
-        """Of earlier runs that wrote to the file, and not of this one."""
-        *earlier, this = (each["commit"] for each in self.body["begun"])
+    def others(self, key: str) -> list[str]:
+        """Of earlier runs that wrote to the file, and not of this one.
+
+        Args:
+            key: of ``begun``: ``commit`` or ``processor``.
+        """
+        *earlier, this = (each[key] for each in self.body["begun"])
         return sorted({str(each) for each in earlier if each != this})
 
     def section(self, name: str) -> Section:

@@ -8,11 +8,20 @@ from typing import Any
 
 from benchmarks.opponents.tuning import label
 from benchmarks.stage_bounds import bounds
+from benchmarks.suite.results import FORMAT
 
 LINKS = (0.1, 0.25, 1.0, 2.0, 10.0)
 ROUNDS = 5
 BESIDE = 0.8
 """What saturates in the rounds, of what did when the link was set."""
+PROCESSOR = "Some CPU (family 6, model 85)"
+MACHINE = {
+    "processor": PROCESSOR,
+    "cores": 2,
+    "memory_bytes": 25_000_000_000,
+    "kernel": "6.1",
+    "load_at_start": 0.07,
+}
 RATES = {
     "auto": 1.3,
     "stream": 0.95,
@@ -77,6 +86,7 @@ def cell(
         "model": model,
         "freeze": freeze,
         "link": link,
+        "processor": PROCESSOR,
         "complete": True,
         "calibration": {
             "samples_per_second": saturates,
@@ -172,6 +182,7 @@ def regret() -> dict[str, Any]:
             "cells": [
                 {
                     "name": name,
+                    "processor": PROCESSOR,
                     "complete": True,
                     "link_bytes_per_second": 5.01e6,
                     "samples_per_second": {
@@ -245,6 +256,7 @@ def runs() -> dict[str, Any]:
     }
     entry = {
         "name": "resnet18/backbone/0.25",
+        "processor": PROCESSOR,
         "complete": True,
         "rounds": [{"link_bytes_per_second": 0.625e6}],
         "one_offs": {
@@ -312,6 +324,7 @@ def tenants() -> dict[str, Any]:
         }
         return {
             "name": name,
+            "processor": PROCESSOR,
             "complete": True,
             "link_bytes_per_second": 3.25e6,
             "rounds": phases,
@@ -378,17 +391,16 @@ def stages() -> dict[str, Any]:
             },
         },
     }
-    section: dict[str, Any] = {
-        "complete": True,
-        "met": {"0.85 of the bound": None},
+    measured: dict[str, Any] = {
+        "processor": PROCESSOR,
         "jpeg_bytes": 100_000.0,
         "receive_seconds_per_byte": spread_of(0.0),
         "serve_seconds_per_byte": 0.0,
         "networks": {"resnet18": network},
     }
     for kind, freeze in network["freezes"].items():
-        freeze.update(bounds(section, network, kind))
-    return section
+        freeze.update(bounds(measured, network, kind))
+    return {"complete": True, "met": {}, "measured": [measured]}
 
 
 def wire() -> dict[str, Any]:
@@ -479,6 +491,7 @@ def scaling() -> dict[str, Any]:
         rates = {"one": one, "two": times * one}
         return {
             "name": name,
+            "processor": PROCESSOR,
             "complete": True,
             "rounds": {
                 each: [
@@ -514,6 +527,7 @@ def ablations() -> dict[str, Any]:
         "entries": [
             {
                 "name": "resnet18/backbone/0.25",
+                "processor": PROCESSOR,
                 "complete": True,
                 "samples_per_second": {"auto": 40.5, "auto-float32": 20.25},
                 "parts": {
@@ -548,7 +562,7 @@ def body(**sections: Any) -> dict[str, Any]:
     """A file with these sections."""
     return {
         "benchmark": "suite",
-        "format": 1,
+        "format": FORMAT,
         "settings": {
             "quick": False,
             "rounds": ROUNDS,
@@ -556,24 +570,19 @@ def body(**sections: Any) -> dict[str, Any]:
             "cores": None,
             "tars": ["photos-000.tar", "photos-001.tar"],
         },
-        "machine": {
-            "processor": "Some CPU",
-            "cores": 2,
-            "memory_bytes": 25_000_000_000,
-            "kernel": "6.1",
-            "load_at_start": 0.07,
-        },
         "versions": {"python": "3.11.7", "torch": "2.15.0"},
         "begun": [
             {
                 "date": "2026-03-01T10:30:00+00:00",
                 "commit": "0123456789ab",
+                **MACHINE,
                 "experiments": ["grid"],
                 "only": ["resnet18/*"],
             },
             {
                 "date": "2026-03-02T08:00:00+00:00",
                 "commit": None,
+                **MACHINE,
                 "experiments": [],
                 "only": [],
             },

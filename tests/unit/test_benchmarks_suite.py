@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import operator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from benchmarks.suite import regret
 from benchmarks.suite.command import core_list, main
+from benchmarks.suite.experiment import Context
 from benchmarks.suite.experiments import EXPERIMENTS
 from benchmarks.suite.grid import met, table
-from benchmarks.suite.results import SuiteResults, load
+from benchmarks.suite.results import SuiteResults, load, processor
+from benchmarks.suite.standalone import STAGES
 from benchmarks.suite.verdict import AGAIN, best_external, in_reach, judge
 from benchmarks.suite.workloads import (
     LINKS,
@@ -24,6 +29,7 @@ from benchmarks.suite.workloads import (
     chosen,
     streamed,
 )
+from benchmarks.testbed import two_tiers
 
 SETTINGS = {"quick": True, "rounds": 2}
 
@@ -199,19 +205,73 @@ def test_results_go_on_with_what_a_file_holds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "key", "value"),
-    [("machine", "processor", "Other CPU"), ("versions", "torch", "1.0")],
+    ("of", "key", "value", "part"),
+    [
+        (("begun", 0), "cores", 64, "machine"),
+        (("versions",), "torch", "1.0", "versions"),
+    ],
 )
 def test_results_of_elsewhere_are_not_gone_on_with(
-    tmp_path: Path, part: str, key: str, value: str
+    tmp_path: Path,
+    of: Sequence[Any],
+    key: str,
+    value: object,
+    part: str,
 ) -> None:
     path = tmp_path / "bench.json"
     SuiteResults(path, SETTINGS, resume=False).save()
     body = json.loads(path.read_text())
-    body[part][key] = value
+    functools.reduce(operator.getitem, of, body)[key] = value
     path.write_text(json.dumps(body))
-    with pytest.raises(ValueError, match=f"{key}='{value}', not .*{part}"):
+    with pytest.raises(ValueError, match=f"{key}={value!r}, not .*{part}"):
         SuiteResults(path, SETTINGS, resume=True)
+
+
+def test_another_processor_goes_on_and_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    SuiteResults(path, SETTINGS, resume=False).save()
+    body = json.loads(path.read_text())
+    here = body["begun"][0]["processor"]
+    body["begun"][0]["processor"] = "Other CPU"
+    path.write_text(json.dumps(body))
+    results = SuiteResults(path, SETTINGS, resume=True)
+    assert results.others("processor") == ["Other CPU"]
+    assert [run["processor"] for run in results.body["begun"]] == [
+        "Other CPU",
+        here,
+    ]
+    assert not results.others("commit")
+
+
+def test_stages_are_measured_once_on_each_processor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def measure(tars: object, **_: object) -> dict[str, Any]:
+        return {"rounds": 7}
+
+    monkeypatch.setattr("benchmarks.stages.measure", measure)
+    section: dict[str, Any] = {
+        "complete": True,
+        "measured": [{"processor": "Other CPU", "rounds": 5}],
+    }
+    assert STAGES.lacks_here(section)
+    context = Context(
+        sources=[],
+        tars=[],
+        quick=False,
+        rounds=5,
+        only=[],
+        section=section,
+        save=lambda: None,
+        note=print,
+        testbed=two_tiers,
+    )
+    for _ in range(2):
+        STAGES.measure(context)
+        assert not STAGES.lacks_here(section)
+        other, this = section["measured"]
+        assert other == {"processor": "Other CPU", "rounds": 5}
+        assert (this["processor"], this["rounds"]) == (processor(), 7)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +281,7 @@ def test_results_of_elsewhere_are_not_gone_on_with(
         "[]",
         "{}",
         '{"benchmark": "splits", "format": 1}',
-        '{"benchmark": "suite", "format": 2}',
+        '{"benchmark": "suite", "format": 1}',
     ],
 )
 def test_other_files_are_refused_by_name(tmp_path: Path, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,9 @@ What the figures of the missed ones say. The bound's seconds are those of the
 machine when the stages were measured; those of auto were counted in its
 rounds, and hold all that the tier's processes do: Swift's, the worker's,
 HTTP, encoding and decoding of features."""
+_TITLE = "What two cores and a link allow"
+_NO_STAGES = """\
+Not here, as the stages were not measured on their processors"""
 _PANEL_INCHES = 2.9
 _BOUND = "#444444"
 _PLACES = 49
@@ -112,31 +116,62 @@ class _Row:
 
 
 def bound_part(section: Section, grid: Section | None, cores: Cores) -> Part:
-    """Pictures and tables.
+    """Pictures and tables, of each processor.
 
     Args:
-        section: what benchmarks.stages measured.
+        section: what benchmarks.stages measured, by processor.
         grid: the section of epoch 1, for what was measured; None without.
         cores: of both tiers, in the grid.
     """
-    rows = list(_rows(section, grid))
-    blocks: list[Block] = [Text(" ".join(_TEXT.split()))]
-    if rows:
-        blocks += [_picture(section, rows), _bounds_table(rows)]
+    texts = [_TEXT, *([_MEASURED, _CROWDED] if complete_cells(grid) else [])]
+    blocks: list[Block] = [Text(" ".join(text.split())) for text in texts]
+    if others := _without_stages(section, grid):
+        blocks.append(Text(f"{_NO_STAGES}: {', '.join(others)}."))
+    parts = [
+        Part(
+            stages["processor"],
+            _blocks(stages, grid, cores, "-".join(["bound", *number])),
+        )
+        for stages, number in zip(
+            section["measured"], _numbers(), strict=False
+        )
+    ]
+    if len(parts) == 1:
+        return Part(_TITLE, [*blocks, *parts[0].blocks])
+    return Part(_TITLE, blocks, parts)
+
+
+def _numbers() -> Iterator[list[str]]:
+    """Of pictures: none for the first one."""
+    yield []
+    yield from ([str(number)] for number in itertools.count(2))
+
+
+def _without_stages(section: Section, grid: Section | None) -> list[str]:
+    there = {stages["processor"] for stages in section["measured"]}
+    return [
+        f"``{cell['name']}``"
+        for cell in complete_cells(grid)
+        if cell["processor"] not in there
+    ]
+
+
+def _blocks(
+    stages: Section, grid: Section | None, cores: Cores, picture: str
+) -> list[Block]:
+    """Of one processor."""
+    rows = list(_rows(stages, grid))
+    blocks: list[Block] = [_picture(stages, rows, picture)]
+    blocks.append(_bounds_table(rows))
     measured = [row.measured for row in rows if row.measured]
     if measured:
-        blocks += [
-            Text(" ".join(_MEASURED.split())),
-            Text(" ".join(_CROWDED.split())),
-            _measured_table(measured),
-        ]
+        blocks.append(_measured_table(measured))
     if missed := [each for each in measured if each.verdict is False]:
         blocks += [
             Text(" ".join(_MISSED.split())),
-            Listing([_profile(section, each, cores) for each in missed]),
+            Listing([_profile(stages, each, cores) for each in missed]),
         ]
-    blocks += [Text(_STAGES), *_stages(section)]
-    return Part("What two cores and a link allow", blocks)
+    return [*blocks, Text(_STAGES), *_stages(stages)]
 
 
 def bound_goals(
@@ -145,10 +180,15 @@ def bound_goals(
     """The goal, of all cells that were measured.
 
     Args:
-        section: what benchmarks.stages measured.
+        section: what benchmarks.stages measured, by processor.
         grid: the section of epoch 1; None without.
     """
-    found = [row.measured for row in _rows(section, grid) if row.measured]
+    found = [
+        row.measured
+        for stages in section.get("measured", ())
+        for row in _rows(stages, grid)
+        if row.measured
+    ]
     judged = [each for each in found if each.verdict is not None]
     missed = [f"``{each.name}``" for each in judged if not each.verdict]
     goal = (
@@ -166,9 +206,10 @@ def bound_goals(
 def _rows(section: Section, grid: Section | None) -> Iterator[_Row]:
     cells = {
         (cell["model"], cell["freeze"], cell["link"]): cell
-        for cell in complete_cells(grid or {})
+        for cell in complete_cells(grid)
+        if cell["processor"] == section["processor"]
     }
-    for name, network in section.get("networks", {}).items():
+    for name, network in section["networks"].items():
         for kind, freeze in network["freezes"].items():
             for link in freeze["links"]:
                 cell = cells.get((name, kind, link["factor"]))
@@ -314,7 +355,7 @@ def _mix_text(mix: Mapping[str, float]) -> str:
     return ", ".join(parts)
 
 
-def _picture(section: Section, rows: Sequence[_Row]) -> Picture:
+def _picture(section: Section, rows: Sequence[_Row], name: str) -> Picture:
     by_workload: dict[str, list[_Row]] = {}
     for each in rows:
         by_workload.setdefault(each.workload, []).append(each)
@@ -326,7 +367,7 @@ def _picture(section: Section, rows: Sequence[_Row]) -> Picture:
         axes.set_visible(False)
     legend_below(figure, panels, 3)
     return Picture(
-        "bound",
+        name,
         figure,
         "Measured speed-up and that of the linear program, by workload and"
         " link",

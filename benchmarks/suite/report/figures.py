@@ -63,9 +63,10 @@ def link_name(cell: GridCell) -> str:
     return f"{cell['link']:g} x, {limit} MB/s"
 
 
-def complete_cells(section: Mapping[str, Any]) -> list[GridCell]:
-    """Those that were measured to their end."""
-    return [cell for cell in section.get("cells", ()) if cell.get("complete")]
+def complete_cells(section: Mapping[str, Any] | None) -> list[GridCell]:
+    """Those that were measured to their end; none of no section."""
+    cells = (section or {}).get("cells", ())
+    return [cell for cell in cells if cell.get("complete")]
 
 
 def median_of(windows: Sequence[Mapping[str, Any]], key: str) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.suite.report.document import (
@@ -13,6 +13,13 @@ from benchmarks.suite.report.document import (
     Table,
     Text,
 )
+from benchmarks.suite.report.figures import fixed
+
+_SEVERAL = """\
+More than one machine has worked on this file.  Whatever is compared was
+measured side by side on one of them, and a cell's bound is that of its own
+processor; rates of different entries are not to be compared where their
+processors differ."""
 
 
 def machine_part(body: Mapping[str, Any]) -> Part:
@@ -23,34 +30,69 @@ def machine_part(body: Mapping[str, Any]) -> Part:
     """
     blocks: list[Block] = [
         Listing(machine_lines(body)),
+        *_where(body["experiments"]),
         Text("Written by"),
         Commands(commands_of(body["settings"])),
         Table(
-            ("Begun (UTC)", "Commit", "Measures"),
+            ("Begun (UTC)", "Commit", "Processor", "Measures", "Load"),
             list(map(_begun, body["begun"])),
-            3,
+            4,
         ),
         Table(("Package", "Version"), sorted(body["versions"].items()), 2),
     ]
     return Part("Machine and commands", blocks)
 
 
-def _begun(run: Mapping[str, Any]) -> tuple[str, str, str]:
+def _where(experiments: Mapping[str, Any]) -> Iterator[Block]:
+    """What was measured on which processor, if on several."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for experiment, name, processor in _places(experiments):
+        there = found.setdefault(processor, {})
+        there.setdefault(experiment, []).append(f"``{name}``")
+    if len(found) < 2:
+        return
+    yield Text(" ".join(_SEVERAL.split()))
+    yield Listing(
+        [
+            f"{processor}: "
+            + "; ".join(f"{name} {', '.join(n)}" for name, n in there.items())
+            for processor, there in found.items()
+        ]
+    )
+
+
+def _places(
+    experiments: Mapping[str, Any],
+) -> Iterator[tuple[str, str, str]]:
+    """Experiment, entry and processor of all that was measured."""
+    for name, section in experiments.items():
+        held = section.get("body", section)
+        for each in (*held.get("cells", ()), *held.get("entries", ())):
+            if each["complete"] and "processor" in each:
+                yield name, each["name"], each["processor"]
+
+
+def _begun(run: Mapping[str, Any]) -> tuple[str, ...]:
     what = [*run["experiments"], *(f"``{each}``" for each in run["only"])]
     date = run["date"][:16].replace("T", " ")
-    return date, run["commit"] or "unknown", ", ".join(what) or "all"
+    return (
+        date,
+        run["commit"] or "unknown",
+        run["processor"],
+        ", ".join(what) or "all",
+        fixed(run["load_at_start"]),
+    )
 
 
 def machine_lines(body: Mapping[str, Any]) -> list[str]:
-    """Machine and settings."""
-    machine = body["machine"]
-    return [
-        f"Processor: {machine['processor']}, {machine['cores']} cores",
-        f"Memory: {machine['memory_bytes'] / 1e9:.0f} GB",
-        f"Linux {machine['kernel']}; load at the start"
-        f" {machine['load_at_start']:.2f}",
-        *_settings(body["settings"]),
-    ]
+    """Machines and settings."""
+    machines = dict.fromkeys(
+        f"Processor: {run['processor']}, {run['cores']} cores;"
+        f" {run['memory_bytes'] / 1e9:.0f} GB of memory;"
+        f" Linux {run['kernel']}"
+        for run in body["begun"]
+    )
+    return [*machines, *_settings(body["settings"])]
 
 
 def _settings(settings: Mapping[str, Any]) -> list[str]:
