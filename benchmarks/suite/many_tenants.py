@@ -46,18 +46,21 @@ MIX = (
 LINK = 1.0
 VOLUME, QUICK_VOLUME = Volume(768, 32), Volume(256, 16)
 """Of all models: tenants of a mix have the same data."""
-SPAN, QUICK_SPAN = Span(), Span(2.0, 3.0)
+QUICK_SPAN = Span(2.0, 3.0)
+MORE_FILL_SECONDS, MORE_SECONDS = 1.0, 3.0
+"""For each tenant beside the first: the core and the link that they share
+begin everybody's epoch, and finish a span of each, so much more slowly."""
 SETTLING_SECONDS, QUICK_SETTLING_SECONDS = 60.0, 3.0
 ALONE_PHASES = 2
 CONTAINER = "tenants"
 MOST_TENANTS = max(COUNTS)
 
 KEYS = """\
-  span      seconds of a phase that are not counted, and that are
   opponents as of grid
   entries   list of
     name      same/N, N tenants with one network, or mix/N, with several
     workloads [by tenant]
+    span      seconds of a phase of all that are not counted, and that are
     calibration, link_bytes_per_second  as of grid's cells; the link is what
               saturates one streaming client of the first workload
     alone     of a mix: {contender: [samples per second of each tenant
@@ -134,6 +137,18 @@ def upload(remote: Remote, bed: Testbed, place: Place) -> None:
     )
 
 
+def span_of(tenants: int, *, quick: bool) -> Span:
+    """How long so many are counted together, and from when on."""
+    if quick:
+        return QUICK_SPAN
+    more = tenants - 1
+    alone = Span()
+    return Span(
+        alone.fill_seconds + more * MORE_FILL_SECONDS,
+        alone.seconds + more * MORE_SECONDS,
+    )
+
+
 def entries_of(*, quick: bool) -> dict[str, list[Workload]]:
     """Workload of each tenant, by name of the entry."""
     found = {
@@ -172,6 +187,7 @@ class TenantsRun:
             self.context.section,
             self.name,
             workloads=[each.name for each in self.workloads],
+            span=asdict(self._span(len(self.workloads))),
             rounds={name: [] for name in CONTENDERS},
         )
         tenants = tenants_of(len(self.workloads))
@@ -237,8 +253,11 @@ class TenantsRun:
             # One after the other: a worker takes few packages at a time.
             Ours(self.bed, client, FREEZE).epochs(0, 1)
 
+    def _span(self, tenants: int) -> Span:
+        return span_of(tenants, quick=self.context.quick)
+
     def _phase(self, trainers: Sequence[Trainer]) -> dict[str, Any]:
-        span = QUICK_SPAN if self.context.quick else SPAN
+        span = self._span(len(trainers))
         return phase(self.bed, trainers, next(self._epochs), span)
 
     def _settle(
@@ -331,7 +350,6 @@ def summarise(entry: dict[str, Any]) -> None:
 def measure(context: Context) -> None:
     """Measures all entries that the section does not have."""
     section = context.section
-    section["span"] = asdict(QUICK_SPAN if context.quick else SPAN)
     wanted = entries_of(quick=context.quick)
     names = entries.missing(context, wanted)
     if not names:
