@@ -144,7 +144,8 @@ def _add_run(commands: argparse._SubParsersAction) -> None:  # type: ignore[type
         type=int,
         default=1,
         help="times the samples of each data set: machines that are fast go"
-        " through an epoch before it can be measured (default 1)",
+        " through an epoch before it can be measured; data sets of runs are"
+        " by themselves as large as the machine is fast (default 1)",
     )
     run.set_defaults(action=functools.partial(_run, run))
 

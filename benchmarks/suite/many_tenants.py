@@ -349,7 +349,6 @@ def summarise(entry: dict[str, Any]) -> None:
 
 def measure(context: Context) -> None:
     """Measures all entries that the section does not have."""
-    section = context.section
     wanted = entries_of(quick=context.quick)
     names = entries.missing(context, wanted)
     if not names:

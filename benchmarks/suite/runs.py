@@ -55,12 +55,17 @@ CELLS = (
 differs from that in both directions: a fast link, and features that are
 larger than photographs on a slow one.  Not ViT-B/16: the slow link takes a
 quarter of an hour for its package, in each run that pushes."""
-VOLUMES: Mapping[str, Volume] = {
-    "mobilenet_v3_small": Volume(256, 32),
-    "resnet18": Volume(64, 16),
+PROBES: Mapping[str, Volume] = {
+    "mobilenet_v3_small": Volume(768, 32),
+    "resnet18": Volume(128, 8),
 }
+"""Which tell how fast the machine is."""
 QUICK_VOLUME = Volume(128, 16)
 EPOCHS, QUICK_EPOCHS = 5, 2
+EPOCH_SECONDS = 15.0
+"""Of an epoch of streaming over the cell's link: a job that would be over in
+a minute does not plan (:data:`hapi_client.planning.LEAST_TO_COME_SECONDS`)."""
+LEAST_SHARDS = 8
 MOST_ROUNDS, QUICK_ROUNDS = 3, 1
 
 GOAL = 20.0
@@ -180,6 +185,12 @@ class CellRuns:
                 self.context.save()
         self.entry |= judged(self.entry["runs"], self.entry["one_offs"])
         self.entry["complete"] = True
+
+    def saturating_rate(self) -> float:
+        """Samples per second that the tar stream trains without a limit."""
+        with self._opponent(TAR_STREAM) as opponent:
+            found = calibrate(self.bed, opponent, None)
+        return float(found["calibration"]["samples_per_second"])
 
     def _note(self, text: str) -> None:
         self.context.note(f"{self.entry['name']}: {text}")
@@ -323,6 +334,19 @@ def epochs_of(context: Context) -> int:
     return QUICK_EPOCHS if context.quick else EPOCHS
 
 
+def lasting(rate: float, link: float | None, shard_samples: int) -> Volume:
+    """A data set of which an epoch of streaming takes as long as it should.
+
+    Args:
+        rate: samples per second that saturate the client.
+        link: as a multiple of what carries these; None: no limit.
+        shard_samples: of one shard.
+    """
+    carried = rate if link is None else min(1.0, link) * rate
+    shards = max(LEAST_SHARDS, round(EPOCH_SECONDS * carried / shard_samples))
+    return Volume(shards * shard_samples, shard_samples)
+
+
 def cells_of(
     *, quick: bool, shaped: bool
 ) -> dict[str, tuple[Workload, float | None]]:
@@ -352,14 +376,24 @@ def measure(context: Context) -> None:
         )
         keeper = stack.enter_context(bed.client.remote(CLIENT))
         cells = cells_of(quick=context.quick, shaped=bed.shaped)
-        places: dict[str, Place] = {}
+        probes: dict[str, Place] = {}
         for name in entries.missing(context, cells):
             workload, link = cells[name]
-            if workload.model not in places:
-                places[workload.model] = _stored(bed, context, workload)
+            if workload.model not in probes:
+                probes[workload.model] = _probe(bed, context, workload)
                 _tune(bed, context, workload)
-            place = places[workload.model]
-            CellRuns(bed, context, workload, link, place, keeper).run()
+            place = probes[workload.model]
+            run = CellRuns(bed, context, workload, link, place, keeper)
+            if not context.quick:
+                shard_samples = PROBES[workload.model].shard_samples
+                run.place = _stored(
+                    bed,
+                    context,
+                    workload,
+                    name.partition("/")[2].replace("/", "-").replace(".", "-"),
+                    lasting(run.saturating_rate(), link, shard_samples),
+                )
+            run.run()
             context.save()
             context.note(line_of(entries.complete(section)[-1]))
 
@@ -373,14 +407,25 @@ def _conversions(context: Context) -> dict[str, str]:
     return {n: way for n, way in CONVERSIONS.items() if n in present}
 
 
-def _stored(bed: Testbed, context: Context, workload: Workload) -> Place:
-    volume = QUICK_VOLUME if context.quick else VOLUMES[workload.model]
+def _probe(bed: Testbed, context: Context, workload: Workload) -> Place:
+    """What a smoke test trains with; else it tells how fast the machine is."""
+    volume = QUICK_VOLUME if context.quick else PROBES[workload.model]
     volume = volume.times(context.scale)
+    return _stored(bed, context, workload, "runs", volume)
+
+
+def _stored(
+    bed: Testbed,
+    context: Context,
+    workload: Workload,
+    name: str,
+    volume: Volume,
+) -> Place:
     context.note(f"{workload.model}: storing {volume.samples} samples")
     return store(
         bed,
         context.tars,
-        workload.container("runs"),
+        workload.container(name),
         volume.samples,
         volume.shard_samples,
         list(_conversions(context).values()),

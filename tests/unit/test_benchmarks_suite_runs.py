@@ -37,6 +37,29 @@ from benchmarks.suite.workloads import Workload
 from benchmarks.testbed import Tier
 
 
+@pytest.mark.parametrize(
+    ("rate", "link", "samples"),
+    [
+        (300.0, 0.25, 1120),  # 15 s at 75 samples per second
+        (300.0, 2.0, 4512),
+        (300.0, None, 4512),
+        (14.0, 0.25, 256),  # shards for all ways, however slow it is
+    ],
+)
+def test_an_epoch_of_a_run_takes_a_while_on_any_machine(
+    rate: float, link: float | None, samples: int
+) -> None:
+    volume = runs.lasting(rate, link, 32)
+    assert (volume.samples, volume.shard_samples) == (samples, 32)
+
+
+def test_many_tenants_are_counted_later_and_for_longer() -> None:
+    one, eight = (many_tenants.span_of(n, quick=False) for n in (1, 8))
+    assert eight.fill_seconds > one.fill_seconds
+    assert eight.seconds > one.seconds
+    assert many_tenants.span_of(8, quick=True) == many_tenants.QUICK_SPAN
+
+
 def run(before: float, *seconds: float) -> dict[str, Any]:
     return {
         "before": {"seconds": before},

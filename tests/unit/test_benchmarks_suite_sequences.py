@@ -373,6 +373,29 @@ def test_each_run_is_from_cold(world: World, measure: Any) -> None:
     assert set(runs.met(section).values()) == {True, False}
 
 
+def test_runs_have_as_many_samples_as_the_machine_is_fast(
+    world: World, measure: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "_tune", lambda *_: None)
+    volume = runs.lasting(WINDOW["samples_per_second"], 0.25, 8)
+    world.samples = volume.samples
+    section: dict[str, Any] = {}
+    measure(
+        runs.EXPERIMENT,
+        section,
+        quick=False,
+        only=["resnet18/backbone/0.25"],
+    )
+    [entry] = complete(section)
+    assert entry["samples"] == volume.samples
+    stored = [x["container"] for x in world.questions("tier", "upload")]
+    assert stored == ["resnet18-runs", "resnet18-backbone-0-25"]
+    trained = [x["place"] for x in world.questions("serve", "prepare")]
+    probed, *others = [each["container"] for each in trained]
+    assert probed == stored[0]
+    assert {*others} == {stored[1]}
+
+
 def test_opponents_that_are_not_installed_are_left_out(
     world: World, measure: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
