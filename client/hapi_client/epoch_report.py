@@ -77,7 +77,8 @@ class EpochReport:
         skipped_samples: left out under ``on_error="skip"``.
         saturated_features: that the encoding clipped.
         plan: in force at its end: ``60 % cut 9 · uint8 + 40 % stream``.
-        plan_changes: meanwhile, a first plan included.
+        plan_changes: meanwhile or since the pass before it, a first plan
+            included.
         predicted_samples_per_second: of the plans in force, for the samples
             that came under one; None where none did.
         measured_per_predicted: how fast these came, over that.

@@ -13,7 +13,7 @@ from hapi_client.mixing import Mixer
 from hapi_client.planning import JobPlanner
 from hapi_client.progress_line import open_line
 from hapi_client.replan import way_label
-from hapi_client.tally import InForce, NoLine, Tally
+from hapi_client.tally import InForce, NoLine, PlanCount, Tally
 from hapi_client.traffic import Traffic
 from hapi_splitter.quantities import percent_text
 
@@ -36,6 +36,7 @@ class Passes:
         self._planner: JobPlanner | None = None
         self._lock = threading.Lock()
         self._tallies: list[Tally] = []
+        self._plans = PlanCount()
 
     def follow(self, planner: JobPlanner) -> None:
         """From now on the cut is not fixed."""
@@ -64,6 +65,7 @@ class Passes:
             split,
             in_force=now,
             open_line=show if shown else lambda samples: NoLine(),
+            plans=self._plans,
         )
         with self._lock:
             self._tallies.append(tally)

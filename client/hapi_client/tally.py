@@ -47,6 +47,33 @@ class InForce:
     num_changes: int = 0
 
 
+class PlanCount:
+    """Of a job's passes: a plan that is made between two is of the second.
+
+    The first plan comes from a thread of its own, at any time.
+    """
+
+    def __init__(self) -> None:
+        # As that of a tally: a forgotten loop may be closed meanwhile.
+        self._lock = threading.RLock()
+        self._under_way = 0
+        self._so_far = 0
+
+    def begin(self, num_changes: int) -> int:
+        """How many plans are not of the pass that begins, of those so far."""
+        with self._lock:
+            self._under_way += 1
+            if self._under_way > 1:
+                return num_changes
+            return min(num_changes, self._so_far)
+
+    def end(self, num_changes: int) -> None:
+        """A pass ends, after so many plans."""
+        with self._lock:
+            self._under_way -= 1
+            self._so_far = num_changes
+
+
 class Line(Protocol):
     """What is shown of a pass; see :mod:`hapi_client.progress_line`."""
 
@@ -73,6 +100,7 @@ class Tally:
         split: of the data.
         in_force: asked for after each batch.
         open_line: called with the samples to come when the pass begins.
+        plans: of all passes of the job.
         clock: monotonic seconds.
     """
 
@@ -83,12 +111,14 @@ class Tally:
         *,
         in_force: Callable[[], InForce] = InForce,
         open_line: Callable[[int], Line] = lambda samples: NoLine(),
+        plans: PlanCount | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._epoch = epoch
         self._split = split
         self._in_force = in_force
         self._open_line = open_line
+        self._plans = plans or PlanCount()
         self._clock = clock
         # Python's collector may close a forgotten loop in this very thread.
         self._lock = threading.RLock()
@@ -105,7 +135,7 @@ class Tally:
         self._num_batches = self._num_samples = self._num_skipped = 0
         self._prediction: defaultdict[str, float] = defaultdict(float)
         self._started = self._seen = 0.0
-        self._first = InForce()
+        self._plans_before = 0
         self._has_failed = False
 
     # --- the training loop's thread ---
@@ -117,7 +147,9 @@ class Tally:
             self._started = self._seen = self._clock()
             samples = sum(len(batch) for batch in reading.batches)
             self._expected = len(reading.batches), samples
-            self._first = self._in_force()
+            self._plans_before = self._plans.begin(
+                self._in_force().num_changes
+            )
         self._line = self._open_line(samples)
         try:
             yield
@@ -135,7 +167,8 @@ class Tally:
             self._line = NoLine()
             if self._expected is not None and self._report is None:
                 self._predict(0)
-                self._report = self._summed(*self._expected)
+                report = self._report = self._summed(*self._expected)
+                self._plans.end(self._plans_before + report.plan_changes)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -240,7 +273,7 @@ class Tally:
             skipped_samples=self._num_skipped,
             saturated_features=counts.saturated,
             plan=now.label,
-            plan_changes=now.num_changes - self._first.num_changes,
+            plan_changes=now.num_changes - self._plans_before,
             predicted_samples_per_second=predicted,
             measured_per_predicted=sums["predicted_seconds"] / sums["seconds"]
             if predicted and sums["seconds"]

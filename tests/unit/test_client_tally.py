@@ -10,7 +10,7 @@ from hapi_client.epoch_report import LAYERS, PLANNING, TRAINING, WAITING
 from hapi_client.meter import SpanReport
 from hapi_client.order import OrderRules, index_order
 from hapi_client.stats import JobCounters, JobStats
-from hapi_client.tally import InForce, Tally
+from hapi_client.tally import InForce, PlanCount, Tally
 from hapi_client.traffic import Traffic
 
 READING = index_order([8], OrderRules(4)).reading()
@@ -22,12 +22,17 @@ class World:
     def __init__(self) -> None:
         self.now = 50.0
         self.plan = InForce()
+        self.plans = PlanCount()
         self.lines: list[Line] = []
-        self.tally = Tally(
+        self.tally = self.another()
+
+    def another(self) -> Tally:
+        return Tally(
             3,
             "train",
             in_force=lambda: self.plan,
             open_line=self._open,
+            plans=self.plans,
             clock=lambda: self.now,
         )
 
@@ -204,6 +209,36 @@ def test_plans_are_held_to_the_samples_that_came_under_them(
         ("client cpu",),
     )
     assert report.plan_changes == 3
+
+
+def plan_changes(tally: Tally) -> int:
+    assert tally.report is not None
+    return tally.report.plan_changes
+
+
+def test_a_plan_between_two_passes_is_counted_by_the_second(
+    world: World,
+) -> None:
+    first, second = world.tally, world.another()
+    with first.running(READING):
+        pass
+    world.plan = InForce("cut 2 · uint8", 2.0, ("link",), 1)
+    with second.running(READING):
+        assert plan_changes(second) == 1
+        world.plan = InForce("cut 3 · uint8", 2.0, ("link",), 2)
+    assert (plan_changes(first), plan_changes(second)) == (0, 2)
+
+
+def test_a_pass_within_another_counts_its_own_plans(world: World) -> None:
+    outer, inner, later = world.tally, world.another(), world.another()
+    with outer.running(READING):
+        world.plan = InForce("cut 2 · uint8", 2.0, ("link",), 1)
+        with inner.running(READING):
+            world.plan = InForce("cut 3 · uint8", 2.0, ("link",), 3)
+        world.plan = InForce("cut 4 · uint8", 2.0, ("link",), 4)
+    with later.running(READING):
+        pass
+    assert [plan_changes(each) for each in (outer, inner, later)] == [4, 2, 0]
 
 
 def test_no_plan_predicts_nothing(world: World) -> None:
