@@ -19,7 +19,7 @@ from benchmarks.shards import find_tars
 from benchmarks.suite.experiment import Context, Experiment
 from benchmarks.suite.experiments import EXPERIMENTS
 from benchmarks.suite.report.command import add_report
-from benchmarks.suite.results import SuiteResults
+from benchmarks.suite.results import FORMAT, SuiteResults
 from benchmarks.testbed import Cores, two_tiers
 
 DEFAULT_JSON = Path("bench.json")
@@ -44,7 +44,7 @@ measure to a JSON file after each round.
 experiments:
 {experiments}
 
-The JSON file: ``benchmark`` ("suite"), ``format`` (1), ``settings``,
+The JSON file: ``benchmark`` ("suite"), ``format`` ({format}), ``settings``,
 ``versions``, ``begun`` (date, git commit, machine, experiments and patterns
 of each run that wrote to the file) and ``experiments``, of which each has
 ``complete``, ``met`` (goal to true, false, or null where it could not be told)
@@ -71,6 +71,7 @@ def _add_run(commands: argparse._SubParsersAction) -> None:  # type: ignore[type
         "run",
         help="measure",
         description=RUN.format(
+            format=FORMAT,
             experiments="\n".join(map(_listed, EXPERIMENTS.values())),
             keys="\n\n".join(map(_keys, EXPERIMENTS.values())),
         ),
@@ -144,8 +145,8 @@ def _add_run(commands: argparse._SubParsersAction) -> None:  # type: ignore[type
         type=int,
         default=1,
         help="times the samples of each data set: machines that are fast go"
-        " through an epoch before it can be measured; data sets of runs are"
-        " by themselves as large as the machine is fast (default 1)",
+        " through an epoch before it can be measured; the experiment runs"
+        " does without, as it makes its epochs 15 s long (default 1)",
     )
     run.set_defaults(action=functools.partial(_run, run))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -59,13 +59,14 @@ PROBES: Mapping[str, Volume] = {
     "mobilenet_v3_small": Volume(768, 32),
     "resnet18": Volume(128, 8),
 }
-"""Which tell how fast the machine is."""
+"""Data sets that tell how fast the machine is."""
 QUICK_VOLUME = Volume(128, 16)
 EPOCHS, QUICK_EPOCHS = 5, 2
 EPOCH_SECONDS = 15.0
 """Of an epoch of streaming over the cell's link: a job that would be over in
 a minute does not plan (:data:`hapi_client.planning.LEAST_TO_COME_SECONDS`)."""
 LEAST_SHARDS = 8
+"""A shard goes one way as a whole: with fewer there is no mix to speak of."""
 MOST_ROUNDS, QUICK_ROUNDS = 3, 1
 
 GOAL = 20.0
@@ -177,7 +178,10 @@ class CellRuns:
             runs={name: [] for name in names},
         )
         for number in range(rounds_of(self.context)):
-            self.entry["rounds"].append(self._calibrate())
+            found = self._calibrate(self.link)
+            rate = found["calibration"]["samples_per_second"]
+            self._note(f"the tar stream saturates at {rate:.1f}")
+            self.entry["rounds"].append(found)
             if not number:
                 self.entry["one_offs"] = self._one_offs()
             for name in rotated(names, number):
@@ -188,19 +192,15 @@ class CellRuns:
 
     def saturating_rate(self) -> float:
         """Samples per second that the tar stream trains without a limit."""
-        with self._opponent(TAR_STREAM) as opponent:
-            found = calibrate(self.bed, opponent, None)
+        found = self._calibrate(None)
         return float(found["calibration"]["samples_per_second"])
 
     def _note(self, text: str) -> None:
         self.context.note(f"{self.entry['name']}: {text}")
 
-    def _calibrate(self) -> dict[str, Any]:
+    def _calibrate(self, link: float | None) -> dict[str, Any]:
         with self._opponent(TAR_STREAM) as opponent:
-            found = calibrate(self.bed, opponent, self.link)
-        rate = found["calibration"]["samples_per_second"]
-        self._note(f"the tar stream saturates at {rate:.1f}")
-        return found
+            return calibrate(self.bed, opponent, link)
 
     # -- one-offs ----------------------------------------------------------
 
@@ -376,24 +376,28 @@ def measure(context: Context) -> None:
         )
         keeper = stack.enter_context(bed.client.remote(CLIENT))
         cells = cells_of(quick=context.quick, shaped=bed.shaped)
-        probes: dict[str, Place] = {}
-        for name in entries.missing(context, cells):
+        ways = list(_conversions(context).values())
+        tuned: set[str] = set()
+        for number, name in enumerate(entries.missing(context, cells)):
             workload, link = cells[name]
-            if workload.model not in probes:
-                probes[workload.model] = _probe(bed, context, workload)
+            if workload.model not in tuned:
                 _tune(bed, context, workload)
-            place = probes[workload.model]
-            run = CellRuns(bed, context, workload, link, place, keeper)
-            if not context.quick:
-                shard_samples = PROBES[workload.model].shard_samples
-                run.place = _stored(
-                    bed,
-                    context,
-                    workload,
-                    name.partition("/")[2].replace("/", "-").replace(".", "-"),
-                    lasting(run.saturating_rate(), link, shard_samples),
+                tuned.add(workload.model)
+            if context.quick:
+                volume = QUICK_VOLUME.times(context.scale)
+            else:
+                volume = PROBES[workload.model].times(context.scale)
+                place = _stored(
+                    bed, context, workload, f"probe-{number}", volume
                 )
-            run.run()
+                probe = CellRuns(bed, context, workload, link, place, keeper)
+                volume = lasting(
+                    probe.saturating_rate(), link, volume.shard_samples
+                )
+            place = _stored(
+                bed, context, workload, f"runs-{number}", volume, ways
+            )
+            CellRuns(bed, context, workload, link, place, keeper).run()
             context.save()
             context.note(line_of(entries.complete(section)[-1]))
 
@@ -407,19 +411,13 @@ def _conversions(context: Context) -> dict[str, str]:
     return {n: way for n, way in CONVERSIONS.items() if n in present}
 
 
-def _probe(bed: Testbed, context: Context, workload: Workload) -> Place:
-    """What a smoke test trains with; else it tells how fast the machine is."""
-    volume = QUICK_VOLUME if context.quick else PROBES[workload.model]
-    volume = volume.times(context.scale)
-    return _stored(bed, context, workload, "runs", volume)
-
-
 def _stored(
     bed: Testbed,
     context: Context,
     workload: Workload,
     name: str,
     volume: Volume,
+    ways: Sequence[str] = (),
 ) -> Place:
     context.note(f"{workload.model}: storing {volume.samples} samples")
     return store(
@@ -428,7 +426,7 @@ def _stored(
         workload.container(name),
         volume.samples,
         volume.shard_samples,
-        list(_conversions(context).values()),
+        ways,
         workload.task.resize_size,
     )
 

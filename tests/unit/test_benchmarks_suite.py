@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from benchmarks.suite import regret
 from benchmarks.suite.command import core_list, main
-from benchmarks.suite.experiment import Context
 from benchmarks.suite.experiments import EXPERIMENTS
 from benchmarks.suite.grid import met, table
 from benchmarks.suite.results import SuiteResults, load, processor
@@ -29,7 +28,8 @@ from benchmarks.suite.workloads import (
     chosen,
     streamed,
 )
-from benchmarks.testbed import two_tiers
+
+from suite_contexts import context_of
 
 SETTINGS = {"quick": True, "rounds": 2}
 
@@ -255,19 +255,8 @@ def test_stages_are_measured_once_on_each_processor(
         "measured": [{"processor": "Other CPU", "rounds": 5}],
     }
     assert STAGES.lacks_here(section)
-    context = Context(
-        sources=[],
-        tars=[],
-        quick=False,
-        rounds=5,
-        only=[],
-        section=section,
-        save=lambda: None,
-        note=print,
-        testbed=two_tiers,
-    )
     for _ in range(2):
-        STAGES.measure(context)
+        STAGES.measure(context_of(section))
         assert not STAGES.lacks_here(section)
         other, this = section["measured"]
         assert other == {"processor": "Other CPU", "rounds": 5}

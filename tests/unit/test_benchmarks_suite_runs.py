@@ -21,7 +21,6 @@ from benchmarks.suite import (
     scaling,
     tiers,
 )
-from benchmarks.suite.experiment import Context
 from benchmarks.suite.run_sums import (
     AUTO,
     AUTO_ONCE,
@@ -35,6 +34,8 @@ from benchmarks.suite.tiers import LEAST_STEPS, Amounts, settle
 from benchmarks.suite.together import fairness, half
 from benchmarks.suite.workloads import Workload
 from benchmarks.testbed import Tier
+
+from suite_contexts import context_of
 
 
 @pytest.mark.parametrize(
@@ -190,17 +191,7 @@ def test_features_of_inner_layers_are_not_kept() -> None:
 def test_what_is_complete_is_not_measured_again() -> None:
     notes: list[str] = []
     section: dict[str, Any] = {}
-    context = Context(
-        sources=[],
-        tars=[],
-        quick=True,
-        rounds=2,
-        only=[],
-        section=section,
-        save=lambda: None,
-        note=notes.append,
-        testbed=lambda: pytest.fail("not needed"),
-    )
+    context = context_of(section, note=notes.append)
     names = ["a/1", "a/2", "b/1"]
     assert entries.missing(context, names) == names
     entries.begin(section, "a/1")["complete"] = True
@@ -217,17 +208,7 @@ def test_what_is_complete_is_not_measured_again() -> None:
 @pytest.mark.parametrize("module", [many_tenants, scaling])
 def test_no_testbed_is_started_for_nothing(module: Any) -> None:
     notes: list[str] = []
-    context = Context(
-        sources=[],
-        tars=[],
-        quick=True,
-        rounds=2,
-        only=["vgg/*"],
-        section={},
-        save=lambda: None,
-        note=notes.append,
-        testbed=lambda **_: pytest.fail("not needed"),
-    )
+    context = context_of({}, quick=True, only=["vgg/*"], note=notes.append)
     module.measure(context)
     assert notes == ["nothing here matches vgg/*"]
     assert module.table(context.section)

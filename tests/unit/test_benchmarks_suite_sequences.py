@@ -28,7 +28,7 @@ from benchmarks.suite.contenders import (
     start,
 )
 from benchmarks.suite.entries import complete
-from benchmarks.suite.experiment import Context, Experiment
+from benchmarks.suite.experiment import Experiment
 from benchmarks.suite.lineup import Lineup
 from benchmarks.suite.together import Span
 from benchmarks.suite.verdict import AGAIN
@@ -36,6 +36,7 @@ from benchmarks.suite.workloads import WORKLOADS
 from benchmarks.testbed import Testbed, Tier
 
 from photos import shard
+from suite_contexts import context_of
 
 WINDOW = {
     "seconds": 1.0,
@@ -244,14 +245,8 @@ def measure(
     ) -> None:
         options = {"quick": True, "rounds": 2, "only": [], **more}
         experiment.measure(
-            Context(
-                sources=[tar],
-                tars=[tar],
-                section=section,
-                save=lambda: None,
-                note=lambda text: None,
-                testbed=testbed,
-                **options,
+            context_of(
+                section, sources=[tar], tars=[tar], testbed=testbed, **options
             )
         )
         assert experiment.table(section)
@@ -324,18 +319,7 @@ def test_settings_that_the_grid_found_are_not_looked_for_again(
     [workload] = [w for w in WORKLOADS if w.name == "resnet18/inner"]
     found = {"options": {"decode": "loop"}, "versions": {}, "grid": {}}
     section: dict[str, Any] = {"opponents": {}}
-    context = Context(
-        sources=[],
-        tars=[],
-        quick=False,
-        rounds=5,
-        only=[],
-        section=section,
-        save=lambda: None,
-        note=lambda text: None,
-        testbed=lambda **_: pytest.fail("not needed"),
-        tuned={workload.model: {TAR_STREAM: found}},
-    )
+    context = context_of(section, tuned={workload.model: {TAR_STREAM: found}})
     with start(bed, name) as remote:
         opponents = {name: Opponent(bed, name, remote)}
         Lineup(bed, context, workload, opponents).enter(workload)
@@ -389,7 +373,7 @@ def test_runs_have_as_many_samples_as_the_machine_is_fast(
     [entry] = complete(section)
     assert entry["samples"] == volume.samples
     stored = [x["container"] for x in world.questions("tier", "upload")]
-    assert stored == ["resnet18-runs", "resnet18-backbone-0-25"]
+    assert stored == ["resnet18-probe-0", "resnet18-runs-0"]
     trained = [x["place"] for x in world.questions("serve", "prepare")]
     probed, *others = [each["container"] for each in trained]
     assert probed == stored[0]

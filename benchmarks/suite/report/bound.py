@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -130,21 +129,13 @@ def bound_part(section: Section, grid: Section | None, cores: Cores) -> Part:
     parts = [
         Part(
             stages["processor"],
-            _blocks(stages, grid, cores, "-".join(["bound", *number])),
+            _blocks(stages, grid, cores, f"bound-{number}"),
         )
-        for stages, number in zip(
-            section["measured"], _numbers(), strict=False
-        )
+        for number, stages in enumerate(section["measured"], 1)
     ]
     if len(parts) == 1:
         return Part(_TITLE, [*blocks, *parts[0].blocks])
     return Part(_TITLE, blocks, parts)
-
-
-def _numbers() -> Iterator[list[str]]:
-    """Of pictures: none for the first one."""
-    yield []
-    yield from ([str(number)] for number in itertools.count(2))
 
 
 def _without_stages(section: Section, grid: Section | None) -> list[str]:
@@ -161,8 +152,10 @@ def _blocks(
 ) -> list[Block]:
     """Of one processor."""
     rows = list(_rows(stages, grid))
-    blocks: list[Block] = [_picture(stages, rows, picture)]
-    blocks.append(_bounds_table(rows))
+    blocks: list[Block] = [
+        _picture(stages, rows, picture),
+        _bounds_table(rows),
+    ]
     measured = [row.measured for row in rows if row.measured]
     if measured:
         blocks.append(_measured_table(measured))

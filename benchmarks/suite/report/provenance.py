@@ -68,6 +68,7 @@ def _places(
     for name, section in experiments.items():
         held = section.get("body", section)
         for each in (*held.get("cells", ()), *held.get("entries", ())):
+            # What an entry lacks is told by the part that shows it.
             if each["complete"] and "processor" in each:
                 yield name, each["name"], each["processor"]
 
