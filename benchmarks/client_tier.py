@@ -94,6 +94,7 @@ class ClientTier:
         epochs: int | None,
         channels_last: bool = False,
         seed: int = SEED,
+        batch_size: int | None = None,
     ) -> None:
         """Chooses the model, from seeded random weights, and the data.
 
@@ -107,6 +108,7 @@ class ClientTier:
             channels_last: memory format of the tail, which is the user's to
                 choose.
             seed: of the weights.
+            batch_size: samples of a training step; None for the network's.
         """
         network = NETWORKS[model]
         torch.manual_seed(seed)
@@ -119,7 +121,7 @@ class ClientTier:
         self._arguments = {
             "freeze": freeze,
             "data": f"swift://{container}",
-            "batch_size": network.batch_size,
+            "batch_size": batch_size or network.batch_size,
             "labels": position_of,
             "transform": ImageTransform(
                 resize_size=network.resize_size, crop_size=network.crop_size

@@ -24,11 +24,34 @@ from hapi_protocol.unix_http import UnixConnection
 
 SWIFT_FOLDER = "swift"
 SECONDS = 30.0
+BATCHES = "hapi_worker_batch_samples_count"
+BATCH_SAMPLES = "hapi_worker_batch_samples_sum"
 COUNTERS = (
+    BATCHES,
+    BATCH_SAMPLES,
     "hapi_worker_jobs_total",
     "hapi_worker_samples_total",
     "hapi_worker_uploads_total",
 )
+
+
+def worker_counters(socket: str | Path) -> dict[str, float]:
+    """Jobs, samples, batches and uploads of a worker so far.
+
+    Args:
+        socket: of the worker.
+    """
+    connection = UnixConnection(f"{socket}.admin", SECONDS)
+    with contextlib.closing(connection):
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    return {
+        name: float(value)
+        for name, _, value in (
+            line.rpartition(" ") for line in text.splitlines()
+        )
+        if name.startswith(COUNTERS)
+    }
 
 
 class StorageTier:
@@ -71,19 +94,9 @@ class StorageTier:
         return [child["pid"] for child in children if child["pid"]]
 
     def worker_counters(self) -> dict[str, float]:
-        """Jobs, samples and uploads of the worker so far."""
+        """See :func:`worker_counters`; of the cluster's worker."""
         cluster = Cluster.attach(self._folder / SWIFT_FOLDER)
-        connection = UnixConnection(f"{cluster.worker_socket}.admin", SECONDS)
-        with contextlib.closing(connection):
-            connection.request("GET", "/metrics")
-            text = connection.getresponse().read().decode()
-        return {
-            name: float(value)
-            for name, _, value in (
-                line.rpartition(" ") for line in text.splitlines()
-            )
-            if name.startswith(COUNTERS)
-        }
+        return worker_counters(cluster.worker_socket)
 
     def restart_worker(self) -> None:
         """A new worker, which knows no model and no profile."""

@@ -176,7 +176,7 @@ class Testbed:
         return list(self._ask("sessions"))
 
     def worker_counters(self) -> dict[str, float]:
-        """Jobs, samples and uploads of the worker so far."""
+        """Jobs, samples, batches and uploads of the worker so far."""
         return dict(self._ask("worker_counters"))
 
     def restart_worker(self) -> None:

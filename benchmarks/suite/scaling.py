@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from benchmarks.cell_run import rotated
-from benchmarks.cells import BACKBONE
+from benchmarks.cells import BACKBONE, NETWORKS
 from benchmarks.opponents.training import Place
 from benchmarks.regret import AUTO, STREAM
 from benchmarks.remote import Remote
@@ -27,6 +27,7 @@ from benchmarks.suite.tiers import settle
 from benchmarks.suite.together import (
     Span,
     Trainer,
+    WorkerCounters,
     client_process,
     fallbacks_text,
     half,
@@ -39,11 +40,14 @@ from benchmarks.testbed import Testbed
 from hapi_client.frozen import FREEZE
 
 WORKLOAD = Workload("mobilenet_v3_small", BACKBONE)
+BATCH = NETWORKS[WORKLOAD.model].batch_size
 VOLUME, QUICK_VOLUME = Volume(768, 32), Volume(256, 16)
 SPAN, QUICK_SPAN = Span(), Span(2.0, 3.0)
 SETTLING_SECONDS, QUICK_SETTLING_SECONDS = 60.0, 3.0
 CONTAINER = "scaling"
 ONE, TWO = "one", "two"
+HALVED = "halved"
+"""One process whose batches are as small as a rank's part of one."""
 PROXIES, RANKS = "proxies", "ranks"
 GOAL = 0.95
 """On one core each the second one must cost nothing."""
@@ -54,32 +58,38 @@ KEYS = """\
             each rank, has one half of them, or shares the only one
   entries   list of
     name    proxies/CUT or ranks/CUT
-    rounds  {one, two: [phase, by round]}; a phase has samples_per_second (of
-            all clients), each, down_bytes_per_second, client_cores and
-            storage_cores (CPU seconds in a second), fallbacks
-    settling  {one, two: as of grid's cells}, of auto
-    samples_per_second  {one, two: median of the rounds}
+    rounds  {one, two, halved: [phase, by round]}; a phase has
+            samples_per_second (of all clients), each, down_bytes_per_second,
+            client_cores and storage_cores (CPU seconds in a second),
+            fallbacks, worker_batch (samples in a pass of a worker's model,
+            the mean; null without any)
+    settling  {one, two, halved: as of grid's cells}, of auto
+    samples_per_second  {one, two, halved: median of the rounds}
     ratio   two over one: {median, interval}, of the rounds' ratios, 95 % by
             bootstrap
+    halved_ratio  halved over one, likewise; of ranks only
     complete
   proxies: two clients with accounts of their own, at one proxy and worker,
   or each at one of its own in front of the same Swift servers, which have
   all cores.  ranks: one
   process, or two that share each batch (RANK and WORLD_SIZE, no process
-  group).  The link has no limit."""
+  group), or (halved) one with batches of half the size.  The link has no
+  limit."""
 
 
 @dataclass(frozen=True)
 class Setups:
-    """Trainers of ``one`` and of ``two``, and what they need beside.
+    """Trainers of each setup, and what they need beside.
 
     Attributes:
         members: processes of each setup; some are of both.
         parts: of a batch that ranks can share.
+        workers: counters of all that compute.
         storage: sessions of the storage tier beside the cluster's.
     """
 
     members: Mapping[str, Sequence[Remote]]
+    workers: Sequence[WorkerCounters]
     parts: int = 1
     storage: Sequence[int] = ()
 
@@ -116,22 +126,24 @@ def proxies(bed: Testbed, place: Place) -> Iterator[Setups]:
             _prepare(client, place)
         yield Setups(
             {ONE: [first, other], TWO: [first, second]},
+            [near.worker_counters, far.worker_counters],
             storage=[*near.sessions, *far.sessions],
         )
 
 
 @contextlib.contextmanager
 def ranks(bed: Testbed, place: Place) -> Iterator[Setups]:
-    """One process, or two that share each batch."""
+    """One process, two that share each batch, or one of half batches."""
     [tenant] = tenants_of(1)
     with contextlib.ExitStack() as stack:
-        alone, *both = (
+        alone, halved, *both = (
             stack.enter_context(
                 client_process(
                     half(bed.client, number), {**tenant.environment, **more}
                 )
             )
             for number, more in (
+                (0, {}),
                 (0, {}),
                 (0, rank_of(0, 2)),
                 (1, rank_of(1, 2)),
@@ -140,7 +152,12 @@ def ranks(bed: Testbed, place: Place) -> Iterator[Setups]:
         upload(alone, bed, place)
         for client in (alone, *both):
             _prepare(client, place)
-        yield Setups({ONE: [alone], TWO: both}, parts=2)
+        _prepare(halved, place, batch_size=BATCH // 2)
+        yield Setups(
+            {ONE: [alone], TWO: both, HALVED: [halved]},
+            [bed.worker_counters],
+            parts=2,
+        )
 
 
 def rank_of(rank: int, world_size: int) -> dict[str, str]:
@@ -148,7 +165,7 @@ def rank_of(rank: int, world_size: int) -> dict[str, str]:
     return {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
 
 
-def _prepare(client: Remote, place: Place) -> None:
+def _prepare(client: Remote, place: Place, batch_size: int = BATCH) -> None:
     client.ask(
         "prepare",
         seconds=SECONDS,
@@ -157,6 +174,7 @@ def _prepare(client: Remote, place: Place) -> None:
         container=place.container,
         floor="lossless",
         epochs=None,
+        batch_size=batch_size,
     )
 
 
@@ -198,14 +216,16 @@ class ScalingRun:
     def run(self) -> None:
         """Fills the entry."""
         self.entry = entries.begin(
-            self.context.section, self.name, rounds={ONE: [], TWO: []}
+            self.context.section,
+            self.name,
+            rounds={setup: [] for setup in self.setups.members},
         )
         self.setups.open(self.cut)
         self.entry["settling"] = {
-            setup: self._settle(setup) for setup in (ONE, TWO)
+            setup: self._settle(setup) for setup in self.setups.members
         }
         for number in range(self.context.rounds):
-            for setup in rotated((ONE, TWO), number):
+            for setup in rotated(tuple(self.setups.members), number):
                 self.entry["rounds"][setup].append(self._phase(setup))
             self.context.save()
             last = {n: each[-1] for n, each in self.entry["rounds"].items()}
@@ -248,6 +268,7 @@ class ScalingRun:
             next(self.epochs),
             QUICK_SPAN if self.context.quick else SPAN,
             self.setups.storage,
+            self.setups.workers,
         )
 
 
@@ -261,6 +282,8 @@ def judge(entry: dict[str, Any]) -> None:
         setup: statistics.median(each) for setup, each in rates.items()
     }
     entry["ratio"] = ratio(rates[TWO], rates[ONE])
+    if HALVED in rates:
+        entry["halved_ratio"] = ratio(rates[HALVED], rates[ONE])
 
 
 def measure(context: Context) -> None:
@@ -332,8 +355,8 @@ EXPERIMENT = Experiment(
     name="scaling",
     title="Two proxies with workers, and two ranks",
     keys=KEYS,
-    minutes=20,
-    quick_minutes=2,
+    minutes=25,
+    quick_minutes=3,
     measure=measure,
     table=table,
     met=met,

@@ -12,7 +12,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.network import STORAGE_ADDRESS
 from benchmarks.proxies import SideProxy
 from benchmarks.remote import serve
-from benchmarks.storage_tier import SWIFT_FOLDER
+from benchmarks.storage_tier import SWIFT_FOLDER, worker_counters
 from benchmarks.testbed import LOOPBACK, Testbed, Tier
 from benchmarks.worker_process import running_worker
 
@@ -29,6 +29,7 @@ from hapi_cluster.paths import ClusterPaths
 MODULE = "benchmarks.suite.second_proxy"
 EVERYWHERE = "0.0.0.0"
 START_SECONDS = 180.0
+COUNTERS_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,12 @@ class SecondProxy:
     Attributes:
         auth_url: for ``ST_AUTH``.
         sessions: of its processes.
+        worker_counters: of its worker, so far.
     """
 
     auth_url: str
     sessions: tuple[int, ...]
+    worker_counters: Callable[[], dict[str, float]]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -73,6 +76,9 @@ def second_proxy(
         yield SecondProxy(
             f"http://{host}:{found['port']}/auth/v1.0",
             tuple(found["sessions"]),
+            lambda: dict(
+                remote.ask("worker_counters", seconds=COUNTERS_SECONDS)
+            ),
         )
 
 
@@ -97,13 +103,14 @@ class _Server:
         self._folder = folder
         self._options = options
         self._stack = stack
+        self._socket = Path()
 
     def start(self) -> dict[str, Any]:
         """Port of the proxy, and sessions of all processes."""
         options = worker_options(self._cluster)
         device = options.pop("device")
         lines = [f"{key} = {value}" for key, value in options.items()]
-        socket = self._stack.enter_context(
+        self._socket = self._stack.enter_context(
             running_worker(self._folder, device, [*lines, *self._options])
         )
         proxy = SideProxy(
@@ -111,7 +118,7 @@ class _Server:
             self._folder / "proxy",
             {
                 "DEFAULT": {"bind_ip": EVERYWHERE},
-                "filter:hapi": {"worker_socket": str(socket)},
+                "filter:hapi": {"worker_socket": str(self._socket)},
             },
         )
         self._stack.enter_context(proxy)
@@ -120,12 +127,21 @@ class _Server:
             "sessions": [os.getsid(0), proxy.pid],
         }
 
+    def worker_counters(self) -> dict[str, float]:
+        """Of the worker."""
+        return worker_counters(self._socket)
+
 
 def main(argv: list[str]) -> int:
     cluster, folder, *options = argv
     with contextlib.ExitStack() as stack:
         server = _Server(Path(cluster), Path(folder), options, stack)
-        serve({"start": server.start})
+        serve(
+            {
+                "start": server.start,
+                "worker_counters": server.worker_counters,
+            }
+        )
     return 0
 
 

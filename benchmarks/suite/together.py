@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.remote import Remote
 from benchmarks.shares import jain_index
+from benchmarks.storage_tier import BATCH_SAMPLES, BATCHES
 from benchmarks.suite.data_sets import CLIENT, SECONDS
 from benchmarks.suite.tiers import read
 from benchmarks.tenants import rate_of
@@ -28,6 +30,10 @@ class Span:
 
     fill_seconds: float = 4.0
     seconds: float = 12.0
+
+
+WorkerCounters = Callable[[], Mapping[str, float]]
+"""Of one worker, so far."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,7 @@ def phase(
     epoch: int,
     span: Span,
     storage: Collection[int] = (),
+    workers: Sequence[WorkerCounters] = (),
 ) -> dict[str, Any]:
     """All trainers at once, for a while.
 
@@ -96,12 +103,15 @@ def phase(
         epoch: that they begin with.
         span: how long.
         storage: sessions of the storage tier beside those of the cluster.
+        workers: whose passes of the model are counted.
 
     Returns:
         ``samples_per_second`` of all, ``each``, ``down_bytes_per_second``,
         how many cores of each tier were busy (``client_cores``,
-        ``storage_cores``), and ``fallbacks``: spans that were to be pushed
-        and were streamed, from the question to the last answer.
+        ``storage_cores``), ``fallbacks``: spans that were to be pushed and
+        were streamed, from the question to the last answer, and
+        ``worker_batch``: samples in a pass of a worker's model, the mean;
+        None without any.
     """
     fallbacks = _fallbacks(trainers)
     begin = time.monotonic() + span.fill_seconds
@@ -120,9 +130,10 @@ def phase(
             for each in trainers
         ]
         time.sleep(max(0.0, begin - time.monotonic()))
-        before = read(bed, pids, storage)
+        before, counters = read(bed, pids, storage), _totals(workers)
         time.sleep(max(0.0, end - time.monotonic()))
         used = read(bed, pids, storage) - before
+        batch = _mean_batch(counters, _totals(workers))
         diaries = [each.result() for each in asked]
     rates = [rate_of([each], begin, end) for each in diaries]
     return {
@@ -132,6 +143,7 @@ def phase(
         "client_cores": used.client_seconds / used.seconds,
         "storage_cores": used.storage_seconds / used.seconds,
         "fallbacks": _fallbacks(trainers) - fallbacks,
+        "worker_batch": batch,
     }
 
 
@@ -139,6 +151,21 @@ def fallbacks_text(found: Mapping[str, Any]) -> str:
     """To be read beside a phase's rate; empty where there were none."""
     count = found["fallbacks"]
     return f" [{count} spans fell back to streaming]" if count else ""
+
+
+def _totals(workers: Sequence[WorkerCounters]) -> Counter[str]:
+    """Counters of all workers, added up."""
+    totals: Counter[str] = Counter()
+    for each in workers:
+        totals.update(each())
+    return totals
+
+
+def _mean_batch(before: Counter[str], after: Counter[str]) -> float | None:
+    """Samples in a pass of a model between two moments; None without any."""
+    passes = after[BATCHES] - before[BATCHES]
+    samples = after[BATCH_SAMPLES] - before[BATCH_SAMPLES]
+    return samples / passes if passes else None
 
 
 def _fallbacks(trainers: Sequence[Trainer]) -> int:

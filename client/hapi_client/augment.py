@@ -43,6 +43,11 @@ class AugmentedEpochs:
                 "from 0 to 2**63 - 1"
             )
 
+    @property
+    def variants(self) -> int | None:
+        """Epochs after which the images are the same again; None for never."""
+        return self.period if self.augments else 1
+
     def training(self, epoch: int | None) -> Training | None:
         """Seed and epoch of the changes; None for evaluation.
 

@@ -23,6 +23,7 @@ from hapi_client.data_set import DataSet
 from hapi_client.epochs import EpochReading, Epochs, whole_number
 from hapi_client.feeder import Feeder
 from hapi_client.fetch import FetchOptions
+from hapi_client.kept import KeptFeatures
 from hapi_client.loader import LabelledBatch
 from hapi_client.local_region import LocalRegion
 from hapi_client.meter import Way
@@ -76,7 +77,7 @@ def _feeding(parts: ReadingParts) -> Iterator[Feeder]:
                 parts.region,
                 parts.data.container,
                 replace(parts.options, decode_threads=threads),
-                parts.cache,
+                KeptFeatures(parts.cache, parts.augmented.variants),
             )
         ) as feeder,
     ):

@@ -41,6 +41,9 @@ LEAST_READING = 0.05
 of the link."""
 LEAST_READ_BYTES = 256 * 1024
 """In an interval: fewer tell nothing of how fast the link is."""
+MOSTLY_KEPT = 0.5
+"""Of the samples: where so many were kept, nobody tells what limited their
+answers, and what is believed of the link stays."""
 MANY_FLOWS = 1.5
 """Plain reads at a time, on average, that together fill a link; or one, and
 pushed answers that bring half as much meanwhile."""
@@ -185,7 +188,8 @@ class Estimates:
             return
         profiled = build(self.conditions(scaled=False))
         self._observe_training(seen)
-        self._observe_link(seen, profiled)
+        if seen.num_kept < MOSTLY_KEPT * seen.num_samples:
+            self._observe_link(seen, profiled)
         self._observe_client(seen, profiled)
         if seen.pushed_samples:
             computed = seen.without_kept()

@@ -11,6 +11,7 @@ from hapi_client.data_set import DataSet
 from hapi_client.decode import DecodePool
 from hapi_client.epochs import EpochReading
 from hapi_client.fetch import Fetcher, FetchOptions
+from hapi_client.kept import KeptFeatures
 from hapi_client.loader import FeatureLoader, LoaderPlan, leave_them_out
 from hapi_client.local_region import LocalRegion
 from hapi_client.meter import STREAMED, Meter, Way
@@ -33,7 +34,7 @@ class Feeder:
         region: what is computed here.
         container: of the shards.
         options: how to fetch.
-        cache: as :attr:`hapi_client.pushed.PushPlan.cache`.
+        kept: which features the store has kept.
 
     Attributes:
         counters: of all loaders.
@@ -49,7 +50,7 @@ class Feeder:
         region: LocalRegion,
         container: str,
         options: FetchOptions,
-        cache: str,
+        kept: KeptFeatures,
     ) -> None:
         self._connection = connection
         self._region = region
@@ -68,7 +69,7 @@ class Feeder:
             options,
             self.counters,
             self.meter,
-            cache,
+            kept,
         )
 
     def push(

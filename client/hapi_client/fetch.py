@@ -43,7 +43,7 @@ class FetchOptions:
 
     Attributes:
         num_threads: requests at the same time in each lane: plain reads,
-            and reads of features.
+            reads of features, and reads of those that the store has kept.
         ahead_bytes: memory of spans that wait for the training loop or
             are under way; at least one span is always fetched.
         ahead_spans: of spans, likewise.

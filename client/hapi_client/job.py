@@ -26,6 +26,7 @@ from hapi_client.job_checks import (
     checked_encodings,
 )
 from hapi_client.job_planner import make_planner
+from hapi_client.kept import KeptFeatures
 from hapi_client.labels import Labels
 from hapi_client.loader import FeatureLoader
 from hapi_client.meter import Way
@@ -109,8 +110,8 @@ class TransferJob:
             jobs with the same model, cut and encoding: ``off``, ``read``
             what is there, or ``readwrite``, which takes room in your
             account (:doc:`the operator </operating>` has to allow it).  A
-            fixed cut finds all of them again; what a plan pushes changes
-            with the plan.
+            plan reads what was kept wherever that is faster, and pushes more,
+            or a deeper cut, where the ``epochs`` to come gain from it.
         options: how to fetch.
         replan: how often a plan is looked at again.
         progress: whether a line on standard error shows how far
@@ -194,7 +195,7 @@ class TransferJob:
             self._frozen,
             train.container,
             self._options,
-            cache,
+            KeptFeatures(cache, self._augmented.variants),
         )
         self._passes = Passes(
             wanted, self._feeder.mixer, self._connection.traffic

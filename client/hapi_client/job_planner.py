@@ -83,6 +83,8 @@ def make_planner(
             options=replan,
             package_stored=stored,
             samples_so_far=lambda: feeder.counters.snapshot().samples,
+            kept=feeder.sources.kept,
+            shards={span.shard for span in data.spans},
         ),
         Estimates(
             push_width=lambda: feeder.sources.width.limit,

@@ -98,8 +98,9 @@ class Observation:
         blocked_share: of the pushed reads' time, the part in which the
             worker could not send.
         stream_seconds: summed durations of the plain reads.
-        push_seconds: summed durations of the pushed reads.
-        most_pushed: how many of these were under way at a time, at most.
+        push_seconds: summed durations of the pushed reads, without what
+            the store had kept.
+        most_pushed: how many pushed reads were under way at a time, at most.
         pushed_samples: that were pushed and computed, without those that
             fell back or that the store had kept.
         kept: samples that the store had kept, by the way they came.
@@ -270,8 +271,14 @@ class Meter:
             if came == STREAMED:
                 # Not what was tried before, and waited for.
                 seconds = report.plain_seconds or seconds
-            _average(self._sample_seconds, came, seconds, num_samples)
             self._waiting[came[0]] += num_samples
+            if report.was_kept:
+                # Nothing of the worker's, so that it says nothing of those
+                # that will be computed.
+                self._samples[way] += num_samples
+                self._kept[way] += num_samples
+                return
+            _average(self._sample_seconds, came, seconds, num_samples)
             if came == STREAMED:
                 self._samples[STREAMED] += num_samples
                 sums["stream"] += seconds
@@ -290,10 +297,7 @@ class Meter:
                 "send_blocked_seconds",
             ):
                 sums[name] += getattr(report, name)
-            if report.was_kept:
-                self._kept[way] += num_samples
-            else:
-                sums["pushed"] += num_samples
+            sums["pushed"] += num_samples
             self._load = report.load or self._load
 
     @contextmanager

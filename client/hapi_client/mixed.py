@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from hapi_client.connection import Connection
 from hapi_client.decode import DecodePool
 from hapi_client.fetch import FetchOptions
+from hapi_client.kept import KeptFeatures
 from hapi_client.local_region import LocalRegion
 from hapi_client.meter import STREAMED, Meter, Way
 from hapi_client.mixing import Mixer, too_late
 from hapi_client.pushed import PushedSource, PushPlan
 from hapi_client.retry import PushGate, PushWidth
 from hapi_client.sources import (
+    LANE_KEPT,
     LANE_PUSH,
     LANE_STREAM,
     LoadedSpan,
@@ -25,7 +27,7 @@ from hapi_client.sources import (
 from hapi_client.stats import JobCounters
 from hapi_client.tally import Tally
 from hapi_client.transport import CancelScope
-from hapi_protocol.headers import CACHE_OFF, ModelPath
+from hapi_protocol.headers import ModelPath
 from hapi_protocol.index import Span
 from hapi_protocol.transforms import Training
 
@@ -41,9 +43,10 @@ class Sources:
         options: of the job.
         counters: of the job.
         meter: of the job.
-        cache: as :attr:`hapi_client.pushed.PushPlan.cache`.
+        kept: which features the store has kept.
 
     Attributes:
+        kept: see above.
         model: the package; to be set before anything is pushed.
         num_threads: spans that are streamed at a time.
         width: how many are pushed at a time.
@@ -58,10 +61,10 @@ class Sources:
         options: FetchOptions,
         counters: JobCounters,
         meter: Meter,
-        cache: str = CACHE_OFF,
+        kept: KeptFeatures,
     ) -> None:
+        self.kept = kept
         self.model: ModelPath | None = None
-        self._cache = cache
         self._connection = connection
         self._container = container
         self._region = region
@@ -107,18 +110,22 @@ class Sources:
                 cut,
                 encoding,
                 self._region.cut_shape(cut),
-                self._cache,
+                self.kept.cache,
             ),
             self._raw,
             self._gate,
             self.width,
             self._limits,
             self._counters,
+            self.kept,
         )
 
 
 class MixedSource:
     """Spans by the weights of a plan, each its own way.
+
+    Those whose features are kept are not dealt: they take nothing of the
+    worker's, of which the weights make the best.
 
     Args:
         mixer: deals them.
@@ -154,7 +161,14 @@ class MixedSource:
         has_room: Callable[[str], bool],
         samples_left: int,
     ) -> SpanTask | None:
-        """The way that the plan owes most, among those with room."""
+        """The way on which it is kept, or the way that the plan owes most,
+        among those with room."""
+        kept = self._sources.kept.way_of(span, self._training)
+        if kept is not None:
+            task = self._sources(kept).task(span, self._training)
+            if task.lane == LANE_PUSH:
+                task = replace(task, lane=LANE_KEPT)
+            return self._measured(kept, span, task)
         way = self._mixer.choose(
             len(span.rows),
             lambda way: has_room(lane_of(way)),
@@ -162,11 +176,21 @@ class MixedSource:
         )
         if way is None:
             return None
-        task = self._sources(way).task(span, self._training)
+        return self._measured(
+            way, span, self._sources(way).task(span, self._training)
+        )
+
+    def _measured(self, way: Way, span: Span, task: SpanTask) -> SpanTask:
+        """The task, of which the meter and the tally are told."""
 
         def load(scope: CancelScope) -> LoadedSpan:
             started = time.monotonic()
-            with self._meter.under_way(way), self._sources.told(self._tally):
+            dealt = (
+                nullcontext()
+                if task.lane == LANE_KEPT
+                else self._meter.under_way(way)
+            )
+            with dealt, self._sources.told(self._tally):
                 loaded = task.load(scope)
             self._tally.loaded(loaded.report)
             self._meter.loaded(

@@ -19,13 +19,14 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 
 from hapi_client.connection import Connection
 from hapi_client.estimates import Estimates
 from hapi_client.frozen import FrozenRegion
 from hapi_client.horizon import Horizon
+from hapi_client.kept import KeptFeatures
 from hapi_client.loop_measurement import LoopMeasurement
 from hapi_client.meter import Meter, Observation, Way
 from hapi_client.mixing import Mixer
@@ -49,6 +50,7 @@ from hapi_splitter.costs import (
     build_problem,
     layer_threads,
 )
+from hapi_splitter.keeping import Keeping
 from hapi_splitter.plan import Plan, Problem, if_streaming, solve
 from hapi_splitter.quantities import number_text
 
@@ -91,6 +93,8 @@ class PlanningParts:
         package_stored: told where the package is, and the bytes sent for
             it, before the first push.
         samples_so_far: that the training loop has had.
+        kept: which features the store has kept.
+        shards: of the training data.
     """
 
     connection: Connection
@@ -102,6 +106,8 @@ class PlanningParts:
     options: ReplanOptions
     package_stored: Callable[[ModelPath, int], None]
     samples_so_far: Callable[[], int]
+    kept: KeptFeatures = field(default_factory=KeptFeatures)
+    shards: Collection[str] = ()
 
 
 class JobPlanner:
@@ -252,11 +258,17 @@ class JobPlanner:
             self._parts.options,
             clock=time.monotonic,
             random=random.random,
+            kept=self._parts.kept,
+            keeping=self._keeping,
         )
         replanner.begin()
         with self._lock:
             self._replanner = replanner
         return None
+
+    def _keeping(self) -> Keeping | None:
+        parts = self._parts
+        return parts.kept.keeping(parts.horizon.num_samples, parts.shards)
 
     def _ask_for_facts(self) -> float:
         failure = self._measurement.take_failure()
@@ -356,6 +368,8 @@ class JobPlanner:
         parts = self._parts
         section = parts.connection.require_hapi()
         self._encodings = section.get("encodings", ENCODINGS)
+        if not section.get("cache"):
+            parts.kept.turn_off()
         started = time.monotonic()
         model, sent_bytes = parts.region.store(
             parts.connection, parts.models_container

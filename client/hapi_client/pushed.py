@@ -11,6 +11,7 @@ import torch
 
 from hapi_client.account import source_changed
 from hapi_client.connection import Connection
+from hapi_client.kept import KeptFeatures
 from hapi_client.meter import SpanReport
 from hapi_client.retry import (
     PushGate,
@@ -102,6 +103,7 @@ class PushedSource:
         width: how many at a time.
         limits: of each span.
         counters: of the job.
+        kept: is told what the store has kept; None for nobody.
     """
 
     def __init__(
@@ -114,9 +116,11 @@ class PushedSource:
         width: PushWidth,
         limits: SpanLimits,
         counters: JobCounters,
+        kept: KeptFeatures | None = None,
     ) -> None:
         self._connection = connection
         self._container = container
+        self._kept = kept
         self._plan = plan
         self._raw = raw
         self._gate = gate
@@ -288,7 +292,8 @@ class PushedSource:
                     self._container, span.shard, error.trans_id
                 ) from error
             raise
-        is_kept = self._note_cache(body.headers.get(HEADER_CACHE, CACHE_OFF))
+        state = body.headers.get(HEADER_CACHE, CACHE_OFF)
+        self._warn_of_no_cache(state)
         with body:
             reader = read_features(body)
             batches = list(reader)
@@ -297,12 +302,15 @@ class PushedSource:
         assert reader.summary is not None, "else the reader has raised"
         if reader.summary.saturated:
             self._note_saturated(reader.summary.saturated)
-        if is_kept:
+        if self._kept is not None:
+            way = self._plan.cut, self._plan.encoding
+            self._kept.note(way, span, training, state)
+        if state == CACHE_HIT:
             self._counters.add(cached=len(span.rows))
             return replace(loaded, report=SpanReport(was_kept=True))
         return replace(loaded, report=_report(batches, reader.summary))
 
-    def _note_cache(self, state: str) -> bool:
+    def _warn_of_no_cache(self, state: str) -> None:
         is_refused = self._plan.cache != CACHE_OFF and state == CACHE_OFF
         if is_refused and not self._has_warned:
             self._has_warned = True
@@ -311,7 +319,6 @@ class PushedSource:
                 "turned the cache on, or the shards are large objects",
                 self._container,
             )
-        return state == CACHE_HIT
 
     def _note_saturated(self, count: int) -> None:
         if not self._counters.snapshot().saturated:

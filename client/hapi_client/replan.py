@@ -18,9 +18,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hapi_client.estimates import Estimates
+from hapi_client.kept import KeptFeatures
 from hapi_client.meter import STREAMED, Meter, Observation, Way
 from hapi_client.mixing import Mixer
 from hapi_splitter.costs import Conditions
+from hapi_splitter.keeping import (
+    Keeping,
+    kept_seconds,
+    seconds_to_come,
+    solve_keeping,
+)
 from hapi_splitter.plan import (
     Option,
     Plan,
@@ -101,6 +108,9 @@ class Replanner:
         options: when.
         clock: monotonic seconds.
         random: uniform in [0, 1).
+        kept: is told which kept features to ask for; None for a job that
+            does not.
+        keeping: what is kept, and will be; None where nothing is.
     """
 
     def __init__(
@@ -113,6 +123,8 @@ class Replanner:
         *,
         clock: Callable[[], float],
         random: Callable[[], float],
+        kept: KeptFeatures | None = None,
+        keeping: Callable[[], Keeping | None] = lambda: None,
     ) -> None:
         self._build = build
         self._estimates = estimates
@@ -121,6 +133,8 @@ class Replanner:
         self._options = options
         self._clock = clock
         self._random = random
+        self._kept = kept
+        self._keeping = keeping
         self._started = clock()
         self._spans = 0
         self._lost = False
@@ -187,11 +201,9 @@ class Replanner:
         )
         present = evaluate(problem, _options(problem, now), "auto")
         gives_up = is_pushing and not wanted.pushes
-        if (
-            wanted.samples_per_second < LEAST_GAIN * present.samples_per_second
-            and not gives_up
-        ):
+        if self._gain(problem, present, wanted) < LEAST_GAIN and not gives_up:
             self.plan = present
+            self._use_kept(problem, present)
             self._most_moved = min(MOST_MOVED, LARGER * self._most_moved)
             return
         target = _weights(wanted.mix)
@@ -206,15 +218,16 @@ class Replanner:
         Little as it gains, it goes on where others keep the worker busy that
         would gain more: its answers tell when they are gone.
         """
-        plan = worthwhile(problem, solve(problem))
+        plan = worthwhile(problem, self._solve(problem))
         streaming = if_streaming(problem)
-        gain = gain_over(streaming, plan)
+        gain = self._gain(problem, streaming, plan)
         if streaming is None or gain >= least_gain or not plan.pushes:
             return plan
         conditions = self._estimates.conditions()
         if conditions.server_share < 1:
             alone = self._build(replace(conditions, server_share=1.0))
-            if gain_over(if_streaming(alone), solve(alone)) >= least_gain:
+            best = self._solve(alone)
+            if self._gain(alone, if_streaming(alone), best) >= least_gain:
                 return plan
         return replace(
             streaming,
@@ -225,6 +238,35 @@ class Replanner:
                 "than spans that come late may cost.",
             ),
         )
+
+    def _solve(self, problem: Problem) -> Plan:
+        keeping = self._keeping()
+        if keeping is None:
+            return solve(problem)
+        return solve_keeping(problem, keeping)
+
+    def _gain(self, problem: Problem, other: Plan | None, plan: Plan) -> float:
+        """By which factor a plan is sooner through with what is to come."""
+        keeping = self._keeping()
+        if keeping is None or other is None or not other.samples_per_second:
+            return gain_over(other, plan)
+        sooner, later = (
+            seconds_to_come(problem, each, keeping) for each in (plan, other)
+        )
+        return later / sooner if sooner else math.inf
+
+    def _use_kept(self, problem: Problem, plan: Plan) -> None:
+        """Asks for what is kept, where that is faster than the mix."""
+        if self._kept is None or not plan.samples_per_second:
+            return
+        seconds = {
+            (option.cut, option.encoding): kept_seconds(problem, option)
+            for option, _ in plan.mix
+            if option.cut
+        }
+        steady = 1 / plan.samples_per_second
+        faster = [way for way, each in seconds.items() if each < steady]
+        self._kept.use(sorted(faster, key=lambda way: seconds[way]))
 
     def _next_most(self, direction: Mapping[Way, float]) -> float:
         along = sum(
@@ -275,6 +317,7 @@ class Replanner:
         why = " ".join(wanted.reasons[1:2] or wanted.reasons)
         self._mixer.change(weights)
         plan = evaluate(problem, _options(problem, weights), wanted.rule)
+        self._use_kept(problem, plan)
         self._record(weights, plan, why)
 
     def _record(

@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 
 LANE_STREAM = "stream"
 LANE_PUSH = "push"
-LANES = (LANE_STREAM, LANE_PUSH)
+LANE_KEPT = "kept"
+LANES = (LANE_STREAM, LANE_PUSH, LANE_KEPT)
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,11 @@ __all__ = [
     "Plan",
     "Problem",
     "Resource",
+    "able_options",
     "evaluate",
     "freeze",
     "if_streaming",
+    "seconds_matrix",
     "solve",
     "static",
     "static_at",
@@ -231,13 +233,13 @@ def _turn_between(
 
 def _steady(problem: Problem) -> Plan:
     """The mix with the highest rate, whatever it costs to begin."""
-    options = _able(problem)
+    options = able_options(problem)
     if not options:
         missing = [r.name for r in problem.resources if not r.capacity]
         raise ValueError(
             f"no option can run: there is no {' and no '.join(missing)}"
         )
-    seconds = _matrix(problem, options)
+    seconds = seconds_matrix(problem, options)
     weights = best_mix(seconds, np.array([_favour(o) for o in options]))
     return evaluate(
         problem,
@@ -254,13 +256,13 @@ def _favour(option: Option) -> float:
 def _pushing_is_faster(problem: Problem, link: float) -> bool:
     """Whether ``auto`` would push with a link of so many bytes per second."""
     changed = problem.with_link(link)
-    options = _able(changed)
+    options = able_options(changed)
     if not options or options[0].cut:
         return bool(options)
     pays_from = _break_even(
         changed,
         streaming=1 / changed.samples_per_second(options[0]),
-        mixed=1 / best_rate(_matrix(changed, options)),
+        mixed=1 / best_rate(seconds_matrix(changed, options)),
     )
     return _pays(pays_from, changed)
 
@@ -279,7 +281,8 @@ def _break_even(
     return problem.push_one_off_seconds / saved
 
 
-def _matrix(problem: Problem, options: Sequence[Option]) -> Floats:
+def seconds_matrix(problem: Problem, options: Sequence[Option]) -> Floats:
+    """``[resources, options]``: of all of a resource, for one sample."""
     names = sorted(each.name for each in problem.resources)
     return np.array(
         [
@@ -297,8 +300,12 @@ def _fitting(problem: Problem) -> list[Option]:
     return sorted(fitting, key=lambda each: each.key)
 
 
-def _able(problem: Problem) -> list[Option]:
-    """Those that fit and for which every resource is there."""
+def able_options(problem: Problem) -> list[Option]:
+    """Those that fit and for which every resource is there, by cut.
+
+    Raises:
+        ValueError: none fits.
+    """
     return [
         each
         for each in _fitting(problem)

@@ -96,12 +96,14 @@ def test_tenants_train_at_proxies_of_their_own(
             bed,
             [Trainer(each, {"name": "job"}) for each in clients],
             epoch=0,
-            span=Span(0.0, 0.5),
+            span=Span(0.0, 1.5),
             storage=proxy.sessions,
+            workers=[proxy.worker_counters],
         )
         assert len(found["each"]) == 2
         assert found["samples_per_second"] > 0
         assert found["storage_cores"] > 0
+        assert 0 < found["worker_batch"] <= 4
         for client, of_first_worker in zip(clients, (SAMPLES, 0), strict=True):
             before = computed(bed)
             done = ask(client, "run", name="job", epoch=1)

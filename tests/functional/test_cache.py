@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import time
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
@@ -17,9 +19,13 @@ from typer.testing import CliRunner
 from caller import Caller, metrics
 from hapi_client import TransferJob
 from hapi_client.cli.main import app
+from hapi_client.connection import Connection
+from hapi_client.credentials import Credentials
 from hapi_client.location import Location
+from hapi_client.meter import STREAMED
 from hapi_client.packages import package_name, upload_package
 from hapi_client.progress import SilentReporter
+from hapi_client.replan import ReplanOptions
 from hapi_client.training import train_tail
 from hapi_client.upload import upload
 from hapi_protocol.errors import ClientError
@@ -29,11 +35,13 @@ from hapi_splitter.trace import split
 from kept_features import until
 from networks import small_network, small_transform
 from photos import shard, with_corrupt_member
+from slow_link import slow_link
 
 OWNER = "AUTH_test"
 DATA = f"/{OWNER}/kept"
 MODELS = "kept-models"
 NUM_SAMPLES = 12
+LINK_BYTES_PER_SECOND = 300e3
 
 
 @pytest.fixture(scope="module")
@@ -441,6 +449,79 @@ def test_second_epoch_needs_no_worker(cluster, connection, owner, tmp_path):
         assert job.stats.fallbacks == 0
     assert jobs_done(cluster) == before
     assert first.losses == second.losses
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_mix_reads_again_what_it_has_pushed_before(connection, tmp_path):
+    place = Location("kept", "mixed")
+    for number in range(8):
+        (tmp_path / f"{number}.tar").write_bytes(shard(8, seed=number))
+    upload(connection, place, [tmp_path], SilentReporter())
+    way = (1, "float32")
+    cached, losses = [], []
+    with TransferJob(
+        small_network(),
+        freeze="body",
+        data=str(place),
+        batch_size=8,
+        transform=small_transform(),
+        cut=1,
+        cache="readwrite",
+        connection=connection,
+    ) as job:
+        feeder = job._feeder
+        feeder.mixer.change({STREAMED: 0.5, way: 0.5})
+        feeder.sources.kept.use([way])
+        for _ in range(4):
+            history = train_tail(job, epochs=1, learning_rate=0.0)
+            losses.append(fmean(history.losses))
+            seen = feeder.meter.take()
+            # All that was kept before was read, and half of the rest kept.
+            assert seen.num_kept == (cached[-1] if cached else 0)
+            share = feeder.sources.kept.keeping(64, _shards(job)).shares[way]
+            cached.append(round(64 * share))
+        assert job.stats.fallbacks == 0
+    assert cached[:3] == [32, 48, 56]
+    assert losses == pytest.approx([losses[0]] * 4, rel=1e-4)
+
+
+def _shards(job: TransferJob) -> set[str]:
+    return {span.shard for span in job.data_set().spans}
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_plan_counts_on_what_is_kept(cluster, connection, tmp_path):
+    place = Location("kept", "planned")
+    for number in range(6):
+        (tmp_path / f"{number}.tar").write_bytes(shard(8, seed=number))
+    upload(connection, place, [tmp_path], SilentReporter())
+    with (
+        slow_link(cluster.auth_url, LINK_BYTES_PER_SECOND) as url,
+        Connection(
+            Credentials.v1(url, cluster.user, cluster.key)
+        ) as behind_link,
+        TransferJob(
+            small_network(),
+            freeze="body",
+            data=str(place),
+            batch_size=8,
+            transform=small_transform(),
+            epochs=1e6,
+            cache="readwrite",
+            replan=ReplanOptions(seconds=0.5, least_spans=1),
+            connection=behind_link,
+        ) as job,
+    ):
+        deadline = time.monotonic() + 120
+        while not job.reports or job.reports[-1].cached_samples < 48:
+            assert time.monotonic() < deadline, job.plan or job.no_plan_reason
+            assert sum(len(y) for _, y in job.loader(len(job.reports))) == 48
+        assert job.plan is not None
+        assert job.plan.pushes
+        before = jobs_done(cluster)
+        train_tail(job, epochs=1, learning_rate=0.0)
+        assert job.reports[-1].cached_samples == 48
+        assert jobs_done(cluster) == before
 
 
 def test_unknown_mode_of_a_job_is_named(connection):

@@ -15,6 +15,7 @@ import numpy as np
 from scipy.optimize import linprog
 
 from hapi_client.estimates import Estimates
+from hapi_client.kept import KeptFeatures
 from hapi_client.meter import Observation, Way
 from hapi_client.mixing import Mixer
 from hapi_client.replan import Replanner, ReplanOptions
@@ -31,6 +32,9 @@ from hapi_splitter.work import (
 )
 
 WIDTH = 4
+NUM_SAMPLES = 10**9
+SHARDS = ("a.tar", "b.tar")
+"""Of the training data."""
 
 
 @dataclass
@@ -86,6 +90,8 @@ class SimulatedJob:
             ``server decoding`` and ``client layers``.
         server_cores: of the worker.
         seed: of the jitter.
+        kept: what the store has kept; None for a job that does not ask.
+        epochs: still to come.
     """
 
     def __init__(
@@ -96,7 +102,10 @@ class SimulatedJob:
         profiled: Mapping[str, float] | None = None,
         server_cores: float = 1.0,
         seed: int = 0,
+        kept: KeptFeatures | None = None,
+        epochs: float = 1.0,
     ) -> None:
+        self.epochs = epochs
         self.truth = truth
         self._wrong = profiled or {}
         self._server_cores = server_cores
@@ -112,6 +121,8 @@ class SimulatedJob:
             ReplanOptions(seconds=5.0, least_spans=1),
             clock=clock,
             random=random.random,
+            kept=kept,
+            keeping=lambda: kept and kept.keeping(NUM_SAMPLES, SHARDS),
         )
 
     def build(self, conditions: Conditions) -> Problem:
@@ -127,8 +138,8 @@ class SimulatedJob:
                 Resource("client device", truth.client_cores, "devices"),
             ),
             options=tuple(options),
-            num_samples=10**9,
-            epochs=1.0,
+            num_samples=NUM_SAMPLES,
+            epochs=self.epochs,
             push_one_off_seconds=0.0,
             server_limit_bytes=0,
             client_limit_bytes=0,

@@ -489,6 +489,10 @@ def scaling() -> dict[str, Any]:
 
     def entry(name: str, one: float, times: float) -> dict[str, Any]:
         rates = {"one": one, "two": times * one}
+        more = {}
+        if name.startswith("ranks"):
+            rates["halved"] = 0.8 * one
+            more["halved_ratio"] = ratio(0.8)
         return {
             "name": name,
             "processor": PROCESSOR,
@@ -499,12 +503,14 @@ def scaling() -> dict[str, Any]:
                         "samples_per_second": rate,
                         "storage_cores": 0.75,
                         "client_cores": 0.375,
+                        "worker_batch": 8.0 if "proxies" in name else None,
                     }
                 ]
                 for each, rate in rates.items()
             },
             "samples_per_second": rates,
             "ratio": ratio(times),
+            **more,
         }
 
     return {

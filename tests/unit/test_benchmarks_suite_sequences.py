@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from benchmarks.network import Traffic
+from benchmarks.storage_tier import BATCH_SAMPLES, BATCHES
 from benchmarks.suite import (
     ablations,
     cell,
@@ -107,6 +108,9 @@ class FakeRemote:
     def _diary(self, epoch: int, until: float, **_: Any) -> Any:
         return [(until - 1.0, 0), (until + 1.0, 10)]
 
+    def _worker_counters(self) -> Any:
+        return self._world.counters()
+
     def _start(self) -> Any:
         return {"port": 1, "sessions": [os.getsid(0)]}
 
@@ -141,6 +145,7 @@ class World:
         links: that were set.
         restarts: of the worker.
         fallbacks: of all jobs, one more whenever a fixed cut is asked.
+        passes: of a worker's model, two more whenever they are asked.
     """
 
     samples: int = 0
@@ -149,10 +154,15 @@ class World:
     links: list[float | None] = field(default_factory=list)
     restarts: int = 0
     fallbacks: int = 0
+    passes: int = 0
     running: int = 0
     most_running: int = 0
     options: dict[str, Any] = field(default_factory=dict)
     proxies: list[tuple[str, ...]] = field(default_factory=list)
+
+    def counters(self) -> dict[str, float]:
+        self.passes += 2
+        return {BATCHES: self.passes, BATCH_SAMPLES: 8.0 * self.passes}
 
     def questions(self, module: str, do: str) -> list[dict[str, Any]]:
         return [
@@ -208,6 +218,9 @@ class FakeBed(Testbed):
 
     def storage_sessions(self) -> list[int]:
         return []
+
+    def worker_counters(self) -> dict[str, float]:
+        return self.world.counters()
 
 
 @pytest.fixture
@@ -440,10 +453,16 @@ def test_second_proxy_and_ranks(world: World, measure: Any) -> None:
         "ranks/stream",
     ]
     assert len(found[0]["rounds"]["two"]) == 2
+    assert found[1]["rounds"].keys() == {"one", "two", "halved"}
+    assert [each["halved_ratio"]["median"] for each in found[1:]] == [1.0]
+    assert found[0]["rounds"]["one"][0]["worker_batch"] == 8.0
     urls = {each.get("ST_AUTH") for each in world.environments}
     assert len(urls - {None}) == 2
     parts = [x["parts"] for x in world.questions("client_tier", "open")]
-    assert parts == [1] * 3 + [2] * 3
+    assert parts == [1] * 3 + [2] * 4
+    prepared = world.questions("client_tier", "prepare")
+    batch_sizes = [each["batch_size"] for each in prepared]
+    assert sorted(batch_sizes)[:2] == [scaling.BATCH // 2, scaling.BATCH]
     world_sizes = [x.get("WORLD_SIZE") for x in world.environments]
     assert world_sizes.count("2") == 2
 

@@ -13,6 +13,7 @@ from hapi_protocol.transforms import Training
 
 def test_every_epoch_has_changes_of_its_own() -> None:
     epochs = AugmentedEpochs(augments=True, seed=3)
+    assert epochs.variants is None
     assert [epochs.training(n) for n in (0, 1, 7)] == [
         Training(3, 0),
         Training(3, 1),
@@ -22,6 +23,7 @@ def test_every_epoch_has_changes_of_its_own() -> None:
 
 def test_changes_repeat_after_the_period() -> None:
     epochs = AugmentedEpochs(augments=True, seed=3, period=2)
+    assert epochs.variants == 2
     found = [epochs.training(n) for n in range(4)]
     assert found == [Training(3, 0), Training(3, 1)] * 2
 
@@ -32,7 +34,9 @@ def test_evaluation_is_never_changed(augments: bool) -> None:
 
 
 def test_without_augmentation_no_epoch_is_changed() -> None:
-    assert AugmentedEpochs(augments=False, seed=2**70).training(4) is None
+    epochs = AugmentedEpochs(augments=False, seed=2**70)
+    assert epochs.training(4) is None
+    assert epochs.variants == 1
 
 
 @pytest.mark.parametrize(

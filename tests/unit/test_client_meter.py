@@ -279,6 +279,9 @@ def test_kept_spans_say_nothing_of_what_computing_costs(world: World) -> None:
     assert seen.pushed_samples == 8
     assert seen.server_cpu_seconds == 0.5
     assert seen.kept == {PUSHED: 40}
+    assert seen.push_seconds == 2.0
+    assert meter.pace.sample_seconds == {PUSHED: 0.25}
+    assert meter.pace.waiting == {PUSHED[0]: 48}
     assert seen.without_kept().samples == {PUSHED: 8}
     assert meter.take().kept == {}
 

@@ -15,6 +15,7 @@ from hapi_client.estimates import (
     LinkEstimate,
 )
 from hapi_client.horizon import Horizon
+from hapi_client.kept import KeptFeatures
 from hapi_client.meter import Observation, Way
 from hapi_client.replan import (
     LEAST_MOVED,
@@ -25,13 +26,21 @@ from hapi_client.replan import (
     step,
     worthwhile,
 )
+from hapi_protocol.index import IndexRow, Span
 from hapi_protocol.summary import Load
 from hapi_splitter.costs import Conditions
 from hapi_splitter.plan import Option, Problem, solve
 from hapi_splitter.problem import UNITS, UNSEEN_LINK
 from hapi_splitter.work import resource_use, scaled
 from problems import problem_of
-from simulated_tiers import Clock, SimulatedJob, Truth, joint_optimum, run
+from simulated_tiers import (
+    SHARDS,
+    Clock,
+    SimulatedJob,
+    Truth,
+    joint_optimum,
+    run,
+)
 
 STREAM = (0, "raw")
 PUSH = (9, "float32")
@@ -505,6 +514,73 @@ def test_worker_whose_features_had_been_kept_is_not_gone() -> None:
     job.replanner.look()
 
     assert "does not answer" not in str(job.replanner.changes[before:])
+
+
+DEEP = (21, "float32")
+TWO_CUTS = Truth(
+    link={STREAM: 110e3, PUSH: 60e3, DEEP: 2e3},
+    server={STREAM: 0.0, PUSH: 4e-3, DEEP: 20e-3},
+    client={STREAM: 10e-3, PUSH: 5e-3, DEEP: 0.4e-3},
+    train=0.1e-3,
+    link_capacity=1e9,
+)
+SPAN = Span(SHARDS[0], "etag", (IndexRow(0, "k", 0, 512, None),))
+
+
+def job_that_keeps(mode: str, epochs: float) -> tuple[set[Way], Way | None]:
+    """The ways of its first plan, and on which one a span is read again that
+    was kept on all of them."""
+    kept = KeptFeatures(mode)
+    job = SimulatedJob(TWO_CUTS, Clock(), kept=kept, epochs=epochs)
+    job.replanner.begin()
+    for way in (PUSH, DEEP):
+        kept.note(way, SPAN, None, "store")
+    return set(job.mixer.weights), kept.way_of(SPAN, None)
+
+
+def test_plan_for_many_epochs_pushes_what_is_cheap_to_read_again() -> None:
+    assert job_that_keeps("readwrite", 50) == ({STREAM, DEEP}, DEEP)
+
+
+@pytest.mark.parametrize(
+    ("mode", "epochs"), [("readwrite", 1), ("off", 50), ("read", 50)]
+)
+def test_plan_that_finds_nothing_again_is_the_fastest(
+    mode: str, epochs: float
+) -> None:
+    ways, _ = job_that_keeps(mode, epochs)
+    assert PUSH in ways
+
+
+def test_what_is_kept_is_read_only_where_that_is_faster() -> None:
+    # On a link that brings twelve of them a second, of photographs seven.
+    slow = replace(TWO_CUTS, link_capacity=0.75e6)
+    kept = KeptFeatures("readwrite")
+    job = SimulatedJob(slow, Clock(), kept=kept)
+    job.estimates.link = LinkEstimate(0.75e6)
+    job.replanner.begin()
+    for way in (PUSH, DEEP):
+        kept.note(way, SPAN, None, "store")
+    assert kept.way_of(SPAN, None) == DEEP
+    kept.note(DEEP, SPAN, None, "miss")
+    assert kept.way_of(SPAN, None) is None
+
+
+def test_plan_moves_to_what_turns_out_to_be_kept() -> None:
+    kept = KeptFeatures("read")
+    job = SimulatedJob(TWO_CUTS, Clock(), kept=kept, epochs=3)
+    job.replanner.begin()
+    assert {PUSH, DEEP} == set(job.mixer.weights)
+    before = job.replanner.num_changes
+    # Of an earlier job: whatever is asked for at that cut is there.
+    for number in range(20):
+        row = IndexRow(number, "k", 0, 512, None)
+        kept.note(DEEP, Span(SHARDS[0], "etag", (row,)), None, "hit")
+
+    assert look(job, times=8) == {STREAM, DEEP}
+    assert kept.way_of(SPAN, None) == DEEP
+    whys = [each.why for each in job.replanner.changes[before:]]
+    assert "kept for later epochs" in whys[0]
 
 
 def test_epoch_under_way_is_always_still_to_come() -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from hapi_client.decode import DecodePool
+from hapi_client.kept import KeptFeatures
 from hapi_client.meter import STREAMED, Meter
 from hapi_client.mixed import MixedSource
 from hapi_client.mixing import Mixer
@@ -47,6 +48,7 @@ SHAPE = (1, 2, 2)
 LIMITS = SpanLimits(5, Backoff(attempts=3, first_seconds=0, most_seconds=0))
 MODEL = ModelPath("AUTH_test", "models", "x.hapi")
 ONE, TWO = Training(seed=5, epoch=100), Training(seed=5, epoch=200)
+PUSHED = (2, "float32")
 BUSY = UnavailableError("queue_full", "full", retry_after=0)
 
 
@@ -229,20 +231,28 @@ def test_a_span_of_training_that_falls_back_has_its_epoch(bench, answer):
     assert loaded.features[:, 0, 0, 0].tolist() == [210, 211.125, 212.25]
 
 
+class FakeSources:
+    """Given ones."""
+
+    num_threads = 3
+
+    def __init__(self, ways, kept):
+        self.kept = kept
+        self._ways = ways
+
+    def __call__(self, way):
+        return self._ways[way]
+
+    def told(self, tally):
+        return nullcontext()
+
+
 def test_loaders_of_two_epochs_and_of_none_go_their_own_ways(bench):
-    class Sources:
-        num_threads = 1
-
-        def __call__(self, way):
-            return bench.raw
-
-        def told(self, tally):
-            return nullcontext()
-
     mixer, meter = Mixer({STREAMED: 1.0}), Meter(lambda: 0)
     found = []
     for training in (ONE, None, TWO):
-        source = MixedSource(mixer, Sources(), meter, Tally(), training)
+        sources = FakeSources({STREAMED: bench.raw}, KeptFeatures())
+        source = MixedSource(mixer, sources, meter, Tally(), training)
         task = source.task(bench.span, lambda lane: True, 3)
         found.append(task.load(CancelScope()).features[0, 0, 0, 0].item())
     assert found == [110, 10, 210]
@@ -350,6 +360,64 @@ def test_kept_features_cost_the_store_nothing(bench, caplog):
     assert not bench.load().report.was_kept
     assert bench.counters.snapshot().cached == 3
     assert not caplog.records
+
+
+def kept_source(bench, kept, meter):
+    """Spans by a plan that streams, but for those that are kept."""
+    pushed = PushedSource(
+        bench.connection,
+        "c",
+        PushPlan(MODEL, *PUSHED, (2,), kept.cache),
+        bench.raw,
+        PushGate(lambda: bench.now, 5),
+        bench.width,
+        LIMITS,
+        bench.counters,
+        kept,
+    )
+    sources = FakeSources({STREAMED: bench.raw, PUSHED: pushed}, kept)
+    return MixedSource(Mixer({STREAMED: 1.0}), sources, meter, Tally())
+
+
+def test_a_kept_span_is_read_again_beside_the_plan(bench):
+    kept, meter = KeptFeatures("readwrite"), Meter(lambda: 0)
+    kept.use([PUSHED])
+    source = kept_source(bench, kept, meter)
+    bench.connection.answers = [stream(KEYS)]
+
+    def load():
+        task = source.task(bench.span, lambda lane: True, 3)
+        return task.lane, task.load(CancelScope())
+
+    assert load()[0] == "stream"
+    bench.connection.cache = "store"
+    source._sources(PUSHED).load(bench.span, CancelScope())
+    bench.connection.cache = "hit"
+    meter.take()
+    credit = dict(source._mixer._credit)
+    lane, loaded = load()
+    assert (lane, loaded.cut) == ("kept", 2)
+    assert source.lane_width("kept") == 3
+    assert source._mixer._credit == credit
+    seen = meter.take()
+    assert seen.kept == {PUSHED: 3}
+    assert (seen.push_seconds, seen.most_pushed) == (0, 0)
+    # It has gone by now: computed once more, and dealt from then on.
+    bench.connection.cache = "miss"
+    assert load()[0] == "kept"
+    assert meter.take().pushed_samples == 3
+    assert load()[0] == "stream"
+
+
+def test_a_kept_span_is_streamed_while_push_down_rests(bench):
+    kept, meter = KeptFeatures("readwrite"), Meter(lambda: 0)
+    kept.use([PUSHED])
+    source = kept_source(bench, kept, meter)
+    kept.note(PUSHED, bench.span, None, "store")
+    source._sources(PUSHED)._gate.failed()
+    task = source.task(bench.span, lambda lane: True, 3)
+    assert task.lane == "stream"
+    assert task.load(CancelScope()).cut == 0
 
 
 def test_store_that_keeps_nothing_is_warned_of_once(pool, caplog):

@@ -68,7 +68,9 @@ def worker(tmp_path: Path) -> Iterator[WorkerUnderTest]:
 def cut_off(data: bytes, event: threading.Event) -> Iterator[bytes]:
     """Pieces of ``data``, then silence until ``event``."""
     yield from pieces(data)
-    event.wait(20)
+    # Longer than a stream's end waits for its sender: a test that does not
+    # set the event fails each time, not by chance.
+    event.wait(2 * TIMEOUT_SECONDS)
 
 
 def read_broken(answer: http.client.HTTPResponse) -> bytes:
@@ -417,7 +419,7 @@ def test_request_waits_until_a_stream_ends(
             health = worker.request("GET", "/healthz", admin=True)
             assert health.fields["jobs_waiting"] == 1
             assert answers == []
-        done.set()
+            done.set()
         asker.join(10)
         assert answers == [201]
 
@@ -445,7 +447,7 @@ def test_place_of_an_asker_that_has_gone_is_free_at_once(
             asker.request("POST", "/jobs", job.to_body())
             until(lambda: worker.worker.admission.num_waiting() == 1)
             asker.close()
-        done.set()
+            done.set()
         assert worker.idle()
         assert worker.ask(job).status == 201
 

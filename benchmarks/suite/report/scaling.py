@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.suite.report.document import Block, Part, Table, Text
-from benchmarks.suite.report.figures import fixed, range_text, rate_text
+from benchmarks.suite.report.figures import (
+    NONE,
+    fixed,
+    range_text,
+    rate_text,
+)
 from benchmarks.suite.report.ratios import ratios_picture
 
 _TEXT = """\
@@ -17,6 +22,13 @@ training process, or two that share each batch. Cores: {cores}. Each proxy with
 its worker, and each rank, has one half of its tier's cores, or shares the only
 one: where there is one core for both, two cannot be faster. The link has no
 limit."""
+_COSTS = """\
+Why two are not as fast as one on the same core: CPU milliseconds that a sample
+takes of each tier, and how many samples a pass of a worker's model has, all
+medians of the rounds. ``halved`` is one process that trains with batches of
+half the size, as small as what a rank has of one: what it loses, two ranks
+lose to smaller batches and not to one another."""
+_SETUPS = ("one", "two", "halved")
 
 
 def scaling_part(section: Mapping[str, Any]) -> Part:
@@ -36,6 +48,8 @@ def scaling_part(section: Mapping[str, Any]) -> Part:
                 [(each["name"], each["ratio"]) for each in entries],
             ),
             _table(entries),
+            Text(" ".join(_COSTS.split())),
+            _costs(entries),
         ]
     return Part("Two proxies, two ranks", blocks)
 
@@ -48,10 +62,8 @@ def _table(entries: Sequence[Mapping[str, Any]]) -> Table:
             "Two, samples/s",
             "Two over one",
             "95 % interval",
-            "Storage cores busy, one",
-            "two",
-            "Client cores busy, one",
-            "two",
+            "Halved over one",
+            "95 % interval",
         ),
         [_row(each) for each in entries],
     )
@@ -59,18 +71,46 @@ def _table(entries: Sequence[Mapping[str, Any]]) -> Table:
 
 def _row(entry: Mapping[str, Any]) -> Sequence[str]:
     rates, ratio = entry["samples_per_second"], entry["ratio"]
-    busy = [
-        fixed(
-            statistics.median(x[f"{tier}_cores"] for x in entry["rounds"][n])
-        )
-        for tier in ("storage", "client")
-        for n in ("one", "two")
-    ]
+    halved = entry.get("halved_ratio")
     return (
         f"``{entry['name']}``",
         rate_text(rates["one"]),
         rate_text(rates["two"]),
         fixed(ratio["median"], 3),
         range_text(ratio["interval"], 3),
-        *busy,
+        fixed(halved["median"], 3) if halved else NONE,
+        range_text(halved["interval"], 3) if halved else NONE,
     )
+
+
+def _costs(entries: Sequence[Mapping[str, Any]]) -> Table:
+    return Table(
+        (
+            "What",
+            "Setup",
+            "Storage, ms",
+            "Storage cores busy",
+            "Client, ms",
+            "Client cores busy",
+            "Samples in a pass",
+        ),
+        [
+            (f"``{entry['name']}``", setup, *_cost(entry["rounds"][setup]))
+            for entry in entries
+            for setup in _SETUPS
+            if setup in entry["rounds"]
+        ],
+        words=2,
+    )
+
+
+def _cost(phases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for tier in ("storage", "client"):
+        busy = [each[f"{tier}_cores"] for each in phases]
+        rates = [each["samples_per_second"] for each in phases]
+        seconds = [b / rate for b, rate in zip(busy, rates, strict=True)]
+        yield fixed(1e3 * statistics.median(seconds))
+        yield fixed(statistics.median(busy))
+    batches = [each["worker_batch"] for each in phases]
+    there = [each for each in batches if each is not None]
+    yield fixed(statistics.median(there), 1) if there else NONE
