@@ -391,13 +391,16 @@ class ClientTier:
         }
 
     def plan(self, name: str) -> dict[str, Any]:
-        """The present plan of a job with ``cut="auto"``."""
-        plan = self._jobs[name].plan
-        if plan is None:
-            return {"label": None, "samples_per_second": None}
+        """The present plan of a job with ``cut="auto"``.
+
+        Without one, ``is_decided`` says whether there is to be none.
+        """
+        job = self._jobs[name]
+        plan, planner = job.plan, job._planner
         return {
-            "label": plan.label,
-            "samples_per_second": plan.samples_per_second,
+            "label": plan.label if plan else None,
+            "samples_per_second": plan.samples_per_second if plan else None,
+            "is_decided": planner is None or planner.wait(0),
         }
 
     def cold(

@@ -187,12 +187,18 @@ class CellRun:
                 until=time.monotonic() + SETTLING_WINDOW_SECONDS,
             )
 
+        def plan() -> Any:
+            return _ask(client, "plan", name=contender.name)
+
+        if self.context.quick:
+            return settle(
+                window, lambda: plan()["label"], QUICK_SETTLING_SECONDS
+            )
         return settle(
             window,
-            lambda: _ask(client, "plan", name=contender.name)["label"],
-            QUICK_SETTLING_SECONDS
-            if self.context.quick
-            else MOST_SETTLING_SECONDS,
+            lambda: plan()["label"],
+            MOST_SETTLING_SECONDS,
+            lambda: plan()["is_decided"],
         )
 
     def _measure(self, contenders: Mapping[str, Contender]) -> None:

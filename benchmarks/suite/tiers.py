@@ -13,6 +13,8 @@ from benchmarks.suite.contenders import Contender
 from benchmarks.testbed import Testbed
 
 SETTLED_SECONDS = 12.0
+MOST_UNDECIDED_SECONDS = 240.0
+"""For a first plan: on the slowest links photographs to measure take long."""
 LEAST_STEPS = 3
 """Of unmeasured windows, however long they take."""
 CALIBRATION_EPOCHS = 3
@@ -125,7 +127,10 @@ def saturating_rate(
 
 
 def settle(
-    step: Callable[[], object], plan: Callable[[], Any], most_seconds: float
+    step: Callable[[], object],
+    plan: Callable[[], Any],
+    most_seconds: float,
+    is_decided: Callable[[], bool] = lambda: True,
 ) -> dict[str, Any]:
     """Steps until the plan stays the same for a while.
 
@@ -134,20 +139,26 @@ def settle(
         plan: the present one, None until there is one.
         most_seconds: no step begins after these, but for the least that
             there have to be.
+        is_decided: whether there is a plan, or is to be none; the seconds
+            begin then, or after :data:`MOST_UNDECIDED_SECONDS`.
 
     Returns:
         ``plans`` after each step; ``settled``: whether the last one had
         stayed.
     """
-    began = changed = time.monotonic()
+    started = began = changed = time.monotonic()
+    decided = is_decided()
     plans: list[Any] = []
     while True:
         step()
         now = time.monotonic()
         plans.append(plan())
+        if not decided:
+            decided = is_decided() or now - started >= MOST_UNDECIDED_SECONDS
+            began = changed = now
         if plans[-1] is None or plans[-2:-1] != plans[-1:]:
             changed = now
-        settled = now - changed >= SETTLED_SECONDS
+        settled = decided and now - changed >= SETTLED_SECONDS
         enough = settled or now - began >= most_seconds
-        if enough and len(plans) >= LEAST_STEPS:
+        if decided and enough and len(plans) >= LEAST_STEPS:
             return {"plans": plans, "settled": settled}

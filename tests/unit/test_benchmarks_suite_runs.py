@@ -273,6 +273,19 @@ def test_a_plan_that_stays_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == {"plans": ["a", "b", "c", "c"], "settled": True}
 
 
+def test_a_first_plan_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "SETTLED_SECONDS", 0.0)
+    labels = iter([None] * 5 + ["a", "a"])
+    decided = iter([False] * 6 + [True])
+    found = settle(
+        lambda: None, lambda: next(labels), 60.0, lambda: next(decided)
+    )
+    assert found == {"plans": [None] * 5 + ["a"], "settled": True}
+    monkeypatch.setattr(tiers, "MOST_UNDECIDED_SECONDS", 0.0)
+    found = settle(lambda: None, lambda: None, 0.0, lambda: False)
+    assert found == {"plans": [None] * LEAST_STEPS, "settled": True}
+
+
 def test_shares_of_a_mix_are_over_what_each_gets_alone() -> None:
     found = {"each": [10.0, 40.0]}
     assert many_tenants.shares(found, None) == {"jain": fairness([10, 40])}

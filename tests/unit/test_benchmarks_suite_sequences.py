@@ -89,7 +89,7 @@ class FakeRemote:
         return 7 if name.startswith("freeze") else 0
 
     def _plan(self, name: str) -> Any:
-        return {"label": "a plan"}
+        return {"label": "a plan", "is_decided": True}
 
     def _window(self, **_: Any) -> Any:
         return WINDOW
