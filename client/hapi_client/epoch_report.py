@@ -81,7 +81,8 @@ class EpochReport:
             included.
         predicted_samples_per_second: of the plans in force, for the samples
             that came under one; None where none did.
-        measured_per_predicted: how fast these came, over that.
+        measured_per_predicted: how fast these came, over that; None where
+            some had been kept, of which no plan tells.
         limited_by: resources that are in use all the time by the last plan:
             ``link``, ``server cpu``, ``server device``, ``client cpu``,
             ``client device``; none without a plan.

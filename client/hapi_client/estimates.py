@@ -42,8 +42,9 @@ of the link."""
 LEAST_READ_BYTES = 256 * 1024
 """In an interval: fewer tell nothing of how fast the link is."""
 MOSTLY_KEPT = 0.5
-"""Of the samples: where so many were kept, nobody tells what limited their
-answers, and what is believed of the link stays."""
+"""Of the samples: where more were kept, and plain reads do not tell that the
+link was the limit, their answers may have been limited by it: it is not taken
+to be faster than what is believed."""
 MANY_FLOWS = 1.5
 """Plain reads at a time, on average, that together fill a link; or one, and
 pushed answers that bring half as much meanwhile."""
@@ -102,9 +103,7 @@ class LinkEstimate:
                     # It may well be what is believed: one small step.
                     self._since_limited = 0.0
                     self._growth = LINK_GROWTH
-            self.bytes_per_second = min(
-                max(self.bytes_per_second, rate), UNSEEN_LINK
-            )
+            self.at_least(rate)
             return
         self._since_limited = 0.0
         self._growth = LINK_GROWTH
@@ -112,6 +111,12 @@ class LinkEstimate:
         if self.bytes_per_second >= UNSEEN_LINK:
             before = rate
         self.bytes_per_second = before + NEW_WEIGHT * (rate - before)
+
+    def at_least(self, rate: float) -> None:
+        """Takes in what it carried, whatever limited that."""
+        self.bytes_per_second = min(
+            max(self.bytes_per_second, rate), UNSEEN_LINK
+        )
 
 
 @dataclass
@@ -188,8 +193,7 @@ class Estimates:
             return
         profiled = build(self.conditions(scaled=False))
         self._observe_training(seen)
-        if seen.num_kept < MOSTLY_KEPT * seen.num_samples:
-            self._observe_link(seen, profiled)
+        self._observe_link(seen, profiled)
         self._observe_client(seen, profiled)
         if seen.pushed_samples:
             computed = seen.without_kept()
@@ -315,7 +319,10 @@ class Estimates:
         if waited and not limited and seen.blocked_share > BLOCKED:
             rate = seen.received_bytes / seen.seconds
             limited = seen.push_seconds >= seen.seconds
-        self.link.observe(rate, limited, seen.seconds)
+        if not limited and seen.num_kept > MOSTLY_KEPT * seen.num_samples:
+            self.link.at_least(rate)
+        else:
+            self.link.observe(rate, limited, seen.seconds)
 
     def _rescale(
         self, kind: str, seconds: float, expected: float, window: float

@@ -201,6 +201,8 @@ class TransferJob:
             wanted, self._feeder.mixer, self._connection.traffic
         )
         self._planner: JobPlanner | None = None
+        self._num_ranks = 1
+        self._batch_size = batch_size
         try:
             if self.cut == AUTO:
                 self._planner = make_planner(
@@ -213,6 +215,17 @@ class TransferJob:
                     epochs=epochs,
                     options=self._options,
                     replan=replan or ReplanOptions(),
+                    ranks=lambda: self._num_ranks,
+                    samples_before=self._samples_before,
+                )
+                self._feeder.sources.kept.follow(
+                    train.spans,
+                    [
+                        span
+                        for name, each in self._splits.items()
+                        if name != TRAIN
+                        for span in each.spans
+                    ],
                 )
                 self._passes.follow(self._planner)
             elif self.cut:
@@ -223,6 +236,14 @@ class TransferJob:
         except BaseException:
             self.close()
             raise
+
+    def _samples_before(self) -> int:
+        """Of epochs, where an earlier run's are gone on with."""
+        loaded = self._epochs.loaded
+        if loaded is None:
+            return 0
+        steps = loaded.step * self._batch_size
+        return loaded.epoch * self.num_samples + steps
 
     def _push(self, way: Way, models_container: str) -> None:
         self._connection.require_hapi()
@@ -357,7 +378,10 @@ class TransferJob:
         data = self._split(split, epoch)
         share = self._share(data, epoch, rank, drop_last)
         if self._planner is not None:
+            self._num_ranks = rank.world_size
             self._planner.begin()
+        if epoch is not None:
+            self._feeder.sources.kept.begin(epoch)
         return self._feeder.loader(
             data,
             share,

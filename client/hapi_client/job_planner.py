@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hapi_client.connection import Connection
 from hapi_client.data_set import DataSet
@@ -38,6 +38,8 @@ def make_planner(
     epochs: float | None,
     options: FetchOptions,
     replan: ReplanOptions,
+    ranks: Callable[[], int],
+    samples_before: Callable[[], int],
 ) -> JobPlanner:
     """A planner that deals the feeder's spans.
 
@@ -51,6 +53,8 @@ def make_planner(
         epochs: as of :class:`hapi_client.job.TransferJob`.
         options: likewise.
         replan: likewise.
+        ranks: that share the data.
+        samples_before: as of :class:`hapi_client.planning.PlanningParts`.
     """
 
     def read(most_bytes: float) -> ProbeSamples:
@@ -82,9 +86,12 @@ def make_planner(
             horizon=Horizon(data.num_samples, epochs),
             options=replan,
             package_stored=stored,
-            samples_so_far=lambda: feeder.counters.snapshot().samples,
+            samples_so_far=lambda: (
+                ranks() * feeder.counters.snapshot().samples
+            ),
+            samples_before=samples_before,
             kept=feeder.sources.kept,
-            shards={span.shard for span in data.spans},
+            ranks=ranks,
         ),
         Estimates(
             push_width=lambda: feeder.sources.width.limit,

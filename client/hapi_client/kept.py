@@ -1,18 +1,19 @@
 """Which features the store has kept, by what its answers say (pure).
 
-An answer says whether its features were kept before, are from now on, or are
-not (``X-Hapi-Cache``). Spans are the same in every epoch, so one whose
-features are kept need not be dealt by the plan: it is read, at no cost of the
-worker's. Entries may go, by their age or by the operator's limits, and may be
-there without our doing, of another rank or of an earlier job: so what comes is
-compared with what was expected.
+An answer says whether its features were kept before, are to be from now on,
+or are not (``X-Hapi-Cache``). Most spans are the same in every epoch, so one
+whose features are kept need not be dealt by the plan: it is read, at no cost
+of the worker's. That something is to be kept is a promise, which is broken
+where it is too large, or the store is full; entries may go, by their age or
+by the operator's limits; and they may be there without our doing, of another
+rank or of an earlier job. So what comes is compared with what was expected.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
 from hapi_client.meter import Way
@@ -26,16 +27,26 @@ from hapi_protocol.index import Span
 from hapi_protocol.transforms import Training
 from hapi_splitter.keeping import Keeping
 
-NEW_WEIGHT = 0.3
+NEW_WEIGHT = 0.1
 """Of the newest span in the moving averages."""
+NEW_LUCK = 0.3
+"""Likewise, in that of spans of which nothing was known."""
+NEW_DEALT = 0.02
+"""Likewise, in that of spans that are dealt, whole or in pieces."""
 LIKELY = 0.5
 """A span is asked for as kept where this part of those like it was."""
+MOST_BROKEN = 2
+"""Promises of one span: no further one is believed."""
 
-_Key: TypeAlias = tuple[str, str, int, int, Training | None]
+_Place: TypeAlias = tuple[str, str, int, int]
+_Key: TypeAlias = tuple[_Place, Training | None]
 
 
 class KeptFeatures:
     """Of one job; called by several threads.
+
+    Nothing is noted before :meth:`follow`: only a job that plans has use for
+    it.
 
     Args:
         cache: as :attr:`hapi_client.pushed.PushPlan.cache`.
@@ -51,19 +62,50 @@ class KeptFeatures:
     ) -> None:
         self.cache = cache
         self._variants = variants
-        self._is_on = cache != CACHE_OFF
-        self._chance = 1.0 if cache == CACHE_READWRITE else 0.0
+        self._is_on = False
         self._lock = threading.Lock()
-        self._spans: defaultdict[Way, set[_Key]] = defaultdict(set)
-        self._samples: defaultdict[Way, Counter[str]] = defaultdict(Counter)
-        # Of answers: whether those expected to be kept were, and others.
-        self._trust = 1.0
+        # Of whole spans: samples that count, which are those to train on.
+        self._places: dict[_Place, int] = {}
+        self._num_samples = 0
+        self._num_dealt = 0
+        self._epoch = 0
+        self._whole = 1.0
+        self._known: defaultdict[Way, set[_Key]] = defaultdict(set)
+        self._counts: Counter[Way] = Counter()
+        self._before: Counter[Way] = Counter()
+        self._broken: Counter[tuple[Way, _Key]] = Counter()
+        self._stored = 1.0 if cache == CACHE_READWRITE else 0.0
+        self._trust: defaultdict[Way, float] = defaultdict(lambda: 1.0)
+        self._promises: defaultdict[Way, float] = defaultdict(lambda: 1.0)
         self._luck: defaultdict[Way, float] = defaultdict(float)
         self._used: Collection[Way] = ()
+
+    def follow(
+        self, data: Sequence[Span], others: Sequence[Span] = ()
+    ) -> None:
+        """Takes notes from now on.
+
+        Args:
+            data: all spans of the training data.
+            others: of further splits, which evaluations may find again.
+        """
+        with self._lock:
+            self._places = {_place(span): 0 for span in others}
+            self._places |= {_place(span): len(span.rows) for span in data}
+            self._num_samples = sum(self._places.values())
+            self._is_on = self.cache != CACHE_OFF
 
     def turn_off(self) -> None:
         """The store keeps nothing."""
         self._is_on = False
+
+    def begin(self, epoch: int) -> None:
+        """A training epoch begins."""
+        with self._lock:
+            self._epoch = epoch
+            self._num_dealt = 0
+            if self._variants and epoch % self._variants == 0:
+                self._before = Counter(self._counts)
 
     def note(
         self, way: Way, span: Span, training: Training | None, state: str
@@ -78,75 +120,106 @@ class KeptFeatures:
         """
         if not self._recurs(training):
             return
-        key, count = _key(span, training), len(span.rows)
+        key = _place(span), training
         with self._lock:
-            spans, samples = self._spans[way], self._samples[way]
+            if key[0] not in self._places:
+                return
             hit = state == CACHE_HIT
-            if key in spans:
-                self._trust = _average(self._trust, hit)
+            if key in self._known[way]:
+                self._judge(way, key, hit)
             else:
-                self._luck[way] = _average(self._luck[way], hit)
+                self._luck[way] = _average(self._luck[way], hit, NEW_LUCK)
             if not hit:
-                self._chance = _average(self._chance, state == CACHE_STORE)
-            if hit or state == CACHE_STORE:
-                samples[span.shard] += 0 if key in spans else count
-                spans.add(key)
-            elif key in spans:
-                samples[span.shard] -= count
-                spans.remove(key)
+                self._stored = _average(self._stored, state == CACHE_STORE)
+            is_promised = (
+                state == CACHE_STORE and self._broken[way, key] < MOST_BROKEN
+            )
+            if (hit or is_promised) and key not in self._known[way]:
+                self._known[way].add(key)
+                self._counts[way] += self._places[key[0]]
+
+    def _judge(self, way: Way, key: _Key, hit: bool) -> None:
+        """Of features that were thought to be kept."""
+        self._trust[way] = _average(self._trust[way], hit)
+        self._promises[way] = _average(self._promises[way], hit)
+        if hit:
+            return
+        self._broken[way, key] += 1
+        self._known[way].remove(key)
+        self._counts[way] -= self._places[key[0]]
+        if self._trust[way] < LIKELY:
+            # They have all gone, or never came: asking for each would take
+            # the worker what the plan gives to others.
+            self._known[way].clear()
+            self._counts[way] = 0
+            self._trust[way] = 1.0
+        self._before[way] = min(self._before[way], self._counts[way])
 
     def way_of(self, span: Span, training: Training | None) -> Way | None:
         """On which way a span's features are kept, so that it need not be
         dealt; None if that is not likely, or would not be faster."""
-        if not self._used or not self._recurs(training):
+        if not self._recurs(training):
             return None
-        key = _key(span, training)
+        place = _place(span)
         with self._lock:
+            is_whole = place in self._places
+            self._whole = _average(self._whole, is_whole, NEW_DEALT)
+            if not is_whole:
+                return None
+            if self._places[place]:
+                self._num_dealt += self._places[place]
             for way in self._used:
-                known = key in self._spans[way]
-                if (self._trust if known else self._luck[way]) >= LIKELY:
+                is_known = (place, training) in self._known[way]
+                if is_known or self._luck[way] >= LIKELY:
                     return way
         return None
 
     def use(self, ways: Collection[Way]) -> None:
-        """From now on, what is kept on these ways is asked for."""
+        """From now on, what is kept on these ways is asked for.
+
+        Args:
+            ways: the fastest first.
+        """
         with self._lock:
             self._used = tuple(ways)
 
-    def keeping(
-        self, num_samples: int, shards: Collection[str]
-    ) -> Keeping | None:
+    def keeping(self, ranks: int = 1) -> Keeping | None:
         """For the planner; None where nothing is kept.
 
         Args:
-            num_samples: of the training data.
-            shards: of them; features of other data are not counted.
+            ranks: that share the data.
         """
-        if not self._is_on or self._variants is None:
+        if not self._is_on or not self._variants:
             return None
         with self._lock:
-            shares = {
-                way: self._share(way, num_samples * self._variants, shards)
-                for way in self._spans
-            }
-            return Keeping(shares, self._chance, self._variants)
+            dealt = min(1.0, ranks * self._num_dealt / self._num_samples)
+            place = self._epoch % self._variants + dealt
+            ways = [*self._known, *self._luck]
+            return Keeping(
+                shares={way: self._share(way, self._counts) for way in ways},
+                before={way: self._share(way, self._before) for way in ways},
+                chance=self._stored,
+                chances={
+                    way: self._stored * each
+                    for way, each in self._promises.items()
+                },
+                variants=self._variants,
+                rest=1 - place / self._variants,
+                whole=self._whole,
+            )
 
-    def _share(
-        self, way: Way, num_samples: int, shards: Collection[str]
-    ) -> float:
-        counts = self._samples[way]
-        known = sum(counts[each] for each in shards) / num_samples
-        known = min(1.0, known)
-        return self._trust * known + self._luck[way] * (1 - known)
+    def _share(self, way: Way, counts: Counter[Way]) -> float:
+        assert self._variants
+        known = counts[way] / (self._num_samples * self._variants)
+        return known + self._luck[way] * (1 - known)
 
     def _recurs(self, training: Training | None) -> bool:
         return self._is_on and (training is None or self._variants is not None)
 
 
-def _key(span: Span, training: Training | None) -> _Key:
-    first, last = span.rows[0].sample, span.rows[-1].sample
-    return span.shard, span.etag, first, last, training
+def _place(span: Span) -> _Place:
+    return span.shard, span.etag, span.rows[0].sample, span.rows[-1].sample
 
 
-def _average(before: float, newest: bool) -> float:
-    return before + NEW_WEIGHT * (newest - before)
+def _average(before: float, newest: bool, weight: float = NEW_WEIGHT) -> float:
+    return before + weight * (newest - before)

@@ -160,7 +160,8 @@ class Pace:
     """How fast spans come.
 
     Attributes:
-        samples_per_second: of one loop; 0 before the first window.
+        samples_per_second: of one loop, without those that the store had
+            kept; 0 before the first window.
         sample_seconds: by way, from the start of a span to its end for
             each of its samples: a moving average, halved with each window
             in which no span was on that way, so that it is tried again.
@@ -468,12 +469,13 @@ class Meter:
             return found
 
     def _note_rate(self, seen: Observation) -> None:
-        if not seen.num_samples or seen.seconds < LEAST_WINDOW_SECONDS:
+        dealt = +Counter(seen.without_kept().samples)
+        if not dealt or seen.seconds < LEAST_WINDOW_SECONDS:
             return
-        rate = seen.num_samples / seen.seconds / max(1, self._num_loading)
+        rate = dealt.total() / seen.seconds / max(1, self._num_loading)
         before = self._rate or rate
         self._rate = before + NEW_RATE_WEIGHT * (rate - before)
-        unused = self._sample_seconds.keys() - seen.samples.keys()
+        unused = self._sample_seconds.keys() - dealt.keys()
         for way in unused - set(self._under_way.elements()):
             self._sample_seconds[way] /= 2
 

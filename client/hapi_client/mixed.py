@@ -165,9 +165,9 @@ class MixedSource:
         among those with room."""
         kept = self._sources.kept.way_of(span, self._training)
         if kept is not None:
-            task = self._sources(kept).task(span, self._training)
-            if task.lane == LANE_PUSH:
-                task = replace(task, lane=LANE_KEPT)
+            source = self._sources(kept)
+            assert isinstance(source, PushedSource), "plain reads keep nothing"
+            task = source.task(span, self._training, is_kept=True)
             return self._measured(kept, span, task)
         way = self._mixer.choose(
             len(span.rows),

@@ -19,7 +19,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from hapi_client.connection import Connection
@@ -92,9 +92,10 @@ class PlanningParts:
         options: when to look again.
         package_stored: told where the package is, and the bytes sent for
             it, before the first push.
-        samples_so_far: that the training loop has had.
+        samples_so_far: that the training loops of all ranks have had.
+        samples_before: likewise, before this job went on with theirs.
         kept: which features the store has kept.
-        shards: of the training data.
+        ranks: that share the data.
     """
 
     connection: Connection
@@ -106,8 +107,9 @@ class PlanningParts:
     options: ReplanOptions
     package_stored: Callable[[ModelPath, int], None]
     samples_so_far: Callable[[], int]
+    samples_before: Callable[[], int] = lambda: 0
     kept: KeptFeatures = field(default_factory=KeptFeatures)
-    shards: Collection[str] = ()
+    ranks: Callable[[], int] = lambda: 1
 
 
 class JobPlanner:
@@ -267,8 +269,13 @@ class JobPlanner:
         return None
 
     def _keeping(self) -> Keeping | None:
+        return self._parts.kept.keeping(self._parts.ranks())
+
+    def _epochs_to_come(self) -> float:
         parts = self._parts
-        return parts.kept.keeping(parts.horizon.num_samples, parts.shards)
+        return parts.horizon.epochs_to_come(
+            parts.samples_before() + parts.samples_so_far()
+        )
 
     def _ask_for_facts(self) -> float:
         failure = self._measurement.take_failure()
@@ -302,9 +309,8 @@ class JobPlanner:
             sample_seconds: for each that the loop has had, which may be far
                 fewer than were fetched ahead.
         """
-        parts = self._parts
-        epochs = parts.horizon.epochs_to_come(parts.samples_so_far())
-        seconds = epochs * parts.horizon.num_samples * sample_seconds
+        num_samples = self._parts.horizon.num_samples
+        seconds = self._epochs_to_come() * num_samples * sample_seconds
         if seconds >= LEAST_TO_COME_SECONDS:
             return False
         self._say_why(
@@ -401,7 +407,7 @@ class JobPlanner:
             # Only what the floor allows was measured.
             floor=FLOORS[-1],
             num_samples=parts.horizon.num_samples,
-            epochs=parts.horizon.epochs_to_come(parts.samples_so_far()),
+            epochs=self._epochs_to_come(),
             one_off=self._one_off,
         )
 

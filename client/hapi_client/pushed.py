@@ -20,6 +20,7 @@ from hapi_client.retry import (
     is_retryable,
 )
 from hapi_client.sources import (
+    LANE_KEPT,
     LANE_PUSH,
     LANE_STREAM,
     LoadedSpan,
@@ -41,6 +42,7 @@ from hapi_protocol.features import (
 )
 from hapi_protocol.headers import (
     CACHE_HIT,
+    CACHE_MISS,
     CACHE_OFF,
     HEADER_CACHE,
     Annotation,
@@ -129,7 +131,13 @@ class PushedSource:
         self._counters = counters
         self._has_warned = False
 
-    def task(self, span: Span, training: Training | None = None) -> SpanTask:
+    def task(
+        self,
+        span: Span,
+        training: Training | None = None,
+        *,
+        is_kept: bool = False,
+    ) -> SpanTask:
         """How to load a span from here.
 
         A plain read, in its lane and at its cost, while push-down rests, and
@@ -137,15 +145,16 @@ class PushedSource:
 
         Args:
             training: seed and epoch of random changes; None for evaluation.
+            is_kept: the store should have kept its features.
         """
         if self._raw.is_better(span, training):
             return self._streamed(span, training, self._load_here)
-        if self._gate.is_shut():
+        if self._gate.is_shut(needs_room=not is_kept):
             return self._streamed(span, training, self._fall_back)
         return SpanTask(
-            LANE_PUSH,
+            LANE_KEPT if is_kept else LANE_PUSH,
             self.cost_bytes(span),
-            lambda scope: self.load(span, scope, training),
+            lambda scope: self.load(span, scope, training, is_kept=is_kept),
         )
 
     def _streamed(
@@ -169,13 +178,20 @@ class PushedSource:
         return len(span.rows) * (received + max(decoded, received))
 
     def load(
-        self, span: Span, scope: CancelScope, training: Training | None = None
+        self,
+        span: Span,
+        scope: CancelScope,
+        training: Training | None = None,
+        *,
+        is_kept: bool = False,
     ) -> LoadedSpan:
         """
         Raises:
             HapiError: that repeating or streaming would not cure.
         """
-        tries = self._gate.tries(self._limits.backoff.attempts)
+        tries = self._gate.tries(
+            self._limits.backoff.attempts, needs_room=not is_kept
+        )
         if tries:
             loaded = self._try_pushed(span, scope, training, tries)
             if loaded is not None:
@@ -238,9 +254,11 @@ class PushedSource:
                     if not is_retryable(error) or error.code == "too_slow":
                         break
                 else:
-                    if self._gate.succeeded():
+                    was_kept = loaded.report.was_kept
+                    if self._gate.succeeded(was_kept=was_kept):
                         logger.info("push-down works again: %s came", span)
-                    self._width.succeeded()
+                    if not was_kept:
+                        self._width.succeeded()
                     return loaded
                 if failures < tries:
                     self._counters.add(retries=1)
@@ -304,7 +322,9 @@ class PushedSource:
             self._note_saturated(reader.summary.saturated)
         if self._kept is not None:
             way = self._plan.cut, self._plan.encoding
-            self._kept.note(way, span, training, state)
+            # What has errors is not kept, whatever was said before it came.
+            come = CACHE_MISS if loaded.failures else state
+            self._kept.note(way, span, training, come)
         if state == CACHE_HIT:
             self._counters.add(cached=len(span.rows))
             return replace(loaded, report=SpanReport(was_kept=True))

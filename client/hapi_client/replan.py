@@ -25,9 +25,9 @@ from hapi_splitter.costs import Conditions
 from hapi_splitter.keeping import (
     Keeping,
     kept_seconds,
-    seconds_to_come,
     solve_keeping,
 )
+from hapi_splitter.keeping import gain_over as gain_with_kept
 from hapi_splitter.plan import (
     Option,
     Plan,
@@ -250,10 +250,7 @@ class Replanner:
         keeping = self._keeping()
         if keeping is None or other is None or not other.samples_per_second:
             return gain_over(other, plan)
-        sooner, later = (
-            seconds_to_come(problem, each, keeping) for each in (plan, other)
-        )
-        return later / sooner if sooner else math.inf
+        return gain_with_kept(problem, other, plan, keeping)
 
     def _use_kept(self, problem: Problem, plan: Plan) -> None:
         """Asks for what is kept, where that is faster than the mix."""
@@ -261,8 +258,8 @@ class Replanner:
             return
         seconds = {
             (option.cut, option.encoding): kept_seconds(problem, option)
-            for option, _ in plan.mix
-            if option.cut
+            for option in problem.options
+            if option.cut and problem.fits(option)
         }
         steady = 1 / plan.samples_per_second
         faster = [way for way, each in seconds.items() if each < steady]

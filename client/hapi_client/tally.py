@@ -276,7 +276,7 @@ class Tally:
             plan_changes=now.num_changes - self._plans_before,
             predicted_samples_per_second=predicted,
             measured_per_predicted=sums["predicted_seconds"] / sums["seconds"]
-            if predicted and sums["seconds"]
+            if predicted and sums["seconds"] and not counts.cached
             else None,
             limited_by=now.binding,
         )

@@ -9,13 +9,15 @@ send and to finish in every epoch after.
 Let a mix take ``t`` seconds for a sample, and ``k`` where its features are
 kept, and let it push the part ``q`` of what is not kept, at random. After
 ``n`` epochs ``(1 - q) ** n`` is not kept yet, so that ``E`` epochs compute
-``(1 - (1 - q) ** E) / q`` epochs' worth of samples, and find the rest.
+``(1 - (1 - q) ** E) / q`` epochs' worth of samples, and find the rest. What
+was kept in this epoch is not asked for in this epoch any more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -33,6 +35,9 @@ from hapi_splitter.problem import (
 from hapi_splitter.quantities import seconds_text
 from hapi_splitter.work import SERVING, stages
 
+Key: TypeAlias = tuple[int, str]
+"""Cut and encoding."""
+
 _PARTS: Floats = np.linspace(0.05, 1.0, 20)
 """Of the samples that may be pushed, of which the best is taken."""
 
@@ -41,21 +46,32 @@ _PARTS: Floats = np.linspace(0.05, 1.0, 20)
 class Keeping:
     """What a store keeps of one job's features.
 
+    A round is an epoch, or as many as there are variants of each sample, of
+    which each epoch asks for another one: random changes that repeat.
+
     Attributes:
-        shares: by cut and encoding, the part of all features that its epochs
-            ask for that is kept already, 0 to 1; 0 if not named.
-        chance: that what is computed is kept, 0 to 1.
-        variants: of each sample, of which an epoch asks for one and the next
-            epoch for the next one: random changes that repeat.
+        shares: by cut and encoding, the part of what a round asks for that
+            is kept now, 0 to 1; 0 if not named.
+        before: likewise, that was kept when the round under way began.
+        chance: that what is computed is kept and found again, 0 to 1.
+        chances: by cut and encoding, where another one is known.
+        variants: of each sample.
+        rest: of the round under way, the part still to come, 0 to 1.
+        whole: part of the samples that come in spans as the store keeps
+            them, and not in pieces that no other epoch has.
     """
 
-    shares: Mapping[tuple[int, str], float] = field(default_factory=dict)
+    shares: Mapping[Key, float] = field(default_factory=dict)
+    before: Mapping[Key, float] = field(default_factory=dict)
     chance: float = 1.0
+    chances: Mapping[Key, float] = field(default_factory=dict)
     variants: int = 1
+    rest: float = 1.0
+    whole: float = 1.0
 
-    def share(self, option: Option) -> float:
-        """Of an option."""
-        return self.shares.get((option.cut, option.encoding), 0.0)
+    def chance_of(self, option: Option) -> float:
+        """That what is computed of an option is kept and found again."""
+        return self.chances.get(_key(option), self.chance)
 
 
 def kept_seconds(problem: Problem, option: Option) -> float:
@@ -77,20 +93,55 @@ def seconds_to_come(problem: Problem, plan: Plan, keeping: Keeping) -> float:
         plan: any mix of the problem's options.
         keeping: what is kept, and will be.
     """
-    pushed = [(option, part) for option, part in plan.mix if option.cut]
-    whole = sum(part for _, part in pushed)
-    if not whole or not plan.samples_per_second:
+    if not plan.samples_per_second:
         return plan.total_seconds
-    kept = sum(part * kept_seconds(problem, option) for option, part in pushed)
-    epochs = _epochs(
-        problem.epochs,
-        np.array(1 / plan.samples_per_second),
-        np.array(kept / whole),
-        np.array(whole),
-        np.array(min(1.0, sum(keeping.share(o) for o, _ in pushed))),
+    seconds, _ = _of_plan(problem, plan, keeping)
+    return plan.one_off_seconds + problem.num_samples * seconds
+
+
+def gain_over(
+    problem: Problem, other: Plan, plan: Plan, keeping: Keeping
+) -> float:
+    """By which factor a plan is sooner through with what is not kept yet.
+
+    What is kept is read whatever the plan. Where all of it is, by which
+    factor the plan's mix is faster.
+
+    Args:
+        problem: of both, with the epochs that are still to come.
+        other: a plan that can run.
+        plan: likewise.
+        keeping: what is kept, and will be.
+    """
+    dealt = []
+    for each in (plan, other):
+        seconds, reading = _of_plan(problem, each, keeping)
+        if seconds - reading <= TIE * seconds:
+            return plan.samples_per_second / other.samples_per_second
+        once = each.one_off_seconds / max(problem.num_samples, 1)
+        dealt.append(once + seconds - reading)
+    return dealt[1] / dealt[0]
+
+
+def _of_plan(
+    problem: Problem, plan: Plan, keeping: Keeping
+) -> tuple[float, float]:
+    """As :func:`_epochs`."""
+    added = [
+        (part * keeping.chance_of(option), kept_seconds(problem, option))
+        for option, part in plan.mix
+        if option.cut
+    ]
+    grows = sum(part for part, _ in added)
+    kept = sum(part * each for part, each in added)
+    seconds, reading = _epochs(
+        problem,
         keeping,
+        np.array(1 / plan.samples_per_second),
+        np.array(grows),
+        np.array(kept / grows if grows else 0.0),
     )
-    return plan.one_off_seconds + problem.num_samples * float(epochs)
+    return float(seconds), float(reading)
 
 
 def solve_keeping(problem: Problem, keeping: Keeping) -> Plan:
@@ -121,13 +172,12 @@ def solve_keeping(problem: Problem, keeping: Keeping) -> Plan:
             + (1 - parts[..., None]) * seconds[:, :1]
         )
         steady = mixed.max(axis=1)
-    to_come = _epochs(
-        problem.epochs,
-        steady,
-        np.array([kept_seconds(problem, each) for each in pushed]),
-        parts,
-        np.array([keeping.share(each) for each in pushed]),
+    to_come, _ = _epochs(
+        problem,
         keeping,
+        steady,
+        parts * np.array([keeping.chance_of(each) for each in pushed]),
+        np.array([kept_seconds(problem, each) for each in pushed]),
     )
     # Where all is kept, no part is better than another: the fastest, then.
     judged = to_come + TIE * problem.epochs * steady
@@ -139,7 +189,7 @@ def solve_keeping(problem: Problem, keeping: Keeping) -> Plan:
     chosen = evaluate(problem, mix, fastest.rule)
     before = seconds_to_come(problem, fastest, keeping)
     after = seconds_to_come(problem, chosen, keeping)
-    if after >= before:
+    if after >= before * (1 - TIE):
         return fastest
     first, *others = chosen.reasons
     why = (
@@ -151,28 +201,64 @@ def solve_keeping(problem: Problem, keeping: Keeping) -> Plan:
 
 
 def _epochs(
-    epochs: float,
-    steady: Floats,
-    kept: Floats,
-    pushed: Floats,
-    share: Floats,
+    problem: Problem,
     keeping: Keeping,
-) -> Floats:
-    """Seconds for each sample of the data set, over all epochs to come.
+    steady: Floats,
+    grows: Floats,
+    kept: Floats,
+) -> tuple[Floats, Floats]:
+    """Seconds for each sample of the data set, over all epochs to come, and
+    those of them in which what is kept now is read.
 
     Args:
-        epochs: to come.
-        steady: seconds for a sample, of the mix.
-        kept: seconds for a sample that is kept.
-        pushed: part of the samples that is pushed, 0 to 1.
-        share: part that is kept now.
-        keeping: for the rest.
+        problem: what is to come of it.
+        keeping: what is kept.
+        steady: seconds for a sample, of a mix.
+        grows: part of the samples that the mix computes and that is kept.
+        kept: seconds for one of these in later epochs.
     """
-    # Of each variant of a sample.
-    visits = epochs / keeping.variants
-    grows = np.maximum(pushed * keeping.chance, 1e-9)
-    computed = np.minimum(visits, (1 - (1 - grows) ** visits) / grows)
-    found = epochs - keeping.variants * (1 - share) * computed
-    saved: Floats = np.maximum(0.0, steady - kept) * found
-    seconds: Floats = epochs * steady - saved
-    return seconds
+    # In rounds, and of all that a round asks for.
+    visits = problem.epochs / keeping.variants
+    rest = min(keeping.rest, visits)
+    later = visits - rest
+    before, saved_rest = _covered(problem, keeping.before, steady)
+    fresh = grows * rest * (1 - before)
+    covered, saved_later = _covered(problem, keeping.shares, steady)
+    fresh = np.minimum(fresh, 1 - covered)
+    missing = 1 - covered - fresh
+    grows = np.maximum(grows, 1e-9)
+    computed = np.minimum(later, (1 - (1 - grows) ** later) / grows)
+    found = fresh * later + missing * (later - computed)
+    saved = rest * saved_rest + later * saved_later
+    saved = saved + np.maximum(0.0, steady - kept) * found
+    seconds: Floats = visits * steady - keeping.whole * saved
+    reading: Floats = keeping.whole * (
+        rest * (before * steady - saved_rest)
+        + later * (covered * steady - saved_later)
+    )
+    return keeping.variants * seconds, keeping.variants * reading
+
+
+def _covered(
+    problem: Problem, shares: Mapping[Key, float], steady: Floats
+) -> tuple[Floats, Floats]:
+    """Which part of the samples is kept, and what that saves of a sample.
+
+    On the cut that is read fastest, and only where that is faster than the
+    mix. Which samples are kept at one cut says nothing of another one.
+    """
+    covered, saved = np.zeros_like(steady), np.zeros_like(steady)
+    kept = [
+        (kept_seconds(problem, option), shares[_key(option)])
+        for option in problem.options
+        if shares.get(_key(option))
+    ]
+    for seconds, share in sorted(kept):
+        part = np.where(seconds < steady, share * (1 - covered), 0.0)
+        saved = saved + part * (steady - seconds)
+        covered = covered + part
+    return covered, saved
+
+
+def _key(option: Option) -> Key:
+    return option.cut, option.encoding

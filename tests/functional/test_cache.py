@@ -452,7 +452,9 @@ def test_second_epoch_needs_no_worker(cluster, connection, owner, tmp_path):
 
 
 @pytest.mark.usefixtures("empty")
-def test_a_mix_reads_again_what_it_has_pushed_before(connection, tmp_path):
+def test_a_mix_reads_again_what_it_has_pushed_before(
+    connection, owner, tmp_path
+):
     place = Location("kept", "mixed")
     for number in range(8):
         (tmp_path / f"{number}.tar").write_bytes(shard(8, seed=number))
@@ -471,22 +473,21 @@ def test_a_mix_reads_again_what_it_has_pushed_before(connection, tmp_path):
     ) as job:
         feeder = job._feeder
         feeder.mixer.change({STREAMED: 0.5, way: 0.5})
-        feeder.sources.kept.use([way])
+        kept_features = feeder.sources.kept
+        kept_features.follow(job.data_set().spans)
+        kept_features.use([way])
         for _ in range(4):
             history = train_tail(job, epochs=1, learning_rate=0.0)
             losses.append(fmean(history.losses))
             seen = feeder.meter.take()
             # All that was kept before was read, and half of the rest kept.
             assert seen.num_kept == (cached[-1] if cached else 0)
-            share = feeder.sources.kept.keeping(64, _shards(job)).shares[way]
+            share = kept_features.keeping().shares[way]
             cached.append(round(64 * share))
+            until(lambda: len(kept(owner)) == cached[-1] // 8)
         assert job.stats.fallbacks == 0
     assert cached[:3] == [32, 48, 56]
     assert losses == pytest.approx([losses[0]] * 4, rel=1e-4)
-
-
-def _shards(job: TransferJob) -> set[str]:
-    return {span.shard for span in job.data_set().spans}
 
 
 @pytest.mark.usefixtures("empty")

@@ -33,8 +33,6 @@ from hapi_splitter.work import (
 
 WIDTH = 4
 NUM_SAMPLES = 10**9
-SHARDS = ("a.tar", "b.tar")
-"""Of the training data."""
 
 
 @dataclass
@@ -122,7 +120,7 @@ class SimulatedJob:
             clock=clock,
             random=random.random,
             kept=kept,
-            keeping=lambda: kept and kept.keeping(NUM_SAMPLES, SHARDS),
+            keeping=lambda: kept and kept.keeping(),
         )
 
     def build(self, conditions: Conditions) -> Problem:

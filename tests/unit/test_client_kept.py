@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 
 from hapi_client.kept import KeptFeatures
 from hapi_protocol.index import IndexRow, Span
 from hapi_protocol.transforms import Training
+from hapi_splitter.keeping import Keeping
 
 WAY = (9, "float32")
 OTHER = (3, "float32")
-NUM_SAMPLES = 40
 
 
 def span(shard: str, first: int, etag: str = "e") -> Span:
@@ -23,144 +21,216 @@ def span(shard: str, first: int, etag: str = "e") -> Span:
 
 
 SPANS = [span("a.tar", 0), span("a.tar", 10), span("b.tar", 0)]
+LAST = span("b.tar", 10)
+OTHERS = [span("val.tar", 0)]
 
 
-def share(kept: KeptFeatures, *shards: str) -> float:
-    keeping = kept.keeping(NUM_SAMPLES, shards or ("a.tar", "b.tar"))
+def kept_of(mode: str = "readwrite", variants: int | None = 1) -> KeptFeatures:
+    """Of a job that plans, which asks for the first way."""
+    kept = KeptFeatures(mode, variants)
+    kept.follow([*SPANS, LAST], OTHERS)
+    kept.use([WAY])
+    kept.begin(0)
+    return kept
+
+
+def keeping_of(kept: KeptFeatures) -> Keeping:
+    keeping = kept.keeping()
     assert keeping is not None
-    return keeping.shares.get(WAY, 0.0)
+    return keeping
+
+
+def share(kept: KeptFeatures) -> float:
+    return keeping_of(kept).shares.get(WAY, 0.0)
 
 
 def test_what_was_stored_is_asked_for_again() -> None:
-    kept = KeptFeatures("readwrite")
-    kept.use([WAY])
+    kept = kept_of()
     assert kept.way_of(SPANS[0], None) is None
     kept.note(WAY, SPANS[0], None, "store")
     assert kept.way_of(SPANS[0], None) == WAY
     assert kept.way_of(SPANS[1], None) is None
     assert kept.way_of(span("a.tar", 0, "new"), None) is None
     assert share(kept) == 0.25
-    # Other data is no part of the training data.
-    assert share(kept, "b.tar") == 0.0
+
+
+def test_other_splits_are_found_and_not_counted() -> None:
+    kept = kept_of()
+    kept.note(WAY, OTHERS[0], None, "store")
+    assert kept.way_of(OTHERS[0], None) == WAY
+    assert share(kept) == 0.0
+
+
+def test_pieces_of_spans_are_no_part_of_what_is_kept() -> None:
+    kept = kept_of()
+    piece = SPANS[0].part(0, 4)
+    kept.note(WAY, piece, None, "store")
+    assert kept.way_of(piece, None) is None
+    assert share(kept) == 0.0
+    assert keeping_of(kept).whole < 1
 
 
 def test_only_ways_in_use_are_asked_for_the_best_first() -> None:
-    kept = KeptFeatures("readwrite")
+    kept = kept_of()
     for way in (WAY, OTHER):
         kept.note(way, SPANS[0], None, "store")
+    kept.use([])
     assert kept.way_of(SPANS[0], None) is None
     kept.use([OTHER, WAY])
     assert kept.way_of(SPANS[0], None) == OTHER
-    kept.use([])
-    assert kept.way_of(SPANS[0], None) is None
 
 
 def test_hits_are_counted_once() -> None:
-    kept = KeptFeatures("readwrite")
+    kept = kept_of()
     kept.note(WAY, SPANS[0], None, "store")
     for _ in range(3):
         kept.note(WAY, SPANS[0], None, "hit")
     assert share(kept) == 0.25
 
 
+def test_what_this_epoch_has_kept_is_for_the_next_one() -> None:
+    kept = kept_of()
+    for each in SPANS[:2]:
+        kept.way_of(each, None)
+        kept.note(WAY, each, None, "store")
+    keeping = keeping_of(kept)
+    assert (keeping.shares[WAY], keeping.before[WAY]) == (0.5, 0.0)
+    assert keeping.rest == 0.5
+    kept.begin(1)
+    keeping = keeping_of(kept)
+    assert (keeping.shares[WAY], keeping.before[WAY]) == (0.5, 0.5)
+    assert keeping.rest == 1.0
+
+
+def test_ranks_share_an_epoch() -> None:
+    kept = kept_of()
+    kept.way_of(SPANS[0], None)
+    keeping = kept.keeping(ranks=2)
+    assert keeping is not None
+    assert keeping.rest == 0.5
+
+
 def test_an_entry_that_went_is_dealt_again() -> None:
-    kept = KeptFeatures("readwrite")
-    kept.use([WAY])
+    kept = kept_of()
     for each in SPANS:
         kept.note(WAY, each, None, "store")
     kept.note(WAY, SPANS[0], None, "miss")
     assert kept.way_of(SPANS[0], None) is None
     assert kept.way_of(SPANS[1], None) == WAY
+    assert share(kept) == 0.5
 
 
-def test_a_store_that_forgets_is_not_believed_until_it_remembers() -> None:
-    kept = KeptFeatures("readwrite")
-    kept.use([WAY])
-    for state in ("store", "store", "store"):
-        for each in SPANS:
-            kept.note(WAY, each, None, state)
-    # All that was asked for again had to be computed again.
-    assert kept.way_of(SPANS[0], None) is None
-    assert share(kept) < 0.25
-    for each in SPANS:
-        kept.note(WAY, each, None, "hit")
+def test_a_span_whose_promises_are_broken_is_not_asked_for_any_more() -> None:
+    kept = kept_of()
+    asked = 0
+    for _ in range(9):
+        kept.note(WAY, SPANS[1], None, "hit")
+        asked += kept.way_of(SPANS[0], None) is not None
+        kept.note(WAY, SPANS[0], None, "store")
+    assert asked == 2
+    assert kept.way_of(SPANS[1], None) == WAY
+    # It is there after all.
+    kept.note(WAY, SPANS[0], None, "hit")
     assert kept.way_of(SPANS[0], None) == WAY
 
 
-def test_what_others_have_kept_is_found_by_asking() -> None:
-    kept = KeptFeatures("read")
+def test_a_store_that_only_promises_is_not_planned_on() -> None:
+    kept = kept_of()
+    for _ in range(20):
+        for each in SPANS:
+            kept.note(WAY, each, None, "store")
+    assert kept.way_of(SPANS[0], None) is None
+    assert share(kept) == 0.0
+    assert keeping_of(kept).chances[WAY] < 0.6
+    kept.note(OTHER, SPANS[0], None, "store")
+    assert keeping_of(kept).chance == 1.0
+
+
+def test_all_is_forgotten_when_all_has_gone() -> None:
+    kept = KeptFeatures("readwrite")
+    spans = [span("a.tar", 10 * n) for n in range(20)]
+    kept.follow(spans)
     kept.use([WAY])
+    for each in spans:
+        kept.note(WAY, each, None, "store")
+        kept.note(WAY, each, None, "hit")
+    asked = 0
+    for each in spans:
+        if kept.way_of(each, None):
+            asked += 1
+            kept.note(WAY, each, None, "store")
+    assert asked < 10
+    # Those that were asked for are there again.
+    assert share(kept) == pytest.approx(1 / 20)
+    assert kept.way_of(spans[asked - 1], None) == WAY
+
+
+def test_what_others_have_kept_is_found_by_asking() -> None:
+    kept = kept_of("read")
     kept.note(WAY, SPANS[0], None, "hit")
     assert kept.way_of(SPANS[2], None) is None
     kept.note(WAY, SPANS[1], None, "hit")
     # Two of two were there: those not asked for yet will be, too.
     assert kept.way_of(SPANS[2], None) == WAY
     assert 0.5 < share(kept) < 1
-    for _ in range(3):
-        kept.note(WAY, SPANS[2], None, "miss")
-    assert kept.way_of(SPANS[2], None) is None
+    kept.note(WAY, SPANS[2], None, "miss")
+    assert kept.way_of(LAST, None) is None
 
 
 @pytest.mark.parametrize(
     ("mode", "states", "chance"),
     [
         ("readwrite", [], 1.0),
-        ("readwrite", ["store"] * 5, 1.0),
-        ("readwrite", ["off"] * 9, 0.0),
-        ("readwrite", ["miss"] * 9, 0.0),
-        ("read", ["miss"] * 9, 0.0),
+        ("readwrite", ["hit"] * 30, 1.0),
+        ("readwrite", ["off"] * 30, 0.0),
+        ("readwrite", ["miss"] * 30, 0.0),
+        ("read", ["miss"] * 30, 0.0),
     ],
 )
 def test_chance_of_being_kept_is_what_answers_say(
     mode: str, states: list[str], chance: float
 ) -> None:
-    kept = KeptFeatures(mode)
+    kept = kept_of(mode)
     for state in states:
         kept.note(WAY, SPANS[0], None, state)
-    keeping = kept.keeping(NUM_SAMPLES, ["a.tar"])
-    assert keeping is not None
-    assert keeping.chance == pytest.approx(chance, abs=0.05)
+    assert keeping_of(kept).chance == pytest.approx(chance, abs=0.05)
 
 
 def test_random_changes_that_repeat_are_features_of_their_own() -> None:
-    kept = KeptFeatures("readwrite", 2)
-    kept.use([WAY])
+    kept = kept_of(variants=2)
     first, second = Training(7, 0), Training(7, 1)
     kept.note(WAY, SPANS[0], first, "store")
     assert kept.way_of(SPANS[0], first) == WAY
     assert kept.way_of(SPANS[0], second) is None
-    assert share(kept) == 0.125
-    keeping = kept.keeping(NUM_SAMPLES, ["a.tar"])
-    assert keeping is not None
+    kept.begin(1)
+    keeping = keeping_of(kept)
     assert keeping.variants == 2
+    assert keeping.shares[WAY] == 0.125
+    # The round of both goes on, in which it is not asked for again.
+    assert keeping.before[WAY] == 0.0
+    assert keeping.rest == 0.5
+    kept.begin(2)
+    assert keeping_of(kept).before[WAY] == 0.125
 
 
 def test_random_changes_that_never_repeat_are_not_remembered() -> None:
-    kept = KeptFeatures("readwrite", None)
-    kept.use([WAY])
+    kept = kept_of(variants=None)
     for epoch in range(3):
         kept.note(WAY, SPANS[0], Training(7, epoch), "store")
         assert kept.way_of(SPANS[0], Training(7, epoch)) is None
-    assert kept.keeping(NUM_SAMPLES, ["a.tar"]) is None
+    assert kept.keeping() is None
     # Evaluation is the same each time.
     kept.note(WAY, SPANS[1], None, "store")
     assert kept.way_of(SPANS[1], None) == WAY
 
 
-def test_a_job_or_a_store_without_a_cache_keeps_nothing() -> None:
-    off, without = KeptFeatures("off"), KeptFeatures("readwrite")
+def test_who_does_not_plan_or_has_no_cache_notes_nothing() -> None:
+    off, alone = kept_of("off"), KeptFeatures("readwrite")
+    without = kept_of()
     without.turn_off()
-    for kept in (off, without):
-        kept.use([WAY])
+    alone.use([WAY])
+    for kept in (off, alone, without):
         kept.note(WAY, SPANS[0], None, "hit")
         assert kept.way_of(SPANS[0], None) is None
-        assert kept.keeping(NUM_SAMPLES, ["a.tar"]) is None
-
-
-def test_more_that_is_kept_never_looks_like_less() -> None:
-    kept = KeptFeatures("readwrite")
-    found = [share(kept)]
-    for each in SPANS:
-        kept.note(WAY, each, None, "store")
-        found.append(share(kept))
-    assert all(a < b for a, b in pairwise(found))
+        assert kept.keeping() is None
+        assert not kept._known

@@ -176,6 +176,7 @@ def test_a_job_that_is_nearly_over_does_not_measure(
     parts: Any = planner._parts
     parts.horizon = Horizon(200, epochs)
     parts.samples_so_far = lambda: so_far
+    parts.samples_before = lambda: 0
     parts.read = asked.append
     seen = Observation(5.0, samples={STREAMED: 200}, train_samples=0)
     monkeypatch.setattr(planner, "_watch", lambda: True)

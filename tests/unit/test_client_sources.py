@@ -379,9 +379,15 @@ def kept_source(bench, kept, meter):
     return MixedSource(Mixer({STREAMED: 1.0}), sources, meter, Tally())
 
 
-def test_a_kept_span_is_read_again_beside_the_plan(bench):
-    kept, meter = KeptFeatures("readwrite"), Meter(lambda: 0)
+def kept_of(bench):
+    kept = KeptFeatures("readwrite")
+    kept.follow([bench.span])
     kept.use([PUSHED])
+    return kept
+
+
+def test_a_kept_span_is_read_again_beside_the_plan(bench):
+    kept, meter = kept_of(bench), Meter(lambda: 0)
     source = kept_source(bench, kept, meter)
     bench.connection.answers = [stream(KEYS)]
 
@@ -410,14 +416,55 @@ def test_a_kept_span_is_read_again_beside_the_plan(bench):
 
 
 def test_a_kept_span_is_streamed_while_push_down_rests(bench):
-    kept, meter = KeptFeatures("readwrite"), Meter(lambda: 0)
-    kept.use([PUSHED])
+    kept, meter = kept_of(bench), Meter(lambda: 0)
     source = kept_source(bench, kept, meter)
     kept.note(PUSHED, bench.span, None, "store")
     source._sources(PUSHED)._gate.failed()
     task = source.task(bench.span, lambda lane: True, 3)
     assert task.lane == "stream"
     assert task.load(CancelScope()).cut == 0
+
+
+def test_a_kept_span_does_not_wait_for_a_worker_without_room(bench):
+    kept, meter = kept_of(bench), Meter(lambda: 0)
+    source = kept_source(bench, kept, meter)
+    kept.note(PUSHED, bench.span, None, "store")
+    pushed = source._sources(PUSHED)
+    pushed._gate.failed(BUSY)
+    bench.connection.answers = [stream(KEYS)]
+    bench.connection.cache = "hit"
+    task = source.task(bench.span, lambda lane: True, 3)
+    assert task.lane == "kept"
+    assert task.load(CancelScope()).report.was_kept
+    # That says nothing of the worker, whose turn comes later.
+    assert pushed._gate.is_shut()
+    bench.connection.answers = [BUSY]
+    loaded = source.task(bench.span, lambda lane: True, 3).load(CancelScope())
+    assert (loaded.cut, loaded.report.fell_back) == (0, True)
+    assert bench.counters.snapshot().retries == 0
+
+
+def test_hits_do_not_widen_what_the_worker_admits(bench):
+    bench.width.refused(BUSY)
+    before = bench.width.limit
+    bench.connection.answers = [stream(KEYS)]
+    bench.connection.cache = "hit"
+    for _ in range(100):
+        bench.load()
+    assert bench.width.limit == before
+    bench.connection.cache = "store"
+    for _ in range(100):
+        bench.load()
+    assert bench.width.limit > before
+
+
+def test_features_with_errors_are_not_taken_for_kept(bench):
+    kept, meter = kept_of(bench), Meter(lambda: 0)
+    source = kept_source(bench, kept, meter)
+    bench.connection.answers = [stream(KEYS, errors=(1,))]
+    bench.connection.cache = "store"
+    source._sources(PUSHED).load(bench.span, CancelScope())
+    assert kept.way_of(bench.span, None) is None
 
 
 def test_store_that_keeps_nothing_is_warned_of_once(pool, caplog):

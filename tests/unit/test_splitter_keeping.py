@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from hapi_splitter.keeping import (
     Keeping,
+    gain_over,
     kept_seconds,
     seconds_to_come,
     solve_keeping,
@@ -68,6 +69,10 @@ def test_swift_still_serves_a_kept_sample() -> None:
     assert kept_seconds(problem(1, (STREAM, busy)), busy) == 7e-3
 
 
+KEY = (9, "float32")
+OTHER = (3, "float32")
+
+
 def by_epochs(
     plan: Plan, epochs: int, chance: float, share: float, kept: float
 ) -> float:
@@ -93,16 +98,66 @@ def test_time_to_come_is_that_of_epoch_after_epoch(
 ) -> None:
     asked = problem(epochs)
     plan = evaluate(asked, [(STREAM, 1 - part), (LAST, part)], "auto")
-    keeping = Keeping({(9, "float32"): share}, chance)
+    keeping = Keeping({KEY: share}, {KEY: share}, chance)
     assert seconds_to_come(asked, plan, keeping) == pytest.approx(
         by_epochs(plan, epochs, chance, share, 0.5e-3), rel=1e-5
     )
 
 
 def test_part_of_an_epoch_finds_nothing_of_its_own() -> None:
+    # Half of it is over, all of which is kept by now.
     asked = problem(0.5)
     plan = evaluate(asked, [(LAST, 1.0)], "auto")
-    assert seconds_to_come(asked, plan, Keeping()) == pytest.approx(10.0)
+    keeping = Keeping({KEY: 0.5}, rest=0.5)
+    assert seconds_to_come(asked, plan, keeping) == pytest.approx(10.0)
+    # The next epoch finds that half, and what the other one adds.
+    found = seconds_to_come(problem(1.5), plan, keeping)
+    assert found == pytest.approx(10.0 + 0.5)
+
+
+def test_what_an_earlier_epoch_kept_is_found_in_the_rest_of_this_one() -> None:
+    plan = evaluate(problem(0.5), [(LAST, 1.0)], "auto")
+    keeping = Keeping({KEY: 1.0}, {KEY: 1.0}, rest=0.5)
+    found = seconds_to_come(problem(0.5), plan, keeping)
+    assert found == pytest.approx(0.25)
+
+
+def test_what_is_kept_elsewhere_is_read_there() -> None:
+    # The mix pushes the middle; what is kept of the last cut is faster still.
+    asked = problem(1)
+    plan = evaluate(asked, [(MIDDLE, 1.0)], "auto")
+    kept = {KEY: 0.6}
+    found = seconds_to_come(asked, plan, Keeping(kept, kept))
+    assert found == pytest.approx(0.4 * 5.0 + 0.6 * 0.5)
+    # Where the mix is faster, kept features are left alone.
+    kept = {OTHER: 0.6}
+    fast = solve(asked)
+    assert fast.samples_per_second > 1 / 5e-3
+    found = seconds_to_come(asked, fast, Keeping(kept, kept))
+    assert found == pytest.approx(1000 / fast.samples_per_second)
+
+
+def test_what_is_kept_twice_counts_once() -> None:
+    plan = evaluate(problem(1), [(STREAM, 1.0)], "auto")
+    kept = {KEY: 0.5, OTHER: 0.5}
+    found = seconds_to_come(problem(1), plan, Keeping(kept, kept))
+    assert found == pytest.approx(0.5 * 0.5 + 0.25 * 5.0 + 0.25 * 10.0)
+
+
+def test_a_plan_gains_on_what_is_not_kept() -> None:
+    asked = problem(2)
+    plan = evaluate(asked, [(MIDDLE, 1.0)], "auto")
+    other = evaluate(asked, [(STREAM, 1.0)], "auto")
+    for share in (0.0, 0.9, 1.0):
+        kept = {KEY: share}
+        keeping = Keeping(kept, kept, chance=0.0)
+        assert gain_over(asked, other, plan, keeping) == pytest.approx(2.0)
+
+
+def test_pieces_of_spans_are_never_found() -> None:
+    plan = evaluate(problem(2), [(LAST, 1.0)], "auto")
+    found = seconds_to_come(problem(2), plan, Keeping(whole=0.9))
+    assert found == pytest.approx(20.0 + 0.9 * 0.5 + 0.1 * 20.0)
 
 
 def test_one_epoch_is_planned_as_without_a_cache() -> None:
@@ -132,18 +187,29 @@ def test_few_epochs_take_the_fastest_mix() -> None:
     assert solve_keeping(problem(3), Keeping()) == solve(problem(3))
 
 
-def test_what_is_kept_already_decides_for_its_cut() -> None:
-    asked = problem(1, (STREAM, LAST))
-    plan = solve_keeping(asked, Keeping({(9, "float32"): 1.0}))
-    assert 9 in shares(plan)
-    found = seconds_to_come(asked, plan, Keeping({(9, "float32"): 1.0}))
-    assert found == pytest.approx(0.5)
+def test_promises_that_are_not_kept_are_not_planned_on() -> None:
+    asked = problem(50)
+    keeping = Keeping(chances={KEY: 0.0, OTHER: 0.0})
+    assert solve_keeping(asked, keeping) == solve(asked)
+    # Those of the middle are: all is computed there, and none of the last.
+    plan = solve_keeping(asked, Keeping(chances={KEY: 0.0}))
+    assert 9 not in shares(plan) or plan == solve(asked)
+
+
+def test_the_last_epoch_takes_the_fastest_mix_again() -> None:
+    keeping = Keeping({KEY: 0.6}, {KEY: 0.6})
+    assert solve_keeping(problem(1), keeping) == solve(problem(1))
 
 
 def test_variants_are_all_computed_before_one_is_found() -> None:
     plan = evaluate(problem(4), [(LAST, 1.0)], "auto")
     for epochs, seconds in ((4, 80.0), (8, 80.0 + 2.0)):
         found = seconds_to_come(problem(epochs), plan, Keeping(variants=4))
+        assert found == pytest.approx(seconds)
+    # Three of them are kept, and the fourth is the next one.
+    keeping = Keeping({KEY: 0.75}, variants=4, rest=0.25)
+    for epochs, seconds in ((1, 20.0), (4, 20.0 + 1.5)):
+        found = seconds_to_come(problem(epochs), plan, keeping)
         assert found == pytest.approx(seconds)
 
 
@@ -173,7 +239,8 @@ def test_it_is_never_later_than_the_fastest_mix(
     epochs: float, link: float, share: float, chance: float, variants: int
 ) -> None:
     asked = problem(epochs, link=10**link)
-    keeping = Keeping({(3, "float32"): share}, chance, variants)
+    kept = {OTHER: share}
+    keeping = Keeping(kept, kept, chance, variants=variants)
     plan = solve_keeping(asked, keeping)
     after, before = (
         seconds_to_come(asked, each, keeping) for each in (plan, solve(asked))

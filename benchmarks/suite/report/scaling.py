@@ -111,6 +111,6 @@ def _cost(phases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         seconds = [b / rate for b, rate in zip(busy, rates, strict=True)]
         yield fixed(1e3 * statistics.median(seconds))
         yield fixed(statistics.median(busy))
-    batches = [each["worker_batch"] for each in phases]
+    batches = [each.get("worker_batch") for each in phases]
     there = [each for each in batches if each is not None]
     yield fixed(statistics.median(there), 1) if there else NONE
