@@ -170,6 +170,8 @@ class Pace:
             are still to be computed here.
         finish_seconds: that these layers take for each sample: a moving
             average.
+        link_seconds: by way, that the whole link takes for a sample; what
+            comes at the same time shares it.
     """
 
     samples_per_second: float = 0.0
@@ -177,6 +179,7 @@ class Pace:
     under_way: Mapping[Way, float] = field(default_factory=dict)
     waiting: Mapping[int, float] = field(default_factory=dict)
     finish_seconds: Mapping[int, float] = field(default_factory=dict)
+    link_seconds: Mapping[Way, float] = field(default_factory=dict)
 
     def unfinished(self, way: Way, span_samples: int) -> float:
         """Samples that were dealt to a way, and are not done with.
@@ -189,10 +192,17 @@ class Pace:
         return coming + self.waiting.get(way[0], 0.0)
 
     def span_seconds(self, way: Way, span_samples: int) -> float:
-        """From now on until one more span of a way would be done with."""
+        """From now on until one more span of a way would be done with.
+
+        What it takes may have been measured while it was alone.
+        """
         ahead = self.unfinished(way, span_samples) + span_samples
+        coming = (self.under_way.get(way, 0.0) + 1) * span_samples
         return (
-            self.sample_seconds.get(way, 0.0) * span_samples
+            max(
+                self.sample_seconds.get(way, 0.0) * span_samples,
+                self.link_seconds.get(way, 0.0) * coming,
+            )
             + self.finish_seconds.get(way[0], 0.0) * ahead
         )
 
@@ -231,6 +241,7 @@ class Meter:
         self._under_way: Counter[Way] = Counter()
         self._waiting: Counter[int] = Counter()
         self._finish_seconds: dict[int, float] = {}
+        self._link_seconds: Mapping[Way, float] = {}
         self.num_spans = 0
         """That came so far, in all windows."""
         self._num_loading = 0
@@ -323,7 +334,13 @@ class Meter:
                 {way: n / loops for way, n in self._under_way.items()},
                 {cut: n / loops for cut, n in self._waiting.items()},
                 dict(self._finish_seconds),
+                self._link_seconds,
             )
+
+    def expect(self, link_seconds: Mapping[Way, float]) -> None:
+        """Takes in what the whole link takes for a sample, by way."""
+        with self._lock:
+            self._link_seconds = dict(link_seconds)
 
     @contextmanager
     def loading(self) -> Iterator[None]:

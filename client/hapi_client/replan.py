@@ -29,6 +29,7 @@ from hapi_splitter.keeping import (
 )
 from hapi_splitter.keeping import gain_over as gain_with_kept
 from hapi_splitter.plan import (
+    LINK,
     Option,
     Plan,
     Problem,
@@ -160,6 +161,7 @@ class Replanner:
         """The first plan, taken as it is."""
         self._meter.take()
         problem = self._build(self._estimates.conditions())
+        self._meter.expect(_link_seconds(problem))
         plan = self._wanted(problem, LEAST_PUSH_GAIN)
         self._take(problem, _weights(plan.mix), plan)
         return plan
@@ -192,6 +194,7 @@ class Replanner:
         estimates = self._estimates
         estimates.observe(seen, self._build)
         problem = self._build(estimates.conditions())
+        self._meter.expect(_link_seconds(problem))
         now = dict(self._mixer.weights)
         if self._is_lost(seen, problem, now):
             return
@@ -409,6 +412,13 @@ def way_label(way: Way) -> str:
 
 def _weights(mix: Sequence[tuple[Option, float]]) -> dict[Way, float]:
     return {(each.cut, each.encoding): weight for each, weight in mix}
+
+
+def _link_seconds(problem: Problem) -> dict[Way, float]:
+    return {
+        (each.cut, each.encoding): problem.seconds(each, LINK)
+        for each in problem.options
+    }
 
 
 def _options(

@@ -73,6 +73,9 @@ class SimulatedMeter:
     def window_seconds(self) -> float:
         return self.clock.now - self.taken_at
 
+    def expect(self, link_seconds: Mapping[Way, float]) -> None:
+        """Spans come at once here."""
+
     def take(self) -> Observation:
         self.taken_at = self.clock.now
         taken, self.pending = self.pending, Observation(0.0)

@@ -236,6 +236,16 @@ def test_a_span_is_done_with_when_what_came_before_it_is(world: World) -> None:
     assert pace.span_seconds(PUSHED, 8) == pytest.approx(4.0)
 
 
+def test_spans_that_come_together_share_the_link(world: World) -> None:
+    meter = world.meter
+    meter.loaded(STREAMED, 8, 8.0, SpanReport(plain_seconds=8.0))
+    meter.expect({STREAMED: 0.9, PUSHED: 0.01})
+    assert meter.pace.span_seconds(STREAMED, 8) == pytest.approx(8.0)
+    with meter.loading(), meter.under_way(STREAMED):
+        assert meter.pace.span_seconds(STREAMED, 8) == pytest.approx(14.4)
+        assert meter.pace.span_seconds(PUSHED, 8) == pytest.approx(0.08)
+
+
 def test_what_a_loop_left_behind_keeps_no_later_one_busy(world: World) -> None:
     with world.meter.loading():
         world.meter.loaded(STREAMED, 8, 1.0, SpanReport())
