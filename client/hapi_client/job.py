@@ -110,8 +110,8 @@ class TransferJob:
             jobs with the same model, cut and encoding: ``off``, ``read``
             what is there, or ``readwrite``, which takes room in your
             account (:doc:`the operator </operating>` has to allow it).  A
-            plan reads what was kept wherever that is faster, and pushes more,
-            or a deeper cut, where the ``epochs`` to come gain from it.
+            plan reads what was kept wherever that is faster, and pushes a
+            deeper cut where the ``epochs`` to come gain from it.
         options: how to fetch.
         replan: how often a plan is looked at again.
         progress: whether a line on standard error shows how far

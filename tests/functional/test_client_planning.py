@@ -167,6 +167,26 @@ def test_job_that_is_nearly_over_uploads_nothing(connection, photos):
     assert stats.fallbacks == 0
 
 
+def test_job_that_goes_on_has_fewer_epochs_to_come(connection, photos):
+    with job_of(connection, photos, epochs=10) as job:
+        for _ in job.loader(0):
+            pass
+        assert job._planner._epochs_to_come() == pytest.approx(9.0)
+        state = job.state_dict()
+    with job_of(connection, photos, epochs=10) as job:
+        assert job._planner._epochs_to_come() == pytest.approx(10.0)
+        job.load_state_dict(state)
+        assert job._planner._epochs_to_come() == pytest.approx(9.0)
+
+
+def test_other_ranks_come_on_as_well(connection, photos, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with job_of(connection, photos, epochs=10) as job:
+        assert sum(len(y) for _, y in job.loader(0)) == NUM_SAMPLES // 2
+        assert job._planner._epochs_to_come() == pytest.approx(9.0)
+
+
 def test_job_streams_on_when_no_plan_can_be_made(
     connection, photos, monkeypatch, caplog
 ):
