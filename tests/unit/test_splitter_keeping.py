@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hapi_splitter import keeping as keeping_module
 from hapi_splitter.keeping import (
     Keeping,
     gain_over,
@@ -86,6 +87,12 @@ def by_epochs(
     return 1000 * total
 
 
+@pytest.fixture
+def even(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is dealt takes as long among kept samples as without any."""
+    monkeypatch.setattr(keeping_module, "FEW_COST", 0.0)
+
+
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(
     st.integers(1, 30),
@@ -93,6 +100,7 @@ def by_epochs(
     st.sampled_from([0.0, 0.5, 1.0]),
     st.floats(0, 1),
 )
+@pytest.mark.usefixtures("even")
 def test_time_to_come_is_that_of_epoch_after_epoch(
     epochs: int, part: float, chance: float, share: float
 ) -> None:
@@ -122,6 +130,7 @@ def test_what_an_earlier_epoch_kept_is_found_in_the_rest_of_this_one() -> None:
     assert found == pytest.approx(0.25)
 
 
+@pytest.mark.usefixtures("even")
 def test_what_is_kept_elsewhere_is_read_there() -> None:
     # The mix pushes the middle; what is kept of the last cut is faster still.
     asked = problem(1)
@@ -137,6 +146,7 @@ def test_what_is_kept_elsewhere_is_read_there() -> None:
     assert found == pytest.approx(1000 / fast.samples_per_second)
 
 
+@pytest.mark.usefixtures("even")
 def test_what_is_kept_twice_counts_once() -> None:
     plan = evaluate(problem(1), [(STREAM, 1.0)], "auto")
     kept = {KEY: 0.5, OTHER: 0.5}
@@ -144,6 +154,7 @@ def test_what_is_kept_twice_counts_once() -> None:
     assert found == pytest.approx(0.5 * 0.5 + 0.25 * 5.0 + 0.25 * 10.0)
 
 
+@pytest.mark.usefixtures("even")
 def test_a_plan_gains_on_what_is_not_kept() -> None:
     asked = problem(2)
     plan = evaluate(asked, [(MIDDLE, 1.0)], "auto")
@@ -174,13 +185,21 @@ def test_many_epochs_push_what_is_least_to_read_again() -> None:
     asked = problem(50)
     assert set(shares(solve(asked))) == {3, 9}
     plan = solve_keeping(asked, Keeping())
-    assert set(shares(plan)) == {0, 9}
-    # The worker is busy until it has computed all of them once, 20 s, and
-    # streaming has brought more than an epoch by then.
+    assert shares(plan) == {9: 1.0}
+    # 20 s for the first epoch, 0.5 s for each of the others.
     found = seconds_to_come(asked, plan, Keeping())
-    assert 50 * 0.5 + 18 < found < 50 * 0.5 + 19
+    assert found == pytest.approx(44.5)
     assert plan.reasons[1].startswith("What is pushed is kept for later")
-    assert "43.6 s" in plan.reasons[1]
+    assert "44.5 s" in plan.reasons[1]
+
+
+def test_what_is_dealt_among_kept_samples_takes_longer() -> None:
+    asked = problem(1)
+    plan = solve(asked)
+    half = {KEY: 0.5}
+    steady = 1000 / plan.samples_per_second
+    found = seconds_to_come(asked, plan, Keeping(half, half))
+    assert found == pytest.approx(0.25 + 0.5 * 1.2 * steady)
 
 
 def test_few_epochs_take_the_fastest_mix() -> None:
