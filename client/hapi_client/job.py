@@ -202,6 +202,7 @@ class TransferJob:
         )
         self._planner: JobPlanner | None = None
         self._num_ranks = 1
+        self._samples_at_load = 0
         self._batch_size = batch_size
         try:
             if self.cut == AUTO:
@@ -243,7 +244,8 @@ class TransferJob:
         if loaded is None:
             return 0
         steps = loaded.step * self._batch_size
-        return loaded.epoch * self.num_samples + steps
+        done = loaded.epoch * self.num_samples + steps
+        return done - self._samples_at_load
 
     def _push(self, way: Way, models_container: str) -> None:
         self._connection.require_hapi()
@@ -377,11 +379,11 @@ class TransferJob:
         rank = this_rank(os.environ) if shared else Rank()
         data = self._split(split, epoch)
         share = self._share(data, epoch, rank, drop_last)
-        if self._planner is not None:
-            self._num_ranks = rank.world_size
-            self._planner.begin()
         if epoch is not None:
+            self._num_ranks = rank.world_size
             self._feeder.sources.kept.begin(epoch)
+        if self._planner is not None:
+            self._planner.begin()
         return self._feeder.loader(
             data,
             share,
@@ -497,6 +499,8 @@ class TransferJob:
                 not go with this job.
         """
         self._epochs.load_state_dict(state)
+        had = self._feeder.counters.snapshot().samples
+        self._samples_at_load = self._num_ranks * had
 
     def features_facts(self) -> dict[str, Any]:
         """What the features of its epochs depend on, fit for JSON.

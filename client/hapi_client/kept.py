@@ -34,7 +34,10 @@ NEW_LUCK = 0.3
 NEW_DEALT = 0.02
 """Likewise, in that of spans that are dealt, whole or in pieces."""
 LIKELY = 0.5
-"""A span is asked for as kept where this part of those like it was."""
+"""Where fewer of those that should have been kept were, all are forgotten."""
+LUCKY = 0.8
+"""Where so many of those of which nothing was known were kept, the others of
+which nothing is known are asked for as well."""
 MOST_BROKEN = 2
 """Promises of one span: no further one is believed."""
 
@@ -162,17 +165,23 @@ class KeptFeatures:
             return None
         place = _place(span)
         with self._lock:
-            is_whole = place in self._places
-            self._whole = _average(self._whole, is_whole, NEW_DEALT)
-            if not is_whole:
+            if place not in self._places:
                 return None
-            if self._places[place]:
-                self._num_dealt += self._places[place]
             for way in self._used:
                 is_known = (place, training) in self._known[way]
-                if is_known or self._luck[way] >= LIKELY:
+                if is_known or self._luck[way] >= LUCKY:
                     return way
         return None
+
+    def dealt(self, span: Span) -> None:
+        """A span goes some way, kept or not."""
+        if not self._is_on:
+            return
+        place = _place(span)
+        with self._lock:
+            is_whole = place in self._places
+            self._whole = _average(self._whole, is_whole, NEW_DEALT)
+            self._num_dealt += self._places.get(place, len(span.rows))
 
     def use(self, ways: Collection[Way]) -> None:
         """From now on, what is kept on these ways is asked for.
@@ -211,7 +220,8 @@ class KeptFeatures:
     def _share(self, way: Way, counts: Counter[Way]) -> float:
         assert self._variants
         known = counts[way] / (self._num_samples * self._variants)
-        return known + self._luck[way] * (1 - known)
+        luck = self._luck[way] if self._luck[way] >= LUCKY else 0.0
+        return known + luck * (1 - known)
 
     def _recurs(self, training: Training | None) -> bool:
         return self._is_on and (training is None or self._variants is not None)

@@ -167,6 +167,7 @@ class MixedSource:
         if kept is not None:
             source = self._sources(kept)
             assert isinstance(source, PushedSource), "plain reads keep nothing"
+            self._sources.kept.dealt(span)
             task = source.task(span, self._training, is_kept=True)
             return self._measured(kept, span, task)
         way = self._mixer.choose(
@@ -176,6 +177,7 @@ class MixedSource:
         )
         if way is None:
             return None
+        self._sources.kept.dealt(span)
         return self._measured(
             way, span, self._sources(way).task(span, self._training)
         )

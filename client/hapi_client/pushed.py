@@ -149,7 +149,7 @@ class PushedSource:
         """
         if self._raw.is_better(span, training):
             return self._streamed(span, training, self._load_here)
-        if self._gate.is_shut(needs_room=not is_kept):
+        if self._gate.is_shut():
             return self._streamed(span, training, self._fall_back)
         return SpanTask(
             LANE_KEPT if is_kept else LANE_PUSH,
@@ -189,11 +189,9 @@ class PushedSource:
         Raises:
             HapiError: that repeating or streaming would not cure.
         """
-        tries = self._gate.tries(
-            self._limits.backoff.attempts, needs_room=not is_kept
-        )
+        tries = self._gate.tries(self._limits.backoff.attempts)
         if tries:
-            loaded = self._try_pushed(span, scope, training, tries)
+            loaded = self._try_pushed(span, scope, training, tries, is_kept)
             if loaded is not None:
                 return self._judged(loaded, scope, training)
         return self._fall_back(span, scope, training)
@@ -236,6 +234,7 @@ class PushedSource:
         scope: CancelScope,
         training: Training | None,
         tries: int,
+        is_kept: bool,
     ) -> LoadedSpan | None:
         backoff = self._limits.backoff
         try:
@@ -254,10 +253,11 @@ class PushedSource:
                     if not is_retryable(error) or error.code == "too_slow":
                         break
                 else:
-                    was_kept = loaded.report.was_kept
-                    if self._gate.succeeded(was_kept=was_kept):
+                    if self._gate.succeeded():
                         logger.info("push-down works again: %s came", span)
-                    if not was_kept:
+                    # In a lane of their own they say nothing of the room that
+                    # the worker has.
+                    if not (is_kept and loaded.report.was_kept):
                         self._width.succeeded()
                     return loaded
                 if failures < tries:

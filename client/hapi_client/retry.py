@@ -117,17 +117,14 @@ class PushGate:
         self._opens_at: float | None = None
         self._told_at: float | None = None
         self._probing = False
-        self._lacks_room = False
         self._lock = threading.Lock()
 
-    def tries(self, most: int, *, needs_room: bool = True) -> int:
+    def tries(self, most: int) -> int:
         """How often this span should be pushed; its fate must be reported.
 
         Args:
             most: while nothing is wrong. After a fall-back one span tries
                 once: all others would have to wait for it.
-            needs_room: False for one that the store should have kept, which
-                a worker without room is not asked for.
 
         Returns:
             0 while push-down rests.
@@ -135,35 +132,24 @@ class PushGate:
         with self._lock:
             if self._opens_at is None:
                 return most
-            if self._lacks_room and not needs_room:
-                return 1
             if self._probing or self._clock() < self._opens_at:
                 return 0
             self._probing = True
             return 1
 
-    def is_shut(self, *, needs_room: bool = True) -> bool:
+    def is_shut(self) -> bool:
         """Whether :meth:`tries` would be 0."""
         with self._lock:
-            if self._lacks_room and not needs_room:
-                return False
             return self._opens_at is not None and (
                 self._probing or self._clock() < self._opens_at
             )
 
-    def succeeded(self, *, was_kept: bool = False) -> bool:
-        """Reports a span that came; whether push-down had rested.
-
-        Args:
-            was_kept: it did not need the worker, and says nothing of its
-                room.
-        """
+    def succeeded(self) -> bool:
+        """Reports a span that came; whether push-down had rested."""
         with self._lock:
             had_rested = self._opens_at is not None
-            self._probing = False
-            if had_rested and self._lacks_room and was_kept:
-                return False
             self._opens_at = None
+            self._probing = False
             self._pause = self._first_pause
             return had_rested
 
@@ -186,10 +172,7 @@ class PushGate:
                 return False  # a straggler of the failure that shut the gate
             pause = max(self._pause, REST * seconds)
             self._opens_at = self._clock() + pause
-            self._lacks_room = (
-                error is not None and error.code in _NO_ROOM_CODES
-            )
-            if not self._lacks_room:
+            if error is None or error.code not in _NO_ROOM_CODES:
                 self._pause = min(self._pause * 2, self._most_pause)
             self._probing = False
             return self._is_news()

@@ -109,8 +109,8 @@ def gain_over(
 ) -> float:
     """By which factor a plan is sooner through with what is not kept yet.
 
-    What is kept is read whatever the plan. Where all of it is, by which
-    factor the plan's mix is faster.
+    What is kept and read under both does not count. Where that is all, by
+    which factor the plan's mix is faster.
 
     Args:
         problem: of both, with the epochs that are still to come.
@@ -118,14 +118,17 @@ def gain_over(
         plan: likewise.
         keeping: what is kept, and will be.
     """
-    dealt = []
-    for each in (plan, other):
-        seconds, reading = _of_plan(problem, each, keeping)
-        if seconds - reading <= TIE * seconds:
-            return plan.samples_per_second / other.samples_per_second
-        once = each.one_off_seconds / max(problem.num_samples, 1)
-        dealt.append(once + seconds - reading)
-    return dealt[1] / dealt[0]
+    (sooner, read), (later, other_read) = (
+        _of_plan(problem, each, keeping) for each in (plan, other)
+    )
+    common = min(read, other_read)
+    if sooner - common <= TIE * sooner or later - common <= TIE * later:
+        return plan.samples_per_second / other.samples_per_second
+    once, other_once = (
+        each.one_off_seconds / max(problem.num_samples, 1)
+        for each in (plan, other)
+    )
+    return (other_once + later - common) / (once + sooner - common)
 
 
 def _of_plan(

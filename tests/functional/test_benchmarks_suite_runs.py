@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from benchmarks.remote import Remote
+from benchmarks.storage_tier import BATCH_SAMPLES, BATCHES
 from benchmarks.suite.data_sets import SECONDS, store
 from benchmarks.suite.many_tenants import (
     Tenant,
@@ -103,12 +104,16 @@ def test_tenants_train_at_proxies_of_their_own(
         assert len(found["each"]) == 2
         assert found["samples_per_second"] > 0
         assert found["storage_cores"] > 0
-        assert 0 < found["worker_batch"] <= 4
+        # None where a busy machine has computed nothing meanwhile.
+        assert found["worker_batch"] is None or found["worker_batch"] <= 4
         for client, of_first_worker in zip(clients, (SAMPLES, 0), strict=True):
             before = computed(bed)
             done = ask(client, "run", name="job", epoch=1)
             assert done["fallbacks"] == 0
             assert computed(bed) == before + of_first_worker
+        passes = proxy.worker_counters()
+        assert passes[BATCHES] >= SAMPLES / 4
+        assert passes[BATCH_SAMPLES] <= 4 * passes[BATCHES]
         ask(clients[0], "forget_packages")
         ask(clients[0], "open", name="again", cut=FREEZE)
         assert ask(clients[0], "package_bytes", name="again") > 0

@@ -177,6 +177,12 @@ def test_job_that_goes_on_has_fewer_epochs_to_come(connection, photos):
         assert job._planner._epochs_to_come() == pytest.approx(10.0)
         job.load_state_dict(state)
         assert job._planner._epochs_to_come() == pytest.approx(9.0)
+        for epoch in (1, 2):
+            for _ in job.loader(epoch):
+                pass
+        assert job._planner._epochs_to_come() == pytest.approx(7.0)
+        job.load_state_dict(state)
+        assert job._planner._epochs_to_come() == pytest.approx(9.0)
 
 
 def test_other_ranks_come_on_as_well(connection, photos, monkeypatch):

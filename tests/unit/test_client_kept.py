@@ -65,6 +65,7 @@ def test_pieces_of_spans_are_no_part_of_what_is_kept() -> None:
     kept = kept_of()
     piece = SPANS[0].part(0, 4)
     kept.note(WAY, piece, None, "store")
+    kept.dealt(piece)
     assert kept.way_of(piece, None) is None
     assert share(kept) == 0.0
     assert keeping_of(kept).whole < 1
@@ -91,7 +92,7 @@ def test_hits_are_counted_once() -> None:
 def test_what_this_epoch_has_kept_is_for_the_next_one() -> None:
     kept = kept_of()
     for each in SPANS[:2]:
-        kept.way_of(each, None)
+        kept.dealt(each)
         kept.note(WAY, each, None, "store")
     keeping = keeping_of(kept)
     assert (keeping.shares[WAY], keeping.before[WAY]) == (0.5, 0.0)
@@ -104,7 +105,7 @@ def test_what_this_epoch_has_kept_is_for_the_next_one() -> None:
 
 def test_ranks_share_an_epoch() -> None:
     kept = kept_of()
-    kept.way_of(SPANS[0], None)
+    kept.dealt(SPANS[0])
     keeping = kept.keeping(ranks=2)
     assert keeping is not None
     assert keeping.rest == 0.5
@@ -166,15 +167,20 @@ def test_all_is_forgotten_when_all_has_gone() -> None:
 
 
 def test_what_others_have_kept_is_found_by_asking() -> None:
-    kept = kept_of("read")
-    kept.note(WAY, SPANS[0], None, "hit")
-    assert kept.way_of(SPANS[2], None) is None
-    kept.note(WAY, SPANS[1], None, "hit")
-    # Two of two were there: those not asked for yet will be, too.
-    assert kept.way_of(SPANS[2], None) == WAY
-    assert 0.5 < share(kept) < 1
-    kept.note(WAY, SPANS[2], None, "miss")
-    assert kept.way_of(LAST, None) is None
+    kept = KeptFeatures("read")
+    spans = [span("a.tar", 10 * n) for n in range(20)]
+    kept.follow(spans)
+    kept.use([WAY])
+    kept.note(WAY, spans[0], None, "hit")
+    assert kept.way_of(spans[9], None) is None
+    assert share(kept) == pytest.approx(1 / 20)
+    for each in spans[1:5]:
+        kept.note(WAY, each, None, "hit")
+    # All five were there: those not asked for yet will be, too.
+    assert kept.way_of(spans[9], None) == WAY
+    assert 0.8 < share(kept) < 1
+    kept.note(WAY, spans[9], None, "miss")
+    assert kept.way_of(spans[10], None) is None
 
 
 @pytest.mark.parametrize(

@@ -425,37 +425,46 @@ def test_a_kept_span_is_streamed_while_push_down_rests(bench):
     assert task.load(CancelScope()).cut == 0
 
 
-def test_a_kept_span_does_not_wait_for_a_worker_without_room(bench):
-    kept, meter = kept_of(bench), Meter(lambda: 0)
-    source = kept_source(bench, kept, meter)
-    kept.note(PUSHED, bench.span, None, "store")
-    pushed = source._sources(PUSHED)
-    pushed._gate.failed(BUSY)
-    bench.connection.answers = [stream(KEYS)]
-    bench.connection.cache = "hit"
-    task = source.task(bench.span, lambda lane: True, 3)
-    assert task.lane == "kept"
-    assert task.load(CancelScope()).report.was_kept
-    # That says nothing of the worker, whose turn comes later.
-    assert pushed._gate.is_shut()
-    bench.connection.answers = [BUSY]
-    loaded = source.task(bench.span, lambda lane: True, 3).load(CancelScope())
-    assert (loaded.cut, loaded.report.fell_back) == (0, True)
-    assert bench.counters.snapshot().retries == 0
-
-
-def test_hits_do_not_widen_what_the_worker_admits(bench):
+def test_hits_of_kept_spans_do_not_widen_what_the_worker_admits(bench):
     bench.width.refused(BUSY)
     before = bench.width.limit
     bench.connection.answers = [stream(KEYS)]
     bench.connection.cache = "hit"
+
+    def load(*, is_kept):
+        task = bench.pushed.task(bench.span, is_kept=is_kept)
+        task.load(CancelScope())
+
     for _ in range(100):
-        bench.load()
+        load(is_kept=True)
     assert bench.width.limit == before
-    bench.connection.cache = "store"
+    # Where the cut is fixed, hits are all that may come any more.
     for _ in range(100):
-        bench.load()
+        load(is_kept=False)
     assert bench.width.limit > before
+
+
+def test_a_hit_ends_the_rest_of_push_down(bench):
+    bench.pushed._gate.failed(BUSY)
+    bench.connection.answers = [stream(KEYS)]
+    bench.connection.cache = "hit"
+    bench.now += 10
+    for _ in range(2):
+        task = bench.pushed.task(bench.span)
+        assert task.lane == "push"
+        assert task.load(CancelScope()).report.was_kept
+
+
+def test_a_span_that_finds_no_room_is_not_dealt_again_and_again(bench):
+    kept, meter = kept_of(bench), Meter(lambda: 0)
+    kept.use([])
+    kept.begin(0)
+    source = kept_source(bench, kept, meter)
+    for _ in range(10):
+        assert source.task(bench.span, lambda lane: False, 3) is None
+    assert kept.keeping().rest == 1.0
+    assert source.task(bench.span, lambda lane: True, 3) is not None
+    assert kept.keeping().rest == 0.0
 
 
 def test_features_with_errors_are_not_taken_for_kept(bench):

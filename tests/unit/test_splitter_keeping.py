@@ -165,6 +165,21 @@ def test_a_plan_gains_on_what_is_not_kept() -> None:
         assert gain_over(asked, other, plan, keeping) == pytest.approx(2.0)
 
 
+def test_a_plan_that_reads_less_is_not_worse_for_it() -> None:
+    # Kept features of the middle come slower than the mix, and faster than
+    # photographs: streaming reads them, the mix computes all anew.
+    asked = problem(2)
+    mix = solve(asked)
+    streaming = evaluate(asked, [(STREAM, 1.0)], "auto")
+    kept = {OTHER: 0.95, KEY: 0.05}
+    keeping = Keeping(kept, kept)
+    found = gain_over(asked, streaming, mix, keeping)
+    assert found > 1
+    assert found > seconds_to_come(
+        asked, streaming, keeping
+    ) / seconds_to_come(asked, mix, keeping)
+
+
 def test_pieces_of_spans_are_never_found() -> None:
     plan = evaluate(problem(2), [(LAST, 1.0)], "auto")
     found = seconds_to_come(problem(2), plan, Keeping(whole=0.9))
