@@ -92,7 +92,7 @@ from benchmarks.tenants import report as report_tenants
 from benchmarks.testbed import Testbed, two_tiers
 
 from hapi_client.frozen import FREEZE as FREEZE_CUT
-from hapi_client.meter import STREAMED
+from hapi_splitter.problem import STREAMED
 
 MODEL = "mobilenet_v3_small"
 FREEZE = "features"

@@ -128,7 +128,7 @@ def outlook(report: Report) -> Outlook:
         if name in report.plans
     }
     rates = {
-        (option.cut, option.encoding): problem.samples_per_second(option)
+        option.way: problem.samples_per_second(option)
         for option in problem.options
     }
     chosen = [*statics, *rules.values()]

@@ -56,7 +56,7 @@ from benchmarks.regret import AUTO, STREAM, judge, medians
 from benchmarks.results import machine, versions, write_json
 from benchmarks.simulation import Knowledge, Parts, SimulatedJob, Stage
 
-from hapi_client.meter import STREAMED, Way
+from hapi_splitter.problem import STREAMED, Way
 
 LINKS = (0.1, 0.5, 1.0, 4.0, 10.0)
 SEEDS = 5
@@ -120,10 +120,7 @@ class Workload:
             for cell in self.cells
             for option in Knowledge.from_json(cell["problem"]).options
         ]
-        return {
-            (option.cut, option.encoding): Parts.of(option)
-            for option in options
-        }
+        return {option.way: Parts.of(option) for option in options}
 
     @property
     def saturating(self) -> float:

@@ -19,7 +19,7 @@ import simpy
 
 from hapi_client.estimates import Estimates
 from hapi_client.fetch import FetchOptions
-from hapi_client.meter import STREAMED, Meter, SpanReport, Way
+from hapi_client.meter import Meter, SpanReport
 from hapi_client.mixing import Mixer
 from hapi_client.planning import FIRST_LOOK_SECONDS, FIRST_LOOK_SPANS
 from hapi_client.replan import Replanner, ReplanOptions
@@ -33,7 +33,9 @@ from hapi_splitter.problem import (
     LINK,
     SERVER_CPU,
     SERVER_DEVICE,
+    STREAMED,
     UNITS,
+    Way,
 )
 from hapi_splitter.work import (
     CLIENT_HANDLING,
@@ -121,8 +123,7 @@ class Knowledge:
         kept = [
             option
             for option in self.options
-            if (option.cut, option.encoding) in ways
-            and option.cut not in without
+            if option.way in ways and option.cut not in without
         ]
         return dataclasses.replace(self, options=kept)
 

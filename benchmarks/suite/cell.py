@@ -190,15 +190,12 @@ class CellRun:
         def plan() -> Any:
             return _ask(client, "plan", name=contender.name)
 
-        if self.context.quick:
-            return settle(
-                window, lambda: plan()["label"], QUICK_SETTLING_SECONDS
-            )
+        quick = self.context.quick
         return settle(
             window,
             lambda: plan()["label"],
-            MOST_SETTLING_SECONDS,
-            lambda: plan()["is_decided"],
+            QUICK_SETTLING_SECONDS if quick else MOST_SETTLING_SECONDS,
+            lambda: quick or plan()["is_decided"],
         )
 
     def _measure(self, contenders: Mapping[str, Contender]) -> None:

@@ -26,7 +26,6 @@ from hapi_client.fetch import FetchOptions
 from hapi_client.kept import KeptFeatures
 from hapi_client.loader import LabelledBatch
 from hapi_client.local_region import LocalRegion
-from hapi_client.meter import Way
 from hapi_client.order import Reader, reading_of
 from hapi_client.ranks import Rank
 from hapi_client.requester import ConnectionOptions
@@ -35,6 +34,7 @@ from hapi_protocol.headers import ModelPath
 from hapi_protocol.index import Span
 from hapi_protocol.transforms import Training
 from hapi_splitter.host import allowed_cores
+from hapi_splitter.problem import Way
 
 
 @dataclass(frozen=True)

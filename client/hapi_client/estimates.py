@@ -12,15 +12,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hapi_client.meter import STREAMED, Observation, Way
+from hapi_client.meter import Observation
 from hapi_splitter.costs import Conditions
 from hapi_splitter.problem import (
     CLIENT_CPU,
     SERVER_CPU,
     SERVER_DEVICE,
+    STREAMED,
     UNSEEN_LINK,
     Option,
     Problem,
+    Way,
 )
 from hapi_splitter.work import (
     CLIENT_DECODING,
@@ -398,7 +400,7 @@ def _modelled(
     """Seconds by kind of work that the model gives for what came."""
     sums: dict[str, float] = defaultdict(float)
     for option, count in _came(seen, problem):
-        if counts((option.cut, option.encoding)):
+        if counts(option.way):
             for kind, seconds in option.work.items():
                 sums[kind] += count * seconds
     return sums
@@ -423,7 +425,7 @@ def _used(seen: Observation, problem: Problem) -> dict[str, float]:
 
 
 def _came(seen: Observation, problem: Problem) -> Iterator[tuple[Option, int]]:
-    known = {(each.cut, each.encoding): each for each in problem.options}
+    known = {each.way: each for each in problem.options}
     for way, count in seen.samples.items():
         if way in known:
             yield known[way], count

@@ -14,7 +14,7 @@ from hapi_client.fetch import Fetcher, FetchOptions
 from hapi_client.kept import KeptFeatures
 from hapi_client.loader import FeatureLoader, LoaderPlan, leave_them_out
 from hapi_client.local_region import LocalRegion
-from hapi_client.meter import STREAMED, Meter, Way
+from hapi_client.meter import Meter
 from hapi_client.mixed import MixedSource, Sources
 from hapi_client.mixing import Mixer
 from hapi_client.sources import SpanSource
@@ -24,6 +24,7 @@ from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import ModelPath
 from hapi_protocol.index import Span
 from hapi_protocol.transforms import Training
+from hapi_splitter.problem import STREAMED, Way
 
 
 class Feeder:

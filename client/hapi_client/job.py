@@ -29,7 +29,6 @@ from hapi_client.job_planner import make_planner
 from hapi_client.kept import KeptFeatures
 from hapi_client.labels import Labels
 from hapi_client.loader import FeatureLoader
-from hapi_client.meter import Way
 from hapi_client.order import Lanes, Reader
 from hapi_client.packages import DEFAULT_MODELS_CONTAINER
 from hapi_client.passes import Passes
@@ -44,6 +43,7 @@ from hapi_protocol.headers import CACHE_OFF
 from hapi_splitter.augmentation import Augmentation
 from hapi_splitter.choice import Freeze
 from hapi_splitter.plan import Plan, Problem
+from hapi_splitter.problem import Way
 
 
 class TransferJob:
@@ -216,8 +216,8 @@ class TransferJob:
                     epochs=epochs,
                     options=self._options,
                     replan=replan or ReplanOptions(),
-                    ranks=lambda: self._num_ranks,
-                    samples_before=self._samples_before,
+                    samples_so_far=self._samples_so_far,
+                    earlier_samples=self._earlier_samples,
                 )
                 self._feeder.sources.kept.follow(
                     train.spans,
@@ -238,8 +238,12 @@ class TransferJob:
             self.close()
             raise
 
-    def _samples_before(self) -> int:
-        """Of epochs, where an earlier run's are gone on with."""
+    def _samples_so_far(self) -> int:
+        """That the training loops of all ranks have had."""
+        return self._num_ranks * self._feeder.counters.snapshot().samples
+
+    def _earlier_samples(self) -> int:
+        """Likewise, of the run that is gone on with, if there is one."""
         loaded = self._epochs.loaded
         if loaded is None:
             return 0
@@ -381,7 +385,7 @@ class TransferJob:
         share = self._share(data, epoch, rank, drop_last)
         if epoch is not None:
             self._num_ranks = rank.world_size
-            self._feeder.sources.kept.begin(epoch)
+            self._feeder.sources.kept.begin(epoch, rank.world_size)
         if self._planner is not None:
             self._planner.begin()
         return self._feeder.loader(
@@ -499,8 +503,7 @@ class TransferJob:
                 not go with this job.
         """
         self._epochs.load_state_dict(state)
-        had = self._feeder.counters.snapshot().samples
-        self._samples_at_load = self._num_ranks * had
+        self._samples_at_load = self._samples_so_far()
 
     def features_facts(self) -> dict[str, Any]:
         """What the features of its epochs depend on, fit for JSON.

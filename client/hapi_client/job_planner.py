@@ -38,8 +38,8 @@ def make_planner(
     epochs: float | None,
     options: FetchOptions,
     replan: ReplanOptions,
-    ranks: Callable[[], int],
-    samples_before: Callable[[], int],
+    samples_so_far: Callable[[], int],
+    earlier_samples: Callable[[], int],
 ) -> JobPlanner:
     """A planner that deals the feeder's spans.
 
@@ -53,8 +53,8 @@ def make_planner(
         epochs: as of :class:`hapi_client.job.TransferJob`.
         options: likewise.
         replan: likewise.
-        ranks: that share the data.
-        samples_before: as of :class:`hapi_client.planning.PlanningParts`.
+        samples_so_far: as of :class:`hapi_client.planning.PlanningParts`.
+        earlier_samples: likewise.
     """
 
     def read(most_bytes: float) -> ProbeSamples:
@@ -86,12 +86,9 @@ def make_planner(
             horizon=Horizon(data.num_samples, epochs),
             options=replan,
             package_stored=stored,
-            samples_so_far=lambda: (
-                ranks() * feeder.counters.snapshot().samples
-            ),
-            samples_before=samples_before,
+            samples_so_far=samples_so_far,
+            earlier_samples=earlier_samples,
             kept=feeder.sources.kept,
-            ranks=ranks,
         ),
         Estimates(
             push_width=lambda: feeder.sources.width.limit,

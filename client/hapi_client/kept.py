@@ -16,7 +16,6 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
-from hapi_client.meter import Way
 from hapi_protocol.headers import (
     CACHE_HIT,
     CACHE_OFF,
@@ -26,6 +25,7 @@ from hapi_protocol.headers import (
 from hapi_protocol.index import Span
 from hapi_protocol.transforms import Training
 from hapi_splitter.keeping import Keeping
+from hapi_splitter.problem import Way
 
 NEW_WEIGHT = 0.1
 """Of the newest span in the moving averages."""
@@ -71,6 +71,7 @@ class KeptFeatures:
         self._places: dict[_Place, int] = {}
         self._num_samples = 0
         self._num_dealt = 0
+        self._num_ranks = 1
         self._epoch = 0
         self._whole = 1.0
         self._known: defaultdict[Way, set[_Key]] = defaultdict(set)
@@ -78,6 +79,8 @@ class KeptFeatures:
         self._before: Counter[Way] = Counter()
         self._broken: Counter[tuple[Way, _Key]] = Counter()
         self._stored = 1.0 if cache == CACHE_READWRITE else 0.0
+        # Of answers to what should have been kept: the first begins anew
+        # when all is forgotten, the second is what plans go by.
         self._trust: defaultdict[Way, float] = defaultdict(lambda: 1.0)
         self._promises: defaultdict[Way, float] = defaultdict(lambda: 1.0)
         self._luck: defaultdict[Way, float] = defaultdict(float)
@@ -102,10 +105,16 @@ class KeptFeatures:
         """The store keeps nothing."""
         self._is_on = False
 
-    def begin(self, epoch: int) -> None:
-        """A training epoch begins."""
+    def begin(self, epoch: int, ranks: int = 1) -> None:
+        """A training epoch begins.
+
+        Args:
+            epoch: its number.
+            ranks: that share it.
+        """
         with self._lock:
             self._epoch = epoch
+            self._num_ranks = ranks
             self._num_dealt = 0
             if self._variants and epoch % self._variants == 0:
                 self._before = Counter(self._counts)
@@ -192,17 +201,13 @@ class KeptFeatures:
         with self._lock:
             self._used = tuple(ways)
 
-    def keeping(self, ranks: int = 1) -> Keeping | None:
-        """For the planner; None where nothing is kept.
-
-        Args:
-            ranks: that share the data.
-        """
+    def keeping(self) -> Keeping | None:
+        """For the planner; None where nothing is kept."""
         if not self._is_on or not self._variants:
             return None
         with self._lock:
-            dealt = min(1.0, ranks * self._num_dealt / self._num_samples)
-            place = self._epoch % self._variants + dealt
+            dealt = self._num_ranks * self._num_dealt / self._num_samples
+            epochs = self._epoch % self._variants + min(1.0, dealt)
             ways = [*self._known, *self._luck]
             return Keeping(
                 shares={way: self._share(way, self._counts) for way in ways},
@@ -213,7 +218,7 @@ class KeptFeatures:
                     for way, each in self._promises.items()
                 },
                 variants=self._variants,
-                rest=1 - place / self._variants,
+                rest=1 - epochs / self._variants,
                 whole=self._whole,
             )
 

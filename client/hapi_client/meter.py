@@ -8,16 +8,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
+from hapi_client.pace import Pace
 from hapi_protocol.summary import Load
-
-Way: TypeAlias = tuple[int, str]
-"""Cut and encoding; cut 0 has the encoding ``raw``."""
+from hapi_splitter.problem import STREAMED, Way
 
 Key = TypeVar("Key")
-
-STREAMED: Way = (0, "raw")
 
 NEW_WEIGHT = 0.3
 """Of the newest span in the moving average of its way."""
@@ -153,58 +150,6 @@ class Observation:
         computed = Counter(self.samples)
         computed.subtract(self.kept)
         return replace(self, samples=dict(computed), kept={})
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How fast spans come.
-
-    Attributes:
-        samples_per_second: of one loop, without those that the store had
-            kept; 0 before the first window.
-        sample_seconds: by way, from the start of a span to its end for
-            each of its samples: a moving average, halved with each window
-            in which no span was on that way, so that it is tried again.
-        under_way: spans by way that have not come.
-        waiting: samples by cut that have come, and whose layers behind it
-            are still to be computed here.
-        finish_seconds: that these layers take for each sample: a moving
-            average.
-        link_seconds: by way, that the whole link takes for a sample; what
-            comes at the same time shares it.
-    """
-
-    samples_per_second: float = 0.0
-    sample_seconds: Mapping[Way, float] = field(default_factory=dict)
-    under_way: Mapping[Way, float] = field(default_factory=dict)
-    waiting: Mapping[int, float] = field(default_factory=dict)
-    finish_seconds: Mapping[int, float] = field(default_factory=dict)
-    link_seconds: Mapping[Way, float] = field(default_factory=dict)
-
-    def unfinished(self, way: Way, span_samples: int) -> float:
-        """Samples that were dealt to a way, and are not done with.
-
-        Args:
-            way: cut and encoding; ways of one cut share what waits.
-            span_samples: of one span under way.
-        """
-        coming = self.under_way.get(way, 0.0) * span_samples
-        return coming + self.waiting.get(way[0], 0.0)
-
-    def span_seconds(self, way: Way, span_samples: int) -> float:
-        """From now on until one more span of a way would be done with.
-
-        What it takes may have been measured while it was alone.
-        """
-        ahead = self.unfinished(way, span_samples) + span_samples
-        coming = (self.under_way.get(way, 0.0) + 1) * span_samples
-        return (
-            max(
-                self.sample_seconds.get(way, 0.0) * span_samples,
-                self.link_seconds.get(way, 0.0) * coming,
-            )
-            + self.finish_seconds.get(way[0], 0.0) * ahead
-        )
 
 
 class Meter:
@@ -486,6 +431,7 @@ class Meter:
             return found
 
     def _note_rate(self, seen: Observation) -> None:
+        # Without the ways on which all had been kept.
         dealt = +Counter(seen.without_kept().samples)
         if not dealt or seen.seconds < LEAST_WINDOW_SECONDS:
             return

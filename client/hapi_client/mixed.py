@@ -12,7 +12,7 @@ from hapi_client.decode import DecodePool
 from hapi_client.fetch import FetchOptions
 from hapi_client.kept import KeptFeatures
 from hapi_client.local_region import LocalRegion
-from hapi_client.meter import STREAMED, Meter, Way
+from hapi_client.meter import Meter
 from hapi_client.mixing import Mixer, too_late
 from hapi_client.pushed import PushedSource, PushPlan
 from hapi_client.retry import PushGate, PushWidth
@@ -30,6 +30,7 @@ from hapi_client.transport import CancelScope
 from hapi_protocol.headers import ModelPath
 from hapi_protocol.index import Span
 from hapi_protocol.transforms import Training
+from hapi_splitter.problem import STREAMED, Way
 
 
 class Sources:
@@ -167,9 +168,8 @@ class MixedSource:
         if kept is not None:
             source = self._sources(kept)
             assert isinstance(source, PushedSource), "plain reads keep nothing"
-            self._sources.kept.dealt(span)
             task = source.task(span, self._training, is_kept=True)
-            return self._measured(kept, span, task)
+            return self._started(kept, span, task)
         way = self._mixer.choose(
             len(span.rows),
             lambda way: has_room(lane_of(way)),
@@ -177,22 +177,23 @@ class MixedSource:
         )
         if way is None:
             return None
-        self._sources.kept.dealt(span)
-        return self._measured(
+        return self._started(
             way, span, self._sources(way).task(span, self._training)
         )
 
-    def _measured(self, way: Way, span: Span, task: SpanTask) -> SpanTask:
-        """The task, of which the meter and the tally are told."""
+    def _started(self, way: Way, span: Span, task: SpanTask) -> SpanTask:
+        """The task, of which all are told who count."""
+        self._sources.kept.dealt(span)
 
         def load(scope: CancelScope) -> LoadedSpan:
             started = time.monotonic()
-            dealt = (
+            # What is kept keeps none of those waiting that are computed.
+            waited_for = (
                 nullcontext()
                 if task.lane == LANE_KEPT
                 else self._meter.under_way(way)
             )
-            with dealt, self._sources.told(self._tally):
+            with waited_for, self._sources.told(self._tally):
                 loaded = task.load(scope)
             self._tally.loaded(loaded.report)
             self._meter.loaded(

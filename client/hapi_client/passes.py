@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from functools import partial
 
 from hapi_client.epoch_report import EpochReport, pass_name
-from hapi_client.meter import Way
 from hapi_client.mixing import Mixer
 from hapi_client.planning import JobPlanner
 from hapi_client.progress_line import open_line
 from hapi_client.replan import way_label
 from hapi_client.tally import InForce, NoLine, PlanCount, Tally
 from hapi_client.traffic import Traffic
+from hapi_splitter.problem import Way
 from hapi_splitter.quantities import percent_text
 
 

@@ -28,7 +28,7 @@ from hapi_client.frozen import FrozenRegion
 from hapi_client.horizon import Horizon
 from hapi_client.kept import KeptFeatures
 from hapi_client.loop_measurement import LoopMeasurement
-from hapi_client.meter import Meter, Observation, Way
+from hapi_client.meter import Meter, Observation
 from hapi_client.mixing import Mixer
 from hapi_client.probe import LocalFacts, ProbeSamples
 from hapi_client.replan import (
@@ -50,8 +50,8 @@ from hapi_splitter.costs import (
     build_problem,
     layer_threads,
 )
-from hapi_splitter.keeping import Keeping
 from hapi_splitter.plan import Plan, Problem, if_streaming, solve
+from hapi_splitter.problem import Way
 from hapi_splitter.quantities import number_text
 
 logger = logging.getLogger(__name__)
@@ -93,9 +93,8 @@ class PlanningParts:
         package_stored: told where the package is, and the bytes sent for
             it, before the first push.
         samples_so_far: that the training loops of all ranks have had.
-        samples_before: likewise, before this job went on with theirs.
+        earlier_samples: likewise, of a run that this job goes on with.
         kept: which features the store has kept.
-        ranks: that share the data.
     """
 
     connection: Connection
@@ -107,9 +106,8 @@ class PlanningParts:
     options: ReplanOptions
     package_stored: Callable[[ModelPath, int], None]
     samples_so_far: Callable[[], int]
-    samples_before: Callable[[], int] = lambda: 0
+    earlier_samples: Callable[[], int] = lambda: 0
     kept: KeptFeatures = field(default_factory=KeptFeatures)
-    ranks: Callable[[], int] = lambda: 1
 
 
 class JobPlanner:
@@ -261,20 +259,16 @@ class JobPlanner:
             clock=time.monotonic,
             random=random.random,
             kept=self._parts.kept,
-            keeping=self._keeping,
         )
         replanner.begin()
         with self._lock:
             self._replanner = replanner
         return None
 
-    def _keeping(self) -> Keeping | None:
-        return self._parts.kept.keeping(self._parts.ranks())
-
     def _epochs_to_come(self) -> float:
         parts = self._parts
         return parts.horizon.epochs_to_come(
-            parts.samples_before() + parts.samples_so_far()
+            parts.earlier_samples() + parts.samples_so_far()
         )
 
     def _ask_for_facts(self) -> float:

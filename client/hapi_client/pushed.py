@@ -105,7 +105,7 @@ class PushedSource:
         width: how many at a time.
         limits: of each span.
         counters: of the job.
-        kept: is told what the store has kept; None for nobody.
+        kept: is told what the store has kept; None where nobody asks.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class PushedSource:
     ) -> None:
         self._connection = connection
         self._container = container
-        self._kept = kept
+        self._kept = kept or KeptFeatures()
         self._plan = plan
         self._raw = raw
         self._gate = gate
@@ -320,11 +320,13 @@ class PushedSource:
         assert reader.summary is not None, "else the reader has raised"
         if reader.summary.saturated:
             self._note_saturated(reader.summary.saturated)
-        if self._kept is not None:
-            way = self._plan.cut, self._plan.encoding
+        self._kept.note(
+            (self._plan.cut, self._plan.encoding),
+            span,
+            training,
             # What has errors is not kept, whatever was said before it came.
-            come = CACHE_MISS if loaded.failures else state
-            self._kept.note(way, span, training, come)
+            CACHE_MISS if loaded.failures else state,
+        )
         if state == CACHE_HIT:
             self._counters.add(cached=len(span.rows))
             return replace(loaded, report=SpanReport(was_kept=True))

@@ -19,15 +19,15 @@ from dataclasses import dataclass, replace
 
 from hapi_client.estimates import Estimates
 from hapi_client.kept import KeptFeatures
-from hapi_client.meter import STREAMED, Meter, Observation, Way
+from hapi_client.meter import Meter, Observation
 from hapi_client.mixing import Mixer
 from hapi_splitter.costs import Conditions
 from hapi_splitter.keeping import (
     Keeping,
+    gain_with_kept,
     kept_seconds,
     solve_keeping,
 )
-from hapi_splitter.keeping import gain_over as gain_with_kept
 from hapi_splitter.plan import (
     LINK,
     Option,
@@ -37,6 +37,7 @@ from hapi_splitter.plan import (
     if_streaming,
     solve,
 )
+from hapi_splitter.problem import STREAMED, Way
 
 logger = logging.getLogger(__name__)
 
@@ -109,9 +110,8 @@ class Replanner:
         options: when.
         clock: monotonic seconds.
         random: uniform in [0, 1).
-        kept: is told which kept features to ask for; None for a job that
-            does not.
-        keeping: what is kept, and will be; None where nothing is.
+        kept: what the store has kept; it is told what to ask for. None for
+            a job without.
     """
 
     def __init__(
@@ -125,7 +125,6 @@ class Replanner:
         clock: Callable[[], float],
         random: Callable[[], float],
         kept: KeptFeatures | None = None,
-        keeping: Callable[[], Keeping | None] = lambda: None,
     ) -> None:
         self._build = build
         self._estimates = estimates
@@ -134,8 +133,8 @@ class Replanner:
         self._options = options
         self._clock = clock
         self._random = random
-        self._kept = kept
-        self._keeping = keeping
+        self._kept = kept or KeptFeatures()
+        self._keeping: Keeping | None = None
         self._started = clock()
         self._spans = 0
         self._lost = False
@@ -160,8 +159,7 @@ class Replanner:
     def begin(self) -> Plan:
         """The first plan, taken as it is."""
         self._meter.take()
-        problem = self._build(self._estimates.conditions())
-        self._meter.expect(_link_seconds(problem))
+        problem = self._present()
         plan = self._wanted(problem, LEAST_PUSH_GAIN)
         self._take(problem, _weights(plan.mix), plan)
         return plan
@@ -193,8 +191,7 @@ class Replanner:
         seen = self._meter.take()
         estimates = self._estimates
         estimates.observe(seen, self._build)
-        problem = self._build(estimates.conditions())
-        self._meter.expect(_link_seconds(problem))
+        problem = self._present()
         now = dict(self._mixer.weights)
         if self._is_lost(seen, problem, now):
             return
@@ -214,6 +211,15 @@ class Replanner:
         self._most_moved = self._next_most(direction)
         self._direction = direction
         self._take(problem, step(now, target, self._most_moved), wanted)
+
+    def _present(self) -> Problem:
+        """The problem of now, and what is kept now, for one look."""
+        problem = self._build(self._estimates.conditions())
+        self._keeping = self._kept.keeping()
+        self._meter.expect(
+            {each.way: problem.seconds(each, LINK) for each in problem.options}
+        )
+        return problem
 
     def _wanted(self, problem: Problem, least_gain: float) -> Plan:
         """The best plan, or streaming where pushing gains too little.
@@ -243,24 +249,26 @@ class Replanner:
         )
 
     def _solve(self, problem: Problem) -> Plan:
-        keeping = self._keeping()
-        if keeping is None:
+        if self._keeping is None:
             return solve(problem)
-        return solve_keeping(problem, keeping)
+        return solve_keeping(problem, self._keeping)
 
     def _gain(self, problem: Problem, other: Plan | None, plan: Plan) -> float:
         """By which factor a plan is sooner through with what is to come."""
-        keeping = self._keeping()
-        if keeping is None or other is None or not other.samples_per_second:
+        if (
+            self._keeping is None
+            or other is None
+            or not other.samples_per_second
+        ):
             return gain_over(other, plan)
-        return gain_with_kept(problem, other, plan, keeping)
+        return gain_with_kept(problem, other, plan, self._keeping)
 
     def _use_kept(self, problem: Problem, plan: Plan) -> None:
         """Asks for what is kept, where that is faster than the mix."""
-        if self._kept is None or not plan.samples_per_second:
+        if self._keeping is None or not plan.samples_per_second:
             return
         seconds = {
-            (option.cut, option.encoding): kept_seconds(problem, option)
+            option.way: kept_seconds(problem, option)
             for option in problem.options
             if option.cut and problem.fits(option)
         }
@@ -411,18 +419,11 @@ def way_label(way: Way) -> str:
 
 
 def _weights(mix: Sequence[tuple[Option, float]]) -> dict[Way, float]:
-    return {(each.cut, each.encoding): weight for each, weight in mix}
-
-
-def _link_seconds(problem: Problem) -> dict[Way, float]:
-    return {
-        (each.cut, each.encoding): problem.seconds(each, LINK)
-        for each in problem.options
-    }
+    return {each.way: weight for each, weight in mix}
 
 
 def _options(
     problem: Problem, weights: Mapping[Way, float]
 ) -> list[tuple[Option, float]]:
-    known = {(each.cut, each.encoding): each for each in problem.options}
+    known = {each.way: each for each in problem.options}
     return [(known[way], weight) for way, weight in weights.items()]

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 import numpy as np
 
@@ -31,12 +30,10 @@ from hapi_splitter.problem import (
     Option,
     Plan,
     Problem,
+    Way,
 )
 from hapi_splitter.quantities import seconds_text
 from hapi_splitter.work import SERVING, stages
-
-Key: TypeAlias = tuple[int, str]
-"""Cut and encoding."""
 
 FEW_COST = 0.4
 """Of the time of a sample that is dealt among samples that are kept, as they
@@ -66,17 +63,17 @@ class Keeping:
             them, and not in pieces that no other epoch has.
     """
 
-    shares: Mapping[Key, float] = field(default_factory=dict)
-    before: Mapping[Key, float] = field(default_factory=dict)
+    shares: Mapping[Way, float] = field(default_factory=dict)
+    before: Mapping[Way, float] = field(default_factory=dict)
     chance: float = 1.0
-    chances: Mapping[Key, float] = field(default_factory=dict)
+    chances: Mapping[Way, float] = field(default_factory=dict)
     variants: int = 1
     rest: float = 1.0
     whole: float = 1.0
 
     def chance_of(self, option: Option) -> float:
         """That what is computed of an option is kept and found again."""
-        return self.chances.get(_key(option), self.chance)
+        return self.chances.get(option.way, self.chance)
 
 
 def kept_seconds(problem: Problem, option: Option) -> float:
@@ -104,7 +101,7 @@ def seconds_to_come(problem: Problem, plan: Plan, keeping: Keeping) -> float:
     return plan.one_off_seconds + problem.num_samples * seconds
 
 
-def gain_over(
+def gain_with_kept(
     problem: Problem, other: Plan, plan: Plan, keeping: Keeping
 ) -> float:
     """By which factor a plan is sooner through with what is not kept yet.
@@ -230,9 +227,8 @@ def _epochs(
     rest = min(keeping.rest, visits)
     later = visits - rest
     before, saved_rest = _covered(problem, keeping.before, steady)
-    fresh = grows * rest * (1 - before)
     covered, saved_later = _covered(problem, keeping.shares, steady)
-    fresh = np.minimum(fresh, 1 - covered)
+    fresh = np.minimum(grows * rest * (1 - before), 1 - covered)
     missing = 1 - covered - fresh
     grows = np.maximum(grows, 1e-9)
     computed = np.minimum(later, (1 - (1 - grows) ** later) / grows)
@@ -252,7 +248,7 @@ def _epochs(
 
 
 def _covered(
-    problem: Problem, shares: Mapping[Key, float], steady: Floats
+    problem: Problem, shares: Mapping[Way, float], steady: Floats
 ) -> tuple[Floats, Floats]:
     """Which part of the samples is kept, and what that saves of a sample.
 
@@ -261,16 +257,12 @@ def _covered(
     """
     covered, saved = np.zeros_like(steady), np.zeros_like(steady)
     kept = [
-        (kept_seconds(problem, option), shares[_key(option)])
+        (kept_seconds(problem, option), shares[option.way])
         for option in problem.options
-        if shares.get(_key(option))
+        if shares.get(option.way)
     ]
     for seconds, share in sorted(kept):
         part = np.where(seconds < steady, share * (1 - covered), 0.0)
         saved = saved + part * (steady - seconds)
         covered = covered + part
     return covered, saved
-
-
-def _key(option: Option) -> Key:
-    return option.cut, option.encoding

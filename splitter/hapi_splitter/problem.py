@@ -12,12 +12,18 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from hapi_protocol.encodings import COMPRESSIONS, DTYPES, Encoding
 from hapi_splitter.quantities import number_text, percent_text
 
 RAW = "raw"
 """Encoding of cut 0: the image as it is stored."""
+
+Way: TypeAlias = tuple[int, str]
+"""That samples go: cut and encoding."""
+
+STREAMED: Way = (0, RAW)
 
 LINK = "link"
 SERVER_CPU = "server cpu"
@@ -93,6 +99,11 @@ class Option:
             _check_amount(amount, f"what {self.label} takes of {name!r}")
         if not any(self.use.values()):
             raise ValueError(f"{self.label} takes nothing of any resource")
+
+    @property
+    def way(self) -> Way:
+        """Cut and encoding, which no other option of a problem has."""
+        return self.cut, self.encoding
 
     @property
     def label(self) -> str:

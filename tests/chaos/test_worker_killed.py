@@ -254,7 +254,7 @@ def test_shard_without_labels_needs_them_given(fragile, connection):
 def test_mixed_plan_loses_nothing_when_the_worker_stops_and_comes_back(
     fragile, connection, shards
 ):
-    from hapi_client.meter import STREAMED
+    from hapi_splitter.problem import STREAMED
 
     fragile.wait_for_worker()
     store(connection, "mixed", shards)

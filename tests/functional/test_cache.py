@@ -22,7 +22,6 @@ from hapi_client.cli.main import app
 from hapi_client.connection import Connection
 from hapi_client.credentials import Credentials
 from hapi_client.location import Location
-from hapi_client.meter import STREAMED
 from hapi_client.packages import package_name, upload_package
 from hapi_client.progress import SilentReporter
 from hapi_client.replan import ReplanOptions
@@ -31,6 +30,7 @@ from hapi_client.upload import upload
 from hapi_protocol.errors import ClientError
 from hapi_protocol.features import FeatureBatch, read_features
 from hapi_splitter.package import write_package
+from hapi_splitter.problem import STREAMED
 from hapi_splitter.trace import split
 from kept_features import until
 from networks import small_network, small_transform
@@ -424,21 +424,38 @@ def test_other_methods_do_nothing_to_the_account(owner, method):
     assert "X-Account-Meta-Cached" not in found
 
 
-@pytest.mark.usefixtures("empty")
-def test_second_epoch_needs_no_worker(cluster, connection, owner, tmp_path):
-    place = Location("kept", "epochs")
-    (tmp_path / "a.tar").write_bytes(shard(40))
-    upload(connection, place, [tmp_path], SilentReporter())
-    with TransferJob(
+def uploaded(
+    connection: Connection, name: str, folder: Path, num_shards: int
+) -> Location:
+    """Shards of eight photos each."""
+    place = Location("kept", name)
+    for number in range(num_shards):
+        (folder / f"{number}.tar").write_bytes(shard(8, seed=number))
+    upload(connection, place, [folder], SilentReporter())
+    return place
+
+
+def job_of(
+    connection: Connection, place: Location, **options: Any
+) -> TransferJob:
+    return TransferJob(
         small_network(),
         freeze="body",
         data=str(place),
         batch_size=8,
         transform=small_transform(),
-        cut="freeze",
         cache="readwrite",
         connection=connection,
-    ) as job:
+        **options,
+    )
+
+
+@pytest.mark.usefixtures("empty")
+def test_second_epoch_needs_no_worker(cluster, connection, owner, tmp_path):
+    place = Location("kept", "epochs")
+    (tmp_path / "a.tar").write_bytes(shard(40))
+    upload(connection, place, [tmp_path], SilentReporter())
+    with job_of(connection, place, cut="freeze") as job:
         first = train_tail(job, epochs=1, learning_rate=0.0)
         spans = len(job._splits["train"].spans)
         until(lambda: len(kept(owner)) == spans)
@@ -455,22 +472,10 @@ def test_second_epoch_needs_no_worker(cluster, connection, owner, tmp_path):
 def test_a_mix_reads_again_what_it_has_pushed_before(
     connection, owner, tmp_path
 ):
-    place = Location("kept", "mixed")
-    for number in range(8):
-        (tmp_path / f"{number}.tar").write_bytes(shard(8, seed=number))
-    upload(connection, place, [tmp_path], SilentReporter())
+    place = uploaded(connection, "mixed", tmp_path, 8)
     way = (1, "float32")
     cached, hits, losses = [0], [0], []
-    with TransferJob(
-        small_network(),
-        freeze="body",
-        data=str(place),
-        batch_size=8,
-        transform=small_transform(),
-        cut=1,
-        cache="readwrite",
-        connection=connection,
-    ) as job:
+    with job_of(connection, place, cut=1) as job:
         feeder = job._feeder
         feeder.mixer.change({STREAMED: 0.5, way: 0.5})
         kept_features = feeder.sources.kept
@@ -492,25 +497,17 @@ def test_a_mix_reads_again_what_it_has_pushed_before(
 
 @pytest.mark.usefixtures("empty")
 def test_a_plan_counts_on_what_is_kept(cluster, connection, tmp_path):
-    place = Location("kept", "planned")
-    for number in range(6):
-        (tmp_path / f"{number}.tar").write_bytes(shard(8, seed=number))
-    upload(connection, place, [tmp_path], SilentReporter())
+    place = uploaded(connection, "planned", tmp_path, 6)
     with (
         slow_link(cluster.auth_url, LINK_BYTES_PER_SECOND) as url,
         Connection(
             Credentials.v1(url, cluster.user, cluster.key)
         ) as behind_link,
-        TransferJob(
-            small_network(),
-            freeze="body",
-            data=str(place),
-            batch_size=8,
-            transform=small_transform(),
+        job_of(
+            behind_link,
+            place,
             epochs=1e6,
-            cache="readwrite",
             replan=ReplanOptions(seconds=0.5, least_spans=1),
-            connection=behind_link,
         ) as job,
     ):
         deadline = time.monotonic() + 120

@@ -16,7 +16,6 @@ from hapi_client.frozen import FrozenRegion
 from hapi_client.index import load_index
 from hapi_client.job import TransferJob
 from hapi_client.location import Location
-from hapi_client.meter import STREAMED
 from hapi_client.probe import MAX_SAMPLES, read_samples
 from hapi_client.progress import SilentReporter
 from hapi_client.replan import ReplanOptions
@@ -24,6 +23,7 @@ from hapi_client.training import History, train_tail
 from hapi_client.upload import upload
 from hapi_protocol import versions
 from hapi_protocol.errors import ClientError
+from hapi_splitter.problem import STREAMED
 from networks import small_network, small_transform
 from photos import shard
 

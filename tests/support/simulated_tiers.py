@@ -16,12 +16,13 @@ from scipy.optimize import linprog
 
 from hapi_client.estimates import Estimates
 from hapi_client.kept import KeptFeatures
-from hapi_client.meter import Observation, Way
+from hapi_client.meter import Observation
 from hapi_client.mixing import Mixer
 from hapi_client.replan import Replanner, ReplanOptions
 from hapi_protocol.summary import Load
 from hapi_splitter.costs import Conditions
 from hapi_splitter.plan import Option, Problem, Resource
+from hapi_splitter.problem import Way
 from hapi_splitter.work import (
     CLIENT_HANDLING,
     CLIENT_LAYERS,
@@ -123,7 +124,6 @@ class SimulatedJob:
             clock=clock,
             random=random.random,
             kept=kept,
-            keeping=lambda: kept and kept.keeping(),
         )
 
     def build(self, conditions: Conditions) -> Problem:

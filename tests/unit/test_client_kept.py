@@ -105,10 +105,9 @@ def test_what_this_epoch_has_kept_is_for_the_next_one() -> None:
 
 def test_ranks_share_an_epoch() -> None:
     kept = kept_of()
+    kept.begin(1, ranks=2)
     kept.dealt(SPANS[0])
-    keeping = kept.keeping(ranks=2)
-    assert keeping is not None
-    assert keeping.rest == 0.5
+    assert keeping_of(kept).rest == 0.5
 
 
 def test_an_entry_that_went_is_dealt_again() -> None:

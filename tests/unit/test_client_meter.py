@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hapi_client.meter import STREAMED, Meter, SpanReport
+from hapi_client.meter import Meter, SpanReport
 from hapi_protocol.summary import Load
+from hapi_splitter.problem import STREAMED
 
 PUSHED = (3, "float16")
 

@@ -17,7 +17,7 @@ from hapi_client import planning
 from hapi_client.estimates import Estimates
 from hapi_client.horizon import Horizon
 from hapi_client.loop_measurement import LoopMeasurement
-from hapi_client.meter import STREAMED, Meter, Observation
+from hapi_client.meter import Meter, Observation
 from hapi_client.mixing import Mixer
 from hapi_client.planning import JobPlanner
 from hapi_client.probe import LocalFacts, ProbeSamples
@@ -31,6 +31,7 @@ from hapi_splitter.plan import (
     if_streaming,
     solve,
 )
+from hapi_splitter.problem import STREAMED
 
 
 class Connection:
@@ -176,7 +177,7 @@ def test_a_job_that_is_nearly_over_does_not_measure(
     parts: Any = planner._parts
     parts.horizon = Horizon(200, epochs)
     parts.samples_so_far = lambda: so_far
-    parts.samples_before = lambda: 0
+    parts.earlier_samples = lambda: 0
     parts.read = asked.append
     seen = Observation(5.0, samples={STREAMED: 200}, train_samples=0)
     monkeypatch.setattr(planner, "_watch", lambda: True)

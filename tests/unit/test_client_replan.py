@@ -16,7 +16,7 @@ from hapi_client.estimates import (
 )
 from hapi_client.horizon import Horizon
 from hapi_client.kept import KeptFeatures
-from hapi_client.meter import Observation, Way
+from hapi_client.meter import Observation
 from hapi_client.replan import (
     LEAST_MOVED,
     MOST_MOVED,
@@ -30,7 +30,7 @@ from hapi_protocol.index import IndexRow, Span
 from hapi_protocol.summary import Load
 from hapi_splitter.costs import Conditions
 from hapi_splitter.plan import Option, Problem, solve
-from hapi_splitter.problem import UNITS, UNSEEN_LINK
+from hapi_splitter.problem import UNITS, UNSEEN_LINK, Way
 from hapi_splitter.work import resource_use, scaled
 from problems import problem_of
 from simulated_tiers import (

@@ -14,7 +14,7 @@ import torch
 
 from hapi_client.decode import DecodePool
 from hapi_client.kept import KeptFeatures
-from hapi_client.meter import STREAMED, Meter
+from hapi_client.meter import Meter
 from hapi_client.mixed import MixedSource
 from hapi_client.mixing import Mixer
 from hapi_client.pushed import PushedSource, PushPlan
@@ -41,6 +41,7 @@ from hapi_protocol.transforms import Training
 from hapi_splitter.encodings import decode as decode_features
 from hapi_splitter.encodings import encode
 from hapi_splitter.inputs import SampleForm
+from hapi_splitter.problem import STREAMED
 from hapi_splitter.transforms import SampleError
 from photos import tar_of
 
