@@ -503,6 +503,8 @@ def test_killed_training_ends_with_the_weights_of_an_undisturbed_one(
                 break
         child.send_signal(signal.SIGKILL)
         child.wait(20)
+        # It may have gone a step further meanwhile, checkpoint and all.
+        steps += child.stdout.read().splitlines()
         child.stdout.close()
     last = subprocess.run(
         trainer(place, killed),
