@@ -113,6 +113,11 @@ def batch_for(
     return needs_of(frozen, cut).batch_for(available_bytes, maximum)
 
 
+def largest_sample_bytes(frozen: FrozenGraph) -> int:
+    """Of a sample's part of a tensor: the input, or what a call computes."""
+    return max(need(value)[1] for value in frozen.values)
+
+
 def steps(frozen: FrozenGraph, cut: int) -> Iterator[Step]:
     """The needs of the input alone, of each call of a prefix, and of what
     is left at its end, the input included."""

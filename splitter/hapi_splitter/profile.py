@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 DEFAULT_BATCHES: Mapping[str, tuple[int, ...]] = MappingProxyType(
-    {"cpu": (1, 8), "cuda": (1, 8, 32, 64)}
+    {"cpu": (1, 16), "cuda": (1, 8, 32, 64)}
 )
 """Batch sizes by kind of device."""
 DEFAULT_BUDGET_SECONDS = 10.0

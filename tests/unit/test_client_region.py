@@ -13,8 +13,10 @@ from torchvision.transforms._presets import ImageClassification
 
 from hapi_client.frozen import FrozenRegion
 from hapi_client.local_region import (
+    FEW_SAMPLES_CPU,
     FORWARD_SAMPLES_CPU,
     FORWARD_SAMPLES_DEVICE,
+    MAPPED_BYTES,
 )
 from hapi_protocol.errors import ClientError
 from hapi_protocol.transforms import Training
@@ -84,6 +86,21 @@ def test_workers_of_a_loader_compute_with_the_samples_that_were_asked_for(
     ):
         assert there.device == CPU
         assert there.forward_samples == found
+
+
+@pytest.mark.parametrize(
+    ("channels", "found"),
+    [
+        (MAPPED_BYTES // 16 // (4 * 32 * 32), FORWARD_SAMPLES_CPU),
+        (MAPPED_BYTES // 16 // (4 * 32 * 32) + 1, FEW_SAMPLES_CPU),
+    ],
+)
+def test_forwards_have_few_samples_where_many_have_tensors_that_are_mapped(
+    channels: int, found: int
+) -> None:
+    body = nn.Sequential(nn.Conv2d(3, channels, 1), nn.AvgPool2d(32))
+    region = FrozenRegion((body.eval(), nn.Linear(1, 1)), None, SMALL, CPU)
+    assert region.forward_samples == found
 
 
 def test_region_is_computed_fast_and_stored_as_it_was_split() -> None:

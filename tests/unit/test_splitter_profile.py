@@ -363,7 +363,7 @@ def test_model_profile_travels_and_says_what_it_is_of() -> None:
     assert found.parameter_bytes == frozen.parameter_bytes
     assert found.device_name
     assert found.reference_seconds > 0
-    assert [each.batch for each in found.batches] == [1, 8]
+    assert [each.batch for each in found.batches] == [1, 16]
 
 
 def test_region_of_any_shape_has_a_profile_without_reference() -> None:

@@ -112,7 +112,7 @@ def test_profile_is_of_the_model_and_of_this_host(
     assert found.memory_limit_bytes == worker.config.memory_limit
     assert found.load_seconds > 0
     assert found.reference_seconds > 0
-    assert [each.batch for each in found.batches] == [1, 8]
+    assert [each.batch for each in found.batches] == [1, 16]
 
 
 def test_second_asker_gets_the_kept_one(worker: WorkerUnderTest) -> None:
