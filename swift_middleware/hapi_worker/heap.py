@@ -1,9 +1,12 @@
 """The C library's heap keeps its memory while there is work.
 
-glibc gives the end of its heap back to the kernel whenever enough of it is
-free, which is after each micro-batch: the next one then takes tens of
-thousands of page faults.  It keeps more here, and returns it at rest and once
-a minute, since models that come and go leave holes.
+glibc gives memory back to the kernel whenever enough of it is free, which is
+after each micro-batch: the next one then takes tens of thousands of page
+faults.  It maps large blocks one by one, ends its heap where its last block
+does, and gives threads heaps of 64 MB of which it returns each that is empty.
+Here there is one heap that large blocks lie in too, and its end is returned
+at rest and once a minute, together with the holes that models leave which
+come and go.
 """
 
 from __future__ import annotations
@@ -15,11 +18,10 @@ import time
 from collections.abc import Callable
 
 M_TRIM_THRESHOLD = -1
-M_MMAP_THRESHOLD = -3
+M_MMAP_MAX = -4
+M_ARENA_MAX = -8
 """Of glibc's malloc.h; mallopt(3)."""
 KEPT_BYTES = 512 << 20
-MMAP_BYTES = 32 << 20
-"""glibc's own upper limit for blocks that lie in the heap."""
 REST_SECONDS = 2.0
 TRIM_SECONDS = 60.0
 """Between two times that it is trimmed while there is work."""
@@ -28,12 +30,15 @@ logger = logging.getLogger(__name__)
 
 
 def keep_heap() -> bool:
-    """Makes malloc keep free memory; whether this C library can."""
+    """Makes malloc keep free memory; whether this C library can.
+
+    Threads that have allocated before keep heaps of their own.
+    """
     libc = _glibc()
     if libc is None:
         return False
-    kept = libc.mallopt(M_MMAP_THRESHOLD, MMAP_BYTES)
-    return bool(libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES) and kept)
+    options = {M_ARENA_MAX: 1, M_MMAP_MAX: 0, M_TRIM_THRESHOLD: KEPT_BYTES}
+    return all(libc.mallopt(*option) for option in options.items())
 
 
 def trim_heap() -> None:

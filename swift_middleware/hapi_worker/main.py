@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from hapi_worker.activation import inherited_sockets
 from hapi_worker.config import WorkerConfig, load_config, merged
+from hapi_worker.heap import keep_heap
 from hapi_worker.version import package_version
 
 TICK_SECONDS = 1.0
@@ -101,6 +102,7 @@ def _serve(path: str, config: WorkerConfig) -> int:
         _check_paths(listeners, config)
     except (OSError, ValueError) as error:
         return _cannot_start(error)
+    keep_heap()  # before there are threads
     # torch takes seconds to load, for which nobody above need wait.
     from hapi_worker.server import SocketInUseError
     from hapi_worker.service import Service

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from hapi_worker.app import WorkerApp
 from hapi_worker.config import WorkerConfig
-from hapi_worker.heap import RestingHeap, keep_heap
+from hapi_worker.heap import RestingHeap
 from hapi_worker.loading import Load, load_validated
 from hapi_worker.server import SocketInUseError, UnixServer
 from hapi_worker.worker import Worker
@@ -68,7 +68,6 @@ class Service:
         Raises:
             SocketInUseError, OSError: one cannot be had; none is then.
         """
-        keep_heap()
         self._heap.begin()
         try:
             for server in self._servers:

@@ -17,11 +17,8 @@ START_SECONDS = 60.0
 SETTLE_SECONDS = 10.0
 """Within which a worker without clients is back at its level."""
 RSS_MARGIN_BYTES = 96 << 20
-"""By which resident memory may stay above its level.  glibc keeps up to 64 MiB
-of free memory at the end of each arena; most of that, but not all, is there
-already when the level is taken."""
-ARENAS = "4"
-"""``MALLOC_ARENA_MAX`` of hapi-worker.service."""
+"""By which resident memory may stay above its level: what libraries keep, and
+holes between blocks that are smaller than a page."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 _COUNTER = re.compile(r"(\w+?)(?:\{(.*)\})? (\S+)")
@@ -70,7 +67,6 @@ class WorkerProcess(Exchange):
                 [sys.executable, "-m", "hapi_worker.main", "--config", config],
                 env={
                     **os.environ,
-                    "MALLOC_ARENA_MAX": ARENAS,
                     "PYTHONPATH": os.pathsep.join(sys.path),
                 },
                 stderr=log,

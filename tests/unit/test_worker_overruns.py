@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from hapi_protocol.errors import TooSlowError
-from hapi_worker.heap import TRIM_SECONDS, RestingHeap, keep_heap
+from hapi_worker.heap import TRIM_SECONDS, RestingHeap
 from hapi_worker.overruns import (
     BAN_SECONDS,
     MAX_MODELS,
@@ -99,5 +103,39 @@ def test_watch_of_the_heap_ends() -> None:
     assert not heap._thread.is_alive()
 
 
-def test_glibc_takes_the_settings() -> None:
-    assert keep_heap()
+FAULTS_AGAIN = """
+import resource, threading
+from hapi_worker.heap import keep_heap
+
+def take():
+    global before
+    for _ in range(2):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        blocks = [bytearray(48 << 20) for _ in range(2)]
+        del blocks
+
+{keep}
+thread = threading.Thread(target=take)
+thread.start()
+thread.join()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+"""Page faults of a thread that takes large blocks which it had before."""
+
+
+@pytest.mark.parametrize(
+    ("keep", "is_kept"), [("assert keep_heap()", True), ("", False)]
+)
+def test_thread_has_large_blocks_again_without_page_faults(
+    keep: str, is_kept: bool
+) -> None:
+    code = FAULTS_AGAIN.format(keep=keep)
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    blocks_pages = 2 * (48 << 20) // os.sysconf("SC_PAGE_SIZE")
+    assert (int(found.stdout) < blocks_pages / 100) == is_kept

@@ -25,7 +25,7 @@ from worker_under_test import (
     small_package,
 )
 
-NUM_SAMPLES = 24
+NUM_SAMPLES = 40
 SHORT = 0.05
 
 
