@@ -182,6 +182,7 @@ class Meter:
         self._lock = threading.RLock()
         self._load: Load | None = None
         self._rate = 0.0
+        self._planned_rate = 0.0
         self._sample_seconds: dict[Way, float] = {}
         self._under_way: Counter[Way] = Counter()
         self._waiting: Counter[int] = Counter()
@@ -274,7 +275,7 @@ class Meter:
         with self._lock:
             loops = max(1, self._num_loading)
             return Pace(
-                self._rate,
+                max(self._rate, self._planned_rate / loops),
                 dict(self._sample_seconds),
                 {way: n / loops for way, n in self._under_way.items()},
                 {cut: n / loops for cut, n in self._waiting.items()},
@@ -286,6 +287,11 @@ class Meter:
         """Takes in what the whole link takes for a sample, by way."""
         with self._lock:
             self._link_seconds = dict(link_seconds)
+
+    def plan_for(self, samples_per_second: float) -> None:
+        """Takes in what the mix in force is planned to reach."""
+        with self._lock:
+            self._planned_rate = samples_per_second
 
     @contextmanager
     def loading(self) -> Iterator[None]:

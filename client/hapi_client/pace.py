@@ -14,7 +14,9 @@ class Pace:
 
     Attributes:
         samples_per_second: of one loop, without those that the store had
-            kept; 0 before the first window.
+            kept: measured, or planned where that is more, since where all
+            have waited for a late span less was measured; 0 before the
+            first window and plan.
         sample_seconds: by way, from the start of a span to its end for
             each of its samples: a moving average, halved with each window
             in which no span was on that way, so that it is tried again.

@@ -202,7 +202,7 @@ class Replanner:
         present = evaluate(problem, _options(problem, now), "auto")
         gives_up = is_pushing and not wanted.pushes
         if self._gain(problem, present, wanted) < LEAST_GAIN and not gives_up:
-            self.plan = present
+            self._keep(present)
             self._use_kept(problem, present)
             self._most_moved = min(MOST_MOVED, LARGER * self._most_moved)
             return
@@ -308,7 +308,7 @@ class Replanner:
                     f"{came} came): what it should compute is "
                     "streamed until it does.",
                 )
-            self.plan = plan
+            self._keep(plan)
         elif self._lost and came:
             self._lost = False
             plan = evaluate(problem, _options(problem, now), "auto")
@@ -331,7 +331,7 @@ class Replanner:
     def _record(
         self, weights: Mapping[Way, float], plan: Plan, why: str
     ) -> None:
-        self.plan = plan
+        self._keep(plan)
         change = PlanChange(
             seconds=self._clock() - self._started,
             mix=dict(weights),
@@ -342,6 +342,10 @@ class Replanner:
         self._changes.append(change)
         self.num_changes += 1
         logger.info("plan: %s: %s", describe_mix(weights), why)
+
+    def _keep(self, plan: Plan) -> None:
+        self.plan = plan
+        self._meter.plan_for(plan.samples_per_second)
 
     def _postpone(self) -> None:
         jitter = 0.75 + 0.5 * self._random()

@@ -69,6 +69,7 @@ class SimulatedMeter:
     clock: Clock
     pending: Observation = field(default_factory=lambda: Observation(0.0))
     taken_at: float = 0.0
+    planned: float = 0.0
 
     @property
     def window_seconds(self) -> float:
@@ -76,6 +77,10 @@ class SimulatedMeter:
 
     def expect(self, link_seconds: Mapping[Way, float]) -> None:
         """Spans come at once here."""
+
+    def plan_for(self, samples_per_second: float) -> None:
+        """What the mix is planned to reach."""
+        self.planned = samples_per_second
 
     def take(self) -> Observation:
         self.taken_at = self.clock.now

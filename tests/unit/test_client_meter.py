@@ -247,6 +247,23 @@ def test_spans_that_come_together_share_the_link(world: World) -> None:
         assert meter.pace.span_seconds(PUSHED, 8) == pytest.approx(0.08)
 
 
+def test_rate_that_is_planned_counts_where_less_was_measured(
+    world: World,
+) -> None:
+    meter = world.meter
+    meter.plan_for(6.0)
+    assert meter.pace.samples_per_second == 6.0
+    with meter.loading():
+        world.passes(5)
+        meter.loaded(STREAMED, 10, 2.0, SpanReport())
+    meter.take()
+    assert meter.pace.samples_per_second == 6.0
+    with meter.loading(), meter.loading():
+        assert meter.pace.samples_per_second == 3.0
+    meter.plan_for(1.0)
+    assert meter.pace.samples_per_second == pytest.approx(2.0)
+
+
 def test_what_a_loop_left_behind_keeps_no_later_one_busy(world: World) -> None:
     with world.meter.loading():
         world.meter.loaded(STREAMED, 8, 1.0, SpanReport())

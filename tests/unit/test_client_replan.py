@@ -488,7 +488,8 @@ def test_late_straggler_of_a_plan_that_streams_is_no_lost_worker() -> None:
 
 def test_worker_that_mostly_fails_counts_as_gone() -> None:
     job = SimulatedJob(BALANCED, Clock())
-    job.replanner.begin()
+    mixed = job.replanner.begin()
+    assert job.meter.planned == mixed.samples_per_second > 0
     job.meter.pending = Observation(
         5.0,
         samples={STREAM: 300, PUSH: 50},
@@ -500,6 +501,11 @@ def test_worker_that_mostly_fails_counts_as_gone() -> None:
     job.replanner.look()
 
     assert "150 samples, 50 came" in job.replanner.changes[-1].why
+    # What is expected of the mix now is what streaming brings.
+    plan = job.replanner.plan
+    assert plan is not None
+    assert job.meter.planned == plan.samples_per_second
+    assert 0 < plan.samples_per_second < mixed.samples_per_second
 
 
 def test_worker_whose_features_had_been_kept_is_not_gone() -> None:
