@@ -114,7 +114,7 @@ ACCURACY = Experiment(
     keys="""\
   as ``accuracy`` of benchmarks.accuracy (see its --help), or ``absent``: why
   it was not measured""",
-    minutes=15,
+    minutes=5,
     quick_minutes=1,
     measure=measure_accuracy,
     table=accuracy_table,
