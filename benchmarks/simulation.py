@@ -19,8 +19,9 @@ import simpy
 
 from hapi_client.estimates import Estimates
 from hapi_client.fetch import FetchOptions
-from hapi_client.meter import Meter, SpanReport
+from hapi_client.meter import Meter
 from hapi_client.mixing import Mixer
+from hapi_client.observation import SpanReport
 from hapi_client.planning import FIRST_LOOK_SECONDS, FIRST_LOOK_SPANS
 from hapi_client.replan import Replanner, ReplanOptions
 from hapi_client.sources import LANE_PUSH, LANE_STREAM

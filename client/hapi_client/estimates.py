@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hapi_client.meter import Observation
+from hapi_client.observation import Observation
 from hapi_splitter.costs import Conditions
 from hapi_splitter.problem import (
     CLIENT_CPU,

@@ -13,22 +13,18 @@ from hapi_splitter.inputs import InputTransform, SampleForm
 from hapi_splitter.memory import largest_sample_bytes
 from hapi_splitter.numerics import exact_numerics
 from hapi_splitter.package import load_package, package_bytes
+from hapi_splitter.profile import LARGEST_BATCH
 from hapi_splitter.transforms import decode_image
 
-FORWARD_SAMPLES_CPU = 16
 FEW_SAMPLES_CPU = 8
-"""Samples of one forward on the CPU: the few where the many would have
-tensors above ``MAPPED_BYTES``."""
-
+"""Samples of one forward on the CPU where more would have tensors above
+``MAPPED_BYTES``."""
 MAPPED_BYTES = 32 << 20
 """Blocks above that are mapped anew each time by the C library, and their
 page faults cost more than larger batches save: on one core a sample of
 mobilenet_v3_small takes 20 % less in batches of 16 than of 8 and one of
 shufflenet_v2 31 %, but one of resnet18 6 % and one of convnext_tiny 12 % more
 (EPYC, family 26)."""
-
-FORWARD_SAMPLES_DEVICE = 64
-"""Samples of one forward on an accelerator."""
 
 
 class LocalRegion:
@@ -148,10 +144,10 @@ def suitable_samples(graph: FrozenGraph, device: torch.device) -> int:
         device: that computes.
     """
     if device.type != "cpu":
-        return FORWARD_SAMPLES_DEVICE
-    if FORWARD_SAMPLES_CPU * largest_sample_bytes(graph) > MAPPED_BYTES:
-        return FEW_SAMPLES_CPU
-    return FORWARD_SAMPLES_CPU
+        return LARGEST_BATCH["cuda"]
+    many = LARGEST_BATCH["cpu"]
+    is_mapped = many * largest_sample_bytes(graph) > MAPPED_BYTES
+    return FEW_SAMPLES_CPU if is_mapped else many
 
 
 def _unpickled(package: bytes, forward_samples: int | None) -> LocalRegion:

@@ -28,8 +28,9 @@ from hapi_client.frozen import FrozenRegion
 from hapi_client.horizon import Horizon
 from hapi_client.kept import KeptFeatures
 from hapi_client.loop_measurement import LoopMeasurement
-from hapi_client.meter import Meter, Observation
+from hapi_client.meter import Meter
 from hapi_client.mixing import Mixer
+from hapi_client.observation import Observation
 from hapi_client.probe import LocalFacts, ProbeSamples
 from hapi_client.replan import (
     LEAST_PUSH_GAIN,

@@ -12,7 +12,7 @@ import torch
 from hapi_client.account import source_changed
 from hapi_client.connection import Connection
 from hapi_client.kept import KeptFeatures
-from hapi_client.meter import SpanReport
+from hapi_client.observation import SpanReport
 from hapi_client.retry import (
     PushGate,
     PushWidth,

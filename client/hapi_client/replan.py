@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 
 from hapi_client.estimates import Estimates
 from hapi_client.kept import KeptFeatures
-from hapi_client.meter import Meter, Observation
+from hapi_client.meter import Meter
 from hapi_client.mixing import Mixer
+from hapi_client.observation import Observation
 from hapi_splitter.costs import Conditions
 from hapi_splitter.keeping import (
     Keeping,
@@ -202,7 +203,7 @@ class Replanner:
         present = evaluate(problem, _options(problem, now), "auto")
         gives_up = is_pushing and not wanted.pushes
         if self._gain(problem, present, wanted) < LEAST_GAIN and not gives_up:
-            self._keep(present)
+            self._put_in_force(present)
             self._use_kept(problem, present)
             self._most_moved = min(MOST_MOVED, LARGER * self._most_moved)
             return
@@ -308,7 +309,7 @@ class Replanner:
                     f"{came} came): what it should compute is "
                     "streamed until it does.",
                 )
-            self._keep(plan)
+            self._put_in_force(plan)
         elif self._lost and came:
             self._lost = False
             plan = evaluate(problem, _options(problem, now), "auto")
@@ -331,7 +332,7 @@ class Replanner:
     def _record(
         self, weights: Mapping[Way, float], plan: Plan, why: str
     ) -> None:
-        self._keep(plan)
+        self._put_in_force(plan)
         change = PlanChange(
             seconds=self._clock() - self._started,
             mix=dict(weights),
@@ -343,9 +344,9 @@ class Replanner:
         self.num_changes += 1
         logger.info("plan: %s: %s", describe_mix(weights), why)
 
-    def _keep(self, plan: Plan) -> None:
+    def _put_in_force(self, plan: Plan) -> None:
         self.plan = plan
-        self._meter.plan_for(plan.samples_per_second)
+        self._meter.expect_rate(plan.samples_per_second)
 
     def _postpone(self) -> None:
         jitter = 0.75 + 0.5 * self._random()

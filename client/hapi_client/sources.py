@@ -14,7 +14,8 @@ import torch
 
 from hapi_client.connection import Connection
 from hapi_client.decode import DecodePool
-from hapi_client.meter import Meter, SpanReport
+from hapi_client.meter import Meter
+from hapi_client.observation import SpanReport
 from hapi_client.retry import (
     Backoff,
     is_retryable,

@@ -23,7 +23,7 @@ from hapi_client.epoch_report import (
     LOOP_STAGES,
     EpochReport,
 )
-from hapi_client.meter import SpanReport
+from hapi_client.observation import SpanReport
 from hapi_client.order import Reading
 from hapi_client.stats import JobCounters, JobStats
 from hapi_client.traffic import Traffic, TrafficCount

@@ -5,21 +5,14 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 
 from hapi_splitter.host import allowed_memory_bytes
+from hapi_splitter.profile import LARGEST_BATCH
 from hapi_worker.config import WorkerConfig
-
-MAX_BATCH: Mapping[str, int] = MappingProxyType({"cpu": 16, "cuda": 64})
-"""Samples in a micro-batch by kind of device.  On one core of an EPYC (family
-26) a sample of mobilenet_v3, shufflenet_v2, densenet121 or resnet50 takes 27
-to 35 % less in batches of 16 than of 8, one of vgg11 or convnext_tiny 5 %
-more, and at 32 most take longer again: their activations are mapped anew by
-the kernel each time."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +50,7 @@ def plan_devices(config: WorkerConfig, cores: float) -> list[DevicePlan]:
             num_forwards(device, config.forwards, cores, max(on_cpu, 1)),
             config.memory_limit
             or device_memory_bytes(device, sharing[device]),
-            config.max_batch or MAX_BATCH[device.type],
+            config.max_batch or LARGEST_BATCH[device.type],
         )
         for name, device in zip(_names(devices), devices, strict=True)
     ]

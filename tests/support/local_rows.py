@@ -17,9 +17,9 @@ from hapi_protocol.features import read_features
 from hapi_protocol.transforms import Training
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.numerics import exact_numerics
+from hapi_splitter.profile import LARGEST_BATCH
 from hapi_splitter.transforms import decode_image
 from hapi_worker.batching import batch_size
-from hapi_worker.devices import MAX_BATCH
 
 CPU = torch.device("cpu")
 
@@ -70,7 +70,9 @@ def local_rows(
     samples = _samples(source, name)
     wanted = wanted or range(len(samples))
     is_unknown = len(wanted) == len(samples) and not _is_image(source)
-    size = batch_size(MAX_BATCH["cpu"], None if is_unknown else len(wanted))
+    size = batch_size(
+        LARGEST_BATCH["cpu"], None if is_unknown else len(wanted)
+    )
     transform = frozen.transform
     assert transform is not None
     images = [

@@ -16,8 +16,8 @@ from scipy.optimize import linprog
 
 from hapi_client.estimates import Estimates
 from hapi_client.kept import KeptFeatures
-from hapi_client.meter import Observation
 from hapi_client.mixing import Mixer
+from hapi_client.observation import Observation
 from hapi_client.replan import Replanner, ReplanOptions
 from hapi_protocol.summary import Load
 from hapi_splitter.costs import Conditions
@@ -78,7 +78,7 @@ class SimulatedMeter:
     def expect(self, link_seconds: Mapping[Way, float]) -> None:
         """Spans come at once here."""
 
-    def plan_for(self, samples_per_second: float) -> None:
+    def expect_rate(self, samples_per_second: float) -> None:
         """What the mix is planned to reach."""
         self.planned = samples_per_second
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hapi_client.meter import Meter, SpanReport
+from hapi_client.meter import Meter
+from hapi_client.observation import SpanReport
 from hapi_protocol.summary import Load
 from hapi_splitter.problem import STREAMED
 
@@ -251,7 +252,7 @@ def test_rate_that_is_planned_counts_where_less_was_measured(
     world: World,
 ) -> None:
     meter = world.meter
-    meter.plan_for(6.0)
+    meter.expect_rate(6.0)
     assert meter.pace.samples_per_second == 6.0
     with meter.loading():
         world.passes(5)
@@ -260,7 +261,7 @@ def test_rate_that_is_planned_counts_where_less_was_measured(
     assert meter.pace.samples_per_second == 6.0
     with meter.loading(), meter.loading():
         assert meter.pace.samples_per_second == 3.0
-    meter.plan_for(1.0)
+    meter.expect_rate(1.0)
     assert meter.pace.samples_per_second == pytest.approx(2.0)
 
 

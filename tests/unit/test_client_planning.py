@@ -17,8 +17,9 @@ from hapi_client import planning
 from hapi_client.estimates import Estimates
 from hapi_client.horizon import Horizon
 from hapi_client.loop_measurement import LoopMeasurement
-from hapi_client.meter import Meter, Observation
+from hapi_client.meter import Meter
 from hapi_client.mixing import Mixer
+from hapi_client.observation import Observation
 from hapi_client.planning import JobPlanner
 from hapi_client.probe import LocalFacts, ProbeSamples
 from hapi_client.replan import LEAST_PUSH_GAIN, gain_over

@@ -12,17 +12,13 @@ from torch import nn
 from torchvision.transforms._presets import ImageClassification
 
 from hapi_client.frozen import FrozenRegion
-from hapi_client.local_region import (
-    FEW_SAMPLES_CPU,
-    FORWARD_SAMPLES_CPU,
-    FORWARD_SAMPLES_DEVICE,
-    MAPPED_BYTES,
-)
+from hapi_client.local_region import FEW_SAMPLES_CPU, MAPPED_BYTES
 from hapi_protocol.errors import ClientError
 from hapi_protocol.transforms import Training
 from hapi_splitter.arrays import ArrayTransform
 from hapi_splitter.augmentation import Augmentation
 from hapi_splitter.inputs import InputTransform
+from hapi_splitter.profile import LARGEST_BATCH
 from hapi_splitter.reference import reference_image
 from hapi_splitter.transforms import ImageTransform, decode_image
 from networks import small_network
@@ -70,7 +66,7 @@ def test_features_of_every_cut_are_finished_in_one_piece() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"), [(3, 3), (None, FORWARD_SAMPLES_CPU)]
+    ("asked", "found"), [(3, 3), (None, LARGEST_BATCH["cpu"])]
 )
 def test_workers_of_a_loader_compute_with_the_samples_that_were_asked_for(
     asked: int | None, found: int
@@ -78,7 +74,7 @@ def test_workers_of_a_loader_compute_with_the_samples_that_were_asked_for(
     """Those of a device would be too many for the CPU."""
     meta = torch.device("meta")
     region = FrozenRegion((frozen_part(), Flat()), None, SMALL, meta, asked)
-    assert region.forward_samples == (asked or FORWARD_SAMPLES_DEVICE)
+    assert region.forward_samples == (asked or LARGEST_BATCH["cuda"])
     for there in (
         region.on_cpu(),
         pickle.loads(pickle.dumps(region)),
@@ -91,7 +87,7 @@ def test_workers_of_a_loader_compute_with_the_samples_that_were_asked_for(
 @pytest.mark.parametrize(
     ("channels", "found"),
     [
-        (MAPPED_BYTES // 16 // (4 * 32 * 32), FORWARD_SAMPLES_CPU),
+        (MAPPED_BYTES // 16 // (4 * 32 * 32), LARGEST_BATCH["cpu"]),
         (MAPPED_BYTES // 16 // (4 * 32 * 32) + 1, FEW_SAMPLES_CPU),
     ],
 )

@@ -16,7 +16,7 @@ from hapi_client.estimates import (
 )
 from hapi_client.horizon import Horizon
 from hapi_client.kept import KeptFeatures
-from hapi_client.meter import Observation
+from hapi_client.observation import Observation
 from hapi_client.replan import (
     LEAST_MOVED,
     MOST_MOVED,

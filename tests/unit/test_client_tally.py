@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from hapi_client.epoch_report import LAYERS, PLANNING, TRAINING, WAITING
-from hapi_client.meter import SpanReport
+from hapi_client.observation import SpanReport
 from hapi_client.order import OrderRules, index_order
 from hapi_client.stats import JobCounters, JobStats
 from hapi_client.tally import InForce, PlanCount, Tally
