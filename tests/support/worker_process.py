@@ -16,9 +16,9 @@ from worker_under_test import Exchange
 START_SECONDS = 60.0
 SETTLE_SECONDS = 10.0
 """Within which a worker without clients is back at its level."""
-RSS_MARGIN_BYTES = 96 << 20
-"""By which resident memory may stay above its level: what libraries keep, and
-holes between blocks that are smaller than a page."""
+RSS_MARGIN_BYTES = 64 << 20
+"""By which resident memory may stay above its level; up to 40 MiB were seen,
+right after the last job."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 _COUNTER = re.compile(r"(\w+?)(?:\{(.*)\})? (\S+)")
