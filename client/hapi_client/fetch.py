@@ -26,6 +26,7 @@ from hapi_client.sources import (
 from hapi_client.transport import CancelScope
 from hapi_protocol.errors import ClientError, TooSlowError
 from hapi_protocol.index import Span
+from hapi_splitter.quantities import bytes_text
 
 logger = logging.getLogger(__name__)
 
@@ -182,6 +183,7 @@ class Fetcher:
     def _next(self) -> _Pending | None:
         """What has come; waits for it."""
         started = time.monotonic()
+        received_bytes = self._received_bytes()
         while True:
             with self._lock:
                 self._top_up()
@@ -193,7 +195,11 @@ class Fetcher:
                 found = self._take()
             if found is not None:
                 return found
-            self._wait(first, time.monotonic() - started)
+            waited = time.monotonic() - started
+            self._wait(first, waited, received_bytes)
+
+    def _received_bytes(self) -> int:
+        return self._connection.traffic.count().received_bytes
 
     def _take(self) -> _Pending | None:
         """The first if it has come, or one that may come early."""
@@ -210,8 +216,16 @@ class Fetcher:
                     return each
         return None
 
-    def _wait(self, first: _Pending, waited: float) -> None:
-        """Until some span comes."""
+    def _wait(
+        self, first: _Pending, waited: float, received_bytes: int
+    ) -> None:
+        """Until some span comes.
+
+        Args:
+            first: in order of those that are waited for.
+            waited: seconds so far.
+            received_bytes: when that began.
+        """
         seconds = self._options.wait_seconds
         quiet_seconds = min(QUIET_SECONDS, seconds)
         limit = quiet_seconds if waited < quiet_seconds else seconds
@@ -220,7 +234,7 @@ class Fetcher:
         except queue.Empty:
             if limit == seconds:
                 raise _too_slow(first.span, seconds) from None
-            self._note_silence(first)
+            self._note_silence(first, self._received_bytes() - received_bytes)
 
     def _top_up(self) -> None:
         """Starts as many spans as there is room for; under the lock."""
@@ -271,16 +285,18 @@ class Fetcher:
                 self._busy[task.lane] -= 1
                 self._top_up()
 
-    def _note_silence(self, pending: _Pending) -> None:
+    def _note_silence(self, pending: _Pending, num_bytes: int) -> None:
         if self._has_warned or pending.task.lane != LANE_PUSH:
             return
         self._has_warned = True
         logger.warning(
-            "no features of %s %s for %.0f s; the worker may hang: what does "
+            "no features of %s %s for %.0f s, in which %s came; %s: what does "
             "not come is streamed after about %.0f s",
             pending.span.shard,
             pending.span.samples,
             QUIET_SECONDS,
+            bytes_text(num_bytes) if num_bytes else "no byte",
+            "the link may be slow" if num_bytes else "the worker may hang",
             self._options.span_seconds,
         )
 

@@ -24,6 +24,7 @@ from hapi_client.order import (
 from hapi_client.sources import LoadedSpan, SpanTask
 from hapi_client.stats import JobCounters
 from hapi_client.tally import Tally
+from hapi_client.traffic import Traffic
 from hapi_protocol.errors import ClientError, HapiError, TooSlowError
 from hapi_protocol.index import IndexRow, Span
 
@@ -83,6 +84,9 @@ class Source:
 
 
 class FakeConnection:
+    def __init__(self):
+        self.traffic = Traffic()
+
     def working_for(self, scope):
         import contextlib
 
@@ -92,9 +96,11 @@ class FakeConnection:
         scope.set_cancelled()
 
 
-def open_with(source, **options):
+def open_with(source, connection=None, **options):
     options = FetchOptions(**{"num_threads": 2, **options})
-    return lambda spans: Fetcher(FakeConnection(), source, spans, options)
+    return lambda spans: Fetcher(
+        connection or FakeConnection(), source, spans, options
+    )
 
 
 def make_loader(
@@ -484,21 +490,36 @@ def test_closing_reaches_spans_that_have_not_begun():
 
 
 @pytest.mark.parametrize(
-    ("lane", "num_warnings"), [("push", 1), ("stream", 0)]
+    ("lane", "received_bytes", "told"),
+    [
+        ("push", 0, ["no byte came; the worker may hang"]),
+        ("push", 1_500_000, ["1.5 MB came; the link may be slow"]),
+        ("stream", 0, []),
+    ],
 )
 def test_features_that_do_not_come_are_told_of_once(
-    monkeypatch, caplog, lane, num_warnings
+    monkeypatch, caplog, lane, received_bytes, told
 ):
     """A worker that hangs would leave the loop silent for minutes."""
-    monkeypatch.setattr("hapi_client.fetch.QUIET_SECONDS", 0.05)
+    monkeypatch.setattr("hapi_client.fetch.QUIET_SECONDS", 0.1)
     spans = make_spans([2, 2])
-    source = Source(seconds=0.2, lane=lane)
-    fetcher = open_with(source, num_threads=1)(spans)
+    connection = FakeConnection()
+    connection.traffic.add(received_bytes=70_000_000)
+
+    class Receiving(Source):
+        def load(self, span, scope):
+            connection.traffic.add(received_bytes=received_bytes)
+            return super().load(span, scope)
+
+    source = Receiving(seconds=0.3, lane=lane)
+    fetcher = open_with(source, connection, num_threads=1)(spans)
     assert [loaded.span for _, loaded in fetcher] == spans
     fetcher.close()
     texts = [each.getMessage() for each in caplog.records]
-    assert len(texts) == num_warnings
-    assert all("0.tar 0-1 for" in text for text in texts)
+    assert len(texts) == len(told)
+    for text, part in zip(texts, told, strict=True):
+        assert "0.tar 0-1 for" in text
+        assert part in text
 
 
 def test_time_out_of_a_source_is_not_taken_for_the_loops_own():
