@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -57,6 +58,8 @@ class Feeder:
         self._region = region
         self._options = options
         self._is_closed = False
+        # Python's collector may close a forgotten loop in this very thread.
+        self._lock = threading.RLock()
         self._fetchers: weakref.WeakSet[Fetcher] = weakref.WeakSet()
         self.counters = JobCounters()
         self.meter = Meter(lambda: connection.traffic.count().received_bytes)
@@ -71,6 +74,7 @@ class Feeder:
             self.counters,
             self.meter,
             kept,
+            self._top_up,
         )
 
     def push(
@@ -141,12 +145,21 @@ class Feeder:
                 "not_connected", "the job was closed before this loop began"
             )
         fetcher = Fetcher(self._connection, source, spans, self._options)
-        self._fetchers.add(fetcher)
+        with self._lock:
+            self._fetchers.add(fetcher)
         return fetcher
+
+    def _top_up(self) -> None:
+        for fetcher in self._open_fetchers():
+            fetcher.top_up()
+
+    def _open_fetchers(self) -> list[Fetcher]:
+        with self._lock:
+            return list(self._fetchers)
 
     def interrupt(self) -> None:
         """Ends what loaders have under way."""
-        for fetcher in list(self._fetchers):
+        for fetcher in self._open_fetchers():
             fetcher.close()
 
     def close(self) -> None:

@@ -236,6 +236,11 @@ class Fetcher:
                 raise _too_slow(first.span, seconds) from None
             self._note_silence(first, self._received_bytes() - received_bytes)
 
+    def top_up(self) -> None:
+        """Starts spans for which there is room by now; from any thread."""
+        with self._lock:
+            self._top_up()
+
     def _top_up(self) -> None:
         """Starts as many spans as there is room for; under the lock."""
         while self._todo and not self._closed:

@@ -64,6 +64,7 @@ class Meter:
         """That came so far, in all windows."""
         self._num_loading = 0
         self._num_reading = 0
+        self._num_flows = 0.0
         self._mark()
         self._begin()
 
@@ -182,17 +183,23 @@ class Meter:
                 self._num_loading -= 1
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
-        """What happens inside is a plain read that waits for bytes."""
+    def reading(self, flows: float = 1.0) -> Iterator[None]:
+        """What happens inside is a plain read that waits for bytes.
+
+        Args:
+            flows: at a time that it is known to carry as much as.
+        """
         with self._lock:
             self._add_up()
             self._num_reading += 1
+            self._num_flows += flows
         try:
             yield
         finally:
             with self._lock:
                 self._add_up()
                 self._num_reading -= 1
+                self._num_flows -= flows
 
     def _mark(self) -> None:
         self._wall_before = self._clock()
@@ -212,7 +219,7 @@ class Meter:
         sums["received"] += self._bytes_before - received
         if self._num_reading:
             sums["reading"] += self._wall_before - wall
-            sums["flows"] += self._num_reading * (self._wall_before - wall)
+            sums["flows"] += self._num_flows * (self._wall_before - wall)
             sums["reading_bytes"] += self._bytes_before - received
 
     @property

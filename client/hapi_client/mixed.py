@@ -15,6 +15,7 @@ from hapi_client.local_region import LocalRegion
 from hapi_client.meter import Meter
 from hapi_client.mixing import Mixer, too_late
 from hapi_client.pushed import PushedSource, PushPlan
+from hapi_client.read_width import ReadWidth
 from hapi_client.retry import PushGate, PushWidth
 from hapi_client.sources import (
     LANE_KEPT,
@@ -45,12 +46,15 @@ class Sources:
         counters: of the job.
         meter: of the job.
         kept: which features the store has kept.
+        read: called when a span has been read plainly, and another one may
+            be begun.
 
     Attributes:
         kept: see above.
         model: the package; to be set before anything is pushed.
-        num_threads: spans that are streamed at a time.
+        num_threads: spans that are under way in a lane, at most.
         width: how many are pushed at a time.
+        read_width: how many are streamed at a time.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class Sources:
         counters: JobCounters,
         meter: Meter,
         kept: KeptFeatures,
+        read: Callable[[], None],
     ) -> None:
         self.kept = kept
         self.model: ModelPath | None = None
@@ -71,6 +76,12 @@ class Sources:
         self._region = region
         self._limits = options.span_limits
         self._counters = counters
+        self.num_threads = options.num_threads
+        self.read_width = ReadWidth(
+            options.num_threads,
+            lambda: connection.traffic.count().received_bytes,
+            read,
+        )
         self._raw = RawSource(
             connection,
             container,
@@ -79,13 +90,13 @@ class Sources:
             self._limits,
             counters,
             meter,
+            self.read_width,
             region.transform.medium,
         )
         # One gate for all: a worker that is gone is gone for every cut.
         self._gate = PushGate(
             time.monotonic, options.pause_seconds, options.most_pause_seconds
         )
-        self.num_threads = options.num_threads
         self.width = PushWidth(options.num_threads)
         self._pushed: dict[Way, PushedSource] = {}
 
@@ -151,9 +162,12 @@ class MixedSource:
         self._training = training
 
     def lane_width(self, lane: str) -> int:
-        """Pushed spans as many as the worker admits."""
+        """Pushed spans as many as the worker admits, and of streamed ones
+        as many as the link has use for."""
         if lane == LANE_PUSH:
             return self._sources.width.limit
+        if lane == LANE_STREAM:
+            return self._sources.read_width.limit
         return self._sources.num_threads
 
     def task(

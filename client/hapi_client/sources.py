@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol, TypeAlias
 
 import torch
@@ -16,6 +17,7 @@ from hapi_client.connection import Connection
 from hapi_client.decode import DecodePool
 from hapi_client.meter import Meter
 from hapi_client.observation import SpanReport
+from hapi_client.read_width import ReadWidth
 from hapi_client.retry import (
     Backoff,
     is_retryable,
@@ -126,6 +128,7 @@ class RawSource:
         limits: of each span.
         counters: of the job.
         meter: measures the waiting for bytes.
+        width: told of each read and decoding.
         medium: how samples are stored.
     """
 
@@ -138,6 +141,7 @@ class RawSource:
         limits: SpanLimits,
         counters: JobCounters,
         meter: Meter,
+        width: ReadWidth,
         medium: Medium = IMAGE,
     ) -> None:
         self._connection = connection
@@ -148,6 +152,7 @@ class RawSource:
         self._limits = limits
         self._counters = counters
         self._meter = meter
+        self._width = width
         # Of the samples that the store could not decode: what this tier
         # says of them, None where it can.
         self._verdicts: dict[_VerdictKey, str | None] = {}
@@ -237,27 +242,29 @@ class RawSource:
         self, span: Span, scope: CancelScope, training: Training | None
     ) -> LoadedSpan:
         started = time.monotonic()
-        data = self._connection.get_range(
-            self._container,
-            span.shard,
-            span.byte_range,
-            if_match=span.etag,
-            seconds=self._limits.seconds,
-            reading=self._meter.reading,
-        )
-        read_seconds = time.monotonic() - started
-        samples = list(
-            iter_samples(
-                io.BytesIO(data),
-                name=f"{self._container}/{span.shard}",
-                first_index=span.rows[0].sample,
-                first_offset=span.rows[0].offset,
+        with self._width.reading(span.byte_range.length_bytes):
+            data = self._connection.get_range(
+                self._container,
+                span.shard,
+                span.byte_range,
+                if_match=span.etag,
+                seconds=self._limits.seconds,
+                reading=partial(self._meter.reading, self._width.worth),
             )
-        )
-        check_keys(span, [(each.index, each.key) for each in samples])
-        loaded, decode_cpu_seconds = self._decode(
-            span, samples, scope, training
-        )
+        read_seconds = time.monotonic() - started
+        with self._width.decoding():
+            samples = list(
+                iter_samples(
+                    io.BytesIO(data),
+                    name=f"{self._container}/{span.shard}",
+                    first_index=span.rows[0].sample,
+                    first_offset=span.rows[0].offset,
+                )
+            )
+            check_keys(span, [(each.index, each.key) for each in samples])
+            loaded, decode_cpu_seconds = self._decode(
+                span, samples, scope, training
+            )
         return replace(
             loaded,
             report=SpanReport(

@@ -18,6 +18,7 @@ from hapi_client.meter import Meter
 from hapi_client.mixed import MixedSource
 from hapi_client.mixing import Mixer
 from hapi_client.pushed import PushedSource, PushPlan
+from hapi_client.read_width import ReadWidth
 from hapi_client.retry import Backoff, PushGate, PushWidth
 from hapi_client.sources import RawSource, SpanLimits
 from hapi_client.stats import JobCounters
@@ -161,6 +162,7 @@ class Bench:
             LIMITS,
             self.counters,
             Meter(lambda: 0),
+            ReadWidth(4, lambda: 0),
         )
         self.pushed = PushedSource(
             self.connection,

@@ -1,0 +1,180 @@
+"""How many spans are read plainly at a time.
+
+Where a span keeps the link busy for long, reads side by side bring no more:
+they share the link, and all come late and together.  The loop has nothing to
+do at first, and at the end of an epoch it has the work of all of them left.
+There one at a time is enough, if it carries as much as many do; whether it
+does is measured, for a single flow may be slow for reasons of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+LONG_SECONDS = 0.5
+"""Of a span on the whole link; of a shorter one, waiting for a share of it
+costs less than a link that is idle between two reads."""
+AS_MUCH = 0.97
+"""Of the highest rate, that fewer reads must carry to be enough."""
+FEW = (1, 2)
+"""Reads at a time that may be enough."""
+LEAST_SECONDS = 1.0
+"""Of so many reads at a time, before their rate is believed."""
+MOST_SECONDS = 8.0
+"""Of which a rate remembers about as much."""
+MOST_AGE_READS = 256
+"""After which a rate is not known any more: to find it again costs some
+seconds of a lower one."""
+NEW_WEIGHT = 0.3
+"""Of the newest span in the moving average of their bytes."""
+
+
+@dataclass
+class _Rate:
+    num_bytes: float = 0.0
+    seconds: float = 0.0
+    num_reads: int = 0
+    """Of all, when it was seen last."""
+
+    def add(self, num_bytes: float, seconds: float, num_reads: int) -> None:
+        self.num_bytes += num_bytes
+        self.seconds += seconds
+        self.num_reads = num_reads
+        if self.seconds > MOST_SECONDS:
+            self.num_bytes /= 2
+            self.seconds /= 2
+
+
+class ReadWidth:
+    """Finds out how many plain reads at a time are enough.
+
+    It begins with one, so that the first span comes soon.
+
+    Args:
+        most: reads at a time.
+        received_bytes: bytes received by the job so far, pushed answers
+            included: they share the link.
+        changed: called when a read is done and another one may begin.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        received_bytes: Callable[[], int],
+        changed: Callable[[], None] = lambda: None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._most = most
+        self._received_bytes = received_bytes
+        self._changed = changed
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._rates: dict[int, _Rate] = {}
+        self._span_bytes = 0.0
+        self._num_reads = 0
+        self._num_reading = 0
+        self._num_decoding = 0
+        self._mark()
+
+    @property
+    def limit(self) -> int:
+        """Spans that may be in the lane: what has been read and is being
+        decoded keeps no other one waiting."""
+        with self._lock:
+            return min(self._most, self._enough() + self._num_decoding)
+
+    @property
+    def worth(self) -> float:
+        """Reads at a time that one carries as much as, if fewer than all
+        are known to be enough; else 1."""
+        with self._lock:
+            enough = self._enough()
+            is_known = enough in self._known()
+            return self._most / enough if is_known else 1.0
+
+    @contextmanager
+    def reading(self, num_bytes: int) -> Iterator[None]:
+        """What happens inside reads a span, from asking for it on.
+
+        Args:
+            num_bytes: of the span.
+        """
+        with self._lock:
+            self._add_up()
+            self._num_reading += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._add_up()
+                self._num_reading -= 1
+                self._num_reads += 1
+                self._span_bytes += (num_bytes - self._span_bytes) * (
+                    NEW_WEIGHT if self._num_reads > 1 else 1.0
+                )
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """What happens inside decodes a span that has been read."""
+        with self._lock:
+            self._num_decoding += 1
+        try:
+            self._changed()
+            yield
+        finally:
+            with self._lock:
+                self._num_decoding -= 1
+
+    def _mark(self) -> None:
+        self._seconds_before = self._clock()
+        self._bytes_before = self._received_bytes()
+
+    def _add_up(self) -> None:
+        """Adds what has come since the last mark, to so many reads."""
+        seconds, num_bytes = self._seconds_before, self._bytes_before
+        self._mark()
+        if self._num_reading:
+            self._rates.setdefault(self._num_reading, _Rate()).add(
+                self._bytes_before - num_bytes,
+                self._seconds_before - seconds,
+                self._num_reads,
+            )
+
+    def _known(self) -> dict[int, float]:
+        """Bytes per second, by the number of reads at a time."""
+        self._rates = {
+            count: rate
+            for count, rate in self._rates.items()
+            if self._num_reads - rate.num_reads <= MOST_AGE_READS
+        }
+        return {
+            count: rate.num_bytes / rate.seconds
+            for count, rate in self._rates.items()
+            if rate.seconds >= LEAST_SECONDS
+        }
+
+    def _enough(self) -> int:
+        """Reads at a time, decoding not counted."""
+        if not self._num_reads:
+            return 1
+        known = self._known()
+        num_bytes = sum(rate.num_bytes for rate in self._rates.values())
+        seconds = sum(rate.seconds for rate in self._rates.values())
+        if self._span_bytes * seconds < LONG_SECONDS * num_bytes:
+            return self._most
+        if known and max(known) == 1:
+            return self._most  # nothing to compare it with
+        for count in FEW:
+            if count >= self._most:
+                break
+            if count not in known:
+                return count  # to see what it carries
+            if known[count] >= AS_MUCH * max(known.values()):
+                return count
+        return self._most

@@ -1,0 +1,138 @@
+"""Plain reads at a time: few where they carry as much as many."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+
+from hapi_client.read_width import MOST_AGE_READS, ReadWidth
+
+MOST = 4
+SPAN_BYTES = 1000
+
+
+class World:
+    """Reads over a link, each flow of which has a most of its own.
+
+    Args:
+        link: bytes per second of all flows together.
+        flow: of one, at most.
+        between: seconds from asking for a span to its first byte.
+    """
+
+    def __init__(
+        self, link: float, flow: float = 1e9, between: float = 0.0
+    ) -> None:
+        self.link, self.flow, self.between = link, flow, between
+        self.now = 0.0
+        self.received = 0.0
+        self.num_changes = 0
+        self.width = ReadWidth(
+            MOST, lambda: int(self.received), self._changed, clock=self._clock
+        )
+
+    def _clock(self) -> float:
+        return self.now
+
+    def _changed(self) -> None:
+        self.num_changes += 1
+
+    def read(self, most: int = MOST) -> int:
+        """As many spans side by side as there may be; their number."""
+        count = min(most, self.width.limit)
+        with ExitStack() as stack:
+            for _ in range(count):
+                stack.enter_context(self.width.reading(SPAN_BYTES))
+            self.now += self.between
+            rate = min(self.link, count * self.flow)
+            self.now += count * SPAN_BYTES / rate
+            self.received += count * SPAN_BYTES
+        return count
+
+    def widths(self, number: int, most: int = MOST) -> list[int]:
+        return [self.read(most) for _ in range(number)]
+
+
+def test_one_read_at_a_time_is_enough_for_a_link_that_it_fills() -> None:
+    world = World(link=500)
+    assert world.widths(6) == [1, 4, 1, 1, 1, 1]
+    assert world.width.worth == 4
+
+
+def test_a_link_that_carries_spans_fast_has_all_reads_it_may() -> None:
+    world = World(link=5000)
+    assert world.widths(5) == [1, 4, 4, 4, 4]
+    assert world.width.worth == 1
+
+
+def test_flows_that_are_slow_by_themselves_go_side_by_side() -> None:
+    world = World(link=2000, flow=500)
+    assert world.widths(9) == [1, 4, 2, 4, 4, 4, 4, 4, 4]
+    assert world.width.worth == 1
+
+
+def test_two_reads_hide_what_is_waited_for_before_the_first_byte() -> None:
+    world = World(link=1000, flow=900, between=0.02)
+    assert world.widths(7) == [1, 4, 2, 2, 2, 2, 2]
+    assert world.width.worth == 2
+
+
+def test_a_rate_of_little_time_is_not_believed() -> None:
+    world = World(link=1500)
+    assert world.widths(6) == [1, 1, 4, 1, 1, 1]
+
+
+def test_two_that_carry_as_much_as_one_tell_that_it_is_enough() -> None:
+    """Where there are never more: a mix that streams little."""
+    assert World(link=500).widths(5, most=2) == [1, 2, 1, 1, 1]
+
+
+def test_what_was_found_is_looked_at_again_in_time() -> None:
+    world = World(link=500)
+    found = world.widths(MOST_AGE_READS + 10)
+    assert found.count(4) == 2
+    assert found[-1] == 1
+
+
+def test_a_flow_that_has_become_slow_gets_others_beside_it() -> None:
+    world = World(link=500)
+    world.widths(10)
+    world.flow = 100
+    assert world.widths(20)[-1] == 4
+
+
+def test_a_link_that_has_become_slow_still_has_one_read_at_a_time() -> None:
+    world = World(link=500)
+    world.widths(10)
+    world.link = 250
+    assert world.widths(40)[-10:] == [1] * 10
+
+
+def test_spans_that_are_decoded_keep_no_read_waiting() -> None:
+    world = World(link=500)
+    world.widths(4)
+    assert (world.width.limit, world.num_changes) == (1, 0)
+    with world.width.decoding():
+        assert (world.width.limit, world.num_changes) == (2, 1)
+        with ExitStack() as stack:
+            for _ in range(MOST):
+                stack.enter_context(world.width.decoding())
+            assert world.width.limit == MOST
+    assert world.width.limit == 1
+
+
+def test_a_read_that_fails_is_over() -> None:
+    world = World(link=500)
+    world.widths(4)
+    with pytest.raises(OSError, match="lost"), world.width.reading(SPAN_BYTES):
+        raise OSError("lost")
+    with pytest.raises(OSError, match="lost"), world.width.decoding():
+        raise OSError("lost")
+    assert world.width.limit == 1
+    assert world.widths(2) == [1, 1]
+
+
+def test_one_thread_reads_one_at_a_time() -> None:
+    width = ReadWidth(1, lambda: 0)
+    assert (width.limit, width.worth) == (1, 1)
