@@ -43,8 +43,9 @@ class FetchOptions:
     """How a job fetches.
 
     Attributes:
-        num_threads: requests at the same time in each lane: plain reads,
-            reads of features, and reads of those that the store has kept.
+        num_threads: requests at the same time in each lane, at most: plain
+            reads, reads of features, and reads of those that the store has
+            kept.
         ahead_bytes: memory of spans that wait for the training loop or
             are under way; at least one span is always fetched.
         ahead_spans: of spans, likewise.
