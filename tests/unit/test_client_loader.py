@@ -21,6 +21,7 @@ from hapi_client.order import (
     index_order,
     shuffled_order,
 )
+from hapi_client.read_width import ReadWidth
 from hapi_client.sources import LoadedSpan, SpanTask
 from hapi_client.stats import JobCounters
 from hapi_client.tally import Tally
@@ -487,6 +488,41 @@ def test_closing_reaches_spans_that_have_not_begun():
     with pytest.raises(ClientError, match="closed"):
         next(found)
     assert time.monotonic() - started < 5
+
+
+def test_the_next_span_is_read_while_one_is_decoded():
+    begun = threading.Semaphore(0)
+    bytes_came, decoded = threading.Event(), threading.Event()
+
+    class OneByOne(Source):
+        def lane_width(self, lane):
+            return width.limit
+
+        def load(self, span, scope):
+            with width.reading(1):
+                begun.release()
+                assert bytes_came.wait(20)
+            with width.decoding():
+                assert decoded.wait(20)
+            return super().load(span, scope)
+
+    # One read at a time is all that is known to be of use.
+    width = ReadWidth(2, lambda: 0, lambda: fetcher.top_up())
+    spans = make_spans([2, 2, 2])
+    fetcher = open_with(OneByOne(), num_threads=2)(spans)
+    try:
+        fetcher.top_up()
+        assert begun.acquire(timeout=10)
+        assert not begun.acquire(timeout=0.2)
+        bytes_came.set()
+        assert begun.acquire(timeout=10)
+        assert not begun.acquire(timeout=0.2)  # no thread is free
+        decoded.set()
+        assert [loaded.span for _, loaded in fetcher] == spans
+    finally:
+        bytes_came.set()
+        decoded.set()
+        fetcher.close()
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,10 @@ class Bench:
         self.counters = JobCounters()
         self.now = 0.0
         self.width = PushWidth(4)
+        self.limits = []
+        self.read_width = ReadWidth(
+            4, lambda: 0, lambda: self.limits.append(self.read_width.limit)
+        )
         self.raw = RawSource(
             self.connection,
             "c",
@@ -162,7 +166,7 @@ class Bench:
             LIMITS,
             self.counters,
             Meter(lambda: 0),
-            ReadWidth(4, lambda: 0),
+            self.read_width,
         )
         self.pushed = PushedSource(
             self.connection,
@@ -192,6 +196,12 @@ def test_a_raw_span_is_decoded_in_order(bench):
     assert loaded.cut == 0
     assert loaded.features[:, 0, 0, 0].tolist() == [10, 11, 12]
     assert loaded.features.shape == (3, *SHAPE)
+
+
+def test_a_raw_span_that_is_decoded_makes_room_for_another_read(bench):
+    bench.raw.load(bench.span, CancelScope())
+    assert bench.limits == [2]
+    assert bench.read_width.limit == 1
 
 
 def test_a_raw_span_of_training_is_changed_by_epoch_and_key(bench):
@@ -379,6 +389,7 @@ def kept_source(bench, kept, meter):
         kept,
     )
     sources = FakeSources({STREAMED: bench.raw, PUSHED: pushed}, kept)
+    sources.read_width = bench.read_width
     return MixedSource(Mixer({STREAMED: 1.0}), sources, meter, Tally())
 
 
@@ -406,7 +417,7 @@ def test_a_kept_span_is_read_again_beside_the_plan(bench):
     credit = dict(source._mixer._credit)
     lane, loaded = load()
     assert (lane, loaded.cut) == ("kept", 2)
-    assert source.lane_width("kept") == 3
+    assert (source.lane_width("kept"), source.lane_width("stream")) == (3, 1)
     assert source._mixer._credit == credit
     seen = meter.take()
     assert seen.kept == {PUSHED: 3}
