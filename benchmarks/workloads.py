@@ -22,9 +22,9 @@ class Network:
         samples: of one pass with ``backbone``; so many that filling and
             emptying the pipeline counts little.
         inner_samples: with ``inner``, where the client computes more.
-        slow_samples: with ``inner`` and a slow link: float32 features there
-            are seldom smaller than the images, and streaming goes at the
-            link's rate, evenly.
+        slow_samples: with ``inner`` and a slow link. Where float32 features
+            are larger than the images, all is streamed at the link's rate,
+            evenly, and few tell it.
         shard_samples: of one shard; each is one span.
         batch_size: of one training step.
     """
@@ -49,7 +49,7 @@ NETWORKS: Mapping[str, Network] = {
         {BACKBONE: "features", INNER: "features.6"},
         960,
         960,
-        192,
+        960,
         16,
         16,
     ),
