@@ -58,7 +58,7 @@ class Feeder:
         self._region = region
         self._options = options
         self._is_closed = False
-        # Python's collector may close a forgotten loop in this very thread.
+        # Python's collector may close a forgotten job in this very thread.
         self._lock = threading.RLock()
         self._fetchers: weakref.WeakSet[Fetcher] = weakref.WeakSet()
         self.counters = JobCounters()

@@ -91,7 +91,7 @@ def make_planner(
             kept=feeder.sources.kept,
         ),
         Estimates(
-            push_width=lambda: feeder.sources.width.limit,
+            push_width=lambda: feeder.sources.push_width.limit,
             train_on_cpu=region.device.type == "cpu",
             stream_width=options.num_threads,
         ),

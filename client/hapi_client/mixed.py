@@ -46,14 +46,14 @@ class Sources:
         counters: of the job.
         meter: of the job.
         kept: which features the store has kept.
-        read: called when a span has been read plainly, and another one may
-            be begun.
+        span_read: called when a span has been read plainly, and another one
+            may be begun.
 
     Attributes:
         kept: see above.
         model: the package; to be set before anything is pushed.
         num_threads: spans that are under way in a lane, at most.
-        width: how many are pushed at a time.
+        push_width: how many are pushed at a time.
         read_width: how many are streamed at a time.
     """
 
@@ -67,7 +67,7 @@ class Sources:
         counters: JobCounters,
         meter: Meter,
         kept: KeptFeatures,
-        read: Callable[[], None],
+        span_read: Callable[[], None],
     ) -> None:
         self.kept = kept
         self.model: ModelPath | None = None
@@ -80,7 +80,7 @@ class Sources:
         self.read_width = ReadWidth(
             options.num_threads,
             lambda: connection.traffic.count().received_bytes,
-            read,
+            span_read,
         )
         self._raw = RawSource(
             connection,
@@ -97,7 +97,7 @@ class Sources:
         self._gate = PushGate(
             time.monotonic, options.pause_seconds, options.most_pause_seconds
         )
-        self.width = PushWidth(options.num_threads)
+        self.push_width = PushWidth(options.num_threads)
         self._pushed: dict[Way, PushedSource] = {}
 
     def told(self, tally: Tally) -> AbstractContextManager[None]:
@@ -126,7 +126,7 @@ class Sources:
             ),
             self._raw,
             self._gate,
-            self.width,
+            self.push_width,
             self._limits,
             self._counters,
             self.kept,
@@ -165,7 +165,7 @@ class MixedSource:
         """Pushed spans as many as the worker admits, and of streamed ones
         as many as the link has use for."""
         if lane == LANE_PUSH:
-            return self._sources.width.limit
+            return self._sources.push_width.limit
         if lane == LANE_STREAM:
             return self._sources.read_width.limit
         return self._sources.num_threads

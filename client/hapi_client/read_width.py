@@ -52,7 +52,9 @@ class _Rate:
 class ReadWidth:
     """Finds out how many plain reads at a time are enough.
 
-    It begins with one, so that the first span comes soon.
+    It begins with one, so that the first span comes soon.  It counts by itself
+    and not by the job's meter, whose reads begin with their first byte: a
+    link that is idle until then speaks against one read at a time.
 
     Args:
         most: reads at a time.
@@ -95,8 +97,7 @@ class ReadWidth:
         are known to be enough; else 1."""
         with self._lock:
             enough = self._enough()
-            is_known = enough in self._known()
-            return self._most / enough if is_known else 1.0
+            return self._most / enough if enough in self._known() else 1.0
 
     @contextmanager
     def reading(self, num_bytes: int) -> Iterator[None]:
@@ -118,6 +119,7 @@ class ReadWidth:
                 self._span_bytes += (num_bytes - self._span_bytes) * (
                     NEW_WEIGHT if self._num_reads > 1 else 1.0
                 )
+                self._forget()
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
@@ -146,13 +148,14 @@ class ReadWidth:
                 self._num_reads,
             )
 
+    def _forget(self) -> None:
+        """Rates that were not seen for long."""
+        for count, rate in list(self._rates.items()):
+            if self._num_reads - rate.num_reads > MOST_AGE_READS:
+                del self._rates[count]
+
     def _known(self) -> dict[int, float]:
         """Bytes per second, by the number of reads at a time."""
-        self._rates = {
-            count: rate
-            for count, rate in self._rates.items()
-            if self._num_reads - rate.num_reads <= MOST_AGE_READS
-        }
         return {
             count: rate.num_bytes / rate.seconds
             for count, rate in self._rates.items()

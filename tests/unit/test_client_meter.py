@@ -127,6 +127,20 @@ def test_answers_beside_a_plain_read_are_flows_by_their_bytes(
         assert meter.take().reading_flows == pytest.approx(flows)
 
 
+def test_a_read_that_is_enough_counts_for_those_it_replaces(
+    world: World,
+) -> None:
+    meter = world.meter
+    with meter.loading():
+        with meter.reading(4.0):
+            world.passes(2, received=200)
+        with meter.reading():
+            world.passes(2, received=100)
+        report = SpanReport(read_seconds=4.0, read_bytes=300)
+        meter.loaded(STREAMED, 10, 4.5, report)
+        assert meter.take().reading_flows == pytest.approx(2.5)
+
+
 def test_a_plain_read_of_two_windows_is_one_flow(world: World) -> None:
     meter = world.meter
     with meter.loading():
