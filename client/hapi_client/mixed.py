@@ -46,8 +46,8 @@ class Sources:
         counters: of the job.
         meter: of the job.
         kept: which features the store has kept.
-        span_read: called when a span has been read plainly, and another one
-            may be begun.
+        span_read: called when a span has been read plainly, or nearly so,
+            and another one may be begun.
 
     Attributes:
         kept: see above.

@@ -52,7 +52,9 @@ class _Rate:
 class ReadWidth:
     """Finds out how many plain reads at a time are enough.
 
-    It begins with one, so that the first span comes soon.  It counts by itself
+    It begins with one, so that the first span comes soon.  A read of which
+    little is still to come is not counted: the next one is asked for
+    meanwhile, and the link has no pause between the two.  It counts by itself
     and not by the job's meter, whose reads begin with their first byte: a
     link that is idle until then speaks against one read at a time.
 
@@ -60,7 +62,8 @@ class ReadWidth:
         most: reads at a time.
         received_bytes: bytes received by the job so far, pushed answers
             included: they share the link.
-        changed: called when a read is done and another one may begin.
+        changed: called when another read may begin, as one is done or
+            nearly so.
         clock: monotonic seconds.
     """
 
@@ -81,15 +84,17 @@ class ReadWidth:
         self._span_bytes = 0.0
         self._num_reads = 0
         self._num_reading = 0
+        self._num_ending = 0
         self._num_decoding = 0
         self._mark()
 
     @property
     def limit(self) -> int:
-        """Spans that may be in the lane: what has been read and is being
-        decoded keeps no other one waiting."""
+        """Spans that may be in the lane: those that have nearly been read,
+        and those that are being decoded, keep no other one waiting."""
         with self._lock:
-            return min(self._most, self._enough() + self._num_decoding)
+            others = self._num_ending + self._num_decoding
+            return min(self._most, self._enough() + others)
 
     @property
     def worth(self) -> float:
@@ -100,21 +105,38 @@ class ReadWidth:
             return self._most / enough if enough in self._known() else 1.0
 
     @contextmanager
-    def reading(self, num_bytes: int) -> Iterator[None]:
+    def reading(self, num_bytes: int) -> Iterator[Callable[[], None]]:
         """What happens inside reads a span, from asking for it on.
 
         Args:
             num_bytes: of the span.
+
+        Yields:
+            To be called once, when little of it is still to come.
         """
+        is_ending = False
+
+        def ending() -> None:
+            nonlocal is_ending
+            with self._lock:
+                self._add_up()
+                is_ending = True
+                self._num_reading -= 1
+                self._num_ending += 1
+            self._changed()
+
         with self._lock:
             self._add_up()
             self._num_reading += 1
         try:
-            yield
+            yield ending
         finally:
             with self._lock:
                 self._add_up()
-                self._num_reading -= 1
+                if is_ending:
+                    self._num_ending -= 1
+                else:
+                    self._num_reading -= 1
                 self._num_reads += 1
                 self._span_bytes += (num_bytes - self._span_bytes) * (
                     NEW_WEIGHT if self._num_reads > 1 else 1.0
@@ -138,7 +160,8 @@ class ReadWidth:
         self._bytes_before = self._received_bytes()
 
     def _add_up(self) -> None:
-        """Adds what has come since the last mark, to so many reads."""
+        """Adds what has come since the last mark, to so many reads; what
+        came of those that were ending too, for the link had to carry it."""
         seconds, num_bytes = self._seconds_before, self._bytes_before
         self._mark()
         if self._num_reading:

@@ -242,7 +242,7 @@ class RawSource:
         self, span: Span, scope: CancelScope, training: Training | None
     ) -> LoadedSpan:
         started = time.monotonic()
-        with self._width.reading(span.byte_range.length_bytes):
+        with self._width.reading(span.byte_range.length_bytes) as ending:
             data = self._connection.get_range(
                 self._container,
                 span.shard,
@@ -250,6 +250,7 @@ class RawSource:
                 if_match=span.etag,
                 seconds=self._limits.seconds,
                 reading=partial(self._meter.reading, self._width.worth),
+                ending=ending,
             )
         read_seconds = time.monotonic() - started
         with self._width.decoding():

@@ -241,6 +241,25 @@ def test_a_range_names_its_version(swift, connection):
     assert headers["If-Match"] == '"tag"'
 
 
+@pytest.mark.parametrize(("num_bytes", "first"), [(160, 140), (3, 3)])
+def test_a_range_that_has_nearly_come_is_told(
+    swift, connection, num_bytes, first
+):
+    data = bytes(range(num_bytes))
+    swift.script(Answer(206, data))
+    before = connection.traffic.count().received_bytes
+    told = []
+    got = connection.get_range(
+        "c",
+        "o",
+        ByteRange(0, num_bytes - 1),
+        if_match="tag",
+        ending=lambda: told.append(connection.traffic.count().received_bytes),
+    )
+    assert got == data
+    assert told == [before + first]
+
+
 def test_a_changed_shard_is_named(swift, connection):
     swift.script(Answer(412))
     with pytest.raises(SourceChangedError, match="c/o has changed"):

@@ -50,6 +50,24 @@ class World:
             self.received += count * SPAN_BYTES
         return count
 
+    def read_in_turn(self, number: int) -> None:
+        """One span after the other, each asked for while the last eighth of
+        another one comes, which takes longer than ``between``."""
+        before = ExitStack()
+        for _ in range(number):
+            read = ExitStack()
+            ending = read.enter_context(self.width.reading(SPAN_BYTES))
+            self._receive(SPAN_BYTES / 8)
+            before.close()
+            self._receive(SPAN_BYTES * 7 / 8)
+            ending()
+            before = read
+        before.close()
+
+    def _receive(self, num_bytes: float) -> None:
+        self.now += num_bytes / self.link
+        self.received += num_bytes
+
     def widths(self, number: int, most: int = MOST) -> list[int]:
         return [self.read(most) for _ in range(number)]
 
@@ -122,15 +140,47 @@ def test_spans_that_are_decoded_keep_no_read_waiting() -> None:
     assert world.width.limit == 1
 
 
+def test_spans_that_have_nearly_been_read_keep_no_read_waiting() -> None:
+    world = World(link=500)
+    world.widths(4)
+    with world.width.reading(SPAN_BYTES) as ending:
+        assert (world.width.limit, world.num_changes) == (1, 0)
+        ending()
+        assert (world.width.limit, world.num_changes) == (2, 1)
+        with world.width.reading(SPAN_BYTES):
+            assert world.width.limit == 2
+        assert world.width.limit == 2
+    assert world.width.limit == 1
+
+
+def test_the_pause_before_a_first_byte_is_none_if_it_is_asked_for() -> None:
+    """In time: one read at a time then carries as much as many do."""
+    world = World(link=500, between=0.1)
+    assert world.widths(5) == [1, 4, 2, 2, 2]
+    world = World(link=500, between=0.1)
+    world.read_in_turn(1)
+    assert world.read() == MOST
+    world.read_in_turn(4)
+    assert world.width.limit == 1
+
+
 def test_a_read_that_fails_is_over() -> None:
     world = World(link=500)
     world.widths(4)
     with pytest.raises(OSError, match="lost"), world.width.reading(SPAN_BYTES):
         raise OSError("lost")
+    with pytest.raises(OSError, match="lost"):
+        _lose_the_end(world.width)
     with pytest.raises(OSError, match="lost"), world.width.decoding():
         raise OSError("lost")
     assert world.width.limit == 1
     assert world.widths(2) == [1, 1]
+
+
+def _lose_the_end(width: ReadWidth) -> None:
+    with width.reading(SPAN_BYTES) as ending:
+        ending()
+        raise OSError("lost")
 
 
 def test_one_thread_reads_one_at_a_time() -> None:
