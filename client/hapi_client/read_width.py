@@ -19,7 +19,7 @@ LONG_SECONDS = 0.5
 """Of a span on the whole link; of a shorter one, waiting for a share of it
 costs less than a link that is idle between two reads."""
 AS_MUCH = 0.97
-"""Of the highest rate, that fewer reads must carry to be enough."""
+"""Of what more reads carry, that fewer must carry to be enough."""
 FEW = (1, 2)
 """Reads at a time that may be enough."""
 LEAST_SECONDS = 1.0
@@ -102,7 +102,8 @@ class ReadWidth:
         are known to be enough; else 1."""
         with self._lock:
             enough = self._enough()
-            return self._most / enough if enough in self._known() else 1.0
+            known = self._rate(enough, enough) is not None
+            return self._most / enough if known else 1.0
 
     @contextmanager
     def reading(self, num_bytes: int) -> Iterator[Callable[[], None]]:
@@ -160,12 +161,16 @@ class ReadWidth:
         self._bytes_before = self._received_bytes()
 
     def _add_up(self) -> None:
-        """Adds what has come since the last mark, to so many reads; what
-        came of those that were ending too, for the link had to carry it."""
+        """Adds what has come since the last mark, to so many reads."""
         seconds, num_bytes = self._seconds_before, self._bytes_before
         self._mark()
-        if self._num_reading:
-            self._rates.setdefault(self._num_reading, _Rate()).add(
+        # One that is ending counts until another one has taken its place.
+        count = max(
+            self._num_reading,
+            min(self._num_reading + self._num_ending, self._enough()),
+        )
+        if count:
+            self._rates.setdefault(count, _Rate()).add(
                 self._bytes_before - num_bytes,
                 self._seconds_before - seconds,
                 self._num_reads,
@@ -177,30 +182,33 @@ class ReadWidth:
             if self._num_reads - rate.num_reads > MOST_AGE_READS:
                 del self._rates[count]
 
-    def _known(self) -> dict[int, float]:
-        """Bytes per second, by the number of reads at a time."""
-        return {
-            count: rate.num_bytes / rate.seconds
-            for count, rate in self._rates.items()
-            if rate.seconds >= LEAST_SECONDS
-        }
+    def _rate(self, least: int, most: int) -> float | None:
+        """Bytes per second of so many reads at a time; None if not known."""
+        rates = [r for n, r in self._rates.items() if least <= n <= most]
+        seconds = sum(rate.seconds for rate in rates)
+        if seconds < LEAST_SECONDS:
+            return None
+        return sum(rate.num_bytes for rate in rates) / seconds
 
     def _enough(self) -> int:
         """Reads at a time, decoding not counted."""
         if not self._num_reads:
             return 1
-        known = self._known()
         num_bytes = sum(rate.num_bytes for rate in self._rates.values())
         seconds = sum(rate.seconds for rate in self._rates.values())
         if self._span_bytes * seconds < LONG_SECONDS * num_bytes:
             return self._most
-        if known and max(known) == 1:
-            return self._most  # nothing to compare it with
         for count in FEW:
             if count >= self._most:
                 break
-            if count not in known:
+            rate = self._rate(count, count)
+            if rate is None:
                 return count  # to see what it carries
-            if known[count] >= AS_MUCH * max(known.values()):
+            # All wider ones together: the highest of several rates is
+            # the one that was seen for a lucky moment.
+            wider = self._rate(count + 1, self._most)
+            if wider is None:
+                return self._most  # nothing to compare it with
+            if rate >= AS_MUCH * wider:
                 return count
         return self._most

@@ -64,8 +64,21 @@ class World:
             before = read
         before.close()
 
-    def _receive(self, num_bytes: float) -> None:
-        self.now += num_bytes / self.link
+    def read_all_at_once(self) -> None:
+        """Spans that end one shortly after the other; none takes a place."""
+        rate = min(self.link, MOST * self.flow)
+        with ExitStack() as stack:
+            ends = [
+                stack.enter_context(self.width.reading(SPAN_BYTES))
+                for _ in range(MOST)
+            ]
+            self._receive(MOST * SPAN_BYTES * 7 / 8, rate)
+            for ending in ends:
+                ending()
+                self._receive(SPAN_BYTES / 8, rate)
+
+    def _receive(self, num_bytes: float, rate: float | None = None) -> None:
+        self.now += num_bytes / (rate or self.link)
         self.received += num_bytes
 
     def widths(self, number: int, most: int = MOST) -> list[int]:
@@ -153,11 +166,30 @@ def test_spans_that_have_nearly_been_read_keep_no_read_waiting() -> None:
     assert world.width.limit == 1
 
 
+def test_reads_that_are_ending_are_not_taken_for_fewer() -> None:
+    world = World(link=1000, flow=100)
+    assert world.widths(4) == [1, 4, 2, 4]
+    for _ in range(100):
+        world.read_all_at_once()
+    assert world.width.limit == MOST
+
+
+def test_a_lucky_moment_of_many_reads_is_no_reason_for_them() -> None:
+    world = World(link=500)
+    assert world.widths(3) == [1, 4, 1]
+    with ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(world.width.reading(SPAN_BYTES))
+        world.now += 1.0
+        world.received += 600
+    assert world.width.limit == 1
+
+
 def test_the_pause_before_a_first_byte_is_none_if_it_is_asked_for() -> None:
     """In time: one read at a time then carries as much as many do."""
-    world = World(link=500, between=0.1)
+    world = World(link=500, between=0.15)
     assert world.widths(5) == [1, 4, 2, 2, 2]
-    world = World(link=500, between=0.1)
+    world = World(link=500, between=0.15)
     world.read_in_turn(1)
     assert world.read() == MOST
     world.read_in_turn(4)
