@@ -20,12 +20,15 @@ LONG_SECONDS = 0.5
 costs less than a link that is idle between two reads."""
 AS_MUCH = 0.97
 """Of what more reads carry, that fewer must carry to be enough."""
+NEARLY = 0.9
+"""Of it, short of which fewer are given up at once; else when they have been
+seen for :data:`MOST_SECONDS`.  A job's first read is slower: it connects."""
 FEW = (1, 2)
 """Reads at a time that may be enough."""
 LEAST_SECONDS = 1.0
 """Of so many reads at a time, before their rate is believed."""
 MOST_SECONDS = 8.0
-"""Of which a rate remembers about as much."""
+"""Of which a rate remembers as much."""
 MOST_AGE_READS = 256
 """After which a rate is not known any more: to find it again costs some
 seconds of a lower one."""
@@ -45,8 +48,8 @@ class _Rate:
         self.seconds += seconds
         self.num_reads = num_reads
         if self.seconds > MOST_SECONDS:
-            self.num_bytes /= 2
-            self.seconds /= 2
+            self.num_bytes *= MOST_SECONDS / self.seconds
+            self.seconds = MOST_SECONDS
 
 
 class ReadWidth:
@@ -209,6 +212,7 @@ class ReadWidth:
             wider = self._rate(count + 1, self._most)
             if wider is None:
                 return self._most  # nothing to compare it with
-            if rate >= AS_MUCH * wider:
+            is_new = self._rates[count].seconds < MOST_SECONDS
+            if rate >= (NEARLY if is_new else AS_MUCH) * wider:
                 return count
         return self._most

@@ -185,10 +185,17 @@ def test_a_lucky_moment_of_many_reads_is_no_reason_for_them() -> None:
     assert world.width.limit == 1
 
 
+def test_a_slow_first_read_is_not_all_that_is_known_of_one() -> None:
+    world = World(link=500, between=0.15)
+    world.read()
+    world.between = 0.0
+    assert world.widths(100) == [4, *[1] * 99]
+
+
 def test_the_pause_before_a_first_byte_is_none_if_it_is_asked_for() -> None:
     """In time: one read at a time then carries as much as many do."""
     world = World(link=500, between=0.15)
-    assert world.widths(5) == [1, 4, 2, 2, 2]
+    assert world.widths(8) == [1, 4, 1, 1, 1, 2, 2, 2]
     world = World(link=500, between=0.15)
     world.read_in_turn(1)
     assert world.read() == MOST
