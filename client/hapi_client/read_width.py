@@ -21,8 +21,9 @@ costs less than a link that is idle between two reads."""
 AS_MUCH = 0.97
 """Of what more reads carry, that fewer must carry to be enough."""
 NEARLY = 0.9
-"""Of it, short of which fewer are given up at once; else when they have been
-seen for :data:`MOST_SECONDS`.  A job's first read is slower: it connects."""
+"""Of what more reads carry, short of which fewer are given up at once.
+Between the two they are looked at for :data:`MOST_SECONDS`: a job's first
+read is slower than others, for it connects."""
 FEW = (1, 2)
 """Reads at a time that may be enough."""
 LEAST_SECONDS = 1.0
