@@ -24,7 +24,7 @@ class Network:
         inner_samples: with ``inner``, where the client computes more.
         slow_samples: with ``inner`` and a slow link. Where float32 features
             are larger than the images, all is streamed at the link's rate,
-            evenly, and few tell it.
+            evenly, and few samples are enough to measure it.
         shard_samples: of one shard; each is one span.
         batch_size: of one training step.
     """

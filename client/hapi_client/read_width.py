@@ -23,7 +23,7 @@ AS_MUCH = 0.97
 NEARLY = 0.9
 """Of what more reads carry, short of which fewer are given up at once.
 Between the two they are looked at for :data:`MOST_SECONDS`: a job's first
-read is slower than others, for it connects."""
+read has to connect too, and is no measure of those after it."""
 FEW = (1, 2)
 """Reads at a time that may be enough."""
 LEAST_SECONDS = 1.0
@@ -57,7 +57,7 @@ class ReadWidth:
     """Finds out how many plain reads at a time are enough.
 
     It begins with one, so that the first span comes soon.  A read of which
-    little is still to come is not counted: the next one is asked for
+    little is still to come keeps no other one waiting: that is asked for
     meanwhile, and the link has no pause between the two.  It counts by itself
     and not by the job's meter, whose reads begin with their first byte: a
     link that is idle until then speaks against one read at a time.
