@@ -35,6 +35,9 @@ MOST_AGE_READS = 256
 seconds of a lower one."""
 NEW_WEIGHT = 0.3
 """Of the newest span in the moving average of their bytes."""
+RECENT_SPANS = 4
+"""By whose bytes it is told how long a span takes: after so many, the link
+may be another one than it was."""
 
 
 @dataclass
@@ -48,9 +51,18 @@ class _Rate:
         self.num_bytes += num_bytes
         self.seconds += seconds
         self.num_reads = num_reads
-        if self.seconds > MOST_SECONDS:
-            self.num_bytes *= MOST_SECONDS / self.seconds
-            self.seconds = MOST_SECONDS
+
+    def keep_seconds(self, most: float) -> None:
+        """Of what was added; the older the less is left of it."""
+        if self.seconds > most:
+            self.num_bytes *= most / self.seconds
+            self.seconds = most
+
+    def keep_bytes(self, most: float) -> None:
+        """Likewise."""
+        if self.num_bytes > most:
+            self.seconds *= most / self.num_bytes
+            self.num_bytes = most
 
 
 class ReadWidth:
@@ -85,6 +97,7 @@ class ReadWidth:
         self._clock = clock
         self._lock = threading.Lock()
         self._rates: dict[int, _Rate] = {}
+        self._recent = _Rate()
         self._span_bytes = 0.0
         self._num_reads = 0
         self._num_reading = 0
@@ -133,6 +146,9 @@ class ReadWidth:
         with self._lock:
             self._add_up()
             self._num_reading += 1
+            self._span_bytes += (num_bytes - self._span_bytes) * (
+                NEW_WEIGHT if self._span_bytes else 1.0
+            )
         try:
             yield ending
         finally:
@@ -143,9 +159,6 @@ class ReadWidth:
                 else:
                     self._num_reading -= 1
                 self._num_reads += 1
-                self._span_bytes += (num_bytes - self._span_bytes) * (
-                    NEW_WEIGHT if self._num_reads > 1 else 1.0
-                )
                 self._forget()
 
     @contextmanager
@@ -173,18 +186,36 @@ class ReadWidth:
             self._num_reading,
             min(self._num_reading + self._num_ending, self._enough()),
         )
-        if count:
-            self._rates.setdefault(count, _Rate()).add(
-                self._bytes_before - num_bytes,
-                self._seconds_before - seconds,
-                self._num_reads,
-            )
+        if not count:
+            return
+        seen = (
+            self._bytes_before - num_bytes,
+            self._seconds_before - seconds,
+            self._num_reads,
+        )
+        self._recent.add(*seen)
+        self._recent.keep_bytes(RECENT_SPANS * self._span_bytes)
+        if self._is_short():
+            # A moment of such a link outweighs all of a slow one.
+            self._rates.clear()
+            return
+        rate = self._rates.setdefault(count, _Rate())
+        rate.add(*seen)
+        rate.keep_seconds(MOST_SECONDS)
 
     def _forget(self) -> None:
         """Rates that were not seen for long."""
         for count, rate in list(self._rates.items()):
             if self._num_reads - rate.num_reads > MOST_AGE_READS:
                 del self._rates[count]
+
+    def _is_short(self) -> bool:
+        """Whether the link carries a span so fast that one read is not
+        enough, whatever it carries."""
+        recent = self._recent
+        return (
+            self._span_bytes * recent.seconds < LONG_SECONDS * recent.num_bytes
+        )
 
     def _rate(self, least: int, most: int) -> float | None:
         """Bytes per second of so many reads at a time; None if not known."""
@@ -198,9 +229,7 @@ class ReadWidth:
         """Reads at a time, decoding not counted."""
         if not self._num_reads:
             return 1
-        num_bytes = sum(rate.num_bytes for rate in self._rates.values())
-        seconds = sum(rate.seconds for rate in self._rates.values())
-        if self._span_bytes * seconds < LONG_SECONDS * num_bytes:
+        if self._is_short():
             return self._most
         for count in FEW:
             if count >= self._most:

@@ -140,6 +140,22 @@ def test_a_link_that_has_become_slow_still_has_one_read_at_a_time() -> None:
     assert world.widths(40)[-10:] == [1] * 10
 
 
+def test_a_link_that_was_fast_tells_nothing_of_a_slow_one() -> None:
+    """As when a cable was pulled and another way is taken, which is slower
+    by a factor of hundreds."""
+    world = World(link=100_000)
+    assert world.widths(50)[1:] == [MOST] * 49
+    world.link = 500
+    assert world.widths(50) == [4, *[1] * 49]
+
+
+def test_a_link_that_has_become_fast_has_all_reads_again() -> None:
+    world = World(link=500)
+    world.widths(10)
+    world.link = 100_000
+    assert world.widths(20)[-10:] == [MOST] * 10
+
+
 def test_spans_that_are_decoded_keep_no_read_waiting() -> None:
     world = World(link=500)
     world.widths(4)
