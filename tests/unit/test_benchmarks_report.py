@@ -309,6 +309,11 @@ def test_cells_that_miss_the_bound_have_their_profile(report: Report) -> None:
         in text
     )
     assert "one of the bound's mix (" in text
+    assert (
+        "Swift's reading takes 71.3 ms of the storage side's (``stream``)."
+        " Receiving features and training takes 67.4 ms of the client's"
+        " (``freeze``), and training " in text
+    )
     assert "``resnet18/inner/2``: " not in text
 
 

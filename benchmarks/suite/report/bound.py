@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from benchmarks.bound import OF_BOUND, WORTH, Bound
-from benchmarks.regret import AUTO
+from benchmarks.regret import AUTO, STREAM
 from benchmarks.stage_bounds import bound_at, crowding_of, ways_of
 from benchmarks.suite.report.cells import busy_text
 from benchmarks.suite.report.costs import Cores, costs_of
@@ -38,7 +38,7 @@ from benchmarks.suite.report.looks import (
     log_links,
     new_figure,
 )
-from benchmarks.suite.verdict import rates_of, ratio
+from benchmarks.suite.verdict import FREEZE_ALL, rates_of, ratio
 from matplotlib.axes import Axes
 
 Section = Mapping[str, Any]
@@ -339,8 +339,30 @@ def _profile(section: Section, missed: _Measured, cores: Cores) -> str:
         f" client's CPU and {1e3 * ours.storage:.1f} of the storage side's,"
         f" one of the bound's mix ({_mix_text(missed.bound.mix)})"
         f" {1e3 * client:.1f} and {1e3 * storage:.1f}."
+        f"{_left_out(network, missed.cell)}"
         f" Plan: {missed.cell.get('plan') or NONE}."
     )
+
+
+def _left_out(network: Section, cell: GridCell) -> str:
+    """Of what the bound counts as nothing, what the fixed ways show."""
+    text = ""
+    if STREAM in cell["rounds"]:
+        swift = 1e3 * costs_of(cell, STREAM).storage
+        text += (
+            f" Swift's reading takes {swift:.1f} ms of the storage side's"
+            f" (``{STREAM}``)."
+        )
+    if FREEZE_ALL in cell["rounds"]:
+        client = 1e3 * costs_of(cell, FREEZE_ALL).client
+        freeze = network["freezes"][cell["freeze"]]
+        train = 1e3 * freeze["train_seconds"]["median"]
+        text += (
+            f" Receiving features and training takes {client:.1f} ms of the"
+            f" client's (``{FREEZE_ALL}``), and training {train:.1f} in the"
+            " bound."
+        )
+    return text
 
 
 def _mix_text(mix: Mapping[str, float]) -> str:
