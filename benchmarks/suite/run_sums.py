@@ -15,7 +15,8 @@ AUTO_ONCE = "auto-1"
 """``auto`` that is told of one epoch, and runs one."""
 CACHED = "freeze-cache"
 AUTO_CACHED = "auto-cache"
-BESIDE = ("mosaic", "local-features", "tar-stream-resized")
+KEPT_LOCALLY = "local-features"
+BESIDE = ("mosaic", KEPT_LOCALLY, "tar-stream-resized")
 """Whose second epoch stands beside ours, as it is."""
 CONVERSIONS = {"mosaic": "mds", "tar-stream-resized": "resized"}
 """What a user has to make once, of tars that are in Swift."""

@@ -15,6 +15,7 @@ ROUNDS = 5
 BESIDE = 0.8
 """What saturates in the rounds, of what did when the link was set."""
 PROCESSOR = "Some CPU (family 6, model 85)"
+COMMIT = "0123456789ab"
 MACHINE = {
     "processor": PROCESSOR,
     "cores": 2,
@@ -86,6 +87,8 @@ def cell(
         "model": model,
         "freeze": freeze,
         "link": link,
+        "date": "2026-03-01T10:31:00+00:00",
+        "commit": COMMIT,
         "processor": PROCESSOR,
         "complete": True,
         "calibration": {
@@ -580,7 +583,7 @@ def body(**sections: Any) -> dict[str, Any]:
         "begun": [
             {
                 "date": "2026-03-01T10:30:00+00:00",
-                "commit": "0123456789ab",
+                "commit": COMMIT,
                 **MACHINE,
                 "experiments": ["grid"],
                 "only": ["resnet18/*"],

@@ -194,11 +194,15 @@ def test_runs_are_told_epoch_by_epoch_with_their_one_offs(
         "Later epochs of ``mosaic`` over those of ``auto-cache``: 10.00"
         " (9.70 … 10.40)",
         "Seconds of a whole run of 1 epoch, ``auto`` over our own ``stream``:"
-        " 0.750 (0.728 … 0.780); over ``tar-stream``, the fastest opponent:"
-        " 0.800 (0.776 … 0.832)",
+        " 0.750 (0.728 … 0.780); over ``tar-stream``, the fastest opponent"
+        " that keeps no features and reads the photographs as they are:"
+        " 0.800 (0.776 … 0.832); over ``local-features``: 0.697 (0.697 …"
+        " 0.697)",
         "Seconds of a whole run of 5 epochs, ``auto`` over our own"
         " ``stream``: 0.675 (0.655 … 0.702); over ``tar-stream``, the fastest"
-        " opponent: 0.725 (0.703 … 0.754)",
+        " opponent that keeps no features and reads the photographs as they"
+        " are: 0.725 (0.703 … 0.754); over ``local-features``: 2.944 (2.944 …"
+        " 2.944)",
         "Plans of ``auto-1`` in the end, by round: streamed; streamed",
     ):
         assert line in report.lists
@@ -209,12 +213,17 @@ def test_runs_are_told_epoch_by_epoch_with_their_one_offs(
 
 def test_tenants_are_told_together_and_one_by_one(report: Report) -> None:
     assert (
-        "``same/2``|``auto``|3.25|134|0.975|-|66.8, 66.8|0.88|0.62"
+        "``same/2``|``auto``|3.25|134|-|0.975|-|66.8, 66.8|0.88|0.62"
         in report.tables
     )
+    over = "1.35 (1.35 … 1.35)"
     assert any(
-        row.startswith("``mix/4``|``auto``|3.25|134|0.955|1.22|")
-        or row.startswith("``mix/4``|``auto``|3.25|134|0.955|1.21|")
+        row.startswith(f"``same/2``|``tar-stream``|3.25|99.1|{over}|0.975|")
+        for row in report.tables
+    )
+    assert any(
+        row.startswith("``mix/4``|``auto``|3.25|134|-|0.955|1.22|")
+        or row.startswith("``mix/4``|``auto``|3.25|134|-|0.955|1.21|")
         for row in report.tables
     )
     assert "Tenants beside one another|-|has no goal" in report.tables
@@ -337,7 +346,7 @@ def test_a_cell_is_beside_the_bound_of_its_own_processor(
     ]
     first, second, third = (f"``{cell['name']}``" for cell in cells)
     cells[1]["processor"] = "Other CPU"
-    cells[2]["processor"] = "Third CPU"
+    cells[2] |= {"processor": "Third CPU", "commit": "ba9876543210"}
     stages = suite_results.stages()
     [own] = stages["measured"]
     stages["measured"].append({**own, "processor": "Other CPU"})
@@ -350,12 +359,18 @@ def test_a_cell_is_beside_the_bound_of_its_own_processor(
     # In the table of all cells, and in that of one processor.
     names = [row.split("|")[0] for row in report.tables]
     assert [names.count(name) for name in (first, second, third)] == [2, 2, 1]
+    begun = "2026-03-01 10:31"
+    assert (
+        f"grid|{second}|{begun}|{suite_results.COMMIT}|Other CPU"
+        in report.tables
+    )
+    assert f"grid|{third}|{begun}|ba9876543210|Third CPU" in report.tables
     text = " ".join(report.rst.split())
     assert f"on their processors: {third}." in text
     (goal,) = [row for row in report.tables if "the bound's speed-up" in row]
     assert [n in goal for n in (first, second, third)] == [True, True, False]
     assert "More than one machine" in text
-    assert f"Other CPU: grid {second}" in report.lists
+    assert "More than one version of HAPI" in text
 
 
 def test_spans_that_were_streamed_instead_are_told(
@@ -390,6 +405,7 @@ def test_machine_settings_versions_and_commands_are_told(
         " Linux 6.1"
     ) in report.lists
     assert "More than one machine" not in report.rst
+    assert "More than one version" not in report.rst
     assert "torch|2.15.0" in report.tables
     assert (
         "   python -m benchmarks run --data DIR --json bench.json --rounds 5"

@@ -50,8 +50,9 @@ _INTRODUCTION = """\
 HAPI measured against what people use today to train on photographs in an
 object store: the same networks, the same photographs, the same machine. This
 page is written by ``python -m benchmarks report`` from the file that
-``python -m benchmarks run`` wrote, and shows nothing that the file does not
-hold."""
+``python -m benchmarks run`` wrote, and shows no result that the file does not
+hold. What is measured, how, and what each contender does is told by
+``docs/benchmarks.rst``."""
 
 
 def report_of(body: Section, gpu: Path | None = None) -> Part:

@@ -20,6 +20,14 @@ More than one machine has worked on this file.  Whatever is compared was
 measured side by side on one of them, and a cell's bound is that of its own
 processor; rates of different entries are not to be compared where their
 processors differ."""
+_COMMITS = """\
+More than one version of HAPI was measured, too.  An entry that missed a goal
+was measured again when something had been mended, and only the second figure
+is here; one that met its goals mostly stayed as it was.  So luck that failed
+an entry had its second chance, and luck that helped one was not looked for."""
+_LOAD = """\
+Load is the average of the minute before the run began: 1 is one busy core."""
+_UNKNOWN = "unknown"
 
 
 def machine_part(body: Mapping[str, Any]) -> Part:
@@ -33,6 +41,7 @@ def machine_part(body: Mapping[str, Any]) -> Part:
         *_where(body["experiments"]),
         Text("Written by"),
         Commands(commands_of(body["settings"])),
+        Text(_LOAD),
         Table(
             ("Begun (UTC)", "Commit", "Processor", "Measures", "Load"),
             list(map(_begun, body["begun"])),
@@ -44,41 +53,53 @@ def machine_part(body: Mapping[str, Any]) -> Part:
 
 
 def _where(experiments: Mapping[str, Any]) -> Iterator[Block]:
-    """What was measured on which processor, if on several."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for experiment, name, processor in _places(experiments):
-        there = found.setdefault(processor, {})
-        there.setdefault(experiment, []).append(f"``{name}``")
-    if len(found) < 2:
-        return
-    yield Text(" ".join(_SEVERAL.split()))
-    yield Listing(
-        [
-            f"{processor}: "
-            + "; ".join(f"{name} {', '.join(n)}" for name, n in there.items())
-            for processor, there in found.items()
-        ]
-    )
+    """Of what version and on which processor each was measured, if on or of
+    several."""
+    entries = list(_entries(experiments))
+    several = len({each["processor"] for _, each in entries}) > 1
+    if several:
+        yield Text(" ".join(_SEVERAL.split()))
+    if len({each.get("commit") for _, each in entries}) > 1:
+        several = True
+        yield Text(" ".join(_COMMITS.split()))
+    if several:
+        yield Table(
+            ("Experiment", "Entry", "Begun (UTC)", "Commit", "Processor"),
+            [
+                (
+                    name,
+                    f"``{each['name']}``",
+                    _minute(each["date"]),
+                    each.get("commit") or _UNKNOWN,
+                    each["processor"],
+                )
+                for name, each in entries
+            ],
+            5,
+        )
 
 
-def _places(
+def _entries(
     experiments: Mapping[str, Any],
-) -> Iterator[tuple[str, str, str]]:
-    """Experiment, entry and processor of all that was measured."""
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Name of the experiment, and each entry that was measured."""
     for name, section in experiments.items():
         held = section.get("body", section)
         for each in (*held.get("cells", ()), *held.get("entries", ())):
             # What an entry lacks is told by the part that shows it.
-            if each["complete"] and "processor" in each:
-                yield name, each["name"], each["processor"]
+            if each["complete"] and {"processor", "date"} <= {*each}:
+                yield name, each
+
+
+def _minute(date: str) -> str:
+    return date[:16].replace("T", " ")
 
 
 def _begun(run: Mapping[str, Any]) -> tuple[str, ...]:
     what = [*run["experiments"], *(f"``{each}``" for each in run["only"])]
-    date = run["date"][:16].replace("T", " ")
     return (
-        date,
-        run["commit"] or "unknown",
+        _minute(run["date"]),
+        run["commit"] or _UNKNOWN,
         run["processor"],
         ", ".join(what) or "all",
         fixed(run["load_at_start"]),
@@ -108,7 +129,8 @@ def _settings(settings: Mapping[str, Any]) -> list[str]:
         if settings.get(f"{tier}_device")
     )
     return [
-        f"{settings['rounds']} interleaved rounds of each contender; {tiers}",
+        f"{settings['rounds']} interleaved rounds, of contenders that are not"
+        f" far behind in the first one; {tiers}",
         "A shaped link between two network namespaces"
         if settings["shaped"]
         else "No link was shaped: both tiers share one network",

@@ -34,7 +34,10 @@ Noise is the regret of one contender against itself. ``hapi-2022`` and
 is every one that its profile does not rule out for that link, in its best
 encoding. The link is a multiple of what saturates our own streaming, and
 epochs are shorter than those of epoch 1."""
-_PAGE = "``docs/results.rst`` describes these measurements further."
+_PAGE = (
+    "``docs/benchmarks.rst`` describes the method; figures of another machine"
+    " and an earlier version are in ``docs/results.rst``."
+)
 _RULES = ("hapi-2022", "hapi-sc24")
 _ROW_INCHES = 0.32
 

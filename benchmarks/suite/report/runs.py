@@ -24,12 +24,14 @@ from benchmarks.suite.report.looks import (
     new_figure,
 )
 from benchmarks.suite.report.settings import absent_blocks, settings_parts
+from benchmarks.suite.run_sums import AUTO, KEPT_LOCALLY, quotients, total
 from matplotlib.axes import Axes
 
 Entry = Mapping[str, Any]
 
 _TEXT = """\
-Each contender trains {epochs} epochs from cold: a new process, a new worker,
+Each contender trains {epochs} epochs from cold, in {rounds} rounds, of which
+median and range are told: a new process, a new worker,
 nothing cached, its package not in the store. Before is what comes before
 the first epoch (the model, tracing, the index). ``auto-1`` is told of one
 epoch, and runs one; ``auto-cache`` and ``freeze-cache`` keep features in the
@@ -44,7 +46,7 @@ def runs_part(section: Mapping[str, Any]) -> Part:
     return Part(
         "Whole runs, over epochs",
         [
-            Text(" ".join(_TEXT.format(epochs=section["epochs"]).split())),
+            Text(_text(section["epochs"], entries)),
             *absent_blocks(section),
         ],
         [
@@ -52,6 +54,12 @@ def runs_part(section: Mapping[str, Any]) -> Part:
             *settings_parts(section, "Settings in whole runs"),
         ],
     )
+
+
+def _text(epochs: int, entries: Sequence[Entry]) -> str:
+    rounds = {len(each["rounds"]) for each in entries}
+    told = " or ".join(map(str, sorted(rounds))) or "some"
+    return " ".join(_TEXT.format(epochs=epochs, rounds=told).split())
 
 
 def _entry_part(entry: Entry) -> Part:
@@ -182,6 +190,17 @@ def _speedups(entry: Entry) -> Iterator[str]:
             )
 
 
+def _over_kept(entry: Entry, epochs: str) -> str:
+    if KEPT_LOCALLY not in entry["runs"]:
+        return ""
+    ours, theirs = (
+        total(entry["runs"], name, int(epochs))
+        for name in (AUTO, KEPT_LOCALLY)
+    )
+    found = spread_text(quotients(ours, theirs), 3)
+    return f"; over ``{KEPT_LOCALLY}``: {found}"
+
+
 def _totals(entry: Entry) -> Iterator[str]:
     for epochs, spread in entry["auto_over_stream"].items():
         best = entry["auto_over_best"][epochs]
@@ -189,7 +208,8 @@ def _totals(entry: Entry) -> Iterator[str]:
             f"Seconds of a whole run of {epochs}"
             f" epoch{'s' * (epochs != '1')}, ``auto`` over our own ``stream``:"
             f" {spread_text(spread, 3)}; over ``{best['best']}``, the fastest"
-            f" opponent: {spread_text(best, 3)}"
+            " opponent that keeps no features and reads the photographs as"
+            f" they are: {spread_text(best, 3)}{_over_kept(entry, epochs)}"
         )
     for name in ("auto-1", "auto"):
         plans = [run["plan"] or "streamed" for run in entry["runs"][name]]

@@ -22,7 +22,9 @@ from benchmarks.suite.report.looks import (
     looks_of,
     new_figure,
 )
+from benchmarks.suite.report.runs import spread_text
 from benchmarks.suite.report.settings import settings_parts
+from benchmarks.suite.run_sums import AUTO, quotients
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
@@ -33,9 +35,11 @@ Tenants with an account and processes of their own train at the same time; all
 share one worker, one link and the client tier's core. Rates are of all tenants
 together, medians of the rounds, in the same window. Jain's index is 1 where
 all get the same; in a mix of workloads, where all get the same part of what
-they get alone. Relative is the sum of these parts: more than 1 means that
-sharing loses nothing. What tenants would gain from client machines of their
-own is not seen."""
+they get alone. Relative is the sum of these parts: more than 1 is more than
+they would get in turn; it is not to be compared between contenders, of which
+each has its own rates alone. ``auto`` over it is that of the rounds, median
+and range. What tenants would gain from client machines of their own is not
+seen."""
 _SAME = re.compile(r"same/(\d+)")
 _HEIGHT_INCHES = 3.6
 
@@ -115,6 +119,7 @@ def _table(entries: Sequence[Entry]) -> Table:
             "Contender",
             "Link, MB/s",
             "Samples/s of all",
+            "``auto`` over it",
             "Jain's index",
             "Relative",
             "Each, samples/s",
@@ -126,6 +131,17 @@ def _table(entries: Sequence[Entry]) -> Table:
     )
 
 
+def _auto_over(entry: Entry, name: str) -> Mapping[str, float] | None:
+    """Rates of ``auto`` over those of another one, by round."""
+    if AUTO not in entry["rounds"]:
+        return None
+    rates = (
+        [phase["samples_per_second"] for phase in entry["rounds"][each]]
+        for each in (AUTO, name)
+    )
+    return quotients(*rates)
+
+
 def _rows(entry: Entry) -> Iterator[Sequence[str]]:
     for name in in_order(entry["rounds"]):
         phases = entry["rounds"][name]
@@ -135,6 +151,7 @@ def _rows(entry: Entry) -> Iterator[Sequence[str]]:
             f"``{name}``",
             link_text(entry["link_bytes_per_second"]),
             rate_text(entry["samples_per_second"][name]),
+            NONE if name == AUTO else spread_text(_auto_over(entry, name), 2),
             fixed(entry["jain"][name], 3),
             fixed(entry.get("relative", {}).get(name)),
             ", ".join(rate_text(statistics.median(rates)) for rates in each)
