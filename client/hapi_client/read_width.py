@@ -74,6 +74,10 @@ class ReadWidth:
     and not by the job's meter, whose reads begin with their first byte: a
     link that is idle until then speaks against one read at a time.
 
+    Nothing is remembered of a link that carries a span fast: in no time it
+    brings so many bytes that they would outweigh, for minutes, all that comes
+    when it has become slow.
+
     Args:
         most: reads at a time.
         received_bytes: bytes received by the job so far, pushed answers
@@ -196,7 +200,6 @@ class ReadWidth:
         self._recent.add(*seen)
         self._recent.keep_bytes(RECENT_SPANS * self._span_bytes)
         if self._is_short():
-            # A moment of such a link outweighs all of a slow one.
             self._rates.clear()
             return
         rate = self._rates.setdefault(count, _Rate())

@@ -15,7 +15,7 @@ from benchmarks.suite.report.document import (
 )
 from benchmarks.suite.report.figures import fixed
 
-_SEVERAL = """\
+_PROCESSORS = """\
 More than one machine has worked on this file.  Whatever is compared was
 measured side by side on one of them, and a cell's bound is that of its own
 processor; rates of different entries are not to be compared where their
@@ -53,16 +53,16 @@ def machine_part(body: Mapping[str, Any]) -> Part:
 
 
 def _where(experiments: Mapping[str, Any]) -> Iterator[Block]:
-    """Of what version and on which processor each was measured, if on or of
-    several."""
+    """Of which version and on which processor each entry was measured, where
+    there are several."""
     entries = list(_entries(experiments))
-    several = len({each["processor"] for _, each in entries}) > 1
-    if several:
-        yield Text(" ".join(_SEVERAL.split()))
-    if len({each.get("commit") for _, each in entries}) > 1:
-        several = True
+    processors = {each["processor"] for _, each in entries}
+    commits = {each.get("commit") for _, each in entries}
+    if len(processors) > 1:
+        yield Text(" ".join(_PROCESSORS.split()))
+    if len(commits) > 1:
         yield Text(" ".join(_COMMITS.split()))
-    if several:
+    if len(processors) > 1 or len(commits) > 1:
         yield Table(
             ("Experiment", "Entry", "Begun (UTC)", "Commit", "Processor"),
             [
