@@ -199,7 +199,7 @@ class ReadWidth:
         )
         self._recent.add(*seen)
         self._recent.keep_bytes(RECENT_SPANS * self._span_bytes)
-        if self._is_short():
+        if self._spans_are_short():
             self._rates.clear()
             return
         rate = self._rates.setdefault(count, _Rate())
@@ -212,7 +212,7 @@ class ReadWidth:
             if self._num_reads - rate.num_reads > MOST_AGE_READS:
                 del self._rates[count]
 
-    def _is_short(self) -> bool:
+    def _spans_are_short(self) -> bool:
         """Whether the link carries a span so fast that one read is not
         enough, whatever it carries."""
         recent = self._recent
@@ -232,7 +232,7 @@ class ReadWidth:
         """Reads at a time, decoding not counted."""
         if not self._num_reads:
             return 1
-        if self._is_short():
+        if self._spans_are_short():
             return self._most
         for count in FEW:
             if count >= self._most:

@@ -187,6 +187,7 @@ def test_runs_are_told_epoch_by_epoch_with_their_one_offs(
         "``auto-1``|2.50|20.75 (20.13 … 21.58)|-|23.2|23.2|20.75|-"
     ) in report.tables
     for line in (
+        "2 rounds, of which median and range are told",
         "One-off ``mds`` over this link (0.62 MB/s): 40.5 s, 7.2 MB received,"
         " 7.8 MB sent",
         "Epoch 1 of ``stream`` over later epochs of ``auto-cache``: 14.00"

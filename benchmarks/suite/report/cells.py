@@ -16,6 +16,7 @@ from benchmarks.suite.report.figures import (
     percent,
     range_text,
     rate_text,
+    ratio_text,
     verdict,
 )
 from benchmarks.suite.verdict import GOAL
@@ -76,7 +77,8 @@ def rates_table(
         (f"``{name}``", *(_contender(cell, name) for cell in cells))
         for name in names
     ]
-    resized = ("resized: auto over stream", *map(_resized, cells))
+    ratios = (ratio_text(cell.get("ratio_resized"), 3) for cell in cells)
+    resized = ("resized: auto over stream", *ratios)
     return Table(
         (f"``{workload}``", *(link_name(cell) for cell in cells)),
         [*rows, resized],
@@ -90,13 +92,6 @@ def _contender(cell: GridCell, name: str) -> str:
     rate = rate_text(median_of(windows, "samples_per_second"))
     size = median_of(windows, "down_bytes") / 1e3
     return f"{rate} ({len(windows)}; {size:.1f} kB)"
-
-
-def _resized(cell: GridCell) -> str:
-    found = cell.get("ratio_resized")
-    if not found:
-        return NONE
-    return f"{found['median']:.3f} ({range_text(found['interval'], 3)})"
 
 
 def limits(cells: Sequence[GridCell], cores: Cores) -> Iterator[str]:

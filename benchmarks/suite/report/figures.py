@@ -30,6 +30,14 @@ def range_text(ends: Sequence[float] | None, digits: int = 2) -> str:
     return " … ".join(f"{end:.{digits}f}" for end in ends)
 
 
+def ratio_text(found: Mapping[str, Any] | None, digits: int = 2) -> str:
+    """``1.36 (1.25 … 1.40)``: median and interval."""
+    if not found:
+        return NONE
+    interval = range_text(found["interval"], digits)
+    return f"{fixed(found['median'], digits)} ({interval})"
+
+
 def percent(part: float | None, digits: int = 1) -> str:
     """``-3.8 %``."""
     if part is None:

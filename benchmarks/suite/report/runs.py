@@ -30,8 +30,7 @@ from matplotlib.axes import Axes
 Entry = Mapping[str, Any]
 
 _TEXT = """\
-Each contender trains {epochs} epochs from cold, in {rounds} rounds, of which
-median and range are told: a new process, a new worker,
+Each contender trains {epochs} epochs from cold: a new process, a new worker,
 nothing cached, its package not in the store. Before is what comes before
 the first epoch (the model, tracing, the index). ``auto-1`` is told of one
 epoch, and runs one; ``auto-cache`` and ``freeze-cache`` keep features in the
@@ -46,7 +45,7 @@ def runs_part(section: Mapping[str, Any]) -> Part:
     return Part(
         "Whole runs, over epochs",
         [
-            Text(_text(section["epochs"], entries)),
+            Text(" ".join(_TEXT.format(epochs=section["epochs"]).split())),
             *absent_blocks(section),
         ],
         [
@@ -56,19 +55,21 @@ def runs_part(section: Mapping[str, Any]) -> Part:
     )
 
 
-def _text(epochs: int, entries: Sequence[Entry]) -> str:
-    rounds = {len(each["rounds"]) for each in entries}
-    told = " or ".join(map(str, sorted(rounds))) or "some"
-    return " ".join(_TEXT.format(epochs=epochs, rounds=told).split())
-
-
 def _entry_part(entry: Entry) -> Part:
     return Part(
         f"Runs of ``{entry['name']}``",
         [
             _picture(entry),
             _table(entry),
-            Listing([*_one_offs(entry), *_speedups(entry), *_totals(entry)]),
+            Listing(
+                [
+                    f"{len(entry['runs'][AUTO])} rounds, of which median and"
+                    " range are told",
+                    *_one_offs(entry),
+                    *_speedups(entry),
+                    *_totals(entry),
+                ]
+            ),
         ],
     )
 

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from benchmarks.regret import AUTO
 from benchmarks.suite.report.document import (
     Block,
     Part,
@@ -14,7 +15,13 @@ from benchmarks.suite.report.document import (
     Table,
     Text,
 )
-from benchmarks.suite.report.figures import NONE, fixed, link_text, rate_text
+from benchmarks.suite.report.figures import (
+    NONE,
+    fixed,
+    link_text,
+    rate_text,
+    ratio_text,
+)
 from benchmarks.suite.report.looks import (
     dress,
     in_order,
@@ -22,9 +29,8 @@ from benchmarks.suite.report.looks import (
     looks_of,
     new_figure,
 )
-from benchmarks.suite.report.runs import spread_text
 from benchmarks.suite.report.settings import settings_parts
-from benchmarks.suite.run_sums import AUTO, quotients
+from benchmarks.suite.verdict import rates_of, ratio
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
@@ -38,8 +44,8 @@ all get the same; in a mix of workloads, where all get the same part of what
 they get alone. Relative is the sum of these parts: more than 1 is more than
 they would get in turn; it is not to be compared between contenders, of which
 each has its own rates alone. ``auto`` over it is that of the rounds, median
-and range. What tenants would gain from client machines of their own is not
-seen."""
+and 95 % interval. What tenants would gain from client machines of their own is
+not seen."""
 _SAME = re.compile(r"same/(\d+)")
 _HEIGHT_INCHES = 3.6
 
@@ -131,15 +137,11 @@ def _table(entries: Sequence[Entry]) -> Table:
     )
 
 
-def _auto_over(entry: Entry, name: str) -> Mapping[str, float] | None:
-    """Rates of ``auto`` over those of another one, by round."""
-    if AUTO not in entry["rounds"]:
-        return None
-    rates = (
-        [phase["samples_per_second"] for phase in entry["rounds"][each]]
-        for each in (AUTO, name)
-    )
-    return quotients(*rates)
+def _auto_over(entry: Entry, name: str) -> str:
+    rounds = entry["rounds"]
+    if name == AUTO or AUTO not in rounds:
+        return NONE
+    return ratio_text(ratio(rates_of(rounds[AUTO]), rates_of(rounds[name])))
 
 
 def _rows(entry: Entry) -> Iterator[Sequence[str]]:
@@ -151,7 +153,7 @@ def _rows(entry: Entry) -> Iterator[Sequence[str]]:
             f"``{name}``",
             link_text(entry["link_bytes_per_second"]),
             rate_text(entry["samples_per_second"][name]),
-            NONE if name == AUTO else spread_text(_auto_over(entry, name), 2),
+            _auto_over(entry, name),
             fixed(entry["jain"][name], 3),
             fixed(entry.get("relative", {}).get(name)),
             ", ".join(rate_text(statistics.median(rates)) for rates in each)
