@@ -43,7 +43,8 @@ NUM_SAMPLES = 500
 BALLAST_BYTES = 40_000
 """Beside each photograph: neither the shard nor its features fit buffers."""
 SMALL_OBJECT = b"plain " * 1000
-WORKERS = {"DEFAULT": {"workers": "2"}}
+NUM_WORKERS = 2
+WORKERS = {"DEFAULT": {"workers": str(NUM_WORKERS)}}
 SHORT_DEADLINES = {
     "app:proxy-server": {
         "node_timeout": str(NODE_SECONDS),
@@ -82,19 +83,22 @@ class World:
             timeout=30,
         )
 
-    def plain(self, *requests: Request) -> PlainTraffic:
-        return PlainTraffic(self.proxy.address, self.token, requests)
+    def plain(self, *requests: Request, **options: bool) -> PlainTraffic:
+        return PlainTraffic(
+            self.proxy.address, self.token, requests, **options
+        )
 
     @property
     def path(self) -> str:
         return urlsplit(self.connection.storage_url).path
 
-    def everything(self) -> PlainTraffic:
+    def everything(self, **options: bool) -> PlainTraffic:
         """GETs, PUTs, listings."""
         return self.plain(
             Request("GET", f"{self.path}/data/plain", expected=SMALL_OBJECT),
             Request("PUT", f"{self.path}/plain/new-{{}}", SMALL_OBJECT),
             self.listing(),
+            **options,
         )
 
     def listing(self) -> Request:
@@ -216,6 +220,12 @@ def object_server(world: World) -> int:
 def test_reload_under_load_fails_no_request_and_ends_no_stream(
     patient: World,
 ) -> None:
+    """Connections that no process has accepted yet are another matter.
+
+    Those that wait at a socket when Swift closes it are reset by the kernel,
+    with the filter or without it, unless ``net.ipv4.tcp_migrate_req`` is set:
+    clients send their requests again.
+    """
     world, proxy = patient, patient.proxy
 
     def max_bytes() -> int:
@@ -223,13 +233,17 @@ def test_reload_under_load_fails_no_request_and_ends_no_stream(
         return int(info["hapi"]["max_object_bytes"])
 
     assert max_bytes() != 123456789
-    with world.everything() as plain:
+    with world.everything(repeats_resets=True) as plain:
         running = [Running(world) for _ in range(3)]
         old = proxy.workers()
         proxy.configure(
             {**WORKERS, "filter:hapi": {"max_object_bytes": "123456789"}}
         )
         proxy.reload()
+        eventually(
+            lambda: len(proxy.workers() - old) == NUM_WORKERS,
+            "the process that closes the old sockets lives on",
+        )
         assert {max_bytes() for _ in range(20)} == {123456789}
         # What serves the streams is a worker of before.
         assert old & proxy.workers()
@@ -238,6 +252,8 @@ def test_reload_under_load_fails_no_request_and_ends_no_stream(
         assert Running(world).rest() == world.expected
         eventually(lambda: not old & proxy.workers(), "old workers live on")
     assert plain.failures == []
+    # One that either thread had on its way.
+    assert plain.resets <= 2
     assert plain.count > 50
 
 

@@ -15,6 +15,20 @@ JOIN_SECONDS = 60.0
 TIMEOUT_SECONDS = 30.0
 
 Address = tuple[str, int]
+Answer = tuple[int, bytes]
+"""Status and body."""
+
+
+class NotAnsweredError(OSError):
+    """The server ended a connection before an answer began.
+
+    Attributes:
+        is_reset: without ending it orderly.
+    """
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(repr(cause))
+        self.is_reset = not isinstance(cause, http.client.RemoteDisconnected)
 
 
 @dataclass(frozen=True)
@@ -44,9 +58,12 @@ class PlainTraffic:
         address: of the proxy.
         headers: of each request.
         requests: to repeat.
+        repeats_resets: send a request once more, instead of calling it a
+            failure, if its new connection is reset before an answer begins.
 
     Attributes:
         failures: what went wrong, in words.
+        resets: requests that were sent once more for that.
         count: requests answered.
         longest_seconds: that one took.
     """
@@ -56,12 +73,16 @@ class PlainTraffic:
         address: Address,
         headers: Mapping[str, str],
         requests: Sequence[Request],
+        *,
+        repeats_resets: bool = False,
     ) -> None:
         self._address = address
         self._headers = dict(headers)
         self._requests = requests
+        self._repeats_resets = repeats_resets
         self._stop = threading.Event()
         self.failures: list[str] = []
+        self.resets = 0
         self.count = 0
         self.longest_seconds = 0.0
         self._threads = [
@@ -69,21 +90,31 @@ class PlainTraffic:
             for send in (self._send_alone, Kept(address).send)
         ]
 
-    def _run(self, send: Callable[..., tuple[int, bytes]]) -> None:
+    def _run(self, send: Callable[..., Answer]) -> None:
         for number in itertools.count():
             if self._stop.is_set():
                 return
             request = self._requests[number % len(self._requests)]
             begun = time.monotonic()
             try:
-                found = send(request, self._headers, number)
-                self._check(request, *found)
+                self._check(request, *self._answer(send, request, number))
             except (OSError, http.client.HTTPException) as error:
                 self.failures.append(f"{request.method}: {error!r}")
             self.count += 1
             took = time.monotonic() - begun
             self.longest_seconds = max(self.longest_seconds, took)
             time.sleep(PAUSE_SECONDS)
+
+    def _answer(
+        self, send: Callable[..., Answer], request: Request, number: int
+    ) -> Answer:
+        try:
+            return send(request, self._headers, number)
+        except NotAnsweredError as error:
+            if not (self._repeats_resets and error.is_reset):
+                raise
+            self.resets += 1
+            return send(request, self._headers, number)
 
     def _check(self, request: Request, status: int, body: bytes) -> None:
         is_right = request.expected in (None, body)
@@ -92,7 +123,7 @@ class PlainTraffic:
                 f"{request.method} {request.path}: {status}, {body[:200]!r}"
             )
 
-    def _send_alone(self, *how: Any) -> tuple[int, bytes]:
+    def _send_alone(self, *how: Any) -> Answer:
         connection = connect(self._address)
         try:
             return exchange(connection, *how)
@@ -118,14 +149,10 @@ class Kept:
         self._address = address
         self._connection = connect(address)
 
-    def send(self, *how: Any) -> tuple[int, bytes]:
+    def send(self, *how: Any) -> Answer:
         try:
             return exchange(self._connection, *how)
-        except (
-            http.client.RemoteDisconnected,
-            ConnectionResetError,
-            BrokenPipeError,
-        ):
+        except NotAnsweredError:
             self._connection.close()
             self._connection = connect(self._address)
             return exchange(self._connection, *how)
@@ -140,13 +167,15 @@ def exchange(
     request: Request,
     headers: Mapping[str, str],
     number: int,
-) -> tuple[int, bytes]:
-    """Status and body."""
-    connection.request(
-        request.method,
-        request.path.replace("{}", str(number)),
-        body=request.body or None,
-        headers={**headers, "Content-Length": str(len(request.body))},
-    )
-    answer = connection.getresponse()
+) -> Answer:
+    try:
+        connection.request(
+            request.method,
+            request.path.replace("{}", str(number)),
+            body=request.body or None,
+            headers={**headers, "Content-Length": str(len(request.body))},
+        )
+        answer = connection.getresponse()
+    except (ConnectionResetError, BrokenPipeError) as error:
+        raise NotAnsweredError(error) from error
     return answer.status, answer.read()
