@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from swift.common.swob import Request, Response
@@ -63,6 +62,9 @@ class Buffer:
 class KeptFeatures:
     """Kept features as the body of an answer; frees their memory at its end.
 
+    It is its own iterator: Swift's filters (``reiterate()``) close what
+    ``iter()`` gives them, and nothing else.
+
     Attributes:
         length_bytes: of the body.
     """
@@ -71,19 +73,26 @@ class KeptFeatures:
         self, features: memoryview, buffer: Buffer, taken_bytes: int
     ) -> None:
         self.length_bytes = len(features)
-        self._features = features
+        self._left = features
         self._buffer = buffer
         self._taken_bytes = taken_bytes
 
-    def __iter__(self) -> Iterator[bytes]:
-        for start in range(0, self.length_bytes, PIECE_BYTES):
-            yield bytes(self._features[start : start + PIECE_BYTES])
+    def __iter__(self) -> KeptFeatures:
+        return self
+
+    def __next__(self) -> bytes:
+        if not self._left:
+            self.close()
+            raise StopIteration
+        piece = bytes(self._left[:PIECE_BYTES])
+        self._left = self._left[PIECE_BYTES:]
+        return piece
 
     def close(self) -> None:
         """Harmless when repeated."""
         self._buffer.free(self._taken_bytes)
         self._taken_bytes = 0
-        self._features = memoryview(b"")
+        self._left = memoryview(b"")
 
 
 class FeatureCache:

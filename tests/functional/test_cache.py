@@ -14,6 +14,7 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 import requests
+from benchmarks.proxies import SideProxy
 from typer.testing import CliRunner
 
 from caller import Caller, metrics
@@ -154,6 +155,24 @@ def test_features_are_computed_once(cluster, owner, model):
     plain = owner.get(path, asked(model, "off"))
     assert plain.headers["X-Hapi-Cache"] == "off"
     assert_same_rows(plain, again)
+
+
+@pytest.mark.usefixtures("empty")
+def test_hits_free_their_memory(cluster, owner, model, tmp_path):
+    """In a proxy whose memory is filled by one of them."""
+    path = put_shard(owner, "memory.tar")
+    first = warm(owner, path, model)
+    room = {"cache_buffer_bytes": str(2 * len(first.content))}
+    with SideProxy(
+        cluster.directory, tmp_path / "proxy", {"filter:hapi": room}
+    ) as proxy:
+        beside = Caller(cluster, proxy_url=proxy.url)
+        states = []
+        for _ in range(4):
+            answer = beside.get(path, asked(model, "read"))
+            assert_same_rows(first, answer)
+            states.append(answer.headers["X-Hapi-Cache"])
+    assert states == ["hit"] * 4
 
 
 @pytest.mark.usefixtures("empty")

@@ -25,6 +25,7 @@ class Caller:
         cluster: a running one.
         user: a key of :data:`USERS`; None for an anonymous caller.
         token: the caller's, in the place of a user's.
+        proxy_url: of another proxy than the cluster's own.
     """
 
     def __init__(
@@ -33,8 +34,9 @@ class Caller:
         user: str | None = "test:tester",
         *,
         token: str | None = None,
+        proxy_url: str | None = None,
     ) -> None:
-        self._proxy_url = cluster.proxy_url
+        self._proxy_url = proxy_url or cluster.proxy_url
         self._session = requests.Session()
         if token is not None:
             self._session.headers["X-Auth-Token"] = token

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from swift.common.middleware import tempauth, tempurl
 from swift.common.swob import HTTPNoContent, Request, Response
-from swift.common.utils import close_if_possible
+from swift.common.utils import close_if_possible, reiterate
 
 from fake_swift import FakeSwift
 from hapi_middleware.filter import filter_factory
@@ -89,11 +89,16 @@ class FilterUnderTest:
         body: bytes | None = None,
         app: Any = None,
     ) -> Answer:
-        """One request of ``user`` (None: anonymous), read and closed."""
+        """One request of ``user`` (None: anonymous), read and closed.
+
+        As Swift's ``proxy-logging`` does it, which takes what ``iter()`` gives
+        it of the body, and closes only that.
+        """
         request = self.request(
             method, path, headers, user=user, query=query, env=env, body=body
         )
-        status, fields, chunks = request.call_application(app or self.pipeline)
+        status, fields, found = request.call_application(app or self.pipeline)
+        chunks = reiterate(found)
         try:
             body = b"".join(chunks)
         finally:

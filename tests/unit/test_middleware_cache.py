@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import eventlet
 import pytest
+from swift.common.middleware import proxy_logging
 from swift.common.swob import Request, Response
 
 from fake_swift import CACHE_PATH, FakeSwift, TrackedBody
@@ -498,6 +499,28 @@ def test_hits_hold_no_more_memory_than_is_allowed(tmp_path: Path) -> None:
         assert other.headers["X-Hapi-Cache"] == "miss"
         chunks.close()
         assert ask(world, "read").headers["X-Hapi-Cache"] == "hit"
+
+
+@pytest.mark.parametrize("pieces", ["all", "one"])
+def test_hit_frees_its_memory_as_swift_closes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: str
+) -> None:
+    """``proxy-logging`` closes what ``iter()`` gave it of the body."""
+    monkeypatch.setattr("hapi_middleware.cache.PIECE_BYTES", 1000)
+    options = {"cache_buffer_bytes": str(2 * len(KEPT) - 1)}
+    with world_of(tmp_path, **options) as world:
+        app = proxy_logging.ProxyLoggingMiddleware(world.pipeline, {})
+        warm(world)
+        for _ in range(3):
+            request = world.request(headers=annotation(cache="read"))
+            _status, headers, chunks = request.call_application(app)
+            assert dict(headers)["X-Hapi-Cache"] == "hit"
+            if pieces == "all":
+                assert b"".join(chunks) == KEPT
+            else:
+                assert next(iter(chunks)) == SHARD.upper()[:1000]
+            chunks.close()
+            assert world.filter.cache.buffer.used_bytes == 0
 
 
 def test_entries_are_stored_with_time_to_live_and_policy(
