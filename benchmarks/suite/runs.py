@@ -262,6 +262,8 @@ class CellRuns:
                     f"{name}: {each['samples']} samples in an epoch of"
                     f" {self.place.num_samples}"
                 )
+        if name == CACHED and not found["epochs"][-1]["cached"]:
+            raise ValueError(f"{name}: its last epoch found nothing kept")
         return found
 
     def _ours(self, name: str) -> dict[str, Any]:

@@ -96,7 +96,8 @@ class FakeRemote:
 
     def _epochs(self, first: int, count: int, **_: Any) -> Any:
         samples = self._world.samples
-        return [{**WINDOW, "samples": samples, "cached": samples}] * count
+        cached = samples if self._world.keeps else 0
+        return [{**WINDOW, "samples": samples, "cached": cached}] * count
 
     def _fallbacks(self, name: str) -> Any:
         self._world.fallbacks += name == "freeze"
@@ -141,6 +142,7 @@ class World:
 
     Attributes:
         samples: of an epoch.
+        keeps: whether the store has kept the features that are asked for.
         asked: module, question and arguments of all.
         links: that were set.
         restarts: of the worker.
@@ -149,6 +151,7 @@ class World:
     """
 
     samples: int = 0
+    keeps: bool = True
     asked: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
     environments: list[dict[str, str]] = field(default_factory=list)
     links: list[float | None] = field(default_factory=list)
@@ -415,6 +418,16 @@ def test_an_epoch_that_lost_samples_is_an_error(
     with pytest.raises(ValueError, match="127 samples in an epoch of 128"):
         measure(runs.EXPERIMENT, section)
     assert not complete(section)
+    assert world.running == 0
+
+
+def test_a_store_that_keeps_nothing_is_an_error(
+    world: World, measure: Any
+) -> None:
+    world.samples = runs.QUICK_VOLUME.samples
+    world.keeps = False
+    with pytest.raises(ValueError, match="freeze-cache.* found nothing kept"):
+        measure(runs.EXPERIMENT, {})
     assert world.running == 0
 
 
