@@ -426,7 +426,7 @@ def test_a_store_that_keeps_nothing_is_an_error(
 ) -> None:
     world.samples = runs.QUICK_VOLUME.samples
     world.keeps = False
-    with pytest.raises(ValueError, match="freeze-cache.* found nothing kept"):
+    with pytest.raises(ValueError, match=r"freeze-cache.* found nothing kept"):
         measure(runs.EXPERIMENT, {})
     assert world.running == 0
 
