@@ -87,6 +87,11 @@ class LinkEstimate:
     _since_limited: float = 0.0
     _growth: float = LINK_GROWTH
 
+    @property
+    def is_seen(self) -> bool:
+        """Whether it is known to have a limit."""
+        return self.bytes_per_second < UNSEEN_LINK
+
     def observe(self, rate: float, limited: bool, seconds: float) -> None:
         """Takes one interval in.
 
@@ -110,7 +115,7 @@ class LinkEstimate:
         self._since_limited = 0.0
         self._growth = LINK_GROWTH
         before = min(self.bytes_per_second, MOST_OVER * rate)
-        if self.bytes_per_second >= UNSEEN_LINK:
+        if not self.is_seen:
             before = rate
         self.bytes_per_second = before + NEW_WEIGHT * (rate - before)
 
@@ -314,10 +319,14 @@ class Estimates:
                     rate = max(rate, min(while_reading, most))
             elif seen.reading_seconds > LEAST_READING * seen.seconds:
                 rate = while_reading
-                # One flow alone may be slow for reasons of its own.
-                limited = seen.reading_flows >= min(
+                # One flow alone may be slow for reasons of its own.  Where
+                # nothing else is known, it says more than nothing: a job
+                # begins with one, and would take the link for endless.
+                is_alone = seen.reading_flows < min(
                     MANY_FLOWS, 0.5 * self.stream_width
                 )
+                is_all = not self.link.is_seen and not seen.push_seconds
+                limited = is_all or not is_alone
         if waited and not limited and seen.blocked_share > BLOCKED:
             rate = seen.received_bytes / seen.seconds
             limited = seen.push_seconds >= seen.seconds

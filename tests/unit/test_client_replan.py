@@ -634,6 +634,37 @@ def test_link_is_known_though_little_is_streamed() -> None:
     assert estimates.link.bytes_per_second == pytest.approx(560_000)
 
 
+@pytest.mark.parametrize("flows", [1.0, 1.1])
+def test_link_is_known_from_the_first_read_that_waits(flows: float) -> None:
+    """A job begins with one, and may have had no time for more."""
+    job = SimulatedJob(BALANCED, Clock())
+    estimates = job.estimates
+    first = Observation(
+        2.1,
+        samples={STREAM: 16},
+        received_bytes=1_700_000,
+        reading_share=0.95,
+        reading_seconds=2.0,
+        reading_bytes=1_600_000,
+        reading_flows=flows,
+        stream_seconds=2.1,
+    )
+
+    estimates.observe_start(first, job.build(estimates.conditions()))
+    assert estimates.link.bytes_per_second == pytest.approx(800_000)
+
+    # What more of them carry is found.
+    more = replace(
+        first,
+        received_bytes=6_800_000,
+        reading_bytes=6_400_000,
+        reading_flows=4.0,
+    )
+    for _ in range(4):
+        estimates.observe_start(more, job.build(estimates.conditions()))
+    assert estimates.link.bytes_per_second == pytest.approx(3.2e6, rel=0.1)
+
+
 def test_link_that_became_fast_is_found_when_reads_no_longer_wait() -> None:
     job = SimulatedJob(BALANCED, Clock())
     estimates = job.estimates
