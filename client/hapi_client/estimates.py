@@ -319,14 +319,13 @@ class Estimates:
                     rate = max(rate, min(while_reading, most))
             elif seen.reading_seconds > LEAST_READING * seen.seconds:
                 rate = while_reading
-                # One flow alone may be slow for reasons of its own.  Where
-                # nothing else is known, it says more than nothing: a job
-                # begins with one, and would take the link for endless.
-                is_alone = seen.reading_flows < min(
+                # One flow alone may be slow for reasons of its own; at first
+                # it says more than nothing: a job begins with one, and would
+                # take the link for endless.
+                is_first = not self.link.is_seen and not seen.push_seconds
+                limited = is_first or seen.reading_flows >= min(
                     MANY_FLOWS, 0.5 * self.stream_width
                 )
-                is_all = not self.link.is_seen and not seen.push_seconds
-                limited = is_all or not is_alone
         if waited and not limited and seen.blocked_share > BLOCKED:
             rate = seen.received_bytes / seen.seconds
             limited = seen.push_seconds >= seen.seconds
