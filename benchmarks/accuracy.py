@@ -62,7 +62,7 @@ from torch import nn
 
 from hapi_protocol.encodings import DTYPES
 from hapi_splitter.encodings import decode, encode
-from hapi_splitter.trace import split
+from hapi_splitter.freezing.split_model import split
 
 CIFAR_TARS = "cifar10-*.tar"
 TORCH = "torch"

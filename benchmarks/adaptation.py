@@ -91,8 +91,8 @@ from benchmarks.tenants import JOINT, Pace, Tenants, rate_of, since
 from benchmarks.tenants import report as report_tenants
 from benchmarks.testbed import Testbed, two_tiers
 
-from hapi_client.frozen import FREEZE as FREEZE_CUT
-from hapi_splitter.problem import STREAMED
+from hapi_client.model.frozen_region import FREEZE as FREEZE_CUT
+from hapi_splitter.planner.problem import STREAMED
 
 MODEL = "mobilenet_v3_small"
 FREEZE = "features"

@@ -54,7 +54,7 @@ from benchmarks.results import machine, versions, write_json
 from benchmarks.shards import find_tars, write_shards
 from benchmarks.testbed import Testbed, two_tiers
 
-from hapi_client.frozen import FREEZE, STREAM
+from hapi_client.model.frozen_region import FREEZE, STREAM
 from hapi_protocol.headers import CACHE_READ, CACHE_READWRITE
 
 MODELS = ("resnet18", "mobilenet_v3_small")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from benchmarks.workloads import BACKBONE, INNER, NETWORKS, Network
 
-from hapi_client.fetch import FetchOptions
+from hapi_client.loading.prefetcher import FetchOptions
 
 LINKS = (0.25, 2.0)
 

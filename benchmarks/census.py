@@ -31,8 +31,13 @@ from torch import nn
 
 from hapi_protocol.errors import FreezeError, HapiError
 from hapi_splitter.cuts import FrozenGraph
-from hapi_splitter.package import PackageLimits, load_package, write_package
-from hapi_splitter.trace import SplitModel, default_freeze, split
+from hapi_splitter.freezing.split_model import (
+    SplitModel,
+    default_freeze,
+    split,
+)
+from hapi_splitter.package.reader import PackageLimits, load_package
+from hapi_splitter.package.writer import write_package
 
 CUTS = 5
 SAMPLES = 3
@@ -99,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _PROCESSES.set_forkserver_preload(
         [
             "benchmarks.census_models",
-            "hapi_splitter.trace",
+            "hapi_splitter.freezing.split_model",
             "timm",
             "transformers",
             "torch._dynamo",

@@ -28,20 +28,20 @@ from benchmarks.opponents.window import Meter, between
 from benchmarks.regret import AUTO
 from benchmarks.remote import serve
 
-from hapi_client.advice import Question, advise
-from hapi_client.connection import Connection
-from hapi_client.feature_cache import FeatureCache
-from hapi_client.frozen import FrozenRegion
-from hapi_client.index import update_index
-from hapi_client.job import TransferJob
-from hapi_client.location import Location
-from hapi_client.order import Lanes
-from hapi_client.packages import DEFAULT_MODELS_CONTAINER
+from hapi_client.data.index import update_index
+from hapi_client.data.upload import upload
+from hapi_client.job.transfer_job import TransferJob
+from hapi_client.model.frozen_region import FrozenRegion
+from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
+from hapi_client.plan_report.plan_study import Question, advise
+from hapi_client.planning.replanner import ReplanOptions, describe_mix
 from hapi_client.progress import SilentReporter
-from hapi_client.replan import ReplanOptions, describe_mix
-from hapi_client.upload import upload
+from hapi_client.sampling.partition import Lanes
+from hapi_client.swift.cache_admin import FeatureCache
+from hapi_client.swift.connection import Connection
+from hapi_client.swift.swift_url import Location
 from hapi_protocol.headers import CACHE_OFF
-from hapi_splitter.transforms import ImageTransform
+from hapi_splitter.inputs.image_transform import ImageTransform
 
 SEED = 0
 LEARNING_RATE = 1e-4

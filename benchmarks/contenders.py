@@ -7,17 +7,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hapi_client.plan_report.plan_tables import Report
 from hapi_protocol.encodings import FLOORS
 from hapi_protocol.profiles import ModelProfile
-from hapi_splitter.costs import (
+from hapi_splitter.planner.costs import (
     Conditions,
     CutFacts,
     OneOff,
     SampleCosts,
     build_problem,
 )
-from hapi_splitter.plan import LINK, RAW, Option, Problem, static, static_at
-from hapi_splitter.report import Report
+from hapi_splitter.planner.plan import (
+    LINK,
+    RAW,
+    Option,
+    Problem,
+    static,
+    static_at,
+)
 
 TOLERANCE = 0.05
 """Cuts this close in every resource count as one; see :func:`distinct`."""
@@ -118,7 +125,8 @@ def outlook(report: Report) -> Outlook:
     """What to measure beside streaming and the job's own plan.
 
     Args:
-        report: of :func:`hapi_client.advice.advise`, for the cell's link.
+        report: of :func:`hapi_client.plan_report.plan_study.advise`, for the
+            cell's link.
     """
     problem = report.problem
     statics = _statics(problem)
@@ -203,7 +211,7 @@ def more_cuts(
 
     Args:
         cuts, server, client, samples, conditions: as for
-            :func:`hapi_splitter.costs.build_problem`.
+            :func:`hapi_splitter.planner.costs.build_problem`.
 
     Returns:
         Those at least nearly as fast as the best measured one, at most

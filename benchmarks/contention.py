@@ -28,7 +28,7 @@ from benchmarks.worker_process import (
     running_worker,
 )
 
-from hapi_protocol.messages import UNAUTHENTICATED_ACCOUNT
+from hapi_protocol.job_messages import UNAUTHENTICATED_ACCOUNT
 
 OWNER = "AUTH_owner"
 """Of the model and the photographs."""

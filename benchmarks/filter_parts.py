@@ -24,7 +24,7 @@ from benchmarks.worker_process import running_worker
 
 from hapi_cluster.probes import ask
 from hapi_middleware.filter import filter_factory
-from hapi_protocol.features import read_features
+from hapi_protocol.feature_reader import read_features
 
 Env = dict[str, Any]
 Round = dict[str, float]

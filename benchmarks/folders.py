@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hapi_cluster import Cluster
 from hapi_cluster.errors import NotAClusterError
-from hapi_cluster.identity import ProcessIdentity
+from hapi_cluster.process_identity import ProcessIdentity
 
 PREFIX = "hapi-testbed-"
 _NAME = re.compile(rf"{PREFIX}(\d+)-(\d+)-\w+")

@@ -4,10 +4,11 @@
     python -m benchmarks.memory --soak 60 --data DIR --json soak.json
 
 The first command compares, for models, cuts and batches, the working memory
-by hapi_splitter.memory, by which a worker chooses its batches, with the peak
-of a process that does one such pass (benchmarks/memory_probe.py).  Batches are
-those whose peak is 64 MiB or more, and four times that.  The second watches a
-worker that has hardly the memory it needs (benchmarks/soak.py).
+by hapi_splitter.profiling.memory_model, by which a worker chooses its batches,
+with the peak of a process that does one such pass
+(benchmarks/memory_probe.py).  Batches are those whose peak is 64 MiB or more,
+and four times that.  The second watches a worker that has hardly the memory it
+needs (benchmarks/soak.py).
 
 The JSON file: ``settings`` (``malloc``: variables of glibc's allocator; none
 are its defaults), ``machine``, ``versions`` and ``cells``, a list of
@@ -60,7 +61,7 @@ from benchmarks.soak import Soak
 from benchmarks.soak import report as soak_report
 from benchmarks.worker_process import ROOT, package_model
 
-from hapi_splitter.memory import needs_of
+from hapi_splitter.profiling.memory_model import needs_of
 
 MODELS = {
     "resnet18": "avgpool",

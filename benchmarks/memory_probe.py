@@ -5,8 +5,9 @@
 Standard input: JSON with ``package``, a file; ``cut``; ``batch``.  Standard
 output: JSON with ``measured_bytes``, by how much the peak of the resident set
 (VmHWM of proc(5)) during the forward pass is above the set before; and
-``predicted_bytes``, the working memory by hapi_splitter.memory.  Both hold the
-input, and neither the weights.
+``predicted_bytes``, the working memory by
+hapi_splitter.profiling.memory_model.  Both hold the input, and neither the
+weights.
 
 A pass of one sample goes before, since code that torch loads at its first use
 is no activation; what it freed goes back to the system.
@@ -24,8 +25,8 @@ from typing import Any
 import torch
 
 from hapi_splitter.cuts import FrozenGraph
-from hapi_splitter.memory import needs_of
-from hapi_splitter.package import load_package
+from hapi_splitter.package.reader import load_package
+from hapi_splitter.profiling.memory_model import needs_of
 
 PEAK_RESET = "5"
 """To clear_refs: the peak is the present size from now on."""

@@ -21,8 +21,9 @@ import torch
 from torch import nn
 from torchvision import models
 
-from hapi_splitter.package import load_package, package_bytes
-from hapi_splitter.trace import default_freeze, split
+from hapi_splitter.freezing.split_model import default_freeze, split
+from hapi_splitter.package.reader import load_package
+from hapi_splitter.package.writer import package_bytes
 
 MODELS = (
     "alexnet",

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from hapi_cluster.configs import BACKEND_HOST
-from hapi_cluster.daemon import die_with
 from hapi_cluster.paths import ClusterPaths
 from hapi_cluster.ports import PortReservation
 from hapi_cluster.probes import answers
+from hapi_cluster.process_control import die_with
 
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
@@ -42,7 +42,7 @@ import sys
 
 sys.path[:] = {path!r}
 
-from hapi_cluster.daemon import die_with
+from hapi_cluster.process_control import die_with
 from swift.common.utils import set_swift_dir
 
 # Its workers must not outlive a manager that is killed.

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from hapi_protocol.messages import JobGrant, Usage
+from hapi_protocol.job_messages import JobGrant, Usage
 
 SAMPLE_BYTES = 115_000
 """Of a photograph of ImageNet."""

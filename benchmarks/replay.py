@@ -56,7 +56,7 @@ from benchmarks.regret import AUTO, STREAM, judge, medians
 from benchmarks.results import machine, versions, write_json
 from benchmarks.simulation import Knowledge, Parts, SimulatedJob, Stage
 
-from hapi_splitter.problem import STREAMED, Way
+from hapi_splitter.planner.problem import STREAMED, Way
 
 LINKS = (0.1, 0.5, 1.0, 4.0, 10.0)
 SEEDS = 5

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.remote import serve
 from benchmarks.stream_client import PIECE_BYTES, Counter, StreamClient
 
-from hapi_protocol.features import read_features
+from hapi_protocol.feature_reader import read_features
 
 OWN_STAGES = ("decode", "forward", "encode")
 """What the samples themselves take, in seconds of the clock."""

@@ -63,9 +63,9 @@ from benchmarks.worker_process import (
 from PIL import Image
 from torch import nn
 
-from hapi_splitter.package import write_package
-from hapi_splitter.trace import split
-from hapi_splitter.transforms import ImageTransform
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.inputs.image_transform import ImageTransform
+from hapi_splitter.package.writer import write_package
 
 GOAL_SECONDS = 0.005
 ACCOUNT = "AUTH_bench"

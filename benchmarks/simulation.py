@@ -17,18 +17,18 @@ from typing import Any, TypeAlias
 import numpy as np
 import simpy
 
-from hapi_client.estimates import Estimates
-from hapi_client.fetch import FetchOptions
-from hapi_client.meter import Meter
-from hapi_client.mixing import Mixer
-from hapi_client.observation import SpanReport
-from hapi_client.planning import FIRST_LOOK_SECONDS, FIRST_LOOK_SPANS
-from hapi_client.replan import Replanner, ReplanOptions
-from hapi_client.sources import LANE_PUSH, LANE_STREAM
+from hapi_client.loading.prefetcher import FetchOptions
+from hapi_client.loading.span_source import LANE_PUSH, LANE_STREAM
+from hapi_client.metrics.window_collector import Meter
+from hapi_client.metrics.window_metrics import SpanReport
+from hapi_client.planning.cost_estimators import Estimates
+from hapi_client.planning.planner import FIRST_LOOK_SECONDS, FIRST_LOOK_SPANS
+from hapi_client.planning.replanner import Replanner, ReplanOptions
+from hapi_client.planning.route_scheduler import Mixer
 from hapi_protocol.summary import Load
-from hapi_splitter.costs import Conditions
-from hapi_splitter.plan import Option, Plan, Problem, Resource
-from hapi_splitter.problem import (
+from hapi_splitter.planner.costs import Conditions
+from hapi_splitter.planner.plan import Option, Plan, Problem, Resource
+from hapi_splitter.planner.problem import (
     CLIENT_CPU,
     CLIENT_DEVICE,
     LINK,
@@ -38,7 +38,7 @@ from hapi_splitter.problem import (
     UNITS,
     Way,
 )
-from hapi_splitter.work import (
+from hapi_splitter.planner.resource_use import (
     CLIENT_HANDLING,
     SERVING,
     TRAINING,
@@ -129,7 +129,7 @@ class Knowledge:
         return dataclasses.replace(self, options=kept)
 
     def problem(self, conditions: Conditions) -> Problem:
-        """As :func:`hapi_splitter.costs.build_problem` makes it."""
+        """As :func:`hapi_splitter.planner.costs.build_problem` makes it."""
         share = conditions.server_share
         capacities = {
             **self.capacities,
@@ -375,7 +375,7 @@ class SimulatedJob:
     # -- the client ---------------------------------------------------
 
     def _top_up(self) -> None:
-        """As :class:`hapi_client.fetch.Fetcher` does it."""
+        """As :class:`hapi_client.loading.prefetcher.Fetcher` does it."""
         while len(self._ahead) < self._options.ahead_spans:
             way = self._mixer.choose(
                 self._span_samples,
@@ -489,7 +489,7 @@ class SimulatedJob:
         )
 
     def _plan(self, replanner: Replanner) -> None:
-        """As :class:`hapi_client.planning.JobPlanner` does it.
+        """As :class:`hapi_client.planning.planner.JobPlanner` does it.
 
         What a job takes to measure itself and the worker is left out.
         """

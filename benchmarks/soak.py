@@ -32,7 +32,7 @@ from benchmarks.worker_process import (
 )
 from scipy.stats import theilslopes
 
-from hapi_splitter.memory import needs_of
+from hapi_splitter.profiling.memory_model import needs_of
 
 ROOM = 1.25
 SHARD_SAMPLES = 16

@@ -22,8 +22,9 @@ from typing import Any
 
 from benchmarks.remote import serve
 
-from hapi_protocol.features import FeatureBatch, read_features
-from hapi_protocol.messages import (
+from hapi_protocol.feature_reader import read_features
+from hapi_protocol.feature_stream import FeatureBatch
+from hapi_protocol.job_messages import (
     HEADER_IDENTITY,
     KIND_FEATURES,
     JobGrant,

@@ -30,14 +30,14 @@ import torchvision
 from benchmarks.preset import Preset
 from torchvision.io import ImageReadMode, decode_jpeg
 
-from hapi_client.connection import Connection
-from hapi_client.credentials import Credentials
-from hapi_client.demo_data import write_shards
-from hapi_client.index import load_index
-from hapi_client.job import TransferJob
-from hapi_client.location import Location
+from hapi_client.cli.demo.data import write_shards
+from hapi_client.data.index import load_index
+from hapi_client.data.upload import upload
+from hapi_client.job.transfer_job import TransferJob
 from hapi_client.progress import SilentReporter
-from hapi_client.upload import upload
+from hapi_client.swift.connection import Connection
+from hapi_client.swift.credentials import Credentials
+from hapi_client.swift.swift_url import Location
 from hapi_cluster import Cluster
 
 LOCATION = Location("benchmark", "photos")

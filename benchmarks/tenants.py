@@ -44,7 +44,7 @@ from benchmarks.regret import AUTO, interval_of, regret_of
 from benchmarks.remote import Remote
 from benchmarks.testbed import Testbed
 
-from hapi_client.replan import ReplanOptions
+from hapi_client.planning.replanner import ReplanOptions
 
 JOINT = "joint"
 GOAL = 0.95

@@ -35,7 +35,7 @@ from benchmarks.network import (
 )
 from benchmarks.remote import Remote
 
-from hapi_cluster.daemon import die_with
+from hapi_cluster.process_control import die_with
 
 ROOT = Path(__file__).resolve().parent.parent
 START_SECONDS = 180.0

@@ -45,12 +45,14 @@ from benchmarks.tars import find_tars
 from benchmarks.workloads import BACKBONE, FREEZES, NETWORKS, Network
 
 from hapi_protocol.encodings import COMPRESSIONS, DTYPES, ENCODINGS, Encoding
-from hapi_protocol.features import STAGES, FeatureStreamWriter, feature_schema
+from hapi_protocol.feature_stream import STAGES, feature_schema
+from hapi_protocol.feature_writer import FeatureStreamWriter
 from hapi_protocol.shards import IMAGE, Sample, iter_samples
 from hapi_protocol.summary import Load
-from hapi_splitter.transforms import ImageTransform, decode_image
-from hapi_worker.flow import row_of
-from hapi_worker.forward import encode_rows
+from hapi_splitter.inputs.image_decode import decode_image
+from hapi_splitter.inputs.image_transform import ImageTransform
+from hapi_worker.execution.batch_items import row_of
+from hapi_worker.execution.forward import encode_rows
 
 SPAN_SAMPLES = 64
 BATCH = 16

@@ -17,12 +17,12 @@ import torch
 import torchvision
 from benchmarks.remote import Remote
 
-from hapi_cluster.daemon import die_with
+from hapi_cluster.process_control import die_with
 from hapi_protocol.unix_http import UnixConnection
 from hapi_splitter.cuts import FrozenGraph
-from hapi_splitter.package import write_package
-from hapi_splitter.trace import split
-from hapi_splitter.transforms import ImageTransform
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.inputs.image_transform import ImageTransform
+from hapi_splitter.package.writer import write_package
 
 ROOT = Path(__file__).resolve().parent.parent
 START_SECONDS = 60.0

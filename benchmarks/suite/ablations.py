@@ -36,9 +36,9 @@ from benchmarks.suite.workloads import Volume, Workload, cell_name
 from benchmarks.testbed import Testbed
 from benchmarks.worker_process import frozen_model
 
-from hapi_client.frozen import FREEZE
+from hapi_client.model.frozen_region import FREEZE
 from hapi_protocol.headers import CACHE_READWRITE
-from hapi_splitter.memory import needs_of
+from hapi_splitter.profiling.memory_model import needs_of
 
 WORKLOADS = (
     Workload("mobilenet_v3_small", BACKBONE),

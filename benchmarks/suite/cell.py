@@ -36,7 +36,7 @@ from benchmarks.suite.verdict import (
 )
 from benchmarks.suite.workloads import LONG, cell_name, is_slow, streamed
 
-from hapi_client.frozen import FREEZE
+from hapi_client.model.frozen_region import FREEZE
 
 RESIZED_LINKS = (None, 0.25, 10.0)
 """Where what reads resized photographs is measured too."""

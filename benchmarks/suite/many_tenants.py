@@ -32,7 +32,7 @@ from benchmarks.suite.together import (
 from benchmarks.suite.workloads import Volume, Workload
 from benchmarks.testbed import Testbed
 
-from hapi_client.frozen import FREEZE
+from hapi_client.model.frozen_region import FREEZE
 
 CONTENDERS = (AUTO, FREEZE, TAR_STREAM)
 COUNTS, QUICK_COUNTS = (1, 2, 4, 8), (1, 2)

@@ -41,7 +41,7 @@ from benchmarks.suite.tiers import calibrate, read
 from benchmarks.suite.workloads import Volume, Workload, cell_name
 from benchmarks.testbed import Testbed
 
-from hapi_client.frozen import FREEZE
+from hapi_client.model.frozen_region import FREEZE
 from hapi_protocol.headers import CACHE_OFF, CACHE_READWRITE
 
 SLOW, FAST = 0.25, 2.0
@@ -64,7 +64,8 @@ QUICK_VOLUME = Volume(128, 16)
 EPOCHS, QUICK_EPOCHS = 5, 2
 EPOCH_SECONDS = 15.0
 """Of an epoch of streaming over the cell's link: a job that would be over in
-a minute does not plan (:data:`hapi_client.planning.LEAST_TO_COME_SECONDS`)."""
+a minute does not plan
+(:data:`hapi_client.planning.planner.LEAST_TO_COME_SECONDS`)."""
 LEAST_SHARDS = 8
 """A shard goes one way as a whole: with fewer there is no mix to speak of."""
 MOST_ROUNDS, QUICK_ROUNDS = 3, 1

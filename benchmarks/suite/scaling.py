@@ -37,7 +37,7 @@ from benchmarks.suite.verdict import ratio
 from benchmarks.suite.workloads import Volume, Workload
 from benchmarks.testbed import Testbed
 
-from hapi_client.frozen import FREEZE
+from hapi_client.model.frozen_region import FREEZE
 
 WORKLOAD = Workload("mobilenet_v3_small", BACKBONE)
 BATCH = NETWORKS[WORKLOAD.model].batch_size

@@ -14,16 +14,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hapi_client.connection import Connection
-    from hapi_client.credentials import Credentials
-    from hapi_client.fetch import FetchOptions
-    from hapi_client.job import TransferJob
-    from hapi_client.order import Lanes
-    from hapi_client.replan import ReplanOptions
+    from hapi_client.job.transfer_job import TransferJob
+    from hapi_client.loading.prefetcher import FetchOptions
+    from hapi_client.planning.replanner import ReplanOptions
+    from hapi_client.sampling.partition import Lanes
+    from hapi_client.swift.connection import Connection
+    from hapi_client.swift.credentials import Credentials
     from hapi_protocol.errors import HapiError
-    from hapi_splitter.arrays import ArrayTransform
-    from hapi_splitter.augmentation import Augmentation
-    from hapi_splitter.transforms import ImageTransform
+    from hapi_splitter.inputs.array_transform import ArrayTransform
+    from hapi_splitter.inputs.augmentation import Augmentation
+    from hapi_splitter.inputs.image_transform import ImageTransform
 
 __all__ = [
     "ArrayTransform",
@@ -41,16 +41,16 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     homes = {
-        "ArrayTransform": "hapi_splitter.arrays",
-        "Augmentation": "hapi_splitter.augmentation",
-        "Connection": "hapi_client.connection",
-        "Credentials": "hapi_client.credentials",
-        "FetchOptions": "hapi_client.fetch",
+        "ArrayTransform": "hapi_splitter.inputs.array_transform",
+        "Augmentation": "hapi_splitter.inputs.augmentation",
+        "Connection": "hapi_client.swift.connection",
+        "Credentials": "hapi_client.swift.credentials",
+        "FetchOptions": "hapi_client.loading.prefetcher",
         "HapiError": "hapi_protocol.errors",
-        "ImageTransform": "hapi_splitter.transforms",
-        "Lanes": "hapi_client.order",
-        "ReplanOptions": "hapi_client.replan",
-        "TransferJob": "hapi_client.job",
+        "ImageTransform": "hapi_splitter.inputs.image_transform",
+        "Lanes": "hapi_client.sampling.partition",
+        "ReplanOptions": "hapi_client.planning.replanner",
+        "TransferJob": "hapi_client.job.transfer_job",
     }
     if name not in homes:
         raise AttributeError(f"module {__name__!r} has no {name!r}")

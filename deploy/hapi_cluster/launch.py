@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hapi_cluster.child import ChildSpec
 from hapi_cluster.configs import (
     BACKEND_HOST,
     BACKENDS,
@@ -26,6 +25,7 @@ from hapi_cluster.errors import SettingsError, SocketPathError
 from hapi_cluster.paths import ClusterPaths
 from hapi_cluster.ports import PortReservation
 from hapi_cluster.probes import answers, connects
+from hapi_cluster.server_process import ChildSpec
 from hapi_cluster.settings import LAYOUTS, ClusterSettings
 from hapi_cluster.state import write_private
 
@@ -176,7 +176,7 @@ def _servers(
         (reachable(settings.host if s == "proxy" else BACKEND_HOST), ports[s])
         for s in servers
     ]
-    module = "hapi_cluster.servers"
+    module = "hapi_cluster.run_servers"
     return ChildSpec(
         name,
         (sys.executable, "-m", module, str(paths.etc), *servers),

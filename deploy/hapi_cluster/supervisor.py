@@ -1,11 +1,4 @@
-"""The daemon that owns a cluster.
-
-``python -m hapi_cluster.supervisor DIR FD`` reads its settings (JSON) from
-standard input, starts the servers and the worker, tells the result to the
-pipe FD (``{"ok": true}`` or an error), restarts what dies and, on SIGTERM,
-leaves nothing behind. SIGUSR1 restarts the worker, SIGUSR2 ends it until the
-next SIGUSR1. It has one thread and sleeps in one ``select``.
-"""
+"""What a killed supervisor may leave behind, and its removal."""
 
 from __future__ import annotations
 
@@ -23,20 +16,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hapi_cluster.accounts import create_accounts
-from hapi_cluster.checks import check_xattrs
-from hapi_cluster.child import Child
+from hapi_cluster.cluster import create_accounts
 from hapi_cluster.configs import BACKEND_HOST
-from hapi_cluster.daemon import (
-    become_subreaper,
-    dead_child,
-    kill_orphans,
-    locked,
-    watched_parent,
-)
 from hapi_cluster.errors import ClusterError, StartError
-from hapi_cluster.identity import ProcessIdentity
 from hapi_cluster.launch import (
+    TEMPORARY_PREFIX,
     Socket,
     admin_socket,
     child_specs,
@@ -46,12 +30,45 @@ from hapi_cluster.launch import (
     reserve_ports,
     write_files,
 )
-from hapi_cluster.leftovers import remove_leftovers
 from hapi_cluster.logs import tail
 from hapi_cluster.paths import ClusterPaths
 from hapi_cluster.ports import PortReservation
+from hapi_cluster.preflight import check_xattrs
+from hapi_cluster.process_control import (
+    become_subreaper,
+    dead_child,
+    kill_orphans,
+    locked,
+    watched_parent,
+)
+from hapi_cluster.process_identity import ProcessIdentity
+from hapi_cluster.server_process import Child
 from hapi_cluster.settings import ClusterSettings
 from hapi_cluster.state import read_state, write_state
+
+KILL_SECONDS = 5.0
+
+
+def remove_leftovers(paths: ClusterPaths) -> bool:
+    """End the last run's processes, remove its sockets.
+
+    True if a process was still there. Call it only when the directory has
+    no living supervisor, or as the supervisor.
+    """
+    state = read_state(paths.state)
+    found = False
+    for child in state.get("children", {}).values():
+        identity = ProcessIdentity.parse(child["process"] or "")
+        if identity is not None and identity.send(signal.SIGKILL):
+            identity.wait(KILL_SECONDS)
+            found = True
+    for path in paths.run.glob("*"):
+        path.unlink()
+    folder = Path(state.get("temporary_folder") or "/")
+    if folder.name.startswith(TEMPORARY_PREFIX) and folder.exists():
+        shutil.rmtree(folder)
+    return found
+
 
 PROBE_INTERVAL_SECONDS = 0.03
 IDLE_SECONDS = 3600.0

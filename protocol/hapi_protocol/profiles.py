@@ -52,7 +52,7 @@ class ModelProfile:
             accelerator.
         batches: ascending by batch, at least one.
         reference_seconds: core-seconds to decode and transform the
-            reference image; see ``hapi_splitter.profile``.
+            reference image; see ``hapi_splitter.profiling.profiler``.
         load_seconds: to check and load the package, 0 if not known.
         parameter_bytes: of the region's weights.
         memory_limit_bytes: for weights and forward passes on the device.

@@ -2,7 +2,7 @@
 
 ``eval`` is the package's own transform.  ``train;seed=S;epoch=E`` draws at
 random beside it; what it draws for a sample is fixed by the seed, the epoch
-and the sample's key (``hapi_splitter.augmentation``).
+and the sample's key (``hapi_splitter.inputs.augmentation``).
 """
 
 from __future__ import annotations

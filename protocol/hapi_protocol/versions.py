@@ -9,11 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hapi_protocol.errors import (
-    AnnotationError,
-    ClientError,
-    UnavailableError,
-)
+from hapi_protocol.errors import AnnotationError, ClientError, UnavailableError
 
 API_VERSION = 1
 """The newest."""

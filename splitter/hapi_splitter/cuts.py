@@ -19,20 +19,21 @@ import torch
 from torch import fx
 
 from hapi_protocol.errors import UnsupportedError
-from hapi_splitter.batchwise import Batch, Value
-from hapi_splitter.folding import Folding, fold, kept
-from hapi_splitter.inputs import InputTransform, SampleForm
-from hapi_splitter.layout import (
+from hapi_splitter.graph.batch_independence import Batch, Value
+from hapi_splitter.graph.batchnorm_folding import Folding, fold, kept
+from hapi_splitter.graph.flops import flops_of
+from hapi_splitter.graph.index_bounds import id_limits
+from hapi_splitter.graph.lowering import lower
+from hapi_splitter.graph.memory_format import (
     arranged,
     has_channels_last,
     images_with_channels_last,
 )
-from hapi_splitter.lookups import id_limits
-from hapi_splitter.lowering import lower
-from hapi_splitter.ops import operators
-from hapi_splitter.program import INPUT, Program
-from hapi_splitter.shapes import bind, flops_of
-from hapi_splitter.strides import Laid, laid_out
+from hapi_splitter.graph.operators import operators
+from hapi_splitter.graph.program import INPUT, Program
+from hapi_splitter.graph.shapes import bind
+from hapi_splitter.graph.strides import Laid, laid_out
+from hapi_splitter.inputs.sample_format import InputTransform, SampleForm
 
 CUT_NAME = re.compile(r"[A-Za-z0-9_.]{1,200}")
 
@@ -69,7 +70,7 @@ def find_cuts(
 
     Args:
         program: a checked program.
-        values: of :func:`hapi_splitter.shapes.infer`.
+        values: of :func:`hapi_splitter.graph.shapes.infer`.
         names: one for each call.
     """
     cuts: list[Cut] = []
@@ -137,7 +138,7 @@ class FrozenGraph:
     Args:
         program: checked, with its last call as the output.
         weights: by id, 1 to ``program.num_weights``.
-        values: of :func:`hapi_splitter.shapes.infer`.
+        values: of :func:`hapi_splitter.graph.shapes.infer`.
         names: one for each call, for :attr:`Cut.name`.
         transform: from what is stored to a sample, if the region has one.
         digest: sha256 of the package, hexadecimal.
@@ -175,7 +176,7 @@ class FrozenGraph:
 
     @cached_property
     def id_limits(self) -> torch.Tensor | None:
-        """As :func:`hapi_splitter.lookups.id_limits`."""
+        """As :func:`hapi_splitter.graph.index_bounds.id_limits`."""
         return id_limits(self.program, self.values)
 
     def examples(self, count: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 
 from swift.common.storage_policy import POLICIES
 
-from hapi_protocol.messages import UNAUTHENTICATED_ACCOUNT
+from hapi_protocol.job_messages import UNAUTHENTICATED_ACCOUNT
 
 DEFAULT_WORKER_SOCKET = "/run/hapi/worker.sock"
 MIB = 1024**2

@@ -11,14 +11,17 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from hapi_worker.activation import inherited_sockets
 from hapi_worker.config import WorkerConfig, load_config, merged
-from hapi_worker.heap import keep_heap
-from hapi_worker.version import package_version
+from hapi_worker.monitoring.malloc_tuning import keep_heap
+from hapi_worker.server.status import package_version
+from hapi_worker.server.systemd import (
+    inherited_sockets,
+    monotonic_usec,
+    notify_systemd,
+)
 
 TICK_SECONDS = 1.0
 EXIT_USAGE = 2
@@ -31,8 +34,8 @@ END_SECONDS = 5.0
 """After the drain, for all threads to end."""
 
 if TYPE_CHECKING:
-    from hapi_worker.service import Service
-    from hapi_worker.worker import Worker
+    from hapi_worker.jobs.worker import Worker
+    from hapi_worker.server.service import Service
 
 logger = logging.getLogger(__name__)
 
@@ -104,8 +107,8 @@ def _serve(path: str, config: WorkerConfig) -> int:
         return _cannot_start(error)
     keep_heap()  # before there are threads
     # torch takes seconds to load, for which nobody above need wait.
-    from hapi_worker.server import SocketInUseError
-    from hapi_worker.service import Service
+    from hapi_worker.server.service import Service
+    from hapi_worker.server.unix_server import SocketInUseError
 
     signals = _Signals()
     try:
@@ -181,7 +184,7 @@ def _check_paths(listeners: Iterable[str], config: WorkerConfig) -> None:
 
 def _reload(path: str, worker: Worker) -> None:
     """Takes over what may change; a bad file changes nothing."""
-    notify_systemd(f"RELOADING=1\nMONOTONIC_USEC={_monotonic_usec()}")
+    notify_systemd(f"RELOADING=1\nMONOTONIC_USEC={monotonic_usec()}")
     try:
         config, kept = merged(worker.config, load_config(path))
     except ValueError as error:
@@ -195,10 +198,6 @@ def _reload(path: str, worker: Worker) -> None:
         logging.getLogger().setLevel(config.log_level)
         logger.info("the configuration is reloaded")
     notify_systemd("READY=1")
-
-
-def _monotonic_usec() -> int:
-    return time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
 
 
 class _Signals:
@@ -222,21 +221,6 @@ class _Signals:
     def end(self) -> None:
         """Says that no device is left; from any thread."""
         self._writable.send(bytes([OUT_OF_SERVICE]))
-
-
-def notify_systemd(state: str) -> None:
-    """Tells systemd, if it started us (sd_notify(3))."""
-    address = os.environ.get("NOTIFY_SOCKET")
-    if not address:
-        return
-    if address.startswith("@"):
-        address = "\0" + address[1:]
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
-            notifier.connect(address)
-            notifier.sendall(state.encode())
-    except OSError as error:
-        logger.warning("cannot notify systemd: %s", error)
 
 
 if __name__ == "__main__":

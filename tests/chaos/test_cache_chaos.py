@@ -14,11 +14,11 @@ import requests
 
 from caller import Caller
 from hapi_client import Connection, Credentials
-from hapi_client.packages import package_name, upload_package
+from hapi_client.model.package_store import package_name, upload_package
 from hapi_cluster import Cluster
-from hapi_protocol.features import read_features
-from hapi_splitter.package import write_package
-from hapi_splitter.trace import split
+from hapi_protocol.feature_reader import read_features
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.package.writer import write_package
 from kept_features import until
 from networks import small_network, small_transform
 from photos import shard

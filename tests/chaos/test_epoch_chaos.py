@@ -16,13 +16,13 @@ from PIL import Image
 
 from gateway import Gateway, Storm, gateway_to
 from hapi_client import Connection, Credentials, FetchOptions, TransferJob
-from hapi_client.index import update_index
-from hapi_client.location import parse_location
-from hapi_client.requester import ConnectionOptions
-from hapi_client.retry import Backoff
+from hapi_client.data.index import update_index
+from hapi_client.swift.http_client import ConnectionOptions
+from hapi_client.swift.retry import Backoff
+from hapi_client.swift.swift_url import parse_location
 from hapi_cluster import Cluster
 from hapi_protocol.errors import SourceChangedError, TruncatedStreamError
-from hapi_splitter.transforms import ImageTransform
+from hapi_splitter.inputs.image_transform import ImageTransform
 from networks import small_network, small_transform
 from photos import shard, tar_of
 

@@ -24,11 +24,11 @@ import requests
 from benchmarks.proxies import SideProxy
 
 from hapi_client import Connection, Credentials
-from hapi_client.packages import upload_package
+from hapi_client.model.package_store import upload_package
 from hapi_cluster import Cluster
-from hapi_protocol.features import read_features
-from hapi_splitter.package import write_package
-from hapi_splitter.trace import split
+from hapi_protocol.feature_reader import read_features
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.package.writer import write_package
 from networks import small_network, small_transform
 from photos import jpegs, shard, tar_of
 from plain_traffic import PlainTraffic, Request

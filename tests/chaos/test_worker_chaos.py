@@ -27,12 +27,9 @@ import pytest
 
 import bombs
 from hapi_protocol.errors import CODES, HapiError
-from hapi_protocol.features import FeatureStreamReader, Row, read_features
-from hapi_protocol.messages import (
-    HEADER_IDENTITY,
-    JobGrant,
-    JobRequest,
-)
+from hapi_protocol.feature_reader import FeatureStreamReader, read_features
+from hapi_protocol.feature_stream import Row
+from hapi_protocol.job_messages import HEADER_IDENTITY, JobGrant, JobRequest
 from hapi_protocol.unix_http import UnixConnection
 from hapi_worker.config import option_defaults
 from neighbour import (

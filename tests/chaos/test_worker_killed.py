@@ -13,11 +13,13 @@ import pytest
 import requests
 import torch
 
-from hapi_client import FetchOptions, TransferJob, planning, replan
-from hapi_client.replan import ReplanOptions
-from hapi_client.retry import Backoff
+from hapi_client import FetchOptions, TransferJob
+from hapi_client.planning import planner as planning
+from hapi_client.planning import replanner as replan
+from hapi_client.planning.replanner import ReplanOptions
+from hapi_client.swift.retry import Backoff
 from hapi_protocol.errors import HapiError
-from hapi_splitter.plan import static_at
+from hapi_splitter.planner.plan import static_at
 from networks import small_network, small_transform
 from photos import shard, with_corrupt_member
 
@@ -33,8 +35,8 @@ def number_of(key: str) -> int:
 
 def store(connection, container: str, shards: dict[str, bytes]) -> None:
     """Uploads shards and writes their index next to the data."""
-    from hapi_client.index import update_index
-    from hapi_client.location import parse_location
+    from hapi_client.data.index import update_index
+    from hapi_client.swift.swift_url import parse_location
 
     connection.put_container(container)
     for name, data in shards.items():
@@ -106,9 +108,9 @@ def features_by_label(loader) -> dict[int, torch.Tensor]:
 def test_stream_of_a_killed_worker_never_ends_cleanly(
     fragile, connection, tmp_path
 ):
-    from hapi_client.packages import upload_package
-    from hapi_splitter.package import write_package
-    from hapi_splitter.trace import split
+    from hapi_client.model.package_store import upload_package
+    from hapi_splitter.freezing.split_model import split
+    from hapi_splitter.package.writer import write_package
 
     parts = split(small_network(), "body", transform=small_transform())
     info = write_package(parts.frozen, tmp_path / "model.hapi")
@@ -254,7 +256,7 @@ def test_shard_without_labels_needs_them_given(fragile, connection):
 def test_mixed_plan_loses_nothing_when_the_worker_stops_and_comes_back(
     fragile, connection, shards
 ):
-    from hapi_splitter.problem import STREAMED
+    from hapi_splitter.planner.problem import STREAMED
 
     fragile.wait_for_worker()
     store(connection, "mixed", shards)

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from hapi_splitter.cuts import FrozenGraph
-from hapi_splitter.package import digest_of, load_package, package_bytes
-from hapi_splitter.trace import SplitModel, split
+from hapi_splitter.freezing.split_model import SplitModel, split
+from hapi_splitter.package.reader import load_package
+from hapi_splitter.package.writer import digest_of, package_bytes
 from reference_models import REFERENCE_MODELS, BranchedNet, ReferenceModel
 
 SAMPLES = 3

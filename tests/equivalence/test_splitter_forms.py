@@ -7,8 +7,13 @@ import torch
 from torch import nn
 
 from hapi_protocol.errors import FreezeError
-from hapi_splitter.package import load_package, package_bytes
-from hapi_splitter.trace import SplitModel, default_freeze, split
+from hapi_splitter.freezing.split_model import (
+    SplitModel,
+    default_freeze,
+    split,
+)
+from hapi_splitter.package.reader import load_package
+from hapi_splitter.package.writer import package_bytes
 
 SHAPE = (3, 16, 16)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hapi_splitter.trace import split
+from hapi_splitter.freezing.split_model import split
 from reference_models import REFERENCE_MODELS, BranchedNet
 
 TRAINED = ["alexnet", "resnet18", "vit_b_16", "mobilenet_v3_small"]

@@ -8,8 +8,8 @@ import pytest
 
 from beside import swift_beside
 from caller import Caller
-from hapi_client.connection import Connection
-from hapi_client.credentials import Credentials
+from hapi_client.swift.connection import Connection
+from hapi_client.swift.credentials import Credentials
 from hapi_cluster import Cluster
 
 WORKER_OPTIONS = {"device": "cpu"}

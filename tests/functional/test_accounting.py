@@ -15,10 +15,10 @@ import requests
 from access_lines import used
 from caller import Caller
 from hapi_client import Connection, Credentials
-from hapi_client.packages import upload_package
+from hapi_client.model.package_store import upload_package
 from hapi_cluster import Cluster
-from hapi_splitter.package import write_package
-from hapi_splitter.trace import split
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.package.writer import write_package
 from networks import small_network, small_transform
 from photos import shard, with_corrupt_member
 

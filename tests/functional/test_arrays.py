@@ -41,20 +41,20 @@ from equal_training import (
     steps_of,
 )
 from hapi_client import Connection, Credentials, TransferJob
-from hapi_client.advice import Question, advise
+from hapi_client.cli.demo.run import largest_difference
 from hapi_client.cli.main import app
-from hapi_client.demo import largest_difference
-from hapi_client.frozen import FrozenRegion
-from hapi_client.index import load_index, update_index
-from hapi_client.location import Location
-from hapi_client.order import Lanes
+from hapi_client.data.index import load_index, update_index
+from hapi_client.data.upload import upload
+from hapi_client.model.frozen_region import FrozenRegion
+from hapi_client.plan_report.plan_study import Question, advise
 from hapi_client.progress import SilentReporter
-from hapi_client.upload import upload
+from hapi_client.sampling.partition import Lanes
+from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError
-from hapi_protocol.features import read_features
+from hapi_protocol.feature_reader import read_features
 from hapi_protocol.headers import Annotation
-from hapi_splitter.arrays import ArrayTransform
-from hapi_splitter.plan import solve
+from hapi_splitter.inputs.array_transform import ArrayTransform
+from hapi_splitter.planner.plan import solve
 from networks import small_network, small_transform
 from slow_link import slow_link
 

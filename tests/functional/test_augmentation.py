@@ -12,19 +12,19 @@ from torch.utils.data import DataLoader
 
 from caller import Caller
 from hapi_client import Augmentation, Connection, FetchOptions, TransferJob
-from hapi_client.demo import largest_difference
-from hapi_client.location import Location
-from hapi_client.packages import upload_package
+from hapi_client.cli.demo.run import largest_difference
+from hapi_client.data.upload import upload
+from hapi_client.model.package_store import upload_package
 from hapi_client.progress import SilentReporter
-from hapi_client.retry import Backoff
-from hapi_client.training import train_tail
-from hapi_client.upload import upload
-from hapi_protocol.features import read_features
+from hapi_client.swift.retry import Backoff
+from hapi_client.swift.swift_url import Location
+from hapi_protocol.feature_reader import read_features
 from hapi_protocol.transforms import Training
 from hapi_splitter.cuts import FrozenGraph
-from hapi_splitter.package import write_package
-from hapi_splitter.trace import split
-from hapi_splitter.transforms import decode_image
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.inputs.image_decode import decode_image
+from hapi_splitter.package.writer import write_package
+from hapi_training.loop import train_tail
 from local_rows import local_rows, received_rows
 from networks import small_network, small_transform
 from photos import jpegs, shard

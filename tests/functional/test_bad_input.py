@@ -11,13 +11,13 @@ import torch
 
 from caller import Caller, metrics
 from hapi_client import Connection, Credentials
-from hapi_client.packages import upload_package
+from hapi_client.model.package_store import upload_package
 from hapi_cluster import Cluster
 from hapi_protocol.encodings import ENCODINGS
-from hapi_protocol.features import read_features
-from hapi_splitter.package import write_package
-from hapi_splitter.trace import split
-from hapi_splitter.transforms import decode_image
+from hapi_protocol.feature_reader import read_features
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.inputs.image_decode import decode_image
+from hapi_splitter.package.writer import write_package
 from networks import small_network, small_transform
 from photos import photo, shard, tar_of
 

@@ -27,7 +27,7 @@ from benchmarks.suite.together import (
 )
 from benchmarks.testbed import Testbed, two_tiers
 
-from hapi_client.frozen import FREEZE
+from hapi_client.model.frozen_region import FREEZE
 from photos import shard
 
 pytestmark = pytest.mark.skipif(

@@ -20,19 +20,20 @@ from typer.testing import CliRunner
 from caller import Caller, metrics
 from hapi_client import TransferJob
 from hapi_client.cli.main import app
-from hapi_client.connection import Connection
-from hapi_client.credentials import Credentials
-from hapi_client.location import Location
-from hapi_client.packages import package_name, upload_package
+from hapi_client.data.upload import upload
+from hapi_client.model.package_store import package_name, upload_package
+from hapi_client.planning.replanner import ReplanOptions
 from hapi_client.progress import SilentReporter
-from hapi_client.replan import ReplanOptions
-from hapi_client.training import train_tail
-from hapi_client.upload import upload
+from hapi_client.swift.connection import Connection
+from hapi_client.swift.credentials import Credentials
+from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError
-from hapi_protocol.features import FeatureBatch, read_features
-from hapi_splitter.package import write_package
-from hapi_splitter.problem import STREAMED
-from hapi_splitter.trace import split
+from hapi_protocol.feature_reader import read_features
+from hapi_protocol.feature_stream import FeatureBatch
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.package.writer import write_package
+from hapi_splitter.planner.problem import STREAMED
+from hapi_training.loop import train_tail
 from kept_features import until
 from networks import small_network, small_transform
 from photos import shard, with_corrupt_member

@@ -13,13 +13,13 @@ import pytest
 
 from caller import Caller
 from hapi_client.cli import main as cli
-from hapi_client.connection import Connection
-from hapi_client.index import load_index
-from hapi_client.location import Location
-from hapi_client.packages import upload_package
+from hapi_client.data.index import load_index
+from hapi_client.model.package_store import upload_package
+from hapi_client.swift.connection import Connection
+from hapi_client.swift.swift_url import Location
 from hapi_cluster import Cluster
-from hapi_splitter.package import write_package
-from hapi_splitter.trace import split
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.package.writer import write_package
 from networks import small_network, small_transform
 from photos import shard
 

@@ -14,13 +14,13 @@ import pytest
 
 from beside import swift_beside
 from caller import Caller
-from hapi_client.checkup import Finding
 from hapi_client.cli import main as cli
-from hapi_client.connection import Connection
-from hapi_client.credentials import Credentials
-from hapi_client.doctor import Doctor, DoctorOptions
-from hapi_client.index import update_index
-from hapi_client.location import Location
+from hapi_client.data.index import update_index
+from hapi_client.doctor.checks import Finding
+from hapi_client.doctor.doctor import Doctor, DoctorOptions
+from hapi_client.swift.connection import Connection
+from hapi_client.swift.credentials import Credentials
+from hapi_client.swift.swift_url import Location
 from hapi_cluster import Cluster
 from photos import shard
 
@@ -268,7 +268,8 @@ def test_a_proxy_without_the_filter_is_named(cluster: Cluster) -> None:
 
 def test_start_of_the_command_needs_no_torch() -> None:
     code = (
-        "import sys; import hapi_client.cli.main, hapi_client.doctor; "
-        "import hapi_client.packages; sys.exit('torch' in sys.modules)"
+        "import sys; import hapi_client.cli.main, hapi_client.doctor.doctor; "
+        "import hapi_client.model.package_store; "
+        "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from caller import Caller
-from hapi_client.connection import Connection
-from hapi_client.credentials import Credentials
-from hapi_client.index import load_index
-from hapi_client.location import Location
-from hapi_client.requester import ConnectionOptions
-from hapi_client.retry import Backoff
+from hapi_client.data.index import load_index
+from hapi_client.swift.connection import Connection
+from hapi_client.swift.credentials import Credentials
+from hapi_client.swift.http_client import ConnectionOptions
+from hapi_client.swift.retry import Backoff
+from hapi_client.swift.swift_url import Location
 from hapi_cluster import Cluster
 from hapi_protocol.errors import HapiError
 from hapi_protocol.headers import Annotation, ByteRange, ModelPath

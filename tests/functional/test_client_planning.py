@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from hapi_client.cli.demo.run import largest_difference
 from hapi_client.cli.train import facts
-from hapi_client.demo import largest_difference
-from hapi_client.frozen import FrozenRegion
-from hapi_client.index import load_index
-from hapi_client.job import TransferJob
-from hapi_client.location import Location
-from hapi_client.probe import MAX_SAMPLES, read_samples
+from hapi_client.data.index import load_index
+from hapi_client.data.upload import upload
+from hapi_client.job.transfer_job import TransferJob
+from hapi_client.model.frozen_region import FrozenRegion
+from hapi_client.planning.replanner import ReplanOptions
+from hapi_client.planning.sample_probe import MAX_SAMPLES, read_samples
 from hapi_client.progress import SilentReporter
-from hapi_client.replan import ReplanOptions
-from hapi_client.training import History, train_tail
-from hapi_client.upload import upload
+from hapi_client.swift.swift_url import Location
 from hapi_protocol import versions
 from hapi_protocol.errors import ClientError
-from hapi_splitter.problem import STREAMED
+from hapi_splitter.planner.problem import STREAMED
+from hapi_training.loop import History, train_tail
 from networks import small_network, small_transform
 from photos import shard
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from hapi_client import FetchOptions, TransferJob
-from hapi_client.demo import BATCH_NORM_FACTOR, largest_difference
-from hapi_client.index import find_index, load_index, update_index
-from hapi_client.location import Location
+from hapi_client.cli.demo.run import BATCH_NORM_FACTOR, largest_difference
+from hapi_client.data.index import find_index, load_index, update_index
+from hapi_client.data.upload import upload
 from hapi_client.progress import SilentReporter
-from hapi_client.retry import Backoff
-from hapi_client.training import train_tail
-from hapi_client.upload import upload
+from hapi_client.swift.retry import Backoff
+from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError, DataIndexError, HapiError
+from hapi_training.loop import train_tail
 from networks import small_network, small_transform
 from photos import shard, with_corrupt_member
 

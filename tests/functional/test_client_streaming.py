@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from hapi_client import FetchOptions, TransferJob
-from hapi_client.index import list_shards, load_index
-from hapi_client.location import Location, parse_location
+from hapi_client.data.index import list_shards, load_index
+from hapi_client.data.upload import PackOptions, upload
 from hapi_client.progress import SilentReporter
-from hapi_client.upload import PackOptions, upload
+from hapi_client.swift.swift_url import Location, parse_location
 from hapi_protocol.errors import (
     ClientError,
     DataIndexError,
@@ -59,7 +59,7 @@ def test_features_are_those_of_the_users_own_module(
     store(connection, place, tmp_path, {"a.tar": shard(6)})
     network = small_network().eval()
     transform = small_transform()
-    from hapi_splitter.transforms import decode_image
+    from hapi_splitter.inputs.image_decode import decode_image
 
     images = torch.stack(
         [transform(decode_image(data)) for data, _ in jpegs(6)]

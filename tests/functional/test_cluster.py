@@ -34,7 +34,7 @@ from hapi_cluster.errors import (
     SwiftMissingError,
     XattrError,
 )
-from hapi_cluster.identity import ProcessIdentity
+from hapi_cluster.process_identity import ProcessIdentity
 
 pytest.importorskip("swift", reason="needs swift-hapi[cluster]")
 
@@ -513,7 +513,7 @@ def test_unfit_file_systems_are_refused(
 def test_small_xattrs_are_a_warning(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hapi_cluster.checks import check_xattrs
+    from hapi_cluster.preflight import check_xattrs
 
     directory.mkdir()
     setxattr = os.setxattr

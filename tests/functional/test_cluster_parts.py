@@ -8,12 +8,6 @@ from typing import Any
 
 import pytest
 
-from hapi_cluster.child import (
-    FIRST_DELAY_SECONDS,
-    LONGEST_DELAY_SECONDS,
-    STEADY_SECONDS,
-    Backoff,
-)
 from hapi_cluster.configs import Deployment, Secrets, pipeline, render_all
 from hapi_cluster.errors import (
     ClusterError,
@@ -22,8 +16,14 @@ from hapi_cluster.errors import (
     StartError,
     error_from_json,
 )
-from hapi_cluster.identity import ProcessIdentity
 from hapi_cluster.memory_cache import MemoryCache, filter_factory
+from hapi_cluster.process_identity import ProcessIdentity
+from hapi_cluster.server_process import (
+    FIRST_DELAY_SECONDS,
+    LONGEST_DELAY_SECONDS,
+    STEADY_SECONDS,
+    Backoff,
+)
 from hapi_cluster.settings import ClusterSettings
 
 

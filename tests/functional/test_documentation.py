@@ -38,13 +38,13 @@ from documentation import (
 )
 from documented_commands import RUN_ELSEWHERE, is_run, words_of
 from documented_http import Exchange, exchanges_of
-from hapi_client.connection import Connection
-from hapi_client.credentials import Credentials
-from hapi_client.packages import upload_package
+from hapi_client.model.package_store import upload_package
+from hapi_client.swift.connection import Connection
+from hapi_client.swift.credentials import Credentials
 from hapi_cluster import Cluster
 from hapi_middleware.filter import filter_factory
-from hapi_splitter.package import PackageInfo, write_package
-from hapi_splitter.trace import split
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.package.writer import PackageInfo, write_package
 from hapi_worker.config import SECTION, load_config
 from networks import small_network, small_transform
 from photos import jpegs

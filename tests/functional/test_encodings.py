@@ -12,12 +12,13 @@ import pytest
 
 from caller import Caller
 from hapi_client import Connection, Credentials
-from hapi_client.packages import upload_package
+from hapi_client.model.package_store import upload_package
 from hapi_protocol.encodings import num_groups
-from hapi_protocol.features import Row, read_features
+from hapi_protocol.feature_reader import read_features
+from hapi_protocol.feature_stream import Row
 from hapi_splitter.encodings import decode
-from hapi_splitter.package import write_package
-from hapi_splitter.trace import split
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.package.writer import write_package
 from networks import small_network, small_transform
 from photos import shard, with_corrupt_member
 

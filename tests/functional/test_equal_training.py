@@ -31,10 +31,10 @@ from equal_training import (
     num_correct,
     steps_of,
 )
-from hapi_client.demo import largest_difference
-from hapi_client.location import parse_location
+from hapi_client.cli.demo.run import largest_difference
+from hapi_client.data.upload import upload
 from hapi_client.progress import SilentReporter
-from hapi_client.upload import upload
+from hapi_client.swift.swift_url import parse_location
 from networks import small_network
 from photos import shard
 

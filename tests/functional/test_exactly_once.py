@@ -19,11 +19,11 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from children import heed_interrupts
 from hapi_client import FetchOptions, TransferJob
-from hapi_client.index import load_index
-from hapi_client.location import Location
-from hapi_client.order import Lanes
+from hapi_client.data.index import load_index
+from hapi_client.data.upload import upload
 from hapi_client.progress import SilentReporter
-from hapi_client.upload import upload
+from hapi_client.sampling.partition import Lanes
+from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError
 from networks import small_network, small_transform
 from photos import shard, with_corrupt_member

@@ -15,15 +15,15 @@ import pytest
 import torch
 
 from hapi_client import TransferJob
+from hapi_client.atomic_file import held
 from hapi_client.cli import main as cli
-from hapi_client.extract import extract
-from hapi_client.frozen import IMAGENET_TRANSFORM
-from hapi_client.location import Location
+from hapi_client.data.upload import upload
+from hapi_client.export.extract import extract
+from hapi_client.model.frozen_region import IMAGENET_TRANSFORM
 from hapi_client.progress import SilentReporter
-from hapi_client.upload import upload
-from hapi_client.whole_file import held
+from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError
-from hapi_splitter.transforms import decode_image
+from hapi_splitter.inputs.image_decode import decode_image
 from networks import small_network, small_transform
 from photos import jpegs, shard, with_corrupt_member
 
@@ -235,7 +235,7 @@ def test_wrong_words_are_told_before_any_work(
     def works(*_, **__):
         raise AssertionError("it has begun")
 
-    monkeypatch.setattr("hapi_client.models.build_model", works)
+    monkeypatch.setattr("hapi_client.model.registry.build_model", works)
     assert hapi("extract", "--data", "c/p", *words) == 1
     assert message in capsys.readouterr().err
 

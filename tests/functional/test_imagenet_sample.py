@@ -9,9 +9,9 @@ import pytest
 import torchvision
 
 from hapi_client import Connection, Credentials, TransferJob
-from hapi_client.location import Location
+from hapi_client.data.upload import upload
 from hapi_client.progress import SilentReporter
-from hapi_client.upload import upload
+from hapi_client.swift.swift_url import Location
 
 LOCATION = Location("imagenet-sample", "")
 SAMPLES_PER_SHARD = 60

@@ -23,10 +23,10 @@ from equal_training import (
     local_spans,
     steps_of,
 )
-from hapi_client.demo import largest_difference
-from hapi_client.location import parse_location
+from hapi_client.cli.demo.run import largest_difference
+from hapi_client.data.upload import upload
 from hapi_client.progress import SilentReporter
-from hapi_client.upload import upload
+from hapi_client.swift.swift_url import parse_location
 from photos import shard
 
 COUNTS = (20, 16, 24, 12, 18, 22)

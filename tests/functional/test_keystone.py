@@ -18,17 +18,17 @@ from askers import s3_client, with_headers
 from beside import swift_beside
 from caller import Caller
 from hapi_client import Connection, Credentials, FetchOptions, TransferJob
-from hapi_client.demo import largest_difference
-from hapi_client.doctor import Doctor, DoctorOptions
-from hapi_client.location import Location
+from hapi_client.cli.demo.run import largest_difference
+from hapi_client.data.upload import upload
+from hapi_client.doctor.doctor import Doctor, DoctorOptions
 from hapi_client.progress import SilentReporter
-from hapi_client.training import train_tail
-from hapi_client.upload import upload
+from hapi_client.swift.swift_url import Location
 from hapi_cluster import Cluster
 from hapi_protocol.errors import RightsError
 from hapi_protocol.headers import CONTENT_TYPE_STREAM, Annotation, ModelPath
-from hapi_splitter.package import package_pieces
-from hapi_splitter.trace import split
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.package.writer import package_pieces
+from hapi_training.loop import train_tail
 from identity_service import (
     IdentityService,
     Secret,

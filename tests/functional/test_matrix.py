@@ -29,7 +29,7 @@ from beside import ASKED, CUT, put_model, swift_beside
 from caller import SECONDS, Caller
 from hapi_cluster import Cluster
 from hapi_splitter.cuts import FrozenGraph
-from hapi_splitter.trace import split
+from hapi_splitter.freezing.split_model import split
 from local_rows import Rows, local_rows, place_of, received_rows
 from networks import small_network, small_transform
 from objects_of_kinds import KINDS, make_containers, store

@@ -21,16 +21,17 @@ import torch
 
 from caller import Caller
 from hapi_client import Connection, Credentials
-from hapi_client.many import ObjectFeatures
-from hapi_client.packages import upload_package
+from hapi_client.model.package_store import upload_package
+from hapi_client.swift.multi_object import ObjectFeatures
 from hapi_cluster import Cluster
 from hapi_protocol.errors import RightsError
-from hapi_protocol.features import Row, read_features
+from hapi_protocol.feature_reader import read_features
+from hapi_protocol.feature_stream import Row
 from hapi_protocol.headers import CONTENT_TYPE_STREAM, Annotation, ModelPath
 from hapi_protocol.unix_http import UnixConnection
-from hapi_splitter.package import write_package
-from hapi_splitter.trace import SplitModel, split
-from hapi_splitter.transforms import decode_image
+from hapi_splitter.freezing.split_model import SplitModel, split
+from hapi_splitter.inputs.image_decode import decode_image
+from hapi_splitter.package.writer import write_package
 from networks import small_network, small_transform
 from photos import jpegs, shard
 

@@ -7,13 +7,13 @@ import math
 import pytest
 
 from caller import Caller, metrics
-from hapi_client.packages import package_name, upload_package
+from hapi_client.model.package_store import package_name, upload_package
 from hapi_protocol.errors import PackageError
 from hapi_protocol.profiles import ModelProfile
 from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.freezing.split_model import split
 from hapi_splitter.numerics import numerics_tag
-from hapi_splitter.package import write_package
-from hapi_splitter.trace import split
+from hapi_splitter.package.writer import write_package
 from networks import small_network, small_transform
 from photos import shard
 

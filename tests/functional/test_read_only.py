@@ -11,10 +11,10 @@ import pytest
 from beside import ASKED, put_model, swift_beside
 from caller import Caller
 from hapi_client import Connection, Credentials
-from hapi_client.feature_cache import FeatureCache
+from hapi_client.swift.cache_admin import FeatureCache
 from hapi_cluster import Cluster
 from hapi_protocol.errors import HapiError
-from hapi_splitter.trace import split
+from hapi_splitter.freezing.split_model import split
 from kept_features import (
     KEEP,
     READ,

@@ -19,14 +19,14 @@ from pathlib import Path
 import pytest
 
 from hapi_client import FetchOptions, TransferJob
-from hapi_client.epoch_report import EpochReport
-from hapi_client.location import Location
+from hapi_client.data.upload import upload
+from hapi_client.metrics.counters import JobStats
 from hapi_client.progress import SilentReporter
-from hapi_client.report_files import read_reports
-from hapi_client.retry import Backoff
-from hapi_client.stats import JobStats
-from hapi_client.upload import upload
-from hapi_splitter.problem import STREAMED
+from hapi_client.reports.epoch_report import EpochReport
+from hapi_client.reports.run_report import read_reports
+from hapi_client.swift.retry import Backoff
+from hapi_client.swift.swift_url import Location
+from hapi_splitter.planner.problem import STREAMED
 from networks import small_network, small_transform
 from photos import shard
 from screen import shown

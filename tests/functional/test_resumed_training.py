@@ -14,16 +14,17 @@ import torch
 from torch import nn
 
 from children import interruptible
-from hapi_client import FetchOptions, TransferJob, checkpoints
-from hapi_client.checkpoints import Checkpoint
+from hapi_client import FetchOptions, TransferJob
 from hapi_client.cli import main as cli
-from hapi_client.location import Location
+from hapi_client.data.upload import upload
 from hapi_client.progress import SilentReporter
-from hapi_client.training import History, train_tail
-from hapi_client.upload import upload
+from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError
-from hapi_splitter.augmentation import Augmentation
-from hapi_splitter.transforms import ImageTransform
+from hapi_splitter.inputs.augmentation import Augmentation
+from hapi_splitter.inputs.image_transform import ImageTransform
+from hapi_training import checkpoint_file as checkpoints
+from hapi_training.checkpoint_file import Checkpoint
+from hapi_training.loop import History, train_tail
 from networks import small_network, small_transform
 from photos import shard, tar_of
 
@@ -281,7 +282,7 @@ def hapi_train(
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "hapi_client.torchvision_models.build_model",
+        "hapi_client.model.torchvision_registry.build_model",
         lambda *_, seed, **__: (network(seed), small_transform()),
     )
 
@@ -342,7 +343,7 @@ def test_room_for_the_checkpoint_is_tried_before_training(
     """The tail's weights, and as much for the optimizer's momentum."""
     tried = []
     monkeypatch.setattr(
-        "hapi_client.whole_file.check_writable",
+        "hapi_client.atomic_file.check_writable",
         lambda *arguments: tried.append(arguments),
     )
     hapi_train("--epochs", "1")

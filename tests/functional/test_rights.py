@@ -8,9 +8,9 @@ import pytest
 
 from caller import Caller, metrics
 from hapi_client import Connection, Credentials
-from hapi_client.packages import package_name, upload_package
-from hapi_splitter.package import write_package
-from hapi_splitter.trace import split
+from hapi_client.model.package_store import package_name, upload_package
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.package.writer import write_package
 from networks import small_network, small_transform
 from photos import shard
 

@@ -12,8 +12,8 @@ from beside import ASKED, OPEN, put_model, swift_beside
 from caller import Caller
 from hapi_client import Connection, Credentials
 from hapi_cluster import Cluster
-from hapi_middleware.cache_entries import CONTAINER
-from hapi_splitter.trace import split
+from hapi_middleware.cache.entries import CONTAINER
+from hapi_splitter.freezing.split_model import split
 from kept_features import (
     KEEP,
     READ,
@@ -138,7 +138,7 @@ def test_objects_of_a_container_in_shards_are_computed(
 def test_container_in_shards_is_listed(
     sharded: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hapi_client.account.LIST_LIMIT", ROWS)
+    monkeypatch.setattr("hapi_client.swift.account.LIST_LIMIT", ROWS)
     user = Credentials.v1(sharded.auth_url, sharded.user, sharded.key)
     with Connection(user) as connection:
         listed = [each.name for each in connection.list("many")]

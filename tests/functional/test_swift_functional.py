@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from children import family
-from hapi_cluster.identity import ProcessIdentity
+from hapi_cluster.process_identity import ProcessIdentity
 
 pytest.importorskip("swift", reason="needs swift-hapi[cluster]")
 

@@ -23,7 +23,7 @@ from beside import ASKED, put_model
 from caller import SECONDS, Caller
 from hapi_cluster import Cluster
 from hapi_protocol.headers import CONTENT_TYPE_STREAM
-from hapi_splitter.trace import split
+from hapi_splitter.freezing.split_model import split
 from local_rows import received_rows
 from networks import small_network, small_transform
 from photos import shard

@@ -14,10 +14,10 @@ import torch
 import torchvision
 
 from children import family, heed_interrupts
-from hapi_client.location import Location
+from hapi_client.data.upload import upload
 from hapi_client.progress import SilentReporter
-from hapi_client.report_files import read_reports
-from hapi_client.upload import upload
+from hapi_client.reports.run_report import read_reports
+from hapi_client.swift.swift_url import Location
 from photos import shard
 
 PLACE = Location("commands", "train")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hapi_splitter.arrays import ArrayTransform
+from hapi_splitter.inputs.array_transform import ArrayTransform
 from photos import tar_of
 
 NUM_IDS = 50

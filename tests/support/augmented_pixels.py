@@ -7,9 +7,10 @@ import hashlib
 import torch
 
 from hapi_protocol.transforms import Training
-from hapi_splitter.augmentation import Augmentation
-from hapi_splitter.reference import reference_image
-from hapi_splitter.transforms import ImageTransform, decode_image
+from hapi_splitter.inputs.augmentation import Augmentation
+from hapi_splitter.inputs.image_decode import decode_image
+from hapi_splitter.inputs.image_transform import ImageTransform
+from hapi_splitter.inputs.reference_image import reference_image
 
 EVERYTHING = Augmentation(
     vertical_flip=0.5,

@@ -13,7 +13,7 @@ from typing import Any
 from caller import Caller
 from hapi_cluster import Cluster
 from hapi_splitter.cuts import FrozenGraph
-from hapi_splitter.package import package_pieces
+from hapi_splitter.package.writer import package_pieces
 
 MODEL = "/AUTH_test/public-models/net.hapi"
 CUT = 1

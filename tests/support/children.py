@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hapi_cluster.identity import ProcessIdentity
+from hapi_cluster.process_identity import ProcessIdentity
 
 
 def heed_interrupts() -> None:

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from hapi_client import Connection, FetchOptions, TransferJob
-from hapi_client.order import Lanes, OrderRules, shuffled_order
-from hapi_splitter.transforms import decode_image
+from hapi_client.sampling.partition import Lanes
+from hapi_client.sampling.sampler import OrderRules, shuffled_order
+from hapi_splitter.inputs.image_decode import decode_image
 from networks import small_network, small_transform
 
 DATA = {"train": "swift://equal/train", "val": "swift://equal/val"}

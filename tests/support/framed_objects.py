@@ -8,7 +8,7 @@ import tarfile
 from collections.abc import Iterable
 from typing import Any
 
-from hapi_protocol.multi import (
+from hapi_protocol.multi_object import (
     END,
     ObjectEntry,
     entry_member,

@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from hapi_splitter import container
-from hapi_splitter.augmentation import Augmentation
-from hapi_splitter.package import package_bytes
-from hapi_splitter.trace import split
-from hapi_splitter.transforms import ImageTransform
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.inputs.augmentation import Augmentation
+from hapi_splitter.inputs.image_transform import ImageTransform
+from hapi_splitter.package import zip_container as container
+from hapi_splitter.package.writer import package_bytes
 
 Document = dict[str, Any]
 

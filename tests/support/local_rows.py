@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hapi_protocol.features import read_features
+from hapi_protocol.feature_reader import read_features
 from hapi_protocol.transforms import Training
 from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.inputs.image_decode import decode_image
 from hapi_splitter.numerics import exact_numerics
-from hapi_splitter.profile import LARGEST_BATCH
-from hapi_splitter.transforms import decode_image
-from hapi_worker.batching import batch_size
+from hapi_splitter.profiling.profiler import LARGEST_BATCH
+from hapi_worker.scheduling.batch_size import batch_size
 
 CPU = torch.device("cpu")
 

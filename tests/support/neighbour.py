@@ -11,10 +11,10 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from hapi_protocol.features import FeatureStreamReader
-from hapi_protocol.messages import JobRequest
-from hapi_splitter.package import package_bytes
-from hapi_splitter.trace import split
+from hapi_protocol.feature_reader import FeatureStreamReader
+from hapi_protocol.job_messages import JobRequest
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.package.writer import package_bytes
 from photos import shard
 from worker_under_test import Exchange, job_for, small_transform
 

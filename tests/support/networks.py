@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hapi_splitter.transforms import ImageTransform
+from hapi_splitter.inputs.image_transform import ImageTransform
 
 SMALL_IMAGE = 64
 

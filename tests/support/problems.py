@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from hapi_splitter.problem import UNITS, Option, Problem, Resource
+from hapi_splitter.planner.problem import UNITS, Option, Problem, Resource
 
 
 def problem_of(

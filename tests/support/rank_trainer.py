@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from equal_training import BATCH, EPOCHS, RATE, job_of, steps_of
 from hapi_client import Connection
-from hapi_client.order import Lanes
+from hapi_client.sampling.partition import Lanes
 
 
 def main(result: Path) -> None:

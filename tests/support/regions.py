@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from hapi_splitter.cuts import FrozenGraph
-from hapi_splitter.inputs import SampleForm
-from hapi_splitter.program import Call, Program
-from hapi_splitter.shapes import infer
+from hapi_splitter.graph.program import Call, Program
+from hapi_splitter.graph.shapes import infer
+from hapi_splitter.inputs.sample_format import SampleForm
 
 
 def region_of(

@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.optimize import linprog
 
-from hapi_client.estimates import Estimates
-from hapi_client.kept import KeptFeatures
-from hapi_client.mixing import Mixer
-from hapi_client.observation import Observation
-from hapi_client.replan import Replanner, ReplanOptions
+from hapi_client.metrics.window_metrics import Observation
+from hapi_client.planning.cache_tracker import KeptFeatures
+from hapi_client.planning.cost_estimators import Estimates
+from hapi_client.planning.replanner import Replanner, ReplanOptions
+from hapi_client.planning.route_scheduler import Mixer
 from hapi_protocol.summary import Load
-from hapi_splitter.costs import Conditions
-from hapi_splitter.plan import Option, Problem, Resource
-from hapi_splitter.problem import Way
-from hapi_splitter.work import (
+from hapi_splitter.planner.costs import Conditions
+from hapi_splitter.planner.plan import Option, Problem, Resource
+from hapi_splitter.planner.problem import Way
+from hapi_splitter.planner.resource_use import (
     CLIENT_HANDLING,
     CLIENT_LAYERS,
     SERVER_DECODING,

@@ -20,7 +20,7 @@ from typing import Any
 
 from hapi_protocol.errors import HapiError, make_error
 from hapi_protocol.headers import CONTENT_TYPE_STREAM
-from hapi_protocol.messages import (
+from hapi_protocol.job_messages import (
     HEADER_IDENTITY,
     JobGrant,
     JobRequest,
@@ -29,7 +29,7 @@ from hapi_protocol.messages import (
     Usage,
 )
 from hapi_protocol.profiles import BatchProfile, ModelProfile
-from hapi_protocol.split import (
+from hapi_protocol.tee_stream import (
     BOTH,
     CLIENT,
     CONTENT_TYPE_SPLIT,

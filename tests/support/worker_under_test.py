@@ -17,20 +17,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from hapi_protocol.features import FeatureStreamReader, read_features
-from hapi_protocol.messages import (
+from hapi_protocol.feature_reader import FeatureStreamReader, read_features
+from hapi_protocol.job_messages import (
     HEADER_IDENTITY,
     JobGrant,
     JobRequest,
     ModelIdentity,
 )
 from hapi_protocol.unix_http import UnixConnection
-from hapi_splitter.package import load_package, package_pieces
-from hapi_splitter.trace import SplitModel, split
-from hapi_splitter.transforms import ImageTransform
+from hapi_splitter.freezing.split_model import SplitModel, split
+from hapi_splitter.inputs.image_transform import ImageTransform
+from hapi_splitter.package.reader import load_package
+from hapi_splitter.package.writer import package_pieces
 from hapi_worker.config import WorkerConfig
-from hapi_worker.loading import Load
-from hapi_worker.service import Service
+from hapi_worker.models.package_loader import Load
+from hapi_worker.server.service import Service
 
 TIMEOUT_SECONDS = 20.0
 TRANS_ID = "tx-worker-test"

@@ -18,8 +18,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from hapi_cluster.daemon import die_with
 from hapi_cluster.logs import tail
+from hapi_cluster.process_control import die_with
 from swift_functional.errors import NotRunError
 from swift_functional.outcomes import Outcome, Record
 from swift_functional.recorder import VARIABLE

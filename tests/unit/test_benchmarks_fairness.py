@@ -21,7 +21,7 @@ from benchmarks.shares import jain_index, max_min_shares
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hapi_protocol.messages import UNAUTHENTICATED_ACCOUNT
+from hapi_protocol.job_messages import UNAUTHENTICATED_ACCOUNT
 
 # -- shares -----------------------------------------------------------------
 

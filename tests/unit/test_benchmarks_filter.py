@@ -29,7 +29,7 @@ from filter_under_test import (
     annotation,
     stocked_swift,
 )
-from hapi_middleware.requests import is_annotated
+from hapi_middleware.requests.annotation_request import is_annotated
 from stub_worker import StubWorker
 
 CPU = {

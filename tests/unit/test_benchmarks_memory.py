@@ -18,9 +18,9 @@ from benchmarks.memory_probe import status_bytes
 from benchmarks.worker_process import ROOT
 from torch import nn
 
-from hapi_splitter.package import write_package
-from hapi_splitter.trace import split
-from hapi_splitter.transforms import ImageTransform
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.inputs.image_transform import ImageTransform
+from hapi_splitter.package.writer import write_package
 
 MIB = 1 << 20
 PIXELS = 256

@@ -20,7 +20,8 @@ from benchmarks.opponents.tuning import choose, first_enough, label
 from PIL import Image
 from torchvision.transforms._presets import ImageClassification
 
-from hapi_splitter.transforms import ImageTransform, decode_image
+from hapi_splitter.inputs.image_decode import decode_image
+from hapi_splitter.inputs.image_transform import ImageTransform
 from photos import jpegs, shard, tar_of
 
 ROOT = Path(__file__).resolve().parents[2]

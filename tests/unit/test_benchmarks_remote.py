@@ -19,7 +19,7 @@ from benchmarks.remote import Remote, RemoteError
 from benchmarks.speedometer import Speedometer
 from benchmarks.stream_client import StreamClient
 
-from hapi_cluster.identity import ProcessIdentity
+from hapi_cluster.process_identity import ProcessIdentity
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 30.0

@@ -13,7 +13,7 @@ from benchmarks.contenders import problem_json
 from benchmarks.simulation import Knowledge, Parts, SimulatedJob, Stage
 from benchmarks.tenants import joint_optimum
 
-from hapi_splitter.costs import Conditions
+from hapi_splitter.planner.costs import Conditions
 
 SHORT = [
     *("--seeds", "2"),

@@ -28,7 +28,7 @@ from benchmarks.splits import arguments_of
 
 from hapi_protocol.profiles import BatchProfile, ModelProfile
 from hapi_protocol.shards import iter_samples
-from hapi_splitter.costs import Conditions, CutFacts, SampleCosts
+from hapi_splitter.planner.costs import Conditions, CutFacts, SampleCosts
 
 STEADY = [10.0, 10.1, 9.9, 10.0, 10.05]
 

@@ -16,8 +16,8 @@ from benchmarks.wire_bytes import Goal, Photograph, judged, spans_of
 from benchmarks.workloads import BACKBONE, INNER, NETWORKS
 
 from hapi_protocol.encodings import ENCODINGS, Encoding
-from hapi_protocol.features import read_features
-from hapi_splitter.trace import split
+from hapi_protocol.feature_reader import read_features
+from hapi_splitter.freezing.split_model import split
 from photos import shard
 
 COUNT = 3

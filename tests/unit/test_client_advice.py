@@ -15,24 +15,24 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from hapi_client import advice, probe
-from hapi_client.advice import Question, advise, train_seconds
 from hapi_client.cli.main import app
-from hapi_client.frozen import FrozenRegion
-from hapi_client.link_speed import parse_link
-from hapi_client.models import ModelSource, images_of, load_region
-from hapi_client.other_work import OtherWork, other_work
-from hapi_client.probe import (
+from hapi_client.cli.parse import parse_link
+from hapi_client.model.frozen_region import FrozenRegion
+from hapi_client.model.registry import ModelSource, images_of, load_region
+from hapi_client.plan_report import plan_study as advice
+from hapi_client.plan_report.machine_load import OtherWork, other_work
+from hapi_client.plan_report.plan_study import Question, advise, train_seconds
+from hapi_client.planning import sample_probe as probe
+from hapi_client.planning.device_profile import cut_facts, measure
+from hapi_client.planning.sample_probe import (
     SAMPLES_OF_SPAN,
     ProbeSamples,
-    cut_facts,
-    measure,
     reference_samples,
 )
 from hapi_client.progress import SilentReporter
 from hapi_protocol.encodings import ENCODINGS
 from hapi_protocol.errors import ClientError, FreezeError
-from hapi_splitter.transforms import ImageTransform
+from hapi_splitter.inputs.image_transform import ImageTransform
 from networks import small_network
 
 CPU = torch.device("cpu")
@@ -140,7 +140,9 @@ def test_what_others_compute_is_told_from_what_we_do() -> None:
 def test_a_system_that_tells_nothing_has_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hapi_client.other_work.STAT", tmp_path / "none")
+    monkeypatch.setattr(
+        "hapi_client.plan_report.machine_load.STAT", tmp_path / "none"
+    )
     with other_work() as alone:
         time.sleep(0.01)
     assert alone.cores == 0
@@ -412,7 +414,7 @@ def test_bad_options_are_refused_before_any_work(
     def works(*_: object) -> None:
         raise AssertionError("it has begun")
 
-    monkeypatch.setattr("hapi_client.models.FrozenRegion", works)
+    monkeypatch.setattr("hapi_client.model.registry.FrozenRegion", works)
     status, output = plan(*arguments)
 
     assert status != 0

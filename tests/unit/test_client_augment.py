@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hapi_client.augment import AugmentedEpochs
+from hapi_client.data.augmentation_schedule import AugmentedEpochs
 from hapi_protocol.errors import ClientError
 from hapi_protocol.transforms import Training
 

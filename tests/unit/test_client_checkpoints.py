@@ -15,15 +15,15 @@ import torch
 
 from children import interruptible
 from full_disk import no_file_beyond
-from hapi_client.checkpoints import (
+from hapi_client.atomic_file import TRIAL_BYTES, check_writable
+from hapi_protocol.errors import ClientError
+from hapi_training.checkpoint_file import (
     Checkpoint,
     heeding_interrupts,
     random_state,
     set_random_state,
     write_whole,
 )
-from hapi_client.whole_file import TRIAL_BYTES, check_writable
-from hapi_protocol.errors import ClientError
 
 CPU = torch.device("cpu")
 DEVICES = [
@@ -102,7 +102,7 @@ INTERRUPTED = """
 import sys
 from pathlib import Path
 import torch
-from hapi_client.checkpoints import write_whole
+from hapi_training.checkpoint_file import write_whole
 
 path = Path(sys.argv[1])
 large = {"new": torch.zeros(20_000)}

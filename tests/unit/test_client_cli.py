@@ -18,28 +18,28 @@ import pytest
 import torch
 
 from children import heed_interrupts
-from hapi_client.bars import LogBeside
 from hapi_client.cli import main as cli
-from hapi_client.cli.demo import _bytes_sentence
-from hapi_client.cli.train import idle_cache_text
-from hapi_client.connection import Connection
-from hapi_client.demo import (
+from hapi_client.cli.demo.command import _bytes_sentence
+from hapi_client.cli.demo.run import (
     DemoPlan,
     DemoResult,
     RunResult,
     check_plan,
     largest_difference,
 )
-from hapi_client.index import load_index
-from hapi_client.location import Location
+from hapi_client.cli.train import idle_cache_text
+from hapi_client.data.index import load_index
+from hapi_client.metrics.counters import JobStats
 from hapi_client.progress import ConsoleReporter
-from hapi_client.progress_line import ProgressLine
-from hapi_client.stats import JobStats
-from hapi_client.tally import InForce
-from hapi_client.traffic import Traffic
+from hapi_client.reports.epoch_recorder import InForce
+from hapi_client.reports.progress_bar import ProgressLine
+from hapi_client.reports.terminal import LogBeside
+from hapi_client.swift.connection import Connection
+from hapi_client.swift.swift_url import Location
+from hapi_client.swift.traffic_counters import Traffic
+from hapi_protocol.data_index import DataIndex, IndexRow, ShardIndex
 from hapi_protocol.errors import ClientError, HapiError
-from hapi_protocol.index import DataIndex, IndexRow, ShardIndex
-from hapi_splitter.augmentation import Augmentation
+from hapi_splitter.inputs.augmentation import Augmentation
 from screen import Terminal, shown
 from scripted_swift import Answer, scripted_swift
 
@@ -84,7 +84,7 @@ def test_plan_judges_its_options_before_it_works(
     def works(*_):
         raise AssertionError("it has begun")
 
-    monkeypatch.setattr("hapi_client.models.load_region", works)
+    monkeypatch.setattr("hapi_client.model.registry.load_region", works)
     assert hapi(monkeypatch, "plan", "resnet18", *arguments) == 1
     assert message in capsys.readouterr().err
 
@@ -107,10 +107,10 @@ def test_train_hands_on_what_is_random(
         raise ClientError("bad_configuration", "no job")
 
     monkeypatch.setattr(
-        "hapi_client.torchvision_models.build_model",
+        "hapi_client.model.torchvision_registry.build_model",
         lambda *_, **__: (None, None),
     )
-    monkeypatch.setattr("hapi_client.job.TransferJob", job)
+    monkeypatch.setattr("hapi_client.job.transfer_job.TransferJob", job)
     words = ("train", "--data", "c/p", "--classes", 2, *arguments)
     assert hapi(monkeypatch, *words) == 1
     assert "no job" in capsys.readouterr().err
@@ -145,7 +145,9 @@ def test_train_judges_its_options_before_it_works(
     def works(*_, **__):
         raise AssertionError("it has begun")
 
-    monkeypatch.setattr("hapi_client.torchvision_models.build_model", works)
+    monkeypatch.setattr(
+        "hapi_client.model.torchvision_registry.build_model", works
+    )
     train = ("train", "--data", "c/p", "--classes", "2")
     assert hapi(monkeypatch, *train, *arguments) == 1
     assert message in capsys.readouterr().err
@@ -161,9 +163,9 @@ def test_train_looks_for_room_for_the_model_before_it_trains(
         if num_bytes:
             raise ClientError("bad_configuration", "there is no room")
 
-    monkeypatch.setattr("hapi_client.whole_file.check_writable", tried)
+    monkeypatch.setattr("hapi_client.atomic_file.check_writable", tried)
     monkeypatch.setattr(
-        "hapi_client.torchvision_models.build_model",
+        "hapi_client.model.torchvision_registry.build_model",
         lambda *_, **__: (torch.nn.Linear(10, 3), None),
     )
     train = ("train", "--data", "c/p", "--classes", "2", "--save")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torchvision
 
-from hapi_client.model_names import classifier_names
+from hapi_client.model.torchvision_names import classifier_names
 
 pytestmark = pytest.mark.skipif(
     shutil.which("bash") is None, reason="needs bash"

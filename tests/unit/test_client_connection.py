@@ -9,14 +9,14 @@ import time
 
 import pytest
 
-from hapi_client.account import ObjectInfo
-from hapi_client.connection import Connection
-from hapi_client.credentials import Credentials
-from hapi_client.index import load_index
-from hapi_client.location import Location
-from hapi_client.requester import ConnectionOptions
-from hapi_client.retry import Backoff
-from hapi_client.transport import CancelScope
+from hapi_client.data.index import load_index
+from hapi_client.swift.account import ObjectInfo
+from hapi_client.swift.connection import Connection
+from hapi_client.swift.credentials import Credentials
+from hapi_client.swift.http_client import ConnectionOptions
+from hapi_client.swift.retry import Backoff
+from hapi_client.swift.swift_url import Location
+from hapi_client.swift.transport import CancelScope
 from hapi_protocol.errors import (
     AnnotationError,
     ClientError,
@@ -304,7 +304,7 @@ def test_head_of_nothing_is_none(swift, connection):
 
 
 def test_listing_follows_pages_and_slo_etags(swift, connection, monkeypatch):
-    monkeypatch.setattr("hapi_client.account.LIST_LIMIT", 1)
+    monkeypatch.setattr("hapi_client.swift.account.LIST_LIMIT", 1)
     first = [{"name": "a", "hash": "h", "bytes": 3, "slo_etag": '"s"'}]
     second = [{"name": "b", "hash": "k", "bytes": 4}]
     swift.script(

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hapi_client.connection import Connection
-from hapi_client.credentials import Credentials
-from hapi_client.requester import ConnectionOptions
-from hapi_client.retry import Backoff
+from hapi_client.swift.connection import Connection
+from hapi_client.swift.credentials import Credentials
+from hapi_client.swift.http_client import ConnectionOptions
+from hapi_client.swift.retry import Backoff
 from hapi_protocol.errors import ClientError, RightsError
 from identity_service import IdentityService, Secret, User
 from scripted_swift import Answer, ScriptedSwift, scripted_swift

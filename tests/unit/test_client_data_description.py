@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from hapi_client.connection import Connection
-from hapi_client.credentials import Credentials
-from hapi_client.data_description import describe_data
-from hapi_client.location import Location
+from hapi_client.data.dataset_summary import describe_data
+from hapi_client.swift.connection import Connection
+from hapi_client.swift.credentials import Credentials
+from hapi_client.swift.swift_url import Location
+from hapi_protocol.data_index import DataIndex, IndexRow, ShardIndex
 from hapi_protocol.errors import RightsError
-from hapi_protocol.index import DataIndex, IndexRow, ShardIndex
 from photos import tar_of
 from scripted_swift import Answer, scripted_swift
 

@@ -7,7 +7,8 @@ import io
 
 import pytest
 
-from hapi_client.data_set import TRAIN, load_splits
+from hapi_client.data.splits import TRAIN, load_splits
+from hapi_protocol.data_index import DataIndex, IndexRow, ShardIndex
 from hapi_protocol.errors import (
     ClientError,
     DataIndexError,
@@ -15,7 +16,6 @@ from hapi_protocol.errors import (
     LabelError,
     RightsError,
 )
-from hapi_protocol.index import DataIndex, IndexRow, ShardIndex
 
 
 def index_of(folder, names, labels, class_names=()):

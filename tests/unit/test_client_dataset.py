@@ -9,9 +9,9 @@ import warnings
 import pytest
 from torch.utils.data import DataLoader
 
-from hapi_client.dataset import FeatureDataset
-from hapi_client.epochs import EpochOptions, Epochs
-from hapi_client.ranks import Rank
+from hapi_client.loading.torch_datasets import FeatureDataset
+from hapi_client.sampling.distributed import Rank
+from hapi_client.sampling.epochs import EpochOptions, Epochs
 from hapi_protocol.errors import ClientError
 
 SIZES = [7, 16, 3, 16, 11, 16, 9]

@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from hapi_client.checkup import Check, Finding, run_checks
-from hapi_client.credentials import Credentials
-from hapi_client.doctor import Doctor, DoctorOptions
-from hapi_client.location import Location
+from hapi_client.doctor.checks import Check, Finding, run_checks
+from hapi_client.doctor.doctor import Doctor, DoctorOptions
+from hapi_client.swift.credentials import Credentials
+from hapi_client.swift.swift_url import Location
+from hapi_protocol.data_index import DataIndex, IndexRow, ShardIndex
 from hapi_protocol.errors import ClientError, RightsError
-from hapi_protocol.index import DataIndex, IndexRow, ShardIndex
 from scripted_swift import Answer, scripted_swift
 
 INFO = {

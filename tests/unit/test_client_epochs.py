@@ -8,9 +8,9 @@ import random
 import numpy as np
 import pytest
 
-from hapi_client.epochs import EpochOptions, Epochs
-from hapi_client.order import Lanes, Reader
-from hapi_client.state import DataState
+from hapi_client.sampling.epochs import EpochOptions, Epochs
+from hapi_client.sampling.partition import Lanes, Reader
+from hapi_client.sampling.sampler_state import DataState
 from hapi_protocol.errors import ClientError
 
 SIZES = [7, 16, 3, 16, 11, 16, 9]

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from hapi_client import Connection, Credentials
-from hapi_client.feature_cache import FeatureCache
+from hapi_client.swift.cache_admin import FeatureCache
 from hapi_protocol.errors import ClientError
 from scripted_swift import Answer, scripted_swift
 

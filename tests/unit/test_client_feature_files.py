@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from full_disk import no_file_beyond
-from hapi_client import feature_files
-from hapi_client.feature_files import (
+from hapi_client.atomic_file import whole_file
+from hapi_client.export import feature_writers as feature_files
+from hapi_client.export.feature_writers import (
     SUFFIXES,
     Contents,
     Rows,
@@ -22,7 +23,6 @@ from hapi_client.feature_files import (
     check_suffix,
     open_writer,
 )
-from hapi_client.whole_file import whole_file
 from hapi_protocol.errors import ClientError
 
 ABOUT = {"freeze": "layer4", "cut": 3}

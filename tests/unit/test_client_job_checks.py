@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from hapi_client.job_checks import (
+from hapi_client.job.options import (
     check_cache,
     check_cut,
     check_epochs,

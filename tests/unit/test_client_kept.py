@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hapi_client.kept import KeptFeatures
-from hapi_protocol.index import IndexRow, Span
+from hapi_client.planning.cache_tracker import KeptFeatures
+from hapi_protocol.data_index import IndexRow, Span
 from hapi_protocol.transforms import Training
-from hapi_splitter.keeping import Keeping
+from hapi_splitter.planner.cache_plan import Keeping
 
 WAY = (9, "float32")
 OTHER = (3, "float32")

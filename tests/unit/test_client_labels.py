@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from hapi_client.account import ObjectInfo
-from hapi_client.index import NamedRow, number_classes, sample_row
-from hapi_client.labels import (
+from hapi_client.data.index import NamedRow, number_classes, sample_row
+from hapi_client.data.labels import (
     OPTIONAL,
     UNLABELLED,
     renumbered,
     span_labels,
 )
+from hapi_client.swift.account import ObjectInfo
+from hapi_protocol.data_index import IndexRow, Span
 from hapi_protocol.errors import ClientError, LabelError
-from hapi_protocol.index import IndexRow, Span
 from hapi_protocol.shards import Sample
 
 

@@ -11,23 +11,27 @@ import numpy as np
 import pytest
 import torch
 
-from hapi_client.fetch import MOST_EARLY_SPANS, Fetcher, FetchOptions
-from hapi_client.loader import FeatureLoader, LoaderPlan
-from hapi_client.meter import Meter
-from hapi_client.order import (
+from hapi_client.loading.feature_loader import FeatureLoader, LoaderPlan
+from hapi_client.loading.prefetcher import (
+    MOST_EARLY_SPANS,
+    Fetcher,
+    FetchOptions,
+)
+from hapi_client.loading.read_concurrency import ReadWidth
+from hapi_client.loading.span_source import LoadedSpan, SpanTask
+from hapi_client.metrics.counters import JobCounters
+from hapi_client.metrics.window_collector import Meter
+from hapi_client.reports.epoch_recorder import Tally
+from hapi_client.sampling.partition import Reader
+from hapi_client.sampling.sampler import (
     OrderRules,
-    Reader,
     Reading,
     index_order,
     shuffled_order,
 )
-from hapi_client.read_width import ReadWidth
-from hapi_client.sources import LoadedSpan, SpanTask
-from hapi_client.stats import JobCounters
-from hapi_client.tally import Tally
-from hapi_client.traffic import Traffic
+from hapi_client.swift.traffic_counters import Traffic
+from hapi_protocol.data_index import IndexRow, Span
 from hapi_protocol.errors import ClientError, HapiError, TooSlowError
-from hapi_protocol.index import IndexRow, Span
 
 CPU = torch.device("cpu")
 
@@ -538,7 +542,7 @@ def test_features_that_do_not_come_are_told_of_once(
     monkeypatch, caplog, lane, received_bytes, told
 ):
     """A worker that hangs would leave the loop silent for minutes."""
-    monkeypatch.setattr("hapi_client.fetch.QUIET_SECONDS", 0.1)
+    monkeypatch.setattr("hapi_client.loading.prefetcher.QUIET_SECONDS", 0.1)
     spans = make_spans([2, 2])
     connection = FakeConnection()
     connection.traffic.add(received_bytes=70_000_000)

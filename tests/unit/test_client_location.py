@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hapi_client.credentials import Credentials
-from hapi_client.location import Location, parse_location
+from hapi_client.swift.credentials import Credentials
+from hapi_client.swift.swift_url import Location, parse_location
 from hapi_protocol.errors import ClientError
 
 

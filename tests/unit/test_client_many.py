@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from hapi_client.body import Body
-from hapi_client.connection import Connection
-from hapi_client.credentials import Credentials
-from hapi_client.many import ObjectFeatures
+from hapi_client.swift.connection import Connection
+from hapi_client.swift.credentials import Credentials
+from hapi_client.swift.multi_object import ObjectFeatures
+from hapi_client.swift.response_body import Body
 from hapi_protocol.errors import (
     ClientError,
     RightsError,
     TruncatedStreamError,
     UnavailableError,
 )
-from hapi_protocol.features import FeatureStreamWriter, Row, feature_schema
+from hapi_protocol.feature_stream import Row, feature_schema
+from hapi_protocol.feature_writer import FeatureStreamWriter
 from hapi_protocol.headers import CONTENT_TYPE_STREAM, Annotation, ModelPath
 from hapi_splitter.encodings import encode
 from scripted_swift import Answer, ScriptedSwift, scripted_swift

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hapi_client.meter import Meter
-from hapi_client.observation import SpanReport
+from hapi_client.metrics.window_collector import Meter
+from hapi_client.metrics.window_metrics import SpanReport
 from hapi_protocol.summary import Load
-from hapi_splitter.problem import STREAMED
+from hapi_splitter.planner.problem import STREAMED
 
 PUSHED = (3, "float16")
 

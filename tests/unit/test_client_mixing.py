@@ -8,7 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hapi_client.mixing import MOST_DEBT_SPANS, Mixer, too_late
+from hapi_client.planning.route_scheduler import (
+    MOST_DEBT_SPANS,
+    Mixer,
+    too_late,
+)
 
 WEIGHTS = st.lists(st.floats(0.02, 1.0), min_size=1, max_size=5).map(
     lambda parts: {n: p / sum(parts) for n, p in enumerate(parts)}

@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hapi_client.order import (
-    Lanes,
+from hapi_client.sampling.partition import Lanes, Piece, Reader
+from hapi_client.sampling.sampler import (
     OrderRules,
-    Piece,
-    Reader,
     index_order,
     shuffled_order,
 )

@@ -8,25 +8,28 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from hapi_client.account import ObjectInfo
-from hapi_client.ages import parse_age
-from hapi_client.connection import Connection
-from hapi_client.credentials import Credentials
-from hapi_client.listed_data import IndexDifference, list_data_sets
-from hapi_client.location import Location
-from hapi_client.packages import (
+from hapi_client.cli.parse import parse_age
+from hapi_client.data.catalog import IndexDifference, list_data_sets
+from hapi_client.model.package_store import (
     StoredPackage,
     chosen,
     list_packages,
     older_than,
     read_heads,
 )
+from hapi_client.swift.account import ObjectInfo
+from hapi_client.swift.connection import Connection
+from hapi_client.swift.credentials import Credentials
+from hapi_client.swift.swift_url import Location
+from hapi_protocol.data_index import DataIndex, IndexRow, ShardIndex
 from hapi_protocol.errors import ClientError, PackageError, RightsError
-from hapi_protocol.index import DataIndex, IndexRow, ShardIndex
-from hapi_splitter.package import package_bytes
-from hapi_splitter.package_details import PackageDetails
-from hapi_splitter.package_head import PackageHead, head_bytes
-from hapi_splitter.trace import split
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.package.inspection import (
+    PackageDetails,
+    PackageHead,
+    head_bytes,
+)
+from hapi_splitter.package.writer import package_bytes
 from networks import small_network, small_transform
 from scripted_swift import Answer, scripted_swift
 

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from hapi_client.packing import (
+from hapi_client.data.shard_writer import (
     read_folder,
     split_shards,
     unreadable,

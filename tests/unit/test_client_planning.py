@@ -13,26 +13,27 @@ from typing import Any
 
 import pytest
 
-from hapi_client import planning
-from hapi_client.estimates import Estimates
-from hapi_client.horizon import Horizon
-from hapi_client.loop_measurement import LoopMeasurement
-from hapi_client.meter import Meter
-from hapi_client.mixing import Mixer
-from hapi_client.observation import Observation
-from hapi_client.planning import JobPlanner
-from hapi_client.probe import LocalFacts, ProbeSamples
-from hapi_client.replan import LEAST_PUSH_GAIN, gain_over
-from hapi_client.transport import CancelScope
+from hapi_client.metrics.window_collector import Meter
+from hapi_client.metrics.window_metrics import Observation
+from hapi_client.planning import planner as planning
+from hapi_client.planning.cost_estimators import Estimates
+from hapi_client.planning.device_profile import LocalFacts
+from hapi_client.planning.inputs import Horizon
+from hapi_client.planning.loop_probe import LoopMeasurement
+from hapi_client.planning.planner import JobPlanner
+from hapi_client.planning.replanner import LEAST_PUSH_GAIN, gain_over
+from hapi_client.planning.route_scheduler import Mixer
+from hapi_client.planning.sample_probe import ProbeSamples
+from hapi_client.swift.transport import CancelScope
 from hapi_protocol.errors import ClientError
-from hapi_splitter.plan import (
+from hapi_splitter.planner.plan import (
     Option,
     Problem,
     Resource,
     if_streaming,
     solve,
 )
-from hapi_splitter.problem import STREAMED
+from hapi_splitter.planner.problem import STREAMED
 
 
 class Connection:

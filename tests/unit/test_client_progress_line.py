@@ -10,14 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from hapi_client.bars import LogBeside
-from hapi_client.progress_line import (
+from hapi_client.reports.epoch_recorder import InForce, NoLine
+from hapi_client.reports.progress_bar import (
     ProgressLine,
     open_line,
     progress_wanted,
 )
-from hapi_client.tally import InForce, NoLine
-from hapi_client.traffic import Traffic
+from hapi_client.reports.terminal import LogBeside
+from hapi_client.swift.traffic_counters import Traffic
 from hapi_protocol.errors import ClientError
 from screen import Terminal, shown
 

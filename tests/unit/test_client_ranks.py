@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hapi_client.ranks import Rank, this_rank
+from hapi_client.sampling.distributed import Rank, this_rank
 from hapi_protocol.errors import ClientError
 
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from hapi_client.read_width import MOST_AGE_READS, ReadWidth
+from hapi_client.loading.read_concurrency import MOST_AGE_READS, ReadWidth
 
 MOST = 4
 SPAN_BYTES = 1000

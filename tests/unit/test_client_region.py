@@ -11,16 +11,17 @@ import torch
 from torch import nn
 from torchvision.transforms._presets import ImageClassification
 
-from hapi_client.frozen import FrozenRegion
-from hapi_client.local_region import FEW_SAMPLES_CPU, MAPPED_BYTES
+from hapi_client.model.client_region import FEW_SAMPLES_CPU, MAPPED_BYTES
+from hapi_client.model.frozen_region import FrozenRegion
 from hapi_protocol.errors import ClientError
 from hapi_protocol.transforms import Training
-from hapi_splitter.arrays import ArrayTransform
-from hapi_splitter.augmentation import Augmentation
-from hapi_splitter.inputs import InputTransform
-from hapi_splitter.profile import LARGEST_BATCH
-from hapi_splitter.reference import reference_image
-from hapi_splitter.transforms import ImageTransform, decode_image
+from hapi_splitter.inputs.array_transform import ArrayTransform
+from hapi_splitter.inputs.augmentation import Augmentation
+from hapi_splitter.inputs.image_decode import decode_image
+from hapi_splitter.inputs.image_transform import ImageTransform
+from hapi_splitter.inputs.reference_image import reference_image
+from hapi_splitter.inputs.sample_format import InputTransform
+from hapi_splitter.profiling.profiler import LARGEST_BATCH
 from networks import small_network
 from reference_models import randomise_statistics
 

@@ -9,15 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hapi_client.estimates import (
-    LINK_GROWTH,
-    Estimates,
-    LinkEstimate,
-)
-from hapi_client.horizon import Horizon
-from hapi_client.kept import KeptFeatures
-from hapi_client.observation import Observation
-from hapi_client.replan import (
+from hapi_client.metrics.window_metrics import Observation
+from hapi_client.planning.cache_tracker import KeptFeatures
+from hapi_client.planning.cost_estimators import Estimates
+from hapi_client.planning.inputs import Horizon
+from hapi_client.planning.link_estimator import LINK_GROWTH, LinkEstimate
+from hapi_client.planning.replanner import (
     LEAST_MOVED,
     MOST_MOVED,
     ReplanOptions,
@@ -26,12 +23,12 @@ from hapi_client.replan import (
     step,
     worthwhile,
 )
-from hapi_protocol.index import IndexRow, Span
+from hapi_protocol.data_index import IndexRow, Span
 from hapi_protocol.summary import Load
-from hapi_splitter.costs import Conditions
-from hapi_splitter.plan import Option, Problem, solve
-from hapi_splitter.problem import UNITS, UNSEEN_LINK, Way
-from hapi_splitter.work import resource_use, scaled
+from hapi_splitter.planner.costs import Conditions
+from hapi_splitter.planner.plan import Option, Problem, solve
+from hapi_splitter.planner.problem import UNITS, UNSEEN_LINK, Way
+from hapi_splitter.planner.resource_use import resource_use, scaled
 from problems import problem_of
 from simulated_tiers import (
     Clock,

@@ -12,20 +12,19 @@ import pytest
 
 from full_disk import no_file_beyond
 from hapi_client.cli import main as cli
-from hapi_client.epoch_report import (
+from hapi_client.reports.epoch_report import (
     EpochReport,
     report_body,
     report_from_body,
 )
-from hapi_client.report_files import (
+from hapi_client.reports.run_page import html_page, write_reports
+from hapi_client.reports.run_report import (
     RunReport,
     check_report_path,
     read_reports,
     run_body,
-    write_reports,
 )
-from hapi_client.report_page import html_page
-from hapi_client.report_tables import essentials, tables
+from hapi_client.reports.run_tables import essentials, tables
 from hapi_protocol.errors import ClientError
 
 PUSHED = EpochReport(

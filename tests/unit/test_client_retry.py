@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hapi_client.retry import (
+from hapi_client.loading.circuit_breaker import (
     SUCCESSES_PER_PLACE,
-    Backoff,
     PushGate,
     PushWidth,
-    is_retryable,
 )
+from hapi_client.swift.retry import Backoff, is_retryable
 from hapi_protocol.errors import CODES, make_error
 
 

@@ -12,18 +12,21 @@ import numpy as np
 import pytest
 import torch
 
-from hapi_client.decode import DecodePool
-from hapi_client.kept import KeptFeatures
-from hapi_client.meter import Meter
-from hapi_client.mixed import MixedSource
-from hapi_client.mixing import Mixer
-from hapi_client.pushed import PushedSource, PushPlan
-from hapi_client.read_width import ReadWidth
-from hapi_client.retry import Backoff, PushGate, PushWidth
-from hapi_client.sources import RawSource, SpanLimits
-from hapi_client.stats import JobCounters
-from hapi_client.tally import Tally
-from hapi_client.transport import CancelScope
+from hapi_client.loading.circuit_breaker import PushGate, PushWidth
+from hapi_client.loading.decode_pool import DecodePool
+from hapi_client.loading.feature_source import PushedSource, PushPlan
+from hapi_client.loading.raw_source import RawSource
+from hapi_client.loading.read_concurrency import ReadWidth
+from hapi_client.loading.route_source import MixedSource
+from hapi_client.loading.span_source import SpanLimits
+from hapi_client.metrics.counters import JobCounters
+from hapi_client.metrics.window_collector import Meter
+from hapi_client.planning.cache_tracker import KeptFeatures
+from hapi_client.planning.route_scheduler import Mixer
+from hapi_client.reports.epoch_recorder import Tally
+from hapi_client.swift.retry import Backoff
+from hapi_client.swift.transport import CancelScope
+from hapi_protocol.data_index import IndexRow, Span
 from hapi_protocol.encodings import ENCODINGS
 from hapi_protocol.errors import (
     ClientError,
@@ -34,16 +37,16 @@ from hapi_protocol.errors import (
     UnsupportedError,
     make_error,
 )
-from hapi_protocol.features import FeatureStreamWriter, Row, feature_schema
+from hapi_protocol.feature_stream import Row, feature_schema
+from hapi_protocol.feature_writer import FeatureStreamWriter
 from hapi_protocol.headers import ByteRange, ModelPath
-from hapi_protocol.index import IndexRow, Span
 from hapi_protocol.shards import iter_samples
 from hapi_protocol.transforms import Training
 from hapi_splitter.encodings import decode as decode_features
 from hapi_splitter.encodings import encode
-from hapi_splitter.inputs import SampleForm
-from hapi_splitter.problem import STREAMED
-from hapi_splitter.transforms import SampleError
+from hapi_splitter.inputs.image_decode import SampleError
+from hapi_splitter.inputs.sample_format import SampleForm
+from hapi_splitter.planner.problem import STREAMED
 from photos import tar_of
 
 SHAPE = (1, 2, 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hapi_client.store_info import hapi_rows, swift_rows
+from hapi_client.swift.capabilities import hapi_rows, swift_rows
 
 
 def test_a_store_that_says_little_is_told_of_as_far_as_it_goes():

@@ -6,12 +6,17 @@ from contextlib import suppress
 
 import pytest
 
-from hapi_client.epoch_report import LAYERS, PLANNING, TRAINING, WAITING
-from hapi_client.observation import SpanReport
-from hapi_client.order import OrderRules, index_order
-from hapi_client.stats import JobCounters, JobStats
-from hapi_client.tally import InForce, PlanCount, Tally
-from hapi_client.traffic import Traffic
+from hapi_client.metrics.counters import JobCounters, JobStats
+from hapi_client.metrics.window_metrics import SpanReport
+from hapi_client.reports.epoch_recorder import InForce, PlanCount, Tally
+from hapi_client.reports.epoch_report import (
+    LAYERS,
+    PLANNING,
+    TRAINING,
+    WAITING,
+)
+from hapi_client.sampling.sampler import OrderRules, index_order
+from hapi_client.swift.traffic_counters import Traffic
 
 READING = index_order([8], OrderRules(4)).reading()
 

@@ -13,17 +13,18 @@ import pytest
 import hapi_client
 from documentation import PAGES, ROOT, Block, blocks_of, commands_of
 from hapi_client.cli.main import EXIT_FAILURE, EXIT_TERMINATED
-from hapi_client.epoch_report import (
+from hapi_client.loading.circuit_breaker import is_cured_by_streaming
+from hapi_client.reports.epoch_report import (
     FETCH_STAGES,
     LOOP_STAGES,
     EpochReport,
     report_body,
 )
-from hapi_client.retry import is_cured_by_streaming, is_retryable
+from hapi_client.swift.retry import is_retryable
 from hapi_middleware.config import FilterConfig
 from hapi_protocol import errors
 from hapi_protocol.errors import CODES, make_error
-from hapi_protocol.features import CLOCK_STAGES
+from hapi_protocol.feature_writer import CLOCK_STAGES
 from hapi_worker import main as worker
 from hapi_worker.config import option_defaults
 
@@ -305,7 +306,7 @@ def messages() -> list[str]:
     """What filter and worker say in their code, placeholders for values."""
     found = []
     for folder in ("hapi_worker", "hapi_middleware"):
-        for path in (ROOT / "swift_middleware" / folder).glob("*.py"):
+        for path in (ROOT / "swift_middleware" / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Constant) and isinstance(
                     node.value, str

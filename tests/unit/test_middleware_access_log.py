@@ -25,7 +25,7 @@ from filter_under_test import (
     s3_env,
 )
 from hapi_protocol.errors import HapiError, make_error
-from hapi_protocol.messages import Usage
+from hapi_protocol.job_messages import Usage
 
 USAGE = Usage(
     kind="features",

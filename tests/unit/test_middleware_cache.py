@@ -29,7 +29,7 @@ from filter_under_test import (
     s3_env,
     signed,
 )
-from hapi_middleware.cache_entries import (
+from hapi_middleware.cache.entries import (
     DamagedEntryError,
     entry_key,
     entry_name,
@@ -348,7 +348,7 @@ def test_quota_of_an_account_is_no_matter_of_others(
 def test_entry_that_is_long_in_storing_is_given_up(
     world: FilterUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hapi_middleware.cache.STORE_SECONDS", 0.2)
+    monkeypatch.setattr("hapi_middleware.cache.store.STORE_SECONDS", 0.2)
 
     def slow(request: Request) -> None:
         if request.method == "PUT":
@@ -363,7 +363,7 @@ def test_entry_that_is_long_in_storing_is_given_up(
 def test_storing_goes_on_after_a_rest(
     world: FilterUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hapi_middleware.cache.REST_SECONDS", 0.3)
+    monkeypatch.setattr("hapi_middleware.cache.store.REST_SECONDS", 0.3)
     failures = on_entries(world, "PUT", 507)
     ask(world)
     until(failures)
@@ -506,7 +506,7 @@ def test_hit_frees_its_memory_as_swift_closes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: str
 ) -> None:
     """``proxy-logging`` closes what ``iter()`` gave it of the body."""
-    monkeypatch.setattr("hapi_middleware.cache.PIECE_BYTES", 1000)
+    monkeypatch.setattr("hapi_middleware.cache.store.PIECE_BYTES", 1000)
     options = {"cache_buffer_bytes": str(2 * len(KEPT) - 1)}
     with world_of(tmp_path, **options) as world:
         app = proxy_logging.ProxyLoggingMiddleware(world.pipeline, {})

@@ -22,10 +22,10 @@ from filter_under_test import (
     filter_and_worker,
     signed,
 )
-from hapi_middleware import cache_admin
-from hapi_middleware.cache_admin import CacheAdmin
-from hapi_middleware.cache_entries import entry_name
-from hapi_middleware.rights import owner_refusal
+from hapi_middleware.cache import admin as cache_admin
+from hapi_middleware.cache.admin import CacheAdmin
+from hapi_middleware.cache.entries import entry_name
+from hapi_middleware.requests.authorization import owner_refusal
 
 QUERY = "?hapi-cache"
 

@@ -31,8 +31,9 @@ from filter_under_test import (
     annotation,
     filter_and_worker,
 )
-from hapi_middleware import concurrency, feature_stream, worker_client
+from hapi_middleware import concurrency
 from hapi_middleware.filter import HapiMiddleware, filter_factory
+from hapi_middleware.worker import feature_stream, worker_client
 from hapi_protocol.errors import HapiError, make_error
 
 NUM_FILTERS = 20_000

@@ -30,7 +30,7 @@ from filter_under_test import (
     filter_and_worker,
 )
 from hapi_middleware import metrics
-from hapi_middleware.cache import Buffer
+from hapi_middleware.cache.store import Buffer
 from hapi_middleware.filter import filter_factory
 from hapi_protocol.errors import CODES, HapiError, make_error
 
@@ -435,7 +435,7 @@ def green_imports(source: str) -> set[str]:
 def test_only_one_module_of_the_filter_can_wait() -> None:
     found = {
         path.name: green_imports(path.read_text())
-        for path in sorted(MIDDLEWARE.glob("*.py"))
+        for path in sorted(MIDDLEWARE.rglob("*.py"))
     }
 
     assert "eventlet" in found.pop("concurrency.py")

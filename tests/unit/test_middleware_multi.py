@@ -34,8 +34,11 @@ from filter_under_test import (
 )
 from framed_objects import taken_apart
 from hapi_middleware.concurrency import run_ahead
-from hapi_middleware.names import BODY_SECONDS
-from hapi_middleware.object_reads import ObjectReader, ReadObject
+from hapi_middleware.requests.multi_object_reads import (
+    ObjectReader,
+    ReadObject,
+)
+from hapi_middleware.requests.object_names import BODY_SECONDS
 from hapi_protocol.errors import make_error
 from hapi_protocol.headers import CONTENT_TYPE_STREAM, REQUEST_HEADERS
 
@@ -675,7 +678,9 @@ def test_body_that_breaks_off_is_refused(
 def test_client_that_sends_its_names_too_slowly_is_refused(
     world: FilterUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hapi_middleware.names.BODY_SECONDS", 0.05)
+    monkeypatch.setattr(
+        "hapi_middleware.requests.object_names.BODY_SECONDS", 0.05
+    )
 
     class Slow:
         def read(self, size: int) -> bytes:

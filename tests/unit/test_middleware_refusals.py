@@ -19,9 +19,9 @@ from filter_under_test import (
     filter_and_worker,
     s3_env,
 )
-from hapi_middleware.objects import ObjectBody
+from hapi_middleware.requests.subrequests import ObjectBody
 from hapi_protocol.errors import CODES, UnavailableError, make_error
-from hapi_protocol.messages import JobGrant
+from hapi_protocol.job_messages import JobGrant
 
 
 @pytest.fixture

@@ -27,13 +27,13 @@ from filter_under_test import (
     s3_env,
     signed,
 )
-from hapi_middleware.rights import (
+from hapi_middleware.requests.authorization import (
     authorize_anonymous,
     charged_account,
     is_owner,
 )
 from hapi_protocol.errors import RightsError
-from hapi_protocol.messages import ModelIdentity
+from hapi_protocol.job_messages import ModelIdentity
 
 DATA = f"/{ACCOUNT}/data"
 MODELS = f"/{ACCOUNT}/models"

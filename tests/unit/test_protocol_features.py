@@ -11,21 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hapi_protocol.encodings import (
-    COMPRESSIONS,
-    DTYPES,
-    ENCODINGS,
-    Encoding,
-)
+from hapi_protocol.data_index import DataIndex, IndexRow, ShardIndex
+from hapi_protocol.encodings import COMPRESSIONS, DTYPES, ENCODINGS, Encoding
 from hapi_protocol.errors import DataIndexError, TruncatedStreamError
-from hapi_protocol.features import (
-    FeatureStreamWriter,
-    Row,
-    feature_schema,
-    index_schema,
-    read_features,
-)
-from hapi_protocol.index import DataIndex, IndexRow, ShardIndex
+from hapi_protocol.feature_reader import read_features
+from hapi_protocol.feature_stream import Row, feature_schema, index_schema
+from hapi_protocol.feature_writer import FeatureStreamWriter
 
 ROWS = [
     Row(0, "a", 1),

@@ -18,7 +18,7 @@ from hapi_protocol.errors import (
     make_error,
 )
 from hapi_protocol.headers import SampleRange
-from hapi_protocol.messages import (
+from hapi_protocol.job_messages import (
     JobGrant,
     JobRequest,
     ModelIdentity,

@@ -12,7 +12,7 @@ import pytest
 
 from framed_objects import framed
 from hapi_protocol.errors import AnnotationError
-from hapi_protocol.multi import ObjectEntry, iter_objects, padding
+from hapi_protocol.multi_object import ObjectEntry, iter_objects, padding
 
 MOST = 5000
 NAMES = (

@@ -10,15 +10,11 @@ import pyarrow as pa
 import pytest
 
 from hapi_protocol.errors import AnnotationError, TruncatedStreamError
-from hapi_protocol.features import (
-    METADATA_SUMMARY,
-    FeatureStreamWriter,
-    Row,
-    index_schema,
-    read_features,
-)
+from hapi_protocol.feature_reader import read_features
+from hapi_protocol.feature_stream import METADATA_SUMMARY, Row, index_schema
+from hapi_protocol.feature_writer import FeatureStreamWriter
 from hapi_protocol.headers import Annotation, parse_annotation
-from hapi_protocol.messages import ModelIdentity, ProfileRequest
+from hapi_protocol.job_messages import ModelIdentity, ProfileRequest
 from hapi_protocol.profiles import BatchProfile, ModelProfile
 from hapi_protocol.summary import Load, Summary
 

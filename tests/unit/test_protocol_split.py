@@ -11,13 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi_protocol.errors import InternalError
-from hapi_protocol.features import (
-    FeatureStreamWriter,
-    Row,
-    feature_schema,
-    read_features,
-)
-from hapi_protocol.split import (
+from hapi_protocol.feature_reader import read_features
+from hapi_protocol.feature_stream import Row, feature_schema
+from hapi_protocol.feature_writer import FeatureStreamWriter
+from hapi_protocol.summary import Load
+from hapi_protocol.tee_stream import (
     BOTH,
     CLIENT,
     END,
@@ -27,7 +25,6 @@ from hapi_protocol.split import (
     end_frame,
     frame,
 )
-from hapi_protocol.summary import Load
 
 FRAMES = [(BOTH, b"schema"), (CLIENT, b"t" * 300), (KEPT, b"k"), (BOTH, b"e")]
 STREAM = b"".join(frame(*each) for each in FRAMES) + end_frame(3)

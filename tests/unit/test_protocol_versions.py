@@ -7,12 +7,8 @@ import json
 import pytest
 
 from hapi_protocol import versions
-from hapi_protocol.errors import (
-    AnnotationError,
-    ClientError,
-    UnavailableError,
-)
-from hapi_protocol.messages import (
+from hapi_protocol.errors import AnnotationError, ClientError, UnavailableError
+from hapi_protocol.job_messages import (
     JobGrant,
     ModelIdentity,
     ProfileRequest,

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from array_networks import npy
-from hapi_splitter.arrays import (
+from hapi_splitter.inputs.array_transform import (
     MAX_HEADER_BYTES,
     STORED,
     ArrayTransform,
 )
-from hapi_splitter.inputs import transform_from_json
-from hapi_splitter.transforms import SampleError
+from hapi_splitter.inputs.image_decode import SampleError
+from hapi_splitter.inputs.sample_format import transform_from_json
 
 MATRIX = ArrayTransform((2, 3))
 IDS = ArrayTransform((4,), "int64")

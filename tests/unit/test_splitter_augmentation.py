@@ -28,7 +28,7 @@ from augmented_pixels import (
     pixels_digest,
 )
 from hapi_protocol.transforms import Training
-from hapi_splitter.augmentation import (
+from hapi_splitter.inputs.augmentation import (
     JITTER,
     NUM_WORDS,
     Augmentation,
@@ -36,7 +36,7 @@ from hapi_splitter.augmentation import (
     Drawn,
     random_words,
 )
-from hapi_splitter.transforms import ImageTransform
+from hapi_splitter.inputs.image_transform import ImageTransform
 
 HEIGHT, WIDTH = 375, 500
 MASK = 2**64 - 1

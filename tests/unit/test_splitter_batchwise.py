@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from hapi_protocol.errors import PackageError
-from hapi_splitter.batchwise import Batch
-from hapi_splitter.inputs import SampleForm
-from hapi_splitter.lowering import lower
-from hapi_splitter.program import Affine, Argument, Call, Program, Ref
-from hapi_splitter.shapes import infer
+from hapi_splitter.graph.batch_independence import Batch
+from hapi_splitter.graph.lowering import lower
+from hapi_splitter.graph.program import Affine, Argument, Call, Program, Ref
+from hapi_splitter.graph.shapes import infer
+from hapi_splitter.inputs.sample_format import SampleForm
 
 B = Affine(1)
 X, W = Ref(0), Ref(1)

@@ -8,7 +8,8 @@ from torch import nn
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from hapi_splitter.transforms import ImageTransform, decode_image
+from hapi_splitter.inputs.image_decode import decode_image
+from hapi_splitter.inputs.image_transform import ImageTransform
 from photos import jpegs
 
 MEAN, STD = [0.4, 0.5, 0.6], (0.2, 0.25, 0.3)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hapi_protocol.profiles import BatchProfile, ModelProfile
-from hapi_splitter.costs import (
+from hapi_splitter.planner.costs import (
     DEFAULT_SERVE_SECONDS_PER_BYTE,
     Conditions,
     CutFacts,
@@ -16,7 +16,7 @@ from hapi_splitter.costs import (
     build_problem,
     candidate_cuts,
 )
-from hapi_splitter.plan import Option, Problem, solve
+from hapi_splitter.planner.plan import Option, Problem, solve
 
 CUTS = (
     CutFacts(1, "conv", "aten.conv2d.default", (8, 4, 4), 512, 100),

@@ -12,11 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from hapi_protocol.encodings import (
-    DTYPES,
-    Encoding,
-    num_groups,
-)
+from hapi_protocol.encodings import DTYPES, Encoding, num_groups
 from hapi_protocol.errors import AnnotationError
 from hapi_splitter import encodings as encodings_module
 from hapi_splitter.encodings import (

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from hapi_protocol.errors import FreezeError
 from hapi_splitter.cuts import FrozenGraph
-from hapi_splitter.package import load_package, package_bytes
-from hapi_splitter.trace import split
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.package.reader import load_package
+from hapi_splitter.package.writer import package_bytes
 
 SHAPE = (4, 8, 8)
 Function = Callable[[torch.Tensor], torch.Tensor]

@@ -15,16 +15,16 @@ from torch import fx, nn
 from torchvision import models
 
 from hapi_splitter.cuts import FrozenGraph
-from hapi_splitter.folding import fold
-from hapi_splitter.lowering import BATCH_NORM, META_CALL
-from hapi_splitter.package import (
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.graph.batchnorm_folding import fold
+from hapi_splitter.graph.lowering import BATCH_NORM, META_CALL
+from hapi_splitter.graph.program import INPUT, Argument, Call, Ref
+from hapi_splitter.package.reader import load_package
+from hapi_splitter.package.writer import (
     digest_of,
-    load_package,
     package_bytes,
     write_package,
 )
-from hapi_splitter.program import INPUT, Argument, Call, Ref
-from hapi_splitter.trace import split
 from networks import small_network, small_transform
 from reference_models import (
     REFERENCE_MODELS,

@@ -11,7 +11,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hapi_protocol.errors import FreezeError
-from hapi_splitter.trace import SplitModel, default_freeze, split
+from hapi_splitter.freezing.split_model import (
+    SplitModel,
+    default_freeze,
+    split,
+)
 from reference_models import BranchedNet
 
 SHAPE = (3, 16, 16)

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from hapi_protocol.errors import FreezeError
-from hapi_splitter.functional import _CallByCall
-from hapi_splitter.trace import split
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.graph.functionalize import _CallByCall
 from support.networks import small_network, small_transform
 
 SHAPE = (4, 8, 8)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hapi_splitter.host import allowed_cores, allowed_memory_bytes
+from hapi_splitter.host_limits import allowed_cores, allowed_memory_bytes
 
 AFFINITY = len(os.sched_getaffinity(0))
 

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from hapi_protocol.errors import PackageError
-from hapi_splitter.package import PackageLimits, load_package
-from hapi_splitter.validate import ProcessLimits, validate_package
+from hapi_splitter.package.reader import PackageLimits, load_package
+from hapi_splitter.package.subprocess_validation import (
+    ProcessLimits,
+    validate_package,
+)
 from hostile import HOSTILE, honest_package, pickled_member
 
 

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hapi_splitter import keeping as keeping_module
-from hapi_splitter.keeping import (
+from hapi_splitter.planner import cache_plan as keeping_module
+from hapi_splitter.planner.cache_plan import (
     Keeping,
     gain_with_kept,
     kept_seconds,
     seconds_to_come,
     solve_keeping,
 )
-from hapi_splitter.plan import Option, Plan, Problem, evaluate, solve
-from hapi_splitter.work import SERVER_DECODING, SERVING
+from hapi_splitter.planner.plan import Option, Plan, Problem, evaluate, solve
+from hapi_splitter.planner.resource_use import SERVER_DECODING, SERVING
 from problems import problem_of
 
 STREAM = Option(0, "raw", {"link": 100e3, "client cpu": 10e-3}, 0, 0)

@@ -17,26 +17,27 @@ from array_networks import (
     text_network,
 )
 from hapi_protocol.errors import FreezeError, HapiError, PackageError
-from hapi_splitter import container
-from hapi_splitter.arrays import ArrayTransform
 from hapi_splitter.cuts import FrozenGraph
-from hapi_splitter.inputs import SampleForm
-from hapi_splitter.lookups import id_limits
-from hapi_splitter.memory import needs_of
-from hapi_splitter.package import PackageLimits, load_package, package_bytes
-from hapi_splitter.package_head import PackageHead
-from hapi_splitter.profile import profile_region
-from hapi_splitter.program import Affine, Call, Program, Ref
-from hapi_splitter.shapes import (
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.graph.index_bounds import id_limits
+from hapi_splitter.graph.program import Affine, Call, Program, Ref
+from hapi_splitter.graph.shapes import (
     MAX_IDS,
     MAX_LOOKUPS,
     MAX_MOVES,
     ShapeLimits,
     infer,
 )
-from hapi_splitter.trace import split
-from hapi_splitter.transforms import ImageTransform
-from hapi_splitter.validate import probe_batchwise
+from hapi_splitter.inputs.array_transform import ArrayTransform
+from hapi_splitter.inputs.image_transform import ImageTransform
+from hapi_splitter.inputs.sample_format import SampleForm
+from hapi_splitter.package import zip_container as container
+from hapi_splitter.package.inspection import PackageHead
+from hapi_splitter.package.reader import PackageLimits, load_package
+from hapi_splitter.package.subprocess_validation import probe_batchwise
+from hapi_splitter.package.writer import package_bytes
+from hapi_splitter.profiling.memory_model import needs_of
+from hapi_splitter.profiling.profiler import profile_region
 
 CPU = torch.device("cpu")
 EMBEDDING = "aten.embedding.default"

@@ -13,12 +13,17 @@ from torchvision import models
 
 from hapi_protocol.encodings import DTYPES
 from hapi_splitter import encodings as encodings_module
-from hapi_splitter.batchwise import Value
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.encodings import CHUNK_BYTES, encode
-from hapi_splitter.memory import batch_for, needs_of, peak_bytes, steps
-from hapi_splitter.program import INPUT, Affine, Call, Ref
-from hapi_splitter.trace import split
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.graph.batch_independence import Value
+from hapi_splitter.graph.program import INPUT, Affine, Call, Ref
+from hapi_splitter.profiling.memory_model import (
+    batch_for,
+    needs_of,
+    peak_bytes,
+    steps,
+)
 from reference_models import REFERENCE_MODELS, BranchedNet
 from regions import region_of
 

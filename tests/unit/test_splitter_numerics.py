@@ -8,8 +8,8 @@ import sys
 
 import torch
 
+from hapi_splitter.freezing.split_model import split
 from hapi_splitter.numerics import exact_numerics, numerics_tag
-from hapi_splitter.trace import split
 
 
 def test_block_is_exact_whatever_the_user_has_set() -> None:

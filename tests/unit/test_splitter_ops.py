@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hapi_splitter.ops import Operator, operators
+from hapi_splitter.graph.operators import Operator, operators
 
 KINDS = {
     "tensor": {"Tensor"},

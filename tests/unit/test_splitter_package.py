@@ -14,15 +14,16 @@ import safetensors.torch
 import torch
 
 from hapi_protocol.errors import PackageError, UnsupportedError
-from hapi_splitter.augmentation import Augmentation
 from hapi_splitter.cuts import FrozenGraph
-from hapi_splitter.inputs import SampleForm
-from hapi_splitter.package import load_package, package_bytes, write_package
-from hapi_splitter.program import Call, Program, Ref, program_from_json
-from hapi_splitter.shapes import infer
-from hapi_splitter.trace import split
-from hapi_splitter.transforms import ImageTransform
-from hapi_splitter.validate import probe_batchwise
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.graph.program import Call, Program, Ref, program_from_json
+from hapi_splitter.graph.shapes import infer
+from hapi_splitter.inputs.augmentation import Augmentation
+from hapi_splitter.inputs.image_transform import ImageTransform
+from hapi_splitter.inputs.sample_format import SampleForm
+from hapi_splitter.package.reader import load_package
+from hapi_splitter.package.subprocess_validation import probe_batchwise
+from hapi_splitter.package.writer import package_bytes, write_package
 from reference_models import BranchedNet
 
 SHAPE = (3, 16, 16)
@@ -66,8 +67,8 @@ def test_same_model_gives_the_same_bytes_in_another_process(
     path = tmp_path / "other"
     script = (
         "import sys, torch; from pathlib import Path\n"
-        "from hapi_splitter.trace import split\n"
-        "from hapi_splitter.package import write_package\n"
+        "from hapi_splitter.freezing.split_model import split\n"
+        "from hapi_splitter.package.reader import write_package\n"
         "torch.manual_seed(3)\n"
         "m = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3), torch.nn.ReLU())\n"
         "f = split(m, '0', sample_shape=(3, 8, 8)).frozen\n"

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hapi_splitter.plan import (
+from hapi_splitter.planner.plan import (
     Option,
     Plan,
     Problem,
@@ -28,7 +28,7 @@ from hapi_splitter.plan import (
     turning_link,
     what_if,
 )
-from hapi_splitter.problem import RESOURCES, UNITS, UNSEEN_LINK
+from hapi_splitter.planner.problem import RESOURCES, UNITS, UNSEEN_LINK
 
 CLOSE = 1e-5
 """Twenty times what ties may cost."""
@@ -81,7 +81,7 @@ def free(problem: Problem) -> Problem:
 
 def chosen_for(problem: Problem) -> Plan:
     """As ``solve``, without most of its time: the link that reasons name."""
-    with patch("hapi_splitter.plan.turning_link", return_value=None):
+    with patch("hapi_splitter.planner.plan.turning_link", return_value=None):
         return solve(problem)
 
 

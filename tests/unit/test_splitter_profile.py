@@ -11,11 +11,16 @@ from torch import nn
 
 from hapi_protocol.errors import DoesNotFitError, UnsupportedError
 from hapi_protocol.profiles import BatchProfile, ModelProfile
-from hapi_splitter import profile
 from hapi_splitter.cuts import FrozenGraph
-from hapi_splitter.memory import needs_of
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.inputs.image_decode import decode_image
+from hapi_splitter.inputs.image_transform import ImageTransform
+from hapi_splitter.inputs.reference_image import HEIGHT, WIDTH, reference_image
 from hapi_splitter.numerics import numerics_tag
-from hapi_splitter.profile import (
+from hapi_splitter.profiling import profiler as profile
+from hapi_splitter.profiling.memory_model import needs_of
+from hapi_splitter.profiling.node_timer import TimedWalk, timer_for
+from hapi_splitter.profiling.profiler import (
     MAX_PASSES,
     peak_bytes_by_cut,
     prefix_outputs,
@@ -24,10 +29,6 @@ from hapi_splitter.profile import (
     reference_seconds,
     throughput_knee,
 )
-from hapi_splitter.reference import HEIGHT, WIDTH, reference_image
-from hapi_splitter.trace import split
-from hapi_splitter.transforms import ImageTransform, decode_image
-from hapi_splitter.walk import TimedWalk, timer_for
 from networks import small_network, small_transform
 from reference_models import BranchedNet
 

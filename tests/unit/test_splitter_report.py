@@ -12,17 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hapi_splitter.costs import CutFacts
-from hapi_splitter.plan import Option, Problem, Resource, solve, stream
-from hapi_splitter.quantities import (
-    bytes_text,
-    count_text,
-    link_text,
-    number_text,
-    percent_text,
-    seconds_text,
-)
-from hapi_splitter.report import (
+from hapi_client.plan_report.plan_page import write_plot
+from hapi_client.plan_report.plan_tables import (
     Report,
     cost_table,
     cut_table,
@@ -31,7 +22,16 @@ from hapi_splitter.report import (
     report_body,
     shortened,
     summary,
-    write_plot,
+)
+from hapi_splitter.planner.costs import CutFacts
+from hapi_splitter.planner.plan import Option, Problem, Resource, solve, stream
+from hapi_splitter.units import (
+    bytes_text,
+    count_text,
+    link_text,
+    number_text,
+    percent_text,
+    seconds_text,
 )
 
 NUM_CUTS = 60

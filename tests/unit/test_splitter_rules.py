@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from hapi_splitter.plan import Option, Plan, Problem, Resource
-from hapi_splitter.rules import (
+from hapi_splitter.planner.baseline_policies import (
     RULES,
     RuleFacts,
     alternatives,
     hapi_2022,
     hapi_sc24,
 )
+from hapi_splitter.planner.plan import Option, Plan, Problem, Resource
 
 
 def problem_of(

@@ -13,10 +13,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torchvision import models
 
 from hapi_splitter.cuts import FrozenGraph
-from hapi_splitter.lowering import META_CALL
-from hapi_splitter.program import INPUT, Affine, Argument, Call, Ref
-from hapi_splitter.strides import attends_by_tiles
-from hapi_splitter.trace import split
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.graph.lowering import META_CALL
+from hapi_splitter.graph.program import INPUT, Affine, Argument, Call, Ref
+from hapi_splitter.graph.strides import attends_by_tiles
 from reference_models import REFERENCE_MODELS
 from regions import region_of
 

@@ -10,8 +10,8 @@ from torch import nn
 from torchvision import models
 
 from hapi_protocol.errors import FreezeError
-from hapi_splitter.tail import Tail
-from hapi_splitter.trace import default_freeze, split
+from hapi_splitter.freezing.split_model import default_freeze, split
+from hapi_splitter.freezing.tail import Tail
 from reference_models import BranchedNet
 
 SHAPE = (3, 16, 16)

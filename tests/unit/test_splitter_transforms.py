@@ -22,8 +22,9 @@ from torchvision.models import ResNet18_Weights, ViT_B_16_Weights
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms._presets import ImageClassification
 
-from hapi_splitter import transforms
-from hapi_splitter.transforms import ImageTransform, SampleError, decode_image
+from hapi_splitter.inputs import image_transform as transforms
+from hapi_splitter.inputs.image_decode import SampleError, decode_image
+from hapi_splitter.inputs.image_transform import ImageTransform
 
 PRESETS = {
     "resnet18": ResNet18_Weights.IMAGENET1K_V1.transforms(),

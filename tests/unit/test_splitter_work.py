@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hapi_splitter.problem import UNITS, Option, Problem
-from hapi_splitter.work import KINDS, resource_use, stages
+from hapi_splitter.planner.problem import UNITS, Option, Problem
+from hapi_splitter.planner.resource_use import KINDS, resource_use, stages
 from problems import problem_of
 
 WORK = {kind: number / 1000 for number, kind in enumerate(KINDS, 1)}

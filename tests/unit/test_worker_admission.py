@@ -14,9 +14,9 @@ from hapi_protocol.errors import (
     ShareError,
     UnavailableError,
 )
-from hapi_protocol.messages import JobRequest
-from hapi_worker.admission import Admission, Job, Places
-from hapi_worker.body import IsGone, never_gone
+from hapi_protocol.job_messages import JobRequest
+from hapi_worker.jobs.admission import Admission, Job, Places
+from hapi_worker.peer import IsGone, never_gone
 
 
 class Clock:

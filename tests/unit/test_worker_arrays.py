@@ -26,10 +26,11 @@ from array_networks import (
     token_arrays,
 )
 from framed_objects import framed, good
-from hapi_protocol.features import FeatureStreamReader, Row
+from hapi_protocol.feature_reader import FeatureStreamReader
+from hapi_protocol.feature_stream import Row
 from hapi_splitter.cuts import FrozenGraph
-from hapi_splitter.package import package_bytes
-from hapi_splitter.trace import split
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.package.writer import package_bytes
 from photos import jpegs, shard, tar_of
 from worker_under_test import (
     WorkerUnderTest,

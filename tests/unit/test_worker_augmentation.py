@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from framed_objects import framed, good
-from hapi_protocol.features import FeatureStreamReader
+from hapi_protocol.feature_reader import FeatureStreamReader
 from hapi_protocol.headers import SampleRange
-from hapi_protocol.messages import JobRequest
+from hapi_protocol.job_messages import JobRequest
 from hapi_protocol.transforms import Training
-from hapi_splitter.augmentation import Augmentation
-from hapi_splitter.package import package_bytes
-from hapi_splitter.trace import SplitModel, split
-from hapi_splitter.transforms import decode_image
+from hapi_splitter.freezing.split_model import SplitModel, split
+from hapi_splitter.inputs.augmentation import Augmentation
+from hapi_splitter.inputs.image_decode import decode_image
+from hapi_splitter.package.writer import package_bytes
 from local_rows import Rows, local_rows, received_rows
 from photos import jpegs, shard
 from worker_under_test import (

@@ -11,7 +11,8 @@ import pytest
 from cheroot.makefile import MakeFile
 
 from hapi_protocol.errors import HapiError
-from hapi_worker.body import MAX_READ_BYTES, ChunkedBody, Connection
+from hapi_worker.jobs.chunked_body import MAX_READ_BYTES, ChunkedBody
+from hapi_worker.peer import Connection
 
 CHUNKS = (
     b"5;name=value\r\nhello\r\n00A\r\nten\nbytes\r\n\r\n0\r\nlate: 1\r\n\r\n"

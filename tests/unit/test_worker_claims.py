@@ -15,20 +15,20 @@ from hapi_protocol.errors import (
     PackageError,
     UnavailableError,
 )
-from hapi_protocol.messages import ModelIdentity
-from hapi_splitter.memory import Needs
-from hapi_worker import residency as residency_module
-from hapi_worker.claims import (
+from hapi_protocol.job_messages import ModelIdentity
+from hapi_splitter.profiling.memory_model import Needs
+from hapi_worker.models import device_models as residency_module
+from hapi_worker.models.device_models import Residency
+from hapi_worker.models.memory_queue import (
     CLAIM_SECONDS,
     DUE_SECONDS,
     MAX_CLAIMS,
     Claim,
     Claims,
+    Room,
 )
-from hapi_worker.models import Models
-from hapi_worker.residency import Residency
-from hapi_worker.room import Room
-from hapi_worker.uploads import GRACE_SECONDS
+from hapi_worker.models.registry import Models
+from hapi_worker.models.uploads import GRACE_SECONDS
 
 WORKING_BYTES = 10
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from hapi_protocol.encodings import DTYPES, ENCODINGS, Encoding
-from hapi_protocol.features import FeatureBatch, FeatureStreamReader
+from hapi_protocol.feature_reader import FeatureStreamReader
+from hapi_protocol.feature_stream import FeatureBatch
 from hapi_splitter.encodings import decode, encode
-from hapi_splitter.memory import needs_of
-from hapi_splitter.package import package_pieces
-from hapi_splitter.trace import split
-from hapi_worker.forward import encode_rows, run_prefix
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.package.writer import package_pieces
+from hapi_splitter.profiling.memory_model import needs_of
+from hapi_worker.execution.forward import encode_rows, run_prefix
 from photos import shard, with_corrupt_member
 from worker_under_test import (
     SmallResNet,

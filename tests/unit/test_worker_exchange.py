@@ -14,17 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from hapi_protocol.features import (
-    STAGES,
-    FeatureStreamReader,
-    Row,
-    read_features,
-)
+from hapi_protocol.feature_reader import FeatureStreamReader, read_features
+from hapi_protocol.feature_stream import STAGES, Row
 from hapi_protocol.headers import SampleRange
-from hapi_protocol.messages import HEADER_IDENTITY, JobGrant
+from hapi_protocol.job_messages import HEADER_IDENTITY, JobGrant
 from hapi_protocol.shards import IMAGE, iter_samples
+from hapi_splitter.inputs.image_decode import decode_image
 from hapi_splitter.numerics import numerics_tag
-from hapi_splitter.transforms import decode_image
 from photos import jpegs, shard, tar_of, with_corrupt_member
 from worker_under_test import (
     TRANS_ID,
@@ -503,7 +499,7 @@ def test_health_and_metrics_answer_on_both_sockets(
 
 
 def test_metrics_table_names_each_metric(own_worker: WorkerUnderTest) -> None:
-    from hapi_worker import metrics
+    from hapi_worker.monitoring import metrics
 
     assert metrics.__doc__ is not None
     table = {

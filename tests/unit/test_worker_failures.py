@@ -17,12 +17,12 @@ import torch
 from webob import Request
 
 from hapi_protocol.errors import PackageError, TruncatedStreamError
-from hapi_protocol.features import read_features
-from hapi_protocol.messages import HEADER_IDENTITY, JobGrant, JobRequest
-from hapi_worker import server
-from hapi_worker.app import WorkerApp
-from hapi_worker.forward import Forwarded
-from hapi_worker.loading import load_validated
+from hapi_protocol.feature_reader import read_features
+from hapi_protocol.job_messages import HEADER_IDENTITY, JobGrant, JobRequest
+from hapi_worker.execution.forward import Forwarded
+from hapi_worker.models.package_loader import load_validated
+from hapi_worker.server import unix_server as server
+from hapi_worker.server.app import WorkerApp
 from photos import shard
 from worker_under_test import (
     TIMEOUT_SECONDS,
@@ -204,7 +204,7 @@ def test_reader_that_closes_cancels_the_job(
 
 def slow_down(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[int]:
     """Makes each forward pass take longer; the sizes of those begun."""
-    import hapi_worker.executor as module
+    import hapi_worker.execution.device_executor as module
 
     run = module.run_prefix
     sizes: list[int] = []
@@ -249,7 +249,7 @@ def test_failure_of_the_device_breaks_that_job_only(
     tar: bytes,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import hapi_worker.executor as module
+    import hapi_worker.execution.device_executor as module
 
     worker.put(package)
     with monkeypatch.context() as patch:
@@ -281,7 +281,9 @@ def test_stream_that_cannot_be_written_is_a_failure_that_is_logged(
 
     worker.put(package)
     with monkeypatch.context() as patch:
-        patch.setattr("hapi_worker.stream.FeatureStreamWriter.write", fail)
+        patch.setattr(
+            "hapi_worker.jobs.arrow_response.FeatureStreamWriter.write", fail
+        )
         with worker.streaming(
             job_for(tar, package), package, pieces(tar)
         ) as stream:
@@ -458,7 +460,7 @@ def test_device_that_fails_leaves_service_and_the_last_one_ends_it(
     tar: bytes,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import hapi_worker.executor as module
+    import hapi_worker.execution.device_executor as module
 
     broken: list[str] = []
     run = module.run_prefix
@@ -514,7 +516,7 @@ def test_devices_on_the_cpu_decode_for_their_own_jobs(
     tar: bytes,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import hapi_worker.executor as module
+    import hapi_worker.execution.device_executor as module
 
     image_decoder = module.image_decoder
     threads: set[str] = set()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hapi_worker.grants import granted_bytes, water_level
-from hapi_worker.placement import Place, places_in_order
+from hapi_worker.models.placement import Place, places_in_order
+from hapi_worker.scheduling.max_min_grants import granted_bytes, water_level
 
 
 @pytest.mark.parametrize(

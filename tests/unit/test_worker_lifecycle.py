@@ -16,9 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from hapi_protocol.features import read_features
-from hapi_worker.main import notify_systemd
-from hapi_worker.server import SocketInUseError, remove_stale_socket
+from hapi_protocol.feature_reader import read_features
+from hapi_worker.server.systemd import notify_systemd
+from hapi_worker.server.unix_server import (
+    SocketInUseError,
+    remove_stale_socket,
+)
 from photos import shard
 from worker_under_test import (
     TIMEOUT_SECONDS,

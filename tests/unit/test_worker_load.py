@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from hapi_worker.load import (
+from hapi_worker.monitoring.load_meter import (
     MAX_ACCOUNTS,
     NUM_SLOTS,
     WINDOW_SECONDS,
@@ -15,8 +15,8 @@ from hapi_worker.load import (
     LoadMeter,
     RateWindow,
 )
-from hapi_worker.pool import DEVICE, FairPool
-from hapi_worker.scheduler import Ledger
+from hapi_worker.scheduling.fair_pool import DEVICE, FairPool
+from hapi_worker.scheduling.fair_queue import Ledger
 
 
 class Clock:

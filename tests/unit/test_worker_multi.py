@@ -17,11 +17,12 @@ import torch
 from PIL import Image
 
 from framed_objects import framed, good
-from hapi_protocol.features import FeatureStreamReader, Row
-from hapi_protocol.messages import JobRequest
-from hapi_protocol.multi import ObjectEntry
-from hapi_splitter.transforms import decode_image
-from hapi_worker.samples import Start
+from hapi_protocol.feature_reader import FeatureStreamReader
+from hapi_protocol.feature_stream import Row
+from hapi_protocol.job_messages import JobRequest
+from hapi_protocol.multi_object import ObjectEntry
+from hapi_splitter.inputs.image_decode import decode_image
+from hapi_worker.jobs.sample_reader import Start
 from photos import jpegs, shard
 from worker_under_test import (
     Streaming,

@@ -9,14 +9,14 @@ import sys
 import pytest
 
 from hapi_protocol.errors import TooSlowError
-from hapi_worker.heap import TRIM_SECONDS, RestingHeap
-from hapi_worker.overruns import (
+from hapi_worker.execution.quarantine import (
     BAN_SECONDS,
     MAX_MODELS,
     MAX_OVERRUNS,
     WINDOW_SECONDS,
     Overruns,
 )
+from hapi_worker.monitoring.malloc_tuning import TRIM_SECONDS, RestingHeap
 
 
 class Clock:
@@ -105,7 +105,7 @@ def test_watch_of_the_heap_ends() -> None:
 
 FAULTS_AGAIN = """
 import resource, threading
-from hapi_worker.heap import keep_heap
+from hapi_worker.monitoring.malloc_tuning import keep_heap
 
 def take():
     global before

@@ -15,14 +15,14 @@ import torch
 from hapi_protocol.errors import DoesNotFitError
 from hapi_protocol.shards import Sample
 from hapi_splitter.encodings import EncodedFeatures
-from hapi_splitter.transforms import SampleError
-from hapi_worker.batching import DEFAULT_LINGER_SECONDS
-from hapi_worker.coalescing import Group
-from hapi_worker.flow import Batch
-from hapi_worker.forward import Forwarded, encode_rows, padded
-from hapi_worker.pipeline import Bounds, Pipeline
-from hapi_worker.resident import Reservation
-from hapi_worker.usage import Meter
+from hapi_splitter.inputs.image_decode import SampleError
+from hapi_worker.execution.batch_items import Batch
+from hapi_worker.execution.coalescing import Group
+from hapi_worker.execution.forward import Forwarded, encode_rows, padded
+from hapi_worker.jobs.pipeline import Bounds, Pipeline
+from hapi_worker.models.loaded_model import Reservation
+from hapi_worker.monitoring.accounting import Meter
+from hapi_worker.scheduling.batch_size import DEFAULT_LINGER_SECONDS
 from worker_under_test import job_for
 
 

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from hapi_protocol.errors import DoesNotFitError, PackageError
-from hapi_protocol.features import read_features
-from hapi_protocol.messages import ModelIdentity, ProfileRequest
+from hapi_protocol.feature_reader import read_features
+from hapi_protocol.job_messages import ModelIdentity, ProfileRequest
 from hapi_protocol.profiles import ModelProfile
 from hapi_splitter.numerics import numerics_tag
-from hapi_splitter.profile import profile_model
-from hapi_worker import profiling
-from hapi_worker.profiling import MAX_PROFILES, MAX_WAITING
+from hapi_splitter.profiling.profiler import profile_model
+from hapi_worker.jobs import profile_job as profiling
+from hapi_worker.jobs.profile_job import MAX_PROFILES, MAX_WAITING
 from photos import shard
 from worker_under_test import (
     Answer,

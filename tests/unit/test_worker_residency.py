@@ -25,14 +25,19 @@ from hapi_protocol.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from hapi_protocol.messages import ModelIdentity
+from hapi_protocol.job_messages import ModelIdentity
 from hapi_splitter.cuts import FrozenGraph
-from hapi_splitter.memory import Needs
-from hapi_worker import residency as residency_module
-from hapi_worker import uploads as uploads_module
-from hapi_worker.models import KnownModel, Models
-from hapi_worker.residency import CAP_SECONDS, MAX_PREFIXES, Residency
-from hapi_worker.resident import Lease, Reservation, Resident
+from hapi_splitter.profiling.memory_model import Needs
+from hapi_worker.models import device_models as residency_module
+from hapi_worker.models import uploads as uploads_module
+from hapi_worker.models.device_models import (
+    CAP_SECONDS,
+    MAX_PREFIXES,
+    Lease,
+    Residency,
+)
+from hapi_worker.models.loaded_model import Reservation, Resident
+from hapi_worker.models.registry import KnownModel, Models
 
 WORKING_BYTES = 10
 

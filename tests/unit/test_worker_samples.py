@@ -16,9 +16,9 @@ from PIL import Image
 from hapi_protocol.errors import UnsupportedError
 from hapi_protocol.headers import SampleRange
 from hapi_protocol.shards import IMAGE, Limits, Sample
-from hapi_splitter.transforms import SampleError
-from hapi_worker.decode import image_decoder
-from hapi_worker.samples import read_samples, read_start
+from hapi_splitter.inputs.image_decode import SampleError
+from hapi_worker.execution.decode import image_decoder
+from hapi_worker.jobs.sample_reader import read_samples, read_start
 from photos import tar_of
 from worker_under_test import job_for, small_transform
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hapi_worker.batching import Backlog, batch_size, num_passes
-from hapi_worker.scheduler import (
+from hapi_worker.scheduling.batch_size import Backlog, batch_size, num_passes
+from hapi_worker.scheduling.fair_queue import (
     CREDIT_SECONDS,
     MAX_REMEMBERED_ACCOUNTS,
     FairQueue,

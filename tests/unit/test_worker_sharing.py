@@ -15,9 +15,9 @@ import torch
 import torchvision
 
 from hapi_protocol.errors import HapiError
-from hapi_protocol.features import FeatureStreamReader
-from hapi_splitter.package import package_pieces
-from hapi_splitter.trace import split
+from hapi_protocol.feature_reader import FeatureStreamReader
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.package.writer import package_pieces
 from photos import shard
 from worker_under_test import (
     WorkerUnderTest,

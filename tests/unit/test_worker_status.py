@@ -15,7 +15,7 @@ from webob import Request
 from hapi_client.cli import worker as command
 from hapi_client.cli.main import app
 from hapi_protocol.errors import UnavailableError
-from hapi_worker.app import WorkerApp
+from hapi_worker.server.app import WorkerApp
 from photos import shard
 from worker_under_test import (
     WorkerUnderTest,

@@ -17,11 +17,12 @@ from hapi_protocol.errors import (
     TooLargeError,
     TooSlowError,
 )
-from hapi_worker.body import ChunkedBody, Connection, SenderGoneError
-from hapi_worker.devices import choose_devices
-from hapi_worker.forward import core_clock, padded, run_prefix
-from hapi_worker.pool import DEVICE, FairPool
-from hapi_worker.scheduler import Ledger
+from hapi_worker.execution.devices import choose_devices
+from hapi_worker.execution.forward import core_clock, padded, run_prefix
+from hapi_worker.jobs.chunked_body import ChunkedBody
+from hapi_worker.peer import Connection, SenderGoneError
+from hapi_worker.scheduling.fair_pool import DEVICE, FairPool
+from hapi_worker.scheduling.fair_queue import Ledger
 
 
 @pytest.fixture

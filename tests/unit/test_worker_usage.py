@@ -13,9 +13,14 @@ from typing import Any
 import pytest
 
 from hapi_protocol.errors import RightsError, TooSlowError, UnavailableError
-from hapi_protocol.messages import Usage
-from hapi_worker.forward import Forwarded
-from hapi_worker.usage import MAX_QUESTIONS, Meter, Sent, Usages
+from hapi_protocol.job_messages import Usage
+from hapi_worker.execution.forward import Forwarded
+from hapi_worker.monitoring.accounting import (
+    MAX_QUESTIONS,
+    Meter,
+    Sent,
+    Usages,
+)
 from photos import shard, with_corrupt_member
 from worker_under_test import (
     WorkerUnderTest,
@@ -179,7 +184,7 @@ def hold_second_batch(
     leave: threading.Event,
 ) -> None:
     """The second micro-batch stays on the device until ``leave``."""
-    from hapi_worker import executor as worker_module
+    from hapi_worker.execution import device_executor as worker_module
 
     real = worker_module.run_prefix
     calls: list[int] = []

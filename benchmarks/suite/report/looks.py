@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from hapi_splitter.quantities import number_text
+from hapi_splitter.units import number_text
 
 WIDTH_INCHES = 9.0
 

@@ -14,9 +14,9 @@ from hapi_client.cli.context import (
     print_table,
     write_json,
 )
-from hapi_client.feature_cache import FeatureCache
 from hapi_client.progress import ConsoleReporter
-from hapi_splitter.quantities import bytes_text
+from hapi_client.swift.cache_admin import FeatureCache
+from hapi_splitter.units import bytes_text
 
 app = typer.Typer(
     no_args_is_help=True,

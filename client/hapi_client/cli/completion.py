@@ -15,7 +15,7 @@ from typer.completion import (  # type: ignore[attr-defined]
     get_completion_script,
 )
 
-from hapi_client.model_names import classifier_names
+from hapi_client.model.torchvision_names import classifier_names
 from hapi_protocol.encodings import DTYPES, FLOORS
 from hapi_protocol.headers import CACHE_MODES
 

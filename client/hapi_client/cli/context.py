@@ -16,8 +16,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from hapi_client.connection import Connection
-from hapi_client.credentials import Credentials
+from hapi_client.swift.connection import Connection
+from hapi_client.swift.credentials import Credentials
 from hapi_protocol.errors import ClientError
 
 

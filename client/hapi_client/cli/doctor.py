@@ -10,11 +10,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from hapi_client.checkup import FAILURE, OK, SKIPPED, WARNING, Finding
 from hapi_client.cli.context import JsonPath, find_login, write_json
-from hapi_client.doctor import DEFAULT_SECONDS, Doctor, DoctorOptions
-from hapi_client.location import parse_location
-from hapi_client.packages import DEFAULT_MODELS_CONTAINER
+from hapi_client.doctor.checks import FAILURE, OK, SKIPPED, WARNING, Finding
+from hapi_client.doctor.doctor import DEFAULT_SECONDS, Doctor, DoctorOptions
+from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
+from hapi_client.swift.swift_url import parse_location
 
 EXIT_FAILURE = 1
 _COLORS = {OK: "green", WARNING: "yellow", FAILURE: "red", SKIPPED: ""}

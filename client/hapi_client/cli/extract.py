@@ -15,7 +15,7 @@ from hapi_client.cli.context import (
     print_table,
     write_json,
 )
-from hapi_client.cli.model_options import (
+from hapi_client.cli.options import (
     CheckpointOption,
     CutOption,
     EncodingOption,
@@ -23,13 +23,13 @@ from hapi_client.cli.model_options import (
     cut_value,
     what_is_cut,
 )
-from hapi_client.location import parse_location
 from hapi_client.progress import ConsoleReporter
-from hapi_splitter.quantities import bytes_text, count_text
+from hapi_client.swift.swift_url import parse_location
+from hapi_splitter.units import bytes_text, count_text
 
 if TYPE_CHECKING:
-    from hapi_client.extract import Extraction
-    from hapi_client.stats import JobStats
+    from hapi_client.export.extract import Extraction
+    from hapi_client.metrics.counters import JobStats
 
 BATCH_SIZE = 64
 """The most samples of a span: no more of them need wait for one another."""
@@ -123,12 +123,16 @@ def extract_command(
     data, data_digest, hapi), stats (as of hapi train).
     """
     # torch takes seconds to import; --help must not wait for it.
-    from hapi_client.extract import check_place, extract
-    from hapi_client.frozen import input_transform
-    from hapi_client.job import TransferJob
-    from hapi_client.job_checks import check_cut, checked_encodings
-    from hapi_client.labels import OPTIONAL
-    from hapi_client.models import ModelSource, chosen_freeze, named_device
+    from hapi_client.data.labels import OPTIONAL
+    from hapi_client.export.extract import check_place, extract
+    from hapi_client.job.options import check_cut, checked_encodings
+    from hapi_client.job.transfer_job import TransferJob
+    from hapi_client.model.frozen_region import input_transform
+    from hapi_client.model.registry import (
+        ModelSource,
+        chosen_freeze,
+        named_device,
+    )
 
     check_cut(cut_value(cut))
     checked_encodings(encoding, floor)

@@ -13,9 +13,9 @@ from hapi_client.cli.context import (
     print_table,
     write_json,
 )
-from hapi_client.index import update_index
-from hapi_client.location import parse_location
+from hapi_client.data.index import update_index
 from hapi_client.progress import ConsoleReporter
+from hapi_client.swift.swift_url import parse_location
 
 
 def index_command(

@@ -8,21 +8,21 @@ from typing import Annotated, Any
 
 import typer
 
-from hapi_client.account import ObjectInfo
 from hapi_client.cli.context import (
     JsonPath,
     connect,
     print_table,
     write_json,
 )
-from hapi_client.connection import Connection
-from hapi_client.data_description import DataDescription, describe_data
-from hapi_client.location import Location, parse_location
-from hapi_client.packages import read_details
-from hapi_client.store_info import hapi_rows, swift_rows
+from hapi_client.data.dataset_summary import DataDescription, describe_data
+from hapi_client.model.package_store import read_details
+from hapi_client.swift.account import ObjectInfo
+from hapi_client.swift.capabilities import hapi_rows, swift_rows
+from hapi_client.swift.connection import Connection
+from hapi_client.swift.swift_url import Location, parse_location
 from hapi_protocol.errors import ClientError
-from hapi_splitter.package_details import PackageDetails
-from hapi_splitter.quantities import bytes_text, count_text
+from hapi_splitter.package.inspection import PackageDetails
+from hapi_splitter.units import bytes_text, count_text
 
 PACKAGE_SUFFIX = ".hapi"
 MOST_CLASSES = 20

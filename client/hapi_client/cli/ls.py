@@ -12,13 +12,13 @@ from hapi_client.cli.context import (
     print_table,
     write_json,
 )
-from hapi_client.connection import Connection
-from hapi_client.index import find_index, list_shards, load_index
-from hapi_client.listed_data import ListedData, list_data_sets
-from hapi_client.location import Location, parse_location
+from hapi_client.data.catalog import ListedData, list_data_sets
+from hapi_client.data.index import find_index, list_shards, load_index
 from hapi_client.progress import ConsoleReporter
-from hapi_protocol.index import DataIndex
-from hapi_splitter.quantities import bytes_text
+from hapi_client.swift.connection import Connection
+from hapi_client.swift.swift_url import Location, parse_location
+from hapi_protocol.data_index import DataIndex
+from hapi_splitter.units import bytes_text
 
 
 def ls_command(

@@ -12,10 +12,9 @@ from typing import Annotated
 import typer
 from urllib3.exceptions import InsecureRequestWarning
 
-from hapi_client.bars import LogBeside
 from hapi_client.cli import cache, cluster, completion, models, worker
 from hapi_client.cli.context import Login
-from hapi_client.cli.demo import demo_command
+from hapi_client.cli.demo.command import demo_command
 from hapi_client.cli.doctor import doctor_command
 from hapi_client.cli.extract import extract_command
 from hapi_client.cli.index import index_command
@@ -25,6 +24,7 @@ from hapi_client.cli.plan import plan_command
 from hapi_client.cli.report import report_command
 from hapi_client.cli.train import train_command
 from hapi_client.cli.upload import upload_command
+from hapi_client.reports.terminal import LogBeside
 from hapi_protocol.errors import HapiError
 
 EXIT_FAILURE = 1

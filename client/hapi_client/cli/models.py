@@ -8,15 +8,14 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from hapi_client.ages import parse_age
 from hapi_client.cli.context import (
     JsonPath,
     connect,
     print_table,
     write_json,
 )
-from hapi_client.connection import Connection
-from hapi_client.packages import (
+from hapi_client.cli.parse import parse_age
+from hapi_client.model.package_store import (
     DEFAULT_MODELS_CONTAINER,
     StoredPackage,
     chosen,
@@ -26,9 +25,10 @@ from hapi_client.packages import (
     read_heads,
 )
 from hapi_client.progress import ConsoleReporter
+from hapi_client.swift.connection import Connection
 from hapi_protocol.errors import ClientError, HapiError
-from hapi_splitter.package_head import PackageHead
-from hapi_splitter.quantities import bytes_text
+from hapi_splitter.package.inspection import PackageHead
+from hapi_splitter.units import bytes_text
 
 SHOWN_DIGITS = 12
 

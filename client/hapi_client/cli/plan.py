@@ -16,16 +16,16 @@ from hapi_client.cli.context import (
     connect,
     write_json,
 )
-from hapi_client.cli.model_options import CheckpointOption
-from hapi_client.link_speed import parse_link
-from hapi_client.location import parse_location
+from hapi_client.cli.options import CheckpointOption
+from hapi_client.cli.parse import parse_link
 from hapi_client.progress import ConsoleReporter
+from hapi_client.swift.swift_url import parse_location
 from hapi_protocol.encodings import FLOORS
 from hapi_protocol.errors import ClientError
 
 if TYPE_CHECKING:
-    from hapi_client.advice import Advice
-    from hapi_splitter.report import Table
+    from hapi_client.plan_report.plan_study import Advice
+    from hapi_client.reports.table import Table
 
 
 def plan_command(
@@ -156,7 +156,11 @@ def plan_command(
     cuts, samples, epochs, push_one_off_seconds, server_limit_bytes,
     client_limit_bytes.
     """
-    from hapi_splitter.report import check_plot_path, report_body, write_plot
+    from hapi_client.plan_report.plan_page import write_plot
+    from hapi_client.plan_report.plan_tables import (
+        check_plot_path,
+        report_body,
+    )
 
     if plot is not None:
         try:
@@ -173,13 +177,13 @@ def plan_command(
     checked_floor(floor)
     location = None if data is None else parse_location(data)
     # torch takes seconds to import; --help must not wait for it.
-    from hapi_client.advice import Question, advise
-    from hapi_client.models import (
+    from hapi_client.model.registry import (
         ModelSource,
         arrays_of,
         images_of,
         load_region,
     )
+    from hapi_client.plan_report.plan_study import Question, advise
 
     question = Question(
         floor=floor,
@@ -240,7 +244,7 @@ def checked_floor(floor: str) -> str:
 
 def print_advice(advice: Advice, every: bool) -> None:
     """Prints tables and sentences to standard output."""
-    from hapi_splitter.report import (
+    from hapi_client.plan_report.plan_tables import (
         cost_table,
         cut_table,
         plans_table,

@@ -43,12 +43,9 @@ def report_command(
     the documentation's page "Following a run" has their keys).
     """
     # These take a second to import; --help and TAB must not wait for it.
-    from hapi_client.report_files import (
-        read_reports,
-        run_body,
-        write_reports,
-    )
-    from hapi_client.report_tables import tables
+    from hapi_client.reports.run_page import write_reports
+    from hapi_client.reports.run_report import read_reports, run_body
+    from hapi_client.reports.run_tables import tables
 
     if html_path is not None and html_path.suffix.lower() != ".html":
         raise ClientError(

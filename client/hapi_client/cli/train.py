@@ -18,7 +18,7 @@ from hapi_client.cli.context import (
     print_table,
     write_json,
 )
-from hapi_client.cli.model_options import (
+from hapi_client.cli.options import (
     CheckpointOption,
     CutOption,
     EncodingOption,
@@ -26,17 +26,17 @@ from hapi_client.cli.model_options import (
     cut_value,
     what_is_cut,
 )
-from hapi_client.location import parse_location
 from hapi_client.progress import ConsoleReporter
+from hapi_client.swift.swift_url import parse_location
 from hapi_protocol.headers import CACHE_OFF
-from hapi_splitter.quantities import bytes_text, count_text
+from hapi_splitter.units import bytes_text, count_text
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from hapi_client.job import TransferJob
-    from hapi_client.stats import JobStats
-    from hapi_client.training import EpochResult, History
+    from hapi_client.job.transfer_job import TransferJob
+    from hapi_client.metrics.counters import JobStats
+    from hapi_training.loop import EpochResult, History
 
 
 def train_command(
@@ -180,20 +180,20 @@ def train_command(
     has their keys).
     """
     # torch takes seconds to import; --help must not wait for it.
-    from hapi_client.checkpoints import Checkpoint, write_whole
-    from hapi_client.frozen import input_transform
-    from hapi_client.job import TransferJob
-    from hapi_client.job_checks import (
+    from hapi_client.atomic_file import check_writable
+    from hapi_client.job.options import (
         check_cache,
         check_cut,
         checked_encodings,
     )
-    from hapi_client.models import chosen_freeze
-    from hapi_client.report_files import check_report_path
-    from hapi_client.torchvision_models import build_model
-    from hapi_client.training import train_tail
-    from hapi_client.whole_file import check_writable
-    from hapi_splitter.augmentation import Augmentation
+    from hapi_client.job.transfer_job import TransferJob
+    from hapi_client.model.frozen_region import input_transform
+    from hapi_client.model.registry import chosen_freeze
+    from hapi_client.model.torchvision_registry import build_model
+    from hapi_client.reports.run_report import check_report_path
+    from hapi_splitter.inputs.augmentation import Augmentation
+    from hapi_training.checkpoint_file import Checkpoint, write_whole
+    from hapi_training.loop import train_tail
 
     check_cut(cut_value(cut))
     checked_encodings(encoding, floor)
@@ -297,7 +297,7 @@ def check_files(save: Path | None, resume: Path | None) -> None:
     Raises:
         ClientError: ``bad_configuration``, before hours of training.
     """
-    from hapi_client.whole_file import check_writable
+    from hapi_client.atomic_file import check_writable
     from hapi_protocol.errors import ClientError
 
     if save and resume and save.resolve() == resume.resolve():
@@ -372,7 +372,7 @@ def _check_labels(job: TransferJob, classes: int) -> None:
 
 def facts(job: TransferJob, history: History) -> dict[str, Any]:
     """The JSON form of a run."""
-    from hapi_client.epoch_report import report_body
+    from hapi_client.reports.epoch_report import report_body
 
     return {
         "cut": job.cut,
@@ -406,7 +406,7 @@ def facts(job: TransferJob, history: History) -> dict[str, Any]:
 
 
 def _print(job: TransferJob, history: History) -> None:
-    from hapi_client.report_tables import essentials
+    from hapi_client.reports.run_tables import essentials
 
     print_table(
         ("epoch", "loss", "accuracy", "seconds", "samples"),
@@ -424,7 +424,7 @@ def _print(job: TransferJob, history: History) -> None:
     passes = essentials(job.reports)
     print_table(passes.header, passes.rows)
     if job.plan_changes:
-        from hapi_client.replan import describe_mix
+        from hapi_client.planning.replanner import describe_mix
 
         print_table(
             ("seconds", "plan", "why"),

@@ -14,11 +14,14 @@ from hapi_client.cli.context import (
     print_table,
     write_json,
 )
-from hapi_client.location import parse_location
-from hapi_client.packing import DEFAULT_SHARD_BYTES, DEFAULT_SHARD_SAMPLES
+from hapi_client.data.shard_writer import (
+    DEFAULT_SHARD_BYTES,
+    DEFAULT_SHARD_SAMPLES,
+)
+from hapi_client.data.upload import PackOptions, upload
 from hapi_client.progress import ConsoleReporter
-from hapi_client.upload import PackOptions, upload
-from hapi_splitter.quantities import bytes_text
+from hapi_client.swift.swift_url import parse_location
+from hapi_splitter.units import bytes_text
 
 
 def upload_command(

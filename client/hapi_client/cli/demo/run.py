@@ -1,0 +1,258 @@
+"""One training run twice: streamed, and pushed down."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hapi_client.cli.demo.data import photograph_folder, write_shards
+from hapi_client.data.upload import upload
+from hapi_client.job.options import checked_encodings
+from hapi_client.job.transfer_job import TransferJob
+from hapi_client.loading.prefetcher import FetchOptions
+from hapi_client.model.frozen_region import FREEZE, STREAM, FrozenRegion
+from hapi_client.model.torchvision_registry import build_model
+from hapi_client.progress import Reporter
+from hapi_client.swift.connection import Connection
+from hapi_client.swift.swift_url import Location
+from hapi_protocol.errors import LabelError
+from hapi_training.loop import History, train_tail
+
+LOSS_TOLERANCE = 1e-4
+"""Largest relative difference of two loss curves that counts as equal, for
+tails without BatchNorm."""
+
+BATCH_NORM_FACTOR = 10.0
+"""A tail with BatchNorm amplifies rounding: its curves count as equal up to
+this many times the difference of two streaming runs that only split their
+forwards differently."""
+
+OTHER_FORWARD_SAMPLES = 5
+"""Of that second streaming run."""
+
+LOCATION = Location("hapi-demo", "train")
+BATCH_SIZE = 32
+LEARNING_RATE = 0.002
+
+
+@dataclass(frozen=True)
+class DemoPlan:
+    """What the demo trains.
+
+    Attributes:
+        model: name in ``torchvision.models``.
+        freeze: last frozen module.
+        epochs: of each run.
+        cut: of the push-down run, as for a job.
+        encoding: of its features.
+        seed: of weights and order, the same in both runs.
+        data: tar files of the user; none for the photographs.
+    """
+
+    model: str = "resnet18"
+    freeze: str = "layer4"
+    epochs: int = 3
+    cut: int | str = FREEZE
+    encoding: str = "float32"
+    seed: int = 0
+    data: Sequence[Path] = ()
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One of the two runs.
+
+    Attributes:
+        name: ``streaming`` or ``push-down``.
+        bytes: over the wire, without the package.
+        package_bytes: sent once for the model package.
+        seconds: of the training, from the first request on.
+        losses: of each batch.
+        accuracy: of the last epoch, on the training data.
+        cut: that was used.
+        fallbacks: spans streamed though they should have been pushed.
+        has_batch_norm: whether the tail has BatchNorm.
+        num_epochs: of the training.
+    """
+
+    name: str
+    bytes: int
+    package_bytes: int
+    seconds: float
+    losses: tuple[float, ...]
+    accuracy: float
+    cut: int | str
+    fallbacks: int
+    has_batch_norm: bool = False
+    num_epochs: int = 1
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """Both runs.
+
+    Attributes:
+        streaming: cut 0.
+        pushdown: the cut asked for.
+        other_streaming: cut 0 with forwards of another size; only for a
+            tail with BatchNorm.
+    """
+
+    streaming: RunResult
+    pushdown: RunResult
+    other_streaming: RunResult | None = None
+
+    @property
+    def max_loss_difference(self) -> float:
+        return largest_difference(self.streaming.losses, self.pushdown.losses)
+
+    @property
+    def tolerance(self) -> float:
+        """Largest difference that counts as equal."""
+        if self.other_streaming is None:
+            return LOSS_TOLERANCE
+        own = largest_difference(
+            self.streaming.losses, self.other_streaming.losses
+        )
+        return max(LOSS_TOLERANCE, BATCH_NORM_FACTOR * own)
+
+    @property
+    def curves_agree(self) -> bool:
+        return self.max_loss_difference <= self.tolerance
+
+
+def largest_difference(
+    first: Sequence[float], second: Sequence[float]
+) -> float:
+    """Largest ``|a - b| / max(|a|, |b|)``; infinite for unequal lengths."""
+    if len(first) != len(second):
+        return math.inf
+    pairs = zip(first, second, strict=True)
+    differences = [abs(a - b) / (max(abs(a), abs(b)) or 1.0) for a, b in pairs]
+    if any(map(math.isnan, differences)):
+        return math.inf
+    return max(differences, default=0.0)
+
+
+def check_plan(plan: DemoPlan) -> None:
+    """Splits the model once, before anything is started.
+
+    Raises:
+        HapiError: naming the model, freeze, cut or encoding that is none, or
+            the package that has the photographs.
+    """
+    checked_encodings(plan.encoding, "lossless")
+    if not plan.data:
+        photograph_folder()
+    model, _ = build_model(plan.model, num_classes=2, seed=plan.seed)
+    region = FrozenRegion(model, plan.freeze, None, torch.device("cpu"))
+    region.cut_number(plan.cut)
+
+
+def run_demo(
+    connection: Connection, plan: DemoPlan, reporter: Reporter
+) -> DemoResult:
+    """Stores the data set and trains the same tail twice.
+
+    Raises:
+        HapiError: of the upload or of a run.
+    """
+    with tempfile.TemporaryDirectory(prefix="hapi-demo-") as folder:
+        shards = list(plan.data)
+        if not shards:
+            reporter.note("cutting photographs of scikit-image into JPEGs")
+            shards = write_shards(Path(folder))
+        upload(connection, LOCATION, shards, reporter)
+    run = _Runner(connection, plan, reporter)
+    streaming = run("streaming", STREAM)
+    other = None
+    if streaming.has_batch_norm:
+        options = FetchOptions(forward_samples=OTHER_FORWARD_SAMPLES)
+        other = run("streaming again", STREAM, options)
+    return DemoResult(streaming, run("push-down", plan.cut), other)
+
+
+class _Runner:
+    """Trains the tail once per call, each time from the same weights."""
+
+    def __init__(
+        self, connection: Connection, plan: DemoPlan, reporter: Reporter
+    ) -> None:
+        self._connection = connection
+        self._plan = plan
+        self._reporter = reporter
+        self._num_classes = _num_classes(connection)
+
+    def __call__(
+        self,
+        name: str,
+        cut: int | str,
+        options: FetchOptions | None = None,
+    ) -> RunResult:
+        plan, note = self._plan, self._reporter.note
+        model, _ = build_model(
+            plan.model, num_classes=self._num_classes, seed=plan.seed
+        )
+        note(f"{name}: splitting {plan.model} at {plan.freeze}")
+        with TransferJob(
+            model,
+            freeze=plan.freeze,
+            data=str(LOCATION),
+            batch_size=BATCH_SIZE,
+            cut=cut,
+            encoding=plan.encoding,
+            seed=plan.seed,
+            connection=self._connection,
+            options=options,
+        ) as job:
+            with self._reporter.resting():
+                history = train_tail(
+                    job,
+                    epochs=plan.epochs,
+                    learning_rate=LEARNING_RATE,
+                    on_epoch=lambda number, result: note(
+                        f"{name}: epoch {number}, loss "
+                        f"{result.mean_loss:.4f}, {result.seconds:.1f} s"
+                    ),
+                )
+            return _result(name, job, history)
+
+
+def _num_classes(connection: Connection) -> int:
+    from hapi_client.data.index import load_index
+
+    labels = [
+        row.label
+        for shard in load_index(connection, LOCATION).shards
+        for row in shard.rows
+    ]
+    largest = max((each for each in labels if each is not None), default=-1)
+    if largest < 0:
+        raise LabelError(
+            "missing_label", "the demo's shards need .cls members"
+        )
+    return max(2, largest + 1)
+
+
+def _result(name: str, job: TransferJob, history: History) -> RunResult:
+    stats = job.stats
+    return RunResult(
+        name=name,
+        bytes=stats.bytes,
+        package_bytes=stats.package_bytes,
+        seconds=history.seconds,
+        losses=tuple(history.losses),
+        accuracy=history.epochs[-1].accuracy,
+        cut=job.cut,
+        fallbacks=stats.fallbacks,
+        has_batch_norm=any(
+            isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+            for module in job.tail.modules()
+        ),
+        num_epochs=len(history.epochs),
+    )

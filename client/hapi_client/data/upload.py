@@ -1,0 +1,344 @@
+"""``hapi upload``: data sets into the store, with their index."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from hapi_client.data.index import (
+    SHARD_SUFFIX,
+    NamedRow,
+    find_index,
+    merged,
+    number_classes,
+    sample_row,
+    store_index,
+)
+from hapi_client.data.shard_writer import (
+    DEFAULT_SHARD_BYTES,
+    DEFAULT_SHARD_SAMPLES,
+    PACKED_NAME,
+    SampleFolder,
+    find_class_names,
+    read_folder,
+    split_shards,
+    unreadable,
+    write_shard,
+)
+from hapi_client.progress import Reporter
+from hapi_client.swift.account import ObjectInfo
+from hapi_client.swift.connection import Connection
+from hapi_client.swift.swift_url import Location
+from hapi_protocol.data_index import DataIndex
+from hapi_protocol.errors import ClientError, DataIndexError
+from hapi_protocol.shards import iter_samples
+from hapi_splitter.units import count_text
+
+logger = logging.getLogger(__name__)
+
+CONTENT_TYPE_TAR = "application/x-tar"
+HASH_BLOCK_BYTES = 1024 * 1024
+MOST_NAMED = 8
+_SPLITS = frozenset(
+    {"train", "training", "val", "valid", "validation", "test", "testing"}
+)
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    """Size of shards made from class folders; whichever is full first."""
+
+    shard_samples: int = DEFAULT_SHARD_SAMPLES
+    shard_bytes: int = DEFAULT_SHARD_BYTES
+
+    def __post_init__(self) -> None:
+        for name in ("shard_samples", "shard_bytes"):
+            if getattr(self, name) < 1:
+                raise ClientError(
+                    "bad_configuration",
+                    f"{name} is {getattr(self, name)}; at least 1",
+                )
+
+
+@dataclass(frozen=True)
+class UploadReport:
+    """What an upload did.
+
+    Attributes:
+        uploaded: shards that were sent.
+        skipped: shards that were there, by their MD5.
+        bytes: of the shards that were sent.
+        samples: of the whole index.
+        classes: names of the labels, if known.
+    """
+
+    uploaded: int
+    skipped: int
+    bytes: int
+    samples: int
+    classes: tuple[str, ...]
+
+
+@dataclass
+class _Shard:
+    """A shard in the store, and its rows."""
+
+    info: ObjectInfo
+    rows: list[NamedRow]
+    was_there: bool
+
+
+def upload(
+    connection: Connection,
+    location: Location,
+    sources: Sequence[Path],
+    reporter: Reporter,
+    pack: PackOptions | None = None,
+) -> UploadReport:
+    """Stores shards, then their index.
+
+    Args:
+        connection: to the account.
+        location: where to; the container is made if need be.
+        sources: tar files, folders of tar files, or one folder of class
+            folders, which is packed.
+        reporter: is told of the progress.
+        pack: size of packed shards.
+
+    Raises:
+        ClientError: ``bad_configuration`` naming a source that is none.
+        HapiError: naming the shard that is damaged or cannot be stored.
+    """
+    folder = _class_folder(sources)
+    connection.put_container(location.container)
+    old = find_index(connection, location) or DataIndex(())
+    kept = set(old.etags)
+    names: tuple[str, ...] = ()
+    if folder is None:
+        stored = _store_tars(connection, location, sources, reporter)
+    else:
+        samples = read_folder(folder)
+        _check_classes(location, old, samples)
+        names = samples.class_names
+        stored = _store_packed(
+            connection, location, samples, pack or PackOptions(), reporter
+        )
+        # Shards of an earlier packing of the folder hold the same samples.
+        kept = {s for s in kept if not _is_packed(location, s)}
+    shards = list(stored)
+    added, class_names = number_classes(
+        [(shard.info, shard.rows) for shard in shards],
+        old.class_names or names,
+    )
+    present = kept | {shard.name for shard in added}
+    index = merged(old, added, class_names, present)
+    store_index(connection, location, index)
+    for name in sorted(set(old.etags) - present):
+        reporter.note(
+            f"{location.container}/{name} is of an earlier upload and no "
+            "longer in the index; delete it, or 'hapi index' will count "
+            "its samples again"
+        )
+    return _report(shards, index)
+
+
+def _report(shards: Sequence[_Shard], index: DataIndex) -> UploadReport:
+    sent = [shard for shard in shards if not shard.was_there]
+    return UploadReport(
+        uploaded=len(sent),
+        skipped=len(shards) - len(sent),
+        bytes=sum(shard.info.length_bytes for shard in sent),
+        samples=len(index),
+        classes=index.class_names,
+    )
+
+
+def _store_tars(
+    connection: Connection,
+    location: Location,
+    sources: Sequence[Path],
+    reporter: Reporter,
+) -> Iterator[_Shard]:
+    for path in _tar_paths(sources):
+        yield _store_shard(connection, location, path, path.name, reporter)
+
+
+def _is_packed(location: Location, shard: str) -> bool:
+    base = shard.rpartition("/")[2]
+    return shard == location.object_name(base) and bool(
+        PACKED_NAME.fullmatch(base)
+    )
+
+
+def _class_folder(sources: Sequence[Path]) -> Path | None:
+    for source in sources:
+        if not source.exists():
+            raise ClientError("bad_configuration", f"{source} does not exist")
+    folders = [
+        source
+        for source in sources
+        if source.is_dir()
+        and not _tars_in(source)
+        and find_class_names(source)
+    ]
+    if folders and len(sources) > 1:
+        raise ClientError(
+            "bad_configuration",
+            f"{folders[0]} is a folder of class folders; upload it alone, "
+            "since its classes get their numbers together",
+        )
+    return folders[0] if folders else None
+
+
+def _tars_in(folder: Path) -> list[Path]:
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.suffix == SHARD_SUFFIX and path.is_file()
+    )
+
+
+def _tar_paths(sources: Sequence[Path]) -> list[Path]:
+    paths: list[Path] = []
+    for source in sources:
+        found = _tars_in(source) if source.is_dir() else [source]
+        if not found or found[0].suffix != SHARD_SUFFIX:
+            raise ClientError(
+                "bad_configuration",
+                f"{source} is neither a {SHARD_SUFFIX} file nor a folder of "
+                "such files or of class folders",
+            )
+        paths += found
+    by_name: dict[str, Path] = {}
+    for path in paths:
+        if path.name in by_name:
+            raise ClientError(
+                "bad_configuration",
+                f"{by_name[path.name]} and {path} would become one object",
+            )
+        by_name[path.name] = path
+    return paths
+
+
+def _check_classes(
+    location: Location, old: DataIndex, samples: SampleFolder
+) -> None:
+    if old.class_names and old.class_names != samples.class_names:
+        raise DataIndexError(
+            "bad_index",
+            f"{location} holds a data set of other classes "
+            f"({', '.join(old.class_names[:5])}, …); choose another prefix",
+            object_name=location.index_name,
+        )
+
+
+def _some_of(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMED
+    first = ", ".join(names[:MOST_NAMED])
+    return f"{first} and {more} more" if more > 0 else first
+
+
+def _store_packed(
+    connection: Connection,
+    location: Location,
+    samples: SampleFolder,
+    pack: PackOptions,
+    reporter: Reporter,
+) -> Iterator[_Shard]:
+    what = samples.medium.name
+    reporter.note(
+        f"{count_text(len(samples.files), what)} of "
+        f"{count_text(len(samples.class_names), 'class', 'classes')}: "
+        f"{_some_of(samples.class_names)}"
+    )
+    if _SPLITS.issuperset(name.lower() for name in samples.class_names):
+        reporter.note(
+            "these classes have the names of splits; if they are splits, "
+            "upload each folder by itself"
+        )
+    if samples.ignored:
+        reporter.note(
+            f"{count_text(len(samples.ignored), 'file')} left out (no "
+            f"{what}): {_some_of([path.name for path in samples.ignored])}"
+        )
+    damaged = [path.name for path in unreadable(samples)]
+    if damaged:
+        reporter.note(
+            f"{count_text(len(damaged), 'image')} cannot be read, and will "
+            f"end a run without on_error='skip': {_some_of(damaged)}; repair "
+            "or remove, and repeat this command"
+        )
+    groups = split_shards(samples.files, pack.shard_samples, pack.shard_bytes)
+    for number, files in enumerate(groups):
+        with _temporary_file() as path:
+            with path.open("wb") as target:
+                write_shard(files, target)
+            yield _store_shard(
+                connection,
+                location,
+                path,
+                f"shard-{number:06d}{SHARD_SUFFIX}",
+                reporter,
+            )
+
+
+@contextmanager
+def _temporary_file() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="hapi-shard-") as folder:
+        yield Path(folder) / "shard"
+
+
+def _store_shard(
+    connection: Connection,
+    location: Location,
+    path: Path,
+    base_name: str,
+    reporter: Reporter,
+) -> _Shard:
+    name = location.object_name(base_name)
+    rows = _read_rows(path, base_name)
+    with path.open("rb") as file:
+        md5 = _md5(file)
+        length_bytes = file.tell()
+        info = ObjectInfo(name, md5, length_bytes)
+        found = connection.head(location.container, name)
+        if found == info:
+            reporter.note(f"{base_name}: there already")
+            return _Shard(info, rows, was_there=True)
+        file.seek(0)
+        source = reporter.reading(file, base_name, length_bytes)
+        connection.put(
+            location.container,
+            name,
+            source,
+            length_bytes,
+            md5=md5,
+            content_type=CONTENT_TYPE_TAR,
+        )
+    reporter.note(f"{base_name}: {count_text(len(rows), 'sample')} stored")
+    return _Shard(info, rows, was_there=False)
+
+
+def _read_rows(path: Path, name: str) -> list[NamedRow]:
+    with path.open("rb") as file:
+        rows = [sample_row(s) for s in iter_samples(file, name=name)]
+    if not rows:
+        raise ClientError(
+            "bad_configuration",
+            f"shard {path} has no sample",
+            object_name=name,
+        )
+    return rows
+
+
+def _md5(file: BinaryIO) -> str:
+    digest = hashlib.md5(usedforsecurity=False)  # Swift's ETag
+    while block := file.read(HASH_BLOCK_BYTES):
+        digest.update(block)
+    return digest.hexdigest()

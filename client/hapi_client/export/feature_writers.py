@@ -1,0 +1,282 @@
+"""Files of features for other tools: Parquet, Arrow, NumPy.
+
+Tables have the columns ``key``, ``label``, ``class_name`` where the data set
+knows names, and ``features``, a fixed-shape tensor; readers that do not know
+of those see a list of fixed size.  Archives have arrays of these names in the
+plural.  What the features are stands as JSON in the schema's metadata under
+``hapi``, or in the array ``about``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hapi_client.data.labels import UNLABELLED
+from hapi_protocol.errors import ClientError
+from hapi_splitter.units import bytes_text
+
+ROW_GROUP_BYTES = 8 << 20
+MOST_GROUP_ROWS = 16_384
+METADATA = b"hapi"
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a file will hold.
+
+    Attributes:
+        shape: of one sample's features.
+        num_samples: at most.
+        class_names: of the labels, where they are known.
+        about: what the features are, fit for JSON.
+    """
+
+    shape: tuple[int, ...]
+    num_samples: int
+    class_names: Sequence[str]
+    about: Mapping[str, Any]
+
+    @property
+    def feature_bytes(self) -> int:
+        """Of all features, as they are in memory."""
+        return 4 * math.prod(self.shape) * self.num_samples
+
+    @property
+    def about_text(self) -> str:
+        return json.dumps(dict(self.about))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some samples.
+
+    Attributes:
+        keys: of the samples.
+        labels: ``[n]`` int64.
+        features: ``[n, *shape]`` float32.
+    """
+
+    keys: Sequence[str]
+    labels: npt.NDArray[np.int64]
+    features: npt.NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Rows]) -> Rows:
+        """All of them, in that order."""
+        return cls(
+            [key for part in parts for key in part.keys],
+            np.concatenate([part.labels for part in parts]),
+            np.concatenate([part.features for part in parts]),
+        )
+
+
+class FeatureWriter(Protocol):
+    """Writes a file, rows after rows."""
+
+    def write(self, rows: Rows) -> None: ...
+
+
+Opened: TypeAlias = AbstractContextManager[FeatureWriter]
+
+
+class _TableWriter:
+    """Record batches of a few megabytes, each a row group.
+
+    Args:
+        contents: what it will be.
+        write_batch: writes one.
+    """
+
+    def __init__(
+        self,
+        contents: Contents,
+        schema: pa.Schema,
+        write_batch: Callable[[pa.RecordBatch], None],
+    ) -> None:
+        self._names = contents.class_names
+        self._schema = schema
+        self._write_batch = write_batch
+        row_bytes = 4 * math.prod(contents.shape)
+        self._group_rows = min(
+            max(1, ROW_GROUP_BYTES // max(1, row_bytes)), MOST_GROUP_ROWS
+        )
+        self._waiting: list[Rows] = []
+
+    def write(self, rows: Rows) -> None:
+        self._waiting.append(rows)
+        if sum(map(len, self._waiting)) >= self._group_rows:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._waiting:
+            return
+        rows = Rows.joined(self._waiting)
+        self._waiting = []
+        columns = [
+            pa.array(rows.keys, pa.utf8()),
+            pa.array(rows.labels, mask=rows.labels == UNLABELLED),
+            pa.FixedShapeTensorArray.from_numpy_ndarray(rows.features),
+        ]
+        if self._names:
+            names = [
+                None if label == UNLABELLED else self._names[label]
+                for label in rows.labels
+            ]
+            columns.insert(2, pa.array(names, pa.utf8()))
+        self._write_batch(pa.record_batch(columns, schema=self._schema))
+
+
+def _schema(contents: Contents) -> pa.Schema:
+    features = pa.fixed_shape_tensor(pa.float32(), contents.shape)
+    names = [pa.field("class_name", pa.utf8())] if contents.class_names else []
+    return pa.schema(
+        [
+            pa.field("key", pa.utf8(), nullable=False),
+            pa.field("label", pa.int64()),
+            *names,
+            pa.field("features", features, nullable=False),
+        ],
+        {METADATA: contents.about_text.encode()},
+    )
+
+
+@contextmanager
+def _parquet(file: IO[bytes], contents: Contents) -> Iterator[FeatureWriter]:
+    schema = _schema(contents)
+    names = ["class_name"] if contents.class_names else False
+    with pq.ParquetWriter(
+        file, schema, compression="zstd", use_dictionary=names
+    ) as writer:
+        table = _TableWriter(contents, schema, writer.write_batch)
+        yield table
+        table.flush()
+
+
+@contextmanager
+def _arrow(file: IO[bytes], contents: Contents) -> Iterator[FeatureWriter]:
+    schema = _schema(contents)
+    # Not compressed, so that it can be mapped into memory.
+    with pa.ipc.new_file(file, schema) as writer:
+        table = _TableWriter(contents, schema, writer.write_batch)
+        yield table
+        table.flush()
+
+
+class _ArchiveWriter:
+    """Features go to a file without a name: how many there will be stands
+    before them in an archive, and is known at the end."""
+
+    def __init__(self, contents: Contents, staged: IO[bytes]) -> None:
+        self._contents = contents
+        self._staged = staged
+        self._keys: list[str] = []
+        self._labels: list[npt.NDArray[np.int64]] = []
+
+    def write(self, rows: Rows) -> None:
+        self._staged.write(np.ascontiguousarray(rows.features).data)
+        self._keys += rows.keys
+        self._labels.append(rows.labels)
+
+    def save(self, file: IO[bytes]) -> None:
+        self._staged.flush()
+        shape = (len(self._keys), *self._contents.shape)
+        features = np.memmap(self._staged, np.float32, "r", shape=shape)
+        np.savez(
+            file,
+            features=features,
+            labels=np.concatenate(self._labels),
+            keys=np.array(self._keys),
+            class_names=np.array(self._contents.class_names, np.str_),
+            about=np.array(self._contents.about_text),
+        )
+
+
+@contextmanager
+def _archive(file: IO[bytes], contents: Contents) -> Iterator[FeatureWriter]:
+    folder = Path(file.name).parent
+    with tempfile.TemporaryFile(dir=folder) as staged:
+        writer = _ArchiveWriter(contents, staged)
+        yield writer
+        writer.save(file)
+
+
+@dataclass(frozen=True)
+class _Format:
+    """A kind of file.
+
+    Attributes:
+        open: writes into a file.
+        room: that it takes at least while it is written, in parts of the
+            features' bytes.
+    """
+
+    open: Callable[[IO[bytes], Contents], Opened]
+    room: int
+
+
+_FORMATS: Mapping[str, _Format] = MappingProxyType(
+    {
+        # Compressed: who knows by how much.
+        ".parquet": _Format(_parquet, 0),
+        ".arrow": _Format(_arrow, 1),
+        ".npz": _Format(_archive, 2),
+    }
+)
+SUFFIXES = tuple(_FORMATS)
+
+
+def check_suffix(path: Path) -> None:
+    """
+    Raises:
+        ClientError: ``bad_configuration`` naming those that are allowed.
+    """
+    if path.suffix not in _FORMATS:
+        raise ClientError(
+            "bad_configuration",
+            f"{path} says no format; its name must end in one of "
+            f"{', '.join(SUFFIXES)}",
+        )
+
+
+def check_room(path: Path, contents: Contents) -> None:
+    """
+    Raises:
+        ClientError: ``bad_configuration`` where the disk has too little.
+    """
+    needed = _FORMATS[path.suffix].room * contents.feature_bytes
+    free = shutil.disk_usage(path.parent).free
+    if free < needed:
+        raise ClientError(
+            "bad_configuration",
+            f"{path} takes {bytes_text(needed)} while it is written, and "
+            f"{path.parent} has {bytes_text(free)} free; make room, give "
+            "another folder, or freeze a later layer",
+        )
+
+
+def open_writer(path: Path, file: IO[bytes], contents: Contents) -> Opened:
+    """Writes what the name's suffix says into an open file.
+
+    Args:
+        path: where the file will be.
+        file: it is written to.
+        contents: what there will be.
+    """
+    return _FORMATS[path.suffix].open(file, contents)

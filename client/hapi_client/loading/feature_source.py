@@ -1,0 +1,405 @@
+"""Features from the store, span by span; plain reads where that fails."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from hapi_client.loading.circuit_breaker import (
+    PushGate,
+    PushWidth,
+    is_cured_by_streaming,
+)
+from hapi_client.loading.raw_source import RawSource, delay_seconds
+from hapi_client.loading.span_source import (
+    LANE_KEPT,
+    LANE_PUSH,
+    LANE_STREAM,
+    LoadedSpan,
+    SpanLimits,
+    SpanTask,
+    check_keys,
+)
+from hapi_client.metrics.counters import JobCounters
+from hapi_client.metrics.window_metrics import SpanReport
+from hapi_client.planning.cache_tracker import KeptFeatures
+from hapi_client.swift.account import source_changed
+from hapi_client.swift.connection import Connection
+from hapi_client.swift.retry import is_retryable
+from hapi_client.swift.transport import CancelScope
+from hapi_protocol.data_index import Span
+from hapi_protocol.encodings import Encoding
+from hapi_protocol.errors import ClientError, HapiError
+from hapi_protocol.feature_reader import read_features
+from hapi_protocol.feature_stream import STAGES, FeatureBatch
+from hapi_protocol.feature_writer import CLOCK_STAGES
+from hapi_protocol.headers import (
+    CACHE_HIT,
+    CACHE_MISS,
+    CACHE_OFF,
+    HEADER_CACHE,
+    Annotation,
+    ModelPath,
+)
+from hapi_protocol.summary import Summary
+from hapi_protocol.transforms import Training, transform_text
+from hapi_splitter.encodings import decode as decode_features
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PushPlan:
+    """What the storage tier is asked to compute.
+
+    Attributes:
+        model: the package.
+        cut: from 1 on.
+        encoding: of the features on the wire.
+        shape: of one sample's features at the cut.
+        cache: whether the store shall look for features that it has kept,
+            or keep new ones: ``off``, ``read`` or ``readwrite``.
+    """
+
+    model: ModelPath
+    cut: int
+    encoding: str
+    shape: tuple[int, ...]
+    cache: str = CACHE_OFF
+
+    def annotation(
+        self, span: Span, training: Training | None = None
+    ) -> Annotation:
+        return Annotation(
+            model=self.model,
+            cut=self.cut,
+            encoding=self.encoding,
+            transform=transform_text(training),
+            samples=span.samples,
+            byte_range=span.byte_range,
+            if_source_etag=span.etag,
+            cache=self.cache,
+        )
+
+
+class PushedSource:
+    """Features from the store; cut 0 for spans that cannot be had.
+
+    A span is delivered whole or not at all: a stream that breaks off is
+    asked for again, and after the last try the span comes from ``raw``.
+
+    Args:
+        connection: to the account.
+        container: of the shards.
+        plan: what to ask for.
+        raw: the fall-back.
+        gate: when to push at all.
+        width: how many at a time.
+        limits: of each span.
+        counters: of the job.
+        kept: is told what the store has kept; None where nobody asks.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        container: str,
+        plan: PushPlan,
+        raw: RawSource,
+        gate: PushGate,
+        width: PushWidth,
+        limits: SpanLimits,
+        counters: JobCounters,
+        kept: KeptFeatures | None = None,
+    ) -> None:
+        self._connection = connection
+        self._container = container
+        self._kept = kept or KeptFeatures()
+        self._plan = plan
+        self._raw = raw
+        self._gate = gate
+        self._width = width
+        self._limits = limits
+        self._counters = counters
+        self._has_warned = False
+
+    def task(
+        self,
+        span: Span,
+        training: Training | None = None,
+        *,
+        is_kept: bool = False,
+    ) -> SpanTask:
+        """How to load a span from here.
+
+        A plain read, in its lane and at its cost, while push-down rests, and
+        where the store would leave out a sample that can be decoded here.
+
+        Args:
+            training: seed and epoch of random changes; None for evaluation.
+            is_kept: the store should have kept its features.
+        """
+        if self._raw.is_better(span, training):
+            return self._streamed(span, training, self._load_here)
+        if self._gate.is_shut():
+            return self._streamed(span, training, self._fall_back)
+        return SpanTask(
+            LANE_KEPT if is_kept else LANE_PUSH,
+            self.cost_bytes(span),
+            lambda scope: self.load(span, scope, training, is_kept=is_kept),
+        )
+
+    def _streamed(
+        self,
+        span: Span,
+        training: Training | None,
+        load: Callable[[Span, CancelScope, Training | None], LoadedSpan],
+    ) -> SpanTask:
+        return SpanTask(
+            LANE_STREAM,
+            self._raw.cost_bytes(span),
+            lambda scope: load(span, scope, training),
+        )
+
+    def cost_bytes(self, span: Span) -> int:
+        """Memory that a loaded span may take, at most."""
+        shape = self._plan.shape
+        decoded = 4 * int(torch.Size(shape).numel())
+        received = Encoding.parse(self._plan.encoding).sample_bytes(shape)
+        # Received, then decoded; twice before that, as Arrow's and ours.
+        return len(span.rows) * (received + max(decoded, received))
+
+    def load(
+        self,
+        span: Span,
+        scope: CancelScope,
+        training: Training | None = None,
+        *,
+        is_kept: bool = False,
+    ) -> LoadedSpan:
+        """
+        Raises:
+            HapiError: that repeating or streaming would not cure.
+        """
+        tries = self._gate.tries(self._limits.backoff.attempts)
+        if tries:
+            loaded = self._try_pushed(span, scope, training, tries, is_kept)
+            if loaded is not None:
+                return self._judged(loaded, scope, training)
+        return self._fall_back(span, scope, training)
+
+    def _judged(
+        self,
+        loaded: LoadedSpan,
+        scope: CancelScope,
+        training: Training | None,
+    ) -> LoadedSpan:
+        # Limits of the operator's must not decide which samples an epoch
+        # has: what fails there is tried here.
+        rows = sorted(loaded.failures)
+        failures = self._raw.failures_of(loaded.span, rows, scope, training)
+        if len(failures) < len(rows):
+            logger.info(
+                "the store leaves out samples of %s that can be decoded here",
+                loaded.span,
+            )
+            return self._load_here(loaded.span, scope, training)
+        return replace(loaded, failures=failures)
+
+    def _load_here(
+        self, span: Span, scope: CancelScope, training: Training | None
+    ) -> LoadedSpan:
+        # The worker answers, so that it has not failed as a whole.
+        self._counters.add(fallbacks=1)
+        return self._raw.load(span, scope, training)
+
+    def _fall_back(
+        self, span: Span, scope: CancelScope, training: Training | None
+    ) -> LoadedSpan:
+        self._counters.add(fallbacks=1)
+        loaded = self._raw.load(span, scope, training)
+        return replace(loaded, report=replace(loaded.report, fell_back=True))
+
+    def _try_pushed(
+        self,
+        span: Span,
+        scope: CancelScope,
+        training: Training | None,
+        tries: int,
+        is_kept: bool,
+    ) -> LoadedSpan | None:
+        backoff = self._limits.backoff
+        try:
+            for failures in range(1, tries + 1):
+                scope.check()
+                started = time.monotonic()
+                try:
+                    loaded = self._load(span, training)
+                except HapiError as error:
+                    scope.check()
+                    if not is_cured_by_streaming(error):
+                        raise
+                    last = error
+                    self._width.refused(error)
+                    # One that was too slow has cost enough time.
+                    if not is_retryable(error) or error.code == "too_slow":
+                        break
+                else:
+                    if self._gate.succeeded():
+                        logger.info("push-down works again: %s came", span)
+                    # In a lane of their own they say nothing of the room that
+                    # the worker has.
+                    if not (is_kept and loaded.report.was_kept):
+                        self._width.succeeded()
+                    return loaded
+                if failures < tries:
+                    self._counters.add(retries=1)
+                    seconds = delay_seconds(backoff, failures, last)
+                    logger.info(
+                        "push-down of %s: try %d of %d failed, again in "
+                        "%.1f s: %s",
+                        span,
+                        failures,
+                        tries,
+                        seconds,
+                        last,
+                    )
+                    scope.wait(seconds)
+        except BaseException:
+            self._gate.abandoned()
+            raise
+        is_news = self._gate.failed(last, time.monotonic() - started)
+        logger.log(
+            logging.WARNING if is_news else logging.DEBUG,
+            "push-down of %s failed, streaming for a while: %s",
+            span,
+            last,
+        )
+        return None
+
+    def _load(self, span: Span, training: Training | None) -> LoadedSpan:
+        started, started_cpu = time.monotonic(), time.thread_time()
+        loaded = self._ask(span, training)
+        report = replace(
+            loaded.report,
+            request_seconds=time.monotonic() - started,
+            unpack_cpu_seconds=time.thread_time() - started_cpu,
+        )
+        return replace(loaded, report=report)
+
+    def _ask(self, span: Span, training: Training | None) -> LoadedSpan:
+        try:
+            body = self._connection.get_features(
+                self._container,
+                span.shard,
+                self._plan.annotation(span, training),
+                patient=False,
+                seconds=self._limits.seconds,
+            )
+        except HapiError as error:
+            if error.code == "source_changed":
+                raise source_changed(
+                    self._container, span.shard, error.trans_id
+                ) from error
+            raise
+        state = body.headers.get(HEADER_CACHE, CACHE_OFF)
+        self._warn_of_no_cache(state)
+        with body:
+            reader = read_features(body)
+            batches = list(reader)
+            body.drain()
+            loaded = self._loaded(span, batches)
+        assert reader.summary is not None, "else the reader has raised"
+        if reader.summary.saturated:
+            self._note_saturated(reader.summary.saturated)
+        self._kept.note(
+            (self._plan.cut, self._plan.encoding),
+            span,
+            training,
+            # What has errors is not kept, whatever was said before it came.
+            CACHE_MISS if loaded.failures else state,
+        )
+        if state == CACHE_HIT:
+            self._counters.add(cached=len(span.rows))
+            return replace(loaded, report=SpanReport(was_kept=True))
+        return replace(loaded, report=_report(batches, reader.summary))
+
+    def _warn_of_no_cache(self, state: str) -> None:
+        is_refused = self._plan.cache != CACHE_OFF and state == CACHE_OFF
+        if is_refused and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the store keeps no features of %s: its operator has not "
+                "turned the cache on, or the shards are large objects",
+                self._container,
+            )
+
+    def _note_saturated(self, count: int) -> None:
+        if not self._counters.snapshot().saturated:
+            logger.warning(
+                "features beyond the range of %s were clipped (counted in "
+                "stats.saturated); encoding='float32' keeps them",
+                self._plan.encoding,
+            )
+        self._counters.add(saturated=count)
+
+    def _loaded(
+        self, span: Span, batches: Sequence[FeatureBatch]
+    ) -> LoadedSpan:
+        rows = [row for batch in batches for row in batch.rows]
+        check_keys(span, [(row.index, row.key) for row in rows])
+        failures = {
+            number: row.error
+            for number, row in enumerate(rows)
+            if row.error is not None
+        }
+        num_good = len(rows) - len(failures)
+        try:
+            features = self._decoded(batches, num_good)
+        except ValueError as error:
+            raise ClientError(
+                "truncated",
+                f"{self._container}/{span.shard} {span.samples}: {error}",
+            ) from error
+        return LoadedSpan(span, self._plan.cut, features, failures)
+
+    def _decoded(
+        self, batches: Sequence[FeatureBatch], num_good: int
+    ) -> torch.Tensor:
+        features = torch.empty(
+            (num_good, *self._plan.shape), dtype=torch.float32
+        )
+        rest = features
+        for batch in batches:
+            if batch.features is not None:
+                count = len(batch.features)
+                decode_features(
+                    batch.features,
+                    self._plan.encoding,
+                    batch.scale,
+                    batch.zero,
+                    out=rest[:count],
+                )
+                rest = rest[count:]
+        if len(rest):
+            raise ValueError(f"no features for {len(rest)} good rows")
+        return features
+
+
+def _report(batches: Sequence[FeatureBatch], summary: Summary) -> SpanReport:
+    seconds = {
+        stage: sum(batch.timings.get(stage, 0.0) for batch in batches)
+        for stage in STAGES
+    }
+    return SpanReport(
+        server_cpu_seconds=summary.cpu_seconds,
+        forward_seconds=seconds["forward"],
+        forward_cpu_seconds=seconds["forward_cpu"],
+        send_blocked_seconds=seconds["send_blocked"],
+        server_seconds={stage: seconds[stage] for stage in CLOCK_STAGES},
+        load=summary.load,
+    )

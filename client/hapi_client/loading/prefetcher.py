@@ -1,0 +1,341 @@
+"""Spans in the order asked for or sooner, a bounded number of bytes ahead."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from hapi_client.loading.span_source import (
+    LANE_PUSH,
+    LANE_STREAM,
+    LANES,
+    LoadedSpan,
+    SpanLimits,
+    SpanSource,
+    SpanTask,
+)
+from hapi_client.sampling.sampler import DEFAULT_BUFFER_SPANS
+from hapi_client.swift.connection import Connection
+from hapi_client.swift.retry import Backoff
+from hapi_client.swift.transport import CancelScope
+from hapi_protocol.data_index import Span
+from hapi_protocol.errors import ClientError, TooSlowError
+from hapi_splitter.units import bytes_text
+
+logger = logging.getLogger(__name__)
+
+JOIN_SECONDS = 5.0
+QUIET_SECONDS = 20.0
+"""Of waiting for features, after which the log says so."""
+MOST_EARLY_SPANS = 4
+"""Streamed spans that the loop may be given out of turn: what it makes of
+them stays in its memory until their turn comes."""
+
+
+@dataclass(frozen=True)
+class FetchOptions:
+    """How a job fetches.
+
+    Attributes:
+        num_threads: requests at the same time in each lane, at most: plain
+            reads, reads of features, and reads of those that the store has
+            kept.
+        ahead_bytes: memory of spans that wait for the training loop or
+            are under way; at least one span is always fetched.
+        ahead_spans: of spans, likewise.
+        decode_threads: None for one on each available core.
+        forward_samples: of one forward of the frozen layers here; None
+            for what suits the device.
+        buffer_spans: width of the shuffle buffer, in spans.
+        span_seconds: for one try of one span.
+        wait_seconds: for which the training loop waits for a span, all
+            tries and the fall-back included.
+        backoff: of failed tries of a span.
+        pause_seconds: of push-down after a fall-back; doubles up to
+            ``most_pause_seconds`` while it keeps failing.
+        most_pause_seconds: see there.
+    """
+
+    num_threads: int = 4
+    ahead_bytes: int = 256 * 1024 * 1024
+    ahead_spans: int = 64
+    decode_threads: int | None = None
+    forward_samples: int | None = None
+    buffer_spans: int = DEFAULT_BUFFER_SPANS
+    span_seconds: float = 120.0
+    wait_seconds: float = 900.0
+    backoff: Backoff = field(default_factory=Backoff)
+    pause_seconds: float = 5.0
+    most_pause_seconds: float = 20.0
+
+    def __post_init__(self) -> None:
+        for name in (
+            "num_threads",
+            "ahead_bytes",
+            "ahead_spans",
+            "buffer_spans",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}; at least 1"
+                )
+
+    @property
+    def span_limits(self) -> SpanLimits:
+        return SpanLimits(self.span_seconds, self.backoff)
+
+
+@dataclass(eq=False)
+class _Pending:
+    position: int
+    span: Span
+    task: SpanTask
+    future: Future[LoadedSpan]
+    is_early: bool = False
+
+    @property
+    def may_be_early(self) -> bool:
+        """Whether it has come well, and work is left for the loop."""
+        return (
+            self.task.lane == LANE_STREAM
+            and self.future.done()
+            and not self.future.cancelled()
+            and self.future.exception() is None
+        )
+
+
+class Fetcher:
+    """Iterates over loaded spans; close it to end its threads at once.
+
+    A span's way is chosen when a thread of its lane is free for it, not
+    before: a plan that changes reaches all spans not yet under way.
+
+    Args:
+        connection: whose requests are cancelled on closing.
+        source: loads a span.
+        spans: in the order wanted.
+        options: bounds.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        source: SpanSource,
+        spans: Sequence[Span],
+        options: FetchOptions,
+    ) -> None:
+        self._connection = connection
+        self._source = source
+        self._todo = deque(spans)
+        self._samples_left = sum(len(span.rows) for span in spans)
+        self._options = options
+        self._scope = CancelScope()
+        self._pools = {
+            lane: ThreadPoolExecutor(
+                options.num_threads, thread_name_prefix=f"hapi-{lane}"
+            )
+            for lane in LANES
+        }
+        self._lock = threading.Lock()
+        self._head: SpanTask | None = None
+        self._pending: deque[_Pending] = deque()
+        self._num_dealt = 0
+        # Told of each span that comes; its put may be called again from
+        # within itself, by Python's collector.
+        self._came: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._busy: Counter[str] = Counter()
+        self._ahead_bytes = 0
+        self._closed = False
+        self._has_warned = False
+        self._threads: set[threading.Thread] = set()
+
+    def __iter__(self) -> Iterator[tuple[int, LoadedSpan]]:
+        """Each with its position among the spans.
+
+        In order, but that a streamed one that is here comes before one that
+        would have to be waited for.
+
+        Raises:
+            HapiError: of the first span, in order, that cannot be had.
+            TooSlowError: when a span does not come in ``wait_seconds``.
+            ClientError: ``not_connected`` when it was closed meanwhile.
+        """
+        while True:
+            pending = self._next()
+            if pending is None:
+                if self._todo and self._closed:
+                    raise _closed_meanwhile()
+                return
+            try:
+                yield pending.position, pending.future.result()
+            except CancelledError:
+                raise _closed_meanwhile() from None
+            with self._lock:
+                self._samples_left -= len(pending.span.rows)
+                if not pending.is_early:
+                    self._ahead_bytes -= pending.task.cost_bytes
+
+    def _next(self) -> _Pending | None:
+        """What has come; waits for it."""
+        started = time.monotonic()
+        received_bytes = self._received_bytes()
+        while True:
+            with self._lock:
+                self._top_up()
+                # All lanes are free when nothing is pending, so that a span
+                # has been started if any was left.
+                if not self._pending:
+                    return None
+                first = self._pending[0]
+                found = self._take()
+            if found is not None:
+                return found
+            waited = time.monotonic() - started
+            self._wait(first, waited, received_bytes)
+
+    def _received_bytes(self) -> int:
+        return self._connection.traffic.count().received_bytes
+
+    def _take(self) -> _Pending | None:
+        """The first if it has come, or one that may come early."""
+        first = self._pending[0]
+        if first.future.done():
+            self._pending.popleft()
+            while self._pending and self._pending[0].is_early:
+                self._ahead_bytes -= self._pending.popleft().task.cost_bytes
+            return first
+        if sum(each.is_early for each in self._pending) < MOST_EARLY_SPANS:
+            for each in self._pending:
+                if not each.is_early and each.may_be_early:
+                    each.is_early = True
+                    return each
+        return None
+
+    def _wait(
+        self, first: _Pending, waited: float, received_bytes: int
+    ) -> None:
+        """Until some span comes.
+
+        Args:
+            first: in order of those that are waited for.
+            waited: seconds so far.
+            received_bytes: when that began.
+        """
+        seconds = self._options.wait_seconds
+        quiet_seconds = min(QUIET_SECONDS, seconds)
+        limit = quiet_seconds if waited < quiet_seconds else seconds
+        try:
+            self._came.get(timeout=max(0.0, limit - waited))
+        except queue.Empty:
+            if limit == seconds:
+                raise _too_slow(first.span, seconds) from None
+            self._note_silence(first, self._received_bytes() - received_bytes)
+
+    def top_up(self) -> None:
+        """Starts spans for which there is room by now; from any thread."""
+        with self._lock:
+            self._top_up()
+
+    def _top_up(self) -> None:
+        """Starts as many spans as there is room for; under the lock."""
+        while self._todo and not self._closed:
+            task = self._head or self._source.task(
+                self._todo[0], self._has_room, self._samples_left
+            )
+            self._head = task
+            if task is None or not self._has_room_for(task):
+                return
+            self._head = None
+            span = self._todo.popleft()
+            self._ahead_bytes += task.cost_bytes
+            self._busy[task.lane] += 1
+            try:
+                future = self._pools[task.lane].submit(self._load, task)
+            except RuntimeError:  # closed meanwhile
+                self._todo.appendleft(span)
+                if not self._closed:
+                    raise
+                return
+            self._pending.append(_Pending(self._num_dealt, span, task, future))
+            self._num_dealt += 1
+            future.add_done_callback(_notice(self._came))
+
+    def _has_room(self, lane: str) -> bool:
+        width = self._source.lane_width(lane)
+        return self._busy[lane] < min(width, self._options.num_threads)
+
+    def _has_room_for(self, task: SpanTask) -> bool:
+        if not self._has_room(task.lane):
+            return False
+        if not self._pending:
+            return True
+        more_bytes = self._ahead_bytes + task.cost_bytes
+        return (
+            len(self._pending) < self._options.ahead_spans
+            and more_bytes <= self._options.ahead_bytes
+        )
+
+    def _load(self, task: SpanTask) -> LoadedSpan:
+        self._threads.add(threading.current_thread())
+        try:
+            with self._connection.working_for(self._scope):
+                return task.load(self._scope)
+        finally:
+            with self._lock:
+                self._busy[task.lane] -= 1
+                self._top_up()
+
+    def _note_silence(self, pending: _Pending, num_bytes: int) -> None:
+        if self._has_warned or pending.task.lane != LANE_PUSH:
+            return
+        self._has_warned = True
+        logger.warning(
+            "no features of %s %s for %.0f s, in which %s came; %s: what does "
+            "not come is streamed after about %.0f s",
+            pending.span.shard,
+            pending.span.samples,
+            QUIET_SECONDS,
+            bytes_text(num_bytes) if num_bytes else "no byte",
+            "the link may be slow" if num_bytes else "the worker may hang",
+            self._options.span_seconds,
+        )
+
+    def close(self) -> None:
+        """Ends all requests under way, and waits for the threads a little."""
+        # Without the lock, and not for long: Python's collector may close a
+        # forgotten fetcher from any thread at any moment, also from one of
+        # its own, or from one that holds what they wait for.
+        self._closed = True
+        self._connection.cancel(self._scope)
+        for pool in self._pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)
+        deadline = time.monotonic() + JOIN_SECONDS
+        for thread in list(self._threads):
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _notice(
+    came: queue.SimpleQueue[None],
+) -> Callable[[Future[LoadedSpan]], None]:
+    """Without the fetcher: its futures must not keep it."""
+    return lambda future: came.put(None)
+
+
+def _too_slow(span: Span, seconds: float) -> TooSlowError:
+    return TooSlowError(
+        "too_slow",
+        f"samples {span.samples} of shard {span.shard} did not come in "
+        f"{seconds:g} s",
+        object_name=span.shard,
+    )
+
+
+def _closed_meanwhile() -> ClientError:
+    return ClientError("not_connected", "the loader was closed")

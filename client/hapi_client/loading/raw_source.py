@@ -1,0 +1,250 @@
+"""Loads spans by raw reads: a Range GET, decoded on the client."""
+
+from __future__ import annotations
+
+import io
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeAlias
+
+import torch
+
+from hapi_client.loading.decode_pool import DecodePool
+from hapi_client.loading.read_concurrency import ReadWidth
+from hapi_client.loading.span_source import (
+    LANE_STREAM,
+    LoadedSpan,
+    SpanLimits,
+    SpanTask,
+    check_keys,
+    logger,
+)
+from hapi_client.metrics.counters import JobCounters
+from hapi_client.metrics.window_collector import Meter
+from hapi_client.metrics.window_metrics import SpanReport
+from hapi_client.swift.connection import Connection
+from hapi_client.swift.retry import Backoff, is_retryable
+from hapi_client.swift.transport import CancelScope
+from hapi_protocol.data_index import Span
+from hapi_protocol.errors import HapiError
+from hapi_protocol.shards import IMAGE, Medium, Sample, iter_samples
+from hapi_protocol.transforms import Training
+from hapi_splitter.inputs.image_decode import SampleError
+from hapi_splitter.inputs.sample_format import SampleForm
+
+
+class RawSource:
+    """Cut 0: a Range GET of the span's tar members, decoded here.
+
+    Args:
+        connection: to the account.
+        container: of the shards.
+        pool: decodes and transforms.
+        form: of a sample as the model takes it.
+        limits: of each span.
+        counters: of the job.
+        meter: measures the waiting for bytes.
+        width: told of each read and decoding.
+        medium: how samples are stored.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        container: str,
+        pool: DecodePool,
+        form: SampleForm,
+        limits: SpanLimits,
+        counters: JobCounters,
+        meter: Meter,
+        width: ReadWidth,
+        medium: Medium = IMAGE,
+    ) -> None:
+        self._connection = connection
+        self._container = container
+        self._pool = pool
+        self._form = form
+        self._medium = medium
+        self._limits = limits
+        self._counters = counters
+        self._meter = meter
+        self._width = width
+        # Of the samples that the store could not decode: what this tier
+        # says of them, None where it can.
+        self._verdicts: dict[_VerdictKey, str | None] = {}
+
+    def task(self, span: Span, training: Training | None = None) -> SpanTask:
+        """How to load a span from here.
+
+        Args:
+            training: seed and epoch of random changes; None for evaluation.
+        """
+        return SpanTask(
+            LANE_STREAM,
+            self.cost_bytes(span),
+            lambda scope: self.load(span, scope, training),
+        )
+
+    def cost_bytes(self, span: Span) -> int:
+        """Memory that a loaded span may take, at most."""
+        decoded = len(span.rows) * self._form.num_bytes
+        return span.byte_range.length_bytes + decoded
+
+    def load(
+        self, span: Span, scope: CancelScope, training: Training | None = None
+    ) -> LoadedSpan:
+        """
+        Raises:
+            SourceChangedError: when the shard is not the index's.
+            HapiError: after the last try.
+        """
+        backoff = self._limits.backoff
+        for failures in range(1, backoff.attempts + 1):
+            scope.check()
+            try:
+                return self._load(span, scope, training)
+            except HapiError as error:
+                scope.check()
+                if failures == backoff.attempts or not is_retryable(error):
+                    raise
+                logger.info("%s again after: %s", span, error)
+                self._counters.add(retries=1)
+                scope.wait(delay_seconds(backoff, failures, error))
+        raise AssertionError("unreachable")
+
+    def failures_of(
+        self,
+        span: Span,
+        rows: Sequence[int],
+        scope: CancelScope,
+        training: Training | None = None,
+    ) -> dict[int, str]:
+        """Which of a span's samples cannot be decoded here either.
+
+        Each is read once, by itself; no sample changes while its shard has
+        its ETag.
+
+        Args:
+            span: the samples'.
+            rows: their numbers in it.
+            scope: of the reads.
+            training: seed and epoch of random changes; None for evaluation.
+
+        Raises:
+            HapiError: as :meth:`load`.
+        """
+        found = {}
+        for row in rows:
+            key = _verdict_key(span, row, training)
+            if key not in self._verdicts:
+                alone = span.part(row, row + 1)
+                failures = self.load(alone, scope, training).failures
+                self._verdicts[key] = failures.get(0)
+            message = self._verdicts[key]
+            if message is not None:
+                found[row] = message
+        return found
+
+    def is_better(self, span: Span, training: Training | None = None) -> bool:
+        """Whether a sample is known that can be decoded here only."""
+        keys = (
+            _verdict_key(span, row, training) for row in range(len(span.rows))
+        )
+        return bool(self._verdicts) and any(
+            self._verdicts.get(key, "") is None for key in keys
+        )
+
+    def _load(
+        self, span: Span, scope: CancelScope, training: Training | None
+    ) -> LoadedSpan:
+        started = time.monotonic()
+        with self._width.reading(span.byte_range.length_bytes) as ending:
+            data = self._connection.get_range(
+                self._container,
+                span.shard,
+                span.byte_range,
+                if_match=span.etag,
+                seconds=self._limits.seconds,
+                reading=partial(self._meter.reading, self._width.worth),
+                ending=ending,
+            )
+        read_seconds = time.monotonic() - started
+        with self._width.decoding():
+            samples = list(
+                iter_samples(
+                    io.BytesIO(data),
+                    name=f"{self._container}/{span.shard}",
+                    first_index=span.rows[0].sample,
+                    first_offset=span.rows[0].offset,
+                )
+            )
+            check_keys(span, [(each.index, each.key) for each in samples])
+            loaded, decode_cpu_seconds = self._decode(
+                span, samples, scope, training
+            )
+        return replace(
+            loaded,
+            report=SpanReport(
+                read_seconds=read_seconds,
+                read_bytes=len(data),
+                plain_seconds=time.monotonic() - started,
+                decode_cpu_seconds=decode_cpu_seconds,
+            ),
+        )
+
+    def _decode(
+        self,
+        span: Span,
+        samples: Sequence[Sample],
+        scope: CancelScope,
+        training: Training | None,
+    ) -> tuple[LoadedSpan, float]:
+        """And the CPU seconds that it took."""
+        found = torch.empty(
+            (len(samples), *self._form.shape), dtype=self._form.dtype
+        )
+        seconds = 0.0
+        failures = {}
+        futures = {}
+        for row, sample in enumerate(samples):
+            data = sample.member(self._medium)
+            if data is None:
+                failures[row] = sample.lack(self._medium)
+            else:
+                futures[row] = self._pool.submit(
+                    data, found[row], sample.key, training
+                )
+        try:
+            for row, future in futures.items():
+                scope.check()
+                try:
+                    seconds += self._pool.result(future, self._limits.seconds)
+                except SampleError as error:
+                    failures[row] = str(error)
+        finally:
+            for future in futures.values():
+                future.cancel()
+        if failures:
+            found = found[[r for r in futures if r not in failures]]
+        return LoadedSpan(span, 0, found, failures), seconds
+
+
+_VerdictKey: TypeAlias = tuple[str, str, int, bool]
+
+
+def _verdict_key(
+    span: Span, row: int, training: Training | None
+) -> _VerdictKey:
+    """Evaluation has limits of its own."""
+    return span.shard, span.etag, span.rows[row].sample, training is None
+
+
+def delay_seconds(backoff: Backoff, failures: int, error: HapiError) -> float:
+    return backoff.delay_seconds(
+        failures,
+        error.retry_after,
+        random.random(),  # noqa: S311
+    )

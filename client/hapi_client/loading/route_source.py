@@ -1,0 +1,236 @@
+"""Spans by the weights of a plan, each its own way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+from hapi_client.loading.circuit_breaker import PushGate, PushWidth
+from hapi_client.loading.decode_pool import DecodePool
+from hapi_client.loading.feature_source import PushedSource, PushPlan
+from hapi_client.loading.prefetcher import FetchOptions
+from hapi_client.loading.raw_source import RawSource
+from hapi_client.loading.read_concurrency import ReadWidth
+from hapi_client.loading.span_source import (
+    LANE_KEPT,
+    LANE_PUSH,
+    LANE_STREAM,
+    LoadedSpan,
+    SpanTask,
+)
+from hapi_client.metrics.counters import JobCounters
+from hapi_client.metrics.window_collector import Meter
+from hapi_client.model.client_region import LocalRegion
+from hapi_client.planning.cache_tracker import KeptFeatures
+from hapi_client.planning.route_scheduler import Mixer, too_late
+from hapi_client.reports.epoch_recorder import Tally
+from hapi_client.swift.connection import Connection
+from hapi_client.swift.transport import CancelScope
+from hapi_protocol.data_index import Span
+from hapi_protocol.headers import ModelPath
+from hapi_protocol.transforms import Training
+from hapi_splitter.planner.problem import STREAMED, Way
+
+
+class Sources:
+    """The sources of all ways, made when they are first needed.
+
+    Args:
+        connection: to the account.
+        container: of the shards.
+        region: of the model.
+        pool: decodes here.
+        options: of the job.
+        counters: of the job.
+        meter: of the job.
+        kept: which features the store has kept.
+        span_read: called when a span has been read plainly, or nearly so,
+            and another one may be begun.
+
+    Attributes:
+        kept: see above.
+        model: the package; to be set before anything is pushed.
+        num_threads: spans that are under way in a lane, at most.
+        push_width: how many are pushed at a time.
+        read_width: how many are streamed at a time.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        container: str,
+        region: LocalRegion,
+        pool: DecodePool,
+        options: FetchOptions,
+        counters: JobCounters,
+        meter: Meter,
+        kept: KeptFeatures,
+        span_read: Callable[[], None],
+    ) -> None:
+        self.kept = kept
+        self.model: ModelPath | None = None
+        self._connection = connection
+        self._container = container
+        self._region = region
+        self._limits = options.span_limits
+        self._counters = counters
+        self.num_threads = options.num_threads
+        self.read_width = ReadWidth(
+            options.num_threads,
+            lambda: connection.traffic.count().received_bytes,
+            span_read,
+        )
+        self._raw = RawSource(
+            connection,
+            container,
+            pool,
+            region.form,
+            self._limits,
+            counters,
+            meter,
+            self.read_width,
+            region.transform.medium,
+        )
+        # One gate for all: a worker that is gone is gone for every cut.
+        self._gate = PushGate(
+            time.monotonic, options.pause_seconds, options.most_pause_seconds
+        )
+        self.push_width = PushWidth(options.num_threads)
+        self._pushed: dict[Way, PushedSource] = {}
+
+    def told(self, tally: Tally) -> AbstractContextManager[None]:
+        """What the running thread loads inside, a tally is told."""
+        return tally.fetching(self._connection.traffic, self._counters)
+
+    def __call__(self, way: Way) -> RawSource | PushedSource:
+        if way == STREAMED:
+            return self._raw
+        if way not in self._pushed:
+            self._pushed[way] = self._make(way)
+        return self._pushed[way]
+
+    def _make(self, way: Way) -> PushedSource:
+        assert self.model is not None, "set before anything is pushed"
+        cut, encoding = way
+        return PushedSource(
+            self._connection,
+            self._container,
+            PushPlan(
+                self.model,
+                cut,
+                encoding,
+                self._region.cut_shape(cut),
+                self.kept.cache,
+            ),
+            self._raw,
+            self._gate,
+            self.push_width,
+            self._limits,
+            self._counters,
+            self.kept,
+        )
+
+
+class MixedSource:
+    """Spans by the weights of a plan, each its own way.
+
+    Those whose features are kept are not dealt: they take nothing of the
+    worker's, of which the weights make the best.
+
+    Args:
+        mixer: deals them.
+        sources: by way.
+        meter: is told what each took.
+        tally: likewise.
+        training: seed and epoch of random changes; None for evaluation.
+    """
+
+    def __init__(
+        self,
+        mixer: Mixer[Way],
+        sources: Sources,
+        meter: Meter,
+        tally: Tally,
+        training: Training | None = None,
+    ) -> None:
+        self._mixer = mixer
+        self._sources = sources
+        self._meter = meter
+        self._tally = tally
+        self._training = training
+
+    def lane_width(self, lane: str) -> int:
+        """Pushed spans as many as the worker admits, and of streamed ones
+        as many as the link has use for."""
+        if lane == LANE_PUSH:
+            return self._sources.push_width.limit
+        if lane == LANE_STREAM:
+            return self._sources.read_width.limit
+        return self._sources.num_threads
+
+    def task(
+        self,
+        span: Span,
+        has_room: Callable[[str], bool],
+        samples_left: int,
+    ) -> SpanTask | None:
+        """The way on which it is kept, or the way that the plan owes most,
+        among those with room."""
+        kept = self._sources.kept.way_of(span, self._training)
+        if kept is not None:
+            source = self._sources(kept)
+            assert isinstance(source, PushedSource), "plain reads keep nothing"
+            task = source.task(span, self._training, is_kept=True)
+            return self._started(kept, span, task)
+        way = self._mixer.choose(
+            len(span.rows),
+            lambda way: has_room(lane_of(way)),
+            self._too_late(span, samples_left),
+        )
+        if way is None:
+            return None
+        return self._started(
+            way, span, self._sources(way).task(span, self._training)
+        )
+
+    def _started(self, way: Way, span: Span, task: SpanTask) -> SpanTask:
+        """The task, of which all are told who count."""
+        self._sources.kept.dealt(span)
+
+        def load(scope: CancelScope) -> LoadedSpan:
+            started = time.monotonic()
+            # What is kept keeps none of those waiting that are computed.
+            waited_for = (
+                nullcontext()
+                if task.lane == LANE_KEPT
+                else self._meter.under_way(way)
+            )
+            with waited_for, self._sources.told(self._tally):
+                loaded = task.load(scope)
+            self._tally.loaded(loaded.report)
+            self._meter.loaded(
+                way,
+                len(span.rows),
+                time.monotonic() - started,
+                loaded.report,
+            )
+            return loaded
+
+        return replace(task, load=load)
+
+    def _too_late(self, span: Span, samples_left: int) -> set[Way]:
+        pace, weights = self._meter.pace, self._mixer.weights
+        count = len(span.rows)
+        return too_late(
+            weights,
+            {way: pace.span_seconds(way, count) for way in weights},
+            pace.samples_per_second,
+            samples_left,
+            {way: pace.unfinished(way, count) for way in weights},
+        )
+
+
+def lane_of(way: Way) -> str:
+    return LANE_STREAM if way == STREAMED else LANE_PUSH

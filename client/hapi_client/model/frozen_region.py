@@ -1,0 +1,198 @@
+"""The client's part of the frozen region."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from hapi_client.model.client_region import LocalRegion
+from hapi_client.model.package_store import package_name, upload_package
+from hapi_client.swift.connection import Connection
+from hapi_protocol.errors import ClientError
+from hapi_protocol.headers import ModelPath
+from hapi_splitter.freezing.freeze_selector import Freeze
+from hapi_splitter.freezing.fx_trace import unwrapped
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.inputs.array_transform import ArrayTransform
+from hapi_splitter.inputs.augmentation import Augmentation
+from hapi_splitter.inputs.image_transform import ImageTransform
+from hapi_splitter.inputs.sample_format import InputTransform
+from hapi_splitter.package.writer import write_package
+
+AUTO = "auto"
+FREEZE = "freeze"
+STREAM = "stream"
+IMAGENET_TRANSFORM = ImageTransform(resize_size=256, crop_size=224)
+"""torchvision's usual evaluation transform, the default."""
+
+
+class FrozenRegion(LocalRegion):
+    """A split model: what runs here after each cut, and the tail.
+
+    Args:
+        model: the whole network, or ``(frozen, tail)``.
+        freeze: as for :func:`hapi_splitter.freezing.split_model.split`.
+        transform: ``ImageTransform``, a torchvision preset,
+            ``ArrayTransform``, or None.
+        device: of the tail and of what runs here.
+        forward_samples: of one forward here; None for what suits the
+            device.
+        augment: what is random about training images; None for what the
+            transform says.
+
+    Attributes:
+        tail: the trainable rest.
+        freeze: what is frozen, in words.
+
+    Raises:
+        FreezeError: naming the value and valid names.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | tuple[torch.nn.Module, torch.nn.Module],
+        freeze: Freeze | None,
+        transform: Any,
+        device: torch.device,
+        forward_samples: int | None = None,
+        augment: Augmentation | None = None,
+    ) -> None:
+        parts = split(
+            model, freeze, transform=input_transform(transform, augment)
+        )
+        # The package is written from the CPU, before anything moves.
+        super().__init__(parts.frozen, device, forward_samples)
+        self.tail: torch.nn.Module = parts.tail.to(device)
+        self.freeze = parts.freeze
+        self._weights = _weights_before(model, self.tail)
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What features at the freeze point depend on, fit for JSON.
+
+        Whatever the cut, and whatever release of torch wrote the package,
+        whose digest depends on that.
+        """
+        transform = self.transform.to_json()
+        augmentation = transform.pop("augmentation", None)
+        return {
+            "freeze": self.freeze,
+            "weights": _digest(self._weights),
+            "transform": transform,
+            "augmentation": augmentation,
+        }
+
+    def cut_number(self, cut: int | str) -> int:
+        """What a user's ``cut`` means, but for :data:`AUTO`.
+
+        Raises:
+            ClientError: ``bad_configuration`` naming what is allowed.
+        """
+        if cut == FREEZE:
+            return self.num_cuts
+        if cut == STREAM:
+            return 0
+        if type(cut) is int and 0 <= cut <= self.num_cuts:
+            return cut
+        raise ClientError(
+            "bad_configuration",
+            f"cut is {cut!r}; this frozen region has cuts 1 to "
+            f"{self.num_cuts}, 'freeze' is the last of them, 0 or 'stream' "
+            "pushes nothing down, and 'auto' plans",
+        )
+
+    def store(
+        self,
+        connection: Connection,
+        container: str,
+        progress: Callable[[BinaryIO, str, int], BinaryIO] | None = None,
+    ) -> tuple[ModelPath, int]:
+        """Stores the package unless it is there.
+
+        Returns:
+            Its :class:`ModelPath`, and the bytes sent for it.
+        """
+        with tempfile.TemporaryDirectory(prefix="hapi-package-") as folder:
+            path = Path(folder) / "model.hapi"
+            info = write_package(self._graph, path)
+            return upload_package(
+                connection, container, path, info.digest, progress
+            )
+
+    def is_stored(self, connection: Connection, container: str) -> bool:
+        """Whether the package is in the store already."""
+        name = package_name(self._graph.digest)
+        return connection.head(container, name) is not None
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Of the region's weights, nearly all of the package."""
+        return self._graph.parameter_bytes
+
+
+def _weights_before(
+    model: torch.nn.Module | tuple[torch.nn.Module, torch.nn.Module],
+    tail: torch.nn.Module,
+) -> dict[str, torch.Tensor]:
+    """What of a model's state dict its tail does not have, by name."""
+    if not isinstance(model, torch.nn.Module):
+        return unwrapped(model[0]).state_dict()
+    trained = tail.state_dict()
+    return {
+        name: value
+        for name, value in unwrapped(model).state_dict().items()
+        if name not in trained
+    }
+
+
+def _digest(weights: Mapping[str, torch.Tensor]) -> str:
+    found = hashlib.sha256()
+    for name, weight in sorted(weights.items()):
+        found.update(f"{name} {weight.dtype} {[*weight.shape]}\n".encode())
+        values = weight.detach().cpu().contiguous().flatten()
+        found.update(values.view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def input_transform(
+    transform: Any, augment: Augmentation | None = None
+) -> InputTransform:
+    """What a user's ``transform`` and ``augment`` mean.
+
+    Raises:
+        ClientError: ``bad_configuration`` naming what is allowed.
+    """
+    if augment is not None and not isinstance(augment, Augmentation):
+        raise ClientError(
+            "bad_configuration",
+            f"augment is {augment!r:.80}; give an Augmentation",
+        )
+    if isinstance(transform, ArrayTransform):
+        if augment is not None:
+            raise ClientError(
+                "bad_configuration",
+                "augment is given for arrays; random changes are those of "
+                "images: change the tail's input, or leave it out",
+            )
+        return transform
+    try:
+        if transform is None:
+            found = IMAGENET_TRANSFORM
+        elif isinstance(transform, ImageTransform):
+            found = transform
+        else:
+            found = ImageTransform.from_preset(transform)
+        return replace(found, augmentation=augment or found.augmentation)
+    except (TypeError, ValueError) as error:
+        raise ClientError(
+            "bad_configuration",
+            f"{error}; or give weights.transforms(), or for arrays an "
+            "ArrayTransform",
+        ) from error

@@ -1,0 +1,396 @@
+"""The picture of a plan; see :func:`hapi_splitter.report.write_plot`.
+
+Above, how many bytes a sample is at each cut; below, how long each stage
+takes for one sample when all goes through one cut. Import this only where a
+plot is wanted: it needs Matplotlib.
+"""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import (
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+)
+
+from hapi_client.plan_report.plan_tables import ASSUMED, Report, shortened
+from hapi_client.reports.html import svg_element
+from hapi_splitter.planner.plan import BINDING
+from hapi_splitter.planner.problem import (
+    CLIENT_CPU,
+    CLIENT_DEVICE,
+    LINK,
+    SERVER_CPU,
+    SERVER_DEVICE,
+    Option,
+    Problem,
+)
+from hapi_splitter.planner.resource_use import (
+    CLIENT_DECODING,
+    CLIENT_HANDLING,
+    CLIENT_LAYERS,
+    SERVER_DECODING,
+    SERVER_LAYERS,
+    SERVING,
+    TRAINING,
+    stages,
+)
+from hapi_splitter.units import bytes_text, number_text, percent_text
+
+_ORDER = (SERVER_CPU, SERVER_DEVICE, LINK, CLIENT_CPU, CLIENT_DEVICE)
+"""Resources in the order of a sample's way."""
+_LOOKS = {
+    SERVING: ("storage side: Swift reads and sends", "#f9dcc0"),
+    SERVER_DECODING: ("storage side: decode, encode", "#f2b36b"),
+    SERVER_LAYERS: ("storage side: first layers of the model", "#c8601d"),
+    LINK: ("network", "#4878b8"),
+    CLIENT_DECODING: ("training side: decode or unpack", "#a6cf8c"),
+    CLIENT_HANDLING: ("training side: requests, copies", "#d9e8cf"),
+    CLIENT_LAYERS: ("training side: remaining layers", "#3f7f3a"),
+    TRAINING: ("training side: the training step", "#1d4420"),
+    # Where no more is known than the resource.
+    SERVER_CPU: ("storage side: cores", "#f2b36b"),
+    SERVER_DEVICE: ("storage side: device", "#c8601d"),
+    CLIENT_CPU: ("training side: cores", "#a6cf8c"),
+    CLIENT_DEVICE: ("training side: device", "#3f7f3a"),
+}
+"""Words and colour of each kind of work."""
+_OTHER_COLOUR = "#999999"
+_CHOSEN = "#c2185b"
+_IMAGE = "#555555"
+_WIDTH_INCHES = 11.0
+_UPPER_INCHES = 4.0
+_BAR_INCHES = 0.36
+_FRAME_INCHES = 3.2
+_LABEL_WIDTH = 46
+_MOST_BARS = 24
+_LONGEST_BAR = 3.0
+"""Bars end at so many times the longest that is not far off the others."""
+
+
+def png_image(report: Report) -> bytes:
+    """The plot, 120 dots per inch."""
+    buffer = io.BytesIO()
+    _figure(report).savefig(buffer, format="png", dpi=120)
+    return buffer.getvalue()
+
+
+def svg_image(report: Report) -> str:
+    """The plot as an ``<svg>`` element, the same for the same plan."""
+    return svg_element(_figure(report))
+
+
+@dataclass(frozen=True)
+class _Bar:
+    """One row of the lower plot.
+
+    Attributes:
+        stages: seconds by resource, and in each by kind of work.
+    """
+
+    label: str
+    stages: dict[str, dict[str, float]]
+    share: float
+
+    @property
+    def length(self) -> float:
+        return sum(sum(kinds.values()) for kinds in self.stages.values())
+
+    @property
+    def kinds(self) -> set[str]:
+        return {
+            kind
+            for kinds in self.stages.values()
+            for kind, seconds in kinds.items()
+            if seconds
+        }
+
+
+def _figure(report: Report) -> Figure:
+    bars = _bars(report)
+    lower = _BAR_INCHES * len(bars) + 0.4
+    height = _UPPER_INCHES + lower + _FRAME_INCHES
+    layout = ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.12)
+    figure = Figure(figsize=(_WIDTH_INCHES, height), layout=layout)
+    upper_axes, lower_axes = figure.subplots(
+        2, 1, gridspec_kw={"height_ratios": [_UPPER_INCHES, lower]}
+    )
+    figure.suptitle(_title(report), fontsize=13, fontweight="bold")
+    _draw_sizes(upper_axes, report)
+    _draw_stages(lower_axes, report, bars)
+    drawn = set().union(*(bar.kinds for bar in bars))
+    figure.legend(
+        handles=[
+            Patch(color=colour, label=words)
+            for kind, (words, colour) in _LOOKS.items()
+            if kind in drawn
+        ],
+        title=_assumed(report),
+        title_fontsize=8,
+        loc="outside lower center",
+        ncols=3,
+        frameon=False,
+        fontsize=9,
+    )
+    return figure
+
+
+def _assumed(report: Report) -> str | None:
+    """What was not measured, in lines; None where everything was."""
+    notes = [each for each in report.notes if each.startswith(ASSUMED)]
+    lines = [line for note in notes for line in textwrap.wrap(note, 140)]
+    return "\n".join(lines) or None
+
+
+def _title(report: Report) -> str:
+    plan = report.plan
+    first = f"Where to cut {shortened(report.model, 60)}: {plan.label}"
+    second = f"expected: {number_text(plan.samples_per_second)} samples/s"
+    streaming = report.plans.get("stream")
+    if plan.pushes and streaming and streaming.samples_per_second:
+        ratio = plan.samples_per_second / streaming.samples_per_second
+        second += f", {ratio:.3g} times sending the samples"
+    return f"{first}\n{second}"
+
+
+def _draw_sizes(axes: Axes, report: Report) -> None:
+    image = report.raw_bytes
+    axes.plot(
+        [cut.index for cut in report.cuts],
+        [cut.float32_bytes for cut in report.cuts],
+        drawstyle="steps-mid",
+        color="#8fa9c9",
+        linewidth=1.5,
+    )
+    axes.axhline(image, color=_IMAGE, linestyle="--", linewidth=1.2)
+    smallest = _smallest(report)
+    axes.plot(
+        [option.cut for option in smallest],
+        [option.use.get(LINK, 0.0) for option in smallest],
+        "o",
+        color="#1f4e8c",
+        markersize=6,
+    )
+    for option, share in report.plan.mix:
+        _mark(axes, report, option, share)
+    _dress_sizes(axes, len(report.cuts))
+    axes.legend(
+        handles=_size_handles(image),
+        loc="upper center",
+        bbox_to_anchor=(0.4, -0.15),
+        ncols=2,
+        frameon=False,
+        fontsize=9,
+    )
+
+
+def _dress_sizes(axes: Axes, num_cuts: int) -> None:
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: bytes_text(y)))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=24, integer=True))
+    axes.set_xlim(-0.7, num_cuts + 0.7)
+    axes.margins(y=0.15)
+    axes.grid(axis="y", color="#e4e4e4")
+    axes.set_title(
+        "How big one sample is at each place where the model can be cut",
+        loc="left",
+    )
+    axes.set_xlabel(
+        "cut: layers before it run next to the data, layers after it where "
+        "you train (0: the sample)"
+    )
+    axes.set_ylabel("bytes per sample (log scale)")
+
+
+def _size_handles(image: float) -> list[Line2D]:
+    def dot(colour: str, size: int, label: str) -> Line2D:
+        return Line2D(
+            [], [], marker="o", color=colour, markersize=size, label=label,
+            linestyle="none",
+        )  # fmt: skip
+
+    return [
+        Line2D([], [], color="#8fa9c9", label="as computed (float32)"),
+        dot("#1f4e8c", 6, "smallest allowed encoding, measured"),
+        Line2D(
+            [],
+            [],
+            color=_IMAGE,
+            linestyle="--",
+            label=f"the stored sample ({bytes_text(image)})",
+        ),
+        dot(_CHOSEN, 9, "chosen, with share of the samples"),
+    ]
+
+
+def _mark(axes: Axes, report: Report, option: Option, share: float) -> None:
+    """A chosen option, its share beside it where there is room."""
+    place = (option.cut, option.use.get(LINK, 0.0))
+    axes.plot(*place, "o", color=_CHOSEN, markersize=11)
+    what = f"cut {option.cut}" if option.cut else "samples"
+    right = option.cut <= 0.8 * len(report.cuts)
+    axes.annotate(
+        f"{percent_text(share)} {what}",
+        place,
+        xytext=(12 if right else -12, -4 if option.cut else -16),
+        textcoords="offset points",
+        ha="left" if right else "right",
+        color=_CHOSEN,
+        fontweight="bold",
+        bbox={"color": "white", "alpha": 0.8, "pad": 1},
+    )
+
+
+def _smallest(report: Report) -> list[Option]:
+    """For each measured cut what takes the fewest bytes."""
+    by_cut: dict[int, Option] = {}
+    for option in sorted(report.problem.options, key=lambda o: o.key):
+        size = option.use.get(LINK, 0.0)
+        known = by_cut.get(option.cut)
+        if option.cut and (known is None or size < known.use.get(LINK, 0.0)):
+            by_cut[option.cut] = option
+    return list(by_cut.values())
+
+
+def _bars(report: Report) -> list[_Bar]:
+    names = {cut.index: cut.name for cut in report.cuts}
+    bars = []
+    if len(report.plan.mix) > 1:
+        mixed = _mixed_stages(report.problem, report.plan.mix)
+        bars.append(_Bar("the chosen mix, on average", mixed, 0.0))
+    for cut in _cuts_to_show(report):
+        option = report.shown(cut)
+        if option is None:
+            continue
+        label = "stream: samples"
+        if cut:
+            encoding = f" · {option.encoding}"
+            room = _LABEL_WIDTH - len(encoding) - len(f"cut {cut}: ")
+            label = f"cut {cut}: {shortened(names[cut], room)}{encoding}"
+        mixed = _mixed_stages(report.problem, [(option, 1.0)])
+        bars.append(_Bar(label, mixed, report.share(cut)))
+    return bars
+
+
+def _cuts_to_show(report: Report) -> list[int]:
+    """Streaming, what the plan uses, and the fastest of the others."""
+    used = {0, *(option.cut for option, _ in report.plan.mix)}
+    problem = report.problem
+    others = sorted(
+        {option.cut for option in problem.options} - used,
+        key=lambda cut: -problem.samples_per_second(report.options(cut)[0]),
+    )
+    return sorted([*used, *others[: _MOST_BARS - len(used)]])
+
+
+def _mixed_stages(
+    problem: Problem, mix: Sequence[tuple[Option, float]]
+) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {
+        name: {}
+        for name in _ORDER
+        if name in {r.name for r in problem.resources}
+    }
+    for option, share in mix:
+        for name, kinds in stages(problem, option).items():
+            sums = found.setdefault(name, {})
+            for kind, seconds in kinds.items():
+                sums[kind] = sums.get(kind, 0.0) + share * seconds
+    return found
+
+
+def _draw_stages(axes: Axes, report: Report, bars: Sequence[_Bar]) -> None:
+    lengths = [bar.length for bar in bars]
+    limit = _limit(lengths)
+    for row, bar in enumerate(bars):
+        _draw_bar(axes, row, bar, limit)
+    axes.set_yticks(range(len(bars)), [bar.label for bar in bars])
+    for tick, bar in zip(axes.get_yticklabels(), bars, strict=True):
+        if bar.share:
+            tick.set_color(_CHOSEN)
+            tick.set_fontweight("bold")
+    axes.set_ylim(len(bars) - 0.4, -0.6)
+    axes.set_xlim(0, 1000 * limit * (1.2 if max(lengths) > limit else 1.1))
+    axes.grid(axis="x", color="#e4e4e4")
+    axes.set_axisbelow(True)
+    title = "How long each stage takes for one sample, if all are cut there"
+    hidden = len({o.cut for o in report.problem.options}) - _MOST_BARS
+    if hidden > 0:
+        title += f"\n(without the {hidden} slowest cuts)"
+    axes.set_title(title, loc="left")
+    axes.set_xlabel(
+        "milliseconds per sample\nProcessors and network work at the same "
+        "time: the one with the most to do (outlined) sets the pace."
+    )
+
+
+def _draw_bar(axes: Axes, row: int, bar: _Bar, limit: float) -> None:
+    left = 0.0
+    totals = {name: sum(kinds.values()) for name, kinds in bar.stages.items()}
+    longest = max(totals.values())
+    for name, kinds in bar.stages.items():
+        began = left
+        for kind, seconds in kinds.items():
+            width = min(seconds, max(0.0, limit - left))
+            if width > 0:
+                _draw_part(axes, row, left, width, color=_look(kind)[1])
+            left += width
+        if left > began and totals[name] >= BINDING * longest:
+            _draw_part(
+                axes, row, began, left - began,
+                fill=False, edgecolor="black", linewidth=1.6, zorder=3,
+            )  # fmt: skip
+    whole = bar.length
+    note = percent_text(bar.share) if bar.share else ""
+    if whole > limit:
+        note = f"→ {number_text(1000 * whole)} ms  {note}"
+    axes.annotate(
+        note,
+        (1000 * left, row),
+        xytext=(5, 0),
+        textcoords="offset points",
+        va="center",
+        color=_CHOSEN if bar.share else _IMAGE,
+        fontweight="bold" if bar.share else "normal",
+        fontsize=9,
+    )
+
+
+def _draw_part(
+    axes: Axes, row: int, left: float, width: float, **look: Any
+) -> None:
+    look = {"edgecolor": "white", "linewidth": 0.4, "zorder": 2, **look}
+    axes.barh(
+        row,
+        1000 * width,
+        left=1000 * left,
+        height=0.62,
+        **look,
+    )
+
+
+def _limit(lengths: Sequence[float]) -> float:
+    """Where bars are cut off, so that one slow cut does not hide the rest."""
+    finite = sorted(each for each in lengths if each != float("inf"))
+    if not finite:
+        return 1.0
+    middle = finite[len(finite) // 2]
+    return min(finite[-1], _LONGEST_BAR * max(middle, finite[0]))
+
+
+def _look(kind: str) -> tuple[str, str]:
+    return _LOOKS.get(kind, (kind, _OTHER_COLOUR))

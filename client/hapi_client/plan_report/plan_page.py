@@ -1,0 +1,61 @@
+"""HTML files that load nothing; a plan's, and the parts of any."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hapi_client.plan_report.plan_tables import (
+    Report,
+    check_plot_path,
+    cost_table,
+    cut_table,
+    plans_table,
+    summary,
+)
+from hapi_client.reports.html import (
+    html_document,
+    html_list,
+    html_section,
+    html_table,
+)
+
+
+def write_plot(path: str | os.PathLike[str], report: Report) -> None:
+    """Draws sizes at the cuts and times of the stages.
+
+    Args:
+        path: ``.png``, or ``.html``: one file with everything in it, the
+            tables and reasons too.
+        report: of one plan.
+
+    Raises:
+        ValueError: another suffix.
+    """
+    check_plot_path(path)
+    # Matplotlib takes a second to import, and only this needs it.
+    from hapi_client.plan_report.plan_figure import png_image
+
+    if Path(path).suffix.lower() == ".png":
+        Path(path).write_bytes(png_image(report))
+    else:
+        Path(path).write_text(html_page(report), encoding="utf-8")
+
+
+def html_page(report: Report) -> str:
+    """A plan's; see :func:`hapi_client.plan_report.plan_page.write_plot`."""
+    from hapi_client.plan_report.plan_figure import svg_image
+
+    parts = [
+        html_list(summary(report)),
+        svg_image(report),
+        html_section("Plans compared", html_table(plans_table(report))),
+        html_section("What a cut costs", html_table(cost_table(report))),
+        html_section(
+            "Where the model can be cut",
+            html_table(cut_table(report, every=True)),
+        ),
+    ]
+    if report.notes:
+        parts.append(html_section("What it rests on", html_list(report.notes)))
+    return html_document(f"Where to cut {report.model}", parts)

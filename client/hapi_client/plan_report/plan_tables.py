@@ -1,0 +1,386 @@
+"""A plan for people: tables, a summary, a plot; and the same as JSON.
+
+The JSON form (:func:`report_body`) has these keys, which stay as they are:
+
+``plan``
+    Name of the rule that made the plan; ``plans`` has it.
+``plans``
+    By rule: ``mix`` (list of ``cut``, ``encoding``, ``share``),
+    ``samples_per_second``, ``one_off_seconds``, ``total_seconds``,
+    ``times_plan`` (its total over the plan's), ``binding`` (list),
+    ``utilisation`` (by resource), ``pays_from_samples`` (null: never),
+    ``reasons`` (list).
+``resources``
+    List of ``name``, ``capacity``, ``unit``.
+``cuts``
+    List, cut 0 first, of ``cut``, ``name``, ``op``, ``shape``,
+    ``float32_bytes``, ``candidate`` (was it measured), ``share`` and
+    ``options``: list of ``encoding``, ``bytes``, ``seconds`` (by resource,
+    with all its capacity), ``samples_per_second``, ``server_bytes``,
+    ``client_bytes``, ``fits``.
+``samples``, ``epochs``, ``push_one_off_seconds``
+    What the totals are for.
+``server_limit_bytes``, ``client_limit_bytes``
+    Memory that an option may take.
+
+Seconds and bytes are per sample but for those of memory, of one-off costs
+and totals; what is infinite is null.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hapi_client.reports.table import Table
+from hapi_protocol.encodings import Encoding
+from hapi_splitter.planner.baseline_policies import RULES
+from hapi_splitter.planner.costs import CutFacts
+from hapi_splitter.planner.problem import Option, Plan, Problem
+from hapi_splitter.units import (
+    bytes_text,
+    number_text,
+    percent_text,
+    seconds_text,
+)
+
+PLOT_SUFFIXES = (".png", ".html")
+ASSUMED = "assumed: "
+"""How notes begin on what was not measured."""
+_NAME_WIDTH = 36
+_CUTS_NOTE = (
+    "Sizes are bytes of one sample on the link, in the best compression of "
+    "each number format. The share is of the samples, by the plan."
+)
+_COSTS_NOTE = (
+    "For one sample in the encoding named, the plan's or else the fastest: "
+    "bytes on the link, then milliseconds of each resource, had it nothing "
+    "else to do; the largest of a row sets its pace. Memory is for one "
+    "sample; ! is more than there is."
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that there is to tell.
+
+    Attributes:
+        cuts: all cuts, first to last.
+        problem: what was asked.
+        plans: by rule, at least ``chosen``; as
+            :func:`hapi_splitter.planner.baseline_policies.alternatives` makes
+            them.
+        chosen: the rule whose plan is in force.
+        model: for titles.
+        notes: what the figures rest on, sentences.
+    """
+
+    cuts: tuple[CutFacts, ...]
+    problem: Problem
+    plans: Mapping[str, Plan]
+    chosen: str = "auto"
+    model: str = "model"
+    notes: tuple[str, ...] = ()
+
+    @property
+    def plan(self) -> Plan:
+        return self.plans[self.chosen]
+
+    @property
+    def raw_bytes(self) -> float:
+        """Of an average sample, as it is stored."""
+        streaming = next(o for o in self.problem.options if o.cut == 0)
+        return streaming.use.get("link", 0.0)
+
+    def options(self, cut: int) -> tuple[Option, ...]:
+        """All of a cut, the fastest first."""
+        return tuple(
+            sorted(
+                (o for o in self.problem.options if o.cut == cut),
+                key=lambda o: (-self.problem.samples_per_second(o), o.key),
+            )
+        )
+
+    def shown(self, cut: int) -> Option | None:
+        """The plan's choice for a cut, else the fastest; None: unmeasured."""
+        used = (option for option, _ in self.plan.mix if option.cut == cut)
+        return next(used, next(iter(self.options(cut)), None))
+
+    def share(self, cut: int) -> float:
+        """Of the samples that the plan sends through a cut."""
+        return math.fsum(w for option, w in self.plan.mix if option.cut == cut)
+
+
+def cut_table(report: Report, *, every: bool = False) -> Table:
+    """Where the model can be cut: a row for streaming and for each cut.
+
+    Args:
+        report: of one plan.
+        every: also cuts that were not measured; of these only what the
+            trace says is known.
+    """
+    dtypes = _dtypes(report.problem.options)
+    rows = tuple(
+        _cut_row(report, facts, dtypes)
+        for facts in (None, *report.cuts)
+        if every or report.shown(facts.index if facts else 0)
+    )
+    header = ("cut", "place", "operator", "shape", *dtypes, "share")
+    return Table(header, rows, 4, _CUTS_NOTE)
+
+
+def cost_table(report: Report) -> Table:
+    """What streaming and each measured cut costs."""
+    resources = [resource.name for resource in report.problem.resources]
+    rows = []
+    for cut in (0, *(facts.index for facts in report.cuts)):
+        option = report.shown(cut)
+        if option is not None:
+            rows.append(_cost_row(report, option, resources))
+    header = (
+        "cut",
+        "encoding",
+        "size",
+        *resources,
+        "server mem",
+        "client mem",
+        "share",
+    )
+    return Table(header, tuple(rows), 2, _COSTS_NOTE)
+
+
+def plans_table(report: Report) -> Table:
+    """The plan and its alternatives."""
+    chosen = report.plan
+    rows = [
+        (
+            name,
+            plan.label,
+            number_text(plan.samples_per_second),
+            seconds_text(plan.one_off_seconds),
+            seconds_text(plan.total_seconds),
+            _ratio(plan.total_seconds, chosen.total_seconds),
+            ", ".join(plan.binding),
+        )
+        for name, plan in report.plans.items()
+    ]
+    header = (
+        "plan",
+        "what it does",
+        "samples/s",
+        "once",
+        "total",
+        f"times {report.chosen}",
+        "limited by",
+    )
+    note = (
+        f"Totals are for {number_text(report.problem.samples_to_come)} "
+        f"samples, one-off costs included. The hapi plans choose their cut by "
+        f"the published rules, with the costs measured here in the place of "
+        f"their authors' constants."
+    )
+    if missing := [name for name in RULES if name not in report.plans]:
+        note += f" Their cut does not fit into memory: {', '.join(missing)}."
+    return Table(header, tuple(rows), 2, note)
+
+
+def summary(report: Report) -> tuple[str, ...]:
+    """The plan in a few lines."""
+    return (f"Plan: {report.plan.label}", *report.plan.reasons)
+
+
+def report_body(report: Report) -> dict[str, Any]:
+    """The JSON form; keys as in this module's description."""
+    problem = report.problem
+    return {
+        "plan": report.chosen,
+        "plans": {
+            name: _plan_body(plan, report.plan)
+            for name, plan in report.plans.items()
+        },
+        "resources": [
+            {"name": r.name, "capacity": r.capacity, "unit": r.unit}
+            for r in problem.resources
+        ],
+        "cuts": [_cut_body(report, each) for each in (None, *report.cuts)],
+        "samples": problem.num_samples,
+        "epochs": problem.epochs,
+        "push_one_off_seconds": problem.push_one_off_seconds,
+        "server_limit_bytes": problem.server_limit_bytes,
+        "client_limit_bytes": problem.client_limit_bytes,
+    }
+
+
+def check_plot_path(path: str | os.PathLike[str]) -> None:
+    """So that a wrong name is told before any work.
+
+    Raises:
+        ValueError: the suffix is not one of :data:`PLOT_SUFFIXES`.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in PLOT_SUFFIXES:
+        raise ValueError(
+            f"a plot cannot be written as {os.fspath(path)!r}: its name must "
+            f"end in {' or '.join(PLOT_SUFFIXES)}"
+        )
+
+
+def _plan_body(plan: Plan, chosen: Plan) -> dict[str, Any]:
+    times = None
+    if chosen.total_seconds:
+        times = _finite(plan.total_seconds / chosen.total_seconds)
+    return {
+        "mix": [
+            {"cut": o.cut, "encoding": o.encoding, "share": share}
+            for o, share in plan.mix
+        ],
+        "samples_per_second": plan.samples_per_second,
+        "one_off_seconds": plan.one_off_seconds,
+        "total_seconds": _finite(plan.total_seconds),
+        "times_plan": times,
+        "binding": list(plan.binding),
+        "utilisation": dict(plan.utilisation),
+        "pays_from_samples": plan.pays_from_samples,
+        "reasons": list(plan.reasons),
+    }
+
+
+def _cut_body(report: Report, facts: CutFacts | None) -> dict[str, Any]:
+    cut = facts.index if facts else 0
+    options = report.options(cut)
+    return {
+        "cut": cut,
+        "name": facts.name if facts else "sample",
+        "op": facts.op if facts else None,
+        "shape": list(facts.shape) if facts else None,
+        "float32_bytes": facts.float32_bytes if facts else None,
+        "candidate": bool(options),
+        "share": report.share(cut),
+        "options": [_option_body(report.problem, each) for each in options],
+    }
+
+
+def _option_body(problem: Problem, option: Option) -> dict[str, Any]:
+    return {
+        "encoding": option.encoding,
+        "bytes": option.use.get("link", 0.0),
+        "seconds": {
+            r.name: _finite(problem.seconds(option, r.name))
+            for r in problem.resources
+        },
+        "samples_per_second": problem.samples_per_second(option),
+        "server_bytes": option.server_bytes,
+        "client_bytes": option.client_bytes,
+        "fits": problem.fits(option),
+    }
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+def _dtypes(options: Sequence[Option]) -> list[str]:
+    """Of the encodings, in the order of their size, largest first."""
+    found = {Encoding.parse(o.encoding).dtype for o in options if o.cut}
+    return sorted(
+        found, key=lambda dtype: (-Encoding(dtype).value_bytes, dtype)
+    )
+
+
+def _cut_row(
+    report: Report, facts: CutFacts | None, dtypes: Sequence[str]
+) -> tuple[str, ...]:
+    cut = facts.index if facts else 0
+    return (
+        str(cut),
+        _place(report, facts),
+        op_text(facts.op) if facts else "",
+        _shape(facts),
+        *_sizes(report, facts, dtypes),
+        _share_text(report, cut),
+    )
+
+
+def _cost_row(
+    report: Report, option: Option, resources: Sequence[str]
+) -> tuple[str, ...]:
+    return (
+        str(option.cut),
+        option.encoding,
+        bytes_text(option.use.get("link", 0.0)),
+        *_milliseconds(report.problem, option, resources),
+        *_memory(report.problem, option),
+        _share_text(report, option.cut),
+    )
+
+
+def _share_text(report: Report, cut: int) -> str:
+    share = report.share(cut)
+    return percent_text(share) if share else ""
+
+
+def _place(report: Report, facts: CutFacts | None) -> str:
+    if facts is None:
+        return f"stream: the sample, {bytes_text(report.raw_bytes)}"
+    return shortened(facts.name, _NAME_WIDTH)
+
+
+def op_text(op: str) -> str:
+    """``conv2d`` of ``aten.conv2d.default``."""
+    parts = op.split(".")
+    name = parts[1] if len(parts) > 1 else op
+    for addition in ("_native_", "_legit", "_no_training"):
+        name = name.replace(addition, "")
+    return name.strip("_")
+
+
+def shortened(text: str, width: int) -> str:
+    """Without its beginning where it is longer than the width."""
+    return text if len(text) <= width else f"…{text[len(text) - width + 1 :]}"
+
+
+def _shape(facts: CutFacts | None) -> str:
+    return "x".join(map(str, facts.shape)) if facts else ""
+
+
+def _sizes(
+    report: Report, facts: CutFacts | None, dtypes: Sequence[str]
+) -> list[str]:
+    """Of the best compression for each number format."""
+    if facts is None:
+        return [""] * len(dtypes)
+    found: dict[str, float] = {}
+    for option in report.options(facts.index):
+        dtype = Encoding.parse(option.encoding).dtype
+        size = option.use.get("link", 0.0)
+        found[dtype] = min(size, found.get(dtype, math.inf))
+    if not found:
+        found = {"float32": facts.float32_bytes}
+    return [bytes_text(found[d]) if d in found else "" for d in dtypes]
+
+
+def _milliseconds(
+    problem: Problem, option: Option, resources: Sequence[str]
+) -> list[str]:
+    seconds = [problem.seconds(option, name) for name in resources]
+    return [number_text(1000 * each) if each else "-" for each in seconds]
+
+
+def _memory(problem: Problem, option: Option) -> list[str]:
+    amounts = (
+        (option.server_bytes, problem.server_limit_bytes),
+        (option.client_bytes, problem.client_limit_bytes),
+    )
+    return [
+        f"{bytes_text(needed) if needed else '-'}"
+        f"{' !' if needed > limit else ''}"
+        for needed, limit in amounts
+    ]
+
+
+def _ratio(total: float, chosen: float) -> str:
+    return f"{total / chosen:.2f}" if chosen else "-"

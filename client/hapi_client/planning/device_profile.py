@@ -1,0 +1,271 @@
+"""Profiles the client's device and CPU on a few real samples."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from hapi_client.model.frozen_region import FrozenRegion
+from hapi_client.planning.sample_probe import (
+    BUDGET_SECONDS,
+    SAMPLES_OF_SPAN,
+    TRAVEL_SECONDS,
+    ProbeSamples,
+    logger,
+)
+from hapi_protocol.errors import ClientError, DoesNotFitError
+from hapi_protocol.feature_reader import read_features
+from hapi_protocol.feature_stream import Row, feature_schema
+from hapi_protocol.feature_writer import FeatureStreamWriter
+from hapi_protocol.profiles import ModelProfile
+from hapi_splitter.encodings import decode, encode
+from hapi_splitter.host_limits import allowed_cores, allowed_memory_bytes
+from hapi_splitter.inputs.image_decode import SampleError
+from hapi_splitter.planner.costs import CutFacts, SampleCosts, candidate_cuts
+from hapi_splitter.profiling.profiler import prefix_outputs, profile_model
+
+
+@dataclass(frozen=True)
+class LocalFacts:
+    """What the client knows by itself.
+
+    Attributes:
+        cuts: all of them.
+        samples: costs of samples.
+        client: profile of the client's device.
+        num_probed: samples that were measured, of the data set or made here.
+        skipped: cuts that might be worth it, but there was no time.
+    """
+
+    cuts: tuple[CutFacts, ...]
+    samples: SampleCosts
+    client: ModelProfile
+    num_probed: int
+    skipped: tuple[int, ...] = ()
+
+
+def measure(
+    region: FrozenRegion,
+    probe: ProbeSamples,
+    encodings: Sequence[str],
+    cuts: Sequence[int] = (),
+) -> LocalFacts:
+    """Measures samples and the client's device.
+
+    Args:
+        region: of the model.
+        probe: samples.
+        encodings: canonical texts of those to measure.
+        cuts: to measure beside the candidates.
+
+    Raises:
+        ClientError: ``bad_sample`` when none of the samples decodes.
+        DoesNotFitError: the device has no memory for it.
+    """
+    try:
+        return _measure(region, probe, encodings, cuts)
+    except torch.OutOfMemoryError as error:
+        torch.cuda.empty_cache()
+        raise DoesNotFitError(
+            "does_not_fit",
+            "this device has no memory left to measure the frozen layers on "
+            f"{region.forward_samples} samples: {error}; measure on another "
+            "device, or train with cut='freeze', which computes all of them "
+            "in the store",
+        ) from error
+
+
+def _measure(
+    region: FrozenRegion,
+    probe: ProbeSamples,
+    encodings: Sequence[str],
+    cuts: Sequence[int],
+) -> LocalFacts:
+    facts = cut_facts(region)
+    decoded, decode_seconds = _decode(region, probe)
+    chosen = set(candidate_cuts(facts, probe.bytes_each)) | set(cuts)
+    features = _features(region, decoded, sorted(chosen))
+    wire_bytes: dict[tuple[int, str], float] = {}
+    encode_seconds, unpack_seconds = {}, {}
+    deadline = time.monotonic() + TRAVEL_SECONDS
+    skipped = []
+    # Small ones first: where time runs out, the large ones are no loss. But
+    # the whole frozen region is what others are compared with.
+    for cut in sorted(
+        chosen, key=lambda cut: (cut != len(facts), features[cut].nbytes)
+    ):
+        if wire_bytes and not cuts and time.monotonic() > deadline:
+            skipped.append(cut)
+            continue
+        for encoding in encodings:
+            key = cut, encoding
+            (
+                wire_bytes[key],
+                encode_seconds[key],
+                unpack_seconds[key],
+            ) = _travel(features[cut], encoding)
+    return LocalFacts(
+        cuts=facts,
+        samples=SampleCosts(
+            raw_bytes=probe.bytes_each,
+            decode_seconds=decode_seconds,
+            wire_bytes=wire_bytes,
+            encode_seconds=encode_seconds,
+            unpack_seconds=unpack_seconds,
+            span_samples=probe.span_samples,
+        ),
+        client=profile_device(region),
+        num_probed=len(decoded),
+        skipped=tuple(sorted(skipped)),
+    )
+
+
+def _features(
+    region: FrozenRegion, samples: torch.Tensor, cuts: Sequence[int]
+) -> dict[int, torch.Tensor]:
+    """At each cut, computed in batches of the size that is usual here."""
+    parts = [
+        prefix_outputs(region.local, part.to(region.device), cuts)
+        for part in torch.split(samples, region.forward_samples)
+    ]
+    # What is timed is encoding on one core of the CPU, as the plan has it.
+    return {
+        cut: torch.cat([part[cut] for part in parts]).cpu() for cut in cuts
+    }
+
+
+def cut_facts(region: FrozenRegion) -> tuple[CutFacts, ...]:
+    """The cuts as the planner knows them."""
+    return tuple(
+        CutFacts(
+            index=cut.index,
+            name=cut.name,
+            op=cut.op,
+            shape=tuple(cut.shape),
+            float32_bytes=cut.bytes_per_sample,
+            flops=cut.flops,
+        )
+        for cut in region.local.cuts
+    )
+
+
+def profile_device(region: FrozenRegion) -> ModelProfile:
+    """The profile of the client's own device, at its batch size."""
+    profile = profile_model(
+        region.local,
+        region.device,
+        cores=allowed_cores(),
+        memory_limit_bytes=memory_bytes(region.device),
+        batches=(region.forward_samples,),
+        budget_seconds=BUDGET_SECONDS,
+    )
+    # It has just run, so there is as much.
+    least = profile.peak_bytes[-1]
+    return replace(
+        profile, memory_limit_bytes=max(profile.memory_limit_bytes, least)
+    )
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Memory of the device that the job has or may still take."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free + torch.cuda.memory_reserved(device))
+    available = _available_bytes()
+    return min(available, allowed_memory_bytes() or available)
+
+
+def _available_bytes() -> int:
+    with contextlib.suppress(OSError), open("/proc/meminfo") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    pages: int = os.sysconf("SC_PHYS_PAGES")  # not Linux
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _decode(
+    region: FrozenRegion, probe: ProbeSamples
+) -> tuple[torch.Tensor, float]:
+    """The samples that can be decoded, and core-seconds of one."""
+    found = []
+    seconds = 0.0
+    failure = f"one {probe.lack}"
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for data in probe.members[:1]:
+            with contextlib.suppress(SampleError):  # told of below
+                region.decode(data)  # the first one is slow
+        for data in probe.members:
+            started = time.thread_time()
+            try:
+                found.append(region.decode(data))
+            except SampleError as error:
+                logger.info("a sample to measure is left out: %s", error)
+                failure = str(error)
+                continue
+            seconds += time.thread_time() - started
+    finally:
+        torch.set_num_threads(before)
+    if not found:
+        raise ClientError(
+            "bad_sample",
+            "none of the samples to be measured can be decoded; look at the "
+            f"{region.transform.medium.name}s ({failure}), or train with "
+            "cut='stream', which measures nothing",
+        )
+    return torch.stack(found), seconds / len(found)
+
+
+def _travel(
+    features: torch.Tensor, encoding: str
+) -> tuple[float, float, float]:
+    """Bytes, and core-seconds to encode and to unpack; all per sample."""
+    before = torch.get_num_threads()
+    # The seconds of this thread are to be all that there are.
+    torch.set_num_threads(1)
+    try:
+        _travel_once(features, encoding)
+        return _travel_once(features, encoding)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _travel_once(
+    features: torch.Tensor, encoding: str
+) -> tuple[float, float, float]:
+    count = len(features)
+    sink = io.BytesIO()
+    started = time.thread_time()
+    writer = FeatureStreamWriter(
+        sink, feature_schema(features.shape[1:], encoding)
+    )
+    header_bytes = sink.tell()
+    # Neighbours travel in one batch. Samples of distant places would compress
+    # by what they have in common, as copies of one image have all.
+    for part in torch.split(features, SAMPLES_OF_SPAN):
+        encoded = encode(part, encoding)
+        rows = [Row(number, str(number)) for number in range(len(part))]
+        writer.write(
+            rows, encoded.array, scale=encoded.scale, zero=encoded.zero
+        )
+    body_bytes = sink.tell() - header_bytes
+    writer.close(source_etag="", source_bytes=0)
+    written = time.thread_time()
+    sink.seek(0)
+    for batch in read_features(sink):
+        assert batch.features is not None, "a stream of features"
+        decode(batch.features, encoding, batch.scale, batch.zero)
+    unpacked = time.thread_time()
+    return (
+        body_bytes / count,
+        (written - started) / count,
+        (unpacked - written) / count,
+    )

@@ -1,0 +1,66 @@
+"""Estimates link throughput from measurement windows. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hapi_client.planning.cost_estimators import BUSY, NEW_WEIGHT
+from hapi_splitter.planner.problem import UNSEEN_LINK
+
+RELAX_WEIGHT = 0.1
+"""Of the newest interval where it only shows that there may be more."""
+LINK_MEMORY_SECONDS = 60.0
+LINK_GROWTH = 0.1
+"""A link not seen at its limit for that long is taken to be faster by this
+part, and by twice as much each further interval, so that one that became
+faster is found."""
+MOST_OVER = 1.5
+"""What a link at its limit carries tells so well how fast it is that an
+older estimate is kept within this factor of it."""
+
+
+@dataclass
+class LinkEstimate:
+    """Bytes per second of the job's path to Swift, all flows together."""
+
+    bytes_per_second: float = UNSEEN_LINK
+    _since_limited: float = 0.0
+    _growth: float = LINK_GROWTH
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether it is known to have a limit."""
+        return self.bytes_per_second < UNSEEN_LINK
+
+    def observe(self, rate: float, limited: bool, seconds: float) -> None:
+        """Takes one interval in.
+
+        Args:
+            rate: bytes per second that it carried.
+            limited: whether the link was what limited it.
+            seconds: its length.
+        """
+        if not limited:
+            self._since_limited += seconds
+            if self._since_limited > LINK_MEMORY_SECONDS:
+                full = rate >= BUSY * self.bytes_per_second
+                self.bytes_per_second *= 1 + self._growth
+                self._growth *= 2
+                if full:
+                    # It may well be what is believed: one small step.
+                    self._since_limited = 0.0
+                    self._growth = LINK_GROWTH
+            self.at_least(rate)
+            return
+        self._since_limited = 0.0
+        self._growth = LINK_GROWTH
+        before = min(self.bytes_per_second, MOST_OVER * rate)
+        if not self.is_seen:
+            before = rate
+        self.bytes_per_second = before + NEW_WEIGHT * (rate - before)
+
+    def at_least(self, rate: float) -> None:
+        """Takes in what it carried, whatever limited that."""
+        self.bytes_per_second = min(
+            max(self.bytes_per_second, rate), UNSEEN_LINK
+        )

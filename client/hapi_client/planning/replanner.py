@@ -1,0 +1,434 @@
+"""Moves a running job's mix to what the present conditions ask for (pure).
+
+Every job plans for itself, and all of them meet at the same workers: jobs
+that all jump to where room has just been seen, jump away together as well.
+So a move takes at most a quarter of the weight, comes at a jittered time,
+and only for a gain worth it. Moves to and fro become smaller each time; moves
+on the same way, and looks without any, make them larger again (as steps do in
+Rprop: Riedmiller and Braun, ICNN 1993).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hapi_client.metrics.window_collector import Meter
+from hapi_client.metrics.window_metrics import Observation
+from hapi_client.planning.cache_tracker import KeptFeatures
+from hapi_client.planning.cost_estimators import Estimates
+from hapi_client.planning.route_scheduler import Mixer
+from hapi_splitter.planner.cache_plan import (
+    Keeping,
+    gain_with_kept,
+    kept_seconds,
+    solve_keeping,
+)
+from hapi_splitter.planner.costs import Conditions
+from hapi_splitter.planner.plan import (
+    LINK,
+    Option,
+    Plan,
+    Problem,
+    evaluate,
+    if_streaming,
+    solve,
+)
+from hapi_splitter.planner.problem import STREAMED, Way
+
+logger = logging.getLogger(__name__)
+
+MOST_MOVED = 0.25
+"""Weight that one re-plan may move."""
+LEAST_MOVED = 0.03
+"""That it may move however often moves went to and fro."""
+SMALLER, LARGER = 0.5, 1.5
+"""Factors of that weight after a move back, and after one on the same way."""
+LEAST_GAIN = 1.02
+"""A better mix must be this much faster under the model to be taken."""
+LEAST_WEIGHT = 0.02
+"""A way with less of the weight is not worth its requests: the others are
+nearly as fast without it, and one slow span keeps many fast ones waiting."""
+LEAST_PUSH_GAIN = 1.05
+"""A mix must be this much faster than streaming alone before anything is
+pushed, and :data:`LEAST_GAIN` for that to go on: one span that is late costs
+more than such a mix promises."""
+MAX_CHANGES = 1000
+
+Build = Callable[[Conditions], Problem]
+
+
+@dataclass(frozen=True)
+class ReplanOptions:
+    """When a job looks at its plan again.
+
+    Attributes:
+        seconds: of loading between two looks; jittered by a quarter to
+            either side.
+        least_spans: that must have come meanwhile.
+    """
+
+    seconds: float = 5.0
+    least_spans: int = 4
+
+    def __post_init__(self) -> None:
+        if self.seconds <= 0 or self.least_spans < 1:
+            raise ValueError(f"{self}: both must be positive")
+
+
+@dataclass(frozen=True)
+class PlanChange:
+    """One entry of a job's log of plans.
+
+    Attributes:
+        seconds: since the job's first plan.
+        mix: weights by (cut, encoding) from then on.
+        samples_per_second: that the model expects of it.
+        why: one sentence.
+        conditions: that it was made for.
+    """
+
+    seconds: float
+    mix: Mapping[Way, float]
+    samples_per_second: float
+    why: str
+    conditions: Conditions
+
+
+class Replanner:
+    """Keeps a mixer's weights up with the conditions.
+
+    Args:
+        build: the problem under given conditions, for the samples that
+            are still to come.
+        estimates: of the conditions.
+        mixer: is given the weights.
+        meter: is asked for each interval.
+        options: when.
+        clock: monotonic seconds.
+        random: uniform in [0, 1).
+        kept: what the store has kept; it is told what to ask for. None for
+            a job without.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        estimates: Estimates,
+        mixer: Mixer[Way],
+        meter: Meter,
+        options: ReplanOptions,
+        *,
+        clock: Callable[[], float],
+        random: Callable[[], float],
+        kept: KeptFeatures | None = None,
+    ) -> None:
+        self._build = build
+        self._estimates = estimates
+        self._mixer = mixer
+        self._meter = meter
+        self._options = options
+        self._clock = clock
+        self._random = random
+        self._kept = kept or KeptFeatures()
+        self._keeping: Keeping | None = None
+        self._started = clock()
+        self._spans = 0
+        self._lost = False
+        self._most_moved = MOST_MOVED
+        self._direction: Mapping[Way, float] = {}
+        self._looking = threading.Lock()
+        self._changes: deque[PlanChange] = deque(maxlen=MAX_CHANGES)
+        self.num_changes = 0
+        """In all, also those that the log has no more."""
+        self.plan: Plan | None = None
+        self._postpone()
+
+    @property
+    def changes(self) -> Sequence[PlanChange]:
+        """The log of plans, oldest first."""
+        return tuple(self._changes)
+
+    @property
+    def estimates(self) -> Estimates:
+        return self._estimates
+
+    def begin(self) -> Plan:
+        """The first plan, taken as it is."""
+        self._meter.take()
+        problem = self._present()
+        plan = self._wanted(problem, LEAST_PUSH_GAIN)
+        self._take(problem, _weights(plan.mix), plan)
+        return plan
+
+    def span_came(self) -> None:
+        """Told of each span; now and then looks at the plan."""
+        self._spans += 1
+        # Several loops may be under way; one of them looks.
+        if not self._is_due() or not self._looking.acquire(blocking=False):
+            return
+        try:
+            if self._is_due():
+                self.look()
+        except Exception:
+            # A defect of the planning must not end a training run.
+            logger.exception("a defect: the plan stays as it is")
+        finally:
+            self._looking.release()
+
+    def _is_due(self) -> bool:
+        return (
+            self._spans >= self._options.least_spans
+            and self._meter.window_seconds >= self._pause
+        )
+
+    def look(self) -> None:
+        """Takes the interval in, and moves the mix if that pays."""
+        self._postpone()
+        seen = self._meter.take()
+        estimates = self._estimates
+        estimates.observe(seen, self._build)
+        problem = self._present()
+        now = dict(self._mixer.weights)
+        if self._is_lost(seen, problem, now):
+            return
+        is_pushing = any(way != STREAMED for way in now)
+        wanted = self._wanted(
+            problem, LEAST_GAIN if is_pushing else LEAST_PUSH_GAIN
+        )
+        present = evaluate(problem, _options(problem, now), "auto")
+        gives_up = is_pushing and not wanted.pushes
+        if self._gain(problem, present, wanted) < LEAST_GAIN and not gives_up:
+            self._put_in_force(present)
+            self._use_kept(problem, present)
+            self._most_moved = min(MOST_MOVED, LARGER * self._most_moved)
+            return
+        target = _weights(wanted.mix)
+        direction = difference(target, now)
+        self._most_moved = self._next_most(direction)
+        self._direction = direction
+        self._take(problem, step(now, target, self._most_moved), wanted)
+
+    def _present(self) -> Problem:
+        """The problem of now, and what is kept now, for one look."""
+        problem = self._build(self._estimates.conditions())
+        self._keeping = self._kept.keeping()
+        self._meter.expect(
+            {each.way: problem.seconds(each, LINK) for each in problem.options}
+        )
+        return problem
+
+    def _wanted(self, problem: Problem, least_gain: float) -> Plan:
+        """The best plan, or streaming where pushing gains too little.
+
+        Little as it gains, it goes on where others keep the worker busy that
+        would gain more: its answers tell when they are gone.
+        """
+        plan = worthwhile(problem, self._solve(problem))
+        streaming = if_streaming(problem)
+        gain = self._gain(problem, streaming, plan)
+        if streaming is None or gain >= least_gain or not plan.pushes:
+            return plan
+        conditions = self._estimates.conditions()
+        if conditions.server_share < 1:
+            alone = self._build(replace(conditions, server_share=1.0))
+            best = self._solve(alone)
+            if self._gain(alone, if_streaming(alone), best) >= least_gain:
+                return plan
+        return replace(
+            streaming,
+            rule=plan.rule,
+            reasons=(
+                f"{streaming.label}.",
+                f"{plan.label} would be {gain - 1:.1%} faster, which is less "
+                "than spans that come late may cost.",
+            ),
+        )
+
+    def _solve(self, problem: Problem) -> Plan:
+        if self._keeping is None:
+            return solve(problem)
+        return solve_keeping(problem, self._keeping)
+
+    def _gain(self, problem: Problem, other: Plan | None, plan: Plan) -> float:
+        """By which factor a plan is sooner through with what is to come."""
+        if (
+            self._keeping is None
+            or other is None
+            or not other.samples_per_second
+        ):
+            return gain_over(other, plan)
+        return gain_with_kept(problem, other, plan, self._keeping)
+
+    def _use_kept(self, problem: Problem, plan: Plan) -> None:
+        """Asks for what is kept, where that is faster than the mix."""
+        if self._keeping is None or not plan.samples_per_second:
+            return
+        seconds = {
+            option.way: kept_seconds(problem, option)
+            for option in problem.options
+            if option.cut and problem.fits(option)
+        }
+        steady = 1 / plan.samples_per_second
+        faster = [way for way, each in seconds.items() if each < steady]
+        self._kept.use(sorted(faster, key=lambda way: seconds[way]))
+
+    def _next_most(self, direction: Mapping[Way, float]) -> float:
+        along = sum(
+            part * self._direction.get(way, 0.0)
+            for way, part in direction.items()
+        )
+        if along < 0:
+            return max(LEAST_MOVED, SMALLER * self._most_moved)
+        return min(MOST_MOVED, LARGER * self._most_moved)
+
+    def _is_lost(
+        self, seen: Observation, problem: Problem, now: Mapping[Way, float]
+    ) -> bool:
+        """Whether most of what should be pushed is not, at present.
+
+        Spans that cannot be pushed are streamed one by one, and the worker is
+        asked again by itself; the weights stay for when it is back.
+        """
+        came = seen.pushed_samples + seen.num_kept
+        if all(way == STREAMED for way in now):
+            self._lost = False  # nobody asks it any more
+        elif seen.fell_back > came:
+            streaming = {STREAMED: 1.0}
+            plan = evaluate(problem, _options(problem, streaming), "auto")
+            if not self._lost:
+                self._lost = True
+                self._record(
+                    streaming,
+                    plan,
+                    f"The worker does not answer ({seen.fell_back} samples, "
+                    f"{came} came): what it should compute is "
+                    "streamed until it does.",
+                )
+            self._put_in_force(plan)
+        elif self._lost and came:
+            self._lost = False
+            plan = evaluate(problem, _options(problem, now), "auto")
+            self._record(now, plan, "The worker answers again.")
+        return self._lost
+
+    def _take(
+        self,
+        problem: Problem,
+        weights: Mapping[Way, float],
+        wanted: Plan,
+    ) -> None:
+        # The first sentence says what the mix is, which is plain to see.
+        why = " ".join(wanted.reasons[1:2] or wanted.reasons)
+        self._mixer.change(weights)
+        plan = evaluate(problem, _options(problem, weights), wanted.rule)
+        self._use_kept(problem, plan)
+        self._record(weights, plan, why)
+
+    def _record(
+        self, weights: Mapping[Way, float], plan: Plan, why: str
+    ) -> None:
+        self._put_in_force(plan)
+        change = PlanChange(
+            seconds=self._clock() - self._started,
+            mix=dict(weights),
+            samples_per_second=plan.samples_per_second,
+            why=why,
+            conditions=self._estimates.conditions(),
+        )
+        self._changes.append(change)
+        self.num_changes += 1
+        logger.info("plan: %s: %s", describe_mix(weights), why)
+
+    def _put_in_force(self, plan: Plan) -> None:
+        self.plan = plan
+        self._meter.expect_rate(plan.samples_per_second)
+
+    def _postpone(self) -> None:
+        jitter = 0.75 + 0.5 * self._random()
+        self._pause = self._options.seconds * jitter
+        self._spans = 0
+
+
+def worthwhile(problem: Problem, plan: Plan) -> Plan:
+    """The plan without ways that are not worth their requests.
+
+    All that a job pushes is never left out: little as it is, it shows
+    whether the worker has more room by now.
+    """
+    kept = [each for each in plan.mix if each[1] >= LEAST_WEIGHT]
+    pushes = any(option.cut for option, _ in plan.mix)
+    if pushes and not any(option.cut for option, _ in kept):
+        return plan
+    if len(kept) == len(plan.mix):
+        return plan
+    return evaluate(problem, kept, plan.rule)
+
+
+def gain_over(other: Plan | None, plan: Plan) -> float:
+    """By which factor a plan is faster than another, if that can run."""
+    if other is None or not other.samples_per_second:
+        return math.inf
+    return plan.samples_per_second / other.samples_per_second
+
+
+def step(
+    now: Mapping[Way, float], wanted: Mapping[Way, float], most: float
+) -> dict[Way, float]:
+    """Weights on the way from one mix to another.
+
+    Args:
+        now: weights that sum to 1.
+        wanted: likewise.
+        most: weight that may move; all of it if less has to.
+    """
+    change = difference(wanted, now)
+    distance = sum(abs(each) for each in change.values()) / 2
+    part = min(1.0, most / distance) if distance > 0 else 1.0
+    moved = {way: now.get(way, 0.0) + part * change[way] for way in change}
+    kept = {
+        way: weight
+        for way, weight in moved.items()
+        if weight >= LEAST_WEIGHT or way in wanted
+    }
+    whole = sum(kept.values())
+    return {way: weight / whole for way, weight in kept.items()}
+
+
+def difference(
+    wanted: Mapping[Way, float], now: Mapping[Way, float]
+) -> dict[Way, float]:
+    """Of weights, by way."""
+    ways = sorted({*now, *wanted})
+    return {way: wanted.get(way, 0.0) - now.get(way, 0.0) for way in ways}
+
+
+def describe_mix(weights: Mapping[Way, float]) -> str:
+    """``60 % cut 21 float32, 40 % stream``."""
+    parts = sorted(weights.items(), key=lambda part: -part[1])
+    return ", ".join(
+        f"{100 * weight:.0f} % "
+        + (f"cut {cut} {encoding}" if cut else "stream")
+        for (cut, encoding), weight in parts
+    )
+
+
+def way_label(way: Way) -> str:
+    """As :attr:`hapi_splitter.planner.plan.Option.label`."""
+    cut, encoding = way
+    return f"cut {cut} · {encoding}" if cut else "stream"
+
+
+def _weights(mix: Sequence[tuple[Option, float]]) -> dict[Way, float]:
+    return {each.way: weight for each, weight in mix}
+
+
+def _options(
+    problem: Problem, weights: Mapping[Way, float]
+) -> list[tuple[Option, float]]:
+    known = {each.way: each for each in problem.options}
+    return [(known[way], weight) for way, weight in weights.items()]

@@ -1,0 +1,61 @@
+"""Reports of passes as one HTML file that loads nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from hapi_client.atomic_file import whole_file
+from hapi_client.reports.epoch_report import EpochReport
+from hapi_client.reports.html import (
+    html_document,
+    html_section,
+    html_table,
+    svg_element,
+)
+from hapi_client.reports.run_report import (
+    DEFAULT_TITLE,
+    RunReport,
+    check_report_path,
+    run_body,
+)
+from hapi_client.reports.run_tables import tables
+
+
+def write_reports(
+    path: str | os.PathLike[str],
+    reports: Sequence[EpochReport],
+    title: str = DEFAULT_TITLE,
+) -> None:
+    """Writes ``.json``, or ``.html``: one file with everything in it.
+
+    Raises:
+        ClientError: ``bad_configuration`` for another suffix, or a file that
+            cannot be written.
+    """
+    check_report_path(path)
+    run = RunReport(title, tuple(reports))
+    if Path(path).suffix.lower() == ".json":
+        text = json.dumps(run_body(run), indent=2) + "\n"
+    else:
+        text = html_page(run)
+    with whole_file(Path(path)) as file:
+        file.write(text.encode())
+
+
+def html_page(run: RunReport) -> str:
+    """Pictures and tables."""
+    if not run.reports:
+        return html_document(run.title, ["<p>No pass over the data.</p>"])
+    # Matplotlib takes a second to import, and only HTML needs it.
+    from hapi_client.reports.run_figure import figure
+
+    sections = [
+        html_section(title, html_table(table))
+        for title, table in tables(run.reports).items()
+    ]
+    return html_document(
+        run.title, [svg_element(figure(run.reports)), *sections]
+    )

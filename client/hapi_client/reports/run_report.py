@@ -1,0 +1,101 @@
+"""Reports of passes in files: JSON, and a page with pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hapi_client.reports.epoch_report import (
+    EpochReport,
+    report_body,
+    report_from_body,
+)
+from hapi_protocol.errors import ClientError
+
+SUFFIXES = (".json", ".html")
+VERSION = 1
+DEFAULT_TITLE = "A training run"
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """The passes of one run.
+
+    Attributes:
+        title: of it.
+        reports: in the order of their beginning.
+    """
+
+    title: str
+    reports: tuple[EpochReport, ...]
+
+
+def check_report_path(path: str | os.PathLike[str]) -> None:
+    """So that a wrong name is told before any work.
+
+    Raises:
+        ClientError: ``bad_configuration`` for another suffix.
+    """
+    if Path(path).suffix.lower() not in SUFFIXES:
+        raise ClientError(
+            "bad_configuration",
+            f"a report cannot be written as {os.fspath(path)!r}: its name "
+            f"must end in {' or '.join(SUFFIXES)}",
+        )
+
+
+def run_body(run: RunReport) -> dict[str, Any]:
+    """The JSON form: ``version``, ``title``, ``reports``."""
+    return {
+        "version": VERSION,
+        "title": run.title,
+        "reports": [report_body(each) for each in run.reports],
+    }
+
+
+def read_reports(path: str | os.PathLike[str]) -> RunReport:
+    """What ``hapi train --report`` or ``--json`` has written.
+
+    Raises:
+        ClientError: ``bad_configuration`` naming the file, what is wrong
+            with it, and the remedy.
+    """
+    try:
+        body = json.loads(Path(path).read_text(encoding="utf-8"))
+        return _run_from_body(body)
+    except OSError as error:
+        raise _unusable(path, error.strerror or str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise _unusable(path, str(error)) from error
+
+
+def _run_from_body(body: Any) -> RunReport:
+    if not isinstance(body, Mapping) or "reports" not in body:
+        raise ValueError("there is no key 'reports'")
+    version = body.get("version", VERSION)
+    if version != VERSION:
+        raise ValueError(
+            f"it is of version {version!r}, and this release reads {VERSION}"
+        )
+    bodies = body["reports"]
+    if not isinstance(bodies, list):
+        raise ValueError("'reports' is no list")
+    reports = []
+    for number, each in enumerate(bodies):
+        try:
+            reports.append(report_from_body(each))
+        except ValueError as error:
+            raise ValueError(f"report {number}: {error}") from error
+    return RunReport(str(body.get("title", DEFAULT_TITLE)), tuple(reports))
+
+
+def _unusable(path: str | os.PathLike[str], why: str) -> ClientError:
+    return ClientError(
+        "bad_configuration",
+        f"{os.fspath(path)} cannot be read as a report: {why}; give a file "
+        "that 'hapi train --report PATH.json' or '--json PATH' has written",
+    )

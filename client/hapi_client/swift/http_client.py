@@ -1,0 +1,299 @@
+"""One authenticated request: token, retries, deadline, error, count."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+import requests
+import urllib3
+
+from hapi_client.swift.auth import Authenticator
+from hapi_client.swift.credentials import Credentials
+from hapi_client.swift.response_body import Body
+from hapi_client.swift.retry import Backoff
+from hapi_client.swift.traffic_counters import Traffic
+from hapi_client.swift.transport import (
+    SocketOwners,
+    Transport,
+    is_certificate_error,
+)
+from hapi_protocol.errors import (
+    MAX_BODY_BYTES,
+    ClientError,
+    HapiError,
+    RightsError,
+    TooSlowError,
+    error_from_body,
+)
+
+logger = logging.getLogger(__name__)
+
+_TAG = re.compile(rb"<[^>]*>")
+
+
+@dataclass(frozen=True)
+class ConnectionOptions:
+    """Bounds of every wait.
+
+    Attributes:
+        connect_seconds: for a TCP and TLS connection.
+        read_seconds: for the next bytes of an answer, its headers too.
+        body_seconds: for a whole body, sent or received.
+        num_connections: kept open to one host.
+        backoff: of repeated requests.
+    """
+
+    connect_seconds: float = 10.0
+    read_seconds: float = 60.0
+    body_seconds: float = 3600.0
+    num_connections: int = 16
+    backoff: Backoff = field(default_factory=Backoff)
+
+
+class Source:
+    """A request body: the next bytes of a file, counted when sent."""
+
+    def __init__(
+        self, file: BinaryIO, length_bytes: int, traffic: Traffic
+    ) -> None:
+        self._file = file
+        self._start = file.tell()
+        self._length_bytes = length_bytes
+        self._traffic = traffic
+        self._position = 0
+
+    def __len__(self) -> int:
+        return self._length_bytes
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, position: int) -> None:
+        """Used by urllib3 before it sends a body again."""
+        self._file.seek(self._start + position)
+        self._position = position
+
+    def read(self, size: int = -1) -> bytes:
+        left = self._length_bytes - self._position
+        data = self._file.read(left if size < 0 else min(size, left))
+        self._position += len(data)
+        self._traffic.add(sent_bytes=len(data))
+        return data
+
+
+class Requester:
+    """Makes requests with one user's token.
+
+    A forked child builds its own sockets on first use.
+    """
+
+    def __init__(
+        self, credentials: Credentials, options: ConnectionOptions
+    ) -> None:
+        self._credentials = credentials
+        self._options = options
+        if credentials.tls.insecure:
+            logger.warning(
+                "certificates of TLS servers are not checked (insecure): "
+                "whoever is between may read the password and the data"
+            )
+        self.auth = Authenticator(
+            credentials,
+            timeout_seconds=options.read_seconds,
+            retries=options.backoff.attempts - 1,
+        )
+        self.owners = SocketOwners()
+        self.traffic = Traffic()
+        self._lock = threading.Lock()
+        self._current: Transport | None = None
+
+    def close(self) -> None:
+        with self._lock:
+            if self._current is not None:
+                self._current.close()
+                self._current = None
+
+    def open(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        object_name: str,
+        source: Source | None = None,
+        seconds: float | None = None,
+        read_seconds: float | None = None,
+        patient: bool = True,
+    ) -> Body:
+        """The answer to a request, its body unread.
+
+        Args:
+            object_name: what it is about, for errors.
+            source: request body.
+            seconds: for the whole answer; None for the usual.
+            read_seconds: for its next bytes, likewise.
+            patient: repeat after 429, 5xx and broken connections.
+
+        Raises:
+            HapiError: for each status from 400 on; ``not_connected``,
+                ``too_slow`` when there is no answer.
+        """
+        seconds = seconds or self._options.body_seconds
+        deadline = time.monotonic() + seconds
+        timeout = (
+            self._options.connect_seconds,
+            read_seconds or self._options.read_seconds,
+        )
+
+        def send(token: str) -> Body:
+            return Body(
+                self._send(
+                    method,
+                    url,
+                    {**(headers or {}), "X-Auth-Token": token},
+                    source,
+                    object_name,
+                    timeout,
+                    patient,
+                ),
+                object_name,
+                self.traffic,
+                self.owners.scope,
+                deadline,
+            )
+
+        token = self.auth.token()
+        body = send(token)
+        if body.status == 401:
+            body.close()
+            if source is not None:
+                source.seek(0)
+            body = send(self.auth.renewed_token(token))
+            if body.status == 401:
+                raise _twice_refused(body, object_name)
+        if body.status >= 300:
+            raise _error(body, object_name)
+        return body
+
+    def _send(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        source: Source | None,
+        object_name: str,
+        timeout: tuple[float, float],
+        patient: bool,
+    ) -> requests.Response:
+        transport = self._transport()
+        session = transport.patient if patient else transport.eager
+        self.traffic.add(requests=1)
+        try:
+            return session.request(
+                method,
+                url,
+                headers={"Accept-Encoding": "identity", **headers},
+                data=source,
+                stream=True,
+                timeout=timeout,
+                allow_redirects=False,
+                verify=transport.verify,
+            )
+        except requests.RequestException as error:
+            raise _no_answer(error, method, object_name, timeout) from error
+
+    def _transport(self) -> Transport:
+        with self._lock:
+            if self._current is None or self._current.pid != os.getpid():
+                self._current = Transport(
+                    self.owners,
+                    self._options.backoff,
+                    self.traffic,
+                    num_connections=self._options.num_connections,
+                    tls=self._credentials.tls,
+                )
+            return self._current
+
+
+def _no_answer(
+    error: requests.RequestException,
+    method: str,
+    object_name: str,
+    timeout: tuple[float, float],
+) -> HapiError:
+    cause = error.args[0] if error.args else error
+    cause = getattr(cause, "reason", None) or cause  # of a MaxRetryError
+    timeouts = (requests.Timeout, urllib3.exceptions.ReadTimeoutError)
+    if isinstance(error, timeouts) or isinstance(cause, timeouts):
+        return TooSlowError(
+            "too_slow",
+            f"{method} {object_name}: no answer in {timeout[1]:g} s",
+            object_name=object_name,
+        )
+    if is_certificate_error(cause):
+        return ClientError(
+            "bad_configuration",
+            f"{method} {object_name}: {cause}; name the authority of the "
+            "server's certificate by OS_CACERT or --os-cacert",
+            object_name=object_name,
+        )
+    return ClientError(
+        "not_connected",
+        f"{method} {object_name}: {cause}",
+        object_name=object_name,
+    )
+
+
+def _error(body: Body, object_name: str) -> HapiError:
+    with body:
+        if body.status < 400:
+            return _redirected(body, object_name)
+        start = body.read(MAX_BODY_BYTES)
+    if body.headers.get("Content-Type", "").startswith("text/html"):
+        start = b" ".join(_TAG.sub(b" ", start).split())  # Swift's own pages
+    return error_from_body(
+        body.status,
+        start,
+        object_name=object_name,
+        trans_id=body.trans_id,
+        retry_after=_seconds(body.headers.get("Retry-After")),
+    )
+
+
+def _twice_refused(body: Body, object_name: str) -> RightsError:
+    body.close()
+    return RightsError(
+        "unauthorized",
+        f"Swift refuses {object_name} with 401, with a new token too; the "
+        "auth service is not the one that Swift asks, or the account is "
+        "another user's",
+        object_name=object_name,
+        trans_id=body.trans_id,
+    )
+
+
+def _redirected(body: Body, object_name: str) -> ClientError:
+    # Neither Swift nor the filter does that; the token stays here.
+    target = body.headers.get("Location", "nowhere")
+    return ClientError(
+        "bad_configuration",
+        f"{object_name} was answered with {body.status}, to be found at "
+        f"{target}, which is not followed; log in where the storage URL is "
+        "the right one",
+        object_name=object_name,
+        trans_id=body.trans_id,
+    )
+
+
+def _seconds(value: str | None) -> float | None:
+    # The other form, a date, is not sent by Swift or by us.
+    if value is None or not value.isascii() or not value.isdigit():
+        return None
+    return float(value)

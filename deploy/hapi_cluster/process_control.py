@@ -1,0 +1,111 @@
+"""What a supervisor asks of Linux: locks, children, the parent's end."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from hapi_cluster.errors import AlreadyRunningError, DirectoryError, StartError
+from hapi_cluster.paths import ClusterPaths
+from hapi_cluster.process_identity import ProcessIdentity
+from hapi_cluster.state import write_private
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+@contextlib.contextmanager
+def locked(paths: ClusterPaths) -> Iterator[None]:
+    """Hold the directory, and keep its pid file meanwhile.
+
+    The lock decides: it ends with its process, which a pid file does not.
+    """
+    try:
+        descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise DirectoryError(
+            f"cannot write {paths.lock}: {error.strerror}.",
+            "Choose a directory that you may write.",
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise AlreadyRunningError(
+            f"the cluster in {paths.directory} is running already.",
+            f"Use it, or stop it first: hapi cluster stop {paths.directory}",
+        ) from error
+    try:
+        write_private(paths.pid_file, f"{ProcessIdentity.of(os.getpid())}\n")
+        yield
+        paths.pid_file.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def watched_parent(pid: int | None) -> Iterator[int | None]:
+    """A pidfd of the process to end with; readable when it ends.
+
+    Not PR_SET_PDEATHSIG, which fires when the *thread* that started the
+    supervisor ends.
+    """
+    if pid is None:
+        yield None
+        return
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError as error:
+        raise StartError(
+            f"process {pid}, with which the cluster should end, is gone.",
+            "Start it again.",
+        ) from error
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def become_subreaper() -> None:
+    """Inherit the orphans of one's children instead of leaving them."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def die_with(parent_pid: int) -> Callable[[], None]:
+    """A ``preexec_fn``: the kernel kills the child when its parent ends."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def in_child() -> None:
+        prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        # The parent may have died before the line above.
+        if os.getppid() != parent_pid:
+            os._exit(1)
+
+    return in_child
+
+
+def dead_child() -> int | None:
+    """A dead, not yet reaped child's number."""
+    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    try:
+        found = os.waitid(os.P_ALL, 0, flags)
+    except ChildProcessError:
+        return None
+    return None if found is None else found.si_pid
+
+
+def kill_orphans() -> None:
+    """Kill and reap whatever grandchildren were left to this process."""
+    own = Path(f"/proc/self/task/{os.getpid()}/children")
+    while pids := [int(pid) for pid in own.read_text().split()]:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)

@@ -1,0 +1,95 @@
+"""Runs Swift's servers: ``python -m hapi_cluster.run_servers ETC NAME…``.
+
+One name: that server alone, as its ``swift-NAME-server`` script would run
+it. Several: the rings are made, then all run in this one process, on one
+eventlet hub.
+
+Swift is imported inside the functions, for the order matters: ``swift_dir``
+in a server's configuration comes too late for the storage policies, which
+are read when their module is imported.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+DEFAULT_CLIENT_TIMEOUT_SECONDS = 60.0
+
+
+def serve(etc: Path, names: Sequence[str]) -> int:
+    """Serve until killed; the exit status if a server returns."""
+    from swift.common import utils
+
+    utils.set_swift_dir(str(etc))
+    configs = [(str(etc / f"{n}-server.conf"), f"{n}-server") for n in names]
+    if len(configs) == 1:
+        from swift.common.wsgi import run_wsgi
+
+        return int(run_wsgi(*configs[0], verbose=True))
+    from hapi_cluster.rings import ensure_rings
+
+    ensure_rings(etc)
+    return _serve_together(configs)
+
+
+def _serve_together(configs: Sequence[tuple[str, str]]) -> int:
+    """All servers on one hub; ends with the first that ends.
+
+    ``run_server`` cannot be used for it: each call makes a hub anew.
+    """
+    from swift.common import utils, wsgi
+    from swift.common.concurrency import eventlet
+
+    eventlet.hubs.use_hub(utils.get_hub())
+    utils.monkey_patch()
+    ended = eventlet.event.Event()
+    for path, section in configs:
+        conf, _, global_conf, strategy = wsgi.check_config(
+            path, section, verbose=True
+        )
+        listener = strategy.no_fork_sock()
+        thread = eventlet.spawn(_serve_one, conf, global_conf, listener)
+        thread.link(lambda thread: ended.send(thread))
+    ended.wait().wait()
+    return 1
+
+
+def _serve_one(
+    conf: dict[str, Any], global_conf: dict[str, Any], listener: Any
+) -> None:
+    """What ``swift.common.wsgi.run_server`` does after making its hub."""
+    from swift.common import constraints, wsgi
+    from swift.common.utils import NullLogger
+
+    app = wsgi.loadapp(conf["__file__"], global_conf=global_conf)
+    timeout = float(
+        conf.get("client_timeout") or DEFAULT_CLIENT_TIMEOUT_SECONDS
+    )
+    warnings.filterwarnings(
+        "ignore", message="capitalize_response_headers is disabled"
+    )
+    wsgi.wsgi.server(
+        listener,
+        app,
+        NullLogger(),
+        custom_pool=wsgi.RestrictedGreenPool(
+            size=int(conf.get("max_clients", "1024"))
+        ),
+        protocol=wsgi.SwiftHttpProtocol,
+        socket_timeout=timeout,
+        capitalize_response_headers=False,
+        url_length_limit=constraints.MAX_REQUEST_LINE,
+    )
+
+
+def main(argv: list[str]) -> int:
+    etc, *names = argv
+    return serve(Path(etc), names)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,92 @@
+"""Starts a supervisor and waits for its verdict."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from hapi_cluster.errors import StartError, error_from_json
+from hapi_cluster.logs import tail
+from hapi_cluster.paths import ClusterPaths
+from hapi_cluster.settings import ClusterSettings
+from hapi_cluster.supervisor import KILL_SECONDS
+
+# What the supervisor itself needs beside the deadline it is given.
+START_MARGIN_SECONDS = 30.0
+
+
+def spawn_supervisor(
+    paths: ClusterPaths, settings: ClusterSettings
+) -> subprocess.Popen[bytes]:
+    """Start it, and return when all that it started answers.
+
+    Raises the ClusterError that the supervisor reports.
+    """
+    paths.logs.mkdir(mode=0o700, exist_ok=True)
+    read_end, write_end = os.pipe()
+    argv = [sys.executable, "-m", "hapi_cluster.supervisor"]
+    try:
+        with paths.log("supervisor").open("ab") as log:
+            process = subprocess.Popen(
+                [*argv, str(paths.directory), str(write_end)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                start_new_session=True,
+                pass_fds=(write_end,),
+            )
+    finally:
+        os.close(write_end)
+    assert process.stdin is not None
+    try:
+        with process.stdin as stdin:
+            stdin.write(settings.to_json().encode())
+        verdict = _read_verdict(read_end, settings.start_seconds)
+    except BaseException:
+        # Ctrl-C: the supervisor has a session of its own and hears nothing.
+        process.terminate()
+        _end(process, settings)
+        raise
+    finally:
+        os.close(read_end)
+    if verdict.get("ok"):
+        return process
+    _end(process, settings)
+    if verdict:
+        raise error_from_json(verdict)
+    log_path = paths.log("supervisor")
+    raise StartError(
+        f"the supervisor gave no answer. The end of {log_path}:\n"
+        f"{tail(log_path)}",
+        f"Read {log_path}.",
+    )
+
+
+def _read_verdict(read_end: int, start_seconds: float) -> Mapping[str, Any]:
+    """The supervisor's message; empty if it died or missed the deadline."""
+    deadline = time.monotonic() + start_seconds + START_MARGIN_SECONDS
+    data = b""
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([read_end], [], [], left)[0]:
+            return {}
+        piece = os.read(read_end, 65536)
+        if not piece:
+            return dict(json.loads(data)) if data else {}
+        data += piece
+
+
+def _end(process: subprocess.Popen[bytes], settings: ClusterSettings) -> None:
+    """A supervisor that failed ends by itself; one that hangs does not."""
+    try:
+        process.wait(settings.stop_seconds + KILL_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(KILL_SECONDS)

@@ -1,0 +1,125 @@
+"""The feature stream: one Arrow IPC stream of rows in shard order.
+
+Columns ``index: int32``, ``key: utf8``, ``label: int64?``, ``meta: utf8?``,
+``error: utf8?`` and ``features: fixed_shape_tensor?``, null exactly where
+``error`` is set.  With uint8 features there are ``scale`` and ``zero``, of
+float32 lists of fixed size, one value for each group of the sample.  Buffers
+are compressed as the encoding says.  An index stream has ``offset: int64`` and
+``length: int64`` in the place of ``features``.  Each batch carries this
+request's seconds per stage in its ``custom_metadata``, or a batch of zero rows
+behind it does, in a stream that is being kept.  The last message is a batch of
+zero rows with the summary; a stream without it is truncated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from hapi_protocol.encodings import Encoding, num_groups
+from hapi_protocol.feature_writer import CLOCK_STAGES
+from hapi_protocol.versions import API_VERSION
+
+METADATA_TIMINGS = b"hapi.timings"
+METADATA_SUMMARY = b"hapi.summary"
+METADATA_STREAM = b"hapi.stream"
+STAGES = (*CLOCK_STAGES, "forward_cpu", "decode_cpu", "encode_cpu")
+"""All whose seconds it may report; ``_cpu``: core-seconds."""
+
+SCALES = ("scale", "zero")
+ARRAYS = ("features", *SCALES)
+
+_ROW_FIELDS = (
+    pa.field("index", pa.int32(), nullable=False),
+    pa.field("key", pa.utf8(), nullable=False),
+    pa.field("label", pa.int64()),
+    pa.field("meta", pa.utf8()),
+    pa.field("error", pa.utf8()),
+)
+_PLACE_FIELDS = (
+    pa.field("offset", pa.int64(), nullable=False),
+    pa.field("length", pa.int64(), nullable=False),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sample's row, without its features.
+
+    ``error`` is set for samples that fail the same way each time (an
+    undecodable image, a per-sample limit); what might succeed when
+    repeated aborts the stream instead.  ``offset`` and ``length`` are
+    used by index streams only.
+    """
+
+    index: int
+    key: str
+    label: int | None = None
+    meta: str | None = None
+    error: str | None = None
+    offset: int = 0
+    length: int = 0
+
+
+@dataclass(frozen=True)
+class FeatureBatch:
+    """Rows as read; all arrays are the reader's own copies.
+
+    Attributes:
+        rows: all rows of the batch, in shard order; none where it only
+            tells timings.
+        features: ``[good rows, *shape]`` in the wire dtype, for the rows
+            without an error, in order; None in an index stream.
+        timings: seconds per stage of this request.
+        scale: ``[good rows, groups]`` float32; None unless quantised.
+        zero: as ``scale``.
+    """
+
+    rows: tuple[Row, ...]
+    features: npt.NDArray[Any] | None
+    timings: Mapping[str, float]
+    scale: npt.NDArray[np.float32] | None = None
+    zero: npt.NDArray[np.float32] | None = None
+
+    @property
+    def good_rows(self) -> list[Row]:
+        return [row for row in self.rows if row.error is None]
+
+
+def feature_schema(shape: Sequence[int], encoding: str) -> pa.Schema:
+    """Schema of a stream of features.
+
+    Args:
+        shape: of one sample's features, without the batch dimension.
+        encoding: one of :data:`hapi_protocol.encodings.ENCODINGS`.
+
+    Raises:
+        AnnotationError: ``unknown_encoding``.
+    """
+    parsed = Encoding.parse(encoding)
+    value_type = pa.from_numpy_dtype(np.dtype(parsed.wire_dtype))
+    tensor = pa.fixed_shape_tensor(value_type, list(shape))
+    fields = [*_ROW_FIELDS, pa.field("features", tensor)]
+    if parsed.is_quantised:
+        groups = pa.list_(pa.float32(), num_groups(shape))
+        fields += [pa.field(name, groups) for name in SCALES]
+    return pa.schema(fields, metadata=_stream_metadata(encoding=str(parsed)))
+
+
+def index_schema() -> pa.Schema:
+    """Schema of a stream of index rows, without features."""
+    return pa.schema(
+        [*_ROW_FIELDS, *_PLACE_FIELDS], metadata=_stream_metadata()
+    )
+
+
+def _stream_metadata(**facts: str) -> dict[bytes, bytes]:
+    return {
+        METADATA_STREAM: json.dumps({"version": API_VERSION, **facts}).encode()
+    }

@@ -1,0 +1,267 @@
+"""Writes feature streams and index streams (Arrow IPC)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from hapi_protocol.encodings import Encoding
+from hapi_protocol.feature_stream import (
+    METADATA_STREAM,
+    METADATA_SUMMARY,
+    METADATA_TIMINGS,
+    SCALES,
+    Row,
+)
+from hapi_protocol.summary import Load, Summary
+from hapi_protocol.tee_stream import BOTH, CLIENT, KEPT
+
+CLOCK_STAGES = (
+    "queue",
+    "read",
+    "decode",
+    "forward",
+    "encode",
+    "send_blocked",
+)
+"""Stages whose seconds of the clock a batch may report."""
+
+
+def _write_options(schema: pa.Schema) -> pa.ipc.IpcWriteOptions:
+    """With the compression that the schema's own metadata names."""
+    facts = json.loads(schema.metadata[METADATA_STREAM])
+    compression = Encoding.parse(facts.get("encoding", "float32")).compression
+    # In the calling thread, whose processor time is measured.
+    return pa.ipc.IpcWriteOptions(
+        compression=None if compression == "none" else compression,
+        use_threads=False,
+    )
+
+
+class FeatureStreamWriter:
+    """Writes one feature stream, or one index stream, to a binary sink.
+
+    Args:
+        sink: anything with ``write(bytes-like)``; each call gives whole
+            Arrow messages' pieces, never empty.
+        schema: of :func:`feature_schema` or :func:`index_schema`.
+        mark: called with the kind (:mod:`hapi_protocol.tee_stream`) of what is
+            written next; then the rows are told apart from what is true of
+            this one request.
+    """
+
+    def __init__(
+        self,
+        sink: Any,
+        schema: pa.Schema,
+        mark: Callable[[bytes], None] | None = None,
+    ) -> None:
+        self._schema = schema
+        self._mark = mark
+        self._has_features = "features" in schema.names
+        self._has_scales = "scale" in schema.names
+        self._writer = pa.ipc.new_stream(
+            _Sink(sink), schema, options=_write_options(schema)
+        )
+        self.num_rows = 0
+        self.num_errors = 0
+
+    def write(
+        self,
+        rows: Sequence[Row],
+        features: npt.NDArray[Any] | None = None,
+        timings: Mapping[str, float] | None = None,
+        *,
+        scale: npt.NDArray[np.float32] | None = None,
+        zero: npt.NDArray[np.float32] | None = None,
+    ) -> None:
+        """Writes one batch.
+
+        Args:
+            rows: in shard order, errors included; at least one.
+            features: ``[rows without error, *shape]`` in the wire dtype,
+                C-contiguous; None in an index stream.
+            timings: seconds per stage.
+            scale: ``[rows without error, groups]`` float32, for quantised
+                features.
+            zero: as ``scale``.
+
+        Raises:
+            ValueError: when rows and features do not go together.
+        """
+        columns = _row_columns(rows)
+        if self._has_features:
+            columns.append(self._feature_column(rows, features))
+            if self._has_scales:
+                columns += [
+                    self._list_column(name, rows, values)
+                    for name, values in zip(SCALES, (scale, zero), strict=True)
+                ]
+        else:
+            columns += [
+                pa.array([row.offset for row in rows], pa.int64()),
+                pa.array([row.length for row in rows], pa.int64()),
+            ]
+        batch = pa.record_batch(columns, schema=self._schema)
+        told = _json_metadata(METADATA_TIMINGS, timings)
+        if self._mark is None:
+            self._writer.write_batch(batch, custom_metadata=told)
+        else:
+            self._mark(BOTH)
+            self._writer.write_batch(batch)
+            if told:
+                self._mark(CLIENT)
+                self._writer.write_batch(self._empty, custom_metadata=told)
+        self.num_rows += len(rows)
+        self.num_errors += sum(row.error is not None for row in rows)
+
+    def close(
+        self,
+        *,
+        source_etag: str,
+        source_bytes: int,
+        saturated: int = 0,
+        cpu_seconds: float = 0.0,
+        load: Load | None = None,
+    ) -> Summary:
+        """Writes the closing batch and the end of the stream.
+
+        Args: as the attributes of :class:`Summary`.
+        """
+        summary = Summary(
+            rows=self.num_rows,
+            errors=self.num_errors,
+            source_etag=source_etag,
+            source_bytes=source_bytes,
+            saturated=saturated,
+            cpu_seconds=cpu_seconds,
+            load=load,
+        )
+        if self._mark is not None:
+            self._mark(KEPT)
+            self._write_summary(replace(summary, cpu_seconds=0.0, load=None))
+            self._mark(CLIENT)
+        self._write_summary(summary)
+        if self._mark is not None:
+            self._mark(BOTH)
+        self._writer.close()
+        return summary
+
+    def _write_summary(self, summary: Summary) -> None:
+        self._writer.write_batch(
+            self._empty,
+            custom_metadata=_json_metadata(METADATA_SUMMARY, asdict(summary)),
+        )
+
+    @cached_property
+    def _empty(self) -> pa.RecordBatch:
+        return pa.record_batch(
+            [pa.array([], field.type) for field in _storage(self._schema)],
+            schema=_storage_schema(self._schema),
+        ).cast(self._schema)
+
+    def _feature_column(
+        self, rows: Sequence[Row], features: npt.NDArray[Any] | None
+    ) -> pa.ExtensionArray:
+        tensor = self._schema.field("features").type
+        storage = _lists("features", rows, features, tensor, tensor.shape)
+        return pa.ExtensionArray.from_storage(tensor, storage)
+
+    def _list_column(
+        self, name: str, rows: Sequence[Row], values: npt.NDArray[Any] | None
+    ) -> pa.FixedSizeListArray:
+        kind = self._schema.field(name).type
+        return _lists(name, rows, values, kind, (kind.list_size,))
+
+
+def _lists(
+    name: str,
+    rows: Sequence[Row],
+    values: npt.NDArray[Any] | None,
+    kind: pa.DataType,
+    shape: Sequence[int],
+) -> pa.FixedSizeListArray:
+    """A column of lists, null exactly where a row has an error."""
+    good = np.array([row.error is None for row in rows])
+    num_good = int(good.sum())
+    wanted = (num_good, *shape)
+    dtype = kind.value_type.to_pandas_dtype()
+    if values is None:
+        values = np.empty(wanted if num_good == 0 else (0,), dtype)
+    if values.shape != wanted or values.dtype != dtype:
+        raise ValueError(
+            f"{name} of shape {values.shape} and {values.dtype}; these rows "
+            f"need {wanted} and {np.dtype(dtype)}"
+        )
+    width = math.prod(shape)
+    flat = np.ascontiguousarray(values).reshape(num_good, width)
+    if num_good != len(rows):
+        spread = np.zeros((len(rows), width), dtype)
+        spread[good] = flat
+        flat = spread
+    return pa.FixedSizeListArray.from_arrays(
+        pa.array(flat.reshape(-1)),
+        width,
+        mask=None if num_good == len(rows) else pa.array(~good),
+    )
+
+
+def _storage(schema: pa.Schema) -> list[pa.Field]:
+    return [
+        field.with_type(field.type.storage_type)
+        if isinstance(field.type, pa.BaseExtensionType)
+        else field
+        for field in schema
+    ]
+
+
+def _storage_schema(schema: pa.Schema) -> pa.Schema:
+    return pa.schema(_storage(schema), metadata=schema.metadata)
+
+
+def _row_columns(rows: Sequence[Row]) -> list[pa.Array]:
+    return [
+        pa.array([row.index for row in rows], pa.int32()),
+        pa.array([row.key for row in rows], pa.utf8()),
+        pa.array([row.label for row in rows], pa.int64()),
+        pa.array([row.meta for row in rows], pa.utf8()),
+        pa.array([row.error for row in rows], pa.utf8()),
+    ]
+
+
+def _json_metadata(key: bytes, value: Any) -> dict[bytes, bytes] | None:
+    return None if value is None else {key: json.dumps(value).encode()}
+
+
+class _Sink:
+    """The part of a file that Arrow's writer needs."""
+
+    closed = False
+
+    def __init__(self, sink: Any) -> None:
+        self._sink = sink
+        self._position = 0
+
+    def write(self, data: Any) -> int:
+        piece = bytes(data)
+        if piece:
+            self._sink.write(piece)
+            self._position += len(piece)
+        return len(piece)
+
+    def tell(self) -> int:
+        return self._position
+
+    def flush(self) -> None:
+        """Arrow calls it; pieces are handed on at once."""
+
+    def close(self) -> None:
+        """Arrow calls it; the sink belongs to the caller."""

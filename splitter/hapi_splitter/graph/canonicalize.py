@@ -1,0 +1,316 @@
+"""Exported operators in the fewer forms that packages know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import fx
+
+from hapi_splitter.graph.operators import EMBEDDING, operators
+
+RESHAPES = frozenset(
+    f"aten.{name}"
+    for name in (
+        "view.default",
+        "_unsafe_view.default",
+        "reshape.default",
+        "flatten.using_ints",
+        "unflatten.int",
+    )
+)
+"""All regroup dimensions in row-major order."""
+
+IDENTITIES = frozenset(
+    f"aten.{name}"
+    for name in (
+        "alias.default",
+        "detach.default",
+        "lift_fresh_copy.default",
+        "dropout.default",
+        "feature_dropout.default",
+    )
+)
+"""Operators that do nothing in eval mode; see :func:`is_identity`."""
+
+
+def is_identity(node: fx.Node) -> bool:
+    """Whether a call yields what it is given.
+
+    Dropout that is on even in eval mode is none: it is random.
+    """
+    if str(node.target) not in IDENTITIES:
+        return False
+    return "dropout" not in str(node.target) or not all(node.args[1:3])
+
+
+SPLITS = frozenset(
+    {
+        "aten.split.Tensor",
+        "aten.split_with_sizes.default",
+        "aten.chunk.default",
+        "aten.unbind.int",
+    }
+)
+"""Operators with a list of results, along ``dim``."""
+
+ASSERTIONS = frozenset({"aten._assert_tensor_metadata.default"})
+"""Operators without a result; what they state, loading checks anyway."""
+
+DECOMPOSED = frozenset(
+    f"aten.{name}"
+    for name in (
+        "adaptive_avg_pool1d.default",
+        "addcmul.default",
+        "avg_pool1d.default",
+        "channel_shuffle.default",
+        "einsum.default",
+        "repeat_interleave.self_int",
+        "type_as.default",
+    )
+)
+"""Operators that torch itself writes with others."""
+
+Named = dict[str, Any]
+Rewritten = tuple[str, Named]
+
+_NEUTRAL = (None, False, torch.contiguous_format, torch.strided)
+
+
+def rewrite(name: str, bound: Named, node: fx.Node) -> Rewritten | None:
+    """The table's operator for an exported one, and its arguments.
+
+    Args:
+        name: of the exported operator.
+        bound: its arguments by name, defaults included.
+        node: the exported call.
+
+    Returns:
+        None for what packages cannot hold; the name ``identity`` for what
+        does nothing.
+    """
+    special = _SPECIAL.get(name)
+    if special is not None:
+        return special(bound, node)
+    return _direct(name, bound)
+
+
+def is_known(name: str) -> bool:
+    """Whether packages hold an exported operator, in some form."""
+    return (
+        name in operators()
+        or name in _SPECIAL
+        or name in RESHAPES | SPLITS | IDENTITIES
+    )
+
+
+def _direct(name: str, bound: Named) -> Rewritten | None:
+    """The same operator, if nothing unusual is asked of it."""
+    operator = operators().get(name)
+    if operator is None:
+        return None
+    expected = {parameter.name for parameter in operator.parameters}
+    extra = {k: v for k, v in bound.items() if k not in expected}
+    if any(value not in _NEUTRAL for value in extra.values()):
+        return None
+    return name, bound
+
+
+def _clone(bound: Named, node: fx.Node) -> Rewritten | None:
+    if bound["memory_format"] is torch.contiguous_format:
+        return "aten.contiguous.default", bound
+    return "identity", {}
+
+
+def _squeeze(bound: Named, node: fx.Node) -> Rewritten | None:
+    dim = bound.get("dim")
+    if dim is None:
+        shape = node.args[0].meta["val"].shape  # type: ignore[union-attr]
+        dim = [i for i, s in enumerate(shape) if isinstance(s, int) and s == 1]
+    dims = [dim] if isinstance(dim, int) else dim
+    return "aten.squeeze.dims", {"self": bound["self"], "dim": dims}
+
+
+def _slice(bound: Named, node: fx.Node) -> Rewritten | None:
+    source = node.args[0].meta["val"]  # type: ignore[union-attr]
+    size = source.shape[bound["dim"]]
+    if not isinstance(size, int):
+        whole = tuple(source.shape) == tuple(node.meta["val"].shape)
+        return ("identity", {}) if whole and bound["step"] == 1 else None
+    start, end, step = slice(
+        bound["start"], bound["end"], bound["step"]
+    ).indices(size)
+    return "aten.slice.Tensor", bound | {
+        "start": start,
+        "end": max(start, end),
+        "step": step,
+    }
+
+
+def _expand(bound: Named, node: fx.Node) -> Rewritten | None:
+    sizes = list(node.meta["val"].shape)
+    return "aten.expand.default", {"self": bound["self"], "size": sizes}
+
+
+def _repeat(bound: Named, node: fx.Node) -> Rewritten | None:
+    """Where all that is repeated has size 1, or one dimension is."""
+    source = bound["self"].meta["val"]
+    sizes = list(node.meta["val"].shape)
+    added = len(sizes) - source.ndim
+    repeated = [
+        dim
+        for dim, count in enumerate(bound["repeats"])
+        if not isinstance(count, int) or count != 1
+    ]
+    old = [1] * added + list(source.shape)
+    if all(isinstance(old[d], int) and old[d] == 1 for d in repeated):
+        return "aten.expand.default", {"self": bound["self"], "size": sizes}
+    count = bound["repeats"][repeated[0]]
+    if added or len(repeated) > 1 or not isinstance(count, int):
+        return None
+    if count < 1:
+        return None
+    copies = [bound["self"]] * count
+    return "aten.cat.default", {"tensors": copies, "dim": repeated[0]}
+
+
+def _copy(bound: Named, node: fx.Node) -> Rewritten | None:
+    """What is overwritten does not matter."""
+    source, result = bound["src"].meta["val"], node.meta["val"]
+    if (source.shape, source.dtype) != (result.shape, result.dtype):
+        return None
+    return "aten.contiguous.default", {"self": bound["src"]}
+
+
+def _square(bound: Named, node: fx.Node) -> Rewritten | None:
+    return "aten.mul.Tensor", {"self": bound["self"], "other": bound["self"]}
+
+
+def _embedding(bound: Named, node: fx.Node) -> Rewritten | None:
+    """All else that is asked of it concerns gradients."""
+    used = {name: bound[name] for name in ("weight", "indices")}
+    return EMBEDDING, used
+
+
+def _matrix_transpose(bound: Named, node: fx.Node) -> Rewritten | None:
+    return "aten.transpose.int", bound | {"dim0": 0, "dim1": 1}
+
+
+def _gelu(bound: Named, node: fx.Node) -> Rewritten | None:
+    tanh = bound["approximate"] == "tanh"
+    return "aten.gelu.default", bound | {"approximate": tanh}
+
+
+def _pad(bound: Named, node: fx.Node) -> Rewritten | None:
+    if not any(bound["pad"]):
+        return "identity", {}
+    if bound["mode"] != "constant":
+        return None
+    return "aten.pad.default", bound
+
+
+def _reduce(name: str) -> Callable[[Named, fx.Node], Rewritten | None]:
+    def reduced(bound: Named, node: fx.Node) -> Rewritten | None:
+        return (name, bound) if bound["dim"] else None
+
+    return reduced
+
+
+def _with_number(name: str) -> Callable[[Named, fx.Node], Rewritten | None]:
+    """``x * 2`` is exported with a number in the place of a tensor."""
+
+    def numbered(bound: Named, node: fx.Node) -> Rewritten | None:
+        if isinstance(bound["other"], fx.Node):
+            return _direct(f"aten.{name}.Tensor", bound)
+        return _direct(f"aten.{name}.Scalar", bound)
+
+    return numbered
+
+
+def _dtype(bound: Named, node: fx.Node) -> Rewritten | None:
+    dtype = node.meta["val"].dtype
+    return "aten._to_copy.default", {"self": bound["self"], "dtype": dtype}
+
+
+def _same_padding(bound: Named, node: fx.Node) -> Rewritten | None:
+    """``padding="same"`` where both sides get as much."""
+    weight = bound["weight"].meta["val"]
+    spans = [
+        d * (k - 1)
+        for d, k in zip(bound["dilation"], weight.shape[2:], strict=True)
+    ]
+    if bound["padding"] == "valid":
+        padding = [0 for _ in spans]
+    elif any(span % 2 for span in spans):
+        return None
+    else:
+        padding = [span // 2 for span in spans]
+    return "aten.conv2d.default", bound | {"padding": padding}
+
+
+def _adaptive_max_pool(bound: Named, node: fx.Node) -> Rewritten | None:
+    """Where all windows have one size."""
+    sizes = bound["self"].meta["val"].shape[-2:]
+    places = bound["output_size"]
+    if any(size % place for size, place in zip(sizes, places, strict=True)):
+        return None
+    window = [size // place for size, place in zip(sizes, places, strict=True)]
+    return "aten.max_pool2d.default", {
+        "self": bound["self"],
+        "kernel_size": window,
+        "stride": window,
+        "padding": [0, 0],
+        "dilation": [1, 1],
+        "ceil_mode": False,
+    }
+
+
+def _upsample(name: str) -> Callable[[Named, fx.Node], Rewritten | None]:
+    def upsampled(bound: Named, node: fx.Node) -> Rewritten | None:
+        factors = bound["scale_factors"] or (None, None)
+        return f"aten.{name}.default", bound | {
+            "self": bound["input"],
+            "output_size": list(node.meta["val"].shape[2:]),
+            "scales_h": factors[0],
+            "scales_w": factors[1],
+        }
+
+    return upsampled
+
+
+_SPECIAL: Mapping[str, Callable[[Named, fx.Node], Rewritten | None]] = (
+    MappingProxyType(
+        {
+            "aten.clone.default": _clone,
+            "aten.squeeze.default": _squeeze,
+            "aten.squeeze.dim": _squeeze,
+            "aten.slice.Tensor": _slice,
+            "aten.expand.default": _expand,
+            "aten.repeat.default": _repeat,
+            "aten.copy.default": _copy,
+            "aten.square.default": _square,
+            "aten.t.default": _matrix_transpose,
+            EMBEDDING: _embedding,
+            "aten.gelu.default": _gelu,
+            "aten.pad.default": _pad,
+            "aten.mean.dim": _reduce("aten.mean.dim"),
+            "aten.sum.dim_IntList": _reduce("aten.sum.dim_IntList"),
+            "aten.linalg_vector_norm.default": _reduce(
+                "aten.linalg_vector_norm.default"
+            ),
+            "aten.add.Tensor": _with_number("add"),
+            "aten.sub.Tensor": _with_number("sub"),
+            "aten.mul.Tensor": _with_number("mul"),
+            "aten.div.Tensor": _with_number("div"),
+            "aten.to.dtype": _dtype,
+            "aten._to_copy.default": _dtype,
+            "aten.conv2d.padding": _same_padding,
+            "aten.adaptive_max_pool2d.default": _adaptive_max_pool,
+            "aten.upsample_nearest2d.vec": _upsample("upsample_nearest2d"),
+            "aten.upsample_bilinear2d.vec": _upsample("upsample_bilinear2d"),
+            "aten.upsample_bicubic2d.vec": _upsample("upsample_bicubic2d"),
+        }
+    )
+)

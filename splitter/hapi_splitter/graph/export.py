@@ -1,0 +1,387 @@
+"""From a module to a program, through ``torch.export``.
+
+The exported, functionalised graph is brought to fewer forms than torch has:
+every regrouping of dimensions becomes ``reshape``, splits become slices,
+what depends on weights alone is computed once here, and sizes become
+numbers or multiples of the batch. What is left is translated call by call.
+"""
+
+from __future__ import annotations
+
+import operator as operator_module
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from hapi_protocol.errors import FreezeError, PackageError
+from hapi_splitter.graph.batch_constants import (
+    BatchSized,
+    draws,
+    is_size,
+    reads,
+)
+from hapi_splitter.graph.call_names import call_names
+from hapi_splitter.graph.canonicalize import (
+    ASSERTIONS,
+    RESHAPES,
+    SPLITS,
+    is_identity,
+    rewrite,
+)
+from hapi_splitter.graph.functionalize import functional
+from hapi_splitter.graph.operators import operators
+from hapi_splitter.graph.program import (
+    INPUT,
+    Affine,
+    Argument,
+    Call,
+    Program,
+    Ref,
+    read_call,
+)
+
+_MAX_BATCH = 65536
+
+
+@dataclass(frozen=True)
+class ExportedRegion:
+    """A program, its weights by id, and a name for each call."""
+
+    program: Program
+    weights: Mapping[int, torch.Tensor]
+    names: Sequence[str]
+
+
+def export_region(module: nn.Module, example: torch.Tensor) -> ExportedRegion:
+    """Exports a module of one input and one output.
+
+    Args:
+        module: in eval mode, on one device.
+        example: float32 ``[2, ...]`` on that device.
+
+    Raises:
+        FreezeError: ``cannot_trace`` with torch's reason, or
+            ``unknown_op`` naming the operator and where it is.
+    """
+    batch = torch.export.Dim("batch", min=1, max=_MAX_BATCH)
+    try:
+        exported = functional(
+            torch.export.export(
+                module, (example,), dynamic_shapes=({0: batch},), strict=False
+            )
+        )
+    except Exception as error:  # export raises whatever tracing raised
+        raise FreezeError(
+            "cannot_trace",
+            "torch.export cannot trace the frozen region with any batch "
+            f"size: {str(error)[:500]}",
+        ) from error
+    return _Translation(exported).region()
+
+
+class _Translation:
+    """Reads one exported program into ours."""
+
+    def __init__(self, exported: torch.export.ExportedProgram) -> None:
+        self._exported = exported
+        self._constants: dict[fx.Node, Any] = {}
+        self._sized = BatchSized(self._constants, _size)
+        self._known: dict[fx.Node, Any] = {}
+        self._weights: list[torch.Tensor] = []
+        self._memories: set[int] = set()
+        self._calls: list[tuple[str, tuple[Any, ...]]] = []
+        self._origins: list[fx.Node] = []
+
+    def region(self) -> ExportedRegion:
+        for node in self._exported.graph.nodes:
+            if node.op == "placeholder":
+                self._placeholder(node)
+            elif node.op == "call_function":
+                self._call(node)
+            elif node.op == "output":
+                return self._finish(self._known.get(self._result(node)))
+        raise AssertionError("an exported graph has an output")
+
+    def _result(self, output: fx.Node) -> Any:
+        """What the module returns, behind all that it overwrites."""
+        kinds = torch.export.graph_signature.OutputKind
+        for spec in self._exported.graph_signature.output_specs:
+            if spec.kind in (kinds.BUFFER_MUTATION, kinds.PARAMETER_MUTATION):
+                raise FreezeError(
+                    "cannot_freeze",
+                    f"the frozen region changes its {spec.target!r} in every "
+                    "forward; freeze before that",
+                )
+        results: Any = output.args[0]
+        return results[-1]
+
+    def _placeholder(self, node: fx.Node) -> None:
+        for spec in self._exported.graph_signature.input_specs:
+            if getattr(spec.arg, "name", None) != node.name:
+                continue
+            if spec.kind is torch.export.graph_signature.InputKind.USER_INPUT:
+                self._known[node] = _Input()
+            else:
+                self._constants[node] = self._stored(spec.target)
+
+    def _stored(self, target: str | None) -> torch.Tensor:
+        assert target is not None
+        source = self._exported.state_dict
+        if target not in source:
+            source = self._exported.constants
+        stored: torch.Tensor = source[target]
+        return stored.detach()
+
+    def _call(self, node: fx.Node) -> None:
+        name = str(node.target)
+        if is_size(node) or name in ASSERTIONS:
+            return
+        if self._fold(node) or self._sized.takes(node):
+            return
+        if node.target is operator_module.getitem:
+            self._known[node] = self._item(*node.args)
+        elif is_identity(node):
+            self._known[node] = self._known[node.all_input_nodes[0]]
+        elif name in SPLITS:
+            self._known[node] = self._split(node, name)
+        else:
+            self._known[node] = self._translate(node, name)
+
+    def _item(self, source: Any, index: Any) -> Any:
+        results = self._known[source]
+        if index >= len(results):
+            raise _unknown(source, str(source.target))
+        return results[index]
+
+    def _fold(self, node: fx.Node) -> bool:
+        """Computes what depends on weights alone."""
+        if _has_symbols(node.meta.get("val")) or draws(node):
+            return False
+        if any(source not in self._constants for source in reads(node)):
+            return False
+        self._constants[node] = self._sized.value(node)
+        return True
+
+    def _split(self, node: fx.Node, name: str) -> list[Any]:
+        source = self._argument(node.args[0])
+        dim, kept = _bound(node)["dim"], name != "aten.unbind.int"
+        parts, start = [], 0
+        for value in node.meta["val"]:
+            size = int(value.shape[dim]) if kept else 1
+            op = "aten.slice.Tensor" if kept else "aten.select.int"
+            bounds = (start, start + size, 1) if kept else (start,)
+            parts.append(self._add(node, op, (source, dim, *bounds)))
+            start += size
+        return parts
+
+    def _translate(self, node: fx.Node, name: str) -> Any:
+        if name in RESHAPES:
+            shape = tuple(_size(s) for s in node.meta["val"].shape)
+            source = self._argument(node.args[0])
+            return self._add(node, "aten.reshape.default", (source, shape))
+        named = rewrite(name, _bound(node), node)
+        if named is None:
+            raise _unknown(node, name)
+        op, arguments = named
+        if op == "identity":
+            return self._known[node.all_input_nodes[0]]
+        operator = operators()[op]
+        args = tuple(
+            self._argument(arguments[parameter.name])
+            for parameter in operator.parameters
+        )
+        result = self._add(node, op, args)
+        # Batch norm's statistics are never read in eval mode.
+        return [result] if isinstance(node.meta["val"], tuple) else result
+
+    def _argument(self, argument: Any) -> Any:
+        if isinstance(argument, fx.Node):
+            value = argument.meta.get("val")
+            if isinstance(value, torch.SymInt | int):
+                return _size(value)
+            if argument in self._constants:
+                return self._weight(argument, self._constants[argument])
+            if argument in self._sized:
+                return self._repeated(argument)
+            return self._known[argument]
+        if isinstance(argument, torch.SymInt):
+            return _size(argument)
+        if isinstance(argument, list | tuple):
+            return tuple(self._argument(item) for item in argument)
+        return argument
+
+    def _weight(self, node: fx.Node, tensor: torch.Tensor) -> Any:
+        if node not in self._known:
+            memory = tensor.untyped_storage().data_ptr()
+            if memory in self._memories:
+                # A package cannot hold two tensors in one memory.
+                tensor = tensor.clone()
+            self._memories.add(memory)
+            self._weights.append(tensor)
+            self._known[node] = _Weight(len(self._weights) - 1)
+        return self._known[node]
+
+    def _repeated(self, node: fx.Node) -> Any:
+        """A weight, repeated once per sample."""
+        if node in self._known:
+            return self._known[node]
+        found = self._sized.repeated(node)
+        if found is None:
+            raise _unknown(node, str(node.target))
+        result = self._weight(node, found.once)
+        if found.dim is not None:
+            result = self._expanded(node, result, found.once.shape, found.dim)
+        self._known[node] = result
+        return result
+
+    def _expanded(
+        self, node: fx.Node, weight: Any, shape: Sequence[int], dim: int
+    ) -> Any:
+        before, count, after = shape[:dim], shape[dim], shape[dim + 1 :]
+        if count == 1:
+            sizes = (*before, Affine(1), *after)
+            return self._add(node, "aten.expand.default", (weight, sizes))
+        apart = self._add(node, "aten.unsqueeze.default", (weight, dim))
+        sizes = (*before, Affine(1), count, *after)
+        copies = self._add(node, "aten.expand.default", (apart, sizes))
+        sizes = (*before, Affine(count), *after)
+        return self._add(node, "aten.reshape.default", (copies, sizes))
+
+    def _add(self, node: fx.Node, op: str, args: tuple[Any, ...]) -> Any:
+        self._calls.append((op, args))
+        self._origins.append(node)
+        return _Result(len(self._calls) - 1)
+
+    def _finish(self, output: Any) -> ExportedRegion:
+        if not isinstance(output, _Result):
+            raise FreezeError(
+                "cannot_freeze", "nothing is computed before the freeze point"
+            )
+        used_calls, used_weights = self._used(output)
+        first = len(used_weights) + 1
+        ids: dict[Any, int] = {_Input(): INPUT}
+        ids |= {_Weight(w): i for i, w in enumerate(used_weights, 1)}
+        ids |= {_Result(c): i for i, c in enumerate(used_calls, first)}
+        calls = tuple(
+            Call(op, tuple(_numbered(argument, ids) for argument in args))
+            for op, args in (self._calls[c] for c in used_calls)
+        )
+        weights = {i: self._weights[w] for i, w in enumerate(used_weights, 1)}
+        program = Program(len(weights), calls)
+        self._check(program, used_calls)
+        names = call_names([self._origins[c] for c in used_calls])
+        return ExportedRegion(program, weights, names)
+
+    def _check(self, program: Program, used_calls: Sequence[int]) -> None:
+        """Refuses what no package may hold, before it is run anywhere."""
+        entries = program.to_json()["calls"]
+        for place, entry in enumerate(entries):
+            try:
+                read_call(entry, program.first_call + place)
+            except PackageError as error:
+                node = self._origins[used_calls[place]]
+                raise FreezeError(
+                    "unknown_op",
+                    f"in {_where(node)}: {error.message}; freeze before it, "
+                    "or write it with others",
+                    details={"op": entry[1]},
+                ) from error
+
+    def _used(self, output: Any) -> tuple[list[int], list[int]]:
+        calls: set[int] = set()
+        weights: set[int] = set()
+        pending: list[Any] = [output]
+        while pending:
+            item = pending.pop()
+            if isinstance(item, tuple):
+                pending.extend(item)
+            elif isinstance(item, _Weight):
+                weights.add(item.index)
+            elif isinstance(item, _Result) and item.index not in calls:
+                calls.add(item.index)
+                pending.append(self._calls[item.index][1])
+        return sorted(calls), sorted(weights)
+
+
+@dataclass(frozen=True)
+class _Input:
+    """The batch of samples."""
+
+
+@dataclass(frozen=True)
+class _Weight:
+    index: int
+
+
+@dataclass(frozen=True)
+class _Result:
+    index: int
+
+
+def _numbered(argument: Any, ids: Mapping[Any, int]) -> Argument:
+    if isinstance(argument, _Input | _Weight | _Result):
+        return Ref(ids[argument])
+    if isinstance(argument, tuple):
+        return tuple(_numbered(item, ids) for item in argument)
+    plain: Argument = argument
+    return plain
+
+
+def _bound(node: fx.Node) -> dict[str, Any]:
+    """A call's arguments by their schema's names, defaults included."""
+    bound = {}
+    assert isinstance(node.target, torch._ops.OpOverload)
+    for index, argument in enumerate(node.target._schema.arguments):
+        if index < len(node.args):
+            bound[argument.name] = node.args[index]
+        elif argument.name in node.kwargs:
+            bound[argument.name] = node.kwargs[argument.name]
+        else:
+            bound[argument.name] = argument.default_value
+    return bound
+
+
+def _has_symbols(value: Any) -> bool:
+    values = value if isinstance(value, list | tuple) else [value]
+    return any(
+        isinstance(size, torch.SymInt)
+        for item in values
+        if isinstance(item, torch.Tensor)
+        for size in item.shape
+    )
+
+
+def _size(value: int | torch.SymInt) -> int | Affine:
+    if isinstance(value, int):
+        return value
+    expression = value.node.expr
+    symbols = list(expression.free_symbols)
+    if not symbols:
+        return int(expression)
+    symbol = symbols[0]
+    constant = expression.subs(symbol, 0)
+    slope = expression.subs(symbol, 1) - constant
+    if len(symbols) > 1 or (expression - slope * symbol - constant) != 0:
+        raise FreezeError(
+            "cannot_trace",
+            f"a size of {expression} is not a multiple of the batch size",
+        )
+    return Affine(int(slope), int(constant))
+
+
+def _unknown(node: fx.Node, name: str) -> FreezeError:
+    return FreezeError(
+        "unknown_op",
+        f"operator {name} in {_where(node)} cannot go into a model package; "
+        "freeze before it, or write it with others",
+        details={"op": name},
+    )
+
+
+def _where(node: fx.Node) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [path for path, _ in stack.values() if path]
+    return paths[-1] if paths else "the model"

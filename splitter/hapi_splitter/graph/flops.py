@@ -1,0 +1,78 @@
+"""Floating-point operations of a call, per sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from hapi_splitter.graph.batch_independence import (
+    Bound,
+    Value,
+)
+from hapi_splitter.graph.operators import EMBEDDING
+from hapi_splitter.graph.shapes import tensors_of
+
+
+def flops_of(op: str, bound: Bound, result: Value) -> int:
+    """Floating point operations of one call per sample.
+
+    Products count two per multiply-add; all else one per entry read or
+    written, whichever is more, and pooling one per entry of its window.
+    """
+    count = _FLOPS.get(op)
+    if count is not None:
+        return count(bound, result)
+    tensors = tensors_of(bound)
+    read = max((value.num_elements for value in tensors), default=0)
+    return max(read, result.num_elements)
+
+
+def _embedding_flops(bound: Bound, result: Value) -> int:
+    return result.num_elements
+
+
+def _conv_flops(bound: Bound, result: Value) -> int:
+    window = math.prod(bound["weight"].shape[1:])
+    return int(2 * result.num_elements * window)
+
+
+def _transposed_conv_flops(bound: Bound, result: Value) -> int:
+    window = math.prod(bound["weight"].shape[1:])
+    return int(2 * bound["input"].num_elements * window)
+
+
+def _linear_flops(bound: Bound, result: Value) -> int:
+    return int(2 * result.num_elements * bound["weight"].shape[-1])
+
+
+def _matmul_flops(bound: Bound, result: Value) -> int:
+    return int(2 * result.num_elements * bound["self"].shape[-1])
+
+
+def _attention_flops(bound: Bound, result: Value) -> int:
+    keys = bound["key"].shape[-2]
+    query = bound["query"].num_elements
+    return int(2 * keys * (query + result.num_elements))
+
+
+def _pool_flops(bound: Bound, result: Value) -> int:
+    kernel = bound["kernel_size"]
+    height, width = kernel[0], kernel[-1]
+    return int(result.num_elements * height * width)
+
+
+_FLOPS: Mapping[str, Callable[[Bound, Value], int]] = MappingProxyType(
+    {
+        EMBEDDING: _embedding_flops,
+        "aten.conv1d.default": _conv_flops,
+        "aten.conv2d.default": _conv_flops,
+        "aten.conv_transpose2d.input": _transposed_conv_flops,
+        "aten.linear.default": _linear_flops,
+        "aten.matmul.default": _matmul_flops,
+        "aten.bmm.default": _matmul_flops,
+        "aten.scaled_dot_product_attention.default": _attention_flops,
+        "aten.max_pool2d.default": _pool_flops,
+        "aten.avg_pool2d.default": _pool_flops,
+    }
+)

@@ -1,0 +1,207 @@
+"""Exported graphs without operators that write to their arguments.
+
+``torch.export`` records what a module calls, writes included. torch makes
+such a graph functional by tracing it anew, more than once and with symbols
+for sizes: that takes longer than the export itself. Most networks need none
+of it. An activation or a sum that overwrites a tensor which nobody reads
+afterwards is the same operator without the write, and whether an operator
+returned a view or a copy is known from the memory of what it returned. Only
+graphs with anything else are traced anew.
+"""
+
+from __future__ import annotations
+
+import operator as operator_module
+from typing import Any
+
+import torch
+from torch import fx
+
+from hapi_splitter.graph.batch_constants import is_size
+from hapi_splitter.graph.canonicalize import (
+    ASSERTIONS,
+    DECOMPOSED,
+    RESHAPES,
+    is_identity,
+    is_known,
+)
+from hapi_splitter.graph.operators import operators
+
+_aten = torch.ops.aten
+_BATCH_NORM = "aten.batch_norm.default"
+_CONTIGUOUS = "aten.contiguous.default"
+_DROPOUT = "aten.dropout_.default"
+_REMADE = DECOMPOSED | {"aten.to.dtype"}
+"""Operators that packages hold once torch has written them with others."""
+
+
+def functional(
+    exported: torch.export.ExportedProgram,
+) -> torch.export.ExportedProgram:
+    """The same program of operators that write nothing.
+
+    Operators that packages know remain as they are; the graph may be
+    changed in place.
+
+    Raises:
+        Exception: whatever tracing raises.
+    """
+    rewriting = _CallByCall(exported.graph)
+    if not rewriting.is_sound():
+        anew: torch.export.ExportedProgram
+        anew = exported.run_decompositions(_decompositions())
+        return anew
+    rewriting.rewrite()
+    return exported
+
+
+def _decompositions() -> dict[Any, Any]:
+    table = torch.export.default_decompositions()
+    return {
+        operator: table[operator]
+        for operator in table
+        if str(operator) in DECOMPOSED
+    }
+
+
+class _CallByCall:
+    """Makes a graph functional, each call by itself."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph = graph
+        self._place = {node: i for i, node in enumerate(graph.nodes)}
+        self._memory = {node: _memory(node) for node in graph.nodes}
+        self._without_write = {
+            f"aten.{row.inplace_name}": row.overload()
+            for row in operators().values()
+            if row.inplace_name
+        } | {_DROPOUT: _aten.dropout.default}
+
+    def is_sound(self) -> bool:
+        """Whether it computes the same afterwards."""
+        return all(
+            self._is_simple(node)
+            for node in self._graph.nodes
+            if node.op not in ("placeholder", "output")
+        )
+
+    def rewrite(self) -> None:
+        for node in list(self._graph.nodes):
+            name = str(node.target)
+            if name in self._without_write:
+                node.target = self._without_write[name]
+            elif name == _BATCH_NORM:
+                _rewrite_batch_norm(node)
+            elif name == _CONTIGUOUS:
+                self._rewrite_contiguous(node)
+            elif name in RESHAPES:
+                self._rewrite_reshape(node)
+        self._graph.eliminate_dead_code()
+
+    def _is_simple(self, node: fx.Node) -> bool:
+        name = str(node.target)
+        if is_size(node) or node.target is operator_module.getitem:
+            return True
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return False
+        if name == _DROPOUT and all(node.args[1:3]):
+            return False
+        if name in self._without_write:
+            return self._writes_unseen(node)
+        if name == _BATCH_NORM:
+            mean, var, training = node.args[3:6]
+            return not training and mean is not None and var is not None
+        if name in RESHAPES:
+            return sum(not isinstance(s, int) for s in _shape(node)) <= 1
+        if node.target._schema.is_mutable or name in _REMADE:
+            return False
+        if torch.Tag.maybe_aliasing_or_mutating in node.target.tags:
+            return is_identity(node)
+        return name in ASSERTIONS or is_known(name)
+
+    def _writes_unseen(self, node: fx.Node) -> bool:
+        """Whether what a call overwrites is read from its result alone.
+
+        All its tensors are of one type: so is then its result, where
+        nothing is overwritten.
+        """
+        written = node.args[0]
+        assert isinstance(written, fx.Node)
+        dtypes = {each.meta["val"].dtype for each in _tensors(node)}
+        if len(dtypes) > 1 or self._memory[node] != self._memory[written]:
+            return False
+        place = self._place[node]
+        return all(
+            self._is_whole(other)
+            and all(self._place[user] <= place for user in other.users)
+            for other in list(self._place)[:place]
+            if self._memory[other] & self._memory[node]
+        )
+
+    def _is_whole(self, node: fx.Node) -> bool:
+        """Whether a call made its memory, or wrote to all of it."""
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return False
+        name = str(node.target)
+        return (
+            name in self._without_write
+            or name == _CONTIGUOUS
+            or not any(a.alias_info for a in node.target._schema.arguments)
+        )
+
+    def _rewrite_contiguous(self, node: fx.Node) -> None:
+        (source,) = node.all_input_nodes
+        if self._memory[node] == self._memory[source]:
+            node.target, node.kwargs = _aten.alias.default, {}
+        else:
+            node.target = _aten.clone.default
+            node.kwargs = {
+                "memory_format": torch.contiguous_format,
+                **node.kwargs,
+            }
+
+    def _rewrite_reshape(self, node: fx.Node) -> None:
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        viewed = self._memory[node] == self._memory[source]
+        if not viewed:
+            with self._graph.inserting_before(node):
+                source = self._copy(source, node)
+        sizes = [s if isinstance(s, int) else -1 for s in _shape(node)]
+        node.args, node.kwargs = (source, sizes), {}
+        node.target = (_aten.view if viewed else _aten._unsafe_view).default
+
+    def _copy(self, source: fx.Node, node: fx.Node) -> fx.Node:
+        copy = self._graph.call_function(
+            _aten.clone.default,
+            (source,),
+            {"memory_format": torch.contiguous_format},
+        )
+        copy.meta = {**node.meta, "val": source.meta["val"]}
+        return copy
+
+
+def _rewrite_batch_norm(node: fx.Node) -> None:
+    tensors, (_, momentum, eps, _) = node.args[:5], node.args[5:]
+    node.target = _aten._native_batch_norm_legit_no_training.default
+    node.args = (*tensors, momentum, eps)
+
+
+def _memory(node: fx.Node) -> frozenset[int]:
+    """Which memory the tensors of a node lie in."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, list | tuple) else [value]
+    return frozenset(
+        each.untyped_storage()._cdata
+        for each in values
+        if isinstance(each, torch.Tensor)
+    )
+
+
+def _shape(node: fx.Node) -> torch.Size:
+    shape: torch.Size = node.meta["val"].shape
+    return shape
+
+
+def _tensors(node: fx.Node) -> list[fx.Node]:
+    return [each for each in node.all_input_nodes if not is_size(each)]

@@ -1,0 +1,423 @@
+"""The operators that a model package may call.
+
+One row per operator: its arguments with their types, in the order of the
+ATen schema, and the rule that says how it treats the batch. What is not
+here is refused. Rows are pure functions only: no operator that writes to
+an argument, draws random numbers, reads a file or depends on anything but
+its arguments. Arguments after ``*`` are passed by name.
+
+Types: ``tensor``, ``tensor?``, ``tensors``, ``int``, ``int?``, ``ints``,
+``size`` (integers or multiples of the batch), ``float``, ``number``,
+``number?``, ``bool``, ``dtype?``; ``zero``, a probability that must be 0
+because anything else would be random; and ``tanh``, true where GELU is to
+be approximated by it (packages hold no strings to choose a method by).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from hapi_splitter.graph import batch_independence as by
+from hapi_splitter.graph.batch_independence import Rule
+
+DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {
+        "float32": torch.float32,
+        "int64": torch.int64,
+        "int32": torch.int32,
+        "uint8": torch.uint8,
+        "bool": torch.bool,
+    }
+)
+"""What the tensors of a package may hold. Other floating point types would
+take CPU kernels whose memory nobody has bounded."""
+DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType(
+    {dtype: name for name, dtype in DTYPES.items()}
+)
+
+_UNARY = "self: tensor"
+_PAIR = "self: tensor, other: tensor"
+_SCALED_PAIR = "self: tensor, other: tensor, *, alpha: number"
+_WITH_NUMBER = "self: tensor, other: number"
+_WITH_SCALED_NUMBER = "self: tensor, other: number, alpha: number"
+_REDUCE = "self: tensor, dim: ints, keepdim: bool"
+_REDUCE_DTYPE = "self: tensor, dim: ints, keepdim: bool, *, dtype: dtype?"
+_SOFTMAX = "self: tensor, dim: int, dtype: dtype?"
+_CONV = (
+    "input: tensor, weight: tensor, bias: tensor?, stride: ints, "
+    "padding: ints, dilation: ints, groups: int"
+)
+_MAX_POOL = (
+    "self: tensor, kernel_size: ints, stride: ints, padding: ints, "
+    "dilation: ints, ceil_mode: bool"
+)
+_BATCH_NORM = (
+    "input: tensor, weight: tensor?, bias: tensor?, running_mean: tensor, "
+    "running_var: tensor, momentum: float, eps: float"
+)
+_ATTENTION = (
+    "query: tensor, key: tensor, value: tensor, attn_mask: tensor?, "
+    "dropout_p: zero, is_causal: bool, *, scale: number?"
+)
+
+# operator -> (arguments, batch rule, operator that writes into `self`).
+# The third column is the loader's own: packages cannot name it.
+_ROWS: Mapping[str, tuple[str, Rule, str | None]] = MappingProxyType(
+    {
+        # elementwise, one tensor
+        "aten.relu.default": (_UNARY, by.elementwise, "relu_.default"),
+        "aten.relu6.default": (_UNARY, by.elementwise, "relu6_.default"),
+        "aten.sigmoid.default": (_UNARY, by.elementwise, "sigmoid_.default"),
+        "aten.hardsigmoid.default": (
+            _UNARY,
+            by.elementwise,
+            "hardsigmoid_.default",
+        ),
+        "aten.hardswish.default": (
+            _UNARY,
+            by.elementwise,
+            "hardswish_.default",
+        ),
+        "aten.silu.default": (_UNARY, by.elementwise, "silu_.default"),
+        "aten.mish.default": (_UNARY, by.elementwise, "mish_.default"),
+        "aten.tanh.default": (_UNARY, by.elementwise, "tanh_.default"),
+        "aten.exp.default": (_UNARY, by.elementwise, "exp_.default"),
+        "aten.log.default": (_UNARY, by.elementwise, "log_.default"),
+        "aten.sqrt.default": (_UNARY, by.elementwise, "sqrt_.default"),
+        "aten.rsqrt.default": (_UNARY, by.elementwise, "rsqrt_.default"),
+        "aten.abs.default": (_UNARY, by.elementwise, "abs_.default"),
+        "aten.neg.default": (_UNARY, by.elementwise, "neg_.default"),
+        "aten.gelu.default": (
+            "self: tensor, *, approximate: tanh",
+            by.elementwise,
+            "gelu_.default",
+        ),
+        "aten.elu.default": (
+            "self: tensor, alpha: number, scale: number, input_scale: number",
+            by.elementwise,
+            "elu_.default",
+        ),
+        "aten.leaky_relu.default": (
+            "self: tensor, negative_slope: number",
+            by.elementwise,
+            "leaky_relu_.default",
+        ),
+        "aten.softplus.default": (
+            "self: tensor, beta: number, threshold: number",
+            by.elementwise,
+            None,
+        ),
+        "aten.hardtanh.default": (
+            "self: tensor, min_val: number, max_val: number",
+            by.elementwise,
+            "hardtanh_.default",
+        ),
+        "aten.clamp.default": (
+            "self: tensor, min: number?, max: number?",
+            by.elementwise,
+            "clamp_.default",
+        ),
+        "aten.clamp_min.default": (
+            "self: tensor, min: number",
+            by.elementwise,
+            "clamp_min_.default",
+        ),
+        "aten.pow.Tensor_Scalar": (
+            "self: tensor, exponent: number",
+            by.elementwise,
+            None,
+        ),
+        "aten._to_copy.default": (
+            "self: tensor, *, dtype: dtype?",
+            by.elementwise,
+            None,
+        ),
+        # elementwise, two tensors or a tensor and a number
+        "aten.add.Tensor": (_SCALED_PAIR, by.elementwise, "add_.Tensor"),
+        "aten.sub.Tensor": (_SCALED_PAIR, by.elementwise, "sub_.Tensor"),
+        "aten.mul.Tensor": (_PAIR, by.elementwise, "mul_.Tensor"),
+        "aten.div.Tensor": (_PAIR, by.elementwise, "div_.Tensor"),
+        "aten.maximum.default": (_PAIR, by.elementwise, None),
+        "aten.minimum.default": (_PAIR, by.elementwise, None),
+        "aten.add.Scalar": (
+            _WITH_SCALED_NUMBER,
+            by.elementwise,
+            "add_.Scalar",
+        ),
+        "aten.sub.Scalar": (
+            _WITH_SCALED_NUMBER,
+            by.elementwise,
+            "sub_.Scalar",
+        ),
+        "aten.rsub.Scalar": (_WITH_SCALED_NUMBER, by.elementwise, None),
+        "aten.mul.Scalar": (_WITH_NUMBER, by.elementwise, "mul_.Scalar"),
+        "aten.div.Scalar": (_WITH_NUMBER, by.elementwise, "div_.Scalar"),
+        # of token ids: which are padding
+        "aten.eq.Scalar": (_WITH_NUMBER, by.elementwise, None),
+        "aten.ne.Scalar": (_WITH_NUMBER, by.elementwise, None),
+        "aten.prelu.default": (
+            "self: tensor, weight: tensor",
+            by.channelwise,
+            None,
+        ),
+        # along dimensions other than the batch
+        "aten.softmax.int": (_SOFTMAX, by.along, None),
+        "aten.log_softmax.int": (_SOFTMAX, by.along, None),
+        "aten.flip.default": ("self: tensor, dims: ints", by.along, None),
+        "aten.roll.default": (
+            "self: tensor, shifts: ints, dims: ints",
+            by.roll,
+            None,
+        ),
+        "aten.cat.default": ("tensors: tensors, dim: int", by.cat, None),
+        "aten.stack.default": ("tensors: tensors, dim: int", by.stack, None),
+        "aten.pad.default": (
+            "self: tensor, pad: ints, *, value: number?",
+            by.pad,
+            None,
+        ),
+        "aten.mean.dim": (_REDUCE_DTYPE, by.reduce, None),
+        "aten.sum.dim_IntList": (_REDUCE_DTYPE, by.reduce, None),
+        "aten.amax.default": (_REDUCE, by.reduce, None),
+        "aten.amin.default": (_REDUCE, by.reduce, None),
+        "aten.linalg_vector_norm.default": (
+            "self: tensor, ord: number, dim: ints, keepdim: bool, *, "
+            "dtype: dtype?",
+            by.reduce,
+            None,
+        ),
+        # convolution, pooling, resampling: images [batch, channels, ...]
+        "aten.conv1d.default": (_CONV, by.conv, None),
+        "aten.conv2d.default": (_CONV, by.conv, None),
+        "aten.conv_transpose2d.input": (
+            "input: tensor, weight: tensor, bias: tensor?, stride: ints, "
+            "padding: ints, output_padding: ints, groups: int, "
+            "dilation: ints",
+            by.conv,
+            None,
+        ),
+        "aten.max_pool2d.default": (_MAX_POOL, by.image, None),
+        "aten.avg_pool2d.default": (
+            "self: tensor, kernel_size: ints, stride: ints, padding: ints, "
+            "ceil_mode: bool, count_include_pad: bool, "
+            "divisor_override: int?",
+            by.image,
+            None,
+        ),
+        "aten.adaptive_avg_pool2d.default": (
+            "self: tensor, output_size: ints",
+            by.image,
+            None,
+        ),
+        "aten.upsample_nearest2d.default": (
+            "self: tensor, output_size: ints, scales_h: number?, "
+            "scales_w: number?",
+            by.image,
+            None,
+        ),
+        "aten.upsample_bilinear2d.default": (
+            "self: tensor, output_size: ints, align_corners: bool, "
+            "scales_h: number?, scales_w: number?",
+            by.image,
+            None,
+        ),
+        "aten.upsample_bicubic2d.default": (
+            "self: tensor, output_size: ints, align_corners: bool, "
+            "scales_h: number?, scales_w: number?",
+            by.image,
+            None,
+        ),
+        "aten.im2col.default": (
+            "self: tensor, kernel_size: ints, dilation: ints, padding: ints, "
+            "stride: ints",
+            by.image,
+            None,
+        ),
+        "aten.col2im.default": (
+            "self: tensor, output_size: ints, kernel_size: ints, "
+            "dilation: ints, padding: ints, stride: ints",
+            by.columns,
+            None,
+        ),
+        "aten.pixel_shuffle.default": (
+            "self: tensor, upscale_factor: int",
+            by.image,
+            None,
+        ),
+        "aten._native_batch_norm_legit_no_training.default": (
+            _BATCH_NORM,
+            by.channelwise,
+            None,
+        ),
+        "aten.group_norm.default": (
+            "input: tensor, num_groups: int, weight: tensor?, "
+            "bias: tensor?, eps: float, cudnn_enabled: bool",
+            by.channelwise,
+            None,
+        ),
+        "aten.layer_norm.default": (
+            "input: tensor, normalized_shape: ints, weight: tensor?, "
+            "bias: tensor?, eps: float, cudnn_enable: bool",
+            by.layer_norm,
+            None,
+        ),
+        # lookups; their indices, see shapes.py
+        "aten.embedding.default": (
+            "weight: tensor, indices: tensor",
+            by.embedding,
+            None,
+        ),
+        # products
+        "aten.linear.default": (
+            "input: tensor, weight: tensor, bias: tensor?",
+            by.linear,
+            None,
+        ),
+        "aten.matmul.default": (_PAIR, by.matmul, None),
+        "aten.bmm.default": ("self: tensor, mat2: tensor", by.matmul, None),
+        "aten.scaled_dot_product_attention.default": (
+            _ATTENTION,
+            by.attention,
+            None,
+        ),
+        # views
+        "aten.reshape.default": (
+            "self: tensor, shape: size",
+            by.reshape,
+            None,
+        ),
+        "aten.expand.default": ("self: tensor, size: size", by.expand, None),
+        "aten.permute.default": ("self: tensor, dims: ints", by.permute, None),
+        "aten.transpose.int": (
+            "self: tensor, dim0: int, dim1: int",
+            by.transpose,
+            None,
+        ),
+        "aten.unsqueeze.default": (
+            "self: tensor, dim: int",
+            by.unsqueeze,
+            None,
+        ),
+        "aten.squeeze.dims": ("self: tensor, dim: ints", by.squeeze, None),
+        "aten.select.int": (
+            "self: tensor, dim: int, index: int",
+            by.select,
+            None,
+        ),
+        "aten.slice.Tensor": (
+            "self: tensor, dim: int, start: int, end: int, step: int",
+            by.along,
+            None,
+        ),
+        "aten.contiguous.default": (_UNARY, by.elementwise, None),
+    }
+)
+
+VIEWS = frozenset(
+    f"aten.{name}"
+    for name in (
+        "reshape.default",
+        "expand.default",
+        "permute.default",
+        "transpose.int",
+        "unsqueeze.default",
+        "squeeze.dims",
+        "select.int",
+        "slice.Tensor",
+        "contiguous.default",
+        "_to_copy.default",
+    )
+)
+"""Operators whose result may share memory with their input."""
+
+PRODUCTS = frozenset(
+    f"aten.{name}"
+    for name in (
+        "conv1d.default",
+        "conv2d.default",
+        "conv_transpose2d.input",
+        "linear.default",
+        "matmul.default",
+        "bmm.default",
+        "scaled_dot_product_attention.default",
+    )
+)
+"""Operators that take float32 only: of other types torch unfolds a whole
+batch into columns, gigabytes from a package of kilobytes."""
+
+EMBEDDING = "aten.embedding.default"
+
+SELECTIONS = (VIEWS - {"aten._to_copy.default"}) | {
+    "aten.flip.default",
+    "aten.roll.default",
+    "aten.cat.default",
+    "aten.stack.default",
+}
+"""Operators whose result has no entries but those of their tensors."""
+
+COMMUTATIVE = frozenset({"aten.add.Tensor", "aten.mul.Tensor"})
+"""Operators whose tensors may be exchanged, bit for bit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One argument of an operator."""
+
+    name: str
+    kind: str
+    by_name: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One row of the table."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    rule: Rule
+    inplace_name: str | None
+
+    def overload(self) -> Any:
+        """The ``torch._ops.OpOverload`` of this row."""
+        return _overload(self.name.removeprefix("aten."))
+
+    def inplace_overload(self) -> Any:
+        """The overload that overwrites ``self``, or None."""
+        return self.inplace_name and _overload(self.inplace_name)
+
+
+@functools.cache
+def operators() -> Mapping[str, Operator]:
+    """The table: operators by name, such as ``aten.relu.default``."""
+    return MappingProxyType(
+        {
+            name: Operator(name, _parameters(text), rule, inplace)
+            for name, (text, rule, inplace) in _ROWS.items()
+        }
+    )
+
+
+def _parameters(text: str) -> tuple[Parameter, ...]:
+    positional, _, by_name = text.partition("*, ")
+    return tuple(
+        Parameter(*_name_and_kind(item), named)
+        for part, named in ((positional, False), (by_name, True))
+        for item in part.strip(", ").split(",")
+        if item
+    )
+
+
+def _name_and_kind(item: str) -> tuple[str, str]:
+    name, _, kind = item.strip().partition(": ")
+    return name, kind
+
+
+def _overload(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload)

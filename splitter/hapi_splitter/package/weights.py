@@ -1,0 +1,127 @@
+"""The weights member: safetensors, read in place.
+
+The safetensors library writes it. Reading copies nothing: tensors are views
+of the package's bytes, which may be a mapped file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from hapi_protocol.errors import PackageError
+from hapi_splitter.package.strict_json import parse_json
+
+_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {
+        "F32": torch.float32,
+        "I64": torch.int64,
+        "I32": torch.int32,
+        "U8": torch.uint8,
+        "BOOL": torch.bool,
+    }
+)
+_MAX_HEADER_BYTES = 16 << 20
+_MAX_DIMS = 8
+
+
+def write_weights(weights: Mapping[int, torch.Tensor]) -> bytes:
+    """The same bytes for the same tensors, whatever wrote them."""
+    return bytes(
+        safetensors.torch.save(
+            {
+                str(node): weight.detach().cpu().contiguous()
+                for node, weight in weights.items()
+            }
+        )
+    )
+
+
+def read_weights(data: memoryview, count: int) -> dict[int, torch.Tensor]:
+    """Weights 1 to ``count``, as views of ``data``.
+
+    Args:
+        data: writable, and not to be changed while the tensors are used.
+        count: how many the program has.
+
+    Raises:
+        PackageError: naming the tensor and what is wrong with it.
+    """
+    header, body = _split(data)
+    if set(header) != {str(node) for node in range(1, count + 1)}:
+        raise _error(f"tensors must be named 1 to {count}, each once")
+    tensors: dict[int, torch.Tensor] = {}
+    spans = []
+    for name, entry in header.items():
+        dtype, shape, start, end = _read_entry(name, entry)
+        if end > len(body):
+            raise _error(f"tensor {name} ends after the file")
+        spans.append((start, end))
+        tensors[int(name)] = _view(body[start:end], dtype, shape)
+    _check_spans(sorted(spans), len(body))
+    return tensors
+
+
+def _split(data: memoryview) -> tuple[dict[str, Any], memoryview]:
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > min(len(data) - 8, _MAX_HEADER_BYTES):
+        raise _error(f"its header cannot have {length} bytes")
+    header = parse_json(
+        bytes(data[8 : 8 + length]), "weights.safetensors", _MAX_HEADER_BYTES
+    )
+    if not isinstance(header, dict):
+        raise _error("its header is not an object")
+    return header, data[8 + length :]
+
+
+def _read_entry(
+    name: str, entry: Any
+) -> tuple[torch.dtype, tuple[int, ...], int, int]:
+    fields = {"dtype", "shape", "data_offsets"}
+    if not isinstance(entry, dict) or set(entry) != fields:
+        raise _error(f"tensor {name} must have {sorted(fields)}")
+    dtype = entry["dtype"]
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
+        raise _error(f"tensor {name} has the dtype {dtype!r:.40}")
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    if not _are_sizes(shape) or len(shape) > _MAX_DIMS:
+        raise _error(f"tensor {name} has the shape {shape!r:.80}")
+    if not _are_sizes(offsets) or len(offsets) != 2:
+        raise _error(f"tensor {name} has the offsets {offsets!r:.80}")
+    start, end = offsets
+    if math.prod(shape) * _DTYPES[dtype].itemsize != end - start:
+        raise _error(f"tensor {name}: its shape and its bytes disagree")
+    return _DTYPES[dtype], tuple(shape), start, end
+
+
+def _are_sizes(values: Any) -> bool:
+    return isinstance(values, list) and all(
+        type(value) is int and 0 <= value < 1 << 48 for value in values
+    )
+
+
+def _view(
+    data: memoryview, dtype: torch.dtype, shape: tuple[int, ...]
+) -> torch.Tensor:
+    if not len(data):
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(data, dtype=dtype).view(shape)
+
+
+def _check_spans(spans: list[tuple[int, int]], length: int) -> None:
+    position = 0
+    for start, end in spans:
+        if start != position:
+            raise _error("its tensors overlap or leave gaps")
+        position = end
+    if position != length:
+        raise _error("bytes after its last tensor")
+
+
+def _error(message: str) -> PackageError:
+    return PackageError("bad_package", f"weights.safetensors: {message}")

@@ -1,0 +1,5 @@
+"""The optimiser: best weights over routes. Never imports torch.
+
+In: costs per (cut, encoding) and capacities, as plain numbers.
+Out: a plan, its alternatives, and the reasons for it.
+"""

@@ -1,0 +1,271 @@
+"""Why a plan is as it is, in sentences for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hapi_splitter.planner.problem import (
+    CLIENT_CPU,
+    CLIENT_DEVICE,
+    LINK,
+    SERVER_CPU,
+    SERVER_DEVICE,
+    UNSEEN_LINK,
+    Option,
+    Plan,
+    Problem,
+)
+from hapi_splitter.units import (
+    bytes_text,
+    link_text,
+    number_text,
+    percent_text,
+    seconds_text,
+)
+
+_DOES = {
+    LINK: ("carries the stored samples", "carries features of {}"),
+    SERVER_CPU: (
+        "reads and sends the samples",
+        "reads, decodes and encodes for {}",
+    ),
+    SERVER_DEVICE: ("", "computes the frozen layers up to {}"),
+    CLIENT_CPU: (
+        "decodes samples and prepares batches",
+        "unpacks features of {} and prepares batches",
+    ),
+    CLIENT_DEVICE: (
+        "computes all layers for streamed samples",
+        "computes what comes after {}",
+    ),
+}
+"""What a resource does for streaming, and for a cut."""
+_SLIGHTLY = 1.005
+"""Ratios below this are called equal."""
+
+
+def explain(
+    problem: Problem,
+    chosen: Plan,
+    best: Plan,
+    streaming: Plan | None,
+    single: Plan,
+    turning_link: float | None,
+) -> tuple[str, ...]:
+    """All sentences.
+
+    Args:
+        problem: what was asked.
+        chosen: the answer.
+        best: the fastest plan if one-off costs did not count.
+        streaming: None if it does not fit.
+        single: the best single option.
+        turning_link: of :func:`hapi_splitter.planner.plan.turning_link`.
+    """
+    sentences = [
+        _mix(chosen),
+        *_limits(problem, chosen),
+        _rate(chosen, streaming, single),
+        *_costs(problem, chosen, best, streaming),
+        *_link(problem, chosen, streaming, turning_link),
+        *_left_out(problem),
+    ]
+    return tuple(sentences)
+
+
+def describe(problem: Problem, plan: Plan) -> tuple[str, ...]:
+    """What a mix is and what limits it."""
+    return (_mix(plan), *_limits(problem, plan))
+
+
+def other_floor(floor: str, chosen: Plan, other: Plan) -> str:
+    """What another floor would give."""
+    if not (chosen.pushes or other.pushes):
+        return f"With --floor {floor} it would stream all the same."
+    if not chosen.total_seconds:
+        return f"With --floor {floor} nothing would change: it is all done."
+    ratio = other.total_seconds / chosen.total_seconds
+    if 1 / _SLIGHTLY < ratio < _SLIGHTLY:
+        return f"With --floor {floor} it would be no faster."
+    plan = f"With --floor {floor} the plan would be {other.label}"
+    if ratio > 1:
+        return f"{plan}, {ratio:.3g} times as long: {_samples(other)}."
+    return f"{plan}, {1 / ratio:.3g} times as fast: {_samples(other)}."
+
+
+def too_big(problem: Problem, options: Sequence[Option]) -> str:
+    """Message for options none of which fits."""
+    least = min(options, key=lambda o: (o.client_bytes, o.server_bytes))
+    return (
+        f"{_names(options)} cannot run for lack of memory: {least.label} "
+        f"needs {_lack(problem, least)}; take a smaller batch or model, or "
+        f"give more memory"
+    )
+
+
+def _mix(plan: Plan) -> str:
+    if not plan.pushes:
+        return (
+            "Streaming: all samples come as they are stored and the client "
+            "computes everything."
+        )
+    parts = []
+    for option, weight in plan.mix:
+        share = "all" if len(plan.mix) == 1 else percent_text(weight)
+        if option.cut:
+            parts.append(
+                f"{share} of the samples are pushed at cut {option.cut} and "
+                f"travel as {option.encoding}"
+            )
+        else:
+            parts.append(f"{share} of the samples come as they are stored")
+    sentence = ", ".join(parts)
+    return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def _limits(problem: Problem, plan: Plan) -> list[str]:
+    sentences = []
+    for name in plan.binding:
+        work = [
+            (option, weight * problem.seconds(option, name))
+            for option, weight in plan.mix
+            if option.use.get(name)
+        ]
+        whole = sum(seconds for _, seconds in work)
+        doing = [
+            _doing(problem, name, option)
+            + (f" ({percent_text(part / whole)})" if len(work) > 1 else "")
+            for option, part in work
+        ]
+        sentences.append(
+            f"The {name} is busy all the time: it {' and '.join(doing)}."
+        )
+    return sentences
+
+
+def _doing(problem: Problem, resource: str, option: Option) -> str:
+    streamed, pushed = _DOES.get(resource, ("serves the samples", "serves {}"))
+    if resource == SERVER_CPU and problem.server_threads:
+        pushed = "reads, decodes, computes and encodes for {}"
+    if resource == CLIENT_CPU and problem.client_threads:
+        streamed = "decodes samples, computes all layers and trains"
+        pushed = "unpacks features of {}, computes what follows and trains"
+    return pushed.format(f"cut {option.cut}") if option.cut else streamed
+
+
+def _rate(chosen: Plan, streaming: Plan | None, single: Plan) -> str:
+    sentence = f"Expected: {_samples(chosen)}"
+    if not chosen.pushes:
+        return f"{sentence}."
+    if streaming is None:
+        sentence += "; streaming does not fit into the client's memory"
+    else:
+        sentence += f", {_times(chosen, streaming)} streaming"
+    if len(chosen.mix) > 1:
+        sentence += (
+            f" and {_times(chosen, single)} the best single choice, "
+            f"{single.label}"
+        )
+    return f"{sentence}."
+
+
+def _costs(
+    problem: Problem, chosen: Plan, best: Plan, streaming: Plan | None
+) -> list[str]:
+    if not best.pushes:
+        return [
+            "No cut is faster, alone or mixed with streaming, however many "
+            "samples are to come."
+        ]
+    pays_from = best.pays_from_samples
+    if not best.one_off_seconds or streaming is None or pays_from is None:
+        return []
+    cost = seconds_text(best.one_off_seconds)
+    pays_from = math.ceil(pays_from)
+    to_come = number_text(problem.samples_to_come)
+    if chosen.pushes:
+        return [
+            f"Beginning to push costs {cost} once; it pays from "
+            f"{number_text(pays_from)} samples, and {to_come} are to come."
+        ]
+    return [
+        f"The plan {best.label} would reach {_samples(best)}, but beginning "
+        f"to push costs {cost} once: it pays from {number_text(pays_from)} "
+        f"samples, and {to_come} are to come."
+    ]
+
+
+def _link(
+    problem: Problem,
+    chosen: Plan,
+    streaming: Plan | None,
+    turning: float | None,
+) -> list[str]:
+    if streaming is None or LINK not in {r.name for r in problem.resources}:
+        return []
+    now = problem.capacity(LINK)
+    known = (
+        f"it has {link_text(now)}"
+        if now < UNSEEN_LINK
+        else "no limit of it was seen"
+    )
+    if turning is None:
+        if now >= UNSEEN_LINK:
+            return []
+        does = "push" if chosen.pushes else "stream"
+        return [
+            f"It would {does} with a far faster or slower link, too ({known})."
+        ]
+    faster = "faster" if turning > now else "slower"
+    then = "make it stream" if chosen.pushes else "make push-down pay"
+    return [
+        f"A link {faster} than {link_text(turning)} would {then} ({known})."
+    ]
+
+
+def _left_out(problem: Problem) -> list[str]:
+    lacking = [each for each in problem.options if not problem.fits(each)]
+    if not lacking:
+        return []
+    least = min(lacking, key=lambda each: each.key)
+    return [
+        f"Left out for lack of memory: {_names(lacking)}; {least.label} needs "
+        f"{_lack(problem, least)}."
+    ]
+
+
+def _lack(problem: Problem, option: Option) -> str:
+    amounts = (
+        ("server", option.server_bytes, problem.server_limit_bytes),
+        ("client", option.client_bytes, problem.client_limit_bytes),
+    )
+    return " and ".join(
+        f"{bytes_text(needed)} of the {tier}'s {bytes_text(limit)}"
+        for tier, needed, limit in amounts
+        if needed > limit
+    )
+
+
+def _names(options: Sequence[Option]) -> str:
+    cuts = sorted({each.cut for each in options})
+    pushed = [str(cut) for cut in cuts if cut]
+    names = ["stream"] if 0 in cuts else []
+    if pushed:
+        names.append(
+            f"cut{'s' if len(pushed) > 1 else ''} {', '.join(pushed)}"
+        )
+    return " and ".join(names)
+
+
+def _samples(plan: Plan) -> str:
+    return f"{number_text(plan.samples_per_second)} samples/s"
+
+
+def _times(plan: Plan, other: Plan) -> str:
+    if other.samples_per_second == 0:
+        return "incomparably faster than"
+    ratio = plan.samples_per_second / other.samples_per_second
+    if ratio < _SLIGHTLY:
+        return "as fast as"
+    return f"{ratio:.3g} times"

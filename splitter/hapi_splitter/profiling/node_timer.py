@@ -1,0 +1,163 @@
+"""A region run node by node: timed, or looked at in the middle.
+
+Nothing is changed by it: a walk reads weights and input, and writes to
+buffers that it has allocated, as the module itself does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.graph.lowering import META_CALL
+from hapi_splitter.graph.program import INPUT
+from hapi_splitter.numerics import exact_numerics
+
+Clock = Callable[[], float]
+
+
+def prefix_outputs(
+    frozen: FrozenGraph, inputs: torch.Tensor, cuts: Iterable[int]
+) -> dict[int, torch.Tensor]:
+    """What ``frozen.prefix(cut)`` yields, for several cuts in one pass.
+
+    Args:
+        frozen: the region.
+        inputs: ``[B, *input_shape]`` float32, on the region's device.
+        cuts: any of 0 to ``num_cuts``.
+
+    Returns:
+        ``[B, *cut.shape]`` float32 by cut; copies, but for cut 0, which
+        is ``inputs`` itself. In a fast region, batch norms behind one of
+        the cuts are not folded, which changes last bits.
+
+    Raises:
+        UnsupportedError: ``cut_out_of_range``.
+    """
+    nodes = {cut: frozen.node_at(cut) for cut in cuts}
+    found: dict[int, torch.Tensor] = {INPUT: inputs}
+    wanted = set(nodes.values()) - {INPUT}
+    if wanted:
+        walk = _CopyingWalk(frozen.prefix(max(nodes), wanted), wanted, found)
+        with ready_to_run(inputs.device):
+            walk.run(inputs)
+    return {cut: found[node] for cut, node in nodes.items()}
+
+
+class _CopyingWalk(fx.Interpreter):
+    """Runs a module and copies the tensors of some calls as they come.
+
+    Later calls may overwrite them.
+    """
+
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        wanted: set[int],
+        found: dict[int, torch.Tensor],
+    ) -> None:
+        super().__init__(module)
+        self._wanted = wanted
+        self._found = found
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        call = n.meta.get(META_CALL)
+        if call in self._wanted:
+            self._found[call] = result.clone()
+        return result
+
+
+class TimedWalk(fx.Interpreter):
+    """Runs a module node by node and takes the time of each call.
+
+    Attributes:
+        positions: by id of a program's tensor, the number of the call that
+            yields it.
+    """
+
+    def __init__(self, module: fx.GraphModule, timer: Timer) -> None:
+        super().__init__(module)
+        calls = [n for n in module.graph.nodes if n.op == "call_function"]
+        self.positions: dict[int | None, int] = {
+            node.meta.get(META_CALL): number
+            for number, node in enumerate(calls)
+        }
+        self._timer = timer
+        self._spans: list[tuple[Any, Any]] = []
+
+    def seconds(self, samples: torch.Tensor) -> list[float]:
+        """Of each call, in order."""
+        self._spans.clear()
+        self.run(samples)
+        self._timer.settle()
+        return [self._timer.seconds(*span) for span in self._spans]
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        # Here and not around the node: finding the arguments is not its work.
+        start = self._timer.mark()
+        result = target(*args, **kwargs)
+        self._spans.append((start, self._timer.mark()))
+        return result
+
+
+class Timer(Protocol):
+    """Marks moments of a device's work."""
+
+    def mark(self) -> Any:
+        """Now, as the device's work has it."""
+
+    def settle(self) -> None:
+        """Returns when the device has done all it was given."""
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Between two marks, after :meth:`settle`."""
+
+
+class _HostTimer:
+    def __init__(self, clock: Clock) -> None:
+        self.mark = clock
+
+    def settle(self) -> None:
+        """A CPU's work is done when the call returns."""
+
+    def seconds(self, start: float, end: float) -> float:
+        return max(end - start, 0.0)
+
+
+class _CudaTimer:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def mark(self) -> Any:
+        make_event: Any = torch.cuda.Event  # torch does not annotate it
+        event = make_event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def settle(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+    def seconds(self, start: Any, end: Any) -> float:
+        return max(float(start.elapsed_time(end)) / 1000, 0.0)
+
+
+def timer_for(device: torch.device, clock: Clock) -> Timer:
+    """CUDA events on a GPU, ``clock`` (in seconds) on a CPU."""
+    return _CudaTimer(device) if device.type == "cuda" else _HostTimer(clock)
+
+
+@contextlib.contextmanager
+def ready_to_run(device: torch.device) -> Iterator[None]:
+    """A block of class ``exact`` on the device, without gradients."""
+    with contextlib.ExitStack() as entered:
+        if device.type == "cuda":
+            entered.enter_context(torch.cuda.device(device))
+        entered.enter_context(exact_numerics(device))
+        entered.enter_context(torch.inference_mode())
+        yield

@@ -1,0 +1,371 @@
+"""What a frozen region costs on one device, cut by cut.
+
+One instrumented pass measures every cut: the lowered prefix of the last cut
+is walked node by node, and each node's seconds are taken. The walk itself
+costs time, so the seconds are scaled to add up to those of the forward as
+it is run otherwise.
+
+A budget bounds the seconds: when it is short there are fewer passes, then
+fewer batch sizes, and always one pass of the smallest.
+"""
+
+from __future__ import annotations
+
+import itertools
+import platform
+import statistics
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+import torch
+
+from hapi_protocol.errors import DoesNotFitError
+from hapi_protocol.profiles import BatchProfile, ModelProfile
+from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.graph.lowering import needed
+from hapi_splitter.graph.program import INPUT
+from hapi_splitter.inputs.reference_image import reference_seconds
+from hapi_splitter.numerics import numerics_tag
+from hapi_splitter.profiling.memory_model import needs_of, steps
+from hapi_splitter.profiling.node_timer import (
+    Clock,
+    TimedWalk,
+    prefix_outputs,
+    ready_to_run,
+    timer_for,
+)
+
+__all__ = [
+    "peak_bytes_by_cut",
+    "prefix_outputs",
+    "profile_model",
+    "profile_region",
+    "reference_seconds",
+    "throughput_knee",
+]
+
+LARGEST_BATCH: Mapping[str, int] = MappingProxyType({"cpu": 16, "cuda": 64})
+"""Samples that are computed together, by kind of device.  On one core of an
+EPYC (family 26) a sample of mobilenet_v3, shufflenet_v2, densenet121 or
+resnet50 takes 27 to 35 % less in batches of 16 than of 8, one of vgg11 or
+convnext_tiny 5 % more, and at 32 most take longer again: their activations are
+mapped anew by the kernel each time."""
+DEFAULT_BATCHES: Mapping[str, tuple[int, ...]] = MappingProxyType(
+    {
+        "cpu": (1, LARGEST_BATCH["cpu"]),
+        "cuda": (1, 8, 32, LARGEST_BATCH["cuda"]),
+    }
+)
+"""Batch sizes that are measured, by kind of device."""
+DEFAULT_BUDGET_SECONDS = 10.0
+MAX_PASSES = 7
+"""Of one batch size; the medians of more change little."""
+KNEE = 0.95
+"""Part of the best rate that a smaller batch must reach."""
+_NEXT_BATCH_COST = 1.5
+"""A warm-up and a pass of two forwards, in passes."""
+
+
+def profile_model(
+    frozen: FrozenGraph,
+    device: torch.device,
+    *,
+    cores: float,
+    memory_limit_bytes: int,
+    num_devices: int = 1,
+    digest: str | None = None,
+    batches: Sequence[int] | None = None,
+    budget_seconds: float = DEFAULT_BUDGET_SECONDS,
+    available_bytes: int | None = None,
+    load_seconds: float = 0.0,
+) -> ModelProfile:
+    """Everything the planner asks of one tier, measured in this thread.
+
+    Args:
+        frozen: the region, its weights on ``device``.
+        device: that runs it, here one forward at a time.
+        cores: that this tier has.
+        memory_limit_bytes: for weights and forward passes on the device.
+        num_devices: forwards that this tier runs at a time.
+        digest: of the package; None for the region's own.
+        batches, budget_seconds, available_bytes: as for
+            :func:`profile_region`.
+        load_seconds: to check and load the package, 0 if not known.
+
+    Raises:
+        DoesNotFitError: not even the smallest batch fits.
+    """
+    on_cpu = device.type == "cpu"
+    return ModelProfile(
+        digest=frozen.digest if digest is None else digest,
+        numerics_tag=numerics_tag(str(device)),
+        device=device.type,
+        device_name=_device_name(device),
+        num_devices=num_devices,
+        cores=cores,
+        forward_threads=torch.get_num_threads() if on_cpu else 0,
+        batches=profile_region(
+            frozen,
+            device,
+            batches=batches,
+            budget_seconds=budget_seconds,
+            available_bytes=available_bytes,
+        ),
+        reference_seconds=reference_seconds(frozen.transform),
+        load_seconds=load_seconds,
+        parameter_bytes=frozen.parameter_bytes,
+        memory_limit_bytes=memory_limit_bytes,
+        peak_bytes=peak_bytes_by_cut(frozen, device),
+    )
+
+
+def profile_region(
+    frozen: FrozenGraph,
+    device: torch.device,
+    *,
+    batches: Sequence[int] | None = None,
+    budget_seconds: float = DEFAULT_BUDGET_SECONDS,
+    available_bytes: int | None = None,
+    clock: Clock = time.perf_counter,
+) -> tuple[BatchProfile, ...]:
+    """Seconds of one forward to each cut, for several batch sizes.
+
+    Medians over passes of class ``exact``, input already on the device;
+    CUDA events on a GPU, ``clock`` on a CPU.
+
+    Args:
+        frozen: the region, its weights on ``device``.
+        device: where it runs.
+        batches: None for those of the kind of device.
+        budget_seconds: after which no further pass begins.
+        available_bytes: batches that need more memory, by
+            :mod:`hapi_splitter.profiling.memory_model`, are left out; None for
+            no limit.
+        clock: seconds; of the budget, and on a CPU of the passes.
+
+    Returns:
+        Ascending by batch, at least one; cumulative seconds that never
+        fall, one for each of cut 0 to ``num_cuts``.
+
+    Raises:
+        DoesNotFitError: not even the smallest batch fits.
+        OutOfMemoryError: torch's, where the device has less than was said.
+        ValueError: one of ``batches`` is below 1.
+    """
+    sizes = sorted(set(batches or DEFAULT_BATCHES[device.type]))
+    if sizes[0] < 1:
+        raise ValueError(f"batches are {batches}; they must be from 1 on")
+    sizes = _that_fit(frozen, sizes, available_bytes)
+    deadline = clock() + budget_seconds
+    with ready_to_run(device):
+        region = _Region(frozen, device, clock)
+        runs = _first_passes(region, sizes, deadline, clock)
+        _further_passes(runs, deadline, clock)
+    return tuple(run.profile() for run in runs)
+
+
+def throughput_knee(batches: Iterable[BatchProfile]) -> int:
+    """The smallest batch within 5 % of the best samples per second.
+
+    Raises:
+        ValueError: there is none.
+    """
+    rates = {b.batch: _rate(b) for b in batches}
+    best = max(rates.values())
+    return min(size for size, rate in rates.items() if rate >= KNEE * best)
+
+
+def _rate(profile: BatchProfile) -> float:
+    seconds = profile.cut_seconds[-1]
+    return profile.batch / seconds if seconds else float("inf")
+
+
+def peak_bytes_by_cut(
+    frozen: FrozenGraph, device: torch.device
+) -> tuple[int, ...]:
+    """Bytes that a forward of one sample needs at its peak, weights included.
+
+    Those of :mod:`hapi_splitter.profiling.memory_model`, an upper bound on a
+    CPU: what torch allocates there can be seen by its profiler only, which
+    slows down and counts all threads of the process. On CUDA the working
+    memory is raised to what the device's allocator has really handed out,
+    where that is more; it is never lowered, since a worker admits jobs by the
+    upper bound.
+
+    Returns:
+        ``[num_cuts + 1]``, never falling.
+    """
+    working = _working_bytes(frozen)
+    factor = 1.0
+    if device.type == "cuda":
+        factor = max(1.0, _allocated_bytes(frozen, device) / working[-1])
+    return tuple(frozen.parameter_bytes + round(factor * w) for w in working)
+
+
+def _working_bytes(frozen: FrozenGraph) -> list[int]:
+    # One walk to the last cut; :func:`needs_of` for each would be quadratic.
+    program = frozen.stretch(INPUT)
+    nodes = [INPUT, *needed(program, INPUT, program.output)]
+    needs = [
+        constant + per_sample
+        for constant, per_sample in steps(frozen, frozen.num_cuts)
+    ]
+    # The last step is what is left at the end, and no call's.
+    highest = dict(zip(nodes, itertools.accumulate(needs, max), strict=False))
+    cuts = range(frozen.num_cuts + 1)
+    return [highest[frozen.fused_into(frozen.node_at(cut))] for cut in cuts]
+
+
+def _allocated_bytes(frozen: FrozenGraph, device: torch.device) -> int:
+    """At the peak of a forward of one sample, without the weights."""
+    module = frozen.prefix(frozen.num_cuts)
+    with ready_to_run(device):
+        samples = _samples(frozen, 1, device)
+        # Libraries take workspaces at their first use, which stay.
+        module(samples)
+        before = torch.cuda.memory_allocated(device) - samples.nbytes
+        torch.cuda.reset_peak_memory_stats(device)
+        module(samples)
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+
+
+def _that_fit(
+    frozen: FrozenGraph, sizes: list[int], available_bytes: int | None
+) -> list[int]:
+    if available_bytes is None:
+        return sizes
+    needs = needs_of(frozen, frozen.num_cuts)
+    fitting = [s for s in sizes if needs.peak_bytes(s) <= available_bytes]
+    if fitting:
+        return fitting
+    needed_bytes = needs.peak_bytes(sizes[0])
+    raise DoesNotFitError(
+        "does_not_fit",
+        f"a forward of {sizes[0]} samples needs {needed_bytes} bytes, and "
+        f"{available_bytes} are available",
+        details={
+            "needed_bytes": needed_bytes,
+            "available_bytes": available_bytes,
+        },
+    )
+
+
+def _first_passes(
+    region: _Region, sizes: Sequence[int], deadline: float, clock: Clock
+) -> list[_BatchRun]:
+    runs: list[_BatchRun] = []
+    for size in sizes:
+        if runs:
+            scale = _NEXT_BATCH_COST * size / runs[-1].batch
+            if clock() + scale * runs[-1].pass_seconds > deadline:
+                break
+        try:
+            run = _BatchRun(region, size)
+            run.warm_up()
+            run.measure()
+        except torch.OutOfMemoryError:
+            if not runs:
+                raise
+            torch.cuda.empty_cache()
+            break
+        runs.append(run)
+    return runs
+
+
+def _further_passes(
+    runs: Sequence[_BatchRun], deadline: float, clock: Clock
+) -> None:
+    for number, run in enumerate(runs):
+        now = clock()
+        share = now + (deadline - now) / (len(runs) - number)
+        while run.num_passes < MAX_PASSES and (
+            clock() + run.pass_seconds <= share
+        ):
+            run.measure()
+
+
+class _Region:
+    """The module, its walk, and where its cuts lie in it."""
+
+    def __init__(
+        self, frozen: FrozenGraph, device: torch.device, clock: Clock
+    ) -> None:
+        self.frozen = frozen
+        self.device = device
+        self.clock = clock
+        self.timer = timer_for(device, clock)
+        self.module = frozen.prefix(frozen.num_cuts)
+        self.walk = TimedWalk(self.module, self.timer)
+        self.places = [
+            self.walk.positions[frozen.fused_into(cut.node)]
+            for cut in frozen.cuts
+        ]
+        """Number of the call that yields each cut's tensor."""
+
+
+class _BatchRun:
+    """The passes of one batch size."""
+
+    def __init__(self, region: _Region, batch: int) -> None:
+        self.batch = batch
+        self.pass_seconds = 0.0
+        """What the last pass took of the budget."""
+        self._region = region
+        self._samples = _samples(region.frozen, batch, region.device)
+        self._whole: list[float] = []
+        self._calls: list[list[float]] = []
+
+    @property
+    def num_passes(self) -> int:
+        return len(self._whole)
+
+    def warm_up(self) -> None:
+        self._region.module(self._samples)
+        self._region.timer.settle()
+
+    def measure(self) -> None:
+        """One forward as usual, and one node by node."""
+        started = self._region.clock()
+        timer = self._region.timer
+        span = timer.mark()
+        self._region.module(self._samples)
+        end = timer.mark()
+        timer.settle()
+        self._whole.append(timer.seconds(span, end))
+        self._calls.append(self._region.walk.seconds(self._samples))
+        self.pass_seconds = self._region.clock() - started
+
+    def profile(self) -> BatchProfile:
+        whole = statistics.median(self._whole)
+        calls = [
+            statistics.median(each) for each in zip(*self._calls, strict=True)
+        ]
+        reached = list(itertools.accumulate(calls))
+        # A coarse clock may see no call take time: all cost is at the end.
+        factor = whole / reached[-1] if reached[-1] > 0 else 0.0
+        *earlier, _last = [
+            min(factor * reached[place], whole)
+            for place in self._region.places
+        ]
+        return BatchProfile(self.batch, (0.0, *earlier, whole))
+
+
+def _samples(
+    frozen: FrozenGraph, batch: int, device: torch.device
+) -> torch.Tensor:
+    """``[batch, *input_shape]`` on the device, the same each time."""
+    return frozen.examples(batch).to(device)
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [line for line in file if line.startswith("model name")]
+    except OSError:  # not Linux
+        names = []
+    name = names[0].partition(":")[2].strip() if names else ""
+    return name or platform.machine() or "CPU"

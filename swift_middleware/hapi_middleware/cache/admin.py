@@ -1,0 +1,244 @@
+"""``GET`` and ``DELETE /v1/<account>?hapi-cache``: see and empty the cache.
+
+For owners of the account only.  Entries outlive the switch ``cache``: what is
+kept can be listed and deleted where nothing is kept any more.
+
+Parameters: ``source`` is ``<container>``, ``<container>/<object>``, or
+``<container>/<prefix>/`` for all objects whose names begin with ``<prefix>/``,
+of which the entries are; ``limit`` says how many at a time; ``marker`` is that
+of the answer before.  Answers are JSON:
+
+* GET: ``entries`` and ``bytes`` of the whole account, as container listings
+  know them; ``listed``, of which each is {source, key, bytes, stored};
+  ``marker``, null at the end.
+* DELETE: ``deleted``, ``marker``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from swift.common import constraints
+from swift.common.request_helpers import split_reserved_name
+from swift.common.swob import Response
+from swift.common.utils import drain_and_close, split_path
+
+from hapi_middleware.cache.entries import entry_prefix, private_request
+from hapi_middleware.requests.annotation_request import Env
+from hapi_middleware.requests.authorization import owner_refusal
+from hapi_middleware.requests.subrequests import SwiftAnswerError
+from hapi_protocol.errors import AnnotationError, HapiError, make_error
+
+PARAMETER = "hapi-cache"
+DEFAULT_LIMIT = 1000
+MAX_LIMIT = 10_000
+DELETE_SECONDS = 20.0
+"""For one DELETE; the client goes on from its marker."""
+
+
+def is_cache_request(env: Env) -> bool:
+    """Whether it is of an account's cache, and no request of Swift's."""
+    query = env.get("QUERY_STRING", "")
+    # However it is spelt: Swift would take it for one of the account.
+    if not (PARAMETER in query or "%" in query) or env.get("swift.source"):
+        return False
+    return PARAMETER in _parameters(query) and _account(env) is not None
+
+
+def _parameters(query: str) -> dict[str, str]:
+    return dict(parse_qsl(query, keep_blank_values=True))
+
+
+def _account(env: Env) -> str | None:
+    try:
+        version, account = split_path(env["PATH_INFO"], 2, 2)
+        if not constraints.valid_api_version(version):
+            return None
+        return str(account.encode("latin1").decode("utf-8"))
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True)
+class _Page:
+    """Which entries a request is about."""
+
+    prefix: str
+    limit: int
+    marker: str
+
+
+class CacheAdmin:
+    """One request of an account's cache.
+
+    Args:
+        app: the rest of the pipeline.
+        env: of the client's request.
+    """
+
+    def __init__(self, app: Any, env: Env) -> None:
+        self._app = app
+        self._env = env
+        self._account = _account(env) or ""
+
+    def answer(self) -> Any:
+        """A WSGI application.
+
+        Raises:
+            SwiftAnswerError: the caller does not own the account.
+            HapiError: what is wrong with the request, or with Swift.
+        """
+        method = self._env["REQUEST_METHOD"]
+        actions = {"GET": self._list, "DELETE": self._purge}
+        if method not in actions:
+            raise make_error(
+                "method_not_allowed",
+                f"{method} ?{PARAMETER}: allowed are {', '.join(actions)}",
+            )
+        refusal = owner_refusal(self._env, self._account)
+        if refusal is not None:
+            raise SwiftAnswerError(refusal)
+        page = _page(_parameters(self._env["QUERY_STRING"]))
+        return Response(
+            status=200,
+            headers={
+                "Content-Type": "application/json; charset=UTF-8",
+                "Cache-Control": "private, no-store",
+            },
+            body=json.dumps(actions[method](page)).encode() + b"\n",
+        )
+
+    def _list(self, page: _Page) -> dict[str, Any]:
+        found, totals = self._entries(page)
+        return {
+            "entries": totals[0],
+            "bytes": totals[1],
+            "listed": [_shown(each) for each in found],
+            "marker": _marker_behind(found, page),
+        }
+
+    def _purge(self, page: _Page) -> dict[str, Any]:
+        found, _totals = self._entries(page)
+        deadline = time.monotonic() + DELETE_SECONDS
+        deleted = 0
+        done: list[dict[str, Any]] = []
+        for entry in found:
+            if done and time.monotonic() > deadline:
+                break
+            deleted += self._delete(entry["name"])
+            done.append(entry)
+        is_all = len(done) == len(found)
+        marker = _marker_behind(done, page) if is_all else _marker(done[-1])
+        if marker is None and not page.prefix:
+            # An account with an empty container could not be deleted.
+            self._ask("DELETE", None, allowed=(404, 409))
+        return {"deleted": deleted, "marker": marker}
+
+    def _delete(self, name: str) -> bool:
+        answer = self._ask("DELETE", name, allowed=(404,))
+        return bool(answer.is_success)
+
+    def _entries(
+        self, page: _Page
+    ) -> tuple[list[dict[str, Any]], tuple[int, int]]:
+        query = {
+            "format": "json",
+            "limit": str(page.limit),
+            "prefix": page.prefix,
+            "marker": page.marker,
+        }
+        answer = self._ask("GET", None, urlencode(query), allowed=(404,))
+        if answer.status_int == 404:
+            return [], (0, 0)
+        headers = answer.headers
+        totals = tuple(
+            int(headers.get(f"X-Container-{name}", 0))
+            for name in ("Object-Count", "Bytes-Used")
+        )
+        return json.loads(answer.body or b"[]"), (totals[0], totals[1])
+
+    def _ask(
+        self,
+        method: str,
+        name: str | None,
+        query: str = "",
+        *,
+        allowed: tuple[int, ...] = (),
+    ) -> Response:
+        request = private_request(
+            self._env, method, self._account, name, query=query
+        )
+        response = request.get_response(self._app)
+        if method != "GET" or not response.is_success:
+            drain_and_close(response)
+        if response.is_success or response.status_int in allowed:
+            return response
+        raise self._failure(response)
+
+    def _failure(self, response: Response) -> HapiError:
+        text = f"the cache of {self._account}: Swift answers {response.status}"
+        if response.status_int == 405:
+            # Its read_only; so it would be again.
+            return make_error("method_not_allowed", text)
+        return make_error("service_unavailable", text, retry_after=1)
+
+
+def _page(given: Mapping[str, str]) -> _Page:
+    container, _, name = given.get("source", "").partition("/")
+    limit = given.get("limit", str(DEFAULT_LIMIT))
+    is_number = limit.isascii() and limit.isdigit() and len(limit) < 10
+    if not is_number or not 1 <= int(limit) <= MAX_LIMIT:
+        raise _bad("limit", limit, f"a number from 1 to {MAX_LIMIT}")
+    # Without a container it would be everything that a DELETE is about.
+    is_bad = bool(name) and not container
+    if is_bad or "\x00" in container + name:
+        raise _bad(
+            "source",
+            given["source"],
+            "<container>[/<object>] or <container>/<prefix>/",
+        )
+    return _Page(
+        entry_prefix(container, name),
+        min(int(limit), constraints.CONTAINER_LISTING_LIMIT),
+        _read_marker(given),
+    )
+
+
+def _read_marker(given: Mapping[str, str]) -> str:
+    text = given.get("marker", "")
+    try:
+        return base64.b64decode(text, b"-_", validate=True).decode()
+    except (binascii.Error, ValueError):
+        raise _bad("marker", text, "that of the answer before") from None
+
+
+def _marker(entry: Mapping[str, Any]) -> str:
+    return base64.urlsafe_b64encode(entry["name"].encode()).decode()
+
+
+def _marker_behind(entries: list[dict[str, Any]], page: _Page) -> str | None:
+    return _marker(entries[-1]) if len(entries) == page.limit else None
+
+
+def _shown(entry: Mapping[str, Any]) -> dict[str, Any]:
+    container, name, key = split_reserved_name(entry["name"])
+    return {
+        "source": f"{container}/{name}",
+        "key": key,
+        "bytes": entry["bytes"],
+        "stored": entry["last_modified"],
+    }
+
+
+def _bad(name: str, value: str, expected: str) -> HapiError:
+    return AnnotationError(
+        "bad_request",
+        f"{PARAMETER}: {name} is {value!r}; it must be {expected}",
+    )

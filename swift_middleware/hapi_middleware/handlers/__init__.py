@@ -1,0 +1,4 @@
+"""One handler for each kind of request, and its access-log entry.
+
+In: a typed request and the ``HandlerContext``. Out: a WSGI answer.
+"""

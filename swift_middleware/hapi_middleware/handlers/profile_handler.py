@@ -1,0 +1,109 @@
+"""``X-Hapi-Profile``: what a package's frozen layers cost on this host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from swift.common.swob import Response
+
+from hapi_middleware.handlers.access_log import add_entry, profile_entry
+from hapi_middleware.handlers.context import HandlerContext
+from hapi_middleware.requests.annotation_request import Env, FeatureRequest
+from hapi_middleware.requests.authorization import paying_account
+from hapi_middleware.requests.responses import (
+    HeadersOnly,
+    is_match,
+    profile_etag,
+    profile_headers,
+)
+from hapi_middleware.requests.subrequests import Package, Source
+from hapi_middleware.worker.package_upload import PackageSender
+from hapi_protocol.headers import ModelPath
+from hapi_protocol.job_messages import ModelIdentity, ProfileRequest
+from hapi_protocol.profiles import ModelProfile
+
+
+class ProfileCall:
+    """One obeyed request for a profile, from rights to answer.
+
+    The package is the object that the client's own request names, and is
+    read as such: who may GET it, by whatever right, may know its costs.
+
+    Args:
+        app: the rest of the pipeline.
+        config: options of the filter.
+        metrics: of the filter.
+        worker: that measures.
+        env: of the client's request, its annotation taken off.
+        request: what it asks for.
+    """
+
+    def __init__(
+        self, context: HandlerContext, env: Env, request: FeatureRequest
+    ) -> None:
+        app, config = context.app, context.config
+        self._config = config
+        self._metrics = context.metrics
+        self._worker = context.worker
+        self._env = env
+        self._request = request
+        self._source = Source(app, env, request.name)
+        self._package = Package(
+            app,
+            env,
+            ModelPath(request.account, request.container, request.object),
+            config.max_package_bytes,
+            is_own=True,
+        )
+
+    def answer(self) -> Any:
+        """A WSGI application: the profile, its headers, or 304.
+
+        Raises:
+            SwiftAnswerError: Swift refuses the client's plain request.
+            HapiError: everything else that can go wrong.
+        """
+        # Rights come first, as for features.
+        model = self._package.identity_by(self._source.head())
+        account = paying_account(self._env, self._config)
+        add_entry(self._env, profile_entry(account))
+        etag = self._known_etag(model)
+        if etag and self._is_known_to_client(etag):
+            return HeadersOnly(
+                "304 Not Modified", profile_headers(model.etag, etag)
+            )
+        if self._request.method == "HEAD":
+            return HeadersOnly("200 OK", profile_headers(model.etag, etag))
+        return self._profile(model, account)
+
+    def _known_etag(self, model: ModelIdentity) -> str | None:
+        """The answer's ETag as far as it is known without computing."""
+        request = self._request
+        if request.method != "HEAD" and not request.if_none_match:
+            return None
+        info = self._worker.find_model(model, request.trans_id)
+        if info is None:
+            return None
+        return profile_etag(model.etag, info.digest, info.numerics_tag)
+
+    def _is_known_to_client(self, etag: str) -> bool:
+        return is_match(self._request.if_none_match, etag)
+
+    def _profile(self, model: ModelIdentity, account: str) -> Any:
+        trans_id = self._request.trans_id
+
+        def ask(identity: ModelIdentity) -> tuple[ModelIdentity, ModelProfile]:
+            wanted = ProfileRequest(account, identity, trans_id)
+            return identity, self._worker.get_profile(wanted)
+
+        sender = PackageSender(
+            self._worker, self._package, self._metrics, trans_id
+        )
+        model, profile = sender.ask(model, ask)
+        etag = profile_etag(model.etag, profile.digest, profile.numerics_tag)
+        headers = profile_headers(model.etag, etag)
+        if self._is_known_to_client(etag):
+            # The model was not on this host before.
+            return HeadersOnly("304 Not Modified", headers)
+        self._metrics.count("profiles")
+        return Response(status=200, headers=headers, body=profile.to_body())

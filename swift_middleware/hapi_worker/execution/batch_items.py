@@ -1,0 +1,74 @@
+"""What flows through a job's pipeline: samples, then parts of batches."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from hapi_protocol.feature_stream import Row
+from hapi_protocol.shards import Sample
+from hapi_splitter.encodings import EncodedFeatures
+
+ROW_BYTES = 512
+"""Charged for a row beside its image and its texts."""
+
+
+@dataclass(eq=False)
+class Slot:
+    """A sample between the body and its micro-batch."""
+
+    row: Row
+    sample: Sample | None
+    charged_bytes: int
+    image: torch.Tensor | None = None
+    ready_at: float | None = None
+    decode_seconds: float = 0.0
+    decode_cpu: float = 0.0
+
+
+@dataclass(eq=False)
+class Batch:
+    """A job's rows of one micro-batch, in shard order.
+
+    Attributes:
+        images: of the rows without error, until the pass begins.
+        encoded: ``[rows without error, *shape]``, when it is done.
+    """
+
+    rows: list[Row]
+    timings: dict[str, float]
+    images: list[torch.Tensor] = field(default_factory=list)
+    encoded: EncodedFeatures | None = None
+    done: bool = False
+    submitted: float = field(default_factory=time.monotonic)
+
+    @property
+    def features(self) -> npt.NDArray[Any] | None:
+        """``[rows without error, *shape]``; None without such rows."""
+        return None if self.encoded is None else self.encoded.array
+
+
+def row_bytes(row: Row) -> int:
+    """Memory that a row takes, its image apart; an upper bound."""
+    # Four bytes a character: Python's widest strings.
+    return ROW_BYTES + 4 * (
+        len(row.key) + len(row.meta or "") + len(row.error or "")
+    )
+
+
+def row_of(sample: Sample) -> Row:
+    """The sample's row, as far as it is known before it is decoded."""
+    label, meta = sample.label_and_meta()
+    return Row(
+        index=sample.index,
+        key=sample.key,
+        label=label,
+        meta=meta,
+        error=sample.error,
+        offset=sample.offset,
+        length=sample.length,
+    )

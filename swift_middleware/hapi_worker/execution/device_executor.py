@@ -1,0 +1,195 @@
+"""A device of a worker, and what runs on it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from hapi_protocol.errors import DoesNotFitError, UnavailableError
+from hapi_protocol.transforms import Training
+from hapi_splitter.encodings import EncodedFeatures
+from hapi_splitter.inputs.array_transform import ArrayTransform
+from hapi_worker.execution.decode import Decoder, array_decoder, image_decoder
+from hapi_worker.execution.forward import (
+    Forwarded,
+    core_clock,
+    encode_rows,
+    is_device_failure,
+    is_out_of_memory,
+    padded,
+    run_prefix,
+)
+from hapi_worker.execution.quarantine import Overruns
+from hapi_worker.models.device_models import Lease, Residency
+from hapi_worker.models.loaded_model import Reservation
+from hapi_worker.scheduling.fair_pool import FairPool
+
+RETRY_SECONDS = 5.0
+HANGING_KINDS = ("cuda",)
+"""Of devices that passes may never return from; a CPU is only ever slow."""
+
+logger = logging.getLogger(__name__)
+
+
+class Executor:
+    """One device: the models in its memory and the threads that use it.
+
+    Args:
+        name: such as ``cpu`` or ``cuda:1``, with a number behind it where
+            several have the same one.
+        residency: of its memory.
+        pool: its threads.
+        failed: called once when the device has left service.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        residency: Residency,
+        pool: FairPool,
+        failed: Callable[[Executor], None],
+    ) -> None:
+        self.name = name
+        self.residency = residency
+        self.pool = pool
+        self._failed = failed
+        self._lock = threading.Lock()
+        residency.guarded = self.guarded
+
+    @property
+    def device(self) -> torch.device:
+        return self.residency.device
+
+    @property
+    def in_service(self) -> bool:
+        return self.residency.in_service
+
+    def failure(self) -> UnavailableError:
+        """What jobs are told when it has failed."""
+        return UnavailableError(
+            "worker_unavailable",
+            f"the device {self.name} has failed",
+            retry_after=RETRY_SECONDS,
+        )
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Of what fails inside, it is found out whether the device has.
+
+        Raises:
+            UnavailableError: the device has failed.
+            DoesNotFitError: it has no memory left.
+        """
+        try:
+            yield
+        except Exception as error:
+            if is_device_failure(error):
+                self.fail(error)
+                raise self.failure() from error
+            if isinstance(error, RuntimeError) and is_out_of_memory(error):
+                raise DoesNotFitError(
+                    "does_not_fit",
+                    f"the device {self.name} has no memory left: {error}",
+                ) from error
+            raise
+
+    def check_hanging(self, limit_seconds: float) -> None:
+        """A device that a pass does not return from has failed, too."""
+        seconds = self.residency.longest_pass_seconds()
+        if self.device.type in HANGING_KINDS and seconds > limit_seconds:
+            self.fail(
+                TimeoutError(f"a pass has not returned for {seconds:.0f} s")
+            )
+
+    def fail(self, error: Exception) -> None:
+        """Takes the device out of service, for good."""
+        with self._lock:
+            if not self.in_service:
+                return
+            self.residency.leave_service()
+        logger.critical(
+            "device %s has failed and leaves service: %s", self.name, error
+        )
+        self._failed(self)
+
+
+@dataclass(eq=False)
+class PrefixCompute:
+    """A model up to a cut, on one device; a ``coalescing.Compute``.
+
+    Args:
+        lease: any job's hold on the model for the cut.
+        executor: of the device.
+        overruns: told of passes that took too long.
+        oom: told of passes that the memory did not suffice for.
+        max_pixels: of one image.
+        training: seed and epoch of random changes; None for evaluation.
+    """
+
+    lease: Lease
+    executor: Executor
+    overruns: Overruns
+    oom: Callable[[], None]
+    max_pixels: int
+    training: Training | None = None
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        transform = self.lease.frozen.transform
+        assert transform is not None, "checked before the grant"
+        if isinstance(transform, ArrayTransform):
+            return array_decoder(transform, self.lease.frozen.id_limits)
+        return image_decoder(transform, self.max_pixels, self.training)
+
+    @property
+    def input_bytes(self) -> int:
+        return self.lease.frozen.form.num_bytes
+
+    @cached_property
+    def output_bytes(self) -> int:
+        return 4 * math.prod(self.lease.shape)
+
+    def core_seconds(self) -> float:
+        return core_clock(self.executor.device)
+
+    def reserve(
+        self, size: int, starved: Callable[[], None]
+    ) -> Reservation | None:
+        return self.executor.residency.reserve(self.lease, size, starved)
+
+    def forgo(self, starved: Callable[[], None]) -> None:
+        self.executor.residency.forgo(starved)
+
+    def free(self, reservation: Reservation) -> None:
+        self.executor.residency.free(reservation)
+
+    def run(self, images: Sequence[torch.Tensor], size: int) -> Forwarded:
+        """
+        Raises:
+            UnavailableError: the device has failed.
+            DoesNotFitError: not even one sample fits now.
+        """
+        started = time.monotonic()
+        device = self.executor.device
+        with self.executor.guarded():
+            batch = padded(images, size, device)
+            done = run_prefix(self.lease.prefix(), batch, device=device)
+        if done.num_halvings:
+            self.oom()
+            tried = size >> (done.num_halvings - 1)
+            self.executor.residency.did_not_fit(self.lease, tried)
+        self.overruns.note(self.lease.digest, time.monotonic() - started)
+        return done
+
+    def encode(self, rows: torch.Tensor, encoding: str) -> EncodedFeatures:
+        """Raises as :meth:`run`."""
+        with self.executor.guarded():
+            return encode_rows(rows, encoding)

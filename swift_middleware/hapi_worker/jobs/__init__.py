@@ -1,0 +1,4 @@
+"""One job, from the request body to the feature stream.
+
+In: a job request and the bytes of its source. Out: an Arrow stream, usage.
+"""

@@ -1,0 +1,263 @@
+"""The answer to a job: Arrow messages cut into pieces for the socket."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+
+from hapi_protocol.errors import HapiError
+from hapi_protocol.feature_writer import FeatureStreamWriter
+from hapi_protocol.headers import CONTENT_TYPE_STREAM
+from hapi_protocol.job_messages import (
+    OUTCOME_DONE,
+    OUTCOME_FAILED,
+    OUTCOME_GONE,
+    JobRequest,
+)
+from hapi_protocol.summary import Load
+from hapi_protocol.tee_stream import BOTH, CONTENT_TYPE_SPLIT, end_frame, frame
+from hapi_worker.execution.batch_items import Batch
+from hapi_worker.jobs.chunked_body import ChunkedBody
+from hapi_worker.jobs.pipeline import Pipeline
+from hapi_worker.monitoring.accounting import Sent
+from hapi_worker.monitoring.metrics import Metrics
+from hapi_worker.peer import SenderGoneError
+
+PIECE_BYTES = 128 * 1024
+"""The server copies what is left of a piece after each partial write."""
+
+logger = logging.getLogger(__name__)
+
+
+class BrokenStreamError(ConnectionAbortedError):
+    """Makes the server close the connection without a last chunk."""
+
+
+class JobStream:
+    """A WSGI body: the job's feature stream, or its index stream.
+
+    A failure is logged and counted, and breaks the connection: a reader
+    must never take half a stream for a whole one.
+
+    Args:
+        load: asked at the end, for the summary.
+        ended: called once, whatever happened, when all stages stand still:
+            with outcome and reason, as in ``Usage``, and what was sent.
+    """
+
+    def __init__(
+        self,
+        request: JobRequest,
+        pipeline: Pipeline,
+        body: ChunkedBody,
+        schema: object,
+        metrics: Metrics,
+        load: Callable[[], Load],
+        ended: Callable[[str, str, Sent], None],
+    ) -> None:
+        self._request = request
+        self._pipeline = pipeline
+        self._body = body
+        self._metrics = metrics
+        self._load = load
+        self._ended = ended
+        self._pieces: list[bytes] = []
+        self._saturated = 0
+        self._cpu_seconds = 0.0
+        self._started_cpu = time.thread_time()
+        self._sent = Sent()
+        self._sent_bytes = 0
+        self._outcome = (OUTCOME_GONE, "")
+        self._closed = False
+        sink = _Appender(self._pieces)
+        self._marked = _Marked(sink) if request.is_split else None
+        self._writer = (
+            FeatureStreamWriter(self._marked, schema, self._marked.mark)
+            if self._marked
+            else FeatureStreamWriter(sink, schema)
+        )
+        self._output = self._run()
+
+    @property
+    def content_type(self) -> str:
+        return CONTENT_TYPE_SPLIT if self._marked else CONTENT_TYPE_STREAM
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        return next(self._output)
+
+    def close(self) -> None:
+        """Called by the server when it has sent all, or cannot go on."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._output.close()
+            self._pipeline.cancel()
+            self._report()
+        finally:
+            self._ended(*self._outcome, self._all_sent())
+
+    def _all_sent(self) -> Sent:
+        return replace(
+            self._sent,
+            sent_bytes=self._sent_bytes,
+            source_bytes=self._body.bytes_read,
+            cpu_seconds=self._own_cpu(),
+        )
+
+    def _own_cpu(self) -> float:
+        """Of the reader and of this thread, which sends as well."""
+        own = time.thread_time() - self._started_cpu
+        return self._pipeline.read_cpu + own
+
+    def stalled(self) -> None:
+        """Called by the server when the reader took nothing for too long."""
+        self._outcome = ("failed", "too_slow")
+
+    def _report(self) -> None:
+        outcome, reason = self._outcome
+        kind = self._request.kind
+        self._metrics.jobs.labels(kind, outcome, reason).inc()
+        self._metrics.received_bytes.inc(self._body.bytes_read)
+        logger.info(
+            "job %s of %s: %s%s, %d rows, %d errors, %d bytes in (%s)",
+            kind,
+            self._request.source_name,
+            outcome,
+            f" ({reason})" if reason else "",
+            self._writer.num_rows,
+            self._writer.num_errors,
+            self._body.bytes_read,
+            self._request.trans_id,
+        )
+
+    def _run(self) -> Generator[bytes, None, None]:
+        try:
+            yield from self._all_pieces()
+        except HapiError as error:
+            self._outcome = (OUTCOME_FAILED, error.code)
+            logger.warning("%s (%s)", error, self._request.trans_id)
+            raise _broken() from error
+        except SenderGoneError as error:
+            raise _broken() from error
+        except Exception as error:
+            self._outcome = (OUTCOME_FAILED, "internal")
+            logger.exception(
+                "a defect: a stream failed (%s)", self._request.trans_id
+            )
+            raise _broken() from error
+        self._outcome = (OUTCOME_DONE, "")
+
+    def _all_pieces(self) -> Iterator[bytes]:
+        blocked = 0.0
+        # The server takes all pieces in one thread, which sends them too.
+        self._started_cpu = time.thread_time()
+        for batch in self._pipeline.batches():
+            batch.timings["send_blocked"] = blocked
+            self._write(batch)
+            started = time.monotonic()
+            yield from self._take_pieces()
+            blocked = time.monotonic() - started
+            self._sent = Sent(self._writer.num_rows, self._writer.num_errors)
+        self._writer.close(
+            source_etag=self._request.source_etag,
+            source_bytes=self._body.bytes_read,
+            saturated=self._saturated,
+            cpu_seconds=self._cpu_seconds + self._own_cpu(),
+            load=self._load(),
+        )
+        if self._marked:
+            self._marked.end(self._writer.num_errors)
+        yield from self._take_pieces()
+
+    def _write(self, batch: Batch) -> None:
+        started, started_cpu = time.monotonic(), time.thread_time()
+        timings = batch.timings
+        encode_cpu = timings.pop("encode_cpu", 0.0)
+        self._cpu_seconds += (
+            encode_cpu
+            + timings.get("decode_cpu", 0.0)
+            + timings.get("forward_cpu", 0.0)
+        )
+        encoded = None
+        if batch.encoded is not None:
+            encoded = batch.encoded
+            self._saturated += encoded.saturated
+            self._metrics.saturated.inc(encoded.saturated)
+        spent = timings.pop("encode", 0.0)
+        self._writer.write(
+            batch.rows,
+            batch.features,
+            {
+                **timings,
+                "encode": spent + time.monotonic() - started,
+                "encode_cpu": encode_cpu + time.thread_time() - started_cpu,
+            },
+            scale=None if encoded is None else encoded.scale,
+            zero=None if encoded is None else encoded.zero,
+        )
+        self._count(batch)
+
+    def _count(self, batch: Batch) -> None:
+        metrics = self._metrics
+        metrics.samples.inc(len(batch.rows))
+        metrics.sample_errors.inc(sum(r.error is not None for r in batch.rows))
+        for stage, seconds in batch.timings.items():
+            metrics.stage_seconds.labels(stage).observe(seconds)
+
+    def _take_pieces(self) -> Iterator[bytes]:
+        if self._marked:
+            self._marked.flush()
+        whole = b"".join(self._pieces)
+        self._pieces.clear()
+        for start in range(0, len(whole), PIECE_BYTES):
+            piece = whole[start : start + PIECE_BYTES]
+            yield piece
+            self._sent_bytes += len(piece)
+            self._metrics.sent_bytes.inc(len(piece))
+
+
+class _Appender:
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces = pieces
+
+    def write(self, data: bytes) -> None:
+        self._pieces.append(data)
+
+
+class _Marked:
+    """A sink that frames what is written between two marks."""
+
+    def __init__(self, sink: _Appender) -> None:
+        self._sink = sink
+        self._kind = BOTH
+        self._waiting: list[bytes] = []
+
+    def mark(self, kind: bytes) -> None:
+        """What is written from here on is of that kind."""
+        if kind != self._kind:
+            self.flush()
+            self._kind = kind
+
+    def write(self, data: bytes) -> None:
+        self._waiting.append(data)
+
+    def flush(self) -> None:
+        data = b"".join(self._waiting)
+        self._waiting.clear()
+        if data:
+            self._sink.write(frame(self._kind, data))
+
+    def end(self, errors: int) -> None:
+        self.flush()
+        self._sink.write(end_frame(errors))
+
+
+def _broken() -> BrokenStreamError:
+    return BrokenStreamError(errno.ECONNABORTED, "the stream was broken off")

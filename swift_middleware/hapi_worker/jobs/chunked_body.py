@@ -1,0 +1,167 @@
+"""Reads HTTP/1.1 chunked request bodies strictly and with deadlines."""
+
+from __future__ import annotations
+
+import time
+
+from hapi_protocol.errors import (
+    AnnotationError,
+    HapiError,
+    TooLargeError,
+    TooSlowError,
+)
+from hapi_worker.peer import Connection, SenderGoneError
+
+MAX_CHUNK_HEADER_BYTES = 128
+MAX_TRAILERS = 16
+"""Lines behind the last chunk, which are passed over."""
+MAX_READ_BYTES = 256 * 1024
+
+
+class ChunkedBody:
+    """A readable file over a chunked body.
+
+    Args:
+        connection: where the chunks arrive.
+        length_bytes: the body must have exactly as many.
+        is_upper_bound: it may have fewer as well.
+        idle_seconds: longest silence of the sender.
+
+    Attributes:
+        bytes_read: of the body.
+        waited_seconds: spent waiting for the sender.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        length_bytes: int,
+        idle_seconds: float,
+        is_upper_bound: bool = False,
+    ) -> None:
+        self._connection = connection
+        self._length_bytes = length_bytes
+        self._is_upper_bound = is_upper_bound
+        self._idle_seconds = idle_seconds
+        self._left_in_chunk = 0
+        self._ended = False
+        self._failure: HapiError | None = None
+        # Each call of the connection's reader copies all that it holds.
+        self._buffer = b""
+        self._taken = 0
+        self.bytes_read = 0
+        self.waited_seconds = 0.0
+
+    def read(self, size: int, /) -> bytes:
+        """1 to ``size`` bytes, or ``b""`` at the end of the body.
+
+        Raises:
+            SenderGoneError: the body was cut off.
+            HapiError: it is too long, too short, too slow, not chunked, or
+                was aborted.
+        """
+        if not self._left_in_chunk:
+            self._start_chunk()
+        if self._ended or size == 0:
+            return b""
+        wanted = min(size, self._left_in_chunk, MAX_READ_BYTES)
+        self._await_bytes()
+        data = self._take(wanted)
+        self.bytes_read += len(data)
+        self._left_in_chunk -= len(data)
+        if not self._left_in_chunk and self._line() != b"":
+            raise _bad("a chunk longer than its header says")
+        return data
+
+    def abort(self, error: HapiError) -> None:
+        """Makes :meth:`read` fail, from another thread; an answer can still
+        be sent."""
+        self._failure = error
+        self._connection.stop_reading()
+
+    def drain(self) -> None:
+        """Reads and drops what is left.
+
+        Raises: as :meth:`read`.
+        """
+        while self.read(MAX_READ_BYTES):
+            pass
+
+    def _start_chunk(self) -> None:
+        if self._ended:
+            return
+        header = self._line().partition(b";")[0].strip()
+        digits = header.decode("latin-1")
+        if not digits or digits.strip("0123456789abcdefABCDEF"):
+            raise _bad(f"chunk header {header!r}")
+        self._left_in_chunk = int(digits, 16)
+        total = self.bytes_read + self._left_in_chunk
+        if total > self._length_bytes:
+            raise TooLargeError(
+                "object_too_large",
+                f"the body has {total} bytes or more, and "
+                f"{self._length_bytes} were "
+                + ("allowed" if self._is_upper_bound else "announced"),
+            )
+        if not self._left_in_chunk:
+            self._end()
+
+    def _end(self) -> None:
+        for _ in range(MAX_TRAILERS + 1):
+            if self._line() == b"":
+                break
+        else:
+            raise _bad(f"more than {MAX_TRAILERS} trailers")
+        self._ended = True
+        if self._is_upper_bound:
+            return
+        if self.bytes_read != self._length_bytes:
+            raise _bad(
+                f"the body has {self.bytes_read} bytes, and "
+                f"{self._length_bytes} were announced"
+            )
+
+    def _line(self) -> bytes:
+        line = b""
+        while not line.endswith(b"\r\n"):
+            self._await_bytes()
+            most = MAX_CHUNK_HEADER_BYTES + 1 - len(line)
+            found = self._buffer.find(b"\n", self._taken, self._taken + most)
+            line += self._take(most if found < 0 else found + 1 - self._taken)
+            if len(line) > MAX_CHUNK_HEADER_BYTES:
+                raise _bad(f"chunk header {line[:32]!r}…")
+        return line[:-2]
+
+    def _take(self, size: int) -> bytes:
+        """Up to so many of the bytes that are there."""
+        data = self._buffer[self._taken : self._taken + size]
+        self._taken += len(data)
+        return data
+
+    def _await_bytes(self) -> None:
+        """Returns when there are some."""
+        if self._taken < len(self._buffer):
+            return
+        if not self._connection.reader.has_data():
+            started = time.monotonic()
+            ready = self._connection.wait_readable(self._idle_seconds)
+            self.waited_seconds += time.monotonic() - started
+            if not ready:
+                raise TooSlowError(
+                    "too_slow",
+                    f"nothing was sent for {self._idle_seconds:g} s",
+                )
+        try:
+            self._buffer = self._connection.reader.read1(MAX_READ_BYTES)
+        except OSError as error:
+            raise SenderGoneError(str(error)) from error
+        if self._failure is not None:
+            raise self._failure
+        self._taken = 0
+        if not self._buffer:
+            raise SenderGoneError("the body was cut off")
+
+
+def _bad(what: str) -> HapiError:
+    return AnnotationError("bad_request", f"the job's body: {what}")

@@ -1,0 +1,367 @@
+"""Profiles of models: measured once, kept, and told to who asks.
+
+A profile is measured on a thread of the device, from the queue that is fair
+between accounts; the account that asks pays for the seconds.  One is measured
+at a time, and all other threads of the pools rest meanwhile, since it would
+measure them as well.  Jobs wait; their streams stay open.  So that nobody can
+keep others waiting with profiles, a worker with jobs rests after each one, for
+nine times as long as it took.
+
+Profiles stay when their model leaves memory: they are small, and bounded in
+number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hapi_protocol.errors import (
+    DoesNotFitError,
+    HapiError,
+    InternalError,
+    UnavailableError,
+)
+from hapi_protocol.job_messages import ModelIdentity, ProfileRequest
+from hapi_protocol.profiles import ModelProfile
+from hapi_splitter.numerics import numerics_tag
+from hapi_splitter.profiling.profiler import profile_model
+from hapi_worker.execution.device_executor import Executor
+from hapi_worker.execution.forward import is_out_of_memory
+from hapi_worker.jobs.admission import Admission
+from hapi_worker.models.device_models import Lease
+from hapi_worker.models.registry import Models
+from hapi_worker.models.uploads import busy, copied
+from hapi_worker.monitoring.metrics import Metrics
+from hapi_worker.scheduling.fair_pool import PROFILE, FairPool
+
+MAX_PROFILES = 256
+"""Kept; the least recently asked for leaves first."""
+QUIET_SECONDS = 5.0
+"""For the samples that are just being decoded."""
+REST = 9.0
+"""Times its duration: how long after a profile none begins beside jobs."""
+MAX_WAITING = 4
+"""Requests that wait for the one run, the first included."""
+
+Key = tuple[str, str, str]
+"""Digest of the package, device, and numerics tag."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Run:
+    """One profile that is wanted; guarded by the condition."""
+
+    key: Key
+    lease: Lease
+    num_waiting: int = 0
+    started: bool = False
+    cancelled: bool = False
+    result: ModelProfile | HapiError | None = None
+
+
+class Profiling:
+    """The profiles of one worker's models.
+
+    Args:
+        models: to be profiled.
+        executors: of their devices.
+        pools: all there are; they rest meanwhile.
+        admission: knows whether the worker is shutting down.
+        metrics: counts runs and requests.
+        batches: sizes to measure; those that fit the memory.
+        cores: of this host that the worker may use.
+        budget_seconds: of the device, for one profile.
+        wait_seconds: how long a request waits for its model and the run.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        executors: Sequence[Executor],
+        pools: Sequence[FairPool],
+        admission: Admission,
+        metrics: Metrics,
+        *,
+        batches: Sequence[int],
+        cores: float,
+        budget_seconds: float,
+        wait_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._models = models
+        self._executors = tuple(executors)
+        self._pools = tuple(pools)
+        self._admission = admission
+        self._metrics = metrics
+        self._batches = tuple(batches)
+        self._cores = cores
+        self._budget_seconds = budget_seconds
+        self._wait_seconds = wait_seconds
+        self._clock = clock
+        self._numerics_tag = numerics_tag(executors[0].device.type)
+        self._changed = threading.Condition()
+        self._kept: OrderedDict[Key, ModelProfile] = OrderedDict()
+        self._run: _Run | None = None
+        self._rests_until = 0.0
+        self._closed = False
+
+    def profile(self, request: ProfileRequest) -> ModelProfile:
+        """Answers ``POST /profiles``.
+
+        Raises:
+            ConflictError: ``model_needed``: the caller is the one to upload.
+            UnavailableError: ``queue_full`` while another model is
+                profiled, too many wait, jobs have waited for one lately,
+                or the device has no time; ``draining``.
+            UnsupportedError: ``does_not_fit``, or the error of the upload
+                it waited for.
+            InternalError: the run failed.
+        """
+        try:
+            return self._profile(request)
+        except HapiError as error:
+            self._count("refused", error.code)
+            raise
+
+    def close(self) -> None:
+        """Ends all waiting; a run under way ends by its budget."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _profile(self, request: ProfileRequest) -> ModelProfile:
+        deadline = self._clock() + self._wait_seconds
+        known = self._models.known(request.model)
+        if known is not None:
+            found = self._find(self._key(known.digest), deadline)
+            if found is not None:
+                return found
+        with self._changed:
+            self._check_idle()
+        lease = self._lease(request.model, request.charged_account)
+        key = self._key(lease.digest)
+        found = None
+        try:
+            # Somebody may have been quicker while the model was loaded.
+            found = self._find(key, deadline)
+            run = None if found else self._begin(key, lease)
+        except HapiError:
+            lease.release()
+            raise
+        if run is None:
+            lease.release()
+            assert found is not None, "found, or a run begun"
+            return found
+        self._submit(request.charged_account, run)
+        return self._wait(run, deadline)
+
+    def _key(self, digest: str) -> Key:
+        # All devices are of one kind: whichever it ran on, it stands for all.
+        return digest, self._executors[0].device.type, self._numerics_tag
+
+    def _find(self, key: Key, deadline: float) -> ModelProfile | None:
+        """An earlier result, or that of the run under way."""
+        with self._changed:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                self._count("kept")
+                return self._kept[key]
+            run = self._run
+            if run is None or run.key != key:
+                return None
+            if run.num_waiting >= MAX_WAITING:
+                raise busy(
+                    "queue_full",
+                    f"{run.num_waiting} requests wait for this profile",
+                )
+            self._count("joined")
+        return self._wait(run, deadline)
+
+    def _check_idle(self) -> None:
+        if self._closed or self._admission.draining:
+            raise busy("draining", "this worker is shutting down")
+        if self._run is not None:
+            raise busy("queue_full", "another model is profiled at present")
+        left = self._rests_until - self._clock()
+        if left > 0 and self._admission.num_running():
+            raise UnavailableError(
+                "queue_full",
+                f"jobs run here that have waited for a profile; {left:.0f} s "
+                "until they may have to again",
+                retry_after=math.ceil(left),
+            )
+
+    def _lease(self, identity: ModelIdentity, account: str) -> Lease:
+        # How many cuts there are is known only once the model is there.
+        first = self._models.acquire(identity, 1, account=account)
+        last = first.frozen.num_cuts
+        try:
+            return self._models.acquire(identity, last, account=account)
+        finally:
+            first.release()
+
+    def _begin(self, key: Key, lease: Lease) -> _Run:
+        with self._changed:
+            self._check_idle()
+            self._run = _Run(key, lease)
+            return self._run
+
+    def _submit(self, account: str, run: _Run) -> None:
+        try:
+            self._executor(run.lease).pool.submit(
+                account, lambda: self._measure(run), kind=PROFILE
+            )
+        except RuntimeError:
+            with self._changed:
+                self._finish(
+                    run, busy("draining", "this worker is shutting down")
+                )
+
+    def _wait(self, run: _Run, deadline: float) -> ModelProfile:
+        with self._changed:
+            run.num_waiting += 1
+            try:
+                while run.result is None:
+                    left = deadline - self._clock()
+                    if self._closed:
+                        raise busy("draining", "this worker is shutting down")
+                    if left <= 0:
+                        raise busy(
+                            "queue_full",
+                            "the device had no time for this profile in "
+                            f"{self._wait_seconds:g} s",
+                        )
+                    self._changed.wait(left)
+            finally:
+                run.num_waiting -= 1
+                self._cancel_unwanted(run)
+        if isinstance(run.result, HapiError):
+            raise copied(run.result)
+        return run.result
+
+    def _cancel_unwanted(self, run: _Run) -> None:
+        """Nobody pays for what nobody waits for, if it has not begun."""
+        if run.result is None and not run.started and not run.num_waiting:
+            run.cancelled = True
+            self._finish(run, busy("queue_full", "nobody waited for it"))
+
+    # --- the device's thread ---
+
+    def _measure(self, run: _Run) -> None:
+        with self._changed:
+            if run.cancelled or self._closed:
+                return
+            run.started = True
+        started = self._clock()
+        result: ModelProfile | HapiError
+        try:
+            guarded = self._executor(run.lease).guarded()
+            with self._quiet(run.lease), guarded:
+                result = self._measured(run.lease)
+        except HapiError as error:
+            result = error
+        except Exception as error:
+            result = _failure(error)
+        if isinstance(result, HapiError):
+            self._count("failed", result.code)
+        else:
+            self._count("done")
+        with self._changed:
+            ended = self._clock()
+            self._rests_until = ended + REST * (ended - started)
+            self._finish(run, result)
+
+    @contextlib.contextmanager
+    def _quiet(self, lease: Lease) -> Iterator[None]:
+        """No other work runs inside.
+
+        Raises:
+            UnavailableError: ``queue_full``: it does not end.
+        """
+        mine = self._executor(lease).pool
+        until = time.monotonic() + QUIET_SECONDS
+        with contextlib.ExitStack() as pauses:
+            for pool in self._pools:
+                left = max(until - time.monotonic(), 0.0)
+                beside = int(pool is mine)
+                if not pauses.enter_context(pool.paused(left, beside=beside)):
+                    raise busy(
+                        "queue_full",
+                        "the samples of other jobs took more than "
+                        f"{QUIET_SECONDS:g} s to decode or to compute, and a "
+                        "profile would measure that too",
+                    )
+            yield
+
+    def _executor(self, lease: Lease) -> Executor:
+        return next(
+            each
+            for each in self._executors
+            if each.residency is lease.residency
+        )
+
+    def _measured(self, lease: Lease) -> ModelProfile:
+        started = self._clock()
+        residency = lease.residency
+        # At least one sample: the lease holds the memory for it.
+        with residency.alone(lease, max(self._batches)) as largest:
+            batches = [size for size in self._batches if size <= largest]
+            profile = profile_model(
+                lease.frozen,
+                residency.device,
+                cores=self._cores,
+                num_devices=sum(e.pool.num_threads for e in self._executors),
+                memory_limit_bytes=residency.limit_bytes,
+                digest=lease.digest,
+                batches=batches or [1],
+                budget_seconds=self._budget_seconds,
+                load_seconds=lease.load_seconds,
+            )
+        logger.info(
+            "profile of model %s: batches of %s in %.2f s",
+            lease.digest[:12],
+            ", ".join(str(each.batch) for each in profile.batches),
+            self._clock() - started,
+        )
+        return profile
+
+    def _finish(self, run: _Run, result: ModelProfile | HapiError) -> None:
+        """Called with the condition held; once for each run."""
+        run.result = result
+        if self._run is run:
+            self._run = None
+        if isinstance(result, ModelProfile):
+            self._kept[run.key] = result
+            while len(self._kept) > MAX_PROFILES:
+                self._kept.popitem(last=False)
+        run.lease.release()
+        self._changed.notify_all()
+
+    def _count(self, outcome: str, reason: str = "") -> None:
+        self._metrics.profiles.labels(outcome, reason).inc()
+
+
+def _failure(error: Exception) -> HapiError:
+    if isinstance(error, RuntimeError) and is_out_of_memory(error):
+        if isinstance(error, torch.OutOfMemoryError):
+            torch.cuda.empty_cache()
+        return DoesNotFitError(
+            "does_not_fit",
+            f"the device has no memory left for one sample: {error}",
+        )
+    logger.error("a defect: a profile failed", exc_info=error)
+    return InternalError(
+        "internal", f"the worker failed: {type(error).__name__}"
+    )

@@ -1,0 +1,93 @@
+"""What is wrong with a request, before anything of it runs."""
+
+from __future__ import annotations
+
+from hapi_protocol.errors import PackageError, TooLargeError, UnsupportedError
+from hapi_protocol.headers import NUMERICS
+from hapi_protocol.job_messages import JobRequest, ModelIdentity
+from hapi_protocol.shards import Medium
+from hapi_protocol.transforms import EVAL, parse_transform
+from hapi_splitter.inputs.array_transform import ArrayTransform
+from hapi_worker.config import WorkerConfig
+from hapi_worker.models.device_models import Lease
+
+
+def check_request(request: JobRequest, config: WorkerConfig) -> None:
+    """
+    Raises:
+        AnnotationError: ``unknown_transform``.
+        UnsupportedError: ``unsupported_numerics``.
+        TooLargeError: ``object_too_large``.
+    """
+    parse_transform(request.transform)
+    if request.numerics not in NUMERICS:
+        raise UnsupportedError(
+            "unsupported_numerics",
+            f"numerics {request.numerics!r}; this worker has "
+            f"{', '.join(NUMERICS)}",
+        )
+    length, limit = request.source_length_bytes, config.max_object_bytes
+    if length is not None and length > limit:
+        raise TooLargeError(
+            "object_too_large",
+            f"object {request.source_name} has {length} bytes; at most "
+            f"{limit}",
+            object_name=request.source_name,
+        )
+
+
+def check_transform(
+    request: JobRequest, lease: Lease | None, config: WorkerConfig
+) -> None:
+    """
+    Raises:
+        PackageError: samples cannot be made the model's input.
+        UnsupportedError: ``unsupported_transform``: not at random;
+            ``limit_exceeded``: of its arrays.
+    """
+    if lease is None:
+        return
+    transform = lease.frozen.transform
+    if transform is None:
+        raise PackageError(
+            "bad_package",
+            f"the package {lease.digest[:12]} has no input transform, so "
+            "samples cannot be made its input: write it with one",
+        )
+    length, limit = lease.frozen.form.num_bytes, config.max_sample_bytes
+    # Images are bounded by their pixels.
+    if isinstance(transform, ArrayTransform) and length > limit:
+        raise UnsupportedError(
+            "limit_exceeded",
+            f"the package {lease.digest[:12]} takes arrays of {length} bytes; "
+            f"at most {limit}",
+        )
+    if parse_transform(request.transform) and transform.augmentation is None:
+        raise UnsupportedError(
+            "unsupported_transform",
+            f"the package {lease.digest[:12]} has no augmentation, so "
+            f"{request.transform} has no meaning for it: write it with one, "
+            f"or ask for {EVAL}",
+            details={"value": request.transform, "allowed": [EVAL]},
+        )
+
+
+def medium_of(lease: Lease | None) -> Medium | None:
+    """What a job's model takes; None for an index."""
+    transform = lease.frozen.transform if lease else None
+    return transform.medium if transform else None
+
+
+def check_package(identity: ModelIdentity, config: WorkerConfig) -> None:
+    """
+    Raises:
+        TooLargeError: ``package_too_large``.
+    """
+    limit = config.max_package_bytes
+    if identity.length_bytes > limit:
+        raise TooLargeError(
+            "package_too_large",
+            f"the package {identity.path} has {identity.length_bytes} "
+            f"bytes; at most {limit}",
+            object_name=identity.path,
+        )

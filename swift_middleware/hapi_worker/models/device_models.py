@@ -1,0 +1,603 @@
+"""The models in one device's memory, and what their forward passes take.
+
+All cuts of a model share its parameters.  Models that a job holds stay;
+others leave, least recently used first, when room is needed.  The device
+holds the parameters of all resident models and the working memory of the
+passes that run: each reserves its own before it begins, by max-min fair
+grants, and one pass of one sample always fits.  A model that is loaded counts
+from the start, and is copied when the passes that run leave room for it: they
+wait for nothing, and those that begin meanwhile find the less.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from hapi_protocol.encodings import Encoding
+from hapi_protocol.errors import DoesNotFitError
+from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.profiling.memory_model import Needs, needs_of
+from hapi_worker.models.loaded_model import (
+    Reservation,
+    Resident,
+    Site,
+    check_cut,
+    keep_last,
+    too_big,
+)
+from hapi_worker.models.memory_queue import Claim, Claims
+from hapi_worker.models.uploads import busy
+from hapi_worker.scheduling.max_min_grants import granted_bytes
+
+if TYPE_CHECKING:
+    pass
+
+
+MAX_PREFIXES = 4
+MAX_NEEDS = 64
+"""What a model keeps of its last used cuts: modules and memory needs."""
+CAP_SECONDS = 600.0
+"""How long a batch that the memory did not suffice for is not tried."""
+
+logger = logging.getLogger(__name__)
+
+
+class Residency:
+    """The models of one device.
+
+    Args:
+        device: where their parameters live.
+        limit_bytes: for all parameters and all passes that run at a time.
+        num_forwards: how many do.
+        usual_batch: samples of a pass where the memory suffices; idle models
+            make room for them.
+        wait_seconds: how long a model waits for passes to end.
+        pass_seconds: longest time that a pass may take.
+        changed: guards this and is notified of what becomes free; one for
+            all devices of a worker.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        limit_bytes: int,
+        *,
+        num_forwards: int = 1,
+        usual_batch: int = 1,
+        wait_seconds: float = 60.0,
+        pass_seconds: float = math.inf,
+        changed: threading.Condition | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.device = device
+        self.limit_bytes = limit_bytes
+        self.in_service = True
+        self.guarded: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Around what uses the device; its executor finds out failures."""
+        self.generation = 0
+        """Raised whenever memory becomes free."""
+        self._num_forwards = num_forwards
+        self.usual_batch = usual_batch
+        self._wait_seconds = wait_seconds
+        self.pass_seconds = pass_seconds
+        self._changed = changed or threading.Condition()
+        self._clock = clock
+        self._residents: OrderedDict[str, Resident] = OrderedDict()
+        self._loading: dict[str, int] = {}
+        self._reserved: list[Reservation] = []
+        self._starved: list[Callable[[], None]] = []
+        self._evicted = False
+        self._building = threading.Lock()
+        self.claims = Claims(clock)
+        """Of models that wait for memory; used with the lock held."""
+
+    def resident(self) -> tuple[int, int]:
+        """Models in memory, and bytes of their parameters."""
+        with self._changed:
+            return len(self._residents), self._used_bytes()
+
+    def models(self) -> list[tuple[str, int, int]]:
+        """Digest, parameter bytes and jobs of each model in memory."""
+        with self._changed:
+            return [
+                (r.digest, r.parameter_bytes, len(r.leases))
+                for r in self._residents.values()
+            ]
+
+    def num_jobs(self) -> int:
+        """Leases of all models."""
+        with self._changed:
+            return sum(len(r.leases) for r in self._residents.values())
+
+    def reserved_bytes(self) -> int:
+        """Working memory of the passes that run."""
+        with self._changed:
+            return sum(each.num_bytes for each in self._reserved)
+
+    def longest_pass_seconds(self) -> float:
+        """For which the pass runs that runs for longest; 0 without one."""
+        with self._changed:
+            now = self._clock()
+            return max(
+                (now - each.started for each in self._reserved), default=0
+            )
+
+    @property
+    def is_late(self) -> bool:
+        """Whether a pass runs for longer than it may."""
+        return self.longest_pass_seconds() > self.pass_seconds
+
+    def find(self, digest: str) -> Resident | None:
+        """The model, as the last used; called with the lock held."""
+        found = self._residents.get(digest)
+        if found is not None:
+            self._residents.move_to_end(digest)
+        return found
+
+    def hold(self, digest: str, cut: int, encoding: str) -> Lease | None:
+        """A hold on a model for a cut; None where it is not in memory.
+
+        Raises:
+            UnsupportedError: ``cut_out_of_range``, ``does_not_fit``.
+            UnavailableError: running jobs hold the memory.
+        """
+        lease = self._hold(digest, (cut, Encoding.parse(encoding).dtype))
+        self._empty_cache()
+        return lease
+
+    def _hold(self, digest: str, site: Site) -> Lease | None:
+        computed: tuple[Resident, Needs] | None = None
+        while True:
+            with self._changed:
+                resident = self.find(digest)
+                if resident is None:
+                    return None
+                check_cut(resident, site[0])
+                if computed is not None and computed[0] is resident:
+                    resident.needs[site] = computed[1]
+                if site in resident.needs:
+                    keep_last(resident.needs, site, MAX_NEEDS)
+                    return self._lease(resident, site)
+            # A walk over the whole model: nobody else waits for it.
+            computed = resident, needs_of(resident.frozen, *site)
+
+    def add(
+        self, digest: str, frozen: FrozenGraph, load_seconds: float
+    ) -> Resident:
+        """Moves a model to the device, unless it is there already.
+
+        Args:
+            digest: of its package; nobody else adds it meanwhile.
+            frozen: on any device.
+            load_seconds: that were spent on it before.
+
+        Raises:
+            DoesNotFitError: more than ``limit_bytes``.
+            UnavailableError: running jobs hold the memory.
+        """
+        started = self._clock()
+        size = frozen.parameter_bytes
+        self._check_size(digest, size)
+        with self._changed:
+            found = self.find(digest)
+            if found is not None:
+                return found
+            # Room is taken before the copy to the device, not after.
+            self._make_room(size, 0)
+            self._loading[digest] = size
+        try:
+            self._await_passes()
+            self._empty_cache()
+            with self.guarded():
+                moved = frozen.to(self.device)
+        except BaseException as error:
+            with self._changed:
+                del self._loading[digest]
+                self._freed()
+            if isinstance(error, (DoesNotFitError, torch.OutOfMemoryError)):
+                # By the numbers it fits: others have taken more than theirs.
+                raise busy("queue_full", str(error)) from error
+            raise
+        resident = Resident(digest, moved, size)
+        resident.load_seconds = load_seconds + self._clock() - started
+        with self._changed:
+            del self._loading[digest]
+            self._check_service()
+            self._residents[digest] = resident
+            self._changed.notify_all()
+        return resident
+
+    def check_length(self, what: str, length_bytes: int) -> None:
+        """
+        Raises:
+            DoesNotFitError: a package of that length can never be held.
+        """
+        if length_bytes > self.limit_bytes:
+            raise too_big(what, length_bytes, self.limit_bytes)
+
+    def sample_bytes(self, digest: str) -> int:
+        """That the model and one sample at a cut that it was asked for need,
+        0 if that is not known; called with the lock held."""
+        resident = self._residents.get(digest)
+        if resident is None:
+            return 0
+        needed = [needs.peak_bytes(1) for needs in resident.needs.values()]
+        # Some cuts may need more than there is; they are refused.
+        return max((n for n in needed if n <= self.limit_bytes), default=0)
+
+    def has_room(self, claim: Claim) -> bool:
+        """Whether idle models can make room for it and for those before it;
+        called with the lock held."""
+        needed = claim.num_bytes + self.claims.bytes_ahead(claim)
+        return needed <= self.limit_bytes - self._held_bytes(claim.digest)
+
+    def met(self, claim: Claim) -> None:
+        """The model has what it waited for; called with the lock held."""
+        self.claims.drop(claim, met=True)
+        self._freed()
+
+    def batch_limit(self, lease: Lease, maximum: int) -> int:
+        """As :meth:`Lease.batch_limit`."""
+        with self._changed:
+            return self._batch_limit(lease, maximum)
+
+    @contextmanager
+    def alone(self, lease: Lease, maximum: int) -> Iterator[int]:
+        """Takes working memory while no pass runs, as :meth:`batch_limit`."""
+        with self._changed:
+            batch = self._batch_limit(lease, maximum)
+            made = self._made(lease, batch)
+        try:
+            yield batch
+        finally:
+            self.free(made)
+
+    def reserve(
+        self, lease: Lease, maximum: int, starved: Callable[[], None]
+    ) -> Reservation | None:
+        """Takes working memory for a pass of up to ``maximum`` samples.
+
+        Args:
+            lease: of a job whose pass it is.
+            maximum: samples that wait.
+            starved: who asks; called when a pass that runs has ended and
+                it is the turn of this one, if None is returned.
+
+        Returns:
+            None where the passes that run leave no room for one sample, or
+            others were told so before: nothing is granted past them.
+        """
+        with self._changed:
+            if self._starved and self._starved[0] != starved:
+                self._starve(starved)
+                return None
+            maximum = self._capped(lease, maximum)
+            capacity = self.limit_bytes - self._used_bytes()
+            share = granted_bytes(
+                _working(lease, maximum),
+                self._other_demands(lease, maximum),
+                capacity,
+                self._num_forwards,
+            )
+            base = lease.resident.parameter_bytes
+            room = min(
+                max(share, _working(lease, 1)), capacity - self._taken_bytes()
+            )
+            batch = lease.needs.batch_for(base + room, maximum)
+            if batch < 1 and self._reserved:
+                self._starve(starved)
+                return None
+            batch = max(batch, 1)
+            made = self._made(lease, batch)
+        self.forgo(starved)
+        return made
+
+    def forgo(self, starved: Callable[[], None]) -> None:
+        """It waits for memory no more; the next one may try."""
+        with self._changed:
+            if starved not in self._starved:
+                return
+            self._starved.remove(starved)
+            following = self._starved[:1]
+        for each in following:
+            each()
+
+    def free(self, reservation: Reservation) -> None:
+        """Gives working memory back."""
+        with self._changed:
+            self._reserved.remove(reservation)
+            starved = self._starved[:1]
+            self._freed()
+        for each in starved:
+            each()
+
+    def did_not_fit(self, lease: Lease, batch: int) -> None:
+        """A pass of that many samples was refused by the device."""
+        cap = max(batch // 2, 1)
+        with self._changed:
+            until = self._clock() + CAP_SECONDS
+            lease.resident.caps[lease.site] = cap, until
+        logger.warning(
+            "model %s up to cut %d: no memory for %d samples; %d from now on",
+            lease.digest[:12],
+            lease.cut,
+            batch,
+            cap,
+        )
+
+    def prefix(self, resident: Resident, cut: int) -> nn.Module:
+        """The module of a cut, built once."""
+        with self._building:
+            if cut not in resident.prefixes:
+                resident.prefixes[cut] = resident.frozen.prefix(cut)
+            keep_last(resident.prefixes, cut, MAX_PREFIXES)
+            return resident.prefixes[cut]
+
+    def release(self, lease: Lease) -> None:
+        """As :meth:`Lease.release`."""
+        with self._changed:
+            lease.resident.leases.pop(lease, None)
+            self._freed()
+
+    def leave_service(self) -> None:
+        """The device has failed: no model is found on it any more."""
+        with self._changed:
+            self.in_service = False
+            self._residents.clear()
+            self._freed()
+
+    def _freed(self) -> None:
+        self.generation += 1
+        self._changed.notify_all()
+
+    def _batch_limit(self, lease: Lease, maximum: int) -> int:
+        others = self._used_bytes() - lease.resident.parameter_bytes
+        available = self.limit_bytes - others
+        batch = lease.needs.batch_for(available, self._capped(lease, maximum))
+        return max(batch, 1)
+
+    def _made(self, lease: Lease, batch: int) -> Reservation:
+        made = Reservation(
+            batch, _working(lease, batch), lease.resident, self._clock()
+        )
+        self._reserved.append(made)
+        return made
+
+    def _starve(self, starved: Callable[[], None]) -> None:
+        if starved not in self._starved:
+            self._starved.append(starved)
+
+    def _capped(self, lease: Lease, maximum: int) -> int:
+        cap, until = lease.resident.caps.get(lease.site, (maximum, 0.0))
+        return min(cap, maximum) if self._clock() < until else maximum
+
+    def _other_demands(self, lease: Lease, maximum: int) -> list[int]:
+        """Of passes at all other sites that jobs hold, each once."""
+        demands: dict[tuple[str, Site], int] = {}
+        for resident in self._residents.values():
+            for other in resident.leases:
+                key = resident.digest, other.site
+                demands[key] = _working(other, maximum)
+        demands.pop((lease.digest, lease.site), None)
+        return list(demands.values())
+
+    def _lease(self, resident: Resident, site: Site) -> Lease:
+        needs = resident.needs[site]
+        needed = needs.peak_bytes(1)
+        if needed > self.limit_bytes:
+            raise too_big(
+                f"one sample up to cut {site[0]} of the model "
+                f"{resident.digest[:12]}",
+                needed,
+                self.limit_bytes,
+            )
+        self._check_claims(resident)
+        working = needed - resident.parameter_bytes
+        self._make_room(0, working, keep=resident)
+        usual = needs.peak_bytes(self.usual_batch) - resident.parameter_bytes
+        self._leave_room(self._num_forwards * usual, keep=resident)
+        lease = Lease(self, resident, site, needs)
+        resident.leases[lease] = working
+        return lease
+
+    def _check_claims(self, resident: Resident) -> None:
+        """A model that waits for long is passed by none that is in its way.
+
+        Raises:
+            UnavailableError: this one is.
+        """
+        due = self.claims.due()
+        if due is None or due.digest == resident.digest:
+            return
+        available = self.limit_bytes - self._held_bytes(due.digest, resident)
+        if available < due.num_bytes:
+            raise busy(
+                "queue_full",
+                "a model that has waited longer needs the memory: "
+                f"{due.num_bytes} bytes, {available} available beside this "
+                "one",
+                needed_bytes=due.num_bytes,
+                available_bytes=available,
+            )
+
+    def _held_bytes(self, but: str, also: Resident | None = None) -> int:
+        """By models that jobs hold, or that are loaded, and their passes.
+
+        Args:
+            but: digest of one that does not count.
+            also: one that counts as well.
+        """
+        held = [
+            resident
+            for resident in self._residents.values()
+            if (resident.leases or resident is also) and resident.digest != but
+        ]
+        loading = [n for digest, n in self._loading.items() if digest != but]
+        working = max((each.working_bytes for each in held), default=0)
+        return sum(r.parameter_bytes for r in held) + sum(loading) + working
+
+    def _check_size(self, digest: str, size: int) -> None:
+        if size > self.limit_bytes:
+            raise too_big(f"the model {digest[:12]}", size, self.limit_bytes)
+
+    def _used_bytes(self) -> int:
+        resident = sum(r.parameter_bytes for r in self._residents.values())
+        return resident + sum(self._loading.values())
+
+    def _taken_bytes(self) -> int:
+        """By the passes that run: working memory, and the parameters of
+        models that were evicted after their jobs ended."""
+        evicted = {
+            id(each.resident): each.resident.parameter_bytes
+            for each in self._reserved
+            if self._residents.get(each.resident.digest) is not each.resident
+        }
+        working = sum(each.num_bytes for each in self._reserved)
+        return working + sum(evicted.values())
+
+    def _await_passes(self) -> None:
+        """Until those that run fit beside all models, the coming included.
+
+        Raises:
+            UnavailableError: they do not end, or the device has failed.
+        """
+        with self._changed:
+            if not self._changed.wait_for(self._has_room, self._wait_seconds):
+                raise busy("queue_full", "passes hold the memory")
+            self._check_service()
+
+    def _has_room(self) -> bool:
+        needed = self._used_bytes() + self._taken_bytes()
+        return needed <= self.limit_bytes or not self.in_service
+
+    def _check_service(self) -> None:
+        if not self.in_service:
+            raise busy("queue_full", "the device has left service")
+
+    def _make_room(
+        self,
+        parameter_bytes: int,
+        working_bytes: int,
+        keep: Resident | None = None,
+    ) -> None:
+        """Evicts idle models until both fit beside what jobs hold; a model
+        whose turn it is stays."""
+        working = [r.working_bytes for r in self._residents.values()]
+        needed = parameter_bytes + max(working_bytes, *working, 0)
+        first = self.claims.first()
+        stays = first.digest if first else ""
+        idle = [
+            resident
+            for resident in self._residents.values()
+            if not resident.leases
+            and resident is not keep
+            and resident.digest != stays
+        ]
+        while idle and self.limit_bytes - self._used_bytes() < needed:
+            self._evict(idle.pop(0))
+        available = self.limit_bytes - self._used_bytes()
+        if available < needed:
+            raise busy(
+                "queue_full",
+                f"running jobs hold the memory: {needed} bytes are needed, "
+                f"{available} available",
+                needed_bytes=needed,
+                available_bytes=available,
+            )
+
+    def _leave_room(self, working_bytes: int, keep: Resident) -> None:
+        """Evicts idle models that would make passes smaller than usual;
+        half of the memory may always be theirs."""
+        wanted = min(working_bytes, self.limit_bytes // 2)
+        for idle in list(self._residents.values()):
+            if self.limit_bytes - self._used_bytes() >= wanted:
+                return
+            awaited = self.claims.waits(idle.digest)
+            if not idle.leases and idle is not keep and not awaited:
+                self._evict(idle)
+
+    def _evict(self, resident: Resident) -> None:
+        logger.info("model %s leaves memory", resident.digest[:12])
+        del self._residents[resident.digest]
+        self._evicted = True
+
+    def _empty_cache(self) -> None:
+        """Gives evicted models' memory back to the device, which may have
+        to end its work first: the lock is not held."""
+        with self._changed:
+            evicted, self._evicted = self._evicted, False
+        if not evicted:
+            return
+        # Tracebacks and graphs refer to themselves, and to models.
+        gc.collect()
+        if self.device.type == "cuda":
+            with self.guarded():
+                torch.cuda.empty_cache()
+
+
+def _working(lease: Lease, batch: int) -> int:
+    return lease.needs.peak_bytes(batch) - lease.resident.parameter_bytes
+
+
+class Lease:
+    """A job's hold on a model: until released it stays in memory.
+
+    Attributes:
+        residency: of the device it is on.
+        cut: the job's.
+        digest: sha256 of the package.
+        frozen: the model, on the device.
+    """
+
+    def __init__(
+        self,
+        residency: Residency,
+        resident: Resident,
+        site: Site,
+        needs: Needs,
+    ) -> None:
+        self.residency = residency
+        self.resident = resident
+        self.needs = needs
+        self.site = site
+        self._prefix: nn.Module | None = None
+        self.cut = site[0]
+        self.digest = resident.digest
+        self.frozen = resident.frozen
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one sample's features at the cut."""
+        return tuple(self.frozen.cuts[self.cut - 1].shape)
+
+    @property
+    def load_seconds(self) -> float:
+        """That the model took to load."""
+        return self.resident.load_seconds
+
+    def prefix(self) -> nn.Module:
+        """``[B, *input_shape]`` float32 → ``[B, *shape]``; thread-safe."""
+        if self._prefix is None:
+            self._prefix = self.residency.prefix(self.resident, self.cut)
+        return self._prefix
+
+    def batch_limit(self, maximum: int) -> int:
+        """Most samples of a forward pass while nothing else runs, at
+        least 1."""
+        return self.residency.batch_limit(self, maximum)
+
+    def release(self) -> None:
+        """Gives the model free; further calls do nothing."""
+        self.residency.release(self)

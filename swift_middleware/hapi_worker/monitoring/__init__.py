@@ -1,0 +1,4 @@
+"""Metrics, load and accounting of the worker.
+
+In: events of jobs and devices. Out: Prometheus metrics, access records, load.
+"""

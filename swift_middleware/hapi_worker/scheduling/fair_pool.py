@@ -1,0 +1,197 @@
+"""Threads that take their work from a queue that is fair between accounts.
+
+On a CPU one pool decodes and computes: with more busy threads than cores the
+one that holds Python's lock is as likely put to sleep as any other.  Beside a
+GPU one pool decodes, and each device has a thread of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from hapi_worker.monitoring.load_meter import LoadMeter
+from hapi_worker.scheduling.fair_queue import FairQueue, Ledger
+
+DECODE = "decode"
+DEVICE = "device"
+PROFILE = "profile"
+"""Kinds of work."""
+JOIN_SECONDS = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    run: Callable[[], None]
+    kind: str
+
+
+class FairPool:
+    """Threads that run work in the order of a :class:`FairQueue`.
+
+    Work reports its own failures; what it lets through is our bug, is
+    logged, and costs no thread.
+
+    Args:
+        name: of the threads.
+        num_threads: how many run at a time.
+        ledger: of the accounts' seconds, shared with other pools.
+        torch_threads: intra-operation threads of torch in each of them.
+        meter: told of each piece of work.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        num_threads: int,
+        ledger: Ledger,
+        *,
+        torch_threads: int = 1,
+        meter: LoadMeter | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.num_threads = num_threads
+        self._ledger = ledger
+        self._queue: FairQueue[_Piece] = FairQueue(ledger)
+        self._changed = threading.Condition()
+        self._closed = False
+        self._num_busy = 0
+        self._num_pauses = 0
+        self._torch_threads = torch_threads
+        self._meter = meter
+        self._clock = clock
+        self._threads = [
+            threading.Thread(
+                target=self._serve, name=f"{name}-{number}", daemon=True
+            )
+            for number in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(
+        self,
+        account: str,
+        work: Callable[[], None],
+        *,
+        kind: str = DECODE,
+        urgent: bool = False,
+    ) -> None:
+        """Queues work; ``account`` pays for the seconds it runs.
+
+        Args:
+            account: that is charged.
+            work: to be run in one of the threads.
+            kind: :data:`DECODE`, :data:`DEVICE` or :data:`PROFILE`.
+            urgent: before all other work of this account.
+
+        Raises:
+            RuntimeError: when the pool is closed.
+        """
+        with self._changed:
+            if self._closed:
+                raise RuntimeError("this pool is closed")
+            self._queue.push(account, _Piece(work, kind), urgent=urgent)
+            self._changed.notify()
+
+    def __len__(self) -> int:
+        with self._changed:
+            return len(self._queue)
+
+    @contextlib.contextmanager
+    def paused(self, seconds: float, *, beside: int = 0) -> Iterator[bool]:
+        """No work begins inside; what is queued meanwhile waits.
+
+        Args:
+            seconds: to wait for the work that runs.
+            beside: pieces that may go on; 1 where the caller is one.
+
+        Yields:
+            Whether the rest has ended; if not, it goes on inside.
+        """
+        with self._changed:
+            self._num_pauses += 1
+            idle = self._changed.wait_for(
+                lambda: self._num_busy <= beside or self._closed, seconds
+            )
+        try:
+            yield idle and not self._closed
+        finally:
+            with self._changed:
+                self._num_pauses -= 1
+                self._changed.notify_all()
+
+    def close(self) -> bool:
+        """Drops what waits, and joins the threads for at most 5 s.
+
+        Returns:
+            Whether all have ended.
+        """
+        with self._changed:
+            self._closed = True
+            self._queue.clear()
+            self._changed.notify_all()
+        deadline = time.monotonic() + JOIN_SECONDS
+        for thread in self._threads:
+            if thread is threading.current_thread():
+                continue
+            thread.join(max(deadline - time.monotonic(), 0))
+            if thread.is_alive():
+                logger.warning("thread %s is still busy", thread.name)
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _serve(self) -> None:
+        # torch copies the process-wide setting into a thread at its first
+        # use there; only afterwards can the thread have a setting of its
+        # own.
+        torch.get_num_threads()
+        torch.set_num_threads(self._torch_threads)
+        while (found := self._next()) is not None:
+            self._run(*found)
+            del found
+            with self._changed:
+                self._num_busy -= 1
+                if self._num_pauses:
+                    self._changed.notify_all()
+
+    def _run(self, account: str, piece: _Piece) -> None:
+        charged = self._ledger.begun(account, piece.kind)
+        started = self._clock()
+        try:
+            with self._metered(account, piece.kind):
+                piece.run()
+        except Exception:
+            logger.exception("a defect: work raised in a pool")
+        finally:
+            seconds = self._clock() - started
+            self._ledger.ended(account, piece.kind, charged, seconds)
+
+    @contextlib.contextmanager
+    def _metered(self, account: str, kind: str) -> Iterator[None]:
+        if self._meter is None:
+            yield
+            return
+        begun = self._meter.began(account, on_device=kind != DECODE)
+        try:
+            yield
+        finally:
+            self._meter.ended(begun)
+
+    def _next(self) -> tuple[str, _Piece] | None:
+        with self._changed:
+            while not self._closed:
+                found = None if self._num_pauses else self._queue.pop()
+                if found is not None:
+                    self._num_busy += 1
+                    return found
+                self._changed.wait()
+            return None

@@ -1,0 +1,351 @@
+"""The worker's HTTP interface, a WSGI application.
+
+``POST /jobs``, ``POST /jobs/<id>``, ``GET /jobs/<id>``, ``PUT /models``,
+``GET /models``, ``POST /profiles``, ``GET /healthz``, ``GET /metrics``,
+``GET /status``.  Every refusal is an error of :mod:`hapi_protocol.errors` as
+JSON; every answer repeats ``X-Trans-Id``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from webob import Request, Response
+
+from hapi_protocol.errors import (
+    AnnotationError,
+    HapiError,
+    InternalError,
+    MethodError,
+    RightsError,
+)
+from hapi_protocol.job_messages import (
+    HEADER_IDENTITY,
+    MAX_MESSAGE_BYTES,
+    JobRequest,
+    ModelIdentity,
+    ProfileRequest,
+)
+from hapi_worker.jobs.request_validation import check_package
+from hapi_worker.jobs.worker import MAX_UPLOADS, Worker
+from hapi_worker.models.registry import KnownModel
+from hapi_worker.models.uploads import busy
+from hapi_worker.monitoring.metrics import CONTENT_TYPE as METRICS_CONTENT_TYPE
+from hapi_worker.peer import Connection
+from hapi_worker.server.status import package_version, status_of
+
+ENVIRON_CONNECTION = "hapi_worker.connection"
+"""WSGI key under which the server hands over a :class:`Connection`, where a
+body is chunked."""
+ENVIRON_IS_GONE = "hapi_worker.is_gone"
+"""WSGI key of a function that tells whether the asker has closed."""
+ENVIRON_BROKEN_BODY = "hapi_worker.broken_body"
+"""WSGI key that tells the server to read no more of the request's body."""
+ENVIRON_PEER_UID = "X_REMOTE_UID"
+
+READ_BYTES = 1024 * 1024
+LASTING_STATUSES = (409, 413, 422)
+"""Refusals of an upload that every other upload of the bytes would meet."""
+
+logger = logging.getLogger(__name__)
+
+StartResponse = Callable[..., Any]
+Handler = Callable[[Any], Any]
+"""WebOb request to response."""
+
+
+class WorkerApp:
+    """The application of the main socket.
+
+    Args:
+        worker: does the work.
+        admin_only: answer health and metrics, and nothing else.
+    """
+
+    def __init__(self, worker: Worker, *, admin_only: bool = False) -> None:
+        self._worker = worker
+        self._admin_only = admin_only
+        self._uploads = threading.BoundedSemaphore(MAX_UPLOADS)
+        self._allowed_uids = {0, os.getuid(), *worker.config.allowed_users}
+
+    def __call__(
+        self, environ: dict[str, Any], start_response: StartResponse
+    ) -> Iterable[bytes]:
+        request = Request(environ)
+        trans_id = request.headers.get("X-Trans-Id", "")
+        try:
+            with self._counted():
+                self._check_peer(environ)
+                handler = self._handler(request)
+            response = handler(request)
+        except HapiError as error:
+            response = _error_response(error, trans_id)
+        except Exception:
+            logger.exception(
+                "a defect: %s %s (%s)", request.method, request.path, trans_id
+            )
+            self._worker.metrics.refusals.labels("internal").inc()
+            response = _error_response(
+                InternalError("internal", "the worker failed; see its log"),
+                trans_id,
+            )
+        if trans_id:
+            response.headers["X-Trans-Id"] = trans_id
+        body: Iterable[bytes] = response(environ, start_response)
+        return body
+
+    def _check_peer(self, environ: dict[str, Any]) -> None:
+        uid = environ.get(ENVIRON_PEER_UID)
+        if uid is None or int(uid) not in self._allowed_uids:
+            raise RightsError(
+                "forbidden",
+                f"user id {uid} may not use this worker: add it to the "
+                "option allowed_users",
+            )
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Counts a refusal that no job, upload or profile is counted for."""
+        try:
+            yield
+        except HapiError as error:
+            self._worker.metrics.refusals.labels(error.code).inc()
+            raise
+
+    def _handler(self, request: Any) -> Handler:
+        path = request.path
+        if path == "/healthz":
+            return self._route(request, GET=self._health)
+        if path == "/metrics":
+            return self._route(request, GET=self._metrics)
+        if path == "/status":
+            return self._route(request, GET=self._status)
+        if not self._admin_only:
+            if path == "/jobs":
+                return self._route(request, POST=self._grant)
+            if path == "/profiles":
+                return self._route(request, POST=self._profile)
+            if path == "/models":
+                return self._route(request, GET=self._known, PUT=self._put)
+            if path.startswith("/jobs/"):
+                return self._route(request, POST=self._stream, GET=self._usage)
+        raise RightsError("not_found", f"there is no {path[:100]!r} here")
+
+    def _route(self, request: Any, **methods: Handler) -> Handler:
+        method = methods.get(request.method)
+        if method is None:
+            raise MethodError(
+                "method_not_allowed",
+                f"{request.method} {request.path[:100]}: allowed are "
+                f"{', '.join(sorted(methods))}",
+            )
+        return method
+
+    def _health(self, request: Any) -> Any:
+        worker = self._worker
+        models, used = worker.models.resident()
+        draining = worker.admission.draining
+        return _json_response(
+            200,
+            {
+                "status": "draining" if draining else "ok",
+                "version": package_version(),
+                "devices": {
+                    each.name: each.in_service for each in worker.executors
+                },
+                "numerics_tag": worker.numerics_tag,
+                "pid": os.getpid(),
+                "resident_models": models,
+                "resident_bytes": used,
+                "memory_limit_bytes": worker.models.limit_bytes,
+                "jobs_running": worker.admission.num_running(),
+                "jobs_waiting": worker.admission.num_waiting(),
+                "max_streams": worker.config.max_streams,
+            },
+        )
+
+    def _status(self, request: Any) -> Any:
+        uid = int(request.environ[ENVIRON_PEER_UID])
+        trusted = uid in (0, os.getuid())
+        return _json_response(200, status_of(self._worker, with_names=trusted))
+
+    def _metrics(self, request: Any) -> Any:
+        return Response(
+            body=self._worker.metrics.render(),
+            headerlist=[("Content-Type", METRICS_CONTENT_TYPE)],
+        )
+
+    def _grant(self, request: Any) -> Any:
+        with self._counted():
+            body = _read_body(request, MAX_MESSAGE_BYTES)
+            grant = self._worker.grant(
+                JobRequest.from_body(bytes(body)),
+                request.environ[ENVIRON_IS_GONE],
+            )
+        return _json_body(201, grant.to_body())
+
+    def _profile(self, request: Any) -> Any:
+        with self._counted():
+            body = _read_body(request, MAX_MESSAGE_BYTES)
+            wanted = ProfileRequest.from_body(bytes(body))
+        profile = self._worker.profiling.profile(wanted)
+        return _json_body(200, profile.to_body())
+
+    def _stream(self, request: Any) -> Any:
+        with self._counted():
+            connection = _connection(request)
+        try:
+            stream = self._worker.stream(_job_id(request), connection)
+        except RightsError as error:  # there is no such job to count
+            self._worker.metrics.refusals.labels(error.code).inc()
+            raise
+        return Response(
+            app_iter=stream,
+            headerlist=[
+                ("Content-Type", stream.content_type),
+                ("Connection", "close"),
+            ],
+        )
+
+    def _usage(self, request: Any) -> Any:
+        usage = self._worker.usages.find(_job_id(request))
+        return _json_body(200, usage.to_body())
+
+    def _known(self, request: Any) -> Any:
+        with self._counted():
+            identity = _identity(request)
+        known = self._worker.models.known(identity)
+        if known is None:
+            raise RightsError(
+                "not_found",
+                f"the model {identity.path} is not known here",
+                object_name=identity.path,
+            )
+        return _json_response(
+            200,
+            {
+                "digest": known.digest,
+                "num_cuts": known.num_cuts,
+                "numerics_tag": self._worker.numerics_tag,
+            },
+        )
+
+    def _put(self, request: Any) -> Any:
+        uploads = self._worker.metrics.uploads
+        try:
+            known = self._upload(request, _identity(request))
+        except HapiError as error:
+            uploads.labels("refused", error.code).inc()
+            raise
+        uploads.labels("done", "").inc()
+        return _json_response(
+            201, {"digest": known.digest, "num_cuts": known.num_cuts}
+        )
+
+    def _upload(self, request: Any, identity: ModelIdentity) -> KnownModel:
+        models = self._worker.models
+        models.uploads.check(identity)
+        lasting: HapiError | None = None
+        try:
+            self._check_upload(request, identity)
+            models.begin_upload(identity)
+            with self._upload_place():
+                limit = self._worker.config.max_package_bytes
+                package = _read_body(request, limit)
+                return models.put(identity, package)
+        except HapiError as error:
+            lasting = error if error.status in LASTING_STATUSES else None
+            raise
+        finally:
+            models.end_upload(identity, lasting)
+
+    @contextmanager
+    def _upload_place(self) -> Iterator[None]:
+        if not self._uploads.acquire(blocking=False):
+            raise busy(
+                "queue_full",
+                f"{MAX_UPLOADS} models are being uploaded already",
+            )
+        try:
+            yield
+        finally:
+            self._uploads.release()
+
+    def _check_upload(self, request: Any, identity: ModelIdentity) -> None:
+        check_package(identity, self._worker.config)
+        self._worker.models.check_length(identity)
+        if request.content_length != identity.length_bytes:
+            raise AnnotationError(
+                "bad_request",
+                f"Content-Length is {request.content_length}, and "
+                f"{HEADER_IDENTITY} says {identity.length_bytes}",
+            )
+
+
+def _job_id(request: Any) -> str:
+    return str(request.path.removeprefix("/jobs/"))
+
+
+def _connection(request: Any) -> Connection:
+    connection = request.environ.get(ENVIRON_CONNECTION)
+    if not isinstance(connection, Connection):
+        raise AnnotationError(
+            "bad_request", "the body of a job must be chunked"
+        )
+    return connection
+
+
+def _identity(request: Any) -> ModelIdentity:
+    return ModelIdentity.from_json(request.headers.get(HEADER_IDENTITY, ""))
+
+
+def _read_body(request: Any, limit: int) -> bytearray:
+    length = request.content_length
+    if length is None or length > limit:
+        raise AnnotationError(
+            "bad_request",
+            f"Content-Length is {length}; it must be at most {limit}",
+        )
+    body = bytearray()
+    stream = request.environ["wsgi.input"]
+    while len(body) < length:
+        try:
+            piece = stream.read(min(READ_BYTES, length - len(body)))
+        except OSError as error:
+            request.environ[ENVIRON_BROKEN_BODY] = True
+            raise AnnotationError(
+                "bad_request", f"the body could not be read: {error}"
+            ) from error
+        if not piece:
+            raise AnnotationError(
+                "bad_request",
+                f"the body ends after {len(body)} of {length} bytes",
+            )
+        body += piece
+    return body
+
+
+def _json_response(status: int, fields: dict[str, Any]) -> Any:
+    return _json_body(status, json.dumps(fields).encode() + b"\n")
+
+
+def _json_body(status: int, body: bytes) -> Any:
+    return Response(
+        status=status,
+        body=body,
+        headerlist=[("Content-Type", "application/json")],
+    )
+
+
+def _error_response(error: HapiError, trans_id: str) -> Any:
+    error.trans_id = error.trans_id or trans_id or None
+    response = _json_body(error.status, error.to_body())
+    if error.retry_after is not None:
+        response.headers["Retry-After"] = str(max(1, round(error.retry_after)))
+    return response

@@ -1,0 +1,93 @@
+"""A worker and its two sockets."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from hapi_worker.config import WorkerConfig
+from hapi_worker.jobs.worker import Worker
+from hapi_worker.models.package_loader import Load, load_validated
+from hapi_worker.monitoring.malloc_tuning import RestingHeap
+from hapi_worker.server.app import WorkerApp
+from hapi_worker.server.unix_server import SocketInUseError, UnixServer
+
+ADMIN_SUFFIX = ".admin"
+ADMIN_THREADS = 2
+NO_LISTENERS: Mapping[str, socket.socket] = MappingProxyType({})
+
+
+class Service:
+    """A worker and its two sockets.
+
+    Args:
+        config: of the worker; ``socket`` names both sockets.
+        load: what makes a model of a package.
+        out_of_service: called when the last device has failed.
+        listeners: sockets that are open already, by path.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        *,
+        load: Load = load_validated,
+        out_of_service: Callable[[], None] = lambda: None,
+        listeners: Mapping[str, socket.socket] = NO_LISTENERS,
+    ) -> None:
+        self.worker = Worker(config, load=load, out_of_service=out_of_service)
+        admission = self.worker.admission
+        self._heap = RestingHeap(lambda: bool(admission.jobs()))
+        timeout = config.stall_seconds
+        self._servers = [
+            UnixServer(
+                config.socket,
+                config.socket_mode,
+                WorkerApp(self.worker),
+                num_threads=self.worker.num_server_threads,
+                timeout_seconds=timeout,
+                listener=listeners.get(config.socket),
+            ),
+            UnixServer(
+                config.socket + ADMIN_SUFFIX,
+                config.socket_mode,
+                WorkerApp(self.worker, admin_only=True),
+                num_threads=ADMIN_THREADS,
+                timeout_seconds=timeout,
+                listener=listeners.get(config.socket + ADMIN_SUFFIX),
+            ),
+        ]
+        self._begun: list[UnixServer] = []
+        self.ended = False
+        """Whether :meth:`end` has ended all threads."""
+
+    def begin(self) -> None:
+        """Listens on both sockets.
+
+        Raises:
+            SocketInUseError, OSError: one cannot be had; none is then.
+        """
+        self._heap.begin()
+        try:
+            for server in self._servers:
+                server.begin()
+                self._begun.append(server)
+        except (SocketInUseError, OSError):
+            self.end()
+            raise
+
+    def drain(self) -> bool:
+        """Refuses new jobs; whether all running ones ended in time."""
+        return self.worker.admission.drain(self.worker.config.drain_seconds)
+
+    def end(self) -> None:
+        """Closes the sockets, breaks what still runs, ends all threads."""
+        self.worker.models.close()
+        self.worker.profiling.close()
+        self.worker.admission.abort_all()
+        for server in self._begun:
+            server.end()
+        self._begun.clear()
+        self._heap.end()
+        self.ended = self.worker.close()
