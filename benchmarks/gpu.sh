@@ -272,7 +272,7 @@ install_wheels
 step checkout 5 "$venv/bin/python" benchmarks/checkout_path.py \
     "${sites[@]}"
 step tests 15 "$venv/bin/python" -m pytest -q -rs \
-    tests/unit/test_client_checkpoints.py tests/unit/test_benchmarks_devices.py
+    tests/unit/training/test_checkpoint_file.py tests/unit/test_benchmarks_devices.py
 suite worker-on-gpu 30 --worker-device "$device"
 suite both-on-gpu 30 --worker-device "$device" --client-device "$device"
 step worker-alone 25 "$venv/bin/python" -m benchmarks.worker \

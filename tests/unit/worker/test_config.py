@@ -19,7 +19,7 @@ from hapi_worker.config import (
 )
 from hapi_worker.main import main
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+DEPLOY = Path(__file__).parents[3] / "deploy"
 SAMPLE = DEPLOY / "hapi-worker.conf-sample"
 
 

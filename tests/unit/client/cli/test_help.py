@@ -16,7 +16,7 @@ import typer
 
 from hapi_client.cli import main as cli
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[4]
 WITHOUT_RESULT = {"cluster start", "cluster stop", "cluster env", "completion"}
 """They print no table."""
 

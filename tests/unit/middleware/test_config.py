@@ -16,7 +16,7 @@ from swift.common.utils.config import config_read_reseller_options
 from hapi_middleware.config import OPTIONS, FilterConfig
 from hapi_middleware.filter import filter_factory
 
-SAMPLE = Path(__file__).parents[2] / "deploy" / "proxy-server.conf-sample"
+SAMPLE = Path(__file__).parents[3] / "deploy" / "proxy-server.conf-sample"
 
 
 def _documented() -> dict[str, str]:
