@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-from urllib.parse import urlsplit
 
 from hapi_cluster.configs import USERS
 from hapi_cluster.errors import (
@@ -31,7 +30,8 @@ from hapi_cluster.launch import admin_socket, reachable
 from hapi_cluster.logs import tail
 from hapi_cluster.paths import ClusterPaths
 from hapi_cluster.preflight import is_cluster, prepare_directory, require_swift
-from hapi_cluster.probes import answers, ask
+from hapi_cluster.probes import answers
+from hapi_cluster.process_control import KILL_SECONDS, remove_leftovers
 from hapi_cluster.process_identity import ProcessIdentity
 from hapi_cluster.settings import (
     DEFAULT_START_SECONDS,
@@ -40,31 +40,6 @@ from hapi_cluster.settings import (
 )
 from hapi_cluster.start import spawn_supervisor
 from hapi_cluster.state import read_state
-from hapi_cluster.supervisor import KILL_SECONDS, remove_leftovers
-
-REQUEST_SECONDS = 20.0
-
-
-def create_accounts(proxy: tuple[str, int]) -> None:
-    """Make the account of every user that may.
-
-    Raises OSError, HTTPException or ValueError (an unexpected status).
-    """
-    for user, (key, groups) in USERS.items():
-        if ".admin" not in groups.split():
-            continue
-        headers = {"X-Auth-User": user, "X-Auth-Key": key}
-        status, answer = ask(
-            proxy, "GET", "/auth/v1.0", headers, REQUEST_SECONDS
-        )
-        if status != 200:
-            raise ValueError(f"authentication of {user} got {status}")
-        path = urlsplit(answer["x-storage-url"]).path
-        token = {"X-Auth-Token": answer["x-auth-token"], "Content-Length": "0"}
-        status, _ = ask(proxy, "POST", path, token, REQUEST_SECONDS)
-        if status not in (201, 204):
-            raise ValueError(f"POST {path} got {status}")
-
 
 # What the supervisor itself needs beside the grace its children have.
 STOP_MARGIN_SECONDS = 30.0

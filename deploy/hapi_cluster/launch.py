@@ -22,7 +22,7 @@ from hapi_cluster.configs import (
     render_all,
 )
 from hapi_cluster.errors import SettingsError, SocketPathError
-from hapi_cluster.paths import ClusterPaths
+from hapi_cluster.paths import TEMPORARY_PREFIX, ClusterPaths
 from hapi_cluster.ports import PortReservation
 from hapi_cluster.probes import answers, connects
 from hapi_cluster.server_process import ChildSpec
@@ -31,7 +31,6 @@ from hapi_cluster.state import write_private
 
 # sizeof(sockaddr_un.sun_path), with the closing zero byte.
 MAX_SOCKET_PATH_BYTES = 107
-TEMPORARY_PREFIX = "hapi-run-"
 MEMCACHED_MEGABYTES = 64
 
 

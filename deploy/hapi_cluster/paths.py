@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+TEMPORARY_PREFIX = "hapi-run-"
+
 
 @dataclass(frozen=True)
 class ClusterPaths:

@@ -14,8 +14,8 @@ from typing import Any
 from hapi_cluster.errors import StartError, error_from_json
 from hapi_cluster.logs import tail
 from hapi_cluster.paths import ClusterPaths
+from hapi_cluster.process_control import KILL_SECONDS
 from hapi_cluster.settings import ClusterSettings
-from hapi_cluster.supervisor import KILL_SECONDS
 
 # What the supervisor itself needs beside the deadline it is given.
 START_MARGIN_SECONDS = 30.0

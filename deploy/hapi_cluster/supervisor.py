@@ -16,11 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hapi_cluster.cluster import create_accounts
 from hapi_cluster.configs import BACKEND_HOST
 from hapi_cluster.errors import ClusterError, StartError
 from hapi_cluster.launch import (
-    TEMPORARY_PREFIX,
     Socket,
     admin_socket,
     child_specs,
@@ -34,41 +32,19 @@ from hapi_cluster.logs import tail
 from hapi_cluster.paths import ClusterPaths
 from hapi_cluster.ports import PortReservation
 from hapi_cluster.preflight import check_xattrs
+from hapi_cluster.probes import create_accounts
 from hapi_cluster.process_control import (
     become_subreaper,
     dead_child,
     kill_orphans,
     locked,
+    remove_leftovers,
     watched_parent,
 )
 from hapi_cluster.process_identity import ProcessIdentity
 from hapi_cluster.server_process import Child
 from hapi_cluster.settings import ClusterSettings
 from hapi_cluster.state import read_state, write_state
-
-KILL_SECONDS = 5.0
-
-
-def remove_leftovers(paths: ClusterPaths) -> bool:
-    """End the last run's processes, remove its sockets.
-
-    True if a process was still there. Call it only when the directory has
-    no living supervisor, or as the supervisor.
-    """
-    state = read_state(paths.state)
-    found = False
-    for child in state.get("children", {}).values():
-        identity = ProcessIdentity.parse(child["process"] or "")
-        if identity is not None and identity.send(signal.SIGKILL):
-            identity.wait(KILL_SECONDS)
-            found = True
-    for path in paths.run.glob("*"):
-        path.unlink()
-    folder = Path(state.get("temporary_folder") or "/")
-    if folder.name.startswith(TEMPORARY_PREFIX) and folder.exists():
-        shutil.rmtree(folder)
-    return found
-
 
 PROBE_INTERVAL_SECONDS = 0.03
 IDLE_SECONDS = 3600.0

@@ -23,8 +23,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hapi_protocol.encodings import Encoding, num_groups
-from hapi_protocol.feature_writer import CLOCK_STAGES
 from hapi_protocol.versions import API_VERSION
+
+CLOCK_STAGES = (
+    "queue",
+    "read",
+    "decode",
+    "forward",
+    "encode",
+    "send_blocked",
+)
+"""Stages whose seconds of the clock a batch may report."""
 
 METADATA_TIMINGS = b"hapi.timings"
 METADATA_SUMMARY = b"hapi.summary"

@@ -24,16 +24,6 @@ from hapi_protocol.feature_stream import (
 from hapi_protocol.summary import Load, Summary
 from hapi_protocol.tee_stream import BOTH, CLIENT, KEPT
 
-CLOCK_STAGES = (
-    "queue",
-    "read",
-    "decode",
-    "forward",
-    "encode",
-    "send_blocked",
-)
-"""Stages whose seconds of the clock a batch may report."""
-
 
 def _write_options(schema: pa.Schema) -> pa.ipc.IpcWriteOptions:
     """With the compression that the schema's own metadata names."""

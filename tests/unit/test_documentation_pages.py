@@ -24,7 +24,7 @@ from hapi_client.swift.retry import is_retryable
 from hapi_middleware.config import FilterConfig
 from hapi_protocol import errors
 from hapi_protocol.errors import CODES, make_error
-from hapi_protocol.feature_writer import CLOCK_STAGES
+from hapi_protocol.feature_stream import CLOCK_STAGES
 from hapi_worker import main as worker
 from hapi_worker.config import option_defaults
 

@@ -35,8 +35,7 @@ from hapi_protocol.data_index import Span
 from hapi_protocol.encodings import Encoding
 from hapi_protocol.errors import ClientError, HapiError
 from hapi_protocol.feature_reader import read_features
-from hapi_protocol.feature_stream import STAGES, FeatureBatch
-from hapi_protocol.feature_writer import CLOCK_STAGES
+from hapi_protocol.feature_stream import CLOCK_STAGES, STAGES, FeatureBatch
 from hapi_protocol.headers import (
     CACHE_HIT,
     CACHE_MISS,

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 
 from hapi_client.metrics.window_metrics import Observation
 from hapi_client.planning.link_estimator import (
+    BUSY,
     MOST_OVER,
+    NEW_WEIGHT,
     RELAX_WEIGHT,
     LinkEstimate,
 )
@@ -37,8 +39,6 @@ from hapi_splitter.planner.resource_use import (
     TRAINING,
 )
 
-BUSY = 0.9
-"""A resource used to this part of its capacity may be what limits."""
 READING = 0.5
 """Plain reads that wait for bytes this part of their time are limited by
 the link (or by Swift, which is the same to the plan)."""
@@ -58,9 +58,6 @@ BLOCKED = 0.3
 """Pushed reads that cannot send this part of their time, likewise."""
 FULL_LANE = 0.75
 """A lane whose threads are busy this part of the time is kept full."""
-
-NEW_WEIGHT = 0.5
-"""Of the newest interval in an average."""
 SCALE_RANGE = (0.2, 10.0)
 LEAST_EXPECTED = 0.02
 """Of a kind of work, by the profile, as a part of the interval: less says

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hapi_client.planning.cost_estimators import BUSY, NEW_WEIGHT
 from hapi_splitter.planner.problem import UNSEEN_LINK
 
 RELAX_WEIGHT = 0.1
@@ -64,3 +63,10 @@ class LinkEstimate:
         self.bytes_per_second = min(
             max(self.bytes_per_second, rate), UNSEEN_LINK
         )
+
+
+BUSY = 0.9
+"""A resource used to this part of its capacity may be what limits."""
+
+NEW_WEIGHT = 0.5
+"""Of the newest interval in an average."""

@@ -27,7 +27,7 @@ from hapi_client.reports.epoch_report import (
 )
 from hapi_client.sampling.sampler import Reading
 from hapi_client.swift.traffic_counters import Traffic, TrafficCount
-from hapi_protocol.feature_writer import CLOCK_STAGES
+from hapi_protocol.feature_stream import CLOCK_STAGES
 
 
 @dataclass(frozen=True)

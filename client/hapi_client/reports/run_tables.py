@@ -10,7 +10,7 @@ from hapi_client.reports.epoch_report import (
     EpochReport,
 )
 from hapi_client.reports.table import Table
-from hapi_protocol.feature_writer import CLOCK_STAGES
+from hapi_protocol.feature_stream import CLOCK_STAGES
 from hapi_splitter.units import bytes_text, number_text, percent_text
 
 _Cell = Callable[[EpochReport], str]

@@ -20,6 +20,15 @@ from typing import Any, TypeAlias
 import torch
 
 
+def tensors_of(bound: Bound) -> list[Value]:
+    """The tensors that a call reads, lists of them included."""
+    found: list[Value] = []
+    for argument in bound.values():
+        items = argument if isinstance(argument, tuple) else (argument,)
+        found.extend(item for item in items if isinstance(item, Value))
+    return found
+
+
 class MixesSamplesError(Exception):
     """The operator would let samples influence one another."""
 

@@ -6,12 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from hapi_splitter.graph.batch_independence import (
-    Bound,
-    Value,
-)
+from hapi_splitter.graph.batch_independence import Bound, Value, tensors_of
 from hapi_splitter.graph.operators import EMBEDDING
-from hapi_splitter.graph.shapes import tensors_of
 
 
 def flops_of(op: str, bound: Bound, result: Value) -> int:

@@ -20,6 +20,7 @@ from hapi_splitter.graph.batch_independence import (
     Bound,
     MixesSamplesError,
     Value,
+    tensors_of,
 )
 from hapi_splitter.graph.flops import flops_of
 from hapi_splitter.graph.operators import (
@@ -300,15 +301,6 @@ def _check_lookup(
             f"indices of {indices.dtype} that were computed, nobody has "
             "checked the range",
         )
-
-
-def tensors_of(bound: Bound) -> list[Value]:
-    """The tensors that a call reads, lists of them included."""
-    found: list[Value] = []
-    for argument in bound.values():
-        items = argument if isinstance(argument, tuple) else (argument,)
-        found.extend(item for item in items if isinstance(item, Value))
-    return found
 
 
 def _check_limits(

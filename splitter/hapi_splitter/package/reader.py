@@ -29,7 +29,7 @@ from hapi_protocol.errors import PackageError
 from hapi_splitter.cuts import CUT_NAME, Cut, FrozenGraph
 from hapi_splitter.graph.program import program_from_json
 from hapi_splitter.graph.shapes import ShapeLimits, infer
-from hapi_splitter.inputs.array_transform import MAX_DIMS, ArrayTransform
+from hapi_splitter.inputs.array_transform import MAX_DIMS
 from hapi_splitter.inputs.sample_format import (
     InputTransform,
     SampleForm,
@@ -38,12 +38,13 @@ from hapi_splitter.inputs.sample_format import (
 from hapi_splitter.package import zip_container as container
 from hapi_splitter.package.strict_json import parse_json
 from hapi_splitter.package.weights import read_weights
-from hapi_splitter.package.writer import cut_row
+from hapi_splitter.package.writer import (
+    FORMAT,
+    FORMAT_OF_ARRAYS,
+    cut_row,
+    format_of,
+)
 
-FORMAT = 1
-FORMAT_OF_ARRAYS = 2
-"""Of packages whose input is arrays.  What is older refuses them by this
-number, and reads all others."""
 _HAPI_FIELDS = {"format", "sample", "transform", "names", "cuts", "producer"}
 
 
@@ -147,11 +148,6 @@ def _read(
     frozen = FrozenGraph(program, weights, values, names, transform, digest)
     _check_cuts(hapi["cuts"], frozen.cuts)
     return frozen
-
-
-def format_of(transform: InputTransform | None) -> int:
-    is_array = isinstance(transform, ArrayTransform)
-    return FORMAT_OF_ARRAYS if is_array else FORMAT
 
 
 def _parse(data: memoryview, name: str, limits: PackageLimits) -> Any:

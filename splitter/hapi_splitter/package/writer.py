@@ -11,9 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from hapi_splitter.cuts import Cut, FrozenGraph
+from hapi_splitter.inputs.array_transform import ArrayTransform
+from hapi_splitter.inputs.sample_format import InputTransform
 from hapi_splitter.package import zip_container as container
-from hapi_splitter.package.reader import format_of
 from hapi_splitter.package.weights import write_weights
+
+FORMAT = 1
+FORMAT_OF_ARRAYS = 2
+"""Of packages whose input is arrays.  What is older refuses them by this
+number, and reads all others."""
+
+
+def format_of(transform: InputTransform | None) -> int:
+    is_array = isinstance(transform, ArrayTransform)
+    return FORMAT_OF_ARRAYS if is_array else FORMAT
+
 
 _ALIGNMENT = 64
 

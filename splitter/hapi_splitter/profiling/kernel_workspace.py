@@ -23,12 +23,12 @@ import torch
 
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.graph import batch_independence as by
-from hapi_splitter.graph.batch_independence import Bound, Value
+from hapi_splitter.graph.batch_independence import Bound, Value, tensors_of
 from hapi_splitter.graph.lowering import BATCH_NORM, LINEAR
 from hapi_splitter.graph.memory_format import CONVOLUTION, POOLS
 from hapi_splitter.graph.operators import EMBEDDING, VIEWS, operators
 from hapi_splitter.graph.program import Call
-from hapi_splitter.graph.shapes import bind, tensors_of
+from hapi_splitter.graph.shapes import bind
 from hapi_splitter.graph.strides import ATTENTION, attends_by_tiles
 
 Step: TypeAlias = tuple[int, int]

@@ -19,7 +19,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -28,6 +27,7 @@ from hapi_protocol.encodings import Encoding
 from hapi_protocol.errors import DoesNotFitError
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.profiling.memory_model import Needs, needs_of
+from hapi_worker.models.load_queue import Claim, Claims
 from hapi_worker.models.loaded_model import (
     Reservation,
     Resident,
@@ -36,13 +36,8 @@ from hapi_worker.models.loaded_model import (
     keep_last,
     too_big,
 )
-from hapi_worker.models.memory_queue import Claim, Claims
 from hapi_worker.models.uploads import busy
 from hapi_worker.scheduling.max_min_grants import granted_bytes
-
-if TYPE_CHECKING:
-    pass
-
 
 MAX_PREFIXES = 4
 MAX_NEEDS = 64

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from hapi_protocol.errors import DoesNotFitError, UnsupportedError
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.profiling.memory_model import Needs
-
-if TYPE_CHECKING:
-    pass
-
-from hapi_worker.models.device_models import Lease
 
 Site = tuple[int, str]
 """Cut, and dtype of the features."""
@@ -37,7 +32,7 @@ class Resident:
     frozen: FrozenGraph
     parameter_bytes: int
     load_seconds: float = 0.0
-    leases: dict[Lease, int] = field(default_factory=dict)
+    leases: dict[Any, int] = field(default_factory=dict)
     prefixes: OrderedDict[int, nn.Module] = field(default_factory=OrderedDict)
     needs: OrderedDict[Site, Needs] = field(default_factory=OrderedDict)
     caps: dict[Site, tuple[int, float]] = field(default_factory=dict)

@@ -19,14 +19,14 @@ from hapi_protocol.job_messages import ModelIdentity
 from hapi_splitter.profiling.memory_model import Needs
 from hapi_worker.models import device_models as residency_module
 from hapi_worker.models.device_models import Residency
-from hapi_worker.models.memory_queue import (
+from hapi_worker.models.load_queue import (
     CLAIM_SECONDS,
     DUE_SECONDS,
     MAX_CLAIMS,
     Claim,
     Claims,
-    Room,
 )
+from hapi_worker.models.memory_queue import Room
 from hapi_worker.models.registry import Models
 from hapi_worker.models.uploads import GRACE_SECONDS
 
