@@ -87,12 +87,12 @@ from benchmarks.regret import AUTO, STREAM
 from benchmarks.remote import Remote
 from benchmarks.results import machine, versions, write_json
 from benchmarks.shards import find_tars
-from benchmarks.tenants import JOINT, Pace, Tenants, rate_of, since
+from benchmarks.tenants import JOINT, Tenants, Throughput, rate_of, since
 from benchmarks.tenants import report as report_tenants
 from benchmarks.testbed import Testbed, two_tiers
 
 from hapi_client.model.frozen_region import FREEZE as FREEZE_CUT
-from hapi_splitter.planner.problem import STREAMED
+from hapi_splitter.planner.problem import RAW_ROUTE
 
 MODEL = "mobilenet_v3_small"
 FREEZE = "features"
@@ -105,10 +105,10 @@ TENANTS_LINK = 0.5
 SPEEDOMETER = "benchmarks.speedometer"
 CONTAINER = f"adaptation-{MODEL}"
 QUESTION_SECONDS = 1800.0
-MOST_PHASE_SECONDS = 300.0
+MAX_PHASE_SECONDS = 300.0
 LAST_PART = 0.4
 """Of a phase: what is taken to be its steady state."""
-LEAST_ROUNDS = 2
+MIN_ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Scenarios:
     tars: Sequence[Path]
     floor: str
     phase_seconds: float
-    pace: Pace = field(default_factory=Pace)
+    pace: Throughput = field(default_factory=Throughput)
     _saturating: float = 0.0
 
     def link(self) -> dict[str, Any]:
@@ -261,7 +261,7 @@ class Scenarios:
         ways = {
             each.name: each.way for each in Outlook.from_json(answer).statics
         }
-        ways.setdefault(STREAM, STREAMED)
+        ways.setdefault(STREAM, RAW_ROUTE)
         for name, (cut, encoding) in ways.items():
             fixed = {"cut": cut, "encoding": encoding} if cut else {}
             _ask(
@@ -380,17 +380,17 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add(
         "--rounds",
         type=int,
-        default=Pace.rounds,
-        help=f"of tenants, two or more (default {Pace.rounds})",
+        default=Throughput.rounds,
+        help=f"of tenants, two or more (default {Throughput.rounds})",
     )
     found = parser.parse_args(argv)
-    if not 0 < found.phase_seconds <= MOST_PHASE_SECONDS:
+    if not 0 < found.phase_seconds <= MAX_PHASE_SECONDS:
         parser.error(
             f"--phase-seconds is {found.phase_seconds:g}; above 0, and"
-            f" {MOST_PHASE_SECONDS:g} at most"
+            f" {MAX_PHASE_SECONDS:g} at most"
         )
-    if found.rounds < LEAST_ROUNDS:
-        parser.error(f"--rounds is {found.rounds}; {LEAST_ROUNDS} or more")
+    if found.rounds < MIN_ROUNDS:
+        parser.error(f"--rounds is {found.rounds}; {MIN_ROUNDS} or more")
     require_data(parser, found)
     return found
 
@@ -421,7 +421,7 @@ def _run(arguments: argparse.Namespace) -> int:
             tars,
             arguments.floor,
             arguments.phase_seconds,
-            Pace(rounds=arguments.rounds),
+            Throughput(rounds=arguments.rounds),
         )
         for name in arguments.scenarios:
             body[name] = getattr(scenarios, name)()

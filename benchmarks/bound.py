@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from scipy.optimize import linprog
 
 STREAM = "stream"
-LEAST_PART = 1e-6
+MIN_PART = 1e-6
 """A smaller part of the optimum is the solver's rounding."""
 WORTH = 1.2
 """From this bound on there is something to win."""
@@ -30,7 +30,7 @@ OF_BOUND = 0.85
 
 
 @dataclass(frozen=True)
-class Way:
+class Route:
     """What a sample takes that goes this way.
 
     Attributes:
@@ -65,7 +65,9 @@ class Bound:
         return self.samples_per_second / self.streaming
 
 
-def bound_of(ways: Sequence[Way], link: float, crowding: float = 0.0) -> Bound:
+def bound_of(
+    ways: Sequence[Route], link: float, crowding: float = 0.0
+) -> Bound:
     """The best mix of ``ways``.
 
     Args:
@@ -109,12 +111,12 @@ def bound_of(ways: Sequence[Way], link: float, crowding: float = 0.0) -> Bound:
         {
             way.name: rate / whole
             for way, rate in zip(ways, rates, strict=True)
-            if rate > LEAST_PART * whole
+            if rate > MIN_PART * whole
         },
     )
 
 
-def crowded(way: Way, crowding: float) -> Way:
+def crowded(way: Route, crowding: float) -> Route:
     """What a way takes of both cores, where each disturbs the other."""
     return replace(
         way,
@@ -123,7 +125,7 @@ def crowded(way: Way, crowding: float) -> Way:
     )
 
 
-def rate_of(way: Way, link: float) -> float:
+def rate_of(way: Route, link: float) -> float:
     """Samples per second of one way alone.
 
     Raises:

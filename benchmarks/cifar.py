@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torchvision
-from benchmarks.pieces import Piece, pieces_of
+from benchmarks.pieces import SpanSlice, pieces_of
 from torch import nn
 from torchvision.io import ImageReadMode, decode_jpeg
 
@@ -130,7 +130,7 @@ def with_new_head(model: Any, seed: int) -> Any:
 
 def parts_of(model: nn.Module, num_frozen: int) -> tuple[nn.Module, nn.Module]:
     """The frozen layers, and those that are trained."""
-    pieces: list[Piece] = pieces_of(NETWORK, model)
+    pieces: list[SpanSlice] = pieces_of(NETWORK, model)
     modules = [piece.module for piece in pieces]
     frozen = nn.Sequential(*modules[:num_frozen])
     return frozen.eval(), nn.Sequential(*modules[num_frozen:])

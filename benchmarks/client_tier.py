@@ -33,10 +33,10 @@ from hapi_client.data.upload import upload
 from hapi_client.job.transfer_job import TransferJob
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
-from hapi_client.plan_report.plan_study import Question, advise
+from hapi_client.plan_report.plan_study import PlanRequest, advise
 from hapi_client.planning.replanner import ReplanOptions, describe_mix
 from hapi_client.progress import SilentReporter
-from hapi_client.sampling.partition import Lanes
+from hapi_client.sampling.partition import EpochPartition
 from hapi_client.swift.cache_admin import FeatureCache
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location
@@ -167,7 +167,7 @@ class ClientTier:
                 connection=connection,
                 models_container=models_container,
                 cache=cache,
-                lanes=Lanes(parts),  # as narrow as the buffer
+                lanes=EpochPartition(parts),  # as narrow as the buffer
                 **arguments,
             )
         )
@@ -352,7 +352,7 @@ class ClientTier:
             self._arguments["transform"],
             torch.device(client_device()),
         )
-        question = Question(
+        question = PlanRequest(
             floor=self._arguments["floor"],
             epochs=STEADY_EPOCHS,
             batch_size=self._arguments["batch_size"],

@@ -29,7 +29,7 @@ from hapi_splitter.planner.plan import (
 TOLERANCE = 0.05
 """Cuts this close in every resource count as one; see :func:`distinct`."""
 
-MOST_MORE_CUTS = 2
+MAX_MORE_CUTS = 2
 NEARLY = 0.9
 """Beside the fastest measured cut; see :func:`more_cuts`."""
 PLAIN = "float32"
@@ -215,7 +215,7 @@ def more_cuts(
 
     Returns:
         Those at least nearly as fast as the best measured one, at most
-        :data:`MOST_MORE_CUTS`, in ascending order.
+        :data:`MAX_MORE_CUTS`, in ascending order.
     """
     # The largest: of a small one the time is all overhead.
     known = max(
@@ -256,7 +256,7 @@ def more_cuts(
         cut for cut in rates if cut not in measured and rates[cut] >= least
     ]
     best = sorted(others, key=lambda cut: (-rates[cut], cut))
-    return sorted(best[:MOST_MORE_CUTS])
+    return sorted(best[:MAX_MORE_CUTS])
 
 
 def who_measures(found: Outlook) -> tuple[list[Static], dict[str, str]]:

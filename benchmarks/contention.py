@@ -32,8 +32,8 @@ from hapi_protocol.job_messages import UNAUTHENTICATED_ACCOUNT
 
 OWNER = "AUTH_owner"
 """Of the model and the photographs."""
-LEAST_RATIO = 0.90
-LEAST_JAIN = 0.95
+MIN_RATIO = 0.90
+MIN_JAIN = 0.95
 WARM_SECONDS = 3.0
 ASK_SECONDS = 300.0
 ENCODING = "float32"
@@ -265,10 +265,10 @@ def judge(
         "jain": jain,
         "jain_interval": interval_of(jains, np.median),
         "accounts": entries,
-        "goal": {"ratio": LEAST_RATIO, "jain": LEAST_JAIN},
-        "met": jain >= LEAST_JAIN
+        "goal": {"ratio": MIN_RATIO, "jain": MIN_JAIN},
+        "met": jain >= MIN_JAIN
         and all(
-            entry["ratio"] >= LEAST_RATIO
+            entry["ratio"] >= MIN_RATIO
             for entry in entries
             if entry["guarded"]
         ),

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.regret import STREAM
 from scipy.optimize import linprog
 
-LEAST_PART = 1e-3
+MIN_PART = 1e-3
 """A smaller part of the optimum is the solver's rounding."""
 
 Costs = Mapping[str, Mapping[str, float]]
@@ -36,7 +36,7 @@ def optimal_mix(costs: Costs, link: float) -> dict[str, float]:
     found = _optimum(costs, link)
     whole = sum(found.values())
     kept = {
-        way: rate for way, rate in found.items() if rate > LEAST_PART * whole
+        way: rate for way, rate in found.items() if rate > MIN_PART * whole
     }
     return {way: rate / sum(kept.values()) for way, rate in kept.items()}
 

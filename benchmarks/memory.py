@@ -73,15 +73,15 @@ MODELS = {
     "swin_t": "features",
 }
 """Names of torchvision's, and the module after which the region ends."""
-LEAST_BYTES = 64 << 20
-MOST_RATIO = 1.5
+MIN_BYTES = 64 << 20
+MAX_RATIO = 1.5
 LARGER = 4
 """By which the second batch of a cut is larger."""
 FIRST_BYTES = 96 << 20
 """Predicted for the first batch that is tried."""
 SPARE = 1.1
 PROBE_SECONDS = 600.0
-LEAST_MINUTES = 0.25
+MIN_MINUTES = 0.25
 """In which there is something to compare."""
 MALLOC = "MALLOC_"
 QUICK = {"models": ["mobilenet_v3_small"], "repeats": 1, "quick": True}
@@ -129,9 +129,9 @@ class Cells:
         """That has enough activations to be compared."""
         while True:
             measured = self._probe(package, cut, batch)["measured_bytes"]
-            if measured >= LEAST_BYTES:
+            if measured >= MIN_BYTES:
                 return batch
-            lacks = SPARE * LEAST_BYTES / max(measured, LEAST_BYTES // 16)
+            lacks = SPARE * MIN_BYTES / max(measured, MIN_BYTES // 16)
             batch = max(batch + 1, math.ceil(batch * lacks))
 
     def _probe(self, package: Path, cut: int, batch: int) -> dict[str, int]:
@@ -181,7 +181,7 @@ def cell(
         "measured_bytes": max(repeats),
         "repeats": repeats,
         "ratio": ratio,
-        "met": 1 <= ratio <= MOST_RATIO,
+        "met": 1 <= ratio <= MAX_RATIO,
     }
 
 
@@ -200,7 +200,7 @@ def report(cells: Sequence[Mapping[str, Any]]) -> str:
     ratios = [each["ratio"] for each in cells]
     return (
         f"{sum(each['met'] for each in cells)} of {len(cells)} cells within 1"
-        f" to {MOST_RATIO}; ratios {min(ratios):.2f} to {max(ratios):.2f}"
+        f" to {MAX_RATIO}; ratios {min(ratios):.2f} to {max(ratios):.2f}"
     )
 
 
@@ -258,9 +258,9 @@ def _check(parser: argparse.ArgumentParser, found: argparse.Namespace) -> None:
         if not variable.startswith(MALLOC) or "=" not in variable:
             parser.error(f"--malloc: {variable!r} is not {MALLOC}NAME=VALUE")
     if found.soak is not None:
-        if found.soak < LEAST_MINUTES:
+        if found.soak < MIN_MINUTES:
             parser.error(
-                f"--soak is {found.soak:g} minutes; {LEAST_MINUTES:g} or more"
+                f"--soak is {found.soak:g} minutes; {MIN_MINUTES:g} or more"
             )
         require_data(parser, found)
 
@@ -279,8 +279,8 @@ def _run(options: argparse.Namespace) -> int:
         "benchmark": "memory",
         "settings": {
             "malloc": malloc,
-            "goal": [1, MOST_RATIO],
-            "least_bytes": LEAST_BYTES,
+            "goal": [1, MAX_RATIO],
+            "least_bytes": MIN_BYTES,
             "repeats": options.repeats,
             "torch_threads": 1,
             "soak_minutes": options.soak,

@@ -22,7 +22,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LEAST_BATCH = 25
+MIN_BATCH = 25
 MARGIN = 512.0
 """MB that the prototype keeps free."""
 COPIES_OF_WEIGHTS = 2
@@ -50,7 +50,7 @@ def batch_sizes(
     *,
     allocated: float = 0.0,
     margin: float = MARGIN,
-    least: int = LEAST_BATCH,
+    least: int = MIN_BATCH,
     copies: int = COPIES_OF_WEIGHTS,
 ) -> list[int]:
     """Samples at a time for each request, 0 for those that must wait.

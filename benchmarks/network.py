@@ -29,12 +29,12 @@ PAYLOAD_BYTES = 1448
 FRAME_BYTES = PAYLOAD_BYTES + 66
 """The same with the TCP, IP and Ethernet headers that ``tbf`` counts."""
 
-MOST_SEGMENTED_BYTES = 9000
+MAX_SEGMENTED_BYTES = 9000
 """That a sender may hand over at once.  The usual 64 KiB would overflow the
 queue of a slow link each time, for TCP to send much of it again."""
 
 BURST_SECONDS = 0.01
-LEAST_BURST_BYTES = 16 * 1024
+MIN_BURST_BYTES = 16 * 1024
 QUEUE_SECONDS = 0.1
 
 
@@ -85,7 +85,7 @@ def tbf(bytes_per_second: float) -> list[str]:
     ``bytes_per_second`` of its own bytes.
     """
     bits = round(8 * bytes_per_second * FRAME_BYTES / PAYLOAD_BYTES)
-    burst = max(LEAST_BURST_BYTES, round(bytes_per_second * BURST_SECONDS))
+    burst = max(MIN_BURST_BYTES, round(bytes_per_second * BURST_SECONDS))
     rate = ["rate", f"{bits}bit", "burst", str(burst)]
     return ["tbf", *rate, "latency", f"{round(QUEUE_SECONDS * 1000)}ms"]
 
@@ -184,7 +184,7 @@ class Link:
         ):
             place = f"{address}/{PREFIX_LENGTH}"
             end.run(["ip", "address", "add", place, "dev", INTERFACE])
-            segments = ["gso_max_size", str(MOST_SEGMENTED_BYTES)]
+            segments = ["gso_max_size", str(MAX_SEGMENTED_BYTES)]
             end.run(["ip", "link", "set", INTERFACE, "up", *segments])
 
     def shape(self, bytes_per_second: float | None) -> None:

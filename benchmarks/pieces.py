@@ -19,7 +19,7 @@ SEED = 0
 
 
 @dataclass(frozen=True)
-class Piece:
+class SpanSlice:
     """One of the modules.
 
     Attributes:
@@ -57,36 +57,39 @@ class ClassToken(nn.Module):
         return normed[:, 0]
 
 
-def _resnet(model: Any) -> list[Piece]:
+def _resnet(model: Any) -> list[SpanSlice]:
     first = nn.Sequential(model.conv1, model.bn1, model.relu)
     names = ("maxpool", "layer1", "layer2", "layer3", "layer4")
     return [
-        Piece("conv1", first),
-        *(Piece(name, getattr(model, name)) for name in names),
-        Piece("avgpool", nn.Sequential(model.avgpool, nn.Flatten())),
-        Piece("fc", model.fc),
+        SpanSlice("conv1", first),
+        *(SpanSlice(name, getattr(model, name)) for name in names),
+        SpanSlice("avgpool", nn.Sequential(model.avgpool, nn.Flatten())),
+        SpanSlice("fc", model.fc),
     ]
 
 
-def _mobilenet(model: Any) -> list[Piece]:
+def _mobilenet(model: Any) -> list[SpanSlice]:
     return [
-        *(Piece(f"features.{n}", m) for n, m in enumerate(model.features)),
-        Piece("avgpool", nn.Sequential(model.avgpool, nn.Flatten())),
-        Piece("classifier", model.classifier),
+        *(SpanSlice(f"features.{n}", m) for n, m in enumerate(model.features)),
+        SpanSlice("avgpool", nn.Sequential(model.avgpool, nn.Flatten())),
+        SpanSlice("classifier", model.classifier),
     ]
 
 
-def _vit(model: Any) -> list[Piece]:
+def _vit(model: Any) -> list[SpanSlice]:
     layers = model.encoder.layers.named_children()
     return [
-        Piece("conv_proj", Embedding(model)),
-        *(Piece(f"encoder.layers.{name}", layer) for name, layer in layers),
-        Piece("encoder.ln", ClassToken(model.encoder.ln)),
-        Piece("heads", model.heads),
+        SpanSlice("conv_proj", Embedding(model)),
+        *(
+            SpanSlice(f"encoder.layers.{name}", layer)
+            for name, layer in layers
+        ),
+        SpanSlice("encoder.ln", ClassToken(model.encoder.ln)),
+        SpanSlice("heads", model.heads),
     ]
 
 
-_FAMILIES: Mapping[str, Callable[[Any], list[Piece]]] = {
+_FAMILIES: Mapping[str, Callable[[Any], list[SpanSlice]]] = {
     "resnet18": _resnet,
     "mobilenet_v3_small": _mobilenet,
     "vit_b_16": _vit,
@@ -103,12 +106,12 @@ def built(name: str) -> nn.Module:
     return model
 
 
-def pieces_of(name: str, model: nn.Module) -> list[Piece]:
+def pieces_of(name: str, model: nn.Module) -> list[SpanSlice]:
     """All pieces, the head last; run in order they are the model."""
     return _FAMILIES[name](model)
 
 
-def num_frozen(name: str, kind: str, pieces: Sequence[Piece]) -> int:
+def num_frozen(name: str, kind: str, pieces: Sequence[SpanSlice]) -> int:
     """How many pieces a freeze of this kind has.
 
     Args:

@@ -19,8 +19,8 @@ STREAM = "stream"
 AUTO = "auto"
 CONFIDENCE = 0.95
 RESAMPLES = 9999
-MOST_REGRET = 0.05
-MOST_REGRET_AGAINST_STREAM = 0.02
+MAX_REGRET = 0.05
+MAX_REGRET_AGAINST_STREAM = 0.02
 SEED = 0
 
 Rounds = Mapping[str, Sequence[float]]
@@ -130,7 +130,7 @@ def judge(rounds: Rounds, statics: Sequence[str]) -> Verdict | None:
         best,
         against_best,
         against_stream,
-        missed=against_best.interval[0] > MOST_REGRET
-        or against_stream.interval[0] > MOST_REGRET_AGAINST_STREAM,
+        missed=against_best.interval[0] > MAX_REGRET
+        or against_stream.interval[0] > MAX_REGRET_AGAINST_STREAM,
         above_best_static=against_best.interval[1] < 0,
     )

@@ -56,7 +56,7 @@ from benchmarks.regret import AUTO, STREAM, judge, medians
 from benchmarks.results import machine, versions, write_json
 from benchmarks.simulation import Knowledge, Parts, SimulatedJob, Stage
 
-from hapi_splitter.planner.problem import STREAMED, Way
+from hapi_splitter.planner.problem import RAW_ROUTE, Route
 
 LINKS = (0.1, 0.5, 1.0, 4.0, 10.0)
 SEEDS = 5
@@ -101,7 +101,7 @@ class Workload:
 
     name: str
     cells: Sequence[Cell]
-    stages: Mapping[Way, Sequence[Stage]]
+    stages: Mapping[Route, Sequence[Stage]]
 
     def knowledge(self, link: float) -> Knowledge:
         """What a job knew in the measured cell whose link is nearest."""
@@ -113,7 +113,7 @@ class Workload:
         return known.only(self.stages, without=nearest["more_cuts"])
 
     @property
-    def parts(self) -> dict[Way, Parts]:
+    def parts(self) -> dict[Route, Parts]:
         """Of all ways that any cell has measured."""
         options = [
             option
@@ -131,7 +131,7 @@ class Workload:
         )
 
     def rounds(
-        self, link: float, ways: Mapping[str, Way], length: Length
+        self, link: float, ways: Mapping[str, Route], length: Length
     ) -> tuple[dict[str, list[float]], str]:
         """Samples per second by contender and seed; ``auto``'s plan."""
         network = NETWORKS[self.cells[0]["model"]]
@@ -178,7 +178,7 @@ def workloads(cells: Sequence[Cell]) -> Iterator[Workload]:
     names = {f"{c['model']}/{c['freeze']}": None for c in complete}
     for name in names:
         mine = [c for c in complete if f"{c['model']}/{c['freeze']}" == name]
-        stages: dict[Way, list[Stage]] = {}
+        stages: dict[Route, list[Stage]] = {}
         for cell in mine:
             for contender, way in ways_of(cell).items():
                 passes = [Stage(**each) for each in cell["stages"][contender]]
@@ -186,22 +186,22 @@ def workloads(cells: Sequence[Cell]) -> Iterator[Workload]:
         yield Workload(name, mine, stages)
 
 
-def ways_of(cell: Cell) -> dict[str, Way]:
+def ways_of(cell: Cell) -> dict[str, Route]:
     """The fixed contenders of a cell that have measured stages."""
-    ways: dict[str, Way] = {STREAM: STREAMED}
+    ways: dict[str, Route] = {STREAM: RAW_ROUTE}
     for name, encoding in cell["encodings"].items():
         if cell["stages"].get(name):
             ways[name] = (int(name.removeprefix("cut-")), encoding)
     return ways
 
 
-def named(ways: Iterable[Way]) -> dict[str, Way]:
+def named(ways: Iterable[Route]) -> dict[str, Route]:
     """Names for ways; with the encoding where a cut has several."""
     unique = sorted(set(ways))
     cuts = Counter(cut for cut, _ in unique)
     return {
         STREAM
-        if way == STREAMED
+        if way == RAW_ROUTE
         else f"cut-{way[0]}" + (f" {way[1]}" if cuts[way[0]] > 1 else ""): way
         for way in unique
     }
@@ -211,7 +211,7 @@ def replay_cell(
     workload: Workload,
     multiple: float,
     link: float,
-    ways: Mapping[str, Way],
+    ways: Mapping[str, Route],
     length: Length,
 ) -> dict[str, Any]:
     """The entry of one cell.

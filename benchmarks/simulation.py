@@ -20,11 +20,11 @@ import simpy
 from hapi_client.loading.prefetcher import FetchOptions
 from hapi_client.loading.span_source import LANE_PUSH, LANE_STREAM
 from hapi_client.metrics.window_collector import Meter
-from hapi_client.metrics.window_metrics import SpanReport
-from hapi_client.planning.cost_estimators import Estimates
+from hapi_client.metrics.window_metrics import SpanMetrics
+from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.planner import FIRST_LOOK_SECONDS, FIRST_LOOK_SPANS
 from hapi_client.planning.replanner import Replanner, ReplanOptions
-from hapi_client.planning.route_scheduler import Mixer
+from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_protocol.summary import Load
 from hapi_splitter.planner.costs import Conditions
 from hapi_splitter.planner.plan import Option, Plan, Problem, Resource
@@ -32,11 +32,11 @@ from hapi_splitter.planner.problem import (
     CLIENT_CPU,
     CLIENT_DEVICE,
     LINK,
+    RAW_ROUTE,
     SERVER_CPU,
     SERVER_DEVICE,
-    STREAMED,
     UNITS,
-    Way,
+    Route,
 )
 from hapi_splitter.planner.resource_use import (
     CLIENT_HANDLING,
@@ -49,7 +49,7 @@ from hapi_splitter.planner.resource_use import (
 LOAD_SECONDS = 10.0
 """Window of what the worker says of itself."""
 ENDLESS_EPOCHS = 1e5
-MOST_STEPS = 1000
+MAX_STEPS = 1000
 PIECES = 4
 """Into which a pushed span is cut: each is sent while others compute."""
 NOTHING_SECONDS = 1e-9
@@ -113,7 +113,7 @@ class Knowledge:
         return cls(body["capacities"], options, body["train_seconds"])
 
     def only(
-        self, ways: Mapping[Way, object], without: Collection[int] = ()
+        self, ways: Mapping[Route, object], without: Collection[int] = ()
     ) -> Knowledge:
         """With the options alone for which there are measurements.
 
@@ -264,7 +264,7 @@ class _Shared:
 
 @dataclass
 class _Span:
-    way: Way
+    way: Route
     stage: Stage
     done: simpy.Event
 
@@ -286,13 +286,13 @@ class SimulatedJob:
 
     def __init__(
         self,
-        stages: Mapping[Way, Sequence[Stage]],
-        parts: Mapping[Way, Parts],
+        stages: Mapping[Route, Sequence[Stage]],
+        parts: Mapping[Route, Parts],
         knowledge: Knowledge,
         link: float,
         *,
         span_samples: int,
-        weights: Mapping[Way, float] | None,
+        weights: Mapping[Route, float] | None,
         options: FetchOptions,
         seed: int,
     ) -> None:
@@ -314,7 +314,9 @@ class SimulatedJob:
         self._ahead: deque[_Span] = deque()
         self._more = self._env.event()
         self._loads: deque[tuple[float, float]] = deque([(0.0, 0.0)])
-        self._mixer: Mixer[Way] = Mixer(weights or {STREAMED: 1.0})
+        self._mixer: RouteScheduler[Route] = RouteScheduler(
+            weights or {RAW_ROUTE: 1.0}
+        )
         self._meter = Meter(
             lambda: int(self._wire.done),
             clock=lambda: self._env.now,
@@ -329,7 +331,7 @@ class SimulatedJob:
     def _make_replanner(self) -> Replanner:
         return Replanner(
             self._knowledge.problem,
-            Estimates(
+            CostEstimators(
                 push_width=lambda: self._options.num_threads,
                 train_on_cpu=True,
                 server_threads=1,
@@ -358,13 +360,13 @@ class SimulatedJob:
         """
         before, started = self.samples, self._env.now
         least = turns * self._options.ahead_spans * self._span_samples
-        for _ in range(MOST_STEPS):
+        for _ in range(MAX_STEPS):
             self._env.run(self._env.now + seconds)
             if self.samples - before >= least:
                 spent = self._env.now - started
                 return (self.samples - before) / spent
         raise RuntimeError(
-            f"{self.samples - before} samples in {MOST_STEPS * seconds:.0f}"
+            f"{self.samples - before} samples in {MAX_STEPS * seconds:.0f}"
             f" simulated seconds; {least} were wanted"
         )
 
@@ -398,7 +400,7 @@ class SimulatedJob:
         started = env.now
         rest = 1 - self._parts[span.way].loop
         handled = count * rest * span.stage.client_seconds
-        if span.way == STREAMED:
+        if span.way == RAW_ROUTE:
             with self._meter.reading():
                 yield self._storage.take(count * span.stage.storage_seconds)
                 yield self._wire.take(count * span.stage.link_bytes)
@@ -449,8 +451,8 @@ class SimulatedJob:
 
     def _plain_report(
         self, span: _Span, read_seconds: float, all_seconds: float
-    ) -> SpanReport:
-        return SpanReport(
+    ) -> SpanMetrics:
+        return SpanMetrics(
             read_seconds=read_seconds,
             read_bytes=round(self._span_samples * span.stage.link_bytes),
             plain_seconds=all_seconds,
@@ -461,12 +463,12 @@ class SimulatedJob:
 
     def _pushed_report(
         self, span: _Span, sending_seconds: float
-    ) -> SpanReport:
+    ) -> SpanMetrics:
         parts = self._parts[span.way]
         seconds = span.stage.storage_seconds * self._span_samples
         forward = seconds * parts.forward
         alone = self._span_samples * span.stage.link_bytes / self._link
-        return SpanReport(
+        return SpanMetrics(
             server_cpu_seconds=seconds * (1 - parts.serving),
             forward_seconds=forward,
             forward_cpu_seconds=forward,
@@ -526,5 +528,5 @@ class SimulatedJob:
                 self.samples += count
 
 
-def _lane(way: Way) -> str:
-    return LANE_STREAM if way == STREAMED else LANE_PUSH
+def _lane(way: Route) -> str:
+    return LANE_STREAM if way == RAW_ROUTE else LANE_PUSH

@@ -33,7 +33,7 @@ COLUMNS = 12544
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadPlan:
     """One piece of work: when it began, and CPU seconds."""
 
     time: float
@@ -44,7 +44,7 @@ class Reading:
 class Speedometer:
     """Does its work on a thread of its own, as long as the process lives."""
 
-    _readings: list[Reading] = field(default_factory=list)
+    _readings: list[ReadPlan] = field(default_factory=list)
 
     def start(self) -> None:
         threading.Thread(target=self._run, daemon=True).start()
@@ -65,16 +65,16 @@ class Speedometer:
         return summary(self._readings, begin, end)
 
     def _run(self) -> None:
-        work = Piece()
+        work = SpanSlice()
         while True:
             began, before = time.monotonic(), time.thread_time()
             work.do()
             spent = time.thread_time() - before
-            self._readings.append(Reading(began, spent))
+            self._readings.append(ReadPlan(began, spent))
             time.sleep(PAUSE_SECONDS)
 
 
-class Piece:
+class SpanSlice:
     """The same work each time."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Piece:
 
 
 def summary(
-    readings: Sequence[Reading], begin: float, end: float
+    readings: Sequence[ReadPlan], begin: float, end: float
 ) -> dict[str, float]:
     """As :meth:`Speedometer.read` returns it.
 

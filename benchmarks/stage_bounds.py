@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.bound import OF_BOUND, STREAM, WORTH, Bound, Way, bound_of
+from benchmarks.bound import OF_BOUND, STREAM, WORTH, Bound, Route, bound_of
 
 LINKS = (0.1, 0.25, 1.0, 2.0, 10.0)
 """Times the byte rate at which streaming keeps the client's core busy."""
@@ -18,7 +18,7 @@ LINKS = (0.1, 0.25, 1.0, 2.0, 10.0)
 
 def ways_of(
     section: Mapping[str, Any], network: Mapping[str, Any], kind: str
-) -> list[Way]:
+) -> list[Route]:
     """All that a sample may do: streaming, and each boundary.
 
     Args:
@@ -35,9 +35,9 @@ def ways_of(
     frozen = [b for b in network["boundaries"] if kind in b["rest_seconds"]]
     whole = frozen[-1]["prefix_seconds"]["median"]
     return [
-        Way(STREAM, serve, receive * jpeg + decode + whole + train, jpeg),
+        Route(STREAM, serve, receive * jpeg + decode + whole + train, jpeg),
         *(
-            Way(
+            Route(
                 boundary["name"],
                 serve + decode + boundary["prefix_seconds"]["median"],
                 receive * boundary["float32_bytes"]
@@ -100,7 +100,7 @@ def bounds(
     }
 
 
-def _saturating(streaming: Way) -> float:
+def _saturating(streaming: Route) -> float:
     """Bytes per second."""
     return streaming.link_bytes / streaming.client_seconds
 

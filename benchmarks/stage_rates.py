@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from benchmarks.pieces import Piece, built, num_frozen, pieces_of
+from benchmarks.pieces import SpanSlice, built, num_frozen, pieces_of
 from benchmarks.preset import Preset
 from benchmarks.spread import spread
 from benchmarks.workloads import FREEZES, NETWORKS, Network
@@ -133,7 +133,7 @@ class Stages:
 
 
 def timed_pass(
-    pieces: Sequence[Piece], images: torch.Tensor
+    pieces: Sequence[SpanSlice], images: torch.Tensor
 ) -> tuple[list[float], list[torch.Tensor]]:
     """Seconds up to the end of each piece, and all inputs and the output."""
     values = [images]

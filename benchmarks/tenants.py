@@ -48,13 +48,13 @@ from hapi_client.planning.replanner import ReplanOptions
 
 JOINT = "joint"
 GOAL = 0.95
-MOST_CHANGES_PER_MINUTE = 60 / (0.75 * ReplanOptions().seconds)
+MAX_CHANGES_PER_MINUTE = 60 / (0.75 * ReplanOptions().seconds)
 """The shortest time between two looks, and a change at each."""
 QUESTION_SECONDS = 900.0
 
 
 @dataclass(frozen=True)
-class Pace:
+class Throughput:
     """How long is measured.
 
     Attributes:
@@ -92,7 +92,7 @@ class Tenants:
     ways: Mapping[str, tuple[int, str]]
     fixed: Callable[[str], str]
     link: float
-    pace: Pace
+    pace: Throughput
     note: Callable[[str], None]
 
     def run(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class Tenants:
             "passes": passes,
             "settling": settling,
             "rounds": rounds,
-            "most_changes_per_minute": MOST_CHANGES_PER_MINUTE,
+            "most_changes_per_minute": MAX_CHANGES_PER_MINUTE,
             "goal": GOAL,
             **judge(passes, settling, rounds, self.link),
         }

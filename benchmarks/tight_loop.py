@@ -36,7 +36,7 @@ AHEAD = 2
 """Batches that wait for each thread that runs the model."""
 CROP_SIZE = 224
 WARM_SECONDS = 1.5
-LEAST_BATCHES = 4
+MIN_BATCHES = 4
 """That are counted, of each thread that runs the model, however long they
 take."""
 POLL_SECONDS = 0.05
@@ -101,7 +101,7 @@ class Loop:
 
     @property
     def _least_batches(self) -> int:
-        return LEAST_BATCHES * self._forward_threads
+        return MIN_BATCHES * self._forward_threads
 
     def _ended_since(self, begin: float) -> list[float]:
         return [moment for moment in self._done if moment >= begin]

@@ -40,7 +40,7 @@ from typing import Any
 import torch
 from benchmarks import alone
 from benchmarks.options import add_data, add_quick, parser_of, require_data
-from benchmarks.pieces import Piece, built, num_frozen, pieces_of
+from benchmarks.pieces import SpanSlice, built, num_frozen, pieces_of
 from benchmarks.tars import find_tars
 from benchmarks.workloads import BACKBONE, FREEZES, NETWORKS, Network
 
@@ -240,7 +240,7 @@ def _network(
 
 
 def _streams(
-    network: Network, backbone: Sequence[Piece], span: Sequence[Photograph]
+    network: Network, backbone: Sequence[SpanSlice], span: Sequence[Photograph]
 ) -> Iterator[tuple[str, str, _Stream]]:
     """All streams of a span: boundary, encoding, stream."""
     transform = ImageTransform(

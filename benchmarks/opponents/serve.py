@@ -18,7 +18,7 @@ import torch
 from benchmarks.opponents.diary import follow
 from benchmarks.opponents.opponent import Opponent
 from benchmarks.opponents.training import Place, Task
-from benchmarks.opponents.window import Meter, Pace, between, measure
+from benchmarks.opponents.window import Meter, Throughput, between, measure
 from benchmarks.remote import serve
 
 OPPONENTS: Mapping[str, str] = {
@@ -77,7 +77,7 @@ class Server:
         opponent = self._require()
         opponent.forget()
         meter = Meter(interface, storage_sessions)
-        return measure(opponent.steps(epoch), meter, Pace(**pace))
+        return measure(opponent.steps(epoch), meter, Throughput(**pace))
 
     def epochs(
         self,

@@ -19,19 +19,19 @@ from typing import Any
 import torch
 from benchmarks.cpu_seconds import session_seconds
 
-LEAST_BATCHES = 4
+MIN_BATCHES = 4
 """Fewer in a window say nothing."""
 
 
 @dataclass(frozen=True)
-class Pace:
+class Throughput:
     """How long is measured.
 
     Attributes:
         fill_seconds, fill_batches: not counted, at the start; both are
             waited for.
         seconds, batches: that a window has at least, both;
-        most_seconds: but no more than this, if :data:`LEAST_BATCHES` came.
+        most_seconds: but no more than this, if :data:`MIN_BATCHES` came.
     """
 
     fill_seconds: float = 2.0
@@ -43,12 +43,12 @@ class Pace:
     def is_over(self, seconds: float, batches: int) -> bool:
         """Whether a window of so many seconds and batches is one."""
         if seconds >= self.most_seconds:
-            return batches >= LEAST_BATCHES
+            return batches >= MIN_BATCHES
         return seconds >= self.seconds and batches >= self.batches
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadPlan:
     """Of clocks and counters, in one moment.
 
     Attributes:
@@ -79,12 +79,12 @@ class Meter:
     interface: str | None
     storage_sessions: Collection[int]
 
-    def read(self) -> Reading:
+    def read(self) -> ReadPlan:
         finish()
         down, up = (
             interface_bytes(self.interface) if self.interface else (0, 0)
         )
-        return Reading(
+        return ReadPlan(
             time.monotonic(),
             down,
             up,
@@ -117,7 +117,7 @@ def interface_bytes(name: str) -> tuple[int, int]:
 
 
 def measure(
-    steps: Generator[torch.Tensor, None, None], meter: Meter, pace: Pace
+    steps: Generator[torch.Tensor, None, None], meter: Meter, pace: Throughput
 ) -> dict[str, Any]:
     """Trains until the window is over, or the epoch.
 
@@ -154,7 +154,7 @@ def measure(
             if pace.is_over(now - begin.time, batches):
                 break
         end = meter.read()
-    if begin is None or batches < LEAST_BATCHES:
+    if begin is None or batches < MIN_BATCHES:
         raise ValueError(
             f"the epoch ended after {filled + batches} batches, too few for"
             " a window; give it more samples"
@@ -166,7 +166,7 @@ def measure(
     }
 
 
-def between(begin: Reading, end: Reading, samples: int) -> dict[str, float]:
+def between(begin: ReadPlan, end: ReadPlan, samples: int) -> dict[str, float]:
     """Rates and costs of one sample, of what lies between two readings."""
     seconds = end.time - begin.time
     return {

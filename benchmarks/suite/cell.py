@@ -28,8 +28,8 @@ from benchmarks.suite.verdict import (
     CHOOSING_ROUNDS,
     FLOAT16,
     FREEZE_ALL,
-    MOST_OPPONENTS,
-    MOST_SLOW,
+    MAX_OPPONENTS,
+    MAX_SLOW,
     best_external,
     in_reach,
     rates_of,
@@ -42,7 +42,7 @@ RESIZED_LINKS = (None, 0.25, 10.0)
 """Where what reads resized photographs is measured too."""
 FLOAT16_LINKS = (None, 0.25)
 """Where backbones are pushed in float16 as well."""
-MOST_SETTLING_SECONDS = 45.0
+MAX_SETTLING_SECONDS = 45.0
 QUICK_SETTLING_SECONDS = 5.0
 SETTLING_WINDOW_SECONDS = 8.0
 
@@ -194,7 +194,7 @@ class CellRun:
         return settle(
             window,
             lambda: plan()["label"],
-            QUICK_SETTLING_SECONDS if quick else MOST_SETTLING_SECONDS,
+            QUICK_SETTLING_SECONDS if quick else MAX_SETTLING_SECONDS,
             lambda: quick or plan()["is_decided"],
         )
 
@@ -217,7 +217,7 @@ class CellRun:
                 first = {name: rates_of(rounds[name]) for name in rounds}
                 self.entry["again"] = again = best_external(first)
                 rounds[AGAIN] = [self._pass(contenders[again])]
-                most = MOST_SLOW if self._is_slow else MOST_OPPONENTS
+                most = MAX_SLOW if self._is_slow else MAX_OPPONENTS
                 active = [*in_reach(first, most), AGAIN]
             self.context.save()
             self._note(

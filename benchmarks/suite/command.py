@@ -23,7 +23,7 @@ from benchmarks.suite.results import FORMAT, SuiteResults
 from benchmarks.testbed import Cores, two_tiers
 
 DEFAULT_JSON = Path("bench.json")
-LEAST_ROUNDS = 5
+MIN_ROUNDS = 5
 QUICK_ROUNDS = 2
 
 DESCRIPTION = """\
@@ -106,8 +106,8 @@ def _add_run(commands: argparse._SubParsersAction) -> None:  # type: ignore[type
     add(
         "--rounds",
         type=int,
-        help=f"interleaved passes of each contender, {LEAST_ROUNDS} or more"
-        f" (default {LEAST_ROUNDS}; quick {QUICK_ROUNDS})",
+        help=f"interleaved passes of each contender, {MIN_ROUNDS} or more"
+        f" (default {MIN_ROUNDS}; quick {QUICK_ROUNDS})",
     )
     add(
         "--only",
@@ -181,9 +181,9 @@ def core_list(text: str) -> tuple[int, ...]:
 
 
 def _run(command: argparse.ArgumentParser, found: argparse.Namespace) -> int:
-    least = 2 if found.quick else LEAST_ROUNDS
+    least = 2 if found.quick else MIN_ROUNDS
     if found.rounds is None:
-        found.rounds = QUICK_ROUNDS if found.quick else LEAST_ROUNDS
+        found.rounds = QUICK_ROUNDS if found.quick else MIN_ROUNDS
     if found.rounds < least:
         command.error(f"--rounds is {found.rounds}; at least {least}")
     for name in found.experiments:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from benchmarks.network import INTERFACE
 from benchmarks.opponents.training import Place, Task
-from benchmarks.opponents.window import Pace
+from benchmarks.opponents.window import Throughput
 from benchmarks.remote import Remote
 from benchmarks.testbed import Testbed
 
@@ -136,7 +136,7 @@ class Opponent:
             options=dict(options),
         )
 
-    def window(self, epoch: int, pace: Pace) -> dict[str, Any]:
+    def window(self, epoch: int, pace: Throughput) -> dict[str, Any]:
         """See :func:`benchmarks.opponents.window.measure`; for tuning."""
         return _ask(
             self._remote,

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.opponents.training import Place
 from benchmarks.opponents.tuning import choose, first_enough
-from benchmarks.opponents.window import Pace
+from benchmarks.opponents.window import Throughput
 from benchmarks.suite.contenders import (
     EXTERNALS,
     RESIZED,
@@ -25,13 +25,13 @@ from benchmarks.suite.workloads import LONG, SHORT, Workload, is_slow
 from benchmarks.testbed import Testbed
 
 MEASURED = (*EXTERNALS, RESIZED)
-TUNING_PACE = Pace(
+TUNING_PACE = Throughput(
     fill_seconds=1.0, fill_batches=2, seconds=3.0, batches=6, most_seconds=6.0
 )
 SLOW, EVEN = "slow", "even"
 TUNED_AT: Mapping[str, float] = {SLOW: 0.25, EVEN: 1.0}
 """Links, as multiples of what an opponent reads without a limit."""
-MOST_EVEN = 4.0
+MAX_EVEN = 4.0
 """A link that carries more has the settings of one without a limit."""
 READS_AS: Mapping[str, str] = {"local-features": TAR_STREAM}
 """Whose settings an opponent takes over from another experiment."""
@@ -49,7 +49,7 @@ def options_at(
         link: as a multiple of what saturates the client; None: no limit.
     """
     found = settings
-    if link is not None and link <= MOST_EVEN:
+    if link is not None and link <= MAX_EVEN:
         found = settings.get(SLOW if is_slow(link) else EVEN, settings)
     options: Mapping[str, Any] = found.get("options", {})
     return options

@@ -53,7 +53,7 @@ begin everybody's epoch, and finish a span of each, so much more slowly."""
 SETTLING_SECONDS, QUICK_SETTLING_SECONDS = 60.0, 3.0
 ALONE_PHASES = 2
 CONTAINER = "tenants"
-MOST_TENANTS = max(COUNTS)
+MAX_TENANTS = max(COUNTS)
 
 KEYS = """\
   opponents as of grid
@@ -353,7 +353,7 @@ def measure(context: Context) -> None:
     names = entries.missing(context, wanted)
     if not names:
         return
-    accounts = with_accounts(tenants_of(MOST_TENANTS))
+    accounts = with_accounts(tenants_of(MAX_TENANTS))
     with context.testbed(**accounts) as bed:
         volume = QUICK_VOLUME if context.quick else VOLUME
         volume = volume.times(context.scale)

@@ -65,13 +65,13 @@ EPOCHS, QUICK_EPOCHS = 5, 2
 EPOCH_SECONDS = 15.0
 """Of an epoch of streaming over the cell's link: a job that would be over in
 a minute does not plan
-(:data:`hapi_client.planning.planner.LEAST_TO_COME_SECONDS`)."""
-LEAST_SHARDS = 8
+(:data:`hapi_client.planning.planner.MIN_TO_COME_SECONDS`)."""
+MIN_SHARDS = 8
 """A shard goes one way as a whole: with fewer there is no mix to speak of."""
-MOST_ROUNDS, QUICK_ROUNDS = 3, 1
+MAX_ROUNDS, QUICK_ROUNDS = 3, 1
 
 GOAL = 20.0
-MOST_OVER_STREAM = 1.05
+MAX_OVER_STREAM = 1.05
 
 OPPONENTS = (TAR_STREAM, "webdataset", "mosaic", "local-features", RESIZED)
 
@@ -112,7 +112,7 @@ KEYS = """\
 
 
 @dataclass(frozen=True)
-class Way:
+class Route:
     """One of ours.
 
     Attributes:
@@ -126,12 +126,12 @@ class Way:
     once: bool = False
 
 
-WAYS_OF_OURS: Mapping[str, Way] = {
-    AUTO: Way(AUTO),
-    AUTO_ONCE: Way(AUTO, once=True),
-    AUTO_CACHED: Way(AUTO, CACHE_READWRITE),
-    CACHED: Way(FREEZE, CACHE_READWRITE),
-    STREAM: Way(STREAM),
+WAYS_OF_OURS: Mapping[str, Route] = {
+    AUTO: Route(AUTO),
+    AUTO_ONCE: Route(AUTO, once=True),
+    AUTO_CACHED: Route(AUTO, CACHE_READWRITE),
+    CACHED: Route(FREEZE, CACHE_READWRITE),
+    STREAM: Route(STREAM),
 }
 
 
@@ -329,7 +329,7 @@ class CellRuns:
 
 def rounds_of(context: Context) -> int:
     """Whole runs take long, so that there are fewer than of windows."""
-    return QUICK_ROUNDS if context.quick else min(context.rounds, MOST_ROUNDS)
+    return QUICK_ROUNDS if context.quick else min(context.rounds, MAX_ROUNDS)
 
 
 def epochs_of(context: Context) -> int:
@@ -346,7 +346,7 @@ def lasting(rate: float, link: float | None, shard_samples: int) -> Volume:
         shard_samples: of one shard.
     """
     carried = rate if link is None else min(1.0, link) * rate
-    shards = max(LEAST_SHARDS, round(EPOCH_SECONDS * carried / shard_samples))
+    shards = max(MIN_SHARDS, round(EPOCH_SECONDS * carried / shard_samples))
     return Volume(shards * shard_samples, shard_samples)
 
 
@@ -507,8 +507,8 @@ def met(section: Mapping[str, Any]) -> dict[str, bool | None]:
         )
         if kept
         else None,
-        f"whole runs of auto in {MOST_OVER_STREAM} of streaming's time or"
-        " less": all(each <= MOST_OVER_STREAM for each in over)
+        f"whole runs of auto in {MAX_OVER_STREAM} of streaming's time or"
+        " less": all(each <= MAX_OVER_STREAM for each in over)
         if over
         else None,
     }

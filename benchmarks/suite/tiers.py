@@ -13,9 +13,9 @@ from benchmarks.suite.contenders import Contender
 from benchmarks.testbed import Testbed
 
 SETTLED_SECONDS = 12.0
-MOST_UNDECIDED_SECONDS = 240.0
+MAX_UNDECIDED_SECONDS = 240.0
 """For a first plan: on the slowest links photographs to measure take long."""
-LEAST_STEPS = 3
+MIN_STEPS = 3
 """Of unmeasured windows, however long they take."""
 CALIBRATION_EPOCHS = 3
 """That count; one before them warms up."""
@@ -140,7 +140,7 @@ def settle(
         most_seconds: no step begins after these, but for the least that
             there have to be.
         is_decided: whether there is a plan, or is to be none; the seconds
-            begin then, or after :data:`MOST_UNDECIDED_SECONDS`.
+            begin then, or after :data:`MAX_UNDECIDED_SECONDS`.
 
     Returns:
         ``plans`` after each step; ``settled``: whether the last one had
@@ -154,11 +154,11 @@ def settle(
         now = time.monotonic()
         plans.append(plan())
         if not decided:
-            decided = is_decided() or now - started >= MOST_UNDECIDED_SECONDS
+            decided = is_decided() or now - started >= MAX_UNDECIDED_SECONDS
             began = changed = now
         if plans[-1] is None or plans[-2:-1] != plans[-1:]:
             changed = now
         settled = decided and now - changed >= SETTLED_SECONDS
         enough = settled or now - began >= most_seconds
-        if decided and enough and len(plans) >= LEAST_STEPS:
+        if decided and enough and len(plans) >= MIN_STEPS:
             return {"plans": plans, "settled": settled}

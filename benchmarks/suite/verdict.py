@@ -24,7 +24,7 @@ OUT_OF_REACH = 0.85
 not measured again; nor is, of ours, a fixed cut so much slower than auto."""
 CHOOSING_ROUNDS = 1
 """After which it is chosen who goes on."""
-MOST_OPPONENTS, MOST_SLOW = 2, 1
+MAX_OPPONENTS, MAX_SLOW = 2, 1
 """That go on, the best ones; on a slow link they all go at the link's rate,
 within a few per cent."""
 
@@ -44,7 +44,7 @@ def best_external(rates: Rates) -> str:
     return max(full, key=lambda name: statistics.median(full[name]))
 
 
-def in_reach(rates: Rates, most: int = MOST_OPPONENTS) -> list[str]:
+def in_reach(rates: Rates, most: int = MAX_OPPONENTS) -> list[str]:
     """Who is measured again after the first round, by what was seen there.
 
     Opponents near the best one, ``most`` of them, ``auto``, what reads

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hapi_client.job.transfer_job import TransferJob
     from hapi_client.loading.prefetcher import FetchOptions
     from hapi_client.planning.replanner import ReplanOptions
-    from hapi_client.sampling.partition import Lanes
+    from hapi_client.sampling.partition import EpochPartition
     from hapi_client.swift.connection import Connection
     from hapi_client.swift.credentials import Credentials
     from hapi_protocol.errors import HapiError
@@ -30,10 +30,10 @@ __all__ = [
     "Augmentation",
     "Connection",
     "Credentials",
+    "EpochPartition",
     "FetchOptions",
     "HapiError",
     "ImageTransform",
-    "Lanes",
     "ReplanOptions",
     "TransferJob",
 ]
@@ -48,7 +48,7 @@ def __getattr__(name: str) -> Any:
         "FetchOptions": "hapi_client.loading.prefetcher",
         "HapiError": "hapi_protocol.errors",
         "ImageTransform": "hapi_splitter.inputs.image_transform",
-        "Lanes": "hapi_client.sampling.partition",
+        "EpochPartition": "hapi_client.sampling.partition",
         "ReplanOptions": "hapi_client.planning.replanner",
         "TransferJob": "hapi_client.job.transfer_job",
     }

@@ -50,7 +50,7 @@ class Backoff:
         return delay
 
 
-class Child:
+class ServerProcess:
     """A process that is started again whenever it ends."""
 
     def __init__(self, spec: ChildSpec) -> None:

@@ -42,7 +42,7 @@ from hapi_cluster.process_control import (
     watched_parent,
 )
 from hapi_cluster.process_identity import ProcessIdentity
-from hapi_cluster.server_process import Child
+from hapi_cluster.server_process import ServerProcess
 from hapi_cluster.settings import ClusterSettings
 from hapi_cluster.state import read_state, write_state
 
@@ -59,7 +59,7 @@ class Supervisor:
     def __init__(self, paths: ClusterPaths, settings: ClusterSettings) -> None:
         self._paths = paths
         self._settings = settings
-        self._children: list[Child] = []
+        self._children: list[ServerProcess] = []
         self._socket: Socket | None = None
         self._log_bytes: dict[Path, int] = {}
         """Of logs, before this start."""
@@ -130,7 +130,7 @@ class Supervisor:
         if settings.processes:
             self._make_rings()
         specs = child_specs(paths, settings, ports, sock.path)
-        self._children = [Child(spec) for spec in specs]
+        self._children = [ServerProcess(spec) for spec in specs]
         for child in self._children:
             child.start()
         self._publish("starting")

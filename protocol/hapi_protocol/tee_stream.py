@@ -43,7 +43,7 @@ def end_frame(errors: int) -> bytes:
     return frame(END, json.dumps({"errors": errors}).encode())
 
 
-class SplitReader:
+class TeeReader:
     """Takes pieces as they come; gives marked pieces.
 
     Attributes:

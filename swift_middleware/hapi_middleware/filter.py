@@ -23,13 +23,13 @@ from hapi_middleware.concurrency import Timeout
 from hapi_middleware.config import FilterConfig
 from hapi_middleware.cors import sharing
 from hapi_middleware.handlers.context import HandlerContext
-from hapi_middleware.handlers.feature_handler import FeatureCall
+from hapi_middleware.handlers.feature_handler import FeatureHandler
 from hapi_middleware.handlers.multi_object_handler import (
-    MultiCall,
+    MultiObjectHandler,
     is_multi_request,
     parse_multi_request,
 )
-from hapi_middleware.handlers.profile_handler import ProfileCall
+from hapi_middleware.handlers.profile_handler import ProfileHandler
 from hapi_middleware.metrics import Metrics
 from hapi_middleware.pipeline_check import check_place
 from hapi_middleware.requests.annotation_request import (
@@ -133,14 +133,14 @@ class HapiMiddleware:
 
     def _call(
         self, env: Env, headers: Mapping[str, str]
-    ) -> FeatureCall | MultiCall | ProfileCall:
+    ) -> FeatureHandler | MultiObjectHandler | ProfileHandler:
         if is_multi_request(env):
             wanted = parse_multi_request(env, headers)
-            return MultiCall(self.context, env, wanted)
+            return MultiObjectHandler(self.context, env, wanted)
         request = parse_request(env, headers)
         if not request.annotation.profile:
-            return FeatureCall(self.context, env, request)
-        return ProfileCall(self.context, env, request)
+            return FeatureHandler(self.context, env, request)
+        return ProfileHandler(self.context, env, request)
 
     def _refuse(self, env: Env, error: HapiError) -> Response:
         error.trans_id = error.trans_id or env.get("swift.trans_id")

@@ -67,7 +67,7 @@ SLACK_SECONDS = 4.0
 """For a deadline to be noticed on a machine that is busy."""
 MAX_PIXELS = 1 << 22
 MAX_SAMPLES = 8000
-MOST_EMPTY_MEMBERS = 12_000
+MAX_EMPTY_MEMBERS = 12_000
 """Sent before their sender is stopped: samples, or directories in a row,
 and what is on its way."""
 OPTIONS: dict[str, object] = {
@@ -525,7 +525,7 @@ def test_million_empty_members_end_in_a_named_error(
     # The answer has begun with rows for the first samples.
     expected = "broken" if kind == "samples" else "limit_exceeded"
     assert found == expected
-    assert body.num_bytes < MOST_EMPTY_MEMBERS * bombs.BLOCK_BYTES
+    assert body.num_bytes < MAX_EMPTY_MEMBERS * bombs.BLOCK_BYTES
     counter = ended("failed", "limit_exceeded")
     wait_for_count(worker, before, counter, SLACK_SECONDS)
 

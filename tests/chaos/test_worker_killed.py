@@ -256,7 +256,7 @@ def test_shard_without_labels_needs_them_given(fragile, connection):
 def test_mixed_plan_loses_nothing_when_the_worker_stops_and_comes_back(
     fragile, connection, shards
 ):
-    from hapi_splitter.planner.problem import STREAMED
+    from hapi_splitter.planner.problem import RAW_ROUTE
 
     fragile.wait_for_worker()
     store(connection, "mixed", shards)
@@ -271,7 +271,7 @@ def test_mixed_plan_loses_nothing_when_the_worker_stops_and_comes_back(
     )
     with job(connection, "mixed", options=options) as pushing:
         pushing._feeder.mixer.change(
-            {STREAMED: 0.5, (pushing.num_cuts, "uint8;zstd"): 0.5}
+            {RAW_ROUTE: 0.5, (pushing.num_cuts, "uint8;zstd"): 0.5}
         )
         found: dict[int, torch.Tensor] = {}
         for number, (features, labels) in enumerate(pushing.loader(0)):
@@ -289,7 +289,7 @@ def test_mixed_plan_loses_nothing_when_the_worker_stops_and_comes_back(
     assert sorted(found) == sorted(again) == sorted(expected)
     assert sum(gone.samples.values()) == NUM_SHARDS * PER_SHARD
     assert back.pushed_samples > 0
-    assert back.pushed_samples + back.samples.get(STREAMED, 0) == sum(
+    assert back.pushed_samples + back.samples.get(RAW_ROUTE, 0) == sum(
         back.samples.values()
     )
 

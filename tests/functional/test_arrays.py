@@ -46,9 +46,9 @@ from hapi_client.cli.main import app
 from hapi_client.data.index import load_index, update_index
 from hapi_client.data.upload import upload
 from hapi_client.model.frozen_region import FrozenRegion
-from hapi_client.plan_report.plan_study import Question, advise
+from hapi_client.plan_report.plan_study import PlanRequest, advise
 from hapi_client.progress import SilentReporter
-from hapi_client.sampling.partition import Lanes
+from hapi_client.sampling.partition import EpochPartition
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError
 from hapi_protocol.feature_reader import read_features
@@ -106,7 +106,7 @@ class Stored:
             **{
                 "data": str(self.kind.place),
                 "freeze": "body",
-                "lanes": Lanes(4, 1),
+                "lanes": EpochPartition(4, 1),
                 "options": OPTIONS,
                 **options,
             },
@@ -418,7 +418,7 @@ def test_job_streams_where_features_are_larger_than_what_is_stored(
 
 def test_plan_says_why_ids_are_streamed(connection, sentences):
     region = FrozenRegion(Deep(), "body", SENTENCES, torch.device("cpu"))
-    question = Question(
+    question = PlanRequest(
         floor="lossless",
         epochs=1e6,
         batch_size=32,

@@ -32,7 +32,7 @@ from hapi_protocol.feature_reader import read_features
 from hapi_protocol.feature_stream import FeatureBatch
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.package.writer import write_package
-from hapi_splitter.planner.problem import STREAMED
+from hapi_splitter.planner.problem import RAW_ROUTE
 from hapi_training.loop import train_tail
 from kept_features import until
 from networks import small_network, small_transform
@@ -497,7 +497,7 @@ def test_a_mix_reads_again_what_it_has_pushed_before(
     cached, hits, losses = [0], [0], []
     with job_of(connection, place, cut=1) as job:
         feeder = job._feeder
-        feeder.mixer.change({STREAMED: 0.5, way: 0.5})
+        feeder.mixer.change({RAW_ROUTE: 0.5, way: 0.5})
         kept_features = feeder.sources.kept
         kept_features.follow(job.data_set().spans)
         kept_features.use([way])

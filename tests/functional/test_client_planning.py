@@ -22,7 +22,7 @@ from hapi_client.progress import SilentReporter
 from hapi_client.swift.swift_url import Location
 from hapi_protocol import versions
 from hapi_protocol.errors import ClientError
-from hapi_splitter.planner.problem import STREAMED
+from hapi_splitter.planner.problem import RAW_ROUTE
 from hapi_training.loop import History, train_tail
 from networks import small_network, small_transform
 from photos import shard
@@ -88,7 +88,7 @@ def test_mixed_plan_gives_the_loss_curve_of_streaming(
         last, middle = job.num_cuts, max(1, job.num_cuts // 2)
         job._feeder.mixer.change(
             {
-                STREAMED: 0.4,
+                RAW_ROUTE: 0.4,
                 (last, "float32"): 0.3,
                 (middle, "float32;zstd"): 0.3,
             }

@@ -22,7 +22,7 @@ from hapi_client import FetchOptions, TransferJob
 from hapi_client.data.index import load_index
 from hapi_client.data.upload import upload
 from hapi_client.progress import SilentReporter
-from hapi_client.sampling.partition import Lanes
+from hapi_client.sampling.partition import EpochPartition
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError
 from networks import small_network, small_transform
@@ -32,7 +32,7 @@ PLACE = Location("once", "photos")
 SHARDS = (13, 9, 16, 7, 11, 12, 4, 8)
 NUM_SAMPLES = sum(SHARDS)
 BATCH = 8
-LANES = Lanes(4, 2)
+LANES = EpochPartition(4, 2)
 OPTIONS = FetchOptions(decode_threads=1, num_threads=2)
 SECONDS = 20.0
 NUM_KILLS = int(os.environ.get("HAPI_KILLS", "4"))

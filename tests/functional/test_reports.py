@@ -26,7 +26,7 @@ from hapi_client.reports.epoch_report import EpochReport
 from hapi_client.reports.run_report import read_reports
 from hapi_client.swift.retry import Backoff
 from hapi_client.swift.swift_url import Location
-from hapi_splitter.planner.problem import STREAMED
+from hapi_splitter.planner.problem import RAW_ROUTE
 from networks import small_network, small_transform
 from photos import shard
 from screen import shown
@@ -163,7 +163,7 @@ def test_pushed_pass_tells_of_both_tiers(connection, photos):
 def test_mixed_pass_tells_all_ways(connection, photos):
     with job_of(connection, photos, cut="freeze") as job:
         last = job.num_cuts
-        job._feeder.mixer.change({STREAMED: 0.5, (last, "float32"): 0.5})
+        job._feeder.mixer.change({RAW_ROUTE: 0.5, (last, "float32"): 0.5})
         report, _ = train(job, 0)
     assert set(report.samples_by_cut) == {0, last}
     assert report.plan == f"50 % stream + 50 % cut {last} · float32"

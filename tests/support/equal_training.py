@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from hapi_client import Connection, FetchOptions, TransferJob
-from hapi_client.sampling.partition import Lanes
-from hapi_client.sampling.sampler import OrderRules, shuffled_order
+from hapi_client.sampling.partition import EpochPartition
+from hapi_client.sampling.sampler import SamplerConfig, shuffled_order
 from hapi_splitter.inputs.image_decode import decode_image
 from networks import small_network, small_transform
 
@@ -44,7 +44,7 @@ def job_of(
         **{
             "data": DATA,
             "options": OPTIONS,
-            "lanes": Lanes(4, 1),
+            "lanes": EpochPartition(4, 1),
             **options,
         },
     )
@@ -106,7 +106,7 @@ def local_batches(
     spans: list[Samples], epoch: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """In the order of a job's epoch."""
-    rules = OrderRules(BATCH, Lanes(4, 1), OPTIONS.buffer_spans)
+    rules = SamplerConfig(BATCH, EpochPartition(4, 1), OPTIONS.buffer_spans)
     sizes = [len(span) for span in spans]
     order = shuffled_order(sizes, rules, seed=SEED, epoch=epoch)
     reading = order.reading()

@@ -10,14 +10,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from equal_training import BATCH, EPOCHS, RATE, job_of, steps_of
 from hapi_client import Connection
-from hapi_client.sampling.partition import Lanes
+from hapi_client.sampling.partition import EpochPartition
 
 
 def main(result: Path) -> None:
     torch.distributed.init_process_group("gloo")
     with (
         Connection() as connection,
-        job_of(connection, "freeze", lanes=Lanes(4, 1)) as job,
+        job_of(connection, "freeze", lanes=EpochPartition(4, 1)) as job,
     ):
         tail = DistributedDataParallel(job.tail)
         losses = []

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.optimize import linprog
 
-from hapi_client.metrics.window_metrics import Observation
+from hapi_client.metrics.window_metrics import WindowMetrics
 from hapi_client.planning.cache_tracker import KeptFeatures
-from hapi_client.planning.cost_estimators import Estimates
+from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.replanner import Replanner, ReplanOptions
-from hapi_client.planning.route_scheduler import Mixer
+from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_protocol.summary import Load
 from hapi_splitter.planner.costs import Conditions
 from hapi_splitter.planner.plan import Option, Problem, Resource
-from hapi_splitter.planner.problem import Way
+from hapi_splitter.planner.problem import Route
 from hapi_splitter.planner.resource_use import (
     CLIENT_HANDLING,
     CLIENT_LAYERS,
@@ -54,9 +54,9 @@ class Truth:
         rounding: bytes per second of the link, cores of the tiers.
     """
 
-    link: Mapping[Way, float]
-    server: Mapping[Way, float]
-    client: Mapping[Way, float]
+    link: Mapping[Route, float]
+    server: Mapping[Route, float]
+    client: Mapping[Route, float]
     train: float
     link_capacity: float
     client_cores: float = 1.0
@@ -67,7 +67,7 @@ class SimulatedMeter:
     """Gives the planner the interval that the simulation has made."""
 
     clock: Clock
-    pending: Observation = field(default_factory=lambda: Observation(0.0))
+    pending: WindowMetrics = field(default_factory=lambda: WindowMetrics(0.0))
     taken_at: float = 0.0
     planned: float = 0.0
 
@@ -75,16 +75,16 @@ class SimulatedMeter:
     def window_seconds(self) -> float:
         return self.clock.now - self.taken_at
 
-    def expect(self, link_seconds: Mapping[Way, float]) -> None:
+    def expect(self, link_seconds: Mapping[Route, float]) -> None:
         """Spans come at once here."""
 
     def expect_rate(self, samples_per_second: float) -> None:
         """What the mix is planned to reach."""
         self.planned = samples_per_second
 
-    def take(self) -> Observation:
+    def take(self) -> WindowMetrics:
         self.taken_at = self.clock.now
-        taken, self.pending = self.pending, Observation(0.0)
+        taken, self.pending = self.pending, WindowMetrics(0.0)
         return taken
 
 
@@ -116,8 +116,10 @@ class SimulatedJob:
         self.truth = truth
         self._wrong = profiled or {}
         self._server_cores = server_cores
-        self.estimates = Estimates(push_width=lambda: WIDTH, train_on_cpu=True)
-        self.mixer: Mixer[Way] = Mixer({(0, "raw"): 1.0})
+        self.estimates = CostEstimators(
+            push_width=lambda: WIDTH, train_on_cpu=True
+        )
+        self.mixer: RouteScheduler[Route] = RouteScheduler({(0, "raw"): 1.0})
         self.meter = SimulatedMeter(clock)
         random = np.random.default_rng(seed)
         self.replanner = Replanner(
@@ -152,7 +154,7 @@ class SimulatedJob:
             last_cut=max(way[0] for way in truth.link),
         )
 
-    def _option(self, way: Way, conditions: Conditions) -> Option:
+    def _option(self, way: Route, conditions: Conditions) -> Option:
         truth = self.truth
         profiled = {
             # Each tier's seconds are of one kind, whatever they are of.
@@ -177,7 +179,7 @@ class SimulatedJob:
         )
         return Option(way[0], way[1], use, 0, 0, work)
 
-    def use(self, costs: Mapping[Way, float]) -> float:
+    def use(self, costs: Mapping[Route, float]) -> float:
         """Per sample of the present mix."""
         weights = self.mixer.weights
         return sum(weight * costs[way] for way, weight in weights.items())
@@ -267,7 +269,7 @@ def _observation(
     server_limited: bool,
     streams: float,
     load: Load,
-) -> Observation:
+) -> WindowMetrics:
     truth, count = job.truth, rate * seconds
     weights = job.mixer.weights
     client = job.use(truth.client) + truth.train
@@ -277,7 +279,7 @@ def _observation(
         <= truth.client_cores / client
     )
     pushed = {way: w for way, w in weights.items() if way[0]}
-    return Observation(
+    return WindowMetrics(
         seconds=seconds,
         samples={way: round(w * count) for way, w in weights.items()},
         received_bytes=round(count * job.use(truth.link)),

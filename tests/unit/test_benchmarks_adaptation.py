@@ -15,7 +15,7 @@ from benchmarks.joint_plan import (
     mean_costs,
     optimal_mix,
 )
-from benchmarks.speedometer import Piece, Reading, summary
+from benchmarks.speedometer import ReadPlan, SpanSlice, summary
 from benchmarks.tenants import (
     by_cut,
     changes_per_minute,
@@ -214,7 +214,7 @@ def test_what_speedometers_use_is_not_to_be_had() -> None:
 
 def test_speed_is_the_median_of_the_pieces_of_a_time() -> None:
     readings = [
-        Reading(float(time), seconds)
+        ReadPlan(float(time), seconds)
         for time, seconds in enumerate([9.0, 0.1, 0.2, 0.6, 9.0])
     ]
     assert summary(readings, 1.0, 4.0) == pytest.approx(
@@ -225,7 +225,7 @@ def test_speed_is_the_median_of_the_pieces_of_a_time() -> None:
 
 
 def test_a_piece_of_work_takes_cpu_time() -> None:
-    work = Piece()
+    work = SpanSlice()
     before = time.thread_time()
     for _ in range(20):
         work.do()

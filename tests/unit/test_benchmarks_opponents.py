@@ -207,7 +207,7 @@ METER = window.Meter(None, ())
 def test_a_window_counts_what_comes_after_the_pipeline_has_filled(
     clock: Clock,
 ) -> None:
-    pace = window.Pace(
+    pace = window.Throughput(
         fill_seconds=2, fill_batches=2, seconds=3, batches=4, most_seconds=60
     )
     found = window.measure(clock.steps(100), METER, pace)
@@ -218,7 +218,7 @@ def test_a_window_counts_what_comes_after_the_pipeline_has_filled(
 
 
 def test_a_window_ends_with_the_epoch(clock: Clock) -> None:
-    pace = window.Pace(fill_seconds=0, fill_batches=1, seconds=60)
+    pace = window.Throughput(fill_seconds=0, fill_batches=1, seconds=60)
     found = window.measure(clock.steps(6), METER, pace)
     assert found["batches"] == 5
     with pytest.raises(ValueError, match="ended after 4 batches"):
@@ -226,11 +226,11 @@ def test_a_window_ends_with_the_epoch(clock: Clock) -> None:
 
 
 def test_a_slow_window_ends_with_few_batches(clock: Clock) -> None:
-    pace = window.Pace(
+    pace = window.Throughput(
         fill_seconds=0, fill_batches=1, seconds=60, most_seconds=1
     )
     found = window.measure(clock.steps(100), METER, pace)
-    assert found["batches"] == window.LEAST_BATCHES
+    assert found["batches"] == window.MIN_BATCHES
     assert clock.closed
 
 

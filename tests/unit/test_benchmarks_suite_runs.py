@@ -30,7 +30,7 @@ from benchmarks.suite.run_sums import (
     epoch_of,
     judged,
 )
-from benchmarks.suite.tiers import LEAST_STEPS, Amounts, settle
+from benchmarks.suite.tiers import MIN_STEPS, Amounts, settle
 from benchmarks.suite.together import fairness, half
 from benchmarks.suite.workloads import Workload
 from benchmarks.testbed import Tier
@@ -256,8 +256,8 @@ def test_amounts_between_two_moments() -> None:
 def test_plans_are_waited_for_no_longer_than_allowed() -> None:
     taken: list[int] = []
     found = settle(lambda: taken.append(1), lambda: None, most_seconds=0.0)
-    assert taken == [1] * LEAST_STEPS
-    assert found == {"plans": [None] * LEAST_STEPS, "settled": False}
+    assert taken == [1] * MIN_STEPS
+    assert found == {"plans": [None] * MIN_STEPS, "settled": False}
 
 
 def test_a_plan_that_stays_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +283,7 @@ def test_a_first_plan_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == {"plans": [None] * 5 + ["a"], "settled": True}
     monkeypatch.setattr(tiers, "MOST_UNDECIDED_SECONDS", 0.0)
     found = settle(lambda: None, lambda: None, 0.0, lambda: False)
-    assert found == {"plans": [None] * LEAST_STEPS, "settled": True}
+    assert found == {"plans": [None] * MIN_STEPS, "settled": True}
 
 
 def test_shares_of_a_mix_are_over_what_each_gets_alone() -> None:

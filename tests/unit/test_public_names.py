@@ -20,10 +20,10 @@ PUBLIC = [
     "Augmentation",
     "Connection",
     "Credentials",
+    "EpochPartition",
     "FetchOptions",
     "HapiError",
     "ImageTransform",
-    "Lanes",
     "ReplanOptions",
     "TransferJob",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.regret import MOST_REGRET
+from benchmarks.regret import MAX_REGRET
 from benchmarks.suite.report.document import (
     Block,
     Part,
@@ -117,10 +117,10 @@ def _picture(cells: Sequence[GridCell]) -> Picture:
         color=look.colour,
     )
     axes.axvline(0, color="#57606a", linewidth=1)
-    axes.axvline(100 * MOST_REGRET, color="#57606a", linestyle=":")
+    axes.axvline(100 * MAX_REGRET, color="#57606a", linestyle=":")
     axes.annotate(
         " most that is allowed",
-        (100 * MOST_REGRET, -0.8),
+        (100 * MAX_REGRET, -0.8),
         fontsize=8,
         color="#57606a",
         va="center",

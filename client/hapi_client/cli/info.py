@@ -25,7 +25,7 @@ from hapi_splitter.package.inspection import PackageDetails
 from hapi_splitter.units import bytes_text, count_text
 
 PACKAGE_SUFFIX = ".hapi"
-MOST_CLASSES = 20
+MAX_CLASSES = 20
 
 
 def info_command(
@@ -160,7 +160,7 @@ def _data_rows(found: DataDescription) -> Iterator[tuple[str, str]]:
 
 def _class_rows(classes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     for number, (name, count) in enumerate(classes.items()):
-        if number == MOST_CLASSES:
+        if number == MAX_CLASSES:
             yield f"({len(classes) - number} more: --json has them)", ""
             return
         yield name, f"{count:,}"

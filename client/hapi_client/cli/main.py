@@ -24,7 +24,7 @@ from hapi_client.cli.plan import plan_command
 from hapi_client.cli.report import report_command
 from hapi_client.cli.train import train_command
 from hapi_client.cli.upload import upload_command
-from hapi_client.reports.terminal import LogBeside
+from hapi_client.reports.terminal import TqdmLogHandler
 from hapi_protocol.errors import HapiError
 
 EXIT_FAILURE = 1
@@ -145,7 +145,7 @@ def root(
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING,
         format="%(levelname)s %(name)s: %(message)s",
-        handlers=[LogBeside()],
+        handlers=[TqdmLogHandler()],
     )
     if not verbose:
         # Its lines on each retry say what ours say, at greater length.

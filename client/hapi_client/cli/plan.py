@@ -24,7 +24,7 @@ from hapi_protocol.encodings import FLOORS
 from hapi_protocol.errors import ClientError
 
 if TYPE_CHECKING:
-    from hapi_client.plan_report.plan_study import Advice
+    from hapi_client.plan_report.plan_study import PlanStudy
     from hapi_client.reports.table import Table
 
 
@@ -183,9 +183,9 @@ def plan_command(
         images_of,
         load_region,
     )
-    from hapi_client.plan_report.plan_study import Question, advise
+    from hapi_client.plan_report.plan_study import PlanRequest, advise
 
-    question = Question(
+    question = PlanRequest(
         floor=floor,
         epochs=epochs,
         batch_size=batch_size,
@@ -242,7 +242,7 @@ def checked_floor(floor: str) -> str:
     return floor
 
 
-def print_advice(advice: Advice, every: bool) -> None:
+def print_advice(advice: PlanStudy, every: bool) -> None:
     """Prints tables and sentences to standard output."""
     from hapi_client.plan_report.plan_tables import (
         cost_table,

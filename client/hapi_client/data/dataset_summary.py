@@ -17,7 +17,7 @@ from hapi_protocol.errors import RightsError
 from hapi_protocol.shards import iter_samples
 
 INDEX_UNKNOWN = "unknown"
-MOST_READ = 8
+MAX_READ = 8
 """Samples that are read to see what kind they are."""
 
 
@@ -144,8 +144,8 @@ def _classes(index: DataIndex) -> dict[str, int]:
 
 def _spread(spans: Sequence[Span]) -> list[Span]:
     """The first samples of some spans, from all over the data set."""
-    step = max(1, len(spans) // MOST_READ)
-    return [span.part(0, 1) for span in spans[::step][:MOST_READ]]
+    step = max(1, len(spans) // MAX_READ)
+    return [span.part(0, 1) for span in spans[::step][:MAX_READ]]
 
 
 def _kinds(

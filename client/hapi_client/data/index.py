@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 SHARD_SUFFIX = ".tar"
 CONTENT_TYPE_INDEX = "application/vnd.apache.arrow.stream"
 SHARD_TRIES = 3
-MOST_LISTED = 10_000
+MAX_LISTED = 10_000
 """Objects that are looked at for data sets of another name."""
-MOST_NAMED = 5
+MAX_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,10 @@ def _what_is_missing(connection: Connection, location: Location) -> str:
     found = sorted(str(Location(location.container, each)) for each in folders)
     if not found:
         return f"{location} has no object ending in {SHARD_SUFFIX}"
-    more = ", ..." if len(found) > MOST_NAMED else ""
+    more = ", ..." if len(found) > MAX_NAMED else ""
     return (
         f"{location} has no object ending in {SHARD_SUFFIX}; among the data "
-        f"sets in this container are {', '.join(found[:MOST_NAMED])}{more}"
+        f"sets in this container are {', '.join(found[:MAX_NAMED])}{more}"
     )
 
 
@@ -157,7 +157,7 @@ def _folder(location: Location) -> str:
 def _some_names(connection: Connection, location: Location) -> Iterator[str]:
     """The first ones."""
     listed = connection.list(location.container, _folder(location))
-    return (each.name for each in islice(listed, MOST_LISTED))
+    return (each.name for each in islice(listed, MAX_LISTED))
 
 
 def sample_row(sample: Sample) -> NamedRow:

@@ -25,7 +25,7 @@ from hapi_protocol.data_index import DataIndex, Span
 from hapi_protocol.errors import ClientError, DataIndexError
 
 TRAIN = "train"
-MOST_NAMED = 3
+MAX_NAMED = 3
 
 Shards: TypeAlias = str | Sequence[str]
 """``swift://container/prefix`` of a data set, or ``swift://container/
@@ -186,11 +186,11 @@ def _chosen(index: DataIndex, part: _Part) -> DataIndex:
     shards = {shard.name: shard for shard in index.shards}
     missing = [name for name in part.names if name not in shards]
     if missing:
-        more = ", ..." if len(missing) > MOST_NAMED else ""
+        more = ", ..." if len(missing) > MAX_NAMED else ""
         raise DataIndexError(
             "bad_index",
             f"{len(missing)} of {len(part.names)} shards are not in the index "
-            f"of {part.location}: {', '.join(missing[:MOST_NAMED])}{more}; "
+            f"of {part.location}: {', '.join(missing[:MAX_NAMED])}{more}; "
             f"run 'hapi index {part.location}' if they are there",
             object_name=part.location.index_name,
         )

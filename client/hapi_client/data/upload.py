@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 CONTENT_TYPE_TAR = "application/x-tar"
 HASH_BLOCK_BYTES = 1024 * 1024
-MOST_NAMED = 8
+MAX_NAMED = 8
 _SPLITS = frozenset(
     {"train", "training", "val", "valid", "validation", "test", "testing"}
 )
@@ -239,8 +239,8 @@ def _check_classes(
 
 
 def _some_of(names: Sequence[str]) -> str:
-    more = len(names) - MOST_NAMED
-    first = ", ".join(names[:MOST_NAMED])
+    more = len(names) - MAX_NAMED
+    first = ", ".join(names[:MAX_NAMED])
     return f"{first} and {more} more" if more > 0 else first
 
 

@@ -14,7 +14,7 @@ from hapi_protocol.data_index import DataIndex
 from hapi_protocol.errors import HapiError
 from hapi_protocol.headers import ByteRange
 
-MOST_NAMED = 3
+MAX_NAMED = 3
 _NO_RIGHT_TO_READ = "ask its owner for the right to read (X-Container-Read)"
 _LIST_CONTAINERS = "look at the name: 'hapi ls' lists the containers"
 _MORE_TIME = "give it more time by --timeout"
@@ -138,6 +138,6 @@ class DataSetChecks:
 
 
 def _named(names: Sequence[str]) -> str:
-    more = len(names) - MOST_NAMED
-    first = ", ".join(names[:MOST_NAMED])
+    more = len(names) - MAX_NAMED
+    first = ", ".join(names[:MAX_NAMED])
     return f"{first} and {more} more" if more > 0 else first

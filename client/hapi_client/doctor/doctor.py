@@ -41,7 +41,7 @@ from hapi_splitter.units import bytes_text, seconds_text
 DEFAULT_SECONDS = 10.0
 ANSWERS_OF_A_CHECK = 3
 """A check makes some requests: it may last so many times one's seconds."""
-MOST_SKEW_SECONDS = 60.0
+MAX_SKEW_SECONDS = 60.0
 EXPIRES_SECONDS = 3600
 """Of an object that nobody could delete any more."""
 
@@ -200,7 +200,7 @@ class Doctor:
                 error.trans_id,
             )
         skew = _skew_seconds(headers.get("Date"))
-        if abs(skew) > MOST_SKEW_SECONDS:
+        if abs(skew) > MAX_SKEW_SECONDS:
             return Finding(
                 WARNING,
                 f"it answers; this machine's clock is {skew:+.0f} s from "

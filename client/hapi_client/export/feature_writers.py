@@ -30,7 +30,7 @@ from hapi_protocol.errors import ClientError
 from hapi_splitter.units import bytes_text
 
 ROW_GROUP_BYTES = 8 << 20
-MOST_GROUP_ROWS = 16_384
+MAX_GROUP_ROWS = 16_384
 METADATA = b"hapi"
 
 
@@ -115,7 +115,7 @@ class _TableWriter:
         self._write_batch = write_batch
         row_bytes = 4 * math.prod(contents.shape)
         self._group_rows = min(
-            max(1, ROW_GROUP_BYTES // max(1, row_bytes)), MOST_GROUP_ROWS
+            max(1, ROW_GROUP_BYTES // max(1, row_bytes)), MAX_GROUP_ROWS
         )
         self._waiting: list[Rows] = []
 

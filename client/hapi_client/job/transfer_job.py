@@ -21,11 +21,11 @@ from hapi_client.job.options import (
 )
 from hapi_client.job.wiring import make_planner
 from hapi_client.loading.feature_loader import FeatureLoader
-from hapi_client.loading.loader_factory import Feeder
+from hapi_client.loading.loader_factory import LoaderFactory
 from hapi_client.loading.prefetcher import FetchOptions
 from hapi_client.loading.torch_datasets import (
+    DatasetConfig,
     FeatureDataset,
-    ReadingParts,
     SampleDataset,
 )
 from hapi_client.metrics.counters import JobStats
@@ -34,21 +34,21 @@ from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
 from hapi_client.planning.cache_tracker import KeptFeatures
 from hapi_client.planning.planner import JobPlanner
 from hapi_client.planning.replanner import PlanChange, ReplanOptions
-from hapi_client.reports.epoch_history import Passes
+from hapi_client.reports.epoch_history import EpochHistory
 from hapi_client.reports.epoch_report import EpochReport
 from hapi_client.reports.progress_bar import progress_wanted
 from hapi_client.reports.run_page import write_reports
 from hapi_client.reports.run_report import DEFAULT_TITLE
 from hapi_client.sampling.distributed import Rank, this_rank
-from hapi_client.sampling.epochs import EpochOptions, EpochReading, Epochs
-from hapi_client.sampling.partition import Lanes, Reader
+from hapi_client.sampling.epochs import EpochOptions, Epochs, ReaderShare
+from hapi_client.sampling.partition import EpochPartition, Reader
 from hapi_client.swift.connection import Connection
 from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import CACHE_OFF
 from hapi_splitter.freezing.freeze_selector import Freeze
 from hapi_splitter.inputs.augmentation import Augmentation
 from hapi_splitter.planner.plan import Plan, Problem
-from hapi_splitter.planner.problem import Way
+from hapi_splitter.planner.problem import Route
 
 
 class TransferJob:
@@ -108,8 +108,8 @@ class TransferJob:
         seed: of the order of samples; not negative.
         lanes: how many ranks and loader workers can share an epoch, also
             when training goes on with other numbers of them
-            (:class:`hapi_client.sampling.partition.Lanes`); None for what
-            suits.
+            (:class:`hapi_client.sampling.partition.EpochPartition`); None for
+            what suits.
         connection: None makes one from the environment.
         device: of the tail and the client's part of the frozen region.
         models_container: where packages are stored.
@@ -152,7 +152,7 @@ class TransferJob:
         labels: Labels = None,
         on_error: str = "raise",
         seed: int = 0,
-        lanes: Lanes | None = None,
+        lanes: EpochPartition | None = None,
         connection: Connection | None = None,
         device: torch.device | str = "cpu",
         models_container: str = DEFAULT_MODELS_CONTAINER,
@@ -197,14 +197,14 @@ class TransferJob:
             train.digest(),
             EpochOptions(batch_size, seed, lanes, self._options.buffer_spans),
         )
-        self._feeder = Feeder(
+        self._feeder = LoaderFactory(
             self._connection,
             self._frozen,
             train.container,
             self._options,
             KeptFeatures(cache, self._augmented.variants),
         )
-        self._passes = Passes(
+        self._passes = EpochHistory(
             wanted, self._feeder.mixer, self._connection.traffic
         )
         self._planner: JobPlanner | None = None
@@ -258,7 +258,7 @@ class TransferJob:
         done = loaded.epoch * self.num_samples + steps
         return done - self._samples_at_load
 
-    def _push(self, way: Way, models_container: str) -> None:
+    def _push(self, way: Route, models_container: str) -> None:
         self._connection.require_hapi()
         model, sent_bytes = self._frozen.store(
             self._connection, models_container
@@ -443,8 +443,8 @@ class TransferJob:
             self._augmented.training(epoch),
         )
 
-    def _reading_parts(self, data: DataSet) -> ReadingParts:
-        return ReadingParts(
+    def _reading_parts(self, data: DataSet) -> DatasetConfig:
+        return DatasetConfig(
             credentials=self._connection.credentials,
             connection_options=self._connection.options,
             data=data,
@@ -473,7 +473,7 @@ class TransferJob:
 
     def _share(
         self, data: DataSet, epoch: int | None, rank: Rank, drop_last: bool
-    ) -> EpochReading:
+    ) -> ReaderShare:
         reader = Reader(rank.rank, rank.world_size)
         if epoch is None:
             return self._epochs.evaluation(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hapi_client.data.splits import DataSet
-from hapi_client.loading.loader_factory import Feeder
+from hapi_client.loading.loader_factory import LoaderFactory
 from hapi_client.loading.prefetcher import FetchOptions
 from hapi_client.model.frozen_region import FrozenRegion
-from hapi_client.planning.cost_estimators import Estimates
+from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.device_profile import LocalFacts, measure
-from hapi_client.planning.inputs import Horizon, PlanningParts
+from hapi_client.planning.inputs import PlannerInputs, RemainingWork
 from hapi_client.planning.planner import JobPlanner
 from hapi_client.planning.replanner import ReplanOptions
 from hapi_client.planning.sample_probe import ProbeSamples, read_samples
@@ -26,7 +26,7 @@ PAUSE_SECONDS = 5.0
 def make_planner(
     connection: Connection,
     region: FrozenRegion,
-    feeder: Feeder,
+    feeder: LoaderFactory,
     data: DataSet,
     *,
     models_container: str,
@@ -50,7 +50,7 @@ def make_planner(
         options: likewise.
         replan: likewise.
         samples_so_far: as of
-        :class:`hapi_client.planning.inputs.PlanningParts`.
+        :class:`hapi_client.planning.inputs.PlannerInputs`.
         earlier_samples: likewise.
     """
 
@@ -74,20 +74,20 @@ def make_planner(
         feeder.push(model)
 
     return JobPlanner(
-        PlanningParts(
+        PlannerInputs(
             connection=connection,
             region=region,
             models_container=models_container,
             read=read,
             measure=measured,
-            horizon=Horizon(data.num_samples, epochs),
+            horizon=RemainingWork(data.num_samples, epochs),
             options=replan,
             package_stored=stored,
             samples_so_far=samples_so_far,
             earlier_samples=earlier_samples,
             kept=feeder.sources.kept,
         ),
-        Estimates(
+        CostEstimators(
             push_width=lambda: feeder.sources.push_width.limit,
             train_on_cpu=region.device.type == "cpu",
             stream_width=options.num_threads,

@@ -44,7 +44,7 @@ REST = 4.0
 """Times what a failed try took: how long at least none follows it."""
 
 
-class PushGate:
+class PushdownCircuitBreaker:
     """Decides, span by span, whether push-down is worth a try.
 
     After a span had to fall back, the gate is shut: spans stream at once,
@@ -139,7 +139,7 @@ class PushGate:
             self._probing = False
 
 
-class PushWidth:
+class PushdownConcurrency:
     """How many spans are pushed at a time: what the worker admits.
 
     Each refusal for want of room takes one away, down to one; a run of

@@ -18,15 +18,15 @@ import torch
 from hapi_client.loading.span_source import LoadedSpan
 from hapi_client.metrics.counters import JobCounters
 from hapi_client.metrics.window_collector import Meter
-from hapi_client.reports.epoch_recorder import Tally
+from hapi_client.reports.epoch_recorder import EpochRecorder
 from hapi_client.reports.epoch_report import (
     LAYERS,
     PLANNING,
     TRAINING,
     WAITING,
 )
-from hapi_client.sampling.partition import Piece
-from hapi_client.sampling.sampler import Batch, Reading
+from hapi_client.sampling.partition import SpanSlice
+from hapi_client.sampling.sampler import Batch, ReadPlan
 from hapi_protocol.data_index import IndexRow, Span
 from hapi_protocol.errors import ClientError, HapiError
 
@@ -80,7 +80,7 @@ class LoaderPlan:
     span_came: Callable[[], None] = lambda: None
     needs_every_step: bool = False
     remedy: Callable[[Span, int], str] = leave_them_out
-    tally: Tally = field(default_factory=Tally)
+    tally: EpochRecorder = field(default_factory=EpochRecorder)
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class FeatureLoader:
     def __init__(
         self,
         plan: LoaderPlan,
-        reading: Reading,
+        reading: ReadPlan,
         open_spans: Callable[[Sequence[Span]], LoadedSpans],
         device: torch.device,
         delivered: Callable[[int], None] = lambda step: None,
@@ -204,7 +204,7 @@ class _Delivery:
     def __init__(
         self,
         plan: LoaderPlan,
-        reading: Reading,
+        reading: ReadPlan,
         open_spans: Callable[[Sequence[Span]], LoadedSpans],
         device: torch.device,
         delivered: Callable[[int], None],
@@ -313,7 +313,7 @@ class _Delivery:
         if first and not self.reading.batches[0].step:
             raise _lost_epoch(self._num_failures, first)
 
-    def _ready(self, piece: Piece, loaded: LoadedSpan) -> _Ready:
+    def _ready(self, piece: SpanSlice, loaded: LoadedSpan) -> _Ready:
         count = len(loaded.features)
         self._plan.counters.came(loaded.cut, count)
         self._plan.tally.came(loaded.cut, count, len(loaded.failures))

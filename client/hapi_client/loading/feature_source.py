@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from hapi_client.loading.circuit_breaker import (
-    PushGate,
-    PushWidth,
+    PushdownCircuitBreaker,
+    PushdownConcurrency,
     is_cured_by_streaming,
 )
 from hapi_client.loading.raw_source import RawSource, delay_seconds
@@ -25,7 +25,7 @@ from hapi_client.loading.span_source import (
     check_keys,
 )
 from hapi_client.metrics.counters import JobCounters
-from hapi_client.metrics.window_metrics import SpanReport
+from hapi_client.metrics.window_metrics import SpanMetrics
 from hapi_client.planning.cache_tracker import KeptFeatures
 from hapi_client.swift.account import source_changed
 from hapi_client.swift.connection import Connection
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class PushPlan:
+class FeatureRequestSpec:
     """What the storage tier is asked to compute.
 
     Attributes:
@@ -85,7 +85,7 @@ class PushPlan:
         )
 
 
-class PushedSource:
+class FeatureSource:
     """Features from the store; cut 0 for spans that cannot be had.
 
     A span is delivered whole or not at all: a stream that breaks off is
@@ -107,10 +107,10 @@ class PushedSource:
         self,
         connection: Connection,
         container: str,
-        plan: PushPlan,
+        plan: FeatureRequestSpec,
         raw: RawSource,
-        gate: PushGate,
-        width: PushWidth,
+        gate: PushdownCircuitBreaker,
+        width: PushdownConcurrency,
         limits: SpanLimits,
         counters: JobCounters,
         kept: KeptFeatures | None = None,
@@ -324,7 +324,7 @@ class PushedSource:
         )
         if state == CACHE_HIT:
             self._counters.add(cached=len(span.rows))
-            return replace(loaded, report=SpanReport(was_kept=True))
+            return replace(loaded, report=SpanMetrics(was_kept=True))
         return replace(loaded, report=_report(batches, reader.summary))
 
     def _warn_of_no_cache(self, state: str) -> None:
@@ -389,12 +389,12 @@ class PushedSource:
         return features
 
 
-def _report(batches: Sequence[FeatureBatch], summary: Summary) -> SpanReport:
+def _report(batches: Sequence[FeatureBatch], summary: Summary) -> SpanMetrics:
     seconds = {
         stage: sum(batch.timings.get(stage, 0.0) for batch in batches)
         for stage in STAGES
     }
-    return SpanReport(
+    return SpanMetrics(
         server_cpu_seconds=summary.cpu_seconds,
         forward_seconds=seconds["forward"],
         forward_cpu_seconds=seconds["forward_cpu"],

@@ -15,24 +15,24 @@ from hapi_client.loading.feature_loader import (
     leave_them_out,
 )
 from hapi_client.loading.prefetcher import Fetcher, FetchOptions
-from hapi_client.loading.route_source import MixedSource, Sources
+from hapi_client.loading.route_source import RoutingSource, SourceRegistry
 from hapi_client.loading.span_source import SpanSource
 from hapi_client.metrics.counters import JobCounters
 from hapi_client.metrics.window_collector import Meter
 from hapi_client.model.client_region import LocalRegion
 from hapi_client.planning.cache_tracker import KeptFeatures
-from hapi_client.planning.route_scheduler import Mixer
-from hapi_client.reports.epoch_recorder import Tally
-from hapi_client.sampling.epochs import EpochReading
+from hapi_client.planning.route_scheduler import RouteScheduler
+from hapi_client.reports.epoch_recorder import EpochRecorder
+from hapi_client.sampling.epochs import ReaderShare
 from hapi_client.swift.connection import Connection
 from hapi_protocol.data_index import Span
 from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import ModelPath
 from hapi_protocol.transforms import Training
-from hapi_splitter.planner.problem import STREAMED, Way
+from hapi_splitter.planner.problem import RAW_ROUTE, Route
 
 
-class Feeder:
+class LoaderFactory:
     """Makes loaders that share connection, threads, plan and figures.
 
     Args:
@@ -67,9 +67,9 @@ class Feeder:
         self._fetchers: weakref.WeakSet[Fetcher] = weakref.WeakSet()
         self.counters = JobCounters()
         self.meter = Meter(lambda: connection.traffic.count().received_bytes)
-        self.mixer: Mixer[Way] = Mixer({STREAMED: 1.0})
+        self.mixer: RouteScheduler[Route] = RouteScheduler({RAW_ROUTE: 1.0})
         self.pool = DecodePool(region.decode, options.decode_threads)
-        self.sources = Sources(
+        self.sources = SourceRegistry(
             connection,
             container,
             region,
@@ -82,7 +82,7 @@ class Feeder:
         )
 
     def push(
-        self, model: ModelPath | None, mix: Mapping[Way, float] | None = None
+        self, model: ModelPath | None, mix: Mapping[Route, float] | None = None
     ) -> None:
         """From now on.
 
@@ -97,14 +97,14 @@ class Feeder:
     def loader(
         self,
         data: DataSet,
-        share: EpochReading,
+        share: ReaderShare,
         training: Training | None,
         *,
         on_error: str,
         needs_every_step: bool = False,
         span_came: Callable[[], None] = lambda: None,
         remedy: Callable[[Span, int], str] = leave_them_out,
-        tally: Tally | None = None,
+        tally: EpochRecorder | None = None,
     ) -> FeatureLoader:
         """A pass over a share of some data.
 
@@ -119,7 +119,7 @@ class Feeder:
             remedy: likewise.
             tally: of the pass.
         """
-        tally = tally or Tally()
+        tally = tally or EpochRecorder()
         plan = LoaderPlan(
             spans=data.spans,
             labels=data.labels,
@@ -132,7 +132,7 @@ class Feeder:
             remedy=remedy,
             tally=tally,
         )
-        source = MixedSource(
+        source = RoutingSource(
             self.mixer, self.sources, self.meter, tally, training
         )
         return FeatureLoader(

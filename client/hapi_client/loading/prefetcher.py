@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 JOIN_SECONDS = 5.0
 QUIET_SECONDS = 20.0
 """Of waiting for features, after which the log says so."""
-MOST_EARLY_SPANS = 4
+MAX_EARLY_SPANS = 4
 """Streamed spans that the loop may be given out of turn: what it makes of
 them stays in its memory until their turn comes."""
 
@@ -210,7 +210,7 @@ class Fetcher:
             while self._pending and self._pending[0].is_early:
                 self._ahead_bytes -= self._pending.popleft().task.cost_bytes
             return first
-        if sum(each.is_early for each in self._pending) < MOST_EARLY_SPANS:
+        if sum(each.is_early for each in self._pending) < MAX_EARLY_SPANS:
             for each in self._pending:
                 if not each.is_early and each.may_be_early:
                     each.is_early = True

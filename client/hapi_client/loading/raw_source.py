@@ -24,7 +24,7 @@ from hapi_client.loading.span_source import (
 )
 from hapi_client.metrics.counters import JobCounters
 from hapi_client.metrics.window_collector import Meter
-from hapi_client.metrics.window_metrics import SpanReport
+from hapi_client.metrics.window_metrics import SpanMetrics
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.retry import Backoff, is_retryable
 from hapi_client.swift.transport import CancelScope
@@ -187,7 +187,7 @@ class RawSource:
             )
         return replace(
             loaded,
-            report=SpanReport(
+            report=SpanMetrics(
                 read_seconds=read_seconds,
                 read_bytes=len(data),
                 plain_seconds=time.monotonic() - started,

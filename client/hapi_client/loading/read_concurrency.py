@@ -22,15 +22,15 @@ AS_MUCH = 0.97
 """Of what more reads carry, that fewer must carry to be enough."""
 NEARLY = 0.9
 """Of what more reads carry, short of which fewer are given up at once.
-Between the two they are looked at for :data:`MOST_SECONDS`: a job's first
+Between the two they are looked at for :data:`MAX_SECONDS`: a job's first
 read has to connect too, and is no measure of those after it."""
 FEW = (1, 2)
 """Reads at a time that may be enough."""
-LEAST_SECONDS = 1.0
+MIN_SECONDS = 1.0
 """Of so many reads at a time, before their rate is believed."""
-MOST_SECONDS = 8.0
+MAX_SECONDS = 8.0
 """Of which a rate remembers as much."""
-MOST_AGE_READS = 256
+MAX_AGE_READS = 256
 """After which a rate is not known any more: to find it again costs some
 seconds of a lower one."""
 NEW_WEIGHT = 0.3
@@ -204,12 +204,12 @@ class ReadWidth:
             return
         rate = self._rates.setdefault(count, _Rate())
         rate.add(*seen)
-        rate.keep_seconds(MOST_SECONDS)
+        rate.keep_seconds(MAX_SECONDS)
 
     def _forget(self) -> None:
         """Rates that were not seen for long."""
         for count, rate in list(self._rates.items()):
-            if self._num_reads - rate.num_reads > MOST_AGE_READS:
+            if self._num_reads - rate.num_reads > MAX_AGE_READS:
                 del self._rates[count]
 
     def _spans_are_short(self) -> bool:
@@ -224,7 +224,7 @@ class ReadWidth:
         """Bytes per second of so many reads at a time; None if not known."""
         rates = [r for n, r in self._rates.items() if least <= n <= most]
         seconds = sum(rate.seconds for rate in rates)
-        if seconds < LEAST_SECONDS:
+        if seconds < MIN_SECONDS:
             return None
         return sum(rate.num_bytes for rate in rates) / seconds
 
@@ -245,7 +245,7 @@ class ReadWidth:
             wider = self._rate(count + 1, self._most)
             if wider is None:
                 return self._most  # nothing to compare it with
-            is_new = self._rates[count].seconds < MOST_SECONDS
+            is_new = self._rates[count].seconds < MAX_SECONDS
             if rate >= (NEARLY if is_new else AS_MUCH) * wider:
                 return count
         return self._most

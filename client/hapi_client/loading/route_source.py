@@ -7,9 +7,15 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-from hapi_client.loading.circuit_breaker import PushGate, PushWidth
+from hapi_client.loading.circuit_breaker import (
+    PushdownCircuitBreaker,
+    PushdownConcurrency,
+)
 from hapi_client.loading.decode_pool import DecodePool
-from hapi_client.loading.feature_source import PushedSource, PushPlan
+from hapi_client.loading.feature_source import (
+    FeatureRequestSpec,
+    FeatureSource,
+)
 from hapi_client.loading.prefetcher import FetchOptions
 from hapi_client.loading.raw_source import RawSource
 from hapi_client.loading.read_concurrency import ReadWidth
@@ -24,17 +30,17 @@ from hapi_client.metrics.counters import JobCounters
 from hapi_client.metrics.window_collector import Meter
 from hapi_client.model.client_region import LocalRegion
 from hapi_client.planning.cache_tracker import KeptFeatures
-from hapi_client.planning.route_scheduler import Mixer, too_late
-from hapi_client.reports.epoch_recorder import Tally
+from hapi_client.planning.route_scheduler import RouteScheduler, too_late
+from hapi_client.reports.epoch_recorder import EpochRecorder
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.data_index import Span
 from hapi_protocol.headers import ModelPath
 from hapi_protocol.transforms import Training
-from hapi_splitter.planner.problem import STREAMED, Way
+from hapi_splitter.planner.problem import RAW_ROUTE, Route
 
 
-class Sources:
+class SourceRegistry:
     """The sources of all ways, made when they are first needed.
 
     Args:
@@ -94,30 +100,30 @@ class Sources:
             region.transform.medium,
         )
         # One gate for all: a worker that is gone is gone for every cut.
-        self._gate = PushGate(
+        self._gate = PushdownCircuitBreaker(
             time.monotonic, options.pause_seconds, options.most_pause_seconds
         )
-        self.push_width = PushWidth(options.num_threads)
-        self._pushed: dict[Way, PushedSource] = {}
+        self.push_width = PushdownConcurrency(options.num_threads)
+        self._pushed: dict[Route, FeatureSource] = {}
 
-    def told(self, tally: Tally) -> AbstractContextManager[None]:
+    def told(self, tally: EpochRecorder) -> AbstractContextManager[None]:
         """What the running thread loads inside, a tally is told."""
         return tally.fetching(self._connection.traffic, self._counters)
 
-    def __call__(self, way: Way) -> RawSource | PushedSource:
-        if way == STREAMED:
+    def __call__(self, way: Route) -> RawSource | FeatureSource:
+        if way == RAW_ROUTE:
             return self._raw
         if way not in self._pushed:
             self._pushed[way] = self._make(way)
         return self._pushed[way]
 
-    def _make(self, way: Way) -> PushedSource:
+    def _make(self, way: Route) -> FeatureSource:
         assert self.model is not None, "set before anything is pushed"
         cut, encoding = way
-        return PushedSource(
+        return FeatureSource(
             self._connection,
             self._container,
-            PushPlan(
+            FeatureRequestSpec(
                 self.model,
                 cut,
                 encoding,
@@ -133,7 +139,7 @@ class Sources:
         )
 
 
-class MixedSource:
+class RoutingSource:
     """Spans by the weights of a plan, each its own way.
 
     Those whose features are kept are not dealt: they take nothing of the
@@ -149,10 +155,10 @@ class MixedSource:
 
     def __init__(
         self,
-        mixer: Mixer[Way],
-        sources: Sources,
+        mixer: RouteScheduler[Route],
+        sources: SourceRegistry,
         meter: Meter,
-        tally: Tally,
+        tally: EpochRecorder,
         training: Training | None = None,
     ) -> None:
         self._mixer = mixer
@@ -181,7 +187,9 @@ class MixedSource:
         kept = self._sources.kept.way_of(span, self._training)
         if kept is not None:
             source = self._sources(kept)
-            assert isinstance(source, PushedSource), "plain reads keep nothing"
+            assert isinstance(source, FeatureSource), (
+                "plain reads keep nothing"
+            )
             task = source.task(span, self._training, is_kept=True)
             return self._started(kept, span, task)
         way = self._mixer.choose(
@@ -195,7 +203,7 @@ class MixedSource:
             way, span, self._sources(way).task(span, self._training)
         )
 
-    def _started(self, way: Way, span: Span, task: SpanTask) -> SpanTask:
+    def _started(self, way: Route, span: Span, task: SpanTask) -> SpanTask:
         """The task, of which all are told who count."""
         self._sources.kept.dealt(span)
 
@@ -220,7 +228,7 @@ class MixedSource:
 
         return replace(task, load=load)
 
-    def _too_late(self, span: Span, samples_left: int) -> set[Way]:
+    def _too_late(self, span: Span, samples_left: int) -> set[Route]:
         pace, weights = self._meter.pace, self._mixer.weights
         count = len(span.rows)
         return too_late(
@@ -232,5 +240,5 @@ class MixedSource:
         )
 
 
-def lane_of(way: Way) -> str:
-    return LANE_STREAM if way == STREAMED else LANE_PUSH
+def lane_of(way: Route) -> str:
+    return LANE_STREAM if way == RAW_ROUTE else LANE_PUSH

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from hapi_client.metrics.window_metrics import SpanReport
+from hapi_client.metrics.window_metrics import SpanMetrics
 from hapi_client.swift.retry import Backoff
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.data_index import Span
@@ -41,7 +41,7 @@ class LoadedSpan:
     cut: int
     features: torch.Tensor
     failures: Mapping[int, str] = field(default_factory=dict)
-    report: SpanReport = field(default_factory=SpanReport)
+    report: SpanMetrics = field(default_factory=SpanMetrics)
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from hapi_client.data.augmentation_schedule import AugmentedEpochs
 from hapi_client.data.splits import DataSet
 from hapi_client.loading.feature_loader import LabelledBatch
-from hapi_client.loading.loader_factory import Feeder
+from hapi_client.loading.loader_factory import LoaderFactory
 from hapi_client.loading.prefetcher import FetchOptions
 from hapi_client.model.client_region import LocalRegion
 from hapi_client.planning.cache_tracker import KeptFeatures
 from hapi_client.sampling.distributed import Rank
-from hapi_client.sampling.epochs import EpochReading, Epochs, whole_number
+from hapi_client.sampling.epochs import Epochs, ReaderShare, whole_number
 from hapi_client.sampling.partition import Reader
 from hapi_client.sampling.sampler import reading_of
 from hapi_client.swift.connection import Connection
@@ -35,11 +35,11 @@ from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import ModelPath
 from hapi_protocol.transforms import Training
 from hapi_splitter.host_limits import allowed_cores
-from hapi_splitter.planner.problem import Way
+from hapi_splitter.planner.problem import Route
 
 
 @dataclass(frozen=True)
-class ReadingParts:
+class DatasetConfig:
     """What a process needs to read features by itself.
 
     Attributes:
@@ -49,7 +49,8 @@ class ReadingParts:
         region: what is computed here, on the CPU.
         mix: weights of the ways that spans go.
         model: the package; None where nothing is pushed.
-        cache: as :attr:`hapi_client.loading.feature_source.PushPlan.cache`.
+        cache: as
+        :attr:`hapi_client.loading.feature_source.FeatureRequestSpec.cache`.
         on_error: as
         :attr:`hapi_client.loading.feature_loader.LoaderPlan.on_error`.
         options: how to fetch.
@@ -60,7 +61,7 @@ class ReadingParts:
     connection_options: ConnectionOptions
     data: DataSet
     region: LocalRegion
-    mix: Mapping[Way, float]
+    mix: Mapping[Route, float]
     model: ModelPath | None
     cache: str
     on_error: str
@@ -69,12 +70,12 @@ class ReadingParts:
 
 
 @contextmanager
-def _feeding(parts: ReadingParts) -> Iterator[Feeder]:
+def _feeding(parts: DatasetConfig) -> Iterator[LoaderFactory]:
     threads = parts.options.decode_threads or _threads()
     with (
         Connection(parts.credentials, parts.connection_options) as connection,
         closing(
-            Feeder(
+            LoaderFactory(
                 connection,
                 parts.region,
                 parts.data.container,
@@ -112,7 +113,7 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
 
     def __init__(
         self,
-        parts: ReadingParts,
+        parts: DatasetConfig,
         epochs: Epochs,
         rank: Rank,
         *,
@@ -229,7 +230,7 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
             self._rank.rank, self._rank.world_size, worker, num_workers
         )
 
-    def _share(self, epoch: int) -> EpochReading:
+    def _share(self, epoch: int) -> ReaderShare:
         return self._epochs.training(
             epoch, self._reader(), drop_last=self._drop_last
         )
@@ -259,13 +260,13 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """
 
     def __init__(
-        self, parts: ReadingParts, training: Training | None = None
+        self, parts: DatasetConfig, training: Training | None = None
     ) -> None:
         self._parts = parts
         self._training = training
         self._ends = torch.tensor([0, *parts.data.sizes]).cumsum(0)
         self._opened = self._inherited = ExitStack()
-        self._feeder: Feeder | None = None
+        self._feeder: LoaderFactory | None = None
         self._pid = 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -295,7 +296,7 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         once = list(dict.fromkeys(places))
         loader = self._open().loader(
             self._parts.data,
-            EpochReading(reading_of(once), 1),
+            ReaderShare(reading_of(once), 1),
             self._training,
             on_error="raise",
             remedy=self._remedy,
@@ -313,7 +314,7 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
             self._opened.close()
         self._feeder = None
 
-    def _open(self) -> Feeder:
+    def _open(self) -> LoaderFactory:
         if self._feeder is None or self._pid != os.getpid():
             # What a forked child has of its parent must not be closed here,
             # as it would be when nobody refers to it.

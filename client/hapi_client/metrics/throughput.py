@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hapi_splitter.planner.problem import Way
+from hapi_splitter.planner.problem import Route
 
 
 @dataclass(frozen=True)
-class Pace:
+class Throughput:
     """How fast spans come.
 
     Attributes:
@@ -30,13 +30,13 @@ class Pace:
     """
 
     samples_per_second: float = 0.0
-    sample_seconds: Mapping[Way, float] = field(default_factory=dict)
-    under_way: Mapping[Way, float] = field(default_factory=dict)
+    sample_seconds: Mapping[Route, float] = field(default_factory=dict)
+    under_way: Mapping[Route, float] = field(default_factory=dict)
     waiting: Mapping[int, float] = field(default_factory=dict)
     finish_seconds: Mapping[int, float] = field(default_factory=dict)
-    link_seconds: Mapping[Way, float] = field(default_factory=dict)
+    link_seconds: Mapping[Route, float] = field(default_factory=dict)
 
-    def unfinished(self, way: Way, span_samples: int) -> float:
+    def unfinished(self, way: Route, span_samples: int) -> float:
         """Samples that were dealt to a way, and are not done with.
 
         Args:
@@ -46,7 +46,7 @@ class Pace:
         coming = self.under_way.get(way, 0.0) * span_samples
         return coming + self.waiting.get(way[0], 0.0)
 
-    def span_seconds(self, way: Way, span_samples: int) -> float:
+    def span_seconds(self, way: Route, span_samples: int) -> float:
         """From now on until one more span of a way would be done with.
 
         What it takes may have been measured while it was alone.

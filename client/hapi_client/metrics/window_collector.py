@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
-from hapi_client.metrics.throughput import Pace
-from hapi_client.metrics.window_metrics import Observation, SpanReport
+from hapi_client.metrics.throughput import Throughput
+from hapi_client.metrics.window_metrics import SpanMetrics, WindowMetrics
 from hapi_protocol.summary import Load
-from hapi_splitter.planner.problem import STREAMED, Way
+from hapi_splitter.planner.problem import RAW_ROUTE, Route
 
 Key = TypeVar("Key")
 
@@ -20,7 +20,7 @@ NEW_WEIGHT = 0.3
 """Of the newest span in the moving average of its way."""
 NEW_RATE_WEIGHT = 0.5
 """Of the newest window in that of the rate."""
-LEAST_WINDOW_SECONDS = 1.0
+MIN_WINDOW_SECONDS = 1.0
 """A shorter window says nothing of the rate."""
 
 
@@ -55,11 +55,11 @@ class Meter:
         self._load: Load | None = None
         self._rate = 0.0
         self._planned_rate = 0.0
-        self._sample_seconds: dict[Way, float] = {}
-        self._under_way: Counter[Way] = Counter()
+        self._sample_seconds: dict[Route, float] = {}
+        self._under_way: Counter[Route] = Counter()
         self._waiting: Counter[int] = Counter()
         self._finish_seconds: dict[int, float] = {}
-        self._link_seconds: Mapping[Way, float] = {}
+        self._link_seconds: Mapping[Route, float] = {}
         self.num_spans = 0
         """That came so far, in all windows."""
         self._num_loading = 0
@@ -69,22 +69,22 @@ class Meter:
         self._begin()
 
     def _begin(self) -> None:
-        self._samples: Counter[Way] = Counter()
-        self._kept: Counter[Way] = Counter()
+        self._samples: Counter[Route] = Counter()
+        self._kept: Counter[Route] = Counter()
         self._finished: Counter[int] = Counter()
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._most_pushed = self._num_pushed()
 
     def _num_pushed(self) -> int:
         """Pushed reads that are under way."""
-        return self._under_way.total() - self._under_way[STREAMED]
+        return self._under_way.total() - self._under_way[RAW_ROUTE]
 
     def loaded(
         self,
-        way: Way,
+        way: Route,
         num_samples: int,
         seconds: float,
-        report: SpanReport,
+        report: SpanMetrics,
     ) -> None:
         """Notes a span that has come.
 
@@ -98,8 +98,8 @@ class Meter:
             self.num_spans += 1
             sums = self._sums
             plain = report.fell_back or report.plain_seconds > 0
-            came = STREAMED if plain else way
-            if came == STREAMED:
+            came = RAW_ROUTE if plain else way
+            if came == RAW_ROUTE:
                 # Not what was tried before, and waited for.
                 seconds = report.plain_seconds or seconds
             self._waiting[came[0]] += num_samples
@@ -110,8 +110,8 @@ class Meter:
                 self._kept[way] += num_samples
                 return
             _average(self._sample_seconds, came, seconds, num_samples)
-            if came == STREAMED:
-                self._samples[STREAMED] += num_samples
+            if came == RAW_ROUTE:
+                self._samples[RAW_ROUTE] += num_samples
                 sums["stream"] += seconds
                 sums["read"] += report.read_seconds
                 sums["read_bytes"] += report.read_bytes
@@ -132,7 +132,7 @@ class Meter:
             self._load = report.load or self._load
 
     @contextmanager
-    def under_way(self, way: Way) -> Iterator[None]:
+    def under_way(self, way: Route) -> Iterator[None]:
         """What happens inside loads a span that was dealt to a way."""
         with self._lock:
             self._under_way[way] += 1
@@ -144,10 +144,10 @@ class Meter:
                 self._under_way[way] -= 1
 
     @property
-    def pace(self) -> Pace:
+    def pace(self) -> Throughput:
         with self._lock:
             loops = max(1, self._num_loading)
-            return Pace(
+            return Throughput(
                 max(self._rate, self._planned_rate / loops),
                 dict(self._sample_seconds),
                 {way: n / loops for way, n in self._under_way.items()},
@@ -156,7 +156,7 @@ class Meter:
                 self._link_seconds,
             )
 
-    def expect(self, link_seconds: Mapping[Way, float]) -> None:
+    def expect(self, link_seconds: Mapping[Route, float]) -> None:
         """Takes in what the whole link takes for a sample, by way."""
         with self._lock:
             self._link_seconds = dict(link_seconds)
@@ -276,12 +276,12 @@ class Meter:
                 self._sums["train"] += spent
                 self._sums["train_cpu"] += used
 
-    def take(self) -> Observation:
+    def take(self) -> WindowMetrics:
         """The window so far; the next one begins."""
         with self._lock:
             self._add_up()
             sums = self._sums
-            found = Observation(
+            found = WindowMetrics(
                 seconds=sums["wall"],
                 samples=dict(self._samples),
                 received_bytes=int(sums["received"]),
@@ -315,10 +315,10 @@ class Meter:
             self._note_rate(found)
             return found
 
-    def _note_rate(self, seen: Observation) -> None:
+    def _note_rate(self, seen: WindowMetrics) -> None:
         # Without the ways on which all had been kept.
         dealt = +Counter(seen.without_kept().samples)
-        if not dealt or seen.seconds < LEAST_WINDOW_SECONDS:
+        if not dealt or seen.seconds < MIN_WINDOW_SECONDS:
             return
         rate = dealt.total() / seen.seconds / max(1, self._num_loading)
         before = self._rate or rate

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from hapi_protocol.summary import Load
-from hapi_splitter.planner.problem import Way
+from hapi_splitter.planner.problem import Route
 
 
 @dataclass(frozen=True)
-class SpanReport:
+class SpanMetrics:
     """What loading one span took.
 
     Attributes:
@@ -55,7 +55,7 @@ class SpanReport:
 
 
 @dataclass(frozen=True)
-class Observation:
+class WindowMetrics:
     """Sums over one window of time.
 
     Attributes:
@@ -95,7 +95,7 @@ class Observation:
     """
 
     seconds: float
-    samples: Mapping[Way, int] = field(default_factory=dict)
+    samples: Mapping[Route, int] = field(default_factory=dict)
     received_bytes: int = 0
     client_cpu_seconds: float = 0.0
     decode_cpu_seconds: float = 0.0
@@ -114,7 +114,7 @@ class Observation:
     push_seconds: float = 0.0
     most_pushed: int = 0
     pushed_samples: int = 0
-    kept: Mapping[Way, int] = field(default_factory=dict)
+    kept: Mapping[Route, int] = field(default_factory=dict)
     server_cpu_seconds: float = 0.0
     forward_seconds: float = 0.0
     forward_cpu_seconds: float = 0.0
@@ -131,7 +131,7 @@ class Observation:
         """That the store had kept."""
         return sum(self.kept.values())
 
-    def without_kept(self) -> Observation:
+    def without_kept(self) -> WindowMetrics:
         """The same, had nothing come of what the store had kept."""
         computed = Counter(self.samples)
         computed.subtract(self.kept)

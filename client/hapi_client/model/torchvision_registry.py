@@ -12,7 +12,7 @@ import torchvision
 
 from hapi_protocol.errors import ClientError
 
-MOST_NAMES = 5
+MAX_NAMES = 5
 """That an error tells."""
 
 
@@ -68,10 +68,10 @@ def build_model(
 
 
 def _unknown(what: str, name: str, known: Sequence[str]) -> ClientError:
-    near = difflib.get_close_matches(name, known, MOST_NAMES, cutoff=0.5)
+    near = difflib.get_close_matches(name, known, MAX_NAMES, cutoff=0.5)
     there_are = "near it are" if near else "there are"
-    names = ", ".join(near or known[:MOST_NAMES])
-    more = "" if near or len(known) <= MOST_NAMES else ", ..."
+    names = ", ".join(near or known[:MAX_NAMES])
+    more = "" if near or len(known) <= MAX_NAMES else ", ..."
     return ClientError(
         "bad_configuration", f"{what}; {there_are} {names}{more}"
     )

@@ -16,7 +16,7 @@ virtual machine (steal) is not known to be another's."""
 
 
 @dataclass
-class OtherWork:
+class BackgroundLoad:
     """Of all other processes.
 
     Attributes:
@@ -27,9 +27,9 @@ class OtherWork:
 
 
 @contextmanager
-def other_work() -> Iterator[OtherWork]:
+def other_work() -> Iterator[BackgroundLoad]:
     """Measures what others compute meanwhile; set at the end."""
-    found = OtherWork()
+    found = BackgroundLoad()
     started, before, own = time.monotonic(), _machine_seconds(), _own_seconds()
     yield found
     seconds = time.monotonic() - started

@@ -75,7 +75,7 @@ _UPPER_INCHES = 4.0
 _BAR_INCHES = 0.36
 _FRAME_INCHES = 3.2
 _LABEL_WIDTH = 46
-_MOST_BARS = 24
+_MAX_BARS = 24
 _LONGEST_BAR = 3.0
 """Bars end at so many times the longest that is not far off the others."""
 
@@ -294,7 +294,7 @@ def _cuts_to_show(report: Report) -> list[int]:
         {option.cut for option in problem.options} - used,
         key=lambda cut: -problem.samples_per_second(report.options(cut)[0]),
     )
-    return sorted([*used, *others[: _MOST_BARS - len(used)]])
+    return sorted([*used, *others[: _MAX_BARS - len(used)]])
 
 
 def _mixed_stages(
@@ -328,7 +328,7 @@ def _draw_stages(axes: Axes, report: Report, bars: Sequence[_Bar]) -> None:
     axes.grid(axis="x", color="#e4e4e4")
     axes.set_axisbelow(True)
     title = "How long each stage takes for one sample, if all are cut there"
-    hidden = len({o.cut for o in report.problem.options}) - _MOST_BARS
+    hidden = len({o.cut for o in report.problem.options}) - _MAX_BARS
     if hidden > 0:
         title += f"\n(without the {hidden} slowest cuts)"
     axes.set_title(title, loc="left")

@@ -53,7 +53,7 @@ ASSUMED_SAMPLES = 10_000
 LINK_FLOWS = 4
 LINK_SECONDS = 3.0
 FIRST_PART_BYTES = 64 * 1024
-MOST_PART_BYTES = 4 * 1024 * 1024
+MAX_PART_BYTES = 4 * 1024 * 1024
 """Of one read: each is twice as long as the one before."""
 TRAIN_STEPS = 3
 BUSY = 0.3
@@ -61,7 +61,7 @@ BUSY = 0.3
 
 
 @dataclass(frozen=True)
-class Question:
+class PlanRequest:
     """What a plan is wanted for.
 
     Attributes:
@@ -87,7 +87,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Advice:
+class PlanStudy:
     """The answer.
 
     Attributes:
@@ -109,11 +109,11 @@ class Advice:
 
 def advise(
     region: FrozenRegion,
-    question: Question,
+    question: PlanRequest,
     reporter: Reporter,
     connection: Connection | None = None,
     location: Location | None = None,
-) -> Advice:
+) -> PlanStudy:
     """Measures, and plans without training.
 
     Args:
@@ -173,7 +173,7 @@ def advise(
     asked = problem(question.floor)
     measured = _measured(facts, server, conditions)
     coarser = FLOORS[FLOORS.index(question.floor) + 1 :]
-    return Advice(
+    return PlanStudy(
         Report(
             facts.cuts,
             asked,
@@ -222,7 +222,7 @@ class _Finder:
     def __init__(
         self,
         region: FrozenRegion,
-        question: Question,
+        question: PlanRequest,
         reporter: Reporter,
         assume: Callable[[str], None],
     ) -> None:
@@ -349,7 +349,7 @@ def measure_link(
             )
             count += len(data)
             number += LINK_FLOWS
-            most_bytes = min(2 * most_bytes, MOST_PART_BYTES)
+            most_bytes = min(2 * most_bytes, MAX_PART_BYTES)
         return count
 
     started = time.monotonic()

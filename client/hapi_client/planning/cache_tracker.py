@@ -25,7 +25,7 @@ from hapi_protocol.headers import (
 )
 from hapi_protocol.transforms import Training
 from hapi_splitter.planner.cache_plan import Keeping
-from hapi_splitter.planner.problem import Way
+from hapi_splitter.planner.problem import Route
 
 NEW_WEIGHT = 0.1
 """Of the newest span in the moving averages."""
@@ -38,7 +38,7 @@ LIKELY = 0.5
 LUCKY = 0.8
 """Where so many of those of which nothing was known were kept, the others of
 which nothing is known are asked for as well."""
-MOST_BROKEN = 2
+MAX_BROKEN = 2
 """Promises of one span: no further one is believed."""
 
 _Place: TypeAlias = tuple[str, str, int, int]
@@ -52,7 +52,8 @@ class KeptFeatures:
     it.
 
     Args:
-        cache: as :attr:`hapi_client.loading.feature_source.PushPlan.cache`.
+        cache: as
+        :attr:`hapi_client.loading.feature_source.FeatureRequestSpec.cache`.
         variants: epochs after which the random changes of the images repeat;
             None for never, 1 where there are none.
 
@@ -74,17 +75,17 @@ class KeptFeatures:
         self._num_ranks = 1
         self._epoch = 0
         self._whole = 1.0
-        self._known: defaultdict[Way, set[_Key]] = defaultdict(set)
-        self._counts: Counter[Way] = Counter()
-        self._before: Counter[Way] = Counter()
-        self._broken: Counter[tuple[Way, _Key]] = Counter()
+        self._known: defaultdict[Route, set[_Key]] = defaultdict(set)
+        self._counts: Counter[Route] = Counter()
+        self._before: Counter[Route] = Counter()
+        self._broken: Counter[tuple[Route, _Key]] = Counter()
         self._stored = 1.0 if cache == CACHE_READWRITE else 0.0
         # Of answers to what should have been kept: the first begins anew
         # when all is forgotten, the second is what plans go by.
-        self._trust: defaultdict[Way, float] = defaultdict(lambda: 1.0)
-        self._promises: defaultdict[Way, float] = defaultdict(lambda: 1.0)
-        self._luck: defaultdict[Way, float] = defaultdict(float)
-        self._used: Collection[Way] = ()
+        self._trust: defaultdict[Route, float] = defaultdict(lambda: 1.0)
+        self._promises: defaultdict[Route, float] = defaultdict(lambda: 1.0)
+        self._luck: defaultdict[Route, float] = defaultdict(float)
+        self._used: Collection[Route] = ()
 
     def follow(
         self, data: Sequence[Span], others: Sequence[Span] = ()
@@ -120,7 +121,7 @@ class KeptFeatures:
                 self._before = Counter(self._counts)
 
     def note(
-        self, way: Way, span: Span, training: Training | None, state: str
+        self, way: Route, span: Span, training: Training | None, state: str
     ) -> None:
         """Takes in what an answer said.
 
@@ -144,13 +145,13 @@ class KeptFeatures:
             if not hit:
                 self._stored = _average(self._stored, state == CACHE_STORE)
             is_promised = (
-                state == CACHE_STORE and self._broken[way, key] < MOST_BROKEN
+                state == CACHE_STORE and self._broken[way, key] < MAX_BROKEN
             )
             if (hit or is_promised) and key not in self._known[way]:
                 self._known[way].add(key)
                 self._counts[way] += self._places[key[0]]
 
-    def _judge(self, way: Way, key: _Key, hit: bool) -> None:
+    def _judge(self, way: Route, key: _Key, hit: bool) -> None:
         """Of features that were thought to be kept."""
         self._trust[way] = _average(self._trust[way], hit)
         self._promises[way] = _average(self._promises[way], hit)
@@ -167,7 +168,7 @@ class KeptFeatures:
             self._trust[way] = 1.0
         self._before[way] = min(self._before[way], self._counts[way])
 
-    def way_of(self, span: Span, training: Training | None) -> Way | None:
+    def way_of(self, span: Span, training: Training | None) -> Route | None:
         """On which way a span's features are kept, so that it need not be
         dealt; None if that is not likely, or would not be faster."""
         if not self._recurs(training):
@@ -192,7 +193,7 @@ class KeptFeatures:
             self._whole = _average(self._whole, is_whole, NEW_DEALT)
             self._num_dealt += self._places.get(place, len(span.rows))
 
-    def use(self, ways: Collection[Way]) -> None:
+    def use(self, ways: Collection[Route]) -> None:
         """From now on, what is kept on these ways is asked for.
 
         Args:
@@ -222,7 +223,7 @@ class KeptFeatures:
                 whole=self._whole,
             )
 
-    def _share(self, way: Way, counts: Counter[Way]) -> float:
+    def _share(self, way: Route, counts: Counter[Route]) -> float:
         assert self._variants
         known = counts[way] / (self._num_samples * self._variants)
         luck = self._luck[way] if self._luck[way] >= LUCKY else 0.0

@@ -12,23 +12,23 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hapi_client.metrics.window_metrics import Observation
+from hapi_client.metrics.window_metrics import WindowMetrics
 from hapi_client.planning.link_estimator import (
     BUSY,
-    MOST_OVER,
+    MAX_OVER,
     NEW_WEIGHT,
     RELAX_WEIGHT,
-    LinkEstimate,
+    LinkEstimator,
 )
 from hapi_splitter.planner.costs import Conditions
 from hapi_splitter.planner.problem import (
     CLIENT_CPU,
+    RAW_ROUTE,
     SERVER_CPU,
     SERVER_DEVICE,
-    STREAMED,
     Option,
     Problem,
-    Way,
+    Route,
 )
 from hapi_splitter.planner.resource_use import (
     CLIENT_DECODING,
@@ -42,10 +42,10 @@ from hapi_splitter.planner.resource_use import (
 READING = 0.5
 """Plain reads that wait for bytes this part of their time are limited by
 the link (or by Swift, which is the same to the plan)."""
-LEAST_READING = 0.05
+MIN_READING = 0.05
 """Of an interval: waiting for bytes in less of it than this tells nothing
 of the link."""
-LEAST_READ_BYTES = 256 * 1024
+MIN_READ_BYTES = 256 * 1024
 """In an interval: fewer tell nothing of how fast the link is."""
 MOSTLY_KEPT = 0.5
 """Of the samples: where more were kept, and plain reads do not tell that the
@@ -59,7 +59,7 @@ BLOCKED = 0.3
 FULL_LANE = 0.75
 """A lane whose threads are busy this part of the time is kept full."""
 SCALE_RANGE = (0.2, 10.0)
-LEAST_EXPECTED = 0.02
+MIN_EXPECTED = 0.02
 """Of a kind of work, by the profile, as a part of the interval: less says
 nothing of how wrong the profile is."""
 SELDOM_WAITING = 0.1
@@ -71,7 +71,7 @@ else: its wall time counts, not its CPU time."""
 
 
 @dataclass
-class Estimates:
+class CostEstimators:
     """The conditions of a job, interval by interval.
 
     Args:
@@ -98,7 +98,7 @@ class Estimates:
     client_threads: int = 1
     server_threads: int = 0
     stream_width: int = 4
-    link: LinkEstimate = field(default_factory=LinkEstimate)
+    link: LinkEstimator = field(default_factory=LinkEstimator)
     server_share: float = 1.0
     train_seconds: float = 0.0
     handling_seconds: float | None = None
@@ -118,7 +118,7 @@ class Estimates:
             scale=dict(self.scale) if scaled else {},
         )
 
-    def observe_start(self, seen: Observation, profiled: Problem) -> None:
+    def observe_start(self, seen: WindowMetrics, profiled: Problem) -> None:
         """Takes the first interval in, in which lines are still filling.
 
         It shows the link and the training loop; what came was mostly not
@@ -132,7 +132,7 @@ class Estimates:
             self._observe_link(seen, profiled)
 
     def observe(
-        self, seen: Observation, build: Callable[[Conditions], Problem]
+        self, seen: WindowMetrics, build: Callable[[Conditions], Problem]
     ) -> None:
         """Takes one interval in.
 
@@ -151,8 +151,8 @@ class Estimates:
             self._observe_server(computed, profiled)
             self._observe_share(computed, build(self.conditions()))
 
-    def _observe_client(self, seen: Observation, profiled: Problem) -> None:
-        streamed = _modelled(seen, profiled, lambda way: way == STREAMED)
+    def _observe_client(self, seen: WindowMetrics, profiled: Problem) -> None:
+        streamed = _modelled(seen, profiled, lambda way: way == RAW_ROUTE)
         self._rescale(
             CLIENT_DECODING,
             seen.decode_cpu_seconds,
@@ -171,7 +171,7 @@ class Estimates:
         self._observe_handling(seen, profiled)
 
     def _observe_accelerator(
-        self, seen: Observation, modelled: Mapping[str, float]
+        self, seen: WindowMetrics, modelled: Mapping[str, float]
     ) -> None:
         """How much slower the client's device is than its profile.
 
@@ -192,7 +192,9 @@ class Estimates:
             if CLIENT_LAYERS in self.scale:
                 self.scale[TRAINING] = self.scale[CLIENT_LAYERS]
 
-    def _observe_handling(self, seen: Observation, profiled: Problem) -> None:
+    def _observe_handling(
+        self, seen: WindowMetrics, profiled: Problem
+    ) -> None:
         """What the client's cores do beyond what they are charged with.
 
         Negative where a training step that uses few of the cores was
@@ -216,8 +218,8 @@ class Estimates:
             )
         self.handling_seconds = max(least, each)
 
-    def _observe_server(self, seen: Observation, profiled: Problem) -> None:
-        pushed = _modelled(seen, profiled, lambda way: way != STREAMED)
+    def _observe_server(self, seen: WindowMetrics, profiled: Problem) -> None:
+        pushed = _modelled(seen, profiled, lambda way: way != RAW_ROUTE)
         decoding = seen.server_cpu_seconds
         layers = seen.forward_seconds
         if self.server_threads:
@@ -231,7 +233,7 @@ class Estimates:
         ):
             self._rescale(kind, seconds, pushed.get(kind, 0.0), seen.seconds)
 
-    def _observe_training(self, seen: Observation) -> None:
+    def _observe_training(self, seen: WindowMetrics) -> None:
         if not seen.train_samples:
             return
         spent = seen.train_seconds
@@ -244,7 +246,7 @@ class Estimates:
             )
         self.train_seconds = each
 
-    def _observe_link(self, seen: Observation, profiled: Problem) -> None:
+    def _observe_link(self, seen: WindowMetrics, profiled: Problem) -> None:
         cores = profiled.capacity(CLIENT_CPU)
         waited = (
             seen.client_cpu_seconds < BUSY * seen.seconds * cores
@@ -258,10 +260,10 @@ class Estimates:
             if seen.reading_share <= READING:
                 # Bytes that a socket had kept for us come faster than any
                 # link: such a rate is believed step by step.
-                most = MOST_OVER * self.link.bytes_per_second
-                if seen.reading_bytes >= LEAST_READ_BYTES:
+                most = MAX_OVER * self.link.bytes_per_second
+                if seen.reading_bytes >= MIN_READ_BYTES:
                     rate = max(rate, min(while_reading, most))
-            elif seen.reading_seconds > LEAST_READING * seen.seconds:
+            elif seen.reading_seconds > MIN_READING * seen.seconds:
                 rate = while_reading
                 # One flow alone may be slow for reasons of its own; at first
                 # it says more than nothing: a job begins with one, and would
@@ -285,7 +287,7 @@ class Estimates:
 
         Of little, what was seen is mostly what comes with it.
         """
-        if seconds <= 0 or expected <= LEAST_EXPECTED * window:
+        if seconds <= 0 or expected <= MIN_EXPECTED * window:
             return
         low, high = SCALE_RANGE
         found = min(max(seconds / expected, low), high)
@@ -294,7 +296,7 @@ class Estimates:
             found = before + NEW_WEIGHT * (found - before)
         self.scale[kind] = found
 
-    def _observe_share(self, seen: Observation, problem: Problem) -> None:
+    def _observe_share(self, seen: WindowMetrics, problem: Problem) -> None:
         """How much of the storage tier is ours.
 
         While our requests queue there we get what we get; else what is
@@ -338,16 +340,16 @@ class Estimates:
         found = min(max(found, 0.01), 1.0)
         self.server_share += weight * (found - self.server_share)
 
-    def _served(self, seen: Observation, problem: Problem) -> float:
+    def _served(self, seen: WindowMetrics, problem: Problem) -> float:
         """Of what was used of the server's cores, Swift's own part."""
         modelled = _modelled(seen, problem)
         return self.server_share * modelled.get(SERVING, 0.0)
 
 
 def _modelled(
-    seen: Observation,
+    seen: WindowMetrics,
     problem: Problem,
-    counts: Callable[[Way], bool] = lambda way: True,
+    counts: Callable[[Route], bool] = lambda way: True,
 ) -> dict[str, float]:
     """Seconds by kind of work that the model gives for what came."""
     sums: dict[str, float] = defaultdict(float)
@@ -358,7 +360,7 @@ def _modelled(
     return sums
 
 
-def _modelled_layers(seen: Observation, problem: Problem) -> float:
+def _modelled_layers(seen: WindowMetrics, problem: Problem) -> float:
     """Device-seconds that the model gives for what was finished here."""
     each = {
         option.cut: option.work.get(CLIENT_LAYERS, 0.0)
@@ -367,7 +369,7 @@ def _modelled_layers(seen: Observation, problem: Problem) -> float:
     return sum(each.get(cut, 0.0) * n for cut, n in seen.finished.items())
 
 
-def _used(seen: Observation, problem: Problem) -> dict[str, float]:
+def _used(seen: WindowMetrics, problem: Problem) -> dict[str, float]:
     """Of each resource, that the model gives for what came."""
     sums: dict[str, float] = defaultdict(float)
     for option, count in _came(seen, problem):
@@ -376,7 +378,9 @@ def _used(seen: Observation, problem: Problem) -> dict[str, float]:
     return sums
 
 
-def _came(seen: Observation, problem: Problem) -> Iterator[tuple[Option, int]]:
+def _came(
+    seen: WindowMetrics, problem: Problem
+) -> Iterator[tuple[Option, int]]:
     known = {each.way: each for each in problem.options}
     for way, count in seen.samples.items():
         if way in known:

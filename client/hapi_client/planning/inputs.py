@@ -15,7 +15,7 @@ from hapi_protocol.headers import ModelPath
 
 
 @dataclass(frozen=True)
-class PlanningParts:
+class PlannerInputs:
     """What a planner of a job works with.
 
     Attributes:
@@ -39,7 +39,7 @@ class PlanningParts:
     models_container: str
     read: Callable[[float], ProbeSamples]
     measure: Callable[[ProbeSamples], LocalFacts]
-    horizon: Horizon
+    horizon: RemainingWork
     options: ReplanOptions
     package_stored: Callable[[ModelPath, int], None]
     samples_so_far: Callable[[], int]
@@ -48,7 +48,7 @@ class PlanningParts:
 
 
 @dataclass(frozen=True)
-class Horizon:
+class RemainingWork:
     """How many samples are still to come.
 
     Without a number of epochs as many are expected as have come already,

@@ -13,13 +13,13 @@ LINK_GROWTH = 0.1
 """A link not seen at its limit for that long is taken to be faster by this
 part, and by twice as much each further interval, so that one that became
 faster is found."""
-MOST_OVER = 1.5
+MAX_OVER = 1.5
 """What a link at its limit carries tells so well how fast it is that an
 older estimate is kept within this factor of it."""
 
 
 @dataclass
-class LinkEstimate:
+class LinkEstimator:
     """Bytes per second of the job's path to Swift, all flows together."""
 
     bytes_per_second: float = UNSEEN_LINK
@@ -53,7 +53,7 @@ class LinkEstimate:
             return
         self._since_limited = 0.0
         self._growth = LINK_GROWTH
-        before = min(self.bytes_per_second, MOST_OVER * rate)
+        before = min(self.bytes_per_second, MAX_OVER * rate)
         if not self.is_seen:
             before = rate
         self.bytes_per_second = before + NEW_WEIGHT * (rate - before)

@@ -15,7 +15,7 @@ from hapi_client.planning.sample_probe import ProbeSamples
 from hapi_protocol.errors import ClientError
 
 
-class LoopMeasurement:
+class TrainingThreadProbe:
     """One measurement, asked for by one thread and made by another.
 
     Args:

@@ -23,18 +23,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hapi_client.metrics.window_collector import Meter
-from hapi_client.metrics.window_metrics import Observation
-from hapi_client.planning.cost_estimators import Estimates
+from hapi_client.metrics.window_metrics import WindowMetrics
+from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.device_profile import LocalFacts
-from hapi_client.planning.inputs import PlanningParts
-from hapi_client.planning.loop_probe import LoopMeasurement
+from hapi_client.planning.inputs import PlannerInputs
+from hapi_client.planning.loop_probe import TrainingThreadProbe
 from hapi_client.planning.replanner import (
-    LEAST_PUSH_GAIN,
+    MIN_PUSH_GAIN,
     PlanChange,
     Replanner,
     gain_over,
 )
-from hapi_client.planning.route_scheduler import Mixer
+from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.encodings import ENCODINGS, FLOORS
 from hapi_protocol.errors import HapiError
@@ -47,7 +47,7 @@ from hapi_splitter.planner.costs import (
     layer_threads,
 )
 from hapi_splitter.planner.plan import Plan, Problem, if_streaming, solve
-from hapi_splitter.planner.problem import Way
+from hapi_splitter.planner.problem import Route
 from hapi_splitter.units import number_text
 
 logger = logging.getLogger(__name__)
@@ -56,16 +56,16 @@ FIRST_LOOK_SECONDS = 2.0
 """Of streaming, before anything is uploaded: so long the link is watched,
 and longer until :data:`FIRST_LOOK_SPANS` have come."""
 FIRST_LOOK_SPANS = 2
-MOST_LOOK_SECONDS = 60.0
+MAX_LOOK_SECONDS = 60.0
 POLL_SECONDS = 0.2
 READ_SECONDS = 8.0
 """Of reading samples, about: a slow link brings fewer of them."""
-LEAST_TO_COME_SECONDS = 60.0
+MIN_TO_COME_SECONDS = 60.0
 """Of streaming: what would be over sooner is not worth the measuring, for
 which the loop stands still for some seconds."""
 RETRY_SECONDS = 30.0
 """After a plan that did not come about; doubles up to the longest."""
-MOST_RETRY_SECONDS = 600.0
+MAX_RETRY_SECONDS = 600.0
 PROFILE_SECONDS = 180.0
 JOIN_SECONDS = 10.0
 ENDLESS = 1e6
@@ -88,9 +88,9 @@ class JobPlanner:
 
     def __init__(
         self,
-        parts: PlanningParts,
-        estimates: Estimates,
-        mixer: Mixer[Way],
+        parts: PlannerInputs,
+        estimates: CostEstimators,
+        mixer: RouteScheduler[Route],
         meter: Meter,
     ) -> None:
         self._parts = parts
@@ -100,8 +100,8 @@ class JobPlanner:
         self._scope = CancelScope()
         self._server: ModelProfile | None = None
         self._one_off = OneOff()
-        self._measurement = LoopMeasurement(parts.measure)
-        self._first_window: Observation | None = None
+        self._measurement = TrainingThreadProbe(parts.measure)
+        self._first_window: WindowMetrics | None = None
         self._encodings: Sequence[str] = ENCODINGS
         self._pause = RETRY_SECONDS
         self._samples_before = 0
@@ -200,7 +200,7 @@ class JobPlanner:
 
     def _longer_pause(self) -> float:
         pause = self._pause
-        self._pause = min(2 * pause, MOST_RETRY_SECONDS)
+        self._pause = min(2 * pause, MAX_RETRY_SECONDS)
         return pause
 
     def _try(self) -> float | None:
@@ -253,7 +253,7 @@ class JobPlanner:
             self._first_window = seen
         return POLL_SECONDS
 
-    def _bytes_in_time(self, seen: Observation) -> float:
+    def _bytes_in_time(self, seen: WindowMetrics) -> float:
         """That a read beside those of the job may take."""
         if not seen.received_bytes:
             return math.inf  # all had come before: the link is no limit
@@ -268,11 +268,11 @@ class JobPlanner:
         """
         num_samples = self._parts.horizon.num_samples
         seconds = self._epochs_to_come() * num_samples * sample_seconds
-        if seconds >= LEAST_TO_COME_SECONDS:
+        if seconds >= MIN_TO_COME_SECONDS:
             return False
         self._say_why(
             f"what is to come takes about {seconds:.0f} s, and measuring pays "
-            f"from {LEAST_TO_COME_SECONDS:.0f} s on"
+            f"from {MIN_TO_COME_SECONDS:.0f} s on"
         )
         return True
 
@@ -289,7 +289,7 @@ class JobPlanner:
             spans = self._meter.num_spans - before
             if waited >= FIRST_LOOK_SECONDS and spans >= FIRST_LOOK_SPANS:
                 return True
-            if waited >= MOST_LOOK_SECONDS:
+            if waited >= MAX_LOOK_SECONDS:
                 return spans > 0
         return False
 
@@ -316,7 +316,7 @@ class JobPlanner:
         problem = self._build(facts, server, estimates.conditions())
         best = solve(problem)
         gain = gain_over(if_streaming(problem), best)
-        if best.pushes and gain >= LEAST_PUSH_GAIN:
+        if best.pushes and gain >= MIN_PUSH_GAIN:
             return True
         self._say_why(_why_not(best, gain))
         return False
@@ -379,7 +379,7 @@ def _why_not(best: Plan, gain: float) -> str:
     if best.pushes:
         return (
             f"{best.label} would be {gain - 1:.1%} faster on a worker of "
-            f"endless speed, and {LEAST_PUSH_GAIN - 1:.0%} is the least"
+            f"endless speed, and {MIN_PUSH_GAIN - 1:.0%} is the least"
         )
     if best.pays_from_samples is None:
         return "no cut would be faster, not even on a worker of endless speed"

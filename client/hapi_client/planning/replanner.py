@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hapi_client.metrics.window_collector import Meter
-from hapi_client.metrics.window_metrics import Observation
+from hapi_client.metrics.window_metrics import WindowMetrics
 from hapi_client.planning.cache_tracker import KeptFeatures
-from hapi_client.planning.cost_estimators import Estimates
-from hapi_client.planning.route_scheduler import Mixer
+from hapi_client.planning.cost_estimators import CostEstimators
+from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_splitter.planner.cache_plan import (
     Keeping,
     gain_with_kept,
@@ -38,24 +38,24 @@ from hapi_splitter.planner.plan import (
     if_streaming,
     solve,
 )
-from hapi_splitter.planner.problem import STREAMED, Way
+from hapi_splitter.planner.problem import RAW_ROUTE, Route
 
 logger = logging.getLogger(__name__)
 
-MOST_MOVED = 0.25
+MAX_MOVED = 0.25
 """Weight that one re-plan may move."""
-LEAST_MOVED = 0.03
+MIN_MOVED = 0.03
 """That it may move however often moves went to and fro."""
 SMALLER, LARGER = 0.5, 1.5
 """Factors of that weight after a move back, and after one on the same way."""
-LEAST_GAIN = 1.02
+MIN_GAIN = 1.02
 """A better mix must be this much faster under the model to be taken."""
-LEAST_WEIGHT = 0.02
+MIN_WEIGHT = 0.02
 """A way with less of the weight is not worth its requests: the others are
 nearly as fast without it, and one slow span keeps many fast ones waiting."""
-LEAST_PUSH_GAIN = 1.05
+MIN_PUSH_GAIN = 1.05
 """A mix must be this much faster than streaming alone before anything is
-pushed, and :data:`LEAST_GAIN` for that to go on: one span that is late costs
+pushed, and :data:`MIN_GAIN` for that to go on: one span that is late costs
 more than such a mix promises."""
 MAX_CHANGES = 1000
 
@@ -93,7 +93,7 @@ class PlanChange:
     """
 
     seconds: float
-    mix: Mapping[Way, float]
+    mix: Mapping[Route, float]
     samples_per_second: float
     why: str
     conditions: Conditions
@@ -118,8 +118,8 @@ class Replanner:
     def __init__(
         self,
         build: Build,
-        estimates: Estimates,
-        mixer: Mixer[Way],
+        estimates: CostEstimators,
+        mixer: RouteScheduler[Route],
         meter: Meter,
         options: ReplanOptions,
         *,
@@ -139,8 +139,8 @@ class Replanner:
         self._started = clock()
         self._spans = 0
         self._lost = False
-        self._most_moved = MOST_MOVED
-        self._direction: Mapping[Way, float] = {}
+        self._most_moved = MAX_MOVED
+        self._direction: Mapping[Route, float] = {}
         self._looking = threading.Lock()
         self._changes: deque[PlanChange] = deque(maxlen=MAX_CHANGES)
         self.num_changes = 0
@@ -154,14 +154,14 @@ class Replanner:
         return tuple(self._changes)
 
     @property
-    def estimates(self) -> Estimates:
+    def estimates(self) -> CostEstimators:
         return self._estimates
 
     def begin(self) -> Plan:
         """The first plan, taken as it is."""
         self._meter.take()
         problem = self._present()
-        plan = self._wanted(problem, LEAST_PUSH_GAIN)
+        plan = self._wanted(problem, MIN_PUSH_GAIN)
         self._take(problem, _weights(plan.mix), plan)
         return plan
 
@@ -196,16 +196,16 @@ class Replanner:
         now = dict(self._mixer.weights)
         if self._is_lost(seen, problem, now):
             return
-        is_pushing = any(way != STREAMED for way in now)
+        is_pushing = any(way != RAW_ROUTE for way in now)
         wanted = self._wanted(
-            problem, LEAST_GAIN if is_pushing else LEAST_PUSH_GAIN
+            problem, MIN_GAIN if is_pushing else MIN_PUSH_GAIN
         )
         present = evaluate(problem, _options(problem, now), "auto")
         gives_up = is_pushing and not wanted.pushes
-        if self._gain(problem, present, wanted) < LEAST_GAIN and not gives_up:
+        if self._gain(problem, present, wanted) < MIN_GAIN and not gives_up:
             self._put_in_force(present)
             self._use_kept(problem, present)
-            self._most_moved = min(MOST_MOVED, LARGER * self._most_moved)
+            self._most_moved = min(MAX_MOVED, LARGER * self._most_moved)
             return
         target = _weights(wanted.mix)
         direction = difference(target, now)
@@ -277,17 +277,17 @@ class Replanner:
         faster = [way for way, each in seconds.items() if each < steady]
         self._kept.use(sorted(faster, key=lambda way: seconds[way]))
 
-    def _next_most(self, direction: Mapping[Way, float]) -> float:
+    def _next_most(self, direction: Mapping[Route, float]) -> float:
         along = sum(
             part * self._direction.get(way, 0.0)
             for way, part in direction.items()
         )
         if along < 0:
-            return max(LEAST_MOVED, SMALLER * self._most_moved)
-        return min(MOST_MOVED, LARGER * self._most_moved)
+            return max(MIN_MOVED, SMALLER * self._most_moved)
+        return min(MAX_MOVED, LARGER * self._most_moved)
 
     def _is_lost(
-        self, seen: Observation, problem: Problem, now: Mapping[Way, float]
+        self, seen: WindowMetrics, problem: Problem, now: Mapping[Route, float]
     ) -> bool:
         """Whether most of what should be pushed is not, at present.
 
@@ -295,10 +295,10 @@ class Replanner:
         asked again by itself; the weights stay for when it is back.
         """
         came = seen.pushed_samples + seen.num_kept
-        if all(way == STREAMED for way in now):
+        if all(way == RAW_ROUTE for way in now):
             self._lost = False  # nobody asks it any more
         elif seen.fell_back > came:
-            streaming = {STREAMED: 1.0}
+            streaming = {RAW_ROUTE: 1.0}
             plan = evaluate(problem, _options(problem, streaming), "auto")
             if not self._lost:
                 self._lost = True
@@ -319,7 +319,7 @@ class Replanner:
     def _take(
         self,
         problem: Problem,
-        weights: Mapping[Way, float],
+        weights: Mapping[Route, float],
         wanted: Plan,
     ) -> None:
         # The first sentence says what the mix is, which is plain to see.
@@ -330,7 +330,7 @@ class Replanner:
         self._record(weights, plan, why)
 
     def _record(
-        self, weights: Mapping[Way, float], plan: Plan, why: str
+        self, weights: Mapping[Route, float], plan: Plan, why: str
     ) -> None:
         self._put_in_force(plan)
         change = PlanChange(
@@ -360,7 +360,7 @@ def worthwhile(problem: Problem, plan: Plan) -> Plan:
     All that a job pushes is never left out: little as it is, it shows
     whether the worker has more room by now.
     """
-    kept = [each for each in plan.mix if each[1] >= LEAST_WEIGHT]
+    kept = [each for each in plan.mix if each[1] >= MIN_WEIGHT]
     pushes = any(option.cut for option, _ in plan.mix)
     if pushes and not any(option.cut for option, _ in kept):
         return plan
@@ -377,8 +377,8 @@ def gain_over(other: Plan | None, plan: Plan) -> float:
 
 
 def step(
-    now: Mapping[Way, float], wanted: Mapping[Way, float], most: float
-) -> dict[Way, float]:
+    now: Mapping[Route, float], wanted: Mapping[Route, float], most: float
+) -> dict[Route, float]:
     """Weights on the way from one mix to another.
 
     Args:
@@ -393,21 +393,21 @@ def step(
     kept = {
         way: weight
         for way, weight in moved.items()
-        if weight >= LEAST_WEIGHT or way in wanted
+        if weight >= MIN_WEIGHT or way in wanted
     }
     whole = sum(kept.values())
     return {way: weight / whole for way, weight in kept.items()}
 
 
 def difference(
-    wanted: Mapping[Way, float], now: Mapping[Way, float]
-) -> dict[Way, float]:
+    wanted: Mapping[Route, float], now: Mapping[Route, float]
+) -> dict[Route, float]:
     """Of weights, by way."""
     ways = sorted({*now, *wanted})
     return {way: wanted.get(way, 0.0) - now.get(way, 0.0) for way in ways}
 
 
-def describe_mix(weights: Mapping[Way, float]) -> str:
+def describe_mix(weights: Mapping[Route, float]) -> str:
     """``60 % cut 21 float32, 40 % stream``."""
     parts = sorted(weights.items(), key=lambda part: -part[1])
     return ", ".join(
@@ -417,18 +417,18 @@ def describe_mix(weights: Mapping[Way, float]) -> str:
     )
 
 
-def way_label(way: Way) -> str:
+def way_label(way: Route) -> str:
     """As :attr:`hapi_splitter.planner.plan.Option.label`."""
     cut, encoding = way
     return f"cut {cut} · {encoding}" if cut else "stream"
 
 
-def _weights(mix: Sequence[tuple[Option, float]]) -> dict[Way, float]:
+def _weights(mix: Sequence[tuple[Option, float]]) -> dict[Route, float]:
     return {each.way: weight for each, weight in mix}
 
 
 def _options(
-    problem: Problem, weights: Mapping[Way, float]
+    problem: Problem, weights: Mapping[Route, float]
 ) -> list[tuple[Option, float]]:
     known = {each.way: each for each in problem.options}
     return [(known[way], weight) for way, weight in weights.items()]

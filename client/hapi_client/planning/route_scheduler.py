@@ -18,11 +18,11 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-MOST_DEBT_SPANS = 2.0
+MAX_DEBT_SPANS = 2.0
 """How far a way may run ahead of its share while another one is full."""
 
 
-class Mixer(Generic[T]):
+class RouteScheduler(Generic[T]):
     """Deals spans to ways by weight.
 
     Args:
@@ -91,7 +91,7 @@ class Mixer(Generic[T]):
             self._largest = max(self._largest, num_samples)
             for way in sorted(allowed, key=lambda w: owed[w], reverse=True):
                 after = owed[way] - num_samples
-                if after < base - MOST_DEBT_SPANS * num_samples:
+                if after < base - MAX_DEBT_SPANS * num_samples:
                     return None
                 if has_room(way):
                     credit = {**owed, way: after}
@@ -101,7 +101,7 @@ class Mixer(Generic[T]):
 
     def _bounded(self, credit: Mapping[T, float]) -> dict[T, float]:
         """What is owed for having been avoided is a few spans at most."""
-        most = MOST_DEBT_SPANS * self._largest
+        most = MAX_DEBT_SPANS * self._largest
         if max(credit.values()) <= most:
             return dict(credit)
         cut = {way: min(owed, most) for way, owed in credit.items()}

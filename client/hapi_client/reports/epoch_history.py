@@ -9,21 +9,21 @@ from functools import partial
 
 from hapi_client.planning.planner import JobPlanner
 from hapi_client.planning.replanner import way_label
-from hapi_client.planning.route_scheduler import Mixer
+from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_client.reports.epoch_recorder import (
-    InForce,
+    EpochRecorder,
     NoLine,
-    PlanCount,
-    Tally,
+    PlanChangeCounter,
+    PlanStatus,
 )
 from hapi_client.reports.epoch_report import EpochReport, pass_name
 from hapi_client.reports.progress_bar import open_line
 from hapi_client.swift.traffic_counters import Traffic
-from hapi_splitter.planner.problem import Way
+from hapi_splitter.planner.problem import Route
 from hapi_splitter.units import percent_text
 
 
-class Passes:
+class EpochHistory:
     """Makes tallies, and keeps what they have found.
 
     Args:
@@ -33,21 +33,26 @@ class Passes:
     """
 
     def __init__(
-        self, wanted: bool | None, mixer: Mixer[Way], traffic: Traffic
+        self,
+        wanted: bool | None,
+        mixer: RouteScheduler[Route],
+        traffic: Traffic,
     ) -> None:
         self._wanted = wanted
         self._mixer = mixer
         self._traffic = traffic
         self._planner: JobPlanner | None = None
         self._lock = threading.Lock()
-        self._tallies: list[Tally] = []
-        self._plans = PlanCount()
+        self._tallies: list[EpochRecorder] = []
+        self._plans = PlanChangeCounter()
 
     def follow(self, planner: JobPlanner) -> None:
         """From now on the cut is not fixed."""
         self._planner = planner
 
-    def begin(self, epoch: int | None, split: str, *, shown: bool) -> Tally:
+    def begin(
+        self, epoch: int | None, split: str, *, shown: bool
+    ) -> EpochRecorder:
         """For a loader.
 
         Args:
@@ -64,7 +69,7 @@ class Passes:
             in_force=now,
             traffic=self._traffic,
         )
-        tally = Tally(
+        tally = EpochRecorder(
             # NumPy's integers are not fit for JSON.
             epoch if epoch is None else operator.index(epoch),
             split,
@@ -92,7 +97,9 @@ class Passes:
             tally.end()
 
 
-def in_force(planner: JobPlanner | None, mixer: Mixer[Way]) -> InForce:
+def in_force(
+    planner: JobPlanner | None, mixer: RouteScheduler[Route]
+) -> PlanStatus:
     """What is done at present.
 
     Args:
@@ -101,8 +108,8 @@ def in_force(planner: JobPlanner | None, mixer: Mixer[Way]) -> InForce:
     """
     plan = planner.plan if planner else None
     if planner is None or plan is None:
-        return InForce(_mix_label(mixer.weights))
-    return InForce(
+        return PlanStatus(_mix_label(mixer.weights))
+    return PlanStatus(
         plan.label,
         plan.samples_per_second,
         plan.binding,
@@ -110,7 +117,7 @@ def in_force(planner: JobPlanner | None, mixer: Mixer[Way]) -> InForce:
     )
 
 
-def _mix_label(weights: Mapping[Way, float]) -> str:
+def _mix_label(weights: Mapping[Route, float]) -> str:
     """As :attr:`hapi_splitter.planner.plan.Plan.label`."""
     if len(weights) == 1:
         return way_label(*weights)

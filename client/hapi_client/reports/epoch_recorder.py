@@ -17,7 +17,7 @@ from typing import Protocol
 
 from hapi_client.data.splits import TRAIN
 from hapi_client.metrics.counters import JobCounters, JobStats
-from hapi_client.metrics.window_metrics import SpanReport
+from hapi_client.metrics.window_metrics import SpanMetrics
 from hapi_client.reports.epoch_report import (
     DECODE,
     FETCH,
@@ -25,13 +25,13 @@ from hapi_client.reports.epoch_report import (
     LOOP_STAGES,
     EpochReport,
 )
-from hapi_client.sampling.sampler import Reading
+from hapi_client.sampling.sampler import ReadPlan
 from hapi_client.swift.traffic_counters import Traffic, TrafficCount
 from hapi_protocol.feature_stream import CLOCK_STAGES
 
 
 @dataclass(frozen=True)
-class InForce:
+class PlanStatus:
     """The plan of a moment, or what is done without one.
 
     Attributes:
@@ -47,7 +47,7 @@ class InForce:
     num_changes: int = 0
 
 
-class PlanCount:
+class PlanChangeCounter:
     """Of a job's passes: a plan that is made between two is of the second.
 
     The first plan comes from a thread of its own, at any time.
@@ -92,7 +92,7 @@ class NoLine:
         pass
 
 
-class Tally:
+class EpochRecorder:
     """Sums of one pass; thread-safe.
 
     Args:
@@ -109,16 +109,16 @@ class Tally:
         epoch: int | None = None,
         split: str = TRAIN,
         *,
-        in_force: Callable[[], InForce] = InForce,
+        in_force: Callable[[], PlanStatus] = PlanStatus,
         open_line: Callable[[int], Line] = lambda samples: NoLine(),
-        plans: PlanCount | None = None,
+        plans: PlanChangeCounter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._epoch = epoch
         self._split = split
         self._in_force = in_force
         self._open_line = open_line
-        self._plans = plans or PlanCount()
+        self._plans = plans or PlanChangeCounter()
         self._clock = clock
         # Python's collector may close a forgotten loop in this very thread.
         self._lock = threading.RLock()
@@ -141,7 +141,7 @@ class Tally:
     # --- the training loop's thread ---
 
     @contextmanager
-    def running(self, reading: Reading) -> Iterator[None]:
+    def running(self, reading: ReadPlan) -> Iterator[None]:
         """What happens inside is the pass."""
         with self._lock:
             self._started = self._seen = self._clock()
@@ -222,7 +222,7 @@ class Tally:
                 self._traffic += traffic.of_thread - traffic_before
                 self._counts += more
 
-    def loaded(self, report: SpanReport) -> None:
+    def loaded(self, report: SpanMetrics) -> None:
         """Notes what a span took."""
         unpacking = report.unpack_cpu_seconds
         with self._lock:

@@ -24,7 +24,7 @@ from hapi_splitter.units import (
 WAITING, LAYERS, TRAINING = "waiting", "layers", "training"
 PLANNING = "planning"
 LOOP_STAGES = (WAITING, LAYERS, TRAINING, PLANNING)
-_LEAST_SECONDS = 1e-3
+_MIN_SECONDS = 1e-3
 """Stages of less are left out of texts."""
 FETCH, DECODE = "fetch", "decode"
 FETCH_STAGES = (FETCH, DECODE)
@@ -202,7 +202,7 @@ def _stages_text(seconds: Mapping[str, float]) -> str:
     parts = [
         f"{stage.replace('_', '-')} {seconds_text(each)}"
         for stage, each in seconds.items()
-        if each >= _LEAST_SECONDS
+        if each >= _MIN_SECONDS
     ]
     return ", ".join(parts) or "nothing"
 

@@ -13,8 +13,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hapi_client.reports.epoch_recorder import InForce, Line, NoLine
-from hapi_client.reports.terminal import LogBeside, PrintsBeside, is_terminal
+from hapi_client.reports.epoch_recorder import Line, NoLine, PlanStatus
+from hapi_client.reports.terminal import (
+    TqdmLogHandler,
+    TqdmSafeStream,
+    is_terminal,
+)
 from hapi_client.swift.traffic_counters import Traffic
 from hapi_protocol.errors import ClientError
 
@@ -58,7 +62,7 @@ def open_line(
     samples: int,
     *,
     wanted: bool | None,
-    in_force: Callable[[], InForce],
+    in_force: Callable[[], PlanStatus],
     traffic: Traffic,
 ) -> Line:
     """A line for one pass, or nothing.
@@ -114,7 +118,7 @@ class ProgressLine:
         self,
         name: str,
         samples: int,
-        in_force: Callable[[], InForce],
+        in_force: Callable[[], PlanStatus],
         traffic: Traffic,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -142,7 +146,7 @@ class ProgressLine:
             postfix=self._postfix(0.0),
             file=sys.stderr,
         )
-        self._beside = PrintsBeside()
+        self._beside = TqdmSafeStream()
         self._log = _OwnWarnings()
 
     def add(self, samples: int) -> None:
@@ -194,7 +198,7 @@ class _OwnWarnings:
 
     def __init__(self) -> None:
         self._logger = logging.getLogger("hapi_client")
-        self._handler = LogBeside()
+        self._handler = TqdmLogHandler()
         self._handler.setLevel(logging.WARNING)
         if not self._logger.hasHandlers():
             self._logger.addHandler(self._handler)

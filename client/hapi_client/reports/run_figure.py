@@ -58,10 +58,10 @@ _CUT_COLOURS = (
 _STREAM_COLOUR = "#4878b8"
 _MEASURED, _PREDICTED = "#3f7f3a", "#c2185b"
 _WIDTH_INCHES, _HEIGHT_INCHES = 12.5, 14.0
-_MOST_LABELS = 12
-_LEAST_PART = 0.002
+_MAX_LABELS = 12
+_MIN_PART = 0.002
 """Of the highest bar: less cannot be seen."""
-_LEAST_PLACES = 6
+_MIN_PLACES = 6
 
 
 def figure(reports: Sequence[EpochReport]) -> Figure:
@@ -168,7 +168,7 @@ def _draw_stacks(
     places = range(len(reports))
     below = [0.0] * len(reports)
     largest = max(sum(amounts(each).values()) for each in reports)
-    least = _LEAST_PART * largest
+    least = _MIN_PART * largest
     for key, (words, colour) in looks.items():
         heights = [amounts(each).get(key, 0.0) for each in reports]
         if max(heights) <= least:
@@ -182,13 +182,13 @@ def _dress(
 ) -> None:
     axes.set_title(title, loc="left")
     axes.set_ylabel(unit)
-    step = -(-len(reports) // _MOST_LABELS)
+    step = -(-len(reports) // _MAX_LABELS)
     shown = range(0, len(reports), step)
     names = [_short(reports[place]) for place in shown]
     axes.set_xticks(shown, names, parse_math=False)
     axes.set_xlabel("epoch, or the split gone through in its order")
     # Few passes are not drawn as walls.
-    axes.set_xlim(-0.6, max(len(reports), _LEAST_PLACES) - 0.4)
+    axes.set_xlim(-0.6, max(len(reports), _MIN_PLACES) - 0.4)
     axes.grid(axis="y", color="#e4e4e4")
     axes.set_axisbelow(True)
     # Else the highest of some bars would touch the frame.

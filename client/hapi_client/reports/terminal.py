@@ -15,7 +15,7 @@ def is_terminal(stream: Any) -> bool:
     return ask is not None and not getattr(stream, "closed", False) and ask()
 
 
-class LogBeside(logging.StreamHandler):  # type: ignore[type-arg]
+class TqdmLogHandler(logging.StreamHandler):  # type: ignore[type-arg]
     """A log on standard error, above bars where some are shown."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -28,7 +28,7 @@ class LogBeside(logging.StreamHandler):  # type: ignore[type-arg]
             super().emit(record)
 
 
-class PrintsBeside:
+class TqdmSafeStream:
     """Stands for ``sys.stdout`` while bars are shown on the same terminal.
 
     What is printed goes above them: whole lines at once; what was flushed
@@ -96,7 +96,7 @@ class PrintsBeside:
             self._is_shown = False
             # Of those below, some may have ended before this one.
             while (
-                isinstance(sys.stdout, PrintsBeside)
+                isinstance(sys.stdout, TqdmSafeStream)
                 and not sys.stdout._is_shown
             ):
                 sys.stdout = sys.stdout._stream

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from hapi_client.sampling.partition import Lanes, Reader
+from hapi_client.sampling.partition import EpochPartition, Reader
 from hapi_client.sampling.sampler import (
     DEFAULT_BUFFER_SPANS,
-    OrderRules,
-    Reading,
+    ReadPlan,
+    SamplerConfig,
     index_order,
     shuffled_order,
 )
@@ -35,13 +35,13 @@ class EpochOptions:
 
     batch_size: int = 32
     seed: int = 0
-    lanes: Lanes | None = None
+    lanes: EpochPartition | None = None
     buffer_spans: int = DEFAULT_BUFFER_SPANS
     num_workers: int = 1
 
 
 @dataclass(frozen=True)
-class EpochReading:
+class ReaderShare:
     """A reader's share of an epoch.
 
     Attributes:
@@ -51,7 +51,7 @@ class EpochReading:
         delivered: to be told of each step that is delivered.
     """
 
-    reading: Reading
+    reading: ReadPlan
     num_steps: int
     delivered: Callable[[int], None] = lambda step: None
 
@@ -109,7 +109,7 @@ class Epochs:
 
     def training(
         self, epoch: int, reader: Reader, *, drop_last: bool
-    ) -> EpochReading:
+    ) -> ReaderShare:
         """A reader's share of a training epoch, from where it stands.
 
         Args:
@@ -145,7 +145,7 @@ class Epochs:
                 self._is_loaded_due = False
             self._state = state.behind(step, order.num_steps)
 
-        return EpochReading(
+        return ReaderShare(
             _sensible(
                 lambda: order.reading(replace(reader, first_step=first)),
                 self._remedy(reader, epoch),
@@ -156,7 +156,7 @@ class Epochs:
 
     def evaluation(
         self, sizes: Sequence[int], reader: Reader, *, drop_last: bool
-    ) -> EpochReading:
+    ) -> ReaderShare:
         """A reader's share of the index's order.
 
         Args:
@@ -164,13 +164,13 @@ class Epochs:
             reader: whose share.
             drop_last: leave out a shorter last batch.
         """
-        lanes = Lanes(reader.num_ranks, reader.num_workers)
-        rules = OrderRules(
+        lanes = EpochPartition(reader.num_ranks, reader.num_workers)
+        rules = SamplerConfig(
             self._options.batch_size, lanes, drop_last=drop_last
         )
         order = index_order(sizes, rules)
         reading = _sensible(lambda: order.reading(reader))
-        return EpochReading(reading, len(reading.batches))
+        return ReaderShare(reading, len(reading.batches))
 
     def state_dict(self) -> dict[str, Any]:
         """Where training stands; see
@@ -223,7 +223,7 @@ class Epochs:
             if getattr(given, name) != value:
                 raise bad_state(_difference(name, given, value))
         try:
-            Lanes(given.parts, given.turns)
+            EpochPartition(given.parts, given.turns)
         except ValueError as error:
             raise bad_state(str(error)) from error
         self._options = replace(self._options, buffer_spans=given.buffer_spans)
@@ -243,24 +243,26 @@ class Epochs:
 
     def _rules(
         self, reader: Reader, epoch: int, *, drop_last: bool
-    ) -> OrderRules:
+    ) -> SamplerConfig:
         options = self._options
         lanes = (
             options.lanes
             or self._lanes_of_state(reader, epoch)
-            or Lanes.suited(
+            or EpochPartition.suited(
                 len(self._sizes), reader.num_ranks, options.num_workers
             )
         )
-        return OrderRules(
+        return SamplerConfig(
             options.batch_size, lanes, options.buffer_spans, drop_last
         )
 
-    def _lanes_of_state(self, reader: Reader, epoch: int) -> Lanes | None:
+    def _lanes_of_state(
+        self, reader: Reader, epoch: int
+    ) -> EpochPartition | None:
         """Those of the run that is gone on with, while they can be kept."""
         if self.loaded is None:
             return None
-        lanes = Lanes(self.loaded.parts, self.loaded.turns)
+        lanes = EpochPartition(self.loaded.parts, self.loaded.turns)
         fits = not (
             lanes.parts % reader.num_ranks
             or lanes.turns % self._options.num_workers
@@ -286,7 +288,7 @@ class Epochs:
             "drop_last",
         )
 
-    def _start(self, rules: OrderRules, epoch: int, step: int) -> DataState:
+    def _start(self, rules: SamplerConfig, epoch: int, step: int) -> DataState:
         return DataState(
             data=self._data,
             seed=self._options.seed,

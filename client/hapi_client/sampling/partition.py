@@ -26,14 +26,14 @@ import numpy.typing as npt
 
 Integers = npt.NDArray[np.int64]
 DEFAULT_PARTS = 8
-MOST_LANES = 2**16
+MAX_LANES = 2**16
 SPANS_PER_LANE = 8
 """That lanes have at least by default: a few lanes more than readers need cost
 a small data set many pieces of spans."""
 
 
 @dataclass(frozen=True)
-class Lanes:
+class EpochPartition:
     """How an epoch is divided.
 
     Attributes:
@@ -44,7 +44,7 @@ class Lanes:
             divide it can share the batches of a rank.
 
     Raises:
-        ValueError: for one below 1, or more lanes than :data:`MOST_LANES`.
+        ValueError: for one below 1, or more lanes than :data:`MAX_LANES`.
     """
 
     parts: int = 1
@@ -53,16 +53,16 @@ class Lanes:
     def __post_init__(self) -> None:
         check_at_least("parts", self.parts, 1)
         check_at_least("turns", self.turns, 1)
-        if self.parts * self.turns > MOST_LANES:
+        if self.parts * self.turns > MAX_LANES:
             raise ValueError(
                 f"{self.parts} parts times {self.turns} turns are too many "
-                f"lanes; at most {MOST_LANES}"
+                f"lanes; at most {MAX_LANES}"
             )
 
     @classmethod
     def suited(
         cls, num_spans: int, num_ranks: int = 1, num_workers: int = 1
-    ) -> Lanes:
+    ) -> EpochPartition:
         """Lanes for a data set, when nobody has said how many.
 
         As many as these readers need; where there are spans enough, as many
@@ -95,7 +95,7 @@ class Reader:
 
 
 @dataclass(frozen=True)
-class Piece:
+class SpanSlice:
     """What is read at once: rows ``first`` to ``stop - 1`` of a span."""
 
     span: int

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hapi_client.sampling.partition import (
+    EpochPartition,
     Integers,
-    Lanes,
-    Piece,
     Reader,
+    SpanSlice,
     check_at_least,
     divisors,
 )
@@ -27,7 +27,7 @@ class Batch:
     Attributes:
         step: number of the step, from 0 on.
         positions: ``[n]``, position of each sample's piece in
-            :attr:`Reading.pieces`.
+            :attr:`ReadPlan.pieces`.
         rows: ``[n]``, the sample's row in that piece.
     """
 
@@ -45,7 +45,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadPlan:
     """What one reader reads, and its part of each of its steps.
 
     Attributes:
@@ -53,12 +53,12 @@ class Reading:
         batches: in the order of steps.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SpanSlice, ...]
     batches: tuple[Batch, ...]
 
 
 @dataclass(frozen=True)
-class OrderRules:
+class SamplerConfig:
     """What an order depends on, besides the data set and the epoch.
 
     Attributes:
@@ -69,7 +69,7 @@ class OrderRules:
     """
 
     batch_size: int
-    lanes: Lanes = field(default_factory=Lanes)
+    lanes: EpochPartition = field(default_factory=EpochPartition)
     buffer_spans: int = DEFAULT_BUFFER_SPANS
     drop_last: bool = False
 
@@ -92,12 +92,12 @@ class OrderRules:
         return np.append(ends, num_samples)
 
 
-class EpochOrder:
+class EpochSampler:
     """All steps of an epoch.
 
     Args:
         rules: that it follows.
-        ends: of :meth:`OrderRules.step_ends`.
+        ends: of :meth:`SamplerConfig.step_ends`.
         pieces: of all lanes.
         piece_of: ``[samples]``, in the order of delivery: index of each
             sample's piece.
@@ -106,9 +106,9 @@ class EpochOrder:
 
     def __init__(
         self,
-        rules: OrderRules,
+        rules: SamplerConfig,
         ends: Integers,
-        pieces: Sequence[Piece],
+        pieces: Sequence[SpanSlice],
         piece_of: Integers,
         row_of: Integers,
     ) -> None:
@@ -122,7 +122,7 @@ class EpochOrder:
     def num_steps(self) -> int:
         return len(self._ends)
 
-    def reading(self, reader: Reader | None = None) -> Reading:
+    def reading(self, reader: Reader | None = None) -> ReadPlan:
         """A reader's share; the only reader's if there is none given.
 
         Raises:
@@ -146,7 +146,7 @@ class EpochOrder:
         positions = place[position_of]
         rows = self._row_of[samples]
         bounds = np.cumsum([0, *map(len, taken)])
-        return Reading(
+        return ReadPlan(
             tuple(self._pieces[index] for index in found[by_need]),
             tuple(
                 Batch(step, positions[start:end], rows[start:end])
@@ -195,7 +195,9 @@ class EpochOrder:
 _NOTHING = np.empty(0, np.int64)
 
 
-def index_order(span_sizes: Sequence[int], rules: OrderRules) -> EpochOrder:
+def index_order(
+    span_sizes: Sequence[int], rules: SamplerConfig
+) -> EpochSampler:
     """For evaluation: with one lane, the order of the index itself.
 
     Args:
@@ -206,8 +208,8 @@ def index_order(span_sizes: Sequence[int], rules: OrderRules) -> EpochOrder:
 
 
 def shuffled_order(
-    span_sizes: Sequence[int], rules: OrderRules, *, seed: int, epoch: int
-) -> EpochOrder:
+    span_sizes: Sequence[int], rules: SamplerConfig, *, seed: int, epoch: int
+) -> EpochSampler:
     """The order of a training epoch: each sample exactly once.
 
     Args:
@@ -225,32 +227,32 @@ def shuffled_order(
     return _order(span_sizes, rules, random)
 
 
-def reading_of(samples: Sequence[tuple[int, int]]) -> Reading:
+def reading_of(samples: Sequence[tuple[int, int]]) -> ReadPlan:
     """One batch of some samples, in as few pieces as they allow.
 
     Args:
         samples: span and row of each, in the order of delivery; any may
             come twice.
     """
-    pieces: list[Piece] = []
+    pieces: list[SpanSlice] = []
     place: dict[tuple[int, int], tuple[int, int]] = {}
     for span, row in sorted(set(samples)):
         last = pieces[-1] if pieces else None
         if last is None or (last.span, last.stop) != (span, row):
-            pieces.append(Piece(span, row, row + 1))
+            pieces.append(SpanSlice(span, row, row + 1))
         else:
-            pieces[-1] = Piece(span, last.first, row + 1)
+            pieces[-1] = SpanSlice(span, last.first, row + 1)
         place[span, row] = len(pieces) - 1, row - pieces[-1].first
     found = np.array([place[each] for each in samples], np.int64)
     positions, rows = found.reshape(-1, 2).T
-    return Reading(tuple(pieces), (Batch(0, positions, rows),))
+    return ReadPlan(tuple(pieces), (Batch(0, positions, rows),))
 
 
 def _order(
     span_sizes: Sequence[int],
-    rules: OrderRules,
+    rules: SamplerConfig,
     random: np.random.Philox | None,
-) -> EpochOrder:
+) -> EpochSampler:
     sizes = np.asarray(span_sizes, np.int64)
     spans = (
         np.arange(len(sizes))
@@ -264,7 +266,7 @@ def _order(
     lane_ends = np.cumsum(
         np.bincount(lane_of, minlength=rules.lanes.parts * rules.lanes.turns)
     )
-    pieces: list[Piece] = []
+    pieces: list[SpanSlice] = []
     piece_of = np.empty(num_samples, np.int64)
     row_of = np.empty(num_samples, np.int64)
     width = max(1, rules.buffer_spans // rules.lanes.parts)
@@ -278,11 +280,11 @@ def _order(
         )
         pieces += lane
         start = end
-    return EpochOrder(rules, ends, pieces, piece_of, row_of)
+    return EpochSampler(rules, ends, pieces, piece_of, row_of)
 
 
 def _lanes_of_samples(
-    rules: OrderRules, ends: Integers, num_samples: int
+    rules: SamplerConfig, ends: Integers, num_samples: int
 ) -> Integers:
     samples = np.arange(num_samples, dtype=np.int64)
     steps = np.searchsorted(ends, samples, side="right")
@@ -292,7 +294,7 @@ def _lanes_of_samples(
 
 def _dealt(
     spans: Integers, sizes: Integers, lane_ends: Integers
-) -> Iterator[list[Piece]]:
+) -> Iterator[list[SpanSlice]]:
     """The pieces of each lane, of the spans' samples in that order."""
     span_ends = np.cumsum(sizes[spans])
     start = 0
@@ -303,14 +305,14 @@ def _dealt(
             span = int(spans[number])
             begin = int(span_ends[number] - sizes[span])
             stop = min(int(end), int(span_ends[number]))
-            pieces.append(Piece(span, start - begin, stop - begin))
+            pieces.append(SpanSlice(span, start - begin, stop - begin))
             start = stop
             number += 1
         yield pieces
 
 
 def _mixed(
-    lane: Sequence[Piece],
+    lane: Sequence[SpanSlice],
     first_piece: int,
     width: int,
     random: np.random.Philox | None,

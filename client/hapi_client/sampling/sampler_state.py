@@ -24,7 +24,7 @@ class DataState:
         data: digest of the data set's index.
         seed: of the order.
         batch_size: samples of a step, of all ranks together.
-        parts: see :class:`hapi_client.sampling.partition.Lanes`.
+        parts: see :class:`hapi_client.sampling.partition.EpochPartition`.
         turns: likewise.
         buffer_spans: width of the shuffle buffer.
         drop_last: whether a short last batch is left out.

@@ -19,7 +19,7 @@ from hapi_splitter.freezing.fake_propagation import (
     propagate,
     source_of,
 )
-from hapi_splitter.freezing.freeze_selector import Choice, nearest, similar
+from hapi_splitter.freezing.freeze_selector import FreezeSpec, nearest, similar
 from hapi_splitter.freezing.fx_trace import trace_graph
 from hapi_splitter.freezing.movable_ops import (
     MOVABLE_FUNCTIONS,
@@ -131,7 +131,7 @@ class ModelTrace:
             if node.op == "get_attr"
         }
 
-    def freeze_point(self, choice: Choice) -> FreezePoint:
+    def freeze_point(self, choice: FreezeSpec) -> FreezePoint:
         """The freeze point of what was chosen.
 
         Raises:
@@ -160,7 +160,7 @@ class ModelTrace:
         self._check_shared(choice.text, index)
         return FreezePoint(choice.text, index, self._nodes[index].name)
 
-    def _chosen_ends(self, choice: Choice) -> dict[str, int]:
+    def _chosen_ends(self, choice: FreezeSpec) -> dict[str, int]:
         ends = {}
         for name in choice.names:
             end = self._ends.get(name, self._reads.get(name))
@@ -186,7 +186,7 @@ class ModelTrace:
         return FreezeError("unknown_freeze", f"freeze {name!r}: {problem}")
 
     def _check_exact(
-        self, choice: Choice, ends: dict[str, int], end: int
+        self, choice: FreezeSpec, ends: dict[str, int], end: int
     ) -> None:
         """That nothing else with parameters runs before the end."""
         others: dict[str, int] = {}

@@ -23,7 +23,7 @@ _MAX_NAMES = 4
 
 
 @dataclass(frozen=True)
-class Choice:
+class FreezeSpec:
     """What is to be frozen.
 
     Args:
@@ -62,16 +62,16 @@ class Choice:
         return parameter
 
 
-def choose(model: nn.Module, freeze: Freeze | None) -> Choice:
+def choose(model: nn.Module, freeze: Freeze | None) -> FreezeSpec:
     """Reads the ``freeze`` argument.
 
     Raises:
         FreezeError: ``unknown_freeze`` where it is none of the three.
     """
     if isinstance(freeze, str) and freeze:
-        return Choice((freeze.removeprefix(_COMPILED),))
+        return FreezeSpec((freeze.removeprefix(_COMPILED),))
     if callable(freeze) and not isinstance(freeze, nn.Module):
-        return Choice(tuple(_asked(model, freeze)), exact=True, asked=True)
+        return FreezeSpec(tuple(_asked(model, freeze)), exact=True, asked=True)
     if freeze is None or freeze == "":
         raise FreezeError(
             "unknown_freeze",
@@ -83,7 +83,7 @@ def choose(model: nn.Module, freeze: Freeze | None) -> Choice:
     if not all(isinstance(name, str) for name in freeze):
         raise _unreadable(freeze)
     names = dict.fromkeys(name.removeprefix(_COMPILED) for name in freeze)
-    return Choice(tuple(names), exact=True)
+    return FreezeSpec(tuple(names), exact=True)
 
 
 def _unreadable(freeze: object) -> FreezeError:

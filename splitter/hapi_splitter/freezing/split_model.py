@@ -27,7 +27,7 @@ from hapi_splitter.cuts import FrozenGraph, cuttable
 from hapi_splitter.freezing import two_modules as pair
 from hapi_splitter.freezing.fake_propagation import example_for
 from hapi_splitter.freezing.freeze_point import FreezePoint, ModelTrace
-from hapi_splitter.freezing.freeze_selector import Choice, Freeze, choose
+from hapi_splitter.freezing.freeze_selector import Freeze, FreezeSpec, choose
 from hapi_splitter.freezing.fx_trace import check_has_shapes, unwrapped
 from hapi_splitter.freezing.partition import (
     ModesDifferError,
@@ -167,7 +167,9 @@ class _Parts:
     evaluation: fx.Graph
 
 
-def _partition(model: nn.Module, choice: Choice, form: SampleForm) -> _Parts:
+def _partition(
+    model: nn.Module, choice: FreezeSpec, form: SampleForm
+) -> _Parts:
     try:
         return _partition_at(model, choice, form, None)
     except FreezeError as error:
@@ -195,7 +197,7 @@ def _partition(model: nn.Module, choice: Choice, form: SampleForm) -> _Parts:
 
 
 def _shallow_may_help(
-    error: FreezeError, model: nn.Module, choice: Choice
+    error: FreezeError, model: nn.Module, choice: FreezeSpec
 ) -> bool:
     if error.code == "unknown_freeze":
         # Inside a module that the full trace takes whole, perhaps.
@@ -206,7 +208,7 @@ def _shallow_may_help(
 
 def _partition_at(
     model: nn.Module,
-    choice: Choice,
+    choice: FreezeSpec,
     form: SampleForm,
     targets: Sequence[str] | None,
 ) -> _Parts:

@@ -35,7 +35,7 @@ from hapi_splitter.planner.problem import (
     Option,
     Plan,
     Problem,
-    Way,
+    Route,
 )
 from hapi_splitter.planner.resource_use import SERVING, stages
 from hapi_splitter.units import seconds_text
@@ -68,10 +68,10 @@ class Keeping:
             them, and not in pieces that no other epoch has.
     """
 
-    shares: Mapping[Way, float] = field(default_factory=dict)
-    before: Mapping[Way, float] = field(default_factory=dict)
+    shares: Mapping[Route, float] = field(default_factory=dict)
+    before: Mapping[Route, float] = field(default_factory=dict)
     chance: float = 1.0
-    chances: Mapping[Way, float] = field(default_factory=dict)
+    chances: Mapping[Route, float] = field(default_factory=dict)
     variants: int = 1
     rest: float = 1.0
     whole: float = 1.0
@@ -253,7 +253,7 @@ def _epochs(
 
 
 def _covered(
-    problem: Problem, shares: Mapping[Way, float], steady: Floats
+    problem: Problem, shares: Mapping[Route, float], steady: Floats
 ) -> tuple[Floats, Floats]:
     """Which part of the samples is kept, and what that saves of a sample.
 

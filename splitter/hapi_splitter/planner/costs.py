@@ -59,7 +59,7 @@ DEFAULT_PUSH_SECONDS_PER_REQUEST = 0.0124
 with the worker."""
 
 _CPU = "cpu"
-_MOST_SHRINKING = 8
+_MAX_SHRINKING = 8
 """float32 to uint8 is a quarter; compression of what ReLU leaves halves it
 once more."""
 _NEAR_HULL = 1.1
@@ -203,12 +203,12 @@ def candidate_cuts(
     distinct.append(last)
     smallest = min(distinct, key=lambda cut: cut.float32_bytes)
     hull = _lower_hull(
-        (cut.flops, cut.float32_bytes / _MOST_SHRINKING) for cut in distinct
+        (cut.flops, cut.float32_bytes / _MAX_SHRINKING) for cut in distinct
     )
     chosen = {smallest.index, last.index}
     below = raw_bytes
     for cut in distinct:
-        size = cut.float32_bytes / _MOST_SHRINKING
+        size = cut.float32_bytes / _MAX_SHRINKING
         if size < below and size <= _NEAR_HULL * _height(hull, cut.flops):
             chosen.add(cut.index)
         below = min(below, size)

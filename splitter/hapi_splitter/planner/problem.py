@@ -20,10 +20,10 @@ from hapi_splitter.units import number_text, percent_text
 RAW = "raw"
 """Encoding of cut 0: the image as it is stored."""
 
-Way: TypeAlias = tuple[int, str]
+Route: TypeAlias = tuple[int, str]
 """That samples go: cut and encoding."""
 
-STREAMED: Way = (0, RAW)
+RAW_ROUTE: Route = (0, RAW)
 
 LINK = "link"
 SERVER_CPU = "server cpu"
@@ -101,7 +101,7 @@ class Option:
             raise ValueError(f"{self.label} takes nothing of any resource")
 
     @property
-    def way(self) -> Way:
+    def way(self) -> Route:
         """Cut and encoding, which no other option of a problem has."""
         return self.cut, self.encoding
 

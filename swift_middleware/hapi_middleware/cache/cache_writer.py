@@ -14,10 +14,10 @@ from hapi_middleware.cache.store import FeatureCache
 from hapi_middleware.concurrency import Task
 from hapi_middleware.worker.feature_stream import FeatureStream
 from hapi_protocol.errors import HapiError, InternalError
-from hapi_protocol.tee_stream import BOTH, CLIENT, KEPT, SplitReader
+from hapi_protocol.tee_stream import BOTH, CLIENT, KEPT, TeeReader
 
 
-class Keeper:
+class CacheWriter:
     """Holds what may be kept until it is known to be whole.
 
     Args:
@@ -92,10 +92,10 @@ class KeptStream:
         InternalError: while iterating, where the stream is not whole.
     """
 
-    def __init__(self, stream: FeatureStream, keeper: Keeper) -> None:
+    def __init__(self, stream: FeatureStream, keeper: CacheWriter) -> None:
         self._stream = stream
         self._keeper = keeper
-        self._reader = SplitReader()
+        self._reader = TeeReader()
 
     def __iter__(self) -> KeptStream:
         return self

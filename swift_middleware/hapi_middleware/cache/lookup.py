@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from hapi_middleware.cache.cache_writer import Keeper, KeptStream
+from hapi_middleware.cache.cache_writer import CacheWriter, KeptStream
 from hapi_middleware.cache.entries import MAX_NAME_BYTES, entry_key, entry_name
 from hapi_middleware.cache.store import FeatureCache, KeptFeatures
 from hapi_middleware.requests.annotation_request import Env, FeatureRequest
@@ -23,7 +23,7 @@ from hapi_protocol.headers import (
 from hapi_protocol.tee_stream import CONTENT_TYPE_SPLIT
 
 
-class CacheCall:
+class CacheLookup:
     """What one request has to do with the cache.
 
     Args:
@@ -86,7 +86,7 @@ class CacheCall:
         def store(content: bytes) -> None:
             self._cache.store(self._env, self._request.account, name, content)
 
-        return KeptStream(stream, Keeper(self._cache, key, store))
+        return KeptStream(stream, CacheWriter(self._cache, key, store))
 
     def _fits(self, head: ObjectHead) -> bool:
         # The HEAD of a manifest authorises none of its segments.

@@ -8,7 +8,7 @@ from typing import Any
 
 from swift.common.swob import Response
 
-from hapi_middleware.cache.lookup import CacheCall
+from hapi_middleware.cache.lookup import CacheLookup
 from hapi_middleware.cache.store import KeptFeatures
 from hapi_middleware.handlers.access_log import (
     HIT_ENTRY,
@@ -53,7 +53,7 @@ from hapi_protocol.job_messages import (
 )
 
 
-class FeatureCall:
+class FeatureHandler:
     """One obeyed request, from rights to answer."""
 
     def __init__(
@@ -94,7 +94,7 @@ class FeatureCall:
         account = paying_account(self._env, self._config)
         add_entry(self._env, request_entry(self._annotation, account))
         job = self._job(head, model, account)
-        caching = CacheCall(self._cache, self._env, self._request, head)
+        caching = CacheLookup(self._cache, self._env, self._request, head)
         etag = self._known_etag(job, is_wanted=caching.is_used)
         headers = stream_headers(head.etag, etag)
         if etag and is_match(self._request.if_none_match, etag):
@@ -161,7 +161,7 @@ class FeatureCall:
         )
 
     def _features(
-        self, head: ObjectHead, job: JobRequest, caching: CacheCall
+        self, head: ObjectHead, job: JobRequest, caching: CacheLookup
     ) -> Any:
         grant = granted(
             self._worker,

@@ -191,7 +191,7 @@ def _refuse_others(env: Env, headers: Mapping[str, str]) -> None:
             )
 
 
-class MultiCall:
+class MultiObjectHandler:
     """One obeyed request for many objects, from rights to answer.
 
     Args:

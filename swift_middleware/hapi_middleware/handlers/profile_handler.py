@@ -23,7 +23,7 @@ from hapi_protocol.job_messages import ModelIdentity, ProfileRequest
 from hapi_protocol.profiles import ModelProfile
 
 
-class ProfileCall:
+class ProfileHandler:
     """One obeyed request for a profile, from rights to answer.
 
     The package is the object that the client's own request names, and is

@@ -18,7 +18,7 @@ ROW_BYTES = 512
 
 
 @dataclass(eq=False)
-class Slot:
+class QueuedSample:
     """A sample between the body and its micro-batch."""
 
     row: Row

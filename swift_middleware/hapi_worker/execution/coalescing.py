@@ -20,7 +20,7 @@ import torch
 
 from hapi_protocol.errors import HapiError
 from hapi_splitter.encodings import EncodedFeatures
-from hapi_worker.execution.batch_items import Batch, Slot
+from hapi_worker.execution.batch_items import Batch, QueuedSample
 from hapi_worker.execution.decode import Decoder
 from hapi_worker.execution.forward import Forwarded
 from hapi_worker.models.device_models import Lease
@@ -60,7 +60,7 @@ class Stream(Protocol):
     def oldest(self) -> float:
         """When its first ready sample became so."""
 
-    def take(self, size: int) -> list[Slot]:
+    def take(self, size: int) -> list[QueuedSample]:
         """Removes up to ``size`` ready samples."""
 
     def started(self, batch: Batch) -> None:
@@ -360,7 +360,7 @@ def _charged(
             stream.charge(seconds * part, cpu_seconds * part)
 
 
-def _batch_of(slots: Sequence[Slot]) -> Batch:
+def _batch_of(slots: Sequence[QueuedSample]) -> Batch:
     return Batch(
         rows=[slot.row for slot in slots],
         timings={

@@ -27,7 +27,7 @@ from hapi_worker.execution.forward import (
     padded,
     run_prefix,
 )
-from hapi_worker.execution.quarantine import Overruns
+from hapi_worker.execution.quarantine import ModelQuarantine
 from hapi_worker.models.device_models import Lease, Residency
 from hapi_worker.models.loaded_model import Reservation
 from hapi_worker.scheduling.fair_pool import FairPool
@@ -136,7 +136,7 @@ class PrefixCompute:
 
     lease: Lease
     executor: Executor
-    overruns: Overruns
+    overruns: ModelQuarantine
     oom: Callable[[], None]
     max_pixels: int
     training: Training | None = None

@@ -20,7 +20,7 @@ BAN_SECONDS = 300.0
 MAX_MODELS = 1024
 
 
-class Overruns:
+class ModelQuarantine:
     """Passes that outlasted the limit, by model; thread-safe.
 
     Args:

@@ -70,7 +70,7 @@ class _Waiter:
 
 
 @dataclass(frozen=True)
-class Places:
+class JobLimits:
     """What an operator allows.
 
     Args:
@@ -98,7 +98,7 @@ class Admission:
 
     def __init__(
         self,
-        places: Places,
+        places: JobLimits,
         grant_seconds: float,
         *,
         queue_seconds: float = 0.0,
@@ -226,7 +226,7 @@ class Admission:
         with self._changed:
             return list(self._jobs.values())
 
-    def reconfigure(self, places: Places, queue_seconds: float) -> None:
+    def reconfigure(self, places: JobLimits, queue_seconds: float) -> None:
         """New limits; jobs that have a place keep it."""
         with self._changed:
             self.places = places

@@ -24,7 +24,12 @@ from dataclasses import dataclass, replace
 from hapi_protocol.errors import HapiError, InternalError, TooSlowError
 from hapi_protocol.shards import Sample
 from hapi_splitter.inputs.image_decode import SampleError
-from hapi_worker.execution.batch_items import Batch, Slot, row_bytes, row_of
+from hapi_worker.execution.batch_items import (
+    Batch,
+    QueuedSample,
+    row_bytes,
+    row_of,
+)
 from hapi_worker.execution.coalescing import Group
 from hapi_worker.execution.decode import Decoder
 from hapi_worker.jobs.chunked_body import ChunkedBody
@@ -104,7 +109,7 @@ class Pipeline:
         """For the writer."""
         self._room = threading.Condition(lock)
         """For the reader."""
-        self._slots: deque[Slot] = deque()
+        self._slots: deque[QueuedSample] = deque()
         self._num_decoded = 0
         self._flying: deque[Batch] = deque()
         self._flying_rows = 0
@@ -256,7 +261,7 @@ class Pipeline:
     def oldest(self) -> float:
         return self._slots[0].ready_at or 0.0
 
-    def take(self, size: int) -> list[Slot]:
+    def take(self, size: int) -> list[QueuedSample]:
         count = min(size, self._num_decoded)
         slots = [self._slots.popleft() for _ in range(count)]
         self._num_decoded -= count
@@ -304,7 +309,7 @@ class Pipeline:
 
     # --- the decoding threads ---
 
-    def _decode(self, slot: Slot, decoder: Decoder) -> None:
+    def _decode(self, slot: QueuedSample, decoder: Decoder) -> None:
         sample = slot.sample
         if self._cancelled or sample is None:
             return
@@ -325,7 +330,7 @@ class Pipeline:
                 assert self._group is not None, "rows are not decoded"
                 self._group.consider()
 
-    def _settle(self, slot: Slot) -> None:
+    def _settle(self, slot: QueuedSample) -> None:
         kept = row_bytes(slot.row)
         if slot.image is not None:
             kept += slot.image.nbytes
@@ -362,7 +367,7 @@ class Pipeline:
 
     def _accept(self, sample: Sample) -> bool:
         row = row_of(sample)
-        slot = Slot(row, None, row_bytes(row))
+        slot = QueuedSample(row, None, row_bytes(row))
         decode: Callable[[], None] | None = None
         if self._group is not None and row.error is None:
             compute = self._group.compute

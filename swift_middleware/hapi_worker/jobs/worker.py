@@ -34,8 +34,8 @@ from hapi_worker.execution.devices import (
     allocated_bytes,
     plan_devices,
 )
-from hapi_worker.execution.quarantine import Overruns
-from hapi_worker.jobs.admission import Admission, Job, Places
+from hapi_worker.execution.quarantine import ModelQuarantine
+from hapi_worker.jobs.admission import Admission, Job, JobLimits
 from hapi_worker.jobs.arrow_response import JobStream
 from hapi_worker.jobs.chunked_body import ChunkedBody
 from hapi_worker.jobs.pipeline import Bounds, Pipeline
@@ -57,9 +57,9 @@ from hapi_worker.models.package_loader import Load, load_fast, load_validated
 from hapi_worker.models.registry import Models
 from hapi_worker.monitoring.accounting import (
     MAX_QUESTIONS,
+    JobAccounting,
     Meter,
     Sent,
-    Usages,
 )
 from hapi_worker.monitoring.load_meter import LoadMeter
 from hapi_worker.monitoring.metrics import Metrics
@@ -106,9 +106,9 @@ class Worker:
         self.cores = allowed_cores()
         self.ledger = Ledger(dict(config.account_weights))
         self.metrics = Metrics()
-        self.usages = Usages()
+        self.usages = JobAccounting()
         self.groups = Groups()
-        self.overruns = Overruns(config.pass_seconds)
+        self.overruns = ModelQuarantine(config.pass_seconds)
         plans = plan_devices(config, self.cores)
         kind = plans[0].device.type
         self.numerics_tag = numerics_tag(kind)
@@ -465,8 +465,8 @@ class Worker:
         return pipeline
 
 
-def _places(config: WorkerConfig) -> Places:
-    return Places(
+def _places(config: WorkerConfig) -> JobLimits:
+    return JobLimits(
         config.max_streams,
         config.max_streams_per_account,
         WAITING_PER_STREAM * config.max_streams,

@@ -27,7 +27,7 @@ from hapi_protocol.encodings import Encoding
 from hapi_protocol.errors import DoesNotFitError
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.profiling.memory_model import Needs, needs_of
-from hapi_worker.models.load_queue import Claim, Claims
+from hapi_worker.models.load_queue import LoadQueue, QueuedLoad
 from hapi_worker.models.loaded_model import (
     Reservation,
     Resident,
@@ -95,7 +95,7 @@ class Residency:
         self._starved: list[Callable[[], None]] = []
         self._evicted = False
         self._building = threading.Lock()
-        self.claims = Claims(clock)
+        self.claims = LoadQueue(clock)
         """Of models that wait for memory; used with the lock held."""
 
     def resident(self) -> tuple[int, int]:
@@ -232,13 +232,13 @@ class Residency:
         # Some cuts may need more than there is; they are refused.
         return max((n for n in needed if n <= self.limit_bytes), default=0)
 
-    def has_room(self, claim: Claim) -> bool:
+    def has_room(self, claim: QueuedLoad) -> bool:
         """Whether idle models can make room for it and for those before it;
         called with the lock held."""
         needed = claim.num_bytes + self.claims.bytes_ahead(claim)
         return needed <= self.limit_bytes - self._held_bytes(claim.digest)
 
-    def met(self, claim: Claim) -> None:
+    def met(self, claim: QueuedLoad) -> None:
         """The model has what it waited for; called with the lock held."""
         self.claims.drop(claim, met=True)
         self._freed()

@@ -21,7 +21,7 @@ MAX_CLAIMS = 16
 
 
 @dataclass(eq=False)
-class Claim:
+class QueuedLoad:
     """A model that waits for memory.
 
     Attributes:
@@ -39,7 +39,7 @@ class Claim:
     digest: str
 
 
-class Claims:
+class LoadQueue:
     """Of one device; guarded by its lock.
 
     Args:
@@ -48,13 +48,13 @@ class Claims:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._claims: list[Claim] = []
+        self._claims: list[QueuedLoad] = []
         self._met = -math.inf
 
     def __len__(self) -> int:
         return len(self._in_order())
 
-    def add(self, claim: Claim) -> bool:
+    def add(self, claim: QueuedLoad) -> bool:
         """Whether the account may have one more."""
         of_account = [c for c in self._claims if c.account == claim.account]
         if len(of_account) >= MAX_CLAIMS:
@@ -62,7 +62,7 @@ class Claims:
         self._claims.append(claim)
         return True
 
-    def drop(self, claim: Claim, met: bool = False) -> None:
+    def drop(self, claim: QueuedLoad, met: bool = False) -> None:
         """It waits no more; further calls do nothing."""
         first, now = self.first(), self._clock()
         if claim not in self._claims:
@@ -74,11 +74,11 @@ class Claims:
                 self._met = now
         self._claims.remove(claim)
 
-    def withdraw(self, claim: Claim) -> None:
+    def withdraw(self, claim: QueuedLoad) -> None:
         """As if it had never been added."""
         self._claims.remove(claim)
 
-    def first(self) -> Claim | None:
+    def first(self) -> QueuedLoad | None:
         """Whose turn it is."""
         return next(iter(self._in_order()), None)
 
@@ -86,12 +86,12 @@ class Claims:
         """Whether somebody waits for that model."""
         return any(each.digest == digest for each in self._in_order())
 
-    def bytes_ahead(self, claim: Claim) -> int:
+    def bytes_ahead(self, claim: QueuedLoad) -> int:
         """Of those that come before it."""
         order = self._in_order()
         return sum(each.num_bytes for each in order[: order.index(claim)])
 
-    def due(self) -> Claim | None:
+    def due(self) -> QueuedLoad | None:
         """The one that others must leave room for."""
         first = self.first()
         if first is None:
@@ -108,11 +108,11 @@ class Claims:
             if each.account == account:
                 each.since = max(each.since, since)
 
-    def _in_order(self) -> list[Claim]:
+    def _in_order(self) -> list[QueuedLoad]:
         now = self._clock()
         self._claims = [each for each in self._claims if now < each.until]
         earlier: Counter[str] = Counter()
-        turns: dict[Claim, int] = {}
+        turns: dict[QueuedLoad, int] = {}
         for each in sorted(self._claims, key=lambda claim: claim.since):
             turns[each] = earlier[each.account]
             earlier[each.account] += 1

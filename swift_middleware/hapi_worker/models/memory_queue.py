@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from hapi_protocol.job_messages import ModelIdentity
 from hapi_worker.models.device_models import Residency
-from hapi_worker.models.load_queue import Claim
+from hapi_worker.models.load_queue import QueuedLoad
 from hapi_worker.models.uploads import GRACE_SECONDS, RETRY_SECONDS
 
 SEEN_SECONDS = 2 * RETRY_SECONDS
@@ -14,7 +14,7 @@ SEEN_SECONDS = 2 * RETRY_SECONDS
 told to come again has it still."""
 
 
-class Room:
+class MemoryQueue:
     """Claims of models, by identity; all is called with the lock held.
 
     Args:
@@ -29,7 +29,7 @@ class Room:
     ) -> None:
         self._devices = devices
         self._clock = clock
-        self._claims: dict[ModelIdentity, tuple[Residency, Claim]] = {}
+        self._claims: dict[ModelIdentity, tuple[Residency, QueuedLoad]] = {}
 
     def is_there(
         self, identity: ModelIdentity, digest: str, needed_bytes: int
@@ -70,7 +70,7 @@ class Room:
         for residency in self._devices(digest):
             if needed_bytes <= residency.limit_bytes:
                 now = self._clock()
-                claim = Claim(
+                claim = QueuedLoad(
                     identity.account,
                     needed_bytes,
                     now,

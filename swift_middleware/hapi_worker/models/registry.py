@@ -22,12 +22,12 @@ from hapi_protocol.job_messages import ModelIdentity
 from hapi_splitter.cuts import FrozenGraph
 from hapi_worker.models.device_models import Lease, Residency
 from hapi_worker.models.loaded_model import Resident
-from hapi_worker.models.memory_queue import SEEN_SECONDS, Room
+from hapi_worker.models.memory_queue import SEEN_SECONDS, MemoryQueue
 from hapi_worker.models.placement import Place, places_in_order
 from hapi_worker.models.uploads import Uploads, busy, check_name
 from hapi_worker.peer import POLL_SECONDS, IsGone, asker_gone, never_gone
 
-LEAST_BYTES_PER_SECOND = 10e6
+MIN_BYTES_PER_SECOND = 10e6
 """An upload that is slower may lose the room that was kept for it."""
 TRY_SECONDS = 1.0
 """After which one who waits for memory tries again in any case."""
@@ -82,7 +82,7 @@ class Models:
         self._clock = clock
         self._known: OrderedDict[ModelIdentity, KnownModel] = OrderedDict()
         self._busy: set[str] = set()
-        self._room = Room(self._order, clock)
+        self._room = MemoryQueue(self._order, clock)
         self._closed = False
         self.uploads = Uploads(
             changed,
@@ -249,7 +249,7 @@ class Models:
         """The package's bytes are about to arrive."""
         with self._changed:
             self.uploads.begin(identity)
-            length_seconds = identity.length_bytes / LEAST_BYTES_PER_SECOND
+            length_seconds = identity.length_bytes / MIN_BYTES_PER_SECOND
             self._room.see_to(identity, self._wait_seconds + length_seconds)
 
     def end_upload(

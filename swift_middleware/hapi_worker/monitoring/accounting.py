@@ -134,7 +134,7 @@ class _Ended:
     sent: Sent
 
 
-class Usages:
+class JobAccounting:
     """The jobs that run, and the last that ended; thread-safe.
 
     Args:

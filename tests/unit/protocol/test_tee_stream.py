@@ -21,7 +21,7 @@ from hapi_protocol.tee_stream import (
     END,
     KEPT,
     MAX_END_BYTES,
-    SplitReader,
+    TeeReader,
     end_frame,
     frame,
 )
@@ -31,7 +31,7 @@ STREAM = b"".join(frame(*each) for each in FRAMES) + end_frame(3)
 VALUES = np.arange(8, dtype=np.float32).reshape(4, 2)
 
 
-def read(reader: SplitReader, pieces: list[bytes]) -> dict[bytes, bytes]:
+def read(reader: TeeReader, pieces: list[bytes]) -> dict[bytes, bytes]:
     found = dict.fromkeys((BOTH, CLIENT, KEPT), b"")
     for piece in pieces:
         for kind, data in reader.feed(piece):
@@ -44,7 +44,7 @@ def read(reader: SplitReader, pieces: list[bytes]) -> dict[bytes, bytes]:
 def test_frames_may_come_in_any_pieces(places: list[int]) -> None:
     edges = [0, *sorted(places), len(STREAM)]
     pieces = [STREAM[a:b] for a, b in pairwise(edges)]
-    reader = SplitReader()
+    reader = TeeReader()
     assert read(reader, pieces) == {
         BOTH: b"schemae",
         CLIENT: b"t" * 300,
@@ -54,9 +54,9 @@ def test_frames_may_come_in_any_pieces(places: list[int]) -> None:
 
 
 def test_stream_without_its_last_frame_has_no_errors_to_tell() -> None:
-    reader = SplitReader()
+    reader = TeeReader()
     for cut in range(len(STREAM) - 1, 0, -40):
-        reader = SplitReader()
+        reader = TeeReader()
         read(reader, [STREAM[:cut]])
         assert reader.errors is None
 
@@ -77,7 +77,7 @@ def test_stream_without_its_last_frame_has_no_errors_to_tell() -> None:
 )
 def test_other_streams_are_refused(broken: bytes) -> None:
     with pytest.raises(InternalError, match="split stream"):
-        read(SplitReader(), [broken])
+        read(TeeReader(), [broken])
 
 
 class Marked:

@@ -31,9 +31,9 @@ from hapi_client.cli.train import idle_cache_text
 from hapi_client.data.index import load_index
 from hapi_client.metrics.counters import JobStats
 from hapi_client.progress import ConsoleReporter
-from hapi_client.reports.epoch_recorder import InForce
+from hapi_client.reports.epoch_recorder import PlanStatus
 from hapi_client.reports.progress_bar import ProgressLine
-from hapi_client.reports.terminal import LogBeside
+from hapi_client.reports.terminal import TqdmLogHandler
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location
 from hapi_client.swift.traffic_counters import Traffic
@@ -531,9 +531,9 @@ def test_log_of_a_command_stands_above_a_progress_line(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     record = logging.LogRecord("x", 30, "", 0, "a warning", None, None)
-    LogBeside().emit(record)
-    line = ProgressLine("epoch 0", 8, InForce, Traffic())
-    LogBeside().emit(record)
+    TqdmLogHandler().emit(record)
+    line = ProgressLine("epoch 0", 8, PlanStatus, Traffic())
+    TqdmLogHandler().emit(record)
     above = ["a warning", "a warning"]
     *found, last = [each for each in shown(terminal.getvalue()) if each]
     assert found == above

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from hapi_client.loading.circuit_breaker import (
     SUCCESSES_PER_PLACE,
-    PushGate,
-    PushWidth,
+    PushdownCircuitBreaker,
+    PushdownConcurrency,
 )
 from hapi_client.swift.retry import Backoff, is_retryable
 from hapi_protocol.errors import CODES, make_error
@@ -66,7 +66,9 @@ def clock():
 
 @pytest.fixture
 def gate(clock):
-    return PushGate(clock, pause_seconds=5, most_pause_seconds=12)
+    return PushdownCircuitBreaker(
+        clock, pause_seconds=5, most_pause_seconds=12
+    )
 
 
 def test_an_open_gate_admits_all(gate):
@@ -157,7 +159,7 @@ def no_room(code="share_exceeded"):
 
 
 def test_width_shrinks_with_each_refusal_and_never_to_nothing():
-    width = PushWidth(4)
+    width = PushdownConcurrency(4)
 
     limits = []
     for _ in range(5):
@@ -168,7 +170,7 @@ def test_width_shrinks_with_each_refusal_and_never_to_nothing():
 
 
 def test_width_comes_back_one_by_one_after_successes():
-    width = PushWidth(3)
+    width = PushdownConcurrency(3)
     width.refused(no_room("queue_full"))
     width.refused(no_room("queue_full"))
     assert width.limit == 1
@@ -182,7 +184,7 @@ def test_width_comes_back_one_by_one_after_successes():
 
 
 def test_width_stays_when_something_else_failed():
-    width = PushWidth(4)
+    width = PushdownConcurrency(4)
 
     width.refused(make_error("worker_unavailable", "gone"))
 

@@ -13,7 +13,7 @@ import torch
 
 from hapi_client.loading.feature_loader import FeatureLoader, LoaderPlan
 from hapi_client.loading.prefetcher import (
-    MOST_EARLY_SPANS,
+    MAX_EARLY_SPANS,
     Fetcher,
     FetchOptions,
 )
@@ -21,11 +21,11 @@ from hapi_client.loading.read_concurrency import ReadWidth
 from hapi_client.loading.span_source import LoadedSpan, SpanTask
 from hapi_client.metrics.counters import JobCounters
 from hapi_client.metrics.window_collector import Meter
-from hapi_client.reports.epoch_recorder import Tally
+from hapi_client.reports.epoch_recorder import EpochRecorder
 from hapi_client.sampling.partition import Reader
 from hapi_client.sampling.sampler import (
-    OrderRules,
-    Reading,
+    ReadPlan,
+    SamplerConfig,
     index_order,
     shuffled_order,
 )
@@ -131,8 +131,8 @@ def make_loader(
         meter=Meter(lambda: 0),
         **{"to_freeze_point": lambda cut, f: f * 1.0, **(job or {})},
     )
-    order = order or index_order(sizes, OrderRules(4))
-    reading = order if isinstance(order, Reading) else order.reading()
+    order = order or index_order(sizes, SamplerConfig(4))
+    reading = order if isinstance(order, ReadPlan) else order.reading()
     open_spans = open_spans or open_with(source, **options)
     loader = FeatureLoader(plan, reading, open_spans, CPU, delivered)
     return loader, counters
@@ -170,7 +170,7 @@ def test_features_and_labels_go_together_in_index_order():
 
 def test_a_shuffled_epoch_has_each_sample_once_with_its_label():
     order = shuffled_order(
-        SIZES, OrderRules(4, buffer_spans=2), seed=0, epoch=0
+        SIZES, SamplerConfig(4, buffer_spans=2), seed=0, epoch=0
     )
     loader, counters = make_loader(Source(), SIZES, order)
     got = rows_of(loader)
@@ -185,7 +185,7 @@ def test_threads_and_memory_do_not_change_the_batches(
     num_threads, ahead_bytes
 ):
     def run(**options):
-        order = shuffled_order(SIZES, OrderRules(4), seed=5, epoch=1)
+        order = shuffled_order(SIZES, SamplerConfig(4), seed=5, epoch=1)
         return rows_of(make_loader(Source(), SIZES, order, **options)[0])
 
     assert run(num_threads=num_threads, ahead_bytes=ahead_bytes) == run()
@@ -244,7 +244,7 @@ def test_what_has_come_is_computed_while_a_span_before_it_is_waited_for():
     fetcher = open_with(source)(make_spans([4] * 9))
     spans = iter(fetcher)
 
-    early = [next(spans)[0] for _ in range(MOST_EARLY_SPANS)]
+    early = [next(spans)[0] for _ in range(MAX_EARLY_SPANS)]
     threading.Timer(0.1, source.gate.set).start()
     rest = [position for position, _ in spans]
     fetcher.close()
@@ -260,13 +260,13 @@ def test_batches_are_the_same_when_spans_are_computed_out_of_turn():
 
     def to_freeze_point(cut, features):
         computed.append(float(features[0, 0]) // 100)
-        if len(computed) == MOST_EARLY_SPANS:
+        if len(computed) == MAX_EARLY_SPANS:
             source.gate.set()
         return features * 1.0
 
-    order = shuffled_order([4] * 9, OrderRules(4), seed=1, epoch=0)
+    order = shuffled_order([4] * 9, SamplerConfig(4), seed=1, epoch=0)
     in_turn = [piece.span for piece in order.reading().pieces]
-    assert in_turn.index(0) < MOST_EARLY_SPANS
+    assert in_turn.index(0) < MAX_EARLY_SPANS
     job = {"to_freeze_point": to_freeze_point}
     got = rows_of(make_loader(source, [4] * 9, order, job=job)[0])
 
@@ -337,7 +337,7 @@ def test_a_batch_that_lost_all_its_samples_is_left_out():
     loader, _ = make_loader(
         Source({"1/0", "1/1"}),
         [2, 2, 2, 2],
-        index_order([2, 2, 2, 2], OrderRules(2)),
+        index_order([2, 2, 2, 2], SamplerConfig(2)),
         on_error="skip",
         delivered=steps.append,
     )
@@ -350,7 +350,7 @@ def test_a_batch_that_lost_all_its_samples_is_left_out():
 @pytest.mark.parametrize("first_step", [0, 1])
 def test_epoch_that_delivers_nothing_is_an_error_where_it_is_whole(first_step):
     """A loop for as many epochs, or samples, would go on in silence."""
-    order = index_order([3, 2], OrderRules(2))
+    order = index_order([3, 2], SamplerConfig(2))
     steps = []
     loader, counters = make_loader(
         Source({"0/0", "0/1", "0/2", "1/0", "1/1"}),
@@ -376,7 +376,7 @@ def test_step_that_other_ranks_wait_for_names_a_sample_that_it_lost():
     loader, _ = make_loader(
         Source({"0/2", "1/0", "1/1"}),
         [3, 3],
-        index_order([3, 3], OrderRules(2)),
+        index_order([3, 3], SamplerConfig(2)),
         on_error="skip",
         job={"needs_every_step": True},
     )
@@ -757,7 +757,7 @@ def told_loader(source, **options):
         lines.append(Line(samples))
         return lines[-1]
 
-    tally = Tally(0, open_line=open_line)
+    tally = EpochRecorder(0, open_line=open_line)
     loader, counters = make_loader(
         source, SIZES, job={"tally": tally}, **options
     )

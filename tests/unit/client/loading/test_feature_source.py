@@ -12,18 +12,24 @@ import numpy as np
 import pytest
 import torch
 
-from hapi_client.loading.circuit_breaker import PushGate, PushWidth
+from hapi_client.loading.circuit_breaker import (
+    PushdownCircuitBreaker,
+    PushdownConcurrency,
+)
 from hapi_client.loading.decode_pool import DecodePool
-from hapi_client.loading.feature_source import PushedSource, PushPlan
+from hapi_client.loading.feature_source import (
+    FeatureRequestSpec,
+    FeatureSource,
+)
 from hapi_client.loading.raw_source import RawSource
 from hapi_client.loading.read_concurrency import ReadWidth
-from hapi_client.loading.route_source import MixedSource
+from hapi_client.loading.route_source import RoutingSource
 from hapi_client.loading.span_source import SpanLimits
 from hapi_client.metrics.counters import JobCounters
 from hapi_client.metrics.window_collector import Meter
 from hapi_client.planning.cache_tracker import KeptFeatures
-from hapi_client.planning.route_scheduler import Mixer
-from hapi_client.reports.epoch_recorder import Tally
+from hapi_client.planning.route_scheduler import RouteScheduler
+from hapi_client.reports.epoch_recorder import EpochRecorder
 from hapi_client.swift.retry import Backoff
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.data_index import IndexRow, Span
@@ -46,7 +52,7 @@ from hapi_splitter.encodings import decode as decode_features
 from hapi_splitter.encodings import encode
 from hapi_splitter.inputs.image_decode import SampleError
 from hapi_splitter.inputs.sample_format import SampleForm
-from hapi_splitter.planner.problem import STREAMED
+from hapi_splitter.planner.problem import RAW_ROUTE
 from photos import tar_of
 
 SHAPE = (1, 2, 2)
@@ -159,7 +165,7 @@ class Bench:
         self.span = span_of(data)
         self.counters = JobCounters()
         self.now = 0.0
-        self.width = PushWidth(4)
+        self.width = PushdownConcurrency(4)
         self.limits = []
         self.read_width = ReadWidth(
             4, lambda: 0, lambda: self.limits.append(self.read_width.limit)
@@ -174,12 +180,12 @@ class Bench:
             Meter(lambda: 0),
             self.read_width,
         )
-        self.pushed = PushedSource(
+        self.pushed = FeatureSource(
             self.connection,
             "c",
-            PushPlan(MODEL, 2, encoding, shape, cache),
+            FeatureRequestSpec(MODEL, 2, encoding, shape, cache),
             self.raw,
-            PushGate(lambda: self.now, 5),
+            PushdownCircuitBreaker(lambda: self.now, 5),
             self.width,
             LIMITS,
             self.counters,
@@ -268,11 +274,13 @@ class FakeSources:
 
 
 def test_loaders_of_two_epochs_and_of_none_go_their_own_ways(bench):
-    mixer, meter = Mixer({STREAMED: 1.0}), Meter(lambda: 0)
+    mixer, meter = RouteScheduler({RAW_ROUTE: 1.0}), Meter(lambda: 0)
     found = []
     for training in (ONE, None, TWO):
-        sources = FakeSources({STREAMED: bench.raw}, KeptFeatures())
-        source = MixedSource(mixer, sources, meter, Tally(), training)
+        sources = FakeSources({RAW_ROUTE: bench.raw}, KeptFeatures())
+        source = RoutingSource(
+            mixer, sources, meter, EpochRecorder(), training
+        )
         task = source.task(bench.span, lambda lane: True, 3)
         found.append(task.load(CancelScope()).features[0, 0, 0, 0].item())
     assert found == [110, 10, 210]
@@ -384,20 +392,22 @@ def test_kept_features_cost_the_store_nothing(bench, caplog):
 
 def kept_source(bench, kept, meter):
     """Spans by a plan that streams, but for those that are kept."""
-    pushed = PushedSource(
+    pushed = FeatureSource(
         bench.connection,
         "c",
-        PushPlan(MODEL, *PUSHED, (2,), kept.cache),
+        FeatureRequestSpec(MODEL, *PUSHED, (2,), kept.cache),
         bench.raw,
-        PushGate(lambda: bench.now, 5),
+        PushdownCircuitBreaker(lambda: bench.now, 5),
         bench.width,
         LIMITS,
         bench.counters,
         kept,
     )
-    sources = FakeSources({STREAMED: bench.raw, PUSHED: pushed}, kept)
+    sources = FakeSources({RAW_ROUTE: bench.raw, PUSHED: pushed}, kept)
     sources.read_width = bench.read_width
-    return MixedSource(Mixer({STREAMED: 1.0}), sources, meter, Tally())
+    return RoutingSource(
+        RouteScheduler({RAW_ROUTE: 1.0}), sources, meter, EpochRecorder()
+    )
 
 
 def kept_of(bench):

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from hapi_client.loading.read_concurrency import MOST_AGE_READS, ReadWidth
+from hapi_client.loading.read_concurrency import MAX_AGE_READS, ReadWidth
 
 MOST = 4
 SPAN_BYTES = 1000
@@ -121,7 +121,7 @@ def test_two_that_carry_as_much_as_one_tell_that_it_is_enough() -> None:
 
 def test_what_was_found_is_looked_at_again_in_time() -> None:
     world = World(link=500)
-    found = world.widths(MOST_AGE_READS + 10)
+    found = world.widths(MAX_AGE_READS + 10)
     assert found.count(4) == 2
     assert found[-1] == 1
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hapi_client.metrics.window_collector import Meter
-from hapi_client.metrics.window_metrics import SpanReport
+from hapi_client.metrics.window_metrics import SpanMetrics
 from hapi_protocol.summary import Load
-from hapi_splitter.planner.problem import STREAMED
+from hapi_splitter.planner.problem import RAW_ROUTE
 
 PUSHED = (3, "float16")
 
@@ -65,8 +65,8 @@ def test_decoding_and_the_rest_of_the_layers_are_counted_apart() -> None:
         cpu[0] += 1.0
         with meter.finishing(0, 8):
             cpu[0] += 5.0
-        decoded = SpanReport(plain_seconds=9.0, decode_cpu_seconds=2.0)
-        meter.loaded(STREAMED, 8, 9.0, decoded)
+        decoded = SpanMetrics(plain_seconds=9.0, decode_cpu_seconds=2.0)
+        meter.loaded(RAW_ROUTE, 8, 9.0, decoded)
         cpu[0] += 2.0
         seen = meter.take()
 
@@ -122,8 +122,8 @@ def test_answers_beside_a_plain_read_are_flows_by_their_bytes(
         with meter.reading():
             world.passes(2, received=300 + pushed_bytes)
         world.passes(2, received=500)
-        report = SpanReport(read_seconds=2.0, read_bytes=300)
-        meter.loaded(STREAMED, 10, 2.5, report)
+        report = SpanMetrics(read_seconds=2.0, read_bytes=300)
+        meter.loaded(RAW_ROUTE, 10, 2.5, report)
         assert meter.take().reading_flows == pytest.approx(flows)
 
 
@@ -136,8 +136,8 @@ def test_a_read_that_is_enough_counts_for_those_it_replaces(
             world.passes(2, received=200)
         with meter.reading():
             world.passes(2, received=100)
-        report = SpanReport(read_seconds=4.0, read_bytes=300)
-        meter.loaded(STREAMED, 10, 4.5, report)
+        report = SpanMetrics(read_seconds=4.0, read_bytes=300)
+        meter.loaded(RAW_ROUTE, 10, 4.5, report)
         assert meter.take().reading_flows == pytest.approx(2.5)
 
 
@@ -148,14 +148,14 @@ def test_a_plain_read_of_two_windows_is_one_flow(world: World) -> None:
             world.passes(2, received=200)
             assert meter.take().reading_flows == 1
             world.passes(1, received=100)
-        report = SpanReport(read_seconds=3.0, read_bytes=300)
-        meter.loaded(STREAMED, 10, 3.5, report)
+        report = SpanMetrics(read_seconds=3.0, read_bytes=300)
+        meter.loaded(RAW_ROUTE, 10, 3.5, report)
         assert meter.take().reading_flows == 1
 
 
 def test_pushed_reads_at_a_time_are_counted(world: World) -> None:
     meter = world.meter
-    with meter.under_way(STREAMED), meter.under_way(PUSHED):
+    with meter.under_way(RAW_ROUTE), meter.under_way(PUSHED):
         with meter.under_way(PUSHED):
             pass
         assert meter.take().most_pushed == 2
@@ -167,12 +167,12 @@ def test_pushed_reads_at_a_time_are_counted(world: World) -> None:
 
 def test_spans_are_summed_by_their_way(world: World) -> None:
     meter, load = world.meter, Load(0.5, 2, 0.9, 0.8)
-    meter.loaded(STREAMED, 10, 4.0, SpanReport(read_seconds=3.0))
+    meter.loaded(RAW_ROUTE, 10, 4.0, SpanMetrics(read_seconds=3.0))
     meter.loaded(
         PUSHED,
         8,
         2.0,
-        SpanReport(
+        SpanMetrics(
             server_cpu_seconds=0.5,
             forward_seconds=0.4,
             forward_cpu_seconds=0.3,
@@ -184,12 +184,12 @@ def test_spans_are_summed_by_their_way(world: World) -> None:
         PUSHED,
         6,
         9.0,
-        SpanReport(read_seconds=1.0, plain_seconds=4.0, fell_back=True),
+        SpanMetrics(read_seconds=1.0, plain_seconds=4.0, fell_back=True),
     )
 
     seen = meter.take()
 
-    assert seen.samples == {STREAMED: 16, PUSHED: 8}
+    assert seen.samples == {RAW_ROUTE: 16, PUSHED: 8}
     assert (seen.pushed_samples, seen.fell_back) == (8, 6)
     assert seen.reading_share == pytest.approx(4.0 / 8.0)
     assert seen.blocked_share == pytest.approx(0.25)
@@ -219,26 +219,26 @@ def test_pace_of_a_way_that_is_not_used_is_forgotten(world: World) -> None:
     def window() -> None:
         with meter.loading():
             world.passes(5)
-            meter.loaded(STREAMED, 10, 2.0, SpanReport(plain_seconds=1.0))
+            meter.loaded(RAW_ROUTE, 10, 2.0, SpanMetrics(plain_seconds=1.0))
         meter.take()
 
-    meter.loaded(PUSHED, 10, 40.0, SpanReport())
+    meter.loaded(PUSHED, 10, 40.0, SpanMetrics())
     window()
     assert meter.pace.sample_seconds[PUSHED] == pytest.approx(4.0)
     window()
     window()
     pace = meter.pace
     assert pace.sample_seconds[PUSHED] == pytest.approx(1.0)
-    assert pace.sample_seconds[STREAMED] == pytest.approx(0.1)
+    assert pace.sample_seconds[RAW_ROUTE] == pytest.approx(0.1)
     assert pace.samples_per_second == pytest.approx(2.5)
 
 
 def test_a_span_is_done_with_when_what_came_before_it_is(world: World) -> None:
     meter = world.meter
-    with meter.loading(), meter.under_way(STREAMED):
-        meter.loaded(PUSHED, 8, 4.0, SpanReport())
-        meter.loaded(STREAMED, 8, 1.0, SpanReport(plain_seconds=0.8))
-        meter.loaded(STREAMED, 8, 1.0, SpanReport(plain_seconds=0.8))
+    with meter.loading(), meter.under_way(RAW_ROUTE):
+        meter.loaded(PUSHED, 8, 4.0, SpanMetrics())
+        meter.loaded(RAW_ROUTE, 8, 1.0, SpanMetrics(plain_seconds=0.8))
+        meter.loaded(RAW_ROUTE, 8, 1.0, SpanMetrics(plain_seconds=0.8))
         with meter.finishing(0, 7, num_failed=1):
             world.passes(1.4)
         with meter.finishing(PUSHED[0], 8):
@@ -246,19 +246,19 @@ def test_a_span_is_done_with_when_what_came_before_it_is(world: World) -> None:
         pace = meter.pace
 
     # One of eight comes, eight have come, and the new one is computed last.
-    assert pace.unfinished(STREAMED, 8) == 16
-    assert pace.span_seconds(STREAMED, 8) == pytest.approx(0.8 + 24 * 0.2)
+    assert pace.unfinished(RAW_ROUTE, 8) == 16
+    assert pace.span_seconds(RAW_ROUTE, 8) == pytest.approx(0.8 + 24 * 0.2)
     assert pace.unfinished(PUSHED, 8) == 0
     assert pace.span_seconds(PUSHED, 8) == pytest.approx(4.0)
 
 
 def test_spans_that_come_together_share_the_link(world: World) -> None:
     meter = world.meter
-    meter.loaded(STREAMED, 8, 8.0, SpanReport(plain_seconds=8.0))
-    meter.expect({STREAMED: 0.9, PUSHED: 0.01})
-    assert meter.pace.span_seconds(STREAMED, 8) == pytest.approx(8.0)
-    with meter.loading(), meter.under_way(STREAMED):
-        assert meter.pace.span_seconds(STREAMED, 8) == pytest.approx(14.4)
+    meter.loaded(RAW_ROUTE, 8, 8.0, SpanMetrics(plain_seconds=8.0))
+    meter.expect({RAW_ROUTE: 0.9, PUSHED: 0.01})
+    assert meter.pace.span_seconds(RAW_ROUTE, 8) == pytest.approx(8.0)
+    with meter.loading(), meter.under_way(RAW_ROUTE):
+        assert meter.pace.span_seconds(RAW_ROUTE, 8) == pytest.approx(14.4)
         assert meter.pace.span_seconds(PUSHED, 8) == pytest.approx(0.08)
 
 
@@ -270,7 +270,7 @@ def test_rate_that_is_planned_counts_where_less_was_measured(
     assert meter.pace.samples_per_second == 6.0
     with meter.loading():
         world.passes(5)
-        meter.loaded(STREAMED, 10, 2.0, SpanReport())
+        meter.loaded(RAW_ROUTE, 10, 2.0, SpanMetrics())
     meter.take()
     assert meter.pace.samples_per_second == 6.0
     with meter.loading(), meter.loading():
@@ -281,24 +281,24 @@ def test_rate_that_is_planned_counts_where_less_was_measured(
 
 def test_what_a_loop_left_behind_keeps_no_later_one_busy(world: World) -> None:
     with world.meter.loading():
-        world.meter.loaded(STREAMED, 8, 1.0, SpanReport())
-    world.meter.loaded(STREAMED, 8, 1.0, SpanReport())
+        world.meter.loaded(RAW_ROUTE, 8, 1.0, SpanMetrics())
+    world.meter.loaded(RAW_ROUTE, 8, 1.0, SpanMetrics())
     with world.meter.loading():
-        assert world.meter.pace.unfinished(STREAMED, 8) == 0
-        world.meter.loaded(STREAMED, 8, 1.0, SpanReport())
+        assert world.meter.pace.unfinished(RAW_ROUTE, 8) == 0
+        world.meter.loaded(RAW_ROUTE, 8, 1.0, SpanMetrics())
         with world.meter.loading():
             # Of one of two.
-            assert world.meter.pace.unfinished(STREAMED, 8) == 4
+            assert world.meter.pace.unfinished(RAW_ROUTE, 8) == 4
 
 
 def test_pace_of_a_way_stays_while_a_span_is_on_it(world: World) -> None:
     meter = world.meter
-    meter.loaded(PUSHED, 10, 120.0, SpanReport())
+    meter.loaded(PUSHED, 10, 120.0, SpanMetrics())
     with meter.under_way(PUSHED):
         for _ in range(3):
             with meter.loading():
                 world.passes(5)
-                meter.loaded(STREAMED, 10, 1.0, SpanReport())
+                meter.loaded(RAW_ROUTE, 10, 1.0, SpanMetrics())
             meter.take()
         assert meter.pace.sample_seconds[PUSHED] == pytest.approx(12.0)
 
@@ -306,17 +306,17 @@ def test_pace_of_a_way_stays_while_a_span_is_on_it(world: World) -> None:
 def test_span_with_bad_rows_was_streamed_and_did_not_fall_back(
     world: World,
 ) -> None:
-    world.meter.loaded(PUSHED, 10, 9.0, SpanReport(plain_seconds=4.0))
+    world.meter.loaded(PUSHED, 10, 9.0, SpanMetrics(plain_seconds=4.0))
     seen = world.meter.take()
-    assert seen.samples == {STREAMED: 10}
+    assert seen.samples == {RAW_ROUTE: 10}
     assert (seen.fell_back, seen.pushed_samples) == (0, 0)
 
 
 def test_kept_spans_say_nothing_of_what_computing_costs(world: World) -> None:
     meter = world.meter
-    computed = SpanReport(server_cpu_seconds=0.5)
+    computed = SpanMetrics(server_cpu_seconds=0.5)
     meter.loaded(PUSHED, 8, 2.0, computed)
-    meter.loaded(PUSHED, 40, 0.5, SpanReport(was_kept=True))
+    meter.loaded(PUSHED, 40, 0.5, SpanMetrics(was_kept=True))
     seen = meter.take()
     assert seen.samples == {PUSHED: 48}
     assert seen.pushed_samples == 8
@@ -335,15 +335,15 @@ def test_failed_pushes_are_not_slow_streams(world: World) -> None:
         PUSHED,
         10,
         120.0,
-        SpanReport(read_seconds=0.9, plain_seconds=1.0, fell_back=True),
+        SpanMetrics(read_seconds=0.9, plain_seconds=1.0, fell_back=True),
     )
-    assert meter.pace.sample_seconds == {STREAMED: pytest.approx(0.1)}
+    assert meter.pace.sample_seconds == {RAW_ROUTE: pytest.approx(0.1)}
     assert meter.take().reading_share == pytest.approx(0.9)
 
 
 def test_short_window_says_nothing_of_the_rate(world: World) -> None:
     with world.meter.loading():
         world.passes(0.1)
-        world.meter.loaded(STREAMED, 50, 0.1, SpanReport())
+        world.meter.loaded(RAW_ROUTE, 50, 0.1, SpanMetrics())
     world.meter.take()
     assert world.meter.pace.samples_per_second == 0.0

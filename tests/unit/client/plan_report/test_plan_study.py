@@ -20,8 +20,12 @@ from hapi_client.cli.parse import parse_link
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.model.registry import ModelSource, images_of, load_region
 from hapi_client.plan_report import plan_study as advice
-from hapi_client.plan_report.machine_load import OtherWork, other_work
-from hapi_client.plan_report.plan_study import Question, advise, train_seconds
+from hapi_client.plan_report.machine_load import BackgroundLoad, other_work
+from hapi_client.plan_report.plan_study import (
+    PlanRequest,
+    advise,
+    train_seconds,
+)
 from hapi_client.planning import sample_probe as probe
 from hapi_client.planning.device_profile import cut_facts, measure
 from hapi_client.planning.sample_probe import (
@@ -101,7 +105,7 @@ def test_random_weights_of_ones_own_model_are_always_the_same(
 def test_plan_tells_of_other_work_on_this_machine(
     region: FrozenRegion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    question = Question(
+    question = PlanRequest(
         floor="lossless",
         epochs=1.0,
         batch_size=2,
@@ -113,8 +117,8 @@ def test_plan_tells_of_other_work_on_this_machine(
 
     def told(cores: float) -> list[str]:
         @contextmanager
-        def others() -> Iterator[OtherWork]:
-            yield OtherWork(cores)
+        def others() -> Iterator[BackgroundLoad]:
+            yield BackgroundLoad(cores)
 
         monkeypatch.setattr(advice, "other_work", others)
         notes = advise(region, question, SilentReporter()).report.notes

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from hapi_client.metrics.window_collector import Meter
-from hapi_client.metrics.window_metrics import Observation
+from hapi_client.metrics.window_metrics import WindowMetrics
 from hapi_client.planning import planner as planning
-from hapi_client.planning.cost_estimators import Estimates
+from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.device_profile import LocalFacts
-from hapi_client.planning.inputs import Horizon
-from hapi_client.planning.loop_probe import LoopMeasurement
+from hapi_client.planning.inputs import RemainingWork
+from hapi_client.planning.loop_probe import TrainingThreadProbe
 from hapi_client.planning.planner import JobPlanner
-from hapi_client.planning.replanner import LEAST_PUSH_GAIN, gain_over
-from hapi_client.planning.route_scheduler import Mixer
+from hapi_client.planning.replanner import MIN_PUSH_GAIN, gain_over
+from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_client.planning.sample_probe import ProbeSamples
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.errors import ClientError
@@ -33,7 +33,7 @@ from hapi_splitter.planner.plan import (
     if_streaming,
     solve,
 )
-from hapi_splitter.planner.problem import STREAMED
+from hapi_splitter.planner.problem import RAW_ROUTE
 
 
 class Connection:
@@ -57,8 +57,8 @@ def planner_of(connection: Connection) -> JobPlanner:
     parts: Any = SimpleNamespace(connection=connection, measure=None)
     return JobPlanner(
         parts,
-        Estimates(push_width=lambda: 4, train_on_cpu=True),
-        Mixer({STREAMED: 1.0}),
+        CostEstimators(push_width=lambda: 4, train_on_cpu=True),
+        RouteScheduler({RAW_ROUTE: 1.0}),
         Meter(lambda: 0),
     )
 
@@ -123,7 +123,7 @@ def test_error_of_measuring_is_told_by_the_thread_that_asked() -> None:
     def fail(probe: object) -> LocalFacts:
         raise ClientError("bad_sample", "none of the samples decodes")
 
-    measurement = LoopMeasurement(fail)
+    measurement = TrainingThreadProbe(fail)
     measurement.ask(PROBE)
     measurement.span_came()
 
@@ -145,7 +145,7 @@ def test_loop_that_is_interrupted_while_it_measures_may_be_asked_again() -> (
         found: LocalFacts = measured
         return found
 
-    measurement = LoopMeasurement(measure)
+    measurement = TrainingThreadProbe(measure)
     measurement.ask(PROBE)
     with pytest.raises(KeyboardInterrupt):
         measurement.span_came()
@@ -177,11 +177,11 @@ def test_a_job_that_is_nearly_over_does_not_measure(
     planner = planner_of(Connection(RuntimeError()))
     asked = []
     parts: Any = planner._parts
-    parts.horizon = Horizon(200, epochs)
+    parts.horizon = RemainingWork(200, epochs)
     parts.samples_so_far = lambda: so_far
     parts.earlier_samples = lambda: 0
     parts.read = asked.append
-    seen = Observation(5.0, samples={STREAMED: 200}, train_samples=0)
+    seen = WindowMetrics(5.0, samples={RAW_ROUTE: 200}, train_samples=0)
     monkeypatch.setattr(planner, "_watch", lambda: True)
     monkeypatch.setattr(planner._meter, "take", lambda: seen)
 
@@ -219,7 +219,7 @@ def test_a_job_says_why_it_will_not_push(
     plan = solve(problem)
     gain = gain_over(if_streaming(problem), plan)
     assert plan.pushes is (gain > 1)
-    assert gain < LEAST_PUSH_GAIN
+    assert gain < MIN_PUSH_GAIN
     assert reason in planning._why_not(plan, gain)
 
 
@@ -234,9 +234,9 @@ def test_what_waits_in_a_scope_may_cancel_it() -> None:
 
 def test_samples_are_read_for_some_seconds_of_what_the_link_carries() -> None:
     planner = planner_of(Connection(ClientError("not_connected", "none")))
-    seen = Observation(4.0, received_bytes=2_000_000)
+    seen = WindowMetrics(4.0, received_bytes=2_000_000)
     # Four plain reads of the job are under way as well.
     assert planner._bytes_in_time(seen) == pytest.approx(
         planning.READ_SECONDS * 500e3 / 5
     )
-    assert planner._bytes_in_time(Observation(0.0)) == float("inf")
+    assert planner._bytes_in_time(WindowMetrics(0.0)) == float("inf")

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hapi_client.metrics.window_metrics import Observation
+from hapi_client.metrics.window_metrics import WindowMetrics
 from hapi_client.planning.cache_tracker import KeptFeatures
-from hapi_client.planning.cost_estimators import Estimates
-from hapi_client.planning.inputs import Horizon
-from hapi_client.planning.link_estimator import LINK_GROWTH, LinkEstimate
+from hapi_client.planning.cost_estimators import CostEstimators
+from hapi_client.planning.inputs import RemainingWork
+from hapi_client.planning.link_estimator import LINK_GROWTH, LinkEstimator
 from hapi_client.planning.replanner import (
-    LEAST_MOVED,
-    MOST_MOVED,
+    MAX_MOVED,
+    MIN_MOVED,
     ReplanOptions,
     describe_mix,
     difference,
@@ -27,7 +27,7 @@ from hapi_protocol.data_index import IndexRow, Span
 from hapi_protocol.summary import Load
 from hapi_splitter.planner.costs import Conditions
 from hapi_splitter.planner.plan import Option, Problem, solve
-from hapi_splitter.planner.problem import UNITS, UNSEEN_LINK, Way
+from hapi_splitter.planner.problem import UNITS, UNSEEN_LINK, Route
 from hapi_splitter.planner.resource_use import resource_use, scaled
 from problems import problem_of
 from simulated_tiers import (
@@ -135,10 +135,10 @@ def slow_server(seconds: float) -> Truth:
     )
 
 
-def look(job: SimulatedJob, times: int = 1) -> set[Way]:
+def look(job: SimulatedJob, times: int = 1) -> set[Route]:
     """After it has looked; what it uses then."""
     for _ in range(times):
-        job.meter.pending = Observation(1.0)
+        job.meter.pending = WindowMetrics(1.0)
         job.replanner.look()
     return set(job.mixer.weights)
 
@@ -252,7 +252,7 @@ def test_mix_reacts_when_the_link_becomes_fast() -> None:
 
 
 def test_unknown_link_has_no_limit_until_it_was_one() -> None:
-    link = LinkEstimate()
+    link = LinkEstimator()
 
     link.observe(5e6, limited=False, seconds=5.0)
     assert link.bytes_per_second == UNSEEN_LINK
@@ -262,7 +262,7 @@ def test_unknown_link_has_no_limit_until_it_was_one() -> None:
 
 
 def test_interval_without_limit_only_raises_the_link() -> None:
-    link = LinkEstimate(10e6)
+    link = LinkEstimator(10e6)
 
     link.observe(2e6, limited=False, seconds=5.0)
     assert link.bytes_per_second == 10e6
@@ -272,7 +272,7 @@ def test_interval_without_limit_only_raises_the_link() -> None:
 
 
 def test_link_that_carries_what_is_believed_of_it_grows_slowly() -> None:
-    link = LinkEstimate(10e6)
+    link = LinkEstimator(10e6)
 
     for _ in range(30):
         rate = 0.95 * link.bytes_per_second
@@ -282,7 +282,7 @@ def test_link_that_carries_what_is_believed_of_it_grows_slowly() -> None:
 
 
 def test_link_is_tried_again_after_a_minute() -> None:
-    link = LinkEstimate(10e6)
+    link = LinkEstimator(10e6)
 
     for _ in range(13):
         link.observe(1e6, limited=False, seconds=5.0)
@@ -302,13 +302,13 @@ MIXES = st.dictionaries(
 def test_step_moves_at_most_a_quarter(
     now: dict[tuple[int, str], float], wanted: dict[tuple[int, str], float]
 ) -> None:
-    moved = step(now, wanted, MOST_MOVED)
+    moved = step(now, wanted, MAX_MOVED)
 
     assert sum(moved.values()) == pytest.approx(1.0)
     ways = {*now, *wanted, *moved}
     distance = sum(abs(moved.get(w, 0) - now.get(w, 0)) for w in ways) / 2
     # Ways not worth a request leave at once.
-    assert distance <= MOST_MOVED + 0.08 + 1e-9
+    assert distance <= MAX_MOVED + 0.08 + 1e-9
 
 
 def test_moves_to_and_fro_become_smaller() -> None:
@@ -320,23 +320,25 @@ def test_moves_to_and_fro_become_smaller() -> None:
     for number in range(16):
         # Worlds that no mix can follow.
         link = 0.6e6 if number % 2 else 100e6
-        job.estimates.link = LinkEstimate(link)
-        job.meter.pending = Observation(1.0)
+        job.estimates.link = LinkEstimator(link)
+        job.meter.pending = WindowMetrics(1.0)
         before = dict(job.mixer.weights)
         job.replanner.look()
         moved.append(distance(before, job.mixer.weights))
-    assert max(moved) > 1.5 * LEAST_MOVED
-    assert moved[-4:] == pytest.approx([LEAST_MOVED] * 4)
+    assert max(moved) > 1.5 * MIN_MOVED
+    assert moved[-4:] == pytest.approx([MIN_MOVED] * 4)
 
 
-def distance(one: Mapping[Way, float], other: Mapping[Way, float]) -> float:
+def distance(
+    one: Mapping[Route, float], other: Mapping[Route, float]
+) -> float:
     return sum(abs(part) for part in difference(one, other).values()) / 2
 
 
 def test_steps_arrive_after_four() -> None:
     mix = {STREAM: 1.0}
     for _ in range(4):
-        mix = step(mix, {PUSH: 1.0}, MOST_MOVED)
+        mix = step(mix, {PUSH: 1.0}, MAX_MOVED)
 
     assert mix == {PUSH: pytest.approx(1.0)}
 
@@ -359,7 +361,7 @@ def test_only_time_of_loading_counts_until_the_next_look() -> None:
     job.replanner.begin()
     clock.now += 60.0
     job.meter.taken_at = clock.now - 2.0  # 58 s between two epochs
-    job.meter.pending = Observation(2.0, samples={STREAM: 50})
+    job.meter.pending = WindowMetrics(2.0, samples={STREAM: 50})
     job.replanner.span_came()
     assert job.meter.pending.num_samples == 50, "not looked at yet"
 
@@ -374,7 +376,7 @@ def test_worker_whose_lane_ran_empty_could_have_given_more(
 ) -> None:
     job = SimulatedJob(BALANCED, Clock())
     estimates = job.estimates
-    seen = Observation(
+    seen = WindowMetrics(
         5.0,
         samples={PUSH: 333},
         pushed_samples=333,
@@ -396,7 +398,7 @@ def test_worker_that_only_we_keep_busy_is_all_ours(
     """It was busy when it said so; in half of the window it rested."""
     job = SimulatedJob(BALANCED, Clock())
     estimates = job.estimates
-    seen = Observation(
+    seen = WindowMetrics(
         5.0,
         samples={PUSH: 208},
         pushed_samples=208,
@@ -442,7 +444,7 @@ def test_log_of_plans_tells_of_a_worker_that_is_gone_and_comes_back() -> None:
 
     def passes(**seen: object) -> None:
         clock.now += 10.0
-        job.meter.pending = Observation(
+        job.meter.pending = WindowMetrics(
             5.0, train_samples=400, train_seconds=1.0, **seen
         )
         job.replanner.span_came()
@@ -471,7 +473,7 @@ def test_late_straggler_of_a_plan_that_streams_is_no_lost_worker() -> None:
     job = SimulatedJob(BALANCED, clock)
     job.replanner.begin()
     job.mixer.change({STREAM: 1.0})
-    job.meter.pending = Observation(
+    job.meter.pending = WindowMetrics(
         5.0, samples={STREAM: 400}, fell_back=8, train_samples=400
     )
     before = len(job.replanner.changes)
@@ -487,7 +489,7 @@ def test_worker_that_mostly_fails_counts_as_gone() -> None:
     job = SimulatedJob(BALANCED, Clock())
     mixed = job.replanner.begin()
     assert job.meter.planned == mixed.samples_per_second > 0
-    job.meter.pending = Observation(
+    job.meter.pending = WindowMetrics(
         5.0,
         samples={STREAM: 300, PUSH: 50},
         pushed_samples=50,
@@ -509,7 +511,7 @@ def test_worker_whose_features_had_been_kept_is_not_gone() -> None:
     job = SimulatedJob(BALANCED, Clock())
     job.replanner.begin()
     before = len(job.replanner.changes)
-    job.meter.pending = Observation(
+    job.meter.pending = WindowMetrics(
         5.0, samples={STREAM: 8, PUSH: 400}, kept={PUSH: 400}, fell_back=8
     )
 
@@ -540,7 +542,9 @@ def kept_of(mode: str) -> KeptFeatures:
     return kept
 
 
-def job_that_keeps(mode: str, epochs: float) -> tuple[set[Way], Way | None]:
+def job_that_keeps(
+    mode: str, epochs: float
+) -> tuple[set[Route], Route | None]:
     """The ways of its first plan, and on which one a span is read again that
     was kept on all of them."""
     kept = kept_of(mode)
@@ -570,7 +574,7 @@ def test_what_is_kept_is_read_only_where_that_is_faster() -> None:
     slow = replace(TWO_CUTS, link_capacity=0.75e6)
     kept = kept_of("readwrite")
     job = SimulatedJob(slow, Clock(), kept=kept)
-    job.estimates.link = LinkEstimate(0.75e6)
+    job.estimates.link = LinkEstimator(0.75e6)
     job.replanner.begin()
     for way in (PUSH, DEEP):
         kept.note(way, SPAN, None, "store")
@@ -598,17 +602,17 @@ def test_what_others_have_kept_is_read_whatever_the_plan() -> None:
 
 
 def test_epoch_under_way_is_always_still_to_come() -> None:
-    assert Horizon(100, 10.0).epochs_to_come(250) == pytest.approx(7.5)
-    assert Horizon(100, 2.0).epochs_to_come(200) == pytest.approx(1.0)
-    assert Horizon(100, 2.0).epochs_to_come(530) == pytest.approx(0.7)
-    assert Horizon(100, None).epochs_to_come(0) == pytest.approx(1.0)
-    assert Horizon(100, None).epochs_to_come(640) == pytest.approx(6.4)
+    assert RemainingWork(100, 10.0).epochs_to_come(250) == pytest.approx(7.5)
+    assert RemainingWork(100, 2.0).epochs_to_come(200) == pytest.approx(1.0)
+    assert RemainingWork(100, 2.0).epochs_to_come(530) == pytest.approx(0.7)
+    assert RemainingWork(100, None).epochs_to_come(0) == pytest.approx(1.0)
+    assert RemainingWork(100, None).epochs_to_come(640) == pytest.approx(6.4)
 
 
 def test_link_is_known_though_little_is_streamed() -> None:
     estimates = SimulatedJob(BALANCED, Clock()).estimates
     problem = SimulatedJob(BALANCED, Clock()).build(estimates.conditions())
-    seldom = Observation(
+    seldom = WindowMetrics(
         10.0,
         samples={STREAM: 10, PUSH: 90},
         received_bytes=1_280_000,
@@ -636,7 +640,7 @@ def test_link_is_known_from_the_first_read_that_waits(flows: float) -> None:
     """A job begins with one, and may have had no time for more."""
     job = SimulatedJob(BALANCED, Clock())
     estimates = job.estimates
-    first = Observation(
+    first = WindowMetrics(
         2.1,
         samples={STREAM: 16},
         received_bytes=1_700_000,
@@ -665,8 +669,8 @@ def test_link_is_known_from_the_first_read_that_waits(flows: float) -> None:
 def test_link_that_became_fast_is_found_when_reads_no_longer_wait() -> None:
     job = SimulatedJob(BALANCED, Clock())
     estimates = job.estimates
-    estimates.link = LinkEstimate(2e6)
-    fast = Observation(
+    estimates.link = LinkEstimator(2e6)
+    fast = WindowMetrics(
         5.0,
         samples={STREAM: 80, PUSH: 200},
         received_bytes=9_000_000,
@@ -699,14 +703,14 @@ def test_link_that_became_fast_is_found_when_reads_no_longer_wait() -> None:
 def test_accelerator_of_the_client_is_known_by_the_loop_that_never_waits(
     waiting: float, profiled: float, expected: float | None
 ) -> None:
-    estimates = Estimates(push_width=lambda: 4, train_on_cpu=False)
+    estimates = CostEstimators(push_width=lambda: 4, train_on_cpu=False)
     work = {"client layers": profiled / 1000}
     use = {"client device": profiled / 1000}
     option = Option(0, "raw", use, 0, 0, work)
     problem = problem_of(
         [option], {"link": 1e9, "client cpu": 4.0, "client device": 1.0}
     )
-    seen = Observation(
+    seen = WindowMetrics(
         10.0,
         samples={STREAM: 1000},
         train_samples=1000,
@@ -725,7 +729,7 @@ def test_accelerator_of_the_client_is_known_by_the_loop_that_never_waits(
 def test_interval_without_bytes_says_nothing_of_the_link() -> None:
     clock = Clock()
     job = SimulatedJob(BALANCED, clock)
-    idle = Observation(
+    idle = WindowMetrics(
         5.0, samples={STREAM: 64}, reading_share=0.9, stream_seconds=20.0
     )
 
@@ -756,10 +760,10 @@ def profiled(conditions: Conditions) -> Problem:
 
 
 def test_each_kind_of_work_is_corrected_by_what_was_seen_of_it() -> None:
-    estimates = Estimates(
+    estimates = CostEstimators(
         push_width=lambda: 4, train_on_cpu=True, server_threads=1
     )
-    seen = Observation(
+    seen = WindowMetrics(
         5.0,
         samples={STREAM: 100, PUSH: 200},
         client_cpu_seconds=2.1,
@@ -795,10 +799,10 @@ def test_each_kind_of_work_is_corrected_by_what_was_seen_of_it() -> None:
 def test_kept_features_make_no_computing_cheaper() -> None:
     found = []
     for kept in (0, 800):
-        estimates = Estimates(
+        estimates = CostEstimators(
             push_width=lambda: 4, train_on_cpu=True, server_threads=1
         )
-        seen = Observation(
+        seen = WindowMetrics(
             5.0,
             samples={PUSH: 200 + kept},
             kept={PUSH: kept},
@@ -817,8 +821,8 @@ def test_kept_features_make_no_computing_cheaper() -> None:
 
 
 def test_little_work_says_nothing_of_its_profile() -> None:
-    estimates = Estimates(push_width=lambda: 4, train_on_cpu=True)
-    seen = Observation(
+    estimates = CostEstimators(push_width=lambda: 4, train_on_cpu=True)
+    seen = WindowMetrics(
         5.0,
         samples={STREAM: 2, PUSH: 20},
         client_cpu_seconds=1.0,
@@ -837,10 +841,10 @@ def test_little_work_says_nothing_of_its_profile() -> None:
 
 
 def test_step_that_uses_one_core_of_many_is_not_charged_with_all() -> None:
-    estimates = Estimates(
+    estimates = CostEstimators(
         push_width=lambda: 4, train_on_cpu=True, client_threads=8
     )
-    seen = Observation(
+    seen = WindowMetrics(
         5.0,
         samples={PUSH: 1000},
         client_cpu_seconds=2.5,  # 1 to train, 0.5 to unpack, 1 of handling

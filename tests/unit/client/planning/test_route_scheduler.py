@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi_client.planning.route_scheduler import (
-    MOST_DEBT_SPANS,
-    Mixer,
+    MAX_DEBT_SPANS,
+    RouteScheduler,
     too_late,
 )
 
@@ -28,7 +28,7 @@ def always(way: object) -> bool:
 def test_shares_stay_within_a_span_of_the_weights(
     weights: dict[int, float], sizes: list[int]
 ) -> None:
-    mixer = Mixer(weights)
+    mixer = RouteScheduler(weights)
     dealt: Counter[int] = Counter()
 
     for number, size in enumerate(sizes):
@@ -45,7 +45,7 @@ def test_shares_stay_within_a_span_of_the_weights(
 def test_no_way_runs_further_ahead_than_allowed_when_others_are_full(
     weights: dict[int, float], sizes: list[int], data: st.DataObject
 ) -> None:
-    mixer = Mixer(weights)
+    mixer = RouteScheduler(weights)
     dealt: Counter[int] = Counter()
 
     for size in sizes:
@@ -57,11 +57,11 @@ def test_no_way_runs_further_ahead_than_allowed_when_others_are_full(
         dealt[way] += size
         total = sum(dealt.values())
         ahead = dealt[way] - weights[way] * total
-        assert ahead <= MOST_DEBT_SPANS * max(sizes) + 1e-6
+        assert ahead <= MAX_DEBT_SPANS * max(sizes) + 1e-6
 
 
 def test_way_without_room_is_passed_over_until_too_far_behind() -> None:
-    mixer = Mixer({"stream": 0.5, "push": 0.5})
+    mixer = RouteScheduler({"stream": 0.5, "push": 0.5})
 
     chosen = [mixer.choose(10, lambda way: way == "stream") for _ in range(6)]
 
@@ -69,7 +69,7 @@ def test_way_without_room_is_passed_over_until_too_far_behind() -> None:
 
 
 def test_nothing_is_owed_for_what_had_to_wait() -> None:
-    mixer = Mixer({"stream": 0.5, "push": 0.5})
+    mixer = RouteScheduler({"stream": 0.5, "push": 0.5})
     for _ in range(50):
         mixer.choose(10, lambda way: way == "stream")
 
@@ -79,7 +79,7 @@ def test_nothing_is_owed_for_what_had_to_wait() -> None:
 
 
 def test_changed_weights_hold_from_then_on() -> None:
-    mixer = Mixer({"stream": 1.0})
+    mixer = RouteScheduler({"stream": 1.0})
     for _ in range(100):
         assert mixer.choose(8, always) == "stream"
 
@@ -97,11 +97,11 @@ def test_weights_that_are_no_shares_are_refused(
     weights: dict[str, float],
 ) -> None:
     with pytest.raises(ValueError, match="do not sum to 1"):
-        Mixer(weights)
+        RouteScheduler(weights)
 
 
 def test_avoided_way_gets_nothing_and_is_owed_a_few_spans_for_it() -> None:
-    mixer = Mixer({"stream": 0.5, "push": 0.5})
+    mixer = RouteScheduler({"stream": 0.5, "push": 0.5})
 
     last = [mixer.choose(8, always, {"stream"}) for _ in range(20)]
     first = [mixer.choose(8, always) for _ in range(20)]
@@ -112,7 +112,7 @@ def test_avoided_way_gets_nothing_and_is_owed_a_few_spans_for_it() -> None:
 
 
 def test_avoided_way_is_waited_for_when_the_others_are_full() -> None:
-    mixer = Mixer({"stream": 0.5, "push": 0.5})
+    mixer = RouteScheduler({"stream": 0.5, "push": 0.5})
 
     assert mixer.choose(8, lambda way: way == "stream", {"stream"}) is None
 
@@ -161,7 +161,7 @@ def test_one_way_always_stays(
 
 
 def test_ways_that_are_left_keep_to_their_shares() -> None:
-    mixer = Mixer({"a": 0.6, "b": 0.3, "c": 0.1})
+    mixer = RouteScheduler({"a": 0.6, "b": 0.3, "c": 0.1})
     dealt = Counter(mixer.choose(8, always, {"c"}) for _ in range(60))
     assert dealt["c"] == 0
     assert 35 <= dealt["a"] <= 45
@@ -171,5 +171,5 @@ def test_ways_that_are_left_keep_to_their_shares() -> None:
 
 
 def test_something_is_dealt_though_all_ways_are_to_be_avoided() -> None:
-    mixer = Mixer({"a": 1.0})
+    mixer = RouteScheduler({"a": 1.0})
     assert mixer.choose(8, always, {"a"}) == "a"

@@ -7,18 +7,22 @@ from contextlib import suppress
 import pytest
 
 from hapi_client.metrics.counters import JobCounters, JobStats
-from hapi_client.metrics.window_metrics import SpanReport
-from hapi_client.reports.epoch_recorder import InForce, PlanCount, Tally
+from hapi_client.metrics.window_metrics import SpanMetrics
+from hapi_client.reports.epoch_recorder import (
+    EpochRecorder,
+    PlanChangeCounter,
+    PlanStatus,
+)
 from hapi_client.reports.epoch_report import (
     LAYERS,
     PLANNING,
     TRAINING,
     WAITING,
 )
-from hapi_client.sampling.sampler import OrderRules, index_order
+from hapi_client.sampling.sampler import SamplerConfig, index_order
 from hapi_client.swift.traffic_counters import Traffic
 
-READING = index_order([8], OrderRules(4)).reading()
+READING = index_order([8], SamplerConfig(4)).reading()
 
 
 class World:
@@ -26,13 +30,13 @@ class World:
 
     def __init__(self) -> None:
         self.now = 50.0
-        self.plan = InForce()
-        self.plans = PlanCount()
+        self.plan = PlanStatus()
+        self.plans = PlanChangeCounter()
         self.lines: list[Line] = []
         self.tally = self.another()
 
-    def another(self) -> Tally:
-        return Tally(
+    def another(self) -> EpochRecorder:
+        return EpochRecorder(
             3,
             "train",
             in_force=lambda: self.plan,
@@ -170,10 +174,10 @@ def test_what_threads_add_elsewhere_is_not_the_passes(world: World) -> None:
 def test_spans_are_told_by_tier(world: World) -> None:
     with world.tally.running(READING):
         world.tally.loaded(
-            SpanReport(read_seconds=3.0, decode_cpu_seconds=0.5)
+            SpanMetrics(read_seconds=3.0, decode_cpu_seconds=0.5)
         )
         world.tally.loaded(
-            SpanReport(
+            SpanMetrics(
                 server_seconds={"forward": 2.0, "send_blocked": 0.25},
                 server_cpu_seconds=1.5,
                 request_seconds=4.0,
@@ -201,10 +205,10 @@ def test_plans_are_held_to_the_samples_that_came_under_them(
     with tally.running(READING):
         world.passes(10)  # streamed, without a plan
         tally.delivered(4)
-        world.plan = InForce("cut 2 · uint8", 2.0, ("link",), 1)
+        world.plan = PlanStatus("cut 2 · uint8", 2.0, ("link",), 1)
         world.passes(4)
         tally.delivered(4)
-        world.plan = InForce("cut 3 · uint8", 1.0, ("client cpu",), 3)
+        world.plan = PlanStatus("cut 3 · uint8", 1.0, ("client cpu",), 3)
     report = tally.report
     assert report is not None
     assert report.predicted_samples_per_second == 2.0
@@ -216,7 +220,7 @@ def test_plans_are_held_to_the_samples_that_came_under_them(
     assert report.plan_changes == 3
 
 
-def plan_changes(tally: Tally) -> int:
+def plan_changes(tally: EpochRecorder) -> int:
     assert tally.report is not None
     return tally.report.plan_changes
 
@@ -227,20 +231,20 @@ def test_a_plan_between_two_passes_is_counted_by_the_second(
     first, second = world.tally, world.another()
     with first.running(READING):
         pass
-    world.plan = InForce("cut 2 · uint8", 2.0, ("link",), 1)
+    world.plan = PlanStatus("cut 2 · uint8", 2.0, ("link",), 1)
     with second.running(READING):
         assert plan_changes(second) == 1
-        world.plan = InForce("cut 3 · uint8", 2.0, ("link",), 2)
+        world.plan = PlanStatus("cut 3 · uint8", 2.0, ("link",), 2)
     assert (plan_changes(first), plan_changes(second)) == (0, 2)
 
 
 def test_a_pass_within_another_counts_its_own_plans(world: World) -> None:
     outer, inner, later = world.tally, world.another(), world.another()
     with outer.running(READING):
-        world.plan = InForce("cut 2 · uint8", 2.0, ("link",), 1)
+        world.plan = PlanStatus("cut 2 · uint8", 2.0, ("link",), 1)
         with inner.running(READING):
-            world.plan = InForce("cut 3 · uint8", 2.0, ("link",), 3)
-        world.plan = InForce("cut 4 · uint8", 2.0, ("link",), 4)
+            world.plan = PlanStatus("cut 3 · uint8", 2.0, ("link",), 3)
+        world.plan = PlanStatus("cut 4 · uint8", 2.0, ("link",), 4)
     with later.running(READING):
         pass
     assert [plan_changes(each) for each in (outer, inner, later)] == [4, 2, 0]

@@ -10,18 +10,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from hapi_client.reports.epoch_recorder import InForce, NoLine
+from hapi_client.reports.epoch_recorder import NoLine, PlanStatus
 from hapi_client.reports.progress_bar import (
     ProgressLine,
     open_line,
     progress_wanted,
 )
-from hapi_client.reports.terminal import LogBeside
+from hapi_client.reports.terminal import TqdmLogHandler
 from hapi_client.swift.traffic_counters import Traffic
 from hapi_protocol.errors import ClientError
 from screen import Terminal, shown
 
-PLAN = InForce("cut 42 · float16", 120.0, ("link",), 1)
+PLAN = PlanStatus("cut 42 · float16", 120.0, ("link",), 1)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_other_values_of_the_variable_are_refused_by_name():
 
 def opened(wanted):
     line = open_line(
-        "epoch 0", 8, wanted=wanted, in_force=InForce, traffic=Traffic()
+        "epoch 0", 8, wanted=wanted, in_force=PlanStatus, traffic=Traffic()
     )
     line.close()
     return line
@@ -300,6 +300,6 @@ def test_streams_that_know_little_show_no_line(monkeypatch, kind):
 def test_log_is_written_while_another_thread_imports_bars(monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm", SimpleNamespace())
     told = io.StringIO()
-    handler = LogBeside(told)
+    handler = TqdmLogHandler(told)
     handler.emit(logging.makeLogRecord({"msg": "a line"}))
     assert told.getvalue() == "a line\n"

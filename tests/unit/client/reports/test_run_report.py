@@ -62,7 +62,7 @@ PUSHED = EpochReport(
     measured_per_predicted=0.8,
     limited_by=("link", "server device"),
 )
-STREAMED = EpochReport(
+RAW_ROUTE = EpochReport(
     epoch=0,
     samples=100,
     expected_samples=320,
@@ -74,7 +74,7 @@ STREAMED = EpochReport(
     loop_seconds={"waiting": 9.0, "training": 0.5},
 )
 TESTED = replace(PUSHED, epoch=None, split="val")
-RUN = RunReport("resnet18 <on> swift://p/train", (STREAMED, PUSHED, TESTED))
+RUN = RunReport("resnet18 <on> swift://p/train", (RAW_ROUTE, PUSHED, TESTED))
 
 KEYS = {
     "name",
@@ -134,7 +134,7 @@ def test_text_of_a_report_says_what_happened() -> None:
         "  samples: 64 streamed, 256 at cut 42, 32 kept samples, 3 skipped "
         "samples, 1 retry, 2 fall-backs",
     ]
-    assert "storage tier: nothing" in str(STREAMED)
+    assert "storage tier: nothing" in str(RAW_ROUTE)
 
 
 def test_tables_have_a_row_for_each_pass() -> None:

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hapi_client.sampling.partition import Lanes, Piece, Reader
+from hapi_client.sampling.partition import EpochPartition, Reader, SpanSlice
 from hapi_client.sampling.sampler import (
-    OrderRules,
+    SamplerConfig,
     index_order,
     shuffled_order,
 )
 
 SIZES = st.lists(st.integers(1, 70), min_size=0, max_size=30)
 BATCH = st.integers(1, 50)
-LANES = st.builds(Lanes, st.integers(1, 6), st.integers(1, 4))
+LANES = st.builds(EpochPartition, st.integers(1, 6), st.integers(1, 4))
 
 EXPECTED = [
     (0, 1), (1, 1), (0, 2), (2, 0), (2, 2), (1, 0), (0, 0), (2, 3), (2, 1)
@@ -30,7 +30,7 @@ EXPECTED_OF_LANES = [
 
 
 def rules(batch_size=8, parts=1, turns=1, **more):
-    return OrderRules(batch_size, Lanes(parts, turns), **more)
+    return SamplerConfig(batch_size, EpochPartition(parts, turns), **more)
 
 
 def samples_of(reading):
@@ -72,11 +72,11 @@ def shared_epochs(draw):
     sizes = draw(st.lists(st.integers(1, 40), min_size=1, max_size=12))
     ranks = draw(st.sampled_from([1, 2, 3, 4]))
     workers = draw(st.sampled_from([1, 2, 3]))
-    lanes = Lanes(
+    lanes = EpochPartition(
         ranks * draw(st.integers(1, 3)), workers * draw(st.integers(1, 3))
     )
     batch = ranks * draw(st.integers(1, 9))
-    made = OrderRules(
+    made = SamplerConfig(
         batch, lanes, draw(st.integers(1, 9)), drop_last=draw(st.booleans())
     )
     order = shuffled_order(
@@ -98,7 +98,7 @@ def all_readers(ranks, workers, first_step=0):
 
 @given(SIZES, BATCH, LANES, st.integers(0, 5), st.integers(1, 9))
 def test_each_sample_comes_exactly_once(sizes, batch, lanes, epoch, buffer):
-    made = OrderRules(batch, lanes, buffer)
+    made = SamplerConfig(batch, lanes, buffer)
     order = shuffled_order(sizes, made, seed=1, epoch=epoch)
     got = delivered(order)
     assert len(got) == sum(sizes)
@@ -200,7 +200,7 @@ def zip_longest(lists):
 def test_no_more_samples_wait_than_lanes_and_buffer_hold(
     sizes, batch, lanes, buffer
 ):
-    made = OrderRules(batch, lanes, buffer)
+    made = SamplerConfig(batch, lanes, buffer)
     reading = shuffled_order(sizes, made, seed=1, epoch=0).reading()
     most = max(1, buffer // lanes.parts) * lanes.parts * lanes.turns
     fetched = num_delivered = 0
@@ -216,7 +216,7 @@ def test_no_more_samples_wait_than_lanes_and_buffer_hold(
 
 @given(SIZES, BATCH, LANES)
 def test_few_spans_are_read_in_pieces(sizes, batch, lanes):
-    order = shuffled_order(sizes, OrderRules(batch, lanes), seed=2, epoch=1)
+    order = shuffled_order(sizes, SamplerConfig(batch, lanes), seed=2, epoch=1)
     pieces = order.reading().pieces
     assert len(pieces) <= len(sizes) + lanes.parts * lanes.turns - 1
 
@@ -224,7 +224,7 @@ def test_few_spans_are_read_in_pieces(sizes, batch, lanes):
 def test_lanes_of_their_own_leave_spans_whole():
     pieces = shuffled_order([64] * 9, rules(32), seed=0, epoch=0).reading()
     assert sorted(pieces.pieces, key=lambda each: each.span) == [
-        Piece(span, 0, 64) for span in range(9)
+        SpanSlice(span, 0, 64) for span in range(9)
     ]
 
 
@@ -319,7 +319,9 @@ def test_rest_too_small_for_all_ranks_joins_the_last_batch():
     ],
 )
 def test_lanes_suit_data_set_and_readers(num_spans, ranks, workers, expected):
-    assert Lanes.suited(num_spans, ranks, workers) == Lanes(*expected)
+    assert EpochPartition.suited(num_spans, ranks, workers) == EpochPartition(
+        *expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -339,8 +341,8 @@ def test_bad_arguments_are_named(name, arguments):
     [
         (lambda: rules(0), "batch_size is 0; at least 1"),
         (lambda: rules(1, buffer_spans=0), "buffer_spans is 0"),
-        (lambda: Lanes(0, 1), "parts is 0"),
-        (lambda: Lanes(1, 0), "turns is 0"),
+        (lambda: EpochPartition(0, 1), "parts is 0"),
+        (lambda: EpochPartition(1, 0), "turns is 0"),
     ],
 )
 def test_bad_rules_are_named(make, words):

@@ -14,7 +14,7 @@ from hapi_worker.execution.quarantine import (
     MAX_MODELS,
     MAX_OVERRUNS,
     WINDOW_SECONDS,
-    Overruns,
+    ModelQuarantine,
 )
 from hapi_worker.monitoring.malloc_tuning import TRIM_SECONDS, RestingHeap
 
@@ -33,12 +33,12 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def overruns(clock: Clock) -> Overruns:
-    return Overruns(1.0, clock)
+def overruns(clock: Clock) -> ModelQuarantine:
+    return ModelQuarantine(1.0, clock)
 
 
 def test_model_is_banned_for_a_while_after_some_overruns(
-    overruns: Overruns, clock: Clock
+    overruns: ModelQuarantine, clock: Clock
 ) -> None:
     for _ in range(MAX_OVERRUNS):
         overruns.check("slow")
@@ -55,7 +55,7 @@ def test_model_is_banned_for_a_while_after_some_overruns(
 
 
 def test_passes_within_the_limit_and_rare_overruns_ban_nothing(
-    overruns: Overruns, clock: Clock
+    overruns: ModelQuarantine, clock: Clock
 ) -> None:
     for _ in range(10):
         overruns.note("quick", 1.0)
@@ -65,7 +65,9 @@ def test_passes_within_the_limit_and_rare_overruns_ban_nothing(
         overruns.check("rarely")
 
 
-def test_models_that_are_remembered_are_bounded(overruns: Overruns) -> None:
+def test_models_that_are_remembered_are_bounded(
+    overruns: ModelQuarantine,
+) -> None:
     for number in range(MAX_MODELS + 10):
         overruns.note(str(number), 2.0)
     assert len(overruns._late) == MAX_MODELS

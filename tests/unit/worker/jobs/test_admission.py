@@ -15,7 +15,7 @@ from hapi_protocol.errors import (
     UnavailableError,
 )
 from hapi_protocol.job_messages import JobRequest
-from hapi_worker.jobs.admission import Admission, Job, Places
+from hapi_worker.jobs.admission import Admission, Job, JobLimits
 from hapi_worker.peer import IsGone, never_gone
 
 
@@ -58,7 +58,7 @@ def clock() -> Clock:
     return Clock()
 
 
-PLACES = Places(streams=3, per_account=2)
+PLACES = JobLimits(streams=3, per_account=2)
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def queueing(
 ) -> Queue:
     return Queue(
         Admission(
-            Places(streams, per_account, waiting),
+            JobLimits(streams, per_account, waiting),
             10.0,
             queue_seconds=queue_seconds,
             weight=lambda account: weights.get(account, 1.0),
@@ -274,7 +274,7 @@ def test_waiting_for_a_place_ends_in_time() -> None:
 
 
 def test_grant_that_lapses_makes_room_for_who_waits() -> None:
-    admission = Admission(Places(1, 1, 4), 0.1, queue_seconds=5.0)
+    admission = Admission(JobLimits(1, 1, 4), 0.1, queue_seconds=5.0)
     granted(admission, "a")
     queue = Queue(admission)
     queue.enter("b")
@@ -336,7 +336,7 @@ def test_new_limits_hold_at_once() -> None:
     queue = queueing(streams=1)
     granted(queue.admission, "a")
     queue.enter("b")
-    queue.admission.reconfigure(Places(2, 2, 8), 1.0)
+    queue.admission.reconfigure(JobLimits(2, 2, 8), 1.0)
     queue.join()
     assert queue.served == ["b"]
     assert queue.admission.queue_seconds == 1.0

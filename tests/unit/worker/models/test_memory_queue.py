@@ -23,10 +23,10 @@ from hapi_worker.models.load_queue import (
     CLAIM_SECONDS,
     DUE_SECONDS,
     MAX_CLAIMS,
-    Claim,
-    Claims,
+    LoadQueue,
+    QueuedLoad,
 )
-from hapi_worker.models.memory_queue import Room
+from hapi_worker.models.memory_queue import MemoryQueue
 from hapi_worker.models.registry import Models
 from hapi_worker.models.uploads import GRACE_SECONDS
 
@@ -115,10 +115,10 @@ def upload(models: Models, model: ModelIdentity) -> None:
 def test_account_with_many_claims_has_one_turn_like_others(
     clock: Clock,
 ) -> None:
-    claims = Claims(clock)
+    claims = LoadQueue(clock)
     clock.now = CLAIM_SECONDS
     made = [
-        Claim(account, 10, since, 1000.0, "")
+        QueuedLoad(account, 10, since, 1000.0, "")
         for since, account in enumerate(["a", "a", "a", "b", "c", "b"])
     ]
     for claim in reversed(made):
@@ -135,8 +135,8 @@ def test_account_with_many_claims_has_one_turn_like_others(
 def test_claim_is_due_some_time_after_it_or_the_one_before(
     clock: Clock,
 ) -> None:
-    claims = Claims(clock)
-    first, second = (Claim(a, 10, clock.now, 1000.0, "") for a in "ab")
+    claims = LoadQueue(clock)
+    first, second = (QueuedLoad(a, 10, clock.now, 1000.0, "") for a in "ab")
     claims.add(first)
     claims.add(second)
     clock.now += CLAIM_SECONDS - 0.1
@@ -150,8 +150,8 @@ def test_claim_is_due_some_time_after_it_or_the_one_before(
 
 
 def test_claim_that_nobody_sees_to_lapses(clock: Clock) -> None:
-    claims = Claims(clock)
-    claims.add(Claim("a", 10, 0.0, clock.now + 1, ""))
+    claims = LoadQueue(clock)
+    claims.add(QueuedLoad("a", 10, 0.0, clock.now + 1, ""))
     assert len(claims) == 1
     clock.now += 1
     assert len(claims) == 0
@@ -249,12 +249,12 @@ def test_model_that_came_is_there_when_its_job_comes(
 def test_claim_grows_to_what_a_sample_is_found_to_need(
     models: Models, clock: Clock
 ) -> None:
-    room = Room(lambda digest: models.residencies, clock)
+    room = MemoryQueue(lambda digest: models.residencies, clock)
     model = model_of(300)
     for needed in (300, 700, 500, 1300):
         room.claim(model, "", needed)
     [residency] = models.residencies
-    other = Claim("AUTH_b", 10, clock.now, clock.now + 1, "")
+    other = QueuedLoad("AUTH_b", 10, clock.now, clock.now + 1, "")
     residency.claims.add(other)
     assert len(residency.claims) == 2
     assert residency.claims.bytes_ahead(other) == residency.limit_bytes
@@ -263,12 +263,12 @@ def test_claim_grows_to_what_a_sample_is_found_to_need(
 def test_claim_of_an_account_that_was_met_is_behind_all_others(
     clock: Clock,
 ) -> None:
-    claims = Claims(clock)
+    claims = LoadQueue(clock)
     clock.now = float(MAX_CLAIMS)
     for since in range(MAX_CLAIMS):
-        assert claims.add(Claim("greedy", 10, since, 9999.0, ""))
-    assert not claims.add(Claim("greedy", 10, clock.now, 9999.0, ""))
-    modest = Claim("modest", 10, clock.now - 1, 9999.0, "")
+        assert claims.add(QueuedLoad("greedy", 10, since, 9999.0, ""))
+    assert not claims.add(QueuedLoad("greedy", 10, clock.now, 9999.0, ""))
+    modest = QueuedLoad("modest", 10, clock.now - 1, 9999.0, "")
     claims.add(modest)
     first = claims.due()
     assert first is not None
@@ -280,9 +280,9 @@ def test_claim_of_an_account_that_was_met_is_behind_all_others(
 def test_claim_that_is_met_beside_the_first_puts_it_off_no_further(
     clock: Clock,
 ) -> None:
-    claims = Claims(clock)
-    first = Claim("a", 600, clock.now, 9999.0, "")
-    second = Claim("b", 300, clock.now + 1, 9999.0, "")
+    claims = LoadQueue(clock)
+    first = QueuedLoad("a", 600, clock.now, 9999.0, "")
+    second = QueuedLoad("b", 300, clock.now + 1, 9999.0, "")
     claims.add(first)
     claims.add(second)
     clock.now += CLAIM_SECONDS
@@ -291,8 +291,8 @@ def test_claim_that_is_met_beside_the_first_puts_it_off_no_further(
 
 
 def test_claim_that_long_jobs_are_in_the_way_of_rests(clock: Clock) -> None:
-    claims = Claims(clock)
-    stuck = Claim("a", 600, clock.now, 9999.0, "")
+    claims = LoadQueue(clock)
+    stuck = QueuedLoad("a", 600, clock.now, 9999.0, "")
     claims.add(stuck)
     clock.now += CLAIM_SECONDS
     assert claims.due() is stuck

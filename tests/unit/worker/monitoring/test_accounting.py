@@ -17,9 +17,9 @@ from hapi_protocol.job_messages import Usage
 from hapi_worker.execution.forward import Forwarded
 from hapi_worker.monitoring.accounting import (
     MAX_QUESTIONS,
+    JobAccounting,
     Meter,
     Sent,
-    Usages,
 )
 from photos import shard, with_corrupt_member
 from worker_under_test import (
@@ -262,7 +262,7 @@ def test_usage_is_not_told_on_the_admin_socket(
 # --- the memory of them ---------------------------------------------------
 
 
-def ended(usages: Usages, job_id: str) -> Meter:
+def ended(usages: JobAccounting, job_id: str) -> Meter:
     meter = usages.begin(job_id, job_for(b"x"), None)
     usages.end(job_id, "done", "", Sent(samples=3))
     return meter
@@ -270,7 +270,7 @@ def ended(usages: Usages, job_id: str) -> Meter:
 
 def test_old_usages_are_forgotten_by_age_and_by_number() -> None:
     clock = Clock()
-    usages = Usages(max_ended=2, keep_seconds=60, clock=clock)
+    usages = JobAccounting(max_ended=2, keep_seconds=60, clock=clock)
     for name in ("a", "b", "c"):
         ended(usages, name)
         clock.now += 20
@@ -284,7 +284,7 @@ def test_old_usages_are_forgotten_by_age_and_by_number() -> None:
 
 
 def test_job_that_does_not_end_in_time_is_too_slow() -> None:
-    usages = Usages()
+    usages = JobAccounting()
     usages.begin("a", job_for(b"x"), None)
     with pytest.raises(TooSlowError) as caught:
         usages.find("a", SHORT)
@@ -292,7 +292,7 @@ def test_job_that_does_not_end_in_time_is_too_slow() -> None:
 
 
 def test_questions_that_wait_are_bounded() -> None:
-    usages = Usages()
+    usages = JobAccounting()
     usages.begin("a", job_for(b"x"), None)
     ended(usages, "b")
     waiting = [
@@ -316,7 +316,7 @@ def test_questions_that_wait_are_bounded() -> None:
 
 
 def test_work_that_fails_costs_its_seconds() -> None:
-    usages = Usages()
+    usages = JobAccounting()
     meter = usages.begin("a", job_for(b"x"), "d")
 
     def failing() -> None:
@@ -331,7 +331,7 @@ def test_work_that_fails_costs_its_seconds() -> None:
 
 
 def test_usage_is_told_once_the_last_pass_has_ended() -> None:
-    usages = Usages()
+    usages = JobAccounting()
     meter = usages.begin("a", job_for(b"x"), "d")
     meter.pass_begun()
     usages.end("a", "gone", "", Sent())
