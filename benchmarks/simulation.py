@@ -19,7 +19,7 @@ import simpy
 
 from hapi_client.loading.prefetcher import FetchOptions
 from hapi_client.loading.span_source import LANE_PUSH, LANE_STREAM
-from hapi_client.metrics.window_collector import Meter
+from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.metrics.window_metrics import SpanMetrics
 from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.planner import FIRST_LOOK_SECONDS, FIRST_LOOK_SPANS
@@ -317,7 +317,7 @@ class SimulatedJob:
         self._mixer: RouteScheduler[Route] = RouteScheduler(
             weights or {RAW_ROUTE: 1.0}
         )
-        self._meter = Meter(
+        self._meter = MetricsCollector(
             lambda: int(self._wire.done),
             clock=lambda: self._env.now,
             cpu_clock=lambda: self._client.done,
@@ -413,7 +413,7 @@ class SimulatedJob:
             sending = yield env.process(self._push(span))
             yield self._client.take(handled)
             report = self._pushed_report(span, sending)
-        self._meter.loaded(span.way, count, env.now - started, report)
+        self._meter.record_span(span.way, count, env.now - started, report)
         self._busy[_lane(span.way)] -= 1
         span.done.succeed()
         self._top_up()
@@ -455,7 +455,7 @@ class SimulatedJob:
         return SpanMetrics(
             read_seconds=read_seconds,
             read_bytes=round(self._span_samples * span.stage.link_bytes),
-            plain_seconds=all_seconds,
+            raw_seconds=all_seconds,
             decode_cpu_seconds=self._span_samples
             * span.stage.client_seconds
             * (1 - self._parts[span.way].loop),
@@ -517,7 +517,7 @@ class SimulatedJob:
                 loop = self._parts[span.way].loop * span.stage.client_seconds
                 training = min(train_seconds, loop)
                 count = self._span_samples
-                with self._meter.finishing(span.way[0], count):
+                with self._meter.running_suffix(span.way[0], count):
                     yield self._client.take(count * (loop - training))
                     self._loop_seconds += (loop - training) * count
                 if self.replanner is not None:

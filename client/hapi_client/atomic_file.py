@@ -19,7 +19,7 @@ TRIAL_BYTES = 1 << 20
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
+def write_atomically(path: Path) -> Iterator[IO[bytes]]:
     """A file beside (``.part``), moved to its place where the block ends well.
 
     It is on the disk then; else nothing of it is left.
@@ -52,7 +52,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
+def file_lock(path: Path) -> Iterator[None]:
     """No other run on this machine has a file meanwhile.
 
     The lock ends with its process, in whatever way; a lock file (``.lock``)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from hapi_client.atomic_file import held, whole_file
+from hapi_client.atomic_file import file_lock, write_atomically
 from hapi_protocol.errors import ClientError
 
 logger = logging.getLogger(__name__)
@@ -47,9 +47,9 @@ class Checkpoint:
     def is_due(self) -> bool:
         return time.monotonic() - self._saved >= SAVE_SECONDS
 
-    def held(self) -> AbstractContextManager[None]:
-        """No other run has the file meanwhile (:func:`whole_file.held`)."""
-        return held(self._path)
+    def file_lock(self) -> AbstractContextManager[None]:
+        """Holds the lock of this file (:func:`file_lock`)."""
+        return file_lock(self._path)
 
     def load(self) -> dict[str, Any] | None:
         """What :meth:`save` wrote last; None where there is no file.
@@ -144,7 +144,7 @@ def write_whole(content: Any, path: Path) -> None:
     # to what is closed then, would abort the process.
     made = io.BytesIO()
     torch.save(content, made)
-    with whole_file(path) as file:
+    with write_atomically(path) as file:
         file.write(made.getbuffer())
 
 

@@ -131,7 +131,7 @@ def _kept(checkpoint: Checkpoint | None) -> Iterator[threading.Event]:
     if checkpoint is None:
         yield threading.Event()
         return
-    with checkpoint.held(), heeding_interrupts() as asked:
+    with checkpoint.file_lock(), heeding_interrupts() as asked:
         yield asked
 
 

@@ -32,7 +32,7 @@ NUM_SAMPLES = NUM_SHARDS * PER_SHARD
 NUM_LARGE = 5
 PER_LARGE = 32
 DATA = "swift://weather"
-SOON = Backoff(attempts=8, first_seconds=0.05, most_seconds=0.5)
+SOON = Backoff(attempts=8, first_seconds=0.05, max_seconds=0.5)
 OPTIONS = FetchOptions(
     decode_threads=1,
     num_threads=2,

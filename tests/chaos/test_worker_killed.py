@@ -152,7 +152,7 @@ def test_epoch_is_finished_when_the_worker_is_killed(
         num_threads=3,
         buffer_spans=1,
         pause_seconds=0.2,
-        backoff=Backoff(attempts=3, first_seconds=0.1, most_seconds=0.5),
+        backoff=Backoff(attempts=3, first_seconds=0.1, max_seconds=0.5),
     )
     found: dict[int, torch.Tensor] = {}
     with (
@@ -186,7 +186,7 @@ def test_push_down_comes_back_after_the_worker_does(
         num_threads=1,
         pause_seconds=0.1,
         most_pause_seconds=0.2,
-        backoff=Backoff(attempts=2, first_seconds=0.05, most_seconds=0.1),
+        backoff=Backoff(attempts=2, first_seconds=0.05, max_seconds=0.1),
     )
     with job(connection, "comes-back", options=options) as pushing:
         os.kill(fragile.worker_pid, signal.SIGKILL)
@@ -267,7 +267,7 @@ def test_mixed_plan_loses_nothing_when_the_worker_stops_and_comes_back(
         buffer_spans=1,
         pause_seconds=0.2,
         most_pause_seconds=0.4,
-        backoff=Backoff(attempts=2, first_seconds=0.05, most_seconds=0.1),
+        backoff=Backoff(attempts=2, first_seconds=0.05, max_seconds=0.1),
     )
     with job(connection, "mixed", options=options) as pushing:
         pushing._feeder.mixer.change(

@@ -74,7 +74,7 @@ def features(name: str, annotation: Annotation) -> Ask:
             lambda c: c.get_profile("errors", "a.tar", seconds=20),
             "bad_package",
         ),
-        (lambda c: c.ask_account("PUT", {"hapi-cache": ""}), None),
+        (lambda c: c.account_request("PUT", {"hapi-cache": ""}), None),
     ],
 )
 def test_error_has_the_transaction_of_swifts_log(

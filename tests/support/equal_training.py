@@ -109,7 +109,7 @@ def local_batches(
     rules = SamplerConfig(BATCH, EpochPartition(4, 1), OPTIONS.buffer_spans)
     sizes = [len(span) for span in spans]
     order = shuffled_order(sizes, rules, seed=SEED, epoch=epoch)
-    reading = order.reading()
+    reading = order.read_plan()
     for batch in reading.batches:
         found = [
             spans[piece.span][piece.first + row]

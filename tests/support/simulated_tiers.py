@@ -75,10 +75,10 @@ class SimulatedMeter:
     def window_seconds(self) -> float:
         return self.clock.now - self.taken_at
 
-    def expect(self, link_seconds: Mapping[Route, float]) -> None:
+    def set_link_seconds(self, link_seconds: Mapping[Route, float]) -> None:
         """Spans come at once here."""
 
-    def expect_rate(self, samples_per_second: float) -> None:
+    def set_planned_rate(self, samples_per_second: float) -> None:
         """What the mix is planned to reach."""
         self.planned = samples_per_second
 
@@ -284,8 +284,10 @@ def _observation(
         samples={way: round(w * count) for way, w in weights.items()},
         received_bytes=round(count * job.use(truth.link)),
         client_cpu_seconds=count * client,
-        finished={way[0]: round(w * count) for way, w in weights.items()},
-        finish_cpu_seconds=count * (client - truth.train),
+        suffix_samples={
+            way[0]: round(w * count) for way, w in weights.items()
+        },
+        suffix_cpu_seconds=count * (client - truth.train),
         train_samples=round(count),
         train_cpu_seconds=count * truth.train,
         train_seconds=count * truth.train,
@@ -296,7 +298,7 @@ def _observation(
         reading_flows=4.0,
         reading_bytes=round(count * job.use(truth.link)),
         blocked_share=0.0,
-        stream_seconds=weights.get((0, "raw"), 0.0) * 4 * seconds,
+        raw_read_seconds=weights.get((0, "raw"), 0.0) * 4 * seconds,
         push_seconds=streams * seconds,
         pushed_samples=round(sum(pushed.values()) * count),
         server_cpu_seconds=sum(

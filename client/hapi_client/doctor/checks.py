@@ -52,7 +52,7 @@ class Check:
 
 
 def run_checks(
-    checks: Sequence[Check], most_seconds: float
+    checks: Sequence[Check], max_seconds: float
 ) -> Iterator[Finding]:
     """One finding for each check, in their order, once it is known.
 
@@ -70,15 +70,15 @@ def run_checks(
                 check=check.name,
             )
         else:
-            finding = _made(check, most_seconds)
+            finding = _made(check, max_seconds)
         if finding.state in (FAILURE, SKIPPED):
             unknown.add(check.name)
         yield finding
 
 
-def _made(check: Check, most_seconds: float) -> Finding:
+def _made(check: Check, max_seconds: float) -> Finding:
     try:
-        found = _in_time(check.look, most_seconds)
+        found = _in_time(check.look, max_seconds)
     except HapiError as error:
         remedies = check.remedies
         found = Finding(
@@ -104,7 +104,7 @@ def _said(error: HapiError) -> str:
 
 
 def _in_time(
-    look: Callable[[], Finding | str], most_seconds: float
+    look: Callable[[], Finding | str], max_seconds: float
 ) -> Finding | str:
     """What ``look`` returns or raises.
 
@@ -126,10 +126,10 @@ def _in_time(
 
     threading.Thread(target=work, daemon=True).start()
     try:
-        outcome = outcomes.get(timeout=most_seconds)
+        outcome = outcomes.get(timeout=max_seconds)
     except queue.Empty:
         raise TooSlowError(
-            "too_slow", f"this did not end in {most_seconds:g} s"
+            "too_slow", f"this did not end in {max_seconds:g} s"
         ) from None
     if isinstance(outcome, BaseException):
         raise outcome

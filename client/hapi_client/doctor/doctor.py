@@ -249,7 +249,7 @@ class Doctor:
         ]
 
     def _find_filter(self) -> str:
-        self._hapi = self._swift.require_hapi(of_any_version=True)
+        self._hapi = self._swift.require_hapi(any_version=True)
         return "/info of the proxy has a section hapi"
 
     def _compare_versions(self) -> str:
@@ -310,7 +310,7 @@ class Doctor:
                 container,
                 name,
                 Annotation(model=None, cut=0, index=True),
-                patient=False,
+                retry=False,
             ) as body,
         ):
             rows = sum(len(batch.rows) for batch in read_features(body))

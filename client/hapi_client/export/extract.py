@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from hapi_client.atomic_file import check_writable, held, whole_file
+from hapi_client.atomic_file import check_writable, file_lock, write_atomically
 from hapi_client.data.splits import TRAIN
 from hapi_client.export.feature_writers import (
     Contents,
@@ -103,8 +103,8 @@ def extract(
     )
     check_room(path, contents)
     with (
-        held(path),
-        whole_file(path) as file,
+        file_lock(path),
+        write_atomically(path) as file,
         open_writer(path, file, contents) as writer,
     ):
         samples = _write(job, split, writer, on_samples)

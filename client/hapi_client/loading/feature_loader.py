@@ -17,7 +17,7 @@ import torch
 
 from hapi_client.loading.span_source import LoadedSpan
 from hapi_client.metrics.counters import JobCounters
-from hapi_client.metrics.window_collector import Meter
+from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.reports.epoch_recorder import EpochRecorder
 from hapi_client.reports.epoch_report import (
     LAYERS,
@@ -76,7 +76,7 @@ class LoaderPlan:
     to_freeze_point: Callable[[int, torch.Tensor], torch.Tensor]
     on_error: str
     counters: JobCounters
-    meter: Meter
+    meter: MetricsCollector
     span_came: Callable[[], None] = lambda: None
     needs_every_step: bool = False
     remedy: Callable[[Span, int], str] = leave_them_out
@@ -318,7 +318,7 @@ class _Delivery:
         self._plan.counters.came(loaded.cut, count)
         self._plan.tally.came(loaded.cut, count, len(loaded.failures))
         with (
-            self._plan.meter.finishing(
+            self._plan.meter.running_suffix(
                 loaded.cut, count, len(loaded.failures)
             ),
             self._plan.tally.stage(LAYERS),

@@ -252,7 +252,7 @@ class FeatureSource:
                         logger.info("push-down works again: %s came", span)
                     # In a lane of their own they say nothing of the room that
                     # the worker has.
-                    if not (is_kept and loaded.report.was_kept):
+                    if not (is_kept and loaded.report.was_cached):
                         self._width.succeeded()
                     return loaded
                 if failures < tries:
@@ -296,7 +296,7 @@ class FeatureSource:
                 self._container,
                 span.shard,
                 self._plan.annotation(span, training),
-                patient=False,
+                retry=False,
                 seconds=self._limits.seconds,
             )
         except HapiError as error:
@@ -324,7 +324,7 @@ class FeatureSource:
         )
         if state == CACHE_HIT:
             self._counters.add(cached=len(span.rows))
-            return replace(loaded, report=SpanMetrics(was_kept=True))
+            return replace(loaded, report=SpanMetrics(was_cached=True))
         return replace(loaded, report=_report(batches, reader.summary))
 
     def _warn_of_no_cache(self, state: str) -> None:

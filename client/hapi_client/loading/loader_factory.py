@@ -18,7 +18,7 @@ from hapi_client.loading.prefetcher import Fetcher, FetchOptions
 from hapi_client.loading.route_source import RoutingSource, SourceRegistry
 from hapi_client.loading.span_source import SpanSource
 from hapi_client.metrics.counters import JobCounters
-from hapi_client.metrics.window_collector import Meter
+from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.model.client_region import LocalRegion
 from hapi_client.planning.cache_tracker import KeptFeatures
 from hapi_client.planning.route_scheduler import RouteScheduler
@@ -66,7 +66,9 @@ class LoaderFactory:
         self._lock = threading.RLock()
         self._fetchers: weakref.WeakSet[Fetcher] = weakref.WeakSet()
         self.counters = JobCounters()
-        self.meter = Meter(lambda: connection.traffic.count().received_bytes)
+        self.meter = MetricsCollector(
+            lambda: connection.traffic.count().received_bytes
+        )
         self.mixer: RouteScheduler[Route] = RouteScheduler({RAW_ROUTE: 1.0})
         self.pool = DecodePool(region.decode, options.decode_threads)
         self.sources = SourceRegistry(
@@ -137,7 +139,7 @@ class LoaderFactory:
         )
         return FeatureLoader(
             plan,
-            share.reading,
+            share.read_plan,
             partial(self._fetcher, source),
             self._region.device,
             share.delivered,

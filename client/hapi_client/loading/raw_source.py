@@ -23,7 +23,7 @@ from hapi_client.loading.span_source import (
     logger,
 )
 from hapi_client.metrics.counters import JobCounters
-from hapi_client.metrics.window_collector import Meter
+from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.metrics.window_metrics import SpanMetrics
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.retry import Backoff, is_retryable
@@ -59,7 +59,7 @@ class RawSource:
         form: SampleForm,
         limits: SpanLimits,
         counters: JobCounters,
-        meter: Meter,
+        meter: MetricsCollector,
         width: ReadWidth,
         medium: Medium = IMAGE,
     ) -> None:
@@ -190,7 +190,7 @@ class RawSource:
             report=SpanMetrics(
                 read_seconds=read_seconds,
                 read_bytes=len(data),
-                plain_seconds=time.monotonic() - started,
+                raw_seconds=time.monotonic() - started,
                 decode_cpu_seconds=decode_cpu_seconds,
             ),
         )

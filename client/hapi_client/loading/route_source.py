@@ -27,7 +27,7 @@ from hapi_client.loading.span_source import (
     SpanTask,
 )
 from hapi_client.metrics.counters import JobCounters
-from hapi_client.metrics.window_collector import Meter
+from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.model.client_region import LocalRegion
 from hapi_client.planning.cache_tracker import KeptFeatures
 from hapi_client.planning.route_scheduler import RouteScheduler, too_late
@@ -71,7 +71,7 @@ class SourceRegistry:
         pool: DecodePool,
         options: FetchOptions,
         counters: JobCounters,
-        meter: Meter,
+        meter: MetricsCollector,
         kept: KeptFeatures,
         span_read: Callable[[], None],
     ) -> None:
@@ -157,7 +157,7 @@ class RoutingSource:
         self,
         mixer: RouteScheduler[Route],
         sources: SourceRegistry,
-        meter: Meter,
+        meter: MetricsCollector,
         tally: EpochRecorder,
         training: Training | None = None,
     ) -> None:
@@ -213,12 +213,12 @@ class RoutingSource:
             waited_for = (
                 nullcontext()
                 if task.lane == LANE_KEPT
-                else self._meter.under_way(way)
+                else self._meter.in_flight(way)
             )
             with waited_for, self._sources.told(self._tally):
                 loaded = task.load(scope)
             self._tally.loaded(loaded.report)
-            self._meter.loaded(
+            self._meter.record_span(
                 way,
                 len(span.rows),
                 time.monotonic() - started,
@@ -229,14 +229,14 @@ class RoutingSource:
         return replace(task, load=load)
 
     def _too_late(self, span: Span, samples_left: int) -> set[Route]:
-        pace, weights = self._meter.pace, self._mixer.weights
+        throughput, weights = self._meter.throughput, self._mixer.weights
         count = len(span.rows)
         return too_late(
             weights,
-            {way: pace.span_seconds(way, count) for way in weights},
-            pace.samples_per_second,
+            {way: throughput.span_seconds(way, count) for way in weights},
+            throughput.samples_per_second,
             samples_left,
-            {way: pace.unfinished(way, count) for way in weights},
+            {way: throughput.pending_samples(way, count) for way in weights},
         )
 
 

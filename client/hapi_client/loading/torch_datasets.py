@@ -24,9 +24,9 @@ from hapi_client.loading.prefetcher import FetchOptions
 from hapi_client.model.client_region import LocalRegion
 from hapi_client.planning.cache_tracker import KeptFeatures
 from hapi_client.sampling.distributed import Rank
-from hapi_client.sampling.epochs import Epochs, ReaderShare, whole_number
+from hapi_client.sampling.epochs import Epochs, ReaderShare, to_integer
 from hapi_client.sampling.partition import Reader
-from hapi_client.sampling.sampler import reading_of
+from hapi_client.sampling.sampler import single_batch_plan
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.credentials import Credentials
 from hapi_client.swift.http_client import ConnectionOptions
@@ -148,7 +148,7 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
     def set_epoch(self, epoch: int) -> None:
         """To be called before each epoch, as of torch's distributed sampler;
         without it, each epoch has the same order."""
-        self._epoch[0] = whole_number("epoch", epoch)
+        self._epoch[0] = to_integer("epoch", epoch)
         self._begun.zero_()
 
     @property
@@ -296,7 +296,7 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         once = list(dict.fromkeys(places))
         loader = self._open().loader(
             self._parts.data,
-            ReaderShare(reading_of(once), 1),
+            ReaderShare(single_batch_plan(once), 1),
             self._training,
             on_error="raise",
             remedy=self._remedy,

@@ -31,19 +31,19 @@ class Throughput:
 
     samples_per_second: float = 0.0
     sample_seconds: Mapping[Route, float] = field(default_factory=dict)
-    under_way: Mapping[Route, float] = field(default_factory=dict)
+    in_flight: Mapping[Route, float] = field(default_factory=dict)
     waiting: Mapping[int, float] = field(default_factory=dict)
-    finish_seconds: Mapping[int, float] = field(default_factory=dict)
+    suffix_seconds: Mapping[int, float] = field(default_factory=dict)
     link_seconds: Mapping[Route, float] = field(default_factory=dict)
 
-    def unfinished(self, way: Route, span_samples: int) -> float:
+    def pending_samples(self, way: Route, span_samples: int) -> float:
         """Samples that were dealt to a way, and are not done with.
 
         Args:
             way: cut and encoding; ways of one cut share what waits.
             span_samples: of one span under way.
         """
-        coming = self.under_way.get(way, 0.0) * span_samples
+        coming = self.in_flight.get(way, 0.0) * span_samples
         return coming + self.waiting.get(way[0], 0.0)
 
     def span_seconds(self, way: Route, span_samples: int) -> float:
@@ -51,12 +51,12 @@ class Throughput:
 
         What it takes may have been measured while it was alone.
         """
-        ahead = self.unfinished(way, span_samples) + span_samples
-        coming = (self.under_way.get(way, 0.0) + 1) * span_samples
+        ahead = self.pending_samples(way, span_samples) + span_samples
+        coming = (self.in_flight.get(way, 0.0) + 1) * span_samples
         return (
             max(
                 self.sample_seconds.get(way, 0.0) * span_samples,
                 self.link_seconds.get(way, 0.0) * coming,
             )
-            + self.finish_seconds.get(way[0], 0.0) * ahead
+            + self.suffix_seconds.get(way[0], 0.0) * ahead
         )

@@ -24,7 +24,7 @@ MIN_WINDOW_SECONDS = 1.0
 """A shorter window says nothing of the rate."""
 
 
-class Meter:
+class MetricsCollector:
     """Adds up what threads report; :meth:`take` begins a new window.
 
     Time, CPU time and bytes count while the job loads
@@ -70,7 +70,7 @@ class Meter:
 
     def _begin(self) -> None:
         self._samples: Counter[Route] = Counter()
-        self._kept: Counter[Route] = Counter()
+        self._cached: Counter[Route] = Counter()
         self._finished: Counter[int] = Counter()
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._most_pushed = self._num_pushed()
@@ -79,7 +79,7 @@ class Meter:
         """Pushed reads that are under way."""
         return self._under_way.total() - self._under_way[RAW_ROUTE]
 
-    def loaded(
+    def record_span(
         self,
         way: Route,
         num_samples: int,
@@ -97,17 +97,17 @@ class Meter:
         with self._lock:
             self.num_spans += 1
             sums = self._sums
-            plain = report.fell_back or report.plain_seconds > 0
+            plain = report.fell_back or report.raw_seconds > 0
             came = RAW_ROUTE if plain else way
             if came == RAW_ROUTE:
                 # Not what was tried before, and waited for.
-                seconds = report.plain_seconds or seconds
+                seconds = report.raw_seconds or seconds
             self._waiting[came[0]] += num_samples
-            if report.was_kept:
+            if report.was_cached:
                 # Nothing of the worker's, so that it says nothing of those
                 # that will be computed.
                 self._samples[way] += num_samples
-                self._kept[way] += num_samples
+                self._cached[way] += num_samples
                 return
             _average(self._sample_seconds, came, seconds, num_samples)
             if came == RAW_ROUTE:
@@ -132,7 +132,7 @@ class Meter:
             self._load = report.load or self._load
 
     @contextmanager
-    def under_way(self, way: Route) -> Iterator[None]:
+    def in_flight(self, way: Route) -> Iterator[None]:
         """What happens inside loads a span that was dealt to a way."""
         with self._lock:
             self._under_way[way] += 1
@@ -144,7 +144,7 @@ class Meter:
                 self._under_way[way] -= 1
 
     @property
-    def pace(self) -> Throughput:
+    def throughput(self) -> Throughput:
         with self._lock:
             loops = max(1, self._num_loading)
             return Throughput(
@@ -156,12 +156,12 @@ class Meter:
                 self._link_seconds,
             )
 
-    def expect(self, link_seconds: Mapping[Route, float]) -> None:
+    def set_link_seconds(self, link_seconds: Mapping[Route, float]) -> None:
         """Takes in what the whole link takes for a sample, by way."""
         with self._lock:
             self._link_seconds = dict(link_seconds)
 
-    def expect_rate(self, samples_per_second: float) -> None:
+    def set_planned_rate(self, samples_per_second: float) -> None:
         """Takes in what the mix in force is planned to reach."""
         with self._lock:
             self._planned_rate = samples_per_second
@@ -240,7 +240,7 @@ class Meter:
                 self._sums["waiting"] += self._clock() - started
 
     @contextmanager
-    def finishing(
+    def running_suffix(
         self, cut: int, num_samples: int, num_failed: int = 0
     ) -> Iterator[None]:
         """Measures the layers behind a cut, in the loop's thread.
@@ -287,8 +287,8 @@ class Meter:
                 received_bytes=int(sums["received"]),
                 client_cpu_seconds=sums["cpu"],
                 decode_cpu_seconds=sums["decode_cpu"],
-                finished=dict(self._finished),
-                finish_cpu_seconds=sums["finish_cpu"],
+                suffix_samples=dict(self._finished),
+                suffix_cpu_seconds=sums["finish_cpu"],
                 train_samples=int(sums["train_samples"]),
                 train_cpu_seconds=sums["train_cpu"],
                 train_seconds=sums["train"],
@@ -300,11 +300,11 @@ class Meter:
                 blocked_share=_share(
                     sums["send_blocked_seconds"], sums["push"]
                 ),
-                stream_seconds=sums["stream"],
+                raw_read_seconds=sums["stream"],
                 push_seconds=sums["push"],
-                most_pushed=self._most_pushed,
+                max_pushed=self._most_pushed,
                 pushed_samples=int(sums["pushed"]),
-                kept=dict(self._kept),
+                cached=dict(self._cached),
                 server_cpu_seconds=sums["server_cpu_seconds"],
                 forward_seconds=sums["forward_seconds"],
                 forward_cpu_seconds=sums["forward_cpu_seconds"],
@@ -317,7 +317,7 @@ class Meter:
 
     def _note_rate(self, seen: WindowMetrics) -> None:
         # Without the ways on which all had been kept.
-        dealt = +Counter(seen.without_kept().samples)
+        dealt = +Counter(seen.without_cached().samples)
         if not dealt or seen.seconds < MIN_WINDOW_SECONDS:
             return
         rate = dealt.total() / seen.seconds / max(1, self._num_loading)

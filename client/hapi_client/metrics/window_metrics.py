@@ -40,7 +40,7 @@ class SpanMetrics:
 
     read_seconds: float = 0.0
     read_bytes: int = 0
-    plain_seconds: float = 0.0
+    raw_seconds: float = 0.0
     decode_cpu_seconds: float = 0.0
     server_cpu_seconds: float = 0.0
     forward_seconds: float = 0.0
@@ -51,7 +51,7 @@ class SpanMetrics:
     unpack_cpu_seconds: float = 0.0
     load: Load | None = None
     fell_back: bool = False
-    was_kept: bool = False
+    was_cached: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ class WindowMetrics:
     received_bytes: int = 0
     client_cpu_seconds: float = 0.0
     decode_cpu_seconds: float = 0.0
-    finished: Mapping[int, int] = field(default_factory=dict)
-    finish_cpu_seconds: float = 0.0
+    suffix_samples: Mapping[int, int] = field(default_factory=dict)
+    suffix_cpu_seconds: float = 0.0
     train_samples: int = 0
     train_cpu_seconds: float = 0.0
     train_seconds: float = 0.0
@@ -110,11 +110,11 @@ class WindowMetrics:
     reading_bytes: int = 0
     reading_flows: float = 0.0
     blocked_share: float = 0.0
-    stream_seconds: float = 0.0
+    raw_read_seconds: float = 0.0
     push_seconds: float = 0.0
-    most_pushed: int = 0
+    max_pushed: int = 0
     pushed_samples: int = 0
-    kept: Mapping[Route, int] = field(default_factory=dict)
+    cached: Mapping[Route, int] = field(default_factory=dict)
     server_cpu_seconds: float = 0.0
     forward_seconds: float = 0.0
     forward_cpu_seconds: float = 0.0
@@ -127,12 +127,12 @@ class WindowMetrics:
         return sum(self.samples.values())
 
     @property
-    def num_kept(self) -> int:
+    def num_cached(self) -> int:
         """That the store had kept."""
-        return sum(self.kept.values())
+        return sum(self.cached.values())
 
-    def without_kept(self) -> WindowMetrics:
+    def without_cached(self) -> WindowMetrics:
         """The same, had nothing come of what the store had kept."""
         computed = Counter(self.samples)
-        computed.subtract(self.kept)
-        return replace(self, samples=dict(computed), kept={})
+        computed.subtract(self.cached)
+        return replace(self, samples=dict(computed), cached={})

@@ -147,7 +147,7 @@ class CostEstimators:
         self._observe_link(seen, profiled)
         self._observe_client(seen, profiled)
         if seen.pushed_samples:
-            computed = seen.without_kept()
+            computed = seen.without_cached()
             self._observe_server(computed, profiled)
             self._observe_share(computed, build(self.conditions()))
 
@@ -162,7 +162,7 @@ class CostEstimators:
         if self.train_on_cpu:
             self._rescale(
                 CLIENT_LAYERS,
-                seen.finish_cpu_seconds,
+                seen.suffix_cpu_seconds,
                 _modelled_layers(seen, profiled),
                 seen.seconds,
             )
@@ -275,7 +275,7 @@ class CostEstimators:
         if waited and not limited and seen.blocked_share > BLOCKED:
             rate = seen.received_bytes / seen.seconds
             limited = seen.push_seconds >= seen.seconds
-        if not limited and seen.num_kept > MOSTLY_KEPT * seen.num_samples:
+        if not limited and seen.num_cached > MOSTLY_KEPT * seen.num_samples:
             self.link.at_least(rate)
         else:
             self.link.observe(rate, limited, seen.seconds)
@@ -316,7 +316,7 @@ class CostEstimators:
         concurrent = seen.push_seconds / seen.seconds
         # The worker counted streams at one moment, at which all that it saw
         # may have been ours, however seldom that is: not at an epoch's end.
-        ours = max(concurrent, seen.most_pushed)
+        ours = max(concurrent, seen.max_pushed)
         fair = seen.load.share * min(1.0, ours / max(seen.load.streams, 1))
         queued = (
             concurrent >= FULL_LANE * self.push_width()
@@ -366,7 +366,9 @@ def _modelled_layers(seen: WindowMetrics, problem: Problem) -> float:
         option.cut: option.work.get(CLIENT_LAYERS, 0.0)
         for option in problem.options
     }
-    return sum(each.get(cut, 0.0) * n for cut, n in seen.finished.items())
+    return sum(
+        each.get(cut, 0.0) * n for cut, n in seen.suffix_samples.items()
+    )
 
 
 def _used(seen: WindowMetrics, problem: Problem) -> dict[str, float]:

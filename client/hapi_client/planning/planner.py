@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hapi_client.metrics.window_collector import Meter
+from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.metrics.window_metrics import WindowMetrics
 from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.device_profile import LocalFacts
@@ -91,7 +91,7 @@ class JobPlanner:
         parts: PlannerInputs,
         estimates: CostEstimators,
         mixer: RouteScheduler[Route],
-        meter: Meter,
+        meter: MetricsCollector,
     ) -> None:
         self._parts = parts
         self._estimates = estimates

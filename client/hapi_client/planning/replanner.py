@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hapi_client.metrics.window_collector import Meter
+from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.metrics.window_metrics import WindowMetrics
 from hapi_client.planning.cache_tracker import KeptFeatures
 from hapi_client.planning.cost_estimators import CostEstimators
@@ -120,7 +120,7 @@ class Replanner:
         build: Build,
         estimates: CostEstimators,
         mixer: RouteScheduler[Route],
-        meter: Meter,
+        meter: MetricsCollector,
         options: ReplanOptions,
         *,
         clock: Callable[[], float],
@@ -217,7 +217,7 @@ class Replanner:
         """The problem of now, and what is kept now, for one look."""
         problem = self._build(self._estimates.conditions())
         self._keeping = self._kept.keeping()
-        self._meter.expect(
+        self._meter.set_link_seconds(
             {each.way: problem.seconds(each, LINK) for each in problem.options}
         )
         return problem
@@ -294,7 +294,7 @@ class Replanner:
         Spans that cannot be pushed are streamed one by one, and the worker is
         asked again by itself; the weights stay for when it is back.
         """
-        came = seen.pushed_samples + seen.num_kept
+        came = seen.pushed_samples + seen.num_cached
         if all(way == RAW_ROUTE for way in now):
             self._lost = False  # nobody asks it any more
         elif seen.fell_back > came:
@@ -346,7 +346,7 @@ class Replanner:
 
     def _put_in_force(self, plan: Plan) -> None:
         self.plan = plan
-        self._meter.expect_rate(plan.samples_per_second)
+        self._meter.set_planned_rate(plan.samples_per_second)
 
     def _postpone(self) -> None:
         jitter = 0.75 + 0.5 * self._random()

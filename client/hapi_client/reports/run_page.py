@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from hapi_client.atomic_file import whole_file
+from hapi_client.atomic_file import write_atomically
 from hapi_client.reports.epoch_report import EpochReport
 from hapi_client.reports.html import (
     html_document,
@@ -41,7 +41,7 @@ def write_reports(
         text = json.dumps(run_body(run), indent=2) + "\n"
     else:
         text = html_page(run)
-    with whole_file(Path(path)) as file:
+    with write_atomically(Path(path)) as file:
         file.write(text.encode())
 
 

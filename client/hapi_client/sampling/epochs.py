@@ -35,7 +35,7 @@ class EpochOptions:
 
     batch_size: int = 32
     seed: int = 0
-    lanes: EpochPartition | None = None
+    partition: EpochPartition | None = None
     buffer_spans: int = DEFAULT_BUFFER_SPANS
     num_workers: int = 1
 
@@ -51,7 +51,7 @@ class ReaderShare:
         delivered: to be told of each step that is delivered.
     """
 
-    reading: ReadPlan
+    read_plan: ReadPlan
     num_steps: int
     delivered: Callable[[int], None] = lambda step: None
 
@@ -78,8 +78,8 @@ class Epochs:
         self._data = data
         self._options = replace(
             options,
-            batch_size=whole_number("batch_size", options.batch_size),
-            seed=whole_number("seed", options.seed),
+            batch_size=to_integer("batch_size", options.batch_size),
+            seed=to_integer("seed", options.seed),
         )
         self.loaded: DataState | None = None
         # Until its next step is delivered, it is where its epoch begins.
@@ -121,7 +121,7 @@ class Epochs:
             ClientError: ``bad_configuration`` naming what cannot be, and
                 what can.
         """
-        epoch = whole_number("epoch", epoch)
+        epoch = to_integer("epoch", epoch)
         rules = self._rules(reader, epoch, drop_last=drop_last)
         order = _sensible(
             lambda: shuffled_order(
@@ -147,7 +147,7 @@ class Epochs:
 
         return ReaderShare(
             _sensible(
-                lambda: order.reading(replace(reader, first_step=first)),
+                lambda: order.read_plan(replace(reader, first_step=first)),
                 self._remedy(reader, epoch),
             ),
             len(range(reader.worker, order.num_steps, reader.num_workers)),
@@ -164,12 +164,12 @@ class Epochs:
             reader: whose share.
             drop_last: leave out a shorter last batch.
         """
-        lanes = EpochPartition(reader.num_ranks, reader.num_workers)
+        partition = EpochPartition(reader.num_ranks, reader.num_workers)
         rules = SamplerConfig(
-            self._options.batch_size, lanes, drop_last=drop_last
+            self._options.batch_size, partition, drop_last=drop_last
         )
         order = index_order(sizes, rules)
-        reading = _sensible(lambda: order.reading(reader))
+        reading = _sensible(lambda: order.read_plan(reader))
         return ReaderShare(reading, len(reading.batches))
 
     def state_dict(self) -> dict[str, Any]:
@@ -190,7 +190,7 @@ class Epochs:
         Raises:
             ClientError: ``bad_configuration`` for a step that there is not.
         """
-        epoch, step = whole_number("epoch", epoch), whole_number("step", step)
+        epoch, step = to_integer("epoch", epoch), to_integer("step", step)
         rules = self._rules(reader, epoch, drop_last=drop_last)
         num_steps = len(rules.step_ends(sum(self._sizes)))
         if not 0 <= step <= num_steps:
@@ -216,9 +216,12 @@ class Epochs:
             "seed": self._options.seed,
             "batch_size": self._options.batch_size,
         }
-        lanes = self._options.lanes
-        if lanes is not None:
-            mine |= {"parts": lanes.parts, "turns": lanes.turns}
+        partition = self._options.partition
+        if partition is not None:
+            mine |= {
+                "parts": partition.batch_partitions,
+                "turns": partition.step_partitions,
+            }
         for name, value in mine.items():
             if getattr(given, name) != value:
                 raise bad_state(_difference(name, given, value))
@@ -245,15 +248,15 @@ class Epochs:
         self, reader: Reader, epoch: int, *, drop_last: bool
     ) -> SamplerConfig:
         options = self._options
-        lanes = (
-            options.lanes
+        partition = (
+            options.partition
             or self._lanes_of_state(reader, epoch)
             or EpochPartition.suited(
                 len(self._sizes), reader.num_ranks, options.num_workers
             )
         )
         return SamplerConfig(
-            options.batch_size, lanes, options.buffer_spans, drop_last
+            options.batch_size, partition, options.buffer_spans, drop_last
         )
 
     def _lanes_of_state(
@@ -262,12 +265,12 @@ class Epochs:
         """Those of the run that is gone on with, while they can be kept."""
         if self.loaded is None:
             return None
-        lanes = EpochPartition(self.loaded.parts, self.loaded.turns)
+        partition = EpochPartition(self.loaded.parts, self.loaded.turns)
         fits = not (
-            lanes.parts % reader.num_ranks
-            or lanes.turns % self._options.num_workers
+            partition.batch_partitions % reader.num_ranks
+            or partition.step_partitions % self._options.num_workers
         )
-        return lanes if fits or self._has_begun(epoch) else None
+        return partition if fits or self._has_begun(epoch) else None
 
     def _remedy(self, reader: Reader, epoch: int) -> str:
         """For readers that cannot share an epoch."""
@@ -278,7 +281,7 @@ class Epochs:
             )
         if reader.num_workers not in (1, self._options.num_workers):
             return f"use job.dataset(num_workers={reader.num_workers})"
-        return "or give other lanes" if self._options.lanes else ""
+        return "or give other lanes" if self._options.partition else ""
 
     def _no_step(self) -> ClientError:
         return ClientError(
@@ -293,8 +296,8 @@ class Epochs:
             data=self._data,
             seed=self._options.seed,
             batch_size=rules.batch_size,
-            parts=rules.lanes.parts,
-            turns=rules.lanes.turns,
+            parts=rules.partition.batch_partitions,
+            turns=rules.partition.step_partitions,
             buffer_spans=rules.buffer_spans,
             drop_last=rules.drop_last,
             epoch=epoch,
@@ -333,7 +336,7 @@ def _sensible(make: Callable[[], Made], remedy: str = "") -> Made:
         ) from error
 
 
-def whole_number(name: str, value: Any) -> int:
+def to_integer(name: str, value: Any) -> int:
     """Python's own: NumPy's are not fit for JSON.
 
     Raises:

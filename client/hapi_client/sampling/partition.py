@@ -8,9 +8,9 @@ twice, and the *set* of samples of a step depends on seed, epoch, lanes and
 batch size only: not on how many ranks and workers there are, on the cut, the
 encoding, the number of threads or on which tier did the work.
 
-Lanes are a grid of ``parts`` by ``turns``.  Sample ``g`` of an epoch belongs
-to step ``g // batch_size`` and to part ``g % parts``; the step's number
-modulo ``turns`` says which lanes it draws from.  A lane holds exactly the
+Lanes are a grid of ``batch_partitions`` by ``step_partitions``.  Sample ``g`` of an epoch belongs
+to step ``g // batch_size`` and to part ``g % batch_partitions``; the step's number
+modulo ``step_partitions`` says which lanes it draws from.  A lane holds exactly the
 samples that are drawn from it: the permuted samples are cut into lanes at
 these numbers, and a span where one lane ends and the next begins is read in
 two pieces.
@@ -25,9 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 Integers = npt.NDArray[np.int64]
-DEFAULT_PARTS = 8
-MAX_LANES = 2**16
-SPANS_PER_LANE = 8
+DEFAULT_BATCH_PARTITIONS = 8
+MAX_PARTITIONS = 2**16
+MIN_SPANS_PER_PARTITION = 8
 """That lanes have at least by default: a few lanes more than readers need cost
 a small data set many pieces of spans."""
 
@@ -44,19 +44,19 @@ class EpochPartition:
             divide it can share the batches of a rank.
 
     Raises:
-        ValueError: for one below 1, or more lanes than :data:`MAX_LANES`.
+        ValueError: for one below 1, or more lanes than :data:`MAX_PARTITIONS`.
     """
 
-    parts: int = 1
-    turns: int = 1
+    batch_partitions: int = 1
+    step_partitions: int = 1
 
     def __post_init__(self) -> None:
-        check_at_least("parts", self.parts, 1)
-        check_at_least("turns", self.turns, 1)
-        if self.parts * self.turns > MAX_LANES:
+        check_at_least("parts", self.batch_partitions, 1)
+        check_at_least("turns", self.step_partitions, 1)
+        if self.batch_partitions * self.step_partitions > MAX_PARTITIONS:
             raise ValueError(
-                f"{self.parts} parts times {self.turns} turns are too many "
-                f"lanes; at most {MAX_LANES}"
+                f"{self.batch_partitions} parts times {self.step_partitions} turns are too many "
+                f"lanes; at most {MAX_PARTITIONS}"
             )
 
     @classmethod
@@ -69,9 +69,14 @@ class EpochPartition:
         parts that usual other numbers of ranks can take over as well.  More
         turns would cost memory, for the samples of spans that have begun.
         """
-        parts = num_ranks * math.ceil(DEFAULT_PARTS / num_ranks)
-        if num_spans >= SPANS_PER_LANE * parts * num_workers:
-            return cls(parts, num_workers)
+        batch_partitions = num_ranks * math.ceil(
+            DEFAULT_BATCH_PARTITIONS / num_ranks
+        )
+        if (
+            num_spans
+            >= MIN_SPANS_PER_PARTITION * batch_partitions * num_workers
+        ):
+            return cls(batch_partitions, num_workers)
         return cls(num_ranks, num_workers)
 
 

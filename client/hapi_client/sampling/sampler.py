@@ -69,7 +69,7 @@ class SamplerConfig:
     """
 
     batch_size: int
-    lanes: EpochPartition = field(default_factory=EpochPartition)
+    partition: EpochPartition = field(default_factory=EpochPartition)
     buffer_spans: int = DEFAULT_BUFFER_SPANS
     drop_last: bool = False
 
@@ -87,7 +87,9 @@ class SamplerConfig:
         ends = self.batch_size * np.arange(1, num_full + 1, dtype=np.int64)
         if self.drop_last or not rest:
             return ends
-        if num_full and rest < math.gcd(self.lanes.parts, self.batch_size):
+        if num_full and rest < math.gcd(
+            self.partition.batch_partitions, self.batch_size
+        ):
             return np.append(ends[:-1], num_samples)
         return np.append(ends, num_samples)
 
@@ -122,7 +124,7 @@ class EpochSampler:
     def num_steps(self) -> int:
         return len(self._ends)
 
-    def reading(self, reader: Reader | None = None) -> ReadPlan:
+    def read_plan(self, reader: Reader | None = None) -> ReadPlan:
         """A reader's share; the only reader's if there is none given.
 
         Raises:
@@ -164,19 +166,19 @@ class EpochSampler:
         )
 
     def _check_reader(self, reader: Reader) -> None:
-        lanes = self.rules.lanes
+        partition = self.rules.partition
         _check_share("rank", reader.rank, reader.num_ranks)
         _check_share("worker", reader.worker, reader.num_workers)
         check_at_least("first_step", reader.first_step, 0)
-        if lanes.parts % reader.num_ranks:
+        if partition.batch_partitions % reader.num_ranks:
             raise ValueError(
-                f"{reader.num_ranks} ranks cannot share {lanes.parts} parts "
-                f"of a batch; allowed: {divisors(lanes.parts)}"
+                f"{reader.num_ranks} ranks cannot share {partition.batch_partitions} parts "
+                f"of a batch; allowed: {divisors(partition.batch_partitions)}"
             )
-        if lanes.turns % reader.num_workers:
+        if partition.step_partitions % reader.num_workers:
             raise ValueError(
                 f"{reader.num_workers} loader workers cannot share "
-                f"{lanes.turns} turns; allowed: {divisors(lanes.turns)}"
+                f"{partition.step_partitions} turns; allowed: {divisors(partition.step_partitions)}"
             )
         sizes = np.diff(self._ends, prepend=0)
         if len(sizes) and sizes.min() < reader.num_ranks:
@@ -227,7 +229,7 @@ def shuffled_order(
     return _order(span_sizes, rules, random)
 
 
-def reading_of(samples: Sequence[tuple[int, int]]) -> ReadPlan:
+def single_batch_plan(samples: Sequence[tuple[int, int]]) -> ReadPlan:
     """One batch of some samples, in as few pieces as they allow.
 
     Args:
@@ -264,12 +266,16 @@ def _order(
     lane_of = _lanes_of_samples(rules, ends, num_samples)
     by_lane = np.argsort(lane_of, kind="stable")
     lane_ends = np.cumsum(
-        np.bincount(lane_of, minlength=rules.lanes.parts * rules.lanes.turns)
+        np.bincount(
+            lane_of,
+            minlength=rules.partition.batch_partitions
+            * rules.partition.step_partitions,
+        )
     )
     pieces: list[SpanSlice] = []
     piece_of = np.empty(num_samples, np.int64)
     row_of = np.empty(num_samples, np.int64)
-    width = max(1, rules.buffer_spans // rules.lanes.parts)
+    width = max(1, rules.buffer_spans // rules.partition.batch_partitions)
     start = 0
     for lane, end in zip(
         _dealt(spans, sizes, lane_ends), lane_ends, strict=True
@@ -288,8 +294,10 @@ def _lanes_of_samples(
 ) -> Integers:
     samples = np.arange(num_samples, dtype=np.int64)
     steps = np.searchsorted(ends, samples, side="right")
-    lanes = rules.lanes
-    return (samples % lanes.parts) * lanes.turns + steps % lanes.turns
+    partition = rules.partition
+    return (
+        samples % partition.batch_partitions
+    ) * partition.step_partitions + steps % partition.step_partitions
 
 
 def _dealt(

@@ -11,8 +11,12 @@ from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from hapi_client.swift.credentials import Credentials
-from hapi_client.swift.http_client import ConnectionOptions, Requester, Source
-from hapi_client.swift.response_body import Body
+from hapi_client.swift.http_client import (
+    ConnectionOptions,
+    HttpClient,
+    RequestBody,
+)
+from hapi_client.swift.response_body import ResponseBody
 from hapi_client.swift.traffic_counters import Traffic
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.errors import ClientError, RightsError, SourceChangedError
@@ -76,16 +80,16 @@ class SwiftAccount:
             os.environ
         )
         self.options = options or ConnectionOptions()
-        self._requester = Requester(self.credentials, self.options)
+        self._http = HttpClient(self.credentials, self.options)
 
     @property
     def traffic(self) -> Traffic:
-        return self._requester.traffic
+        return self._http.traffic
 
     @property
     def storage_url(self) -> str:
         """``https://host/v1/account``, without a slash at the end."""
-        return self._requester.auth.storage_url()
+        return self._http.auth.storage_url()
 
     @property
     def account(self) -> str:
@@ -96,7 +100,7 @@ class SwiftAccount:
 
     def close(self) -> None:
         """Closes all sockets; the next use opens new ones."""
-        self._requester.close()
+        self._http.close()
 
     def __enter__(self: T) -> T:
         return self
@@ -107,12 +111,12 @@ class SwiftAccount:
     @contextlib.contextmanager
     def working_for(self, scope: CancelScope) -> Iterator[None]:
         """Requests of this thread end when ``scope`` is cancelled."""
-        with self._requester.owners.working_for(scope):
+        with self._http.owners.working_for(scope):
             yield
 
     def cancel(self, scope: CancelScope) -> None:
         """Ends all requests made for ``scope``, now and later."""
-        self._requester.owners.cancel(scope)
+        self._http.owners.cancel(scope)
 
     # -- the cluster -------------------------------------------------
 
@@ -121,21 +125,21 @@ class SwiftAccount:
         with self._open_info() as body:
             return body.read_json(dict)
 
-    def _open_info(self) -> Body:
+    def _open_info(self) -> ResponseBody:
         parts = urlsplit(self.storage_url)
         url = f"{parts.scheme}://{parts.netloc}/info"
         return self._open("GET", url, object_name="/info")
 
     def log_in(self) -> None:
         """Gets a token unless there is one."""
-        self._requester.auth.token()
+        self._http.auth.token()
 
     def head_account(self) -> Mapping[str, str]:
         """The headers of the account's HEAD."""
         what = f"account {self.account}"
         return self._done("HEAD", self.storage_url, object_name=what)
 
-    def ask_account(
+    def account_request(
         self, method: str, query: Mapping[str, str]
     ) -> dict[str, Any]:
         """The JSON that a request of the account itself is answered with."""
@@ -220,7 +224,7 @@ class SwiftAccount:
 
     def open(
         self, container: str, name: str, *, seconds: float | None = None
-    ) -> Body:
+    ) -> ResponseBody:
         """The whole object as a stream; to be closed by the caller."""
         return self._open(
             "GET",
@@ -310,7 +314,7 @@ class SwiftAccount:
             "PUT",
             self._url(container, name),
             headers,
-            source=Source(source, length_bytes, self.traffic),
+            source=RequestBody(source, length_bytes, self.traffic),
             object_name=f"{container}/{name}",
         )
         return answer.get("ETag", "").strip('"')
@@ -325,8 +329,10 @@ class SwiftAccount:
     def _url(self, *parts: str) -> str:
         return self.storage_url + "".join("/" + quote(part) for part in parts)
 
-    def _open(self, method: str, url: str, *args: Any, **kwargs: Any) -> Body:
-        return self._requester.open(method, url, *args, **kwargs)
+    def _open(
+        self, method: str, url: str, *args: Any, **kwargs: Any
+    ) -> ResponseBody:
+        return self._http.open(method, url, *args, **kwargs)
 
     def _done(
         self, method: str, url: str, *args: Any, **kwargs: Any

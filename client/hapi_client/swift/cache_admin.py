@@ -107,7 +107,7 @@ class FeatureCache:
         marker: str | None = ""
         while marker is not None:
             query = {"hapi-cache": "", "source": source, "marker": marker}
-            page = self._connection.ask_account(method, query)
+            page = self._connection.account_request(method, query)
             yield page
             marker = page["marker"]
 

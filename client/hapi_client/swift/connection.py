@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from hapi_client.swift.account import SwiftAccount
-from hapi_client.swift.http_client import Source
-from hapi_client.swift.response_body import Body
+from hapi_client.swift.http_client import RequestBody
+from hapi_client.swift.response_body import ResponseBody
 from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import (
     CONTENT_TYPE_STREAM,
@@ -31,7 +31,7 @@ class Connection(SwiftAccount):
     :class:`hapi_client.swift.account.SwiftAccount`.
     """
 
-    def require_hapi(self, *, of_any_version: bool = False) -> dict[str, Any]:
+    def require_hapi(self, *, any_version: bool = False) -> dict[str, Any]:
         """The ``hapi`` section of ``/info``, of a filter that we can ask.
 
         Args:
@@ -52,7 +52,7 @@ class Connection(SwiftAccount):
                     "section in /info); use cut 0 (streaming), or ask the "
                     "operator to add it",
                 )
-            if not of_any_version:
+            if not any_version:
                 common_version(section, proxy, version("swift-hapi"))
             return section
 
@@ -62,9 +62,9 @@ class Connection(SwiftAccount):
         name: str,
         annotation: Annotation,
         *,
-        patient: bool = True,
+        retry: bool = True,
         seconds: float | None = None,
-    ) -> Body:
+    ) -> ResponseBody:
         """An annotated GET: the feature or index stream of an object.
 
         Args:
@@ -81,7 +81,7 @@ class Connection(SwiftAccount):
             annotation.to_headers(),
             object_name=f"{container}/{name}",
             seconds=seconds,
-            patient=patient,
+            retry=retry,
         )
         _require_stream(body, f"{container}/{name}")
         return body
@@ -117,7 +117,7 @@ class Connection(SwiftAccount):
             "POST",
             f"{self._url(container)}?hapi",
             annotation.to_headers(),
-            source=Source(io.BytesIO(text), len(text), self.traffic),
+            source=RequestBody(io.BytesIO(text), len(text), self.traffic),
             object_name=container,
             seconds=seconds,
         )
@@ -180,7 +180,7 @@ class Connection(SwiftAccount):
         )
 
 
-def _require_stream(body: Body, where: str) -> None:
+def _require_stream(body: ResponseBody, where: str) -> None:
     content_type = body.headers.get("Content-Type", "")
     if content_type.partition(";")[0].strip() == CONTENT_TYPE_STREAM:
         return

@@ -16,7 +16,7 @@ import urllib3
 
 from hapi_client.swift.auth import Authenticator
 from hapi_client.swift.credentials import Credentials
-from hapi_client.swift.response_body import Body
+from hapi_client.swift.response_body import ResponseBody
 from hapi_client.swift.retry import Backoff
 from hapi_client.swift.traffic_counters import Traffic
 from hapi_client.swift.transport import (
@@ -57,7 +57,7 @@ class ConnectionOptions:
     backoff: Backoff = field(default_factory=Backoff)
 
 
-class Source:
+class RequestBody:
     """A request body: the next bytes of a file, counted when sent."""
 
     def __init__(
@@ -88,7 +88,7 @@ class Source:
         return data
 
 
-class Requester:
+class HttpClient:
     """Makes requests with one user's token.
 
     A forked child builds its own sockets on first use.
@@ -127,11 +127,11 @@ class Requester:
         headers: Mapping[str, str] | None = None,
         *,
         object_name: str,
-        source: Source | None = None,
+        source: RequestBody | None = None,
         seconds: float | None = None,
         read_seconds: float | None = None,
-        patient: bool = True,
-    ) -> Body:
+        retry: bool = True,
+    ) -> ResponseBody:
         """The answer to a request, its body unread.
 
         Args:
@@ -152,8 +152,8 @@ class Requester:
             read_seconds or self._options.read_seconds,
         )
 
-        def send(token: str) -> Body:
-            return Body(
+        def send(token: str) -> ResponseBody:
+            return ResponseBody(
                 self._send(
                     method,
                     url,
@@ -161,7 +161,7 @@ class Requester:
                     source,
                     object_name,
                     timeout,
-                    patient,
+                    retry,
                 ),
                 object_name,
                 self.traffic,
@@ -187,13 +187,13 @@ class Requester:
         method: str,
         url: str,
         headers: Mapping[str, str],
-        source: Source | None,
+        source: RequestBody | None,
         object_name: str,
         timeout: tuple[float, float],
-        patient: bool,
+        retry: bool,
     ) -> requests.Response:
         transport = self._transport()
-        session = transport.patient if patient else transport.eager
+        session = transport.retrying if retry else transport.single_try
         self.traffic.add(requests=1)
         try:
             return session.request(
@@ -251,7 +251,7 @@ def _no_answer(
     )
 
 
-def _error(body: Body, object_name: str) -> HapiError:
+def _error(body: ResponseBody, object_name: str) -> HapiError:
     with body:
         if body.status < 400:
             return _redirected(body, object_name)
@@ -267,7 +267,7 @@ def _error(body: Body, object_name: str) -> HapiError:
     )
 
 
-def _twice_refused(body: Body, object_name: str) -> RightsError:
+def _twice_refused(body: ResponseBody, object_name: str) -> RightsError:
     body.close()
     return RightsError(
         "unauthorized",
@@ -279,7 +279,7 @@ def _twice_refused(body: Body, object_name: str) -> RightsError:
     )
 
 
-def _redirected(body: Body, object_name: str) -> ClientError:
+def _redirected(body: ResponseBody, object_name: str) -> ClientError:
     # Neither Swift nor the filter does that; the token stays here.
     target = body.headers.get("Location", "nowhere")
     return ClientError(

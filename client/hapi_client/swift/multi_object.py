@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hapi_client.swift.response_body import Body
+from hapi_client.swift.response_body import ResponseBody
 from hapi_client.swift.retry import RETRYABLE_STATUSES
 from hapi_protocol.errors import TruncatedStreamError
 from hapi_protocol.feature_reader import read_features
@@ -49,7 +49,7 @@ class ObjectFeatures:
 
 
 def read_objects(
-    body: Body, names: Sequence[str], encoding: str
+    body: ResponseBody, names: Sequence[str], encoding: str
 ) -> Iterator[ObjectFeatures]:
     """The rows of an answer, in order; ``body`` is closed behind them.
 
@@ -96,7 +96,7 @@ def _status(row: Row) -> tuple[int, str | None]:
         ) from error
 
 
-def _truncated(body: Body, what: str) -> TruncatedStreamError:
+def _truncated(body: ResponseBody, what: str) -> TruncatedStreamError:
     return TruncatedStreamError(
         "truncated",
         f"the answer is not that to the names asked for: {what}",

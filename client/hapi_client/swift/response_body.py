@@ -27,7 +27,7 @@ MAX_QUOTED_BYTES = 80
 Document = TypeVar("Document", bound="dict[str, Any] | list[Any]")
 
 
-class Body(io.RawIOBase):
+class ResponseBody(io.RawIOBase):
     """A readable file over one answer's body, to be closed after use.
 
     ``read(n)`` returns exactly ``n`` bytes unless the body ends, as

@@ -32,8 +32,8 @@ class Backoff:
 
     attempts: int = 4
     first_seconds: float = 0.5
-    most_seconds: float = 8.0
-    most_retry_after_seconds: float = 30.0
+    max_seconds: float = 8.0
+    max_retry_after_seconds: float = 30.0
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
@@ -50,9 +50,9 @@ class Backoff:
             random: a number drawn uniformly from [0, 1).
         """
         if retry_after is not None:
-            asked = max(0.0, min(retry_after, self.most_retry_after_seconds))
+            asked = max(0.0, min(retry_after, self.max_retry_after_seconds))
             # Jitter above, never below, what the server asked for: its
             # callers must not all come back in the same instant.
             return asked * (1 + random / 4)
         bound = self.first_seconds * 2.0 ** min(failures - 1, 30)
-        return min(bound, self.most_seconds) * random
+        return min(bound, self.max_seconds) * random

@@ -253,13 +253,13 @@ class Transport:
         # REQUESTS_CA_BUNDLE in the environment.
         self.verify = None if tls.verify is True else tls.verify
         retry = ScopedRetry.following(backoff, owners, traffic)
-        self.patient = _session(owners, retry, num_connections, tls)
+        self.retrying = _session(owners, retry, num_connections, tls)
         never = Retry(0, redirect=False, read=False)
-        self.eager = _session(owners, never, num_connections, tls)
+        self.single_try = _session(owners, never, num_connections, tls)
 
     def close(self) -> None:
-        self.patient.close()
-        self.eager.close()
+        self.retrying.close()
+        self.single_try.close()
 
 
 def _session(

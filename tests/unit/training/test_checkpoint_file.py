@@ -112,7 +112,7 @@ moment = 0
 def trace(frame, event, argument):
     global lines
     if not frame.f_code.co_filename.endswith(
-        ("torch/serialization.py", "checkpoints.py", "whole_file.py")
+        ("torch/serialization.py", "checkpoint_file.py", "atomic_file.py")
     ):
         return None
     lines += event in ("line", "return")

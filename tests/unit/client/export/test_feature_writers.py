@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from full_disk import no_file_beyond
-from hapi_client.atomic_file import whole_file
+from hapi_client.atomic_file import write_atomically
 from hapi_client.export import feature_writers as feature_files
 from hapi_client.export.feature_writers import (
     SUFFIXES,
@@ -44,7 +44,7 @@ def rows(first, count, shape=(2, 3)):
 def write(path, parts, names=NAMES, num_samples=100, shape=(2, 3)):
     contents = Contents(shape, num_samples, names, ABOUT)
     with (
-        whole_file(path) as file,
+        write_atomically(path) as file,
         open_writer(path, file, contents) as writer,
     ):
         for each in parts:

@@ -17,14 +17,14 @@ from hapi_protocol.errors import CODES, make_error
 
 @given(st.integers(1, 200), st.floats(0, 1, exclude_max=True))
 def test_waits_grow_up_to_their_bound(failures, random):
-    backoff = Backoff(first_seconds=0.5, most_seconds=8.0)
+    backoff = Backoff(first_seconds=0.5, max_seconds=8.0)
     delay = backoff.delay_seconds(failures, None, random)
     assert 0 <= delay <= min(8.0, 0.5 * 2.0 ** (failures - 1))
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1, exclude_max=True))
 def test_retry_after_is_obeyed_with_jitter_above_it(asked, random):
-    backoff = Backoff(most_retry_after_seconds=30)
+    backoff = Backoff(max_retry_after_seconds=30)
     delay = backoff.delay_seconds(1, asked, random)
     assert min(asked, 30) <= delay <= min(asked, 30) * 1.25
 

@@ -20,7 +20,7 @@ from hapi_client.loading.prefetcher import (
 from hapi_client.loading.read_concurrency import ReadWidth
 from hapi_client.loading.span_source import LoadedSpan, SpanTask
 from hapi_client.metrics.counters import JobCounters
-from hapi_client.metrics.window_collector import Meter
+from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.reports.epoch_recorder import EpochRecorder
 from hapi_client.sampling.partition import Reader
 from hapi_client.sampling.sampler import (
@@ -128,11 +128,11 @@ def make_loader(
         ],
         on_error=on_error,
         counters=counters,
-        meter=Meter(lambda: 0),
+        meter=MetricsCollector(lambda: 0),
         **{"to_freeze_point": lambda cut, f: f * 1.0, **(job or {})},
     )
     order = order or index_order(sizes, SamplerConfig(4))
-    reading = order if isinstance(order, ReadPlan) else order.reading()
+    reading = order if isinstance(order, ReadPlan) else order.read_plan()
     open_spans = open_spans or open_with(source, **options)
     loader = FeatureLoader(plan, reading, open_spans, CPU, delivered)
     return loader, counters
@@ -265,7 +265,7 @@ def test_batches_are_the_same_when_spans_are_computed_out_of_turn():
         return features * 1.0
 
     order = shuffled_order([4] * 9, SamplerConfig(4), seed=1, epoch=0)
-    in_turn = [piece.span for piece in order.reading().pieces]
+    in_turn = [piece.span for piece in order.read_plan().pieces]
     assert in_turn.index(0) < MAX_EARLY_SPANS
     job = {"to_freeze_point": to_freeze_point}
     got = rows_of(make_loader(source, [4] * 9, order, job=job)[0])
@@ -355,7 +355,7 @@ def test_epoch_that_delivers_nothing_is_an_error_where_it_is_whole(first_step):
     loader, counters = make_loader(
         Source({"0/0", "0/1", "0/2", "1/0", "1/1"}),
         [3, 2],
-        order.reading(Reader(first_step=first_step)),
+        order.read_plan(Reader(first_step=first_step)),
         on_error="skip",
         delivered=steps.append,
     )

@@ -26,7 +26,7 @@ from hapi_client.loading.read_concurrency import ReadWidth
 from hapi_client.loading.route_source import RoutingSource
 from hapi_client.loading.span_source import SpanLimits
 from hapi_client.metrics.counters import JobCounters
-from hapi_client.metrics.window_collector import Meter
+from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.planning.cache_tracker import KeptFeatures
 from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_client.reports.epoch_recorder import EpochRecorder
@@ -56,7 +56,7 @@ from hapi_splitter.planner.problem import RAW_ROUTE
 from photos import tar_of
 
 SHAPE = (1, 2, 2)
-LIMITS = SpanLimits(5, Backoff(attempts=3, first_seconds=0, most_seconds=0))
+LIMITS = SpanLimits(5, Backoff(attempts=3, first_seconds=0, max_seconds=0))
 MODEL = ModelPath("AUTH_test", "models", "x.hapi")
 ONE, TWO = Training(seed=5, epoch=100), Training(seed=5, epoch=200)
 PUSHED = (2, "float32")
@@ -177,7 +177,7 @@ class Bench:
             SampleForm(SHAPE),
             LIMITS,
             self.counters,
-            Meter(lambda: 0),
+            MetricsCollector(lambda: 0),
             self.read_width,
         )
         self.pushed = FeatureSource(
@@ -274,7 +274,10 @@ class FakeSources:
 
 
 def test_loaders_of_two_epochs_and_of_none_go_their_own_ways(bench):
-    mixer, meter = RouteScheduler({RAW_ROUTE: 1.0}), Meter(lambda: 0)
+    mixer, meter = (
+        RouteScheduler({RAW_ROUTE: 1.0}),
+        MetricsCollector(lambda: 0),
+    )
     found = []
     for training in (ONE, None, TWO):
         sources = FakeSources({RAW_ROUTE: bench.raw}, KeptFeatures())
@@ -381,11 +384,11 @@ def test_kept_features_cost_the_store_nothing(bench, caplog):
     bench.connection.answers = [stream(KEYS)]
     bench.connection.cache = "hit"
     report = bench.load().report
-    assert report.was_kept
+    assert report.was_cached
     assert report.server_cpu_seconds == 0
     assert bench.counters.snapshot().cached == 3
     bench.connection.cache = "store"
-    assert not bench.load().report.was_kept
+    assert not bench.load().report.was_cached
     assert bench.counters.snapshot().cached == 3
     assert not caplog.records
 
@@ -418,7 +421,7 @@ def kept_of(bench):
 
 
 def test_a_kept_span_is_read_again_beside_the_plan(bench):
-    kept, meter = kept_of(bench), Meter(lambda: 0)
+    kept, meter = kept_of(bench), MetricsCollector(lambda: 0)
     source = kept_source(bench, kept, meter)
     bench.connection.answers = [stream(KEYS)]
 
@@ -437,8 +440,8 @@ def test_a_kept_span_is_read_again_beside_the_plan(bench):
     assert (source.lane_width("kept"), source.lane_width("stream")) == (3, 1)
     assert source._mixer._credit == credit
     seen = meter.take()
-    assert seen.kept == {PUSHED: 3}
-    assert (seen.push_seconds, seen.most_pushed) == (0, 0)
+    assert seen.cached == {PUSHED: 3}
+    assert (seen.push_seconds, seen.max_pushed) == (0, 0)
     # It has gone by now: computed once more, and dealt from then on.
     bench.connection.cache = "miss"
     assert load()[0] == "kept"
@@ -447,7 +450,7 @@ def test_a_kept_span_is_read_again_beside_the_plan(bench):
 
 
 def test_a_kept_span_is_streamed_while_push_down_rests(bench):
-    kept, meter = kept_of(bench), Meter(lambda: 0)
+    kept, meter = kept_of(bench), MetricsCollector(lambda: 0)
     source = kept_source(bench, kept, meter)
     kept.note(PUSHED, bench.span, None, "store")
     source._sources(PUSHED)._gate.failed()
@@ -483,11 +486,11 @@ def test_a_hit_ends_the_rest_of_push_down(bench):
     for _ in range(2):
         task = bench.pushed.task(bench.span)
         assert task.lane == "push"
-        assert task.load(CancelScope()).report.was_kept
+        assert task.load(CancelScope()).report.was_cached
 
 
 def test_a_span_that_finds_no_room_is_not_dealt_again_and_again(bench):
-    kept, meter = kept_of(bench), Meter(lambda: 0)
+    kept, meter = kept_of(bench), MetricsCollector(lambda: 0)
     kept.use([])
     kept.begin(0)
     source = kept_source(bench, kept, meter)
@@ -499,7 +502,7 @@ def test_a_span_that_finds_no_room_is_not_dealt_again_and_again(bench):
 
 
 def test_features_with_errors_are_not_taken_for_kept(bench):
-    kept, meter = kept_of(bench), Meter(lambda: 0)
+    kept, meter = kept_of(bench), MetricsCollector(lambda: 0)
     source = kept_source(bench, kept, meter)
     bench.connection.answers = [stream(KEYS, errors=(1,))]
     bench.connection.cache = "store"

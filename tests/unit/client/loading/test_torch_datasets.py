@@ -28,7 +28,7 @@ class Steps(FeatureDataset):
 
     def __iter__(self):
         epoch = self.epoch
-        reading = self._share(epoch).reading
+        reading = self._share(epoch).read_plan
         self._begin(epoch)
         for batch in reading.batches:
             yield [epoch, batch.step]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hapi_client.metrics.window_collector import Meter
+from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.metrics.window_metrics import SpanMetrics
 from hapi_protocol.summary import Load
 from hapi_splitter.planner.problem import RAW_ROUTE
@@ -18,7 +18,7 @@ class World:
     def __init__(self) -> None:
         self.wall = self.cpu = 0.0
         self.received = 0
-        self.meter = Meter(
+        self.meter = MetricsCollector(
             lambda: self.received,
             clock=lambda: self.wall,
             cpu_clock=lambda: self.cpu,
@@ -58,21 +58,21 @@ def test_two_loaders_at_a_time_count_once(world: World) -> None:
 
 def test_decoding_and_the_rest_of_the_layers_are_counted_apart() -> None:
     cpu = [0.0]
-    meter = Meter(
+    meter = MetricsCollector(
         lambda: 0, cpu_clock=lambda: cpu[0], thread_clock=lambda: cpu[0]
     )
     with meter.loading():
         cpu[0] += 1.0
-        with meter.finishing(0, 8):
+        with meter.running_suffix(0, 8):
             cpu[0] += 5.0
-        decoded = SpanMetrics(plain_seconds=9.0, decode_cpu_seconds=2.0)
-        meter.loaded(RAW_ROUTE, 8, 9.0, decoded)
+        decoded = SpanMetrics(raw_seconds=9.0, decode_cpu_seconds=2.0)
+        meter.record_span(RAW_ROUTE, 8, 9.0, decoded)
         cpu[0] += 2.0
         seen = meter.take()
 
     assert seen.client_cpu_seconds == pytest.approx(8.0)
-    assert seen.finish_cpu_seconds == pytest.approx(5.0)
-    assert seen.finished == {0: 8}
+    assert seen.suffix_cpu_seconds == pytest.approx(5.0)
+    assert seen.suffix_samples == {0: 8}
     assert seen.decode_cpu_seconds == pytest.approx(2.0)
 
 
@@ -123,7 +123,7 @@ def test_answers_beside_a_plain_read_are_flows_by_their_bytes(
             world.passes(2, received=300 + pushed_bytes)
         world.passes(2, received=500)
         report = SpanMetrics(read_seconds=2.0, read_bytes=300)
-        meter.loaded(RAW_ROUTE, 10, 2.5, report)
+        meter.record_span(RAW_ROUTE, 10, 2.5, report)
         assert meter.take().reading_flows == pytest.approx(flows)
 
 
@@ -137,7 +137,7 @@ def test_a_read_that_is_enough_counts_for_those_it_replaces(
         with meter.reading():
             world.passes(2, received=100)
         report = SpanMetrics(read_seconds=4.0, read_bytes=300)
-        meter.loaded(RAW_ROUTE, 10, 4.5, report)
+        meter.record_span(RAW_ROUTE, 10, 4.5, report)
         assert meter.take().reading_flows == pytest.approx(2.5)
 
 
@@ -149,26 +149,26 @@ def test_a_plain_read_of_two_windows_is_one_flow(world: World) -> None:
             assert meter.take().reading_flows == 1
             world.passes(1, received=100)
         report = SpanMetrics(read_seconds=3.0, read_bytes=300)
-        meter.loaded(RAW_ROUTE, 10, 3.5, report)
+        meter.record_span(RAW_ROUTE, 10, 3.5, report)
         assert meter.take().reading_flows == 1
 
 
 def test_pushed_reads_at_a_time_are_counted(world: World) -> None:
     meter = world.meter
-    with meter.under_way(RAW_ROUTE), meter.under_way(PUSHED):
-        with meter.under_way(PUSHED):
+    with meter.in_flight(RAW_ROUTE), meter.in_flight(PUSHED):
+        with meter.in_flight(PUSHED):
             pass
-        assert meter.take().most_pushed == 2
+        assert meter.take().max_pushed == 2
         # One goes on from the window before.
-        assert meter.take().most_pushed == 1
-    assert meter.take().most_pushed == 1
-    assert meter.take().most_pushed == 0
+        assert meter.take().max_pushed == 1
+    assert meter.take().max_pushed == 1
+    assert meter.take().max_pushed == 0
 
 
 def test_spans_are_summed_by_their_way(world: World) -> None:
     meter, load = world.meter, Load(0.5, 2, 0.9, 0.8)
-    meter.loaded(RAW_ROUTE, 10, 4.0, SpanMetrics(read_seconds=3.0))
-    meter.loaded(
+    meter.record_span(RAW_ROUTE, 10, 4.0, SpanMetrics(read_seconds=3.0))
+    meter.record_span(
         PUSHED,
         8,
         2.0,
@@ -180,11 +180,11 @@ def test_spans_are_summed_by_their_way(world: World) -> None:
             load=load,
         ),
     )
-    meter.loaded(
+    meter.record_span(
         PUSHED,
         6,
         9.0,
-        SpanMetrics(read_seconds=1.0, plain_seconds=4.0, fell_back=True),
+        SpanMetrics(read_seconds=1.0, raw_seconds=4.0, fell_back=True),
     )
 
     seen = meter.take()
@@ -219,94 +219,98 @@ def test_pace_of_a_way_that_is_not_used_is_forgotten(world: World) -> None:
     def window() -> None:
         with meter.loading():
             world.passes(5)
-            meter.loaded(RAW_ROUTE, 10, 2.0, SpanMetrics(plain_seconds=1.0))
+            meter.record_span(RAW_ROUTE, 10, 2.0, SpanMetrics(raw_seconds=1.0))
         meter.take()
 
-    meter.loaded(PUSHED, 10, 40.0, SpanMetrics())
+    meter.record_span(PUSHED, 10, 40.0, SpanMetrics())
     window()
-    assert meter.pace.sample_seconds[PUSHED] == pytest.approx(4.0)
+    assert meter.throughput.sample_seconds[PUSHED] == pytest.approx(4.0)
     window()
     window()
-    pace = meter.pace
-    assert pace.sample_seconds[PUSHED] == pytest.approx(1.0)
-    assert pace.sample_seconds[RAW_ROUTE] == pytest.approx(0.1)
-    assert pace.samples_per_second == pytest.approx(2.5)
+    throughput = meter.throughput
+    assert throughput.sample_seconds[PUSHED] == pytest.approx(1.0)
+    assert throughput.sample_seconds[RAW_ROUTE] == pytest.approx(0.1)
+    assert throughput.samples_per_second == pytest.approx(2.5)
 
 
 def test_a_span_is_done_with_when_what_came_before_it_is(world: World) -> None:
     meter = world.meter
-    with meter.loading(), meter.under_way(RAW_ROUTE):
-        meter.loaded(PUSHED, 8, 4.0, SpanMetrics())
-        meter.loaded(RAW_ROUTE, 8, 1.0, SpanMetrics(plain_seconds=0.8))
-        meter.loaded(RAW_ROUTE, 8, 1.0, SpanMetrics(plain_seconds=0.8))
-        with meter.finishing(0, 7, num_failed=1):
+    with meter.loading(), meter.in_flight(RAW_ROUTE):
+        meter.record_span(PUSHED, 8, 4.0, SpanMetrics())
+        meter.record_span(RAW_ROUTE, 8, 1.0, SpanMetrics(raw_seconds=0.8))
+        meter.record_span(RAW_ROUTE, 8, 1.0, SpanMetrics(raw_seconds=0.8))
+        with meter.running_suffix(0, 7, num_failed=1):
             world.passes(1.4)
-        with meter.finishing(PUSHED[0], 8):
+        with meter.running_suffix(PUSHED[0], 8):
             pass
-        pace = meter.pace
+        throughput = meter.throughput
 
     # One of eight comes, eight have come, and the new one is computed last.
-    assert pace.unfinished(RAW_ROUTE, 8) == 16
-    assert pace.span_seconds(RAW_ROUTE, 8) == pytest.approx(0.8 + 24 * 0.2)
-    assert pace.unfinished(PUSHED, 8) == 0
-    assert pace.span_seconds(PUSHED, 8) == pytest.approx(4.0)
+    assert throughput.pending_samples(RAW_ROUTE, 8) == 16
+    assert throughput.span_seconds(RAW_ROUTE, 8) == pytest.approx(
+        0.8 + 24 * 0.2
+    )
+    assert throughput.pending_samples(PUSHED, 8) == 0
+    assert throughput.span_seconds(PUSHED, 8) == pytest.approx(4.0)
 
 
 def test_spans_that_come_together_share_the_link(world: World) -> None:
     meter = world.meter
-    meter.loaded(RAW_ROUTE, 8, 8.0, SpanMetrics(plain_seconds=8.0))
-    meter.expect({RAW_ROUTE: 0.9, PUSHED: 0.01})
-    assert meter.pace.span_seconds(RAW_ROUTE, 8) == pytest.approx(8.0)
-    with meter.loading(), meter.under_way(RAW_ROUTE):
-        assert meter.pace.span_seconds(RAW_ROUTE, 8) == pytest.approx(14.4)
-        assert meter.pace.span_seconds(PUSHED, 8) == pytest.approx(0.08)
+    meter.record_span(RAW_ROUTE, 8, 8.0, SpanMetrics(raw_seconds=8.0))
+    meter.set_link_seconds({RAW_ROUTE: 0.9, PUSHED: 0.01})
+    assert meter.throughput.span_seconds(RAW_ROUTE, 8) == pytest.approx(8.0)
+    with meter.loading(), meter.in_flight(RAW_ROUTE):
+        assert meter.throughput.span_seconds(RAW_ROUTE, 8) == pytest.approx(
+            14.4
+        )
+        assert meter.throughput.span_seconds(PUSHED, 8) == pytest.approx(0.08)
 
 
 def test_rate_that_is_planned_counts_where_less_was_measured(
     world: World,
 ) -> None:
     meter = world.meter
-    meter.expect_rate(6.0)
-    assert meter.pace.samples_per_second == 6.0
+    meter.set_planned_rate(6.0)
+    assert meter.throughput.samples_per_second == 6.0
     with meter.loading():
         world.passes(5)
-        meter.loaded(RAW_ROUTE, 10, 2.0, SpanMetrics())
+        meter.record_span(RAW_ROUTE, 10, 2.0, SpanMetrics())
     meter.take()
-    assert meter.pace.samples_per_second == 6.0
+    assert meter.throughput.samples_per_second == 6.0
     with meter.loading(), meter.loading():
-        assert meter.pace.samples_per_second == 3.0
-    meter.expect_rate(1.0)
-    assert meter.pace.samples_per_second == pytest.approx(2.0)
+        assert meter.throughput.samples_per_second == 3.0
+    meter.set_planned_rate(1.0)
+    assert meter.throughput.samples_per_second == pytest.approx(2.0)
 
 
 def test_what_a_loop_left_behind_keeps_no_later_one_busy(world: World) -> None:
     with world.meter.loading():
-        world.meter.loaded(RAW_ROUTE, 8, 1.0, SpanMetrics())
-    world.meter.loaded(RAW_ROUTE, 8, 1.0, SpanMetrics())
+        world.meter.record_span(RAW_ROUTE, 8, 1.0, SpanMetrics())
+    world.meter.record_span(RAW_ROUTE, 8, 1.0, SpanMetrics())
     with world.meter.loading():
-        assert world.meter.pace.unfinished(RAW_ROUTE, 8) == 0
-        world.meter.loaded(RAW_ROUTE, 8, 1.0, SpanMetrics())
+        assert world.meter.throughput.pending_samples(RAW_ROUTE, 8) == 0
+        world.meter.record_span(RAW_ROUTE, 8, 1.0, SpanMetrics())
         with world.meter.loading():
             # Of one of two.
-            assert world.meter.pace.unfinished(RAW_ROUTE, 8) == 4
+            assert world.meter.throughput.pending_samples(RAW_ROUTE, 8) == 4
 
 
 def test_pace_of_a_way_stays_while_a_span_is_on_it(world: World) -> None:
     meter = world.meter
-    meter.loaded(PUSHED, 10, 120.0, SpanMetrics())
-    with meter.under_way(PUSHED):
+    meter.record_span(PUSHED, 10, 120.0, SpanMetrics())
+    with meter.in_flight(PUSHED):
         for _ in range(3):
             with meter.loading():
                 world.passes(5)
-                meter.loaded(RAW_ROUTE, 10, 1.0, SpanMetrics())
+                meter.record_span(RAW_ROUTE, 10, 1.0, SpanMetrics())
             meter.take()
-        assert meter.pace.sample_seconds[PUSHED] == pytest.approx(12.0)
+        assert meter.throughput.sample_seconds[PUSHED] == pytest.approx(12.0)
 
 
 def test_span_with_bad_rows_was_streamed_and_did_not_fall_back(
     world: World,
 ) -> None:
-    world.meter.loaded(PUSHED, 10, 9.0, SpanMetrics(plain_seconds=4.0))
+    world.meter.record_span(PUSHED, 10, 9.0, SpanMetrics(raw_seconds=4.0))
     seen = world.meter.take()
     assert seen.samples == {RAW_ROUTE: 10}
     assert (seen.fell_back, seen.pushed_samples) == (0, 0)
@@ -315,35 +319,35 @@ def test_span_with_bad_rows_was_streamed_and_did_not_fall_back(
 def test_kept_spans_say_nothing_of_what_computing_costs(world: World) -> None:
     meter = world.meter
     computed = SpanMetrics(server_cpu_seconds=0.5)
-    meter.loaded(PUSHED, 8, 2.0, computed)
-    meter.loaded(PUSHED, 40, 0.5, SpanMetrics(was_kept=True))
+    meter.record_span(PUSHED, 8, 2.0, computed)
+    meter.record_span(PUSHED, 40, 0.5, SpanMetrics(was_cached=True))
     seen = meter.take()
     assert seen.samples == {PUSHED: 48}
     assert seen.pushed_samples == 8
     assert seen.server_cpu_seconds == 0.5
-    assert seen.kept == {PUSHED: 40}
+    assert seen.cached == {PUSHED: 40}
     assert seen.push_seconds == 2.0
-    assert meter.pace.sample_seconds == {PUSHED: 0.25}
-    assert meter.pace.waiting == {PUSHED[0]: 48}
-    assert seen.without_kept().samples == {PUSHED: 8}
-    assert meter.take().kept == {}
+    assert meter.throughput.sample_seconds == {PUSHED: 0.25}
+    assert meter.throughput.waiting == {PUSHED[0]: 48}
+    assert seen.without_cached().samples == {PUSHED: 8}
+    assert meter.take().cached == {}
 
 
 def test_failed_pushes_are_not_slow_streams(world: World) -> None:
     meter = world.meter
-    meter.loaded(
+    meter.record_span(
         PUSHED,
         10,
         120.0,
-        SpanMetrics(read_seconds=0.9, plain_seconds=1.0, fell_back=True),
+        SpanMetrics(read_seconds=0.9, raw_seconds=1.0, fell_back=True),
     )
-    assert meter.pace.sample_seconds == {RAW_ROUTE: pytest.approx(0.1)}
+    assert meter.throughput.sample_seconds == {RAW_ROUTE: pytest.approx(0.1)}
     assert meter.take().reading_share == pytest.approx(0.9)
 
 
 def test_short_window_says_nothing_of_the_rate(world: World) -> None:
     with world.meter.loading():
         world.passes(0.1)
-        world.meter.loaded(RAW_ROUTE, 50, 0.1, SpanMetrics())
+        world.meter.record_span(RAW_ROUTE, 50, 0.1, SpanMetrics())
     world.meter.take()
-    assert world.meter.pace.samples_per_second == 0.0
+    assert world.meter.throughput.samples_per_second == 0.0

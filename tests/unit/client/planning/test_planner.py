@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hapi_client.metrics.window_collector import Meter
+from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.metrics.window_metrics import WindowMetrics
 from hapi_client.planning import planner as planning
 from hapi_client.planning.cost_estimators import CostEstimators
@@ -59,7 +59,7 @@ def planner_of(connection: Connection) -> JobPlanner:
         parts,
         CostEstimators(push_width=lambda: 4, train_on_cpu=True),
         RouteScheduler({RAW_ROUTE: 1.0}),
-        Meter(lambda: 0),
+        MetricsCollector(lambda: 0),
     )
 
 

@@ -393,7 +393,7 @@ def test_worker_whose_lane_ran_empty_could_have_given_more(
 
 @pytest.mark.parametrize(("most_pushed", "share"), [(4, 1.0), (2, 0.56)])
 def test_worker_that_only_we_keep_busy_is_all_ours(
-    most_pushed: int, share: float
+    max_pushed: int, share: float
 ) -> None:
     """It was busy when it said so; in half of the window it rested."""
     job = SimulatedJob(BALANCED, Clock())
@@ -404,7 +404,7 @@ def test_worker_that_only_we_keep_busy_is_all_ours(
         pushed_samples=208,
         server_cpu_seconds=208 * BALANCED.server[PUSH],
         push_seconds=10.0,  # two requests at a time, of four
-        most_pushed=most_pushed,
+        max_pushed=max_pushed,
         load=Load(share=1.0, streams=4, device_busy=0.0, cpu_busy=0.94),
     )
 
@@ -512,7 +512,7 @@ def test_worker_whose_features_had_been_kept_is_not_gone() -> None:
     job.replanner.begin()
     before = len(job.replanner.changes)
     job.meter.pending = WindowMetrics(
-        5.0, samples={STREAM: 8, PUSH: 400}, kept={PUSH: 400}, fell_back=8
+        5.0, samples={STREAM: 8, PUSH: 400}, cached={PUSH: 400}, fell_back=8
     )
 
     job.replanner.look()
@@ -619,7 +619,7 @@ def test_link_is_known_though_little_is_streamed() -> None:
         reading_share=0.95,
         reading_seconds=2.0,
         reading_bytes=1_120_000,
-        stream_seconds=2.1,
+        raw_read_seconds=2.1,
         push_seconds=40.0,
     )
 
@@ -648,7 +648,7 @@ def test_link_is_known_from_the_first_read_that_waits(flows: float) -> None:
         reading_seconds=2.0,
         reading_bytes=1_600_000,
         reading_flows=flows,
-        stream_seconds=2.1,
+        raw_read_seconds=2.1,
     )
 
     estimates.observe_start(first, job.build(estimates.conditions()))
@@ -679,7 +679,7 @@ def test_link_that_became_fast_is_found_when_reads_no_longer_wait() -> None:
         reading_seconds=0.5,
         reading_flows=1.0,
         reading_bytes=10_000_000,
-        stream_seconds=5.0,
+        raw_read_seconds=5.0,
         push_seconds=20.0,
     )
 
@@ -730,7 +730,7 @@ def test_interval_without_bytes_says_nothing_of_the_link() -> None:
     clock = Clock()
     job = SimulatedJob(BALANCED, clock)
     idle = WindowMetrics(
-        5.0, samples={STREAM: 64}, reading_share=0.9, stream_seconds=20.0
+        5.0, samples={STREAM: 64}, reading_share=0.9, raw_read_seconds=20.0
     )
 
     job.estimates.observe(idle, job.build)
@@ -768,8 +768,8 @@ def test_each_kind_of_work_is_corrected_by_what_was_seen_of_it() -> None:
         samples={STREAM: 100, PUSH: 200},
         client_cpu_seconds=2.1,
         decode_cpu_seconds=0.6,  # 1.2 times as much as profiled
-        finished={0: 100, PUSH[0]: 200},
-        finish_cpu_seconds=1.0,  # 2 times
+        suffix_samples={0: 100, PUSH[0]: 200},
+        suffix_cpu_seconds=1.0,  # 2 times
         train_samples=300,
         train_cpu_seconds=0.1,
         train_seconds=0.1,
@@ -805,7 +805,7 @@ def test_kept_features_make_no_computing_cheaper() -> None:
         seen = WindowMetrics(
             5.0,
             samples={PUSH: 200 + kept},
-            kept={PUSH: kept},
+            cached={PUSH: kept},
             pushed_samples=200,
             push_seconds=5.0,
             server_cpu_seconds=1.6,
@@ -827,8 +827,8 @@ def test_little_work_says_nothing_of_its_profile() -> None:
         samples={STREAM: 2, PUSH: 20},
         client_cpu_seconds=1.0,
         decode_cpu_seconds=0.5,
-        finished={0: 2, PUSH[0]: 20},
-        finish_cpu_seconds=0.5,
+        suffix_samples={0: 2, PUSH[0]: 20},
+        suffix_cpu_seconds=0.5,
         pushed_samples=20,
         server_cpu_seconds=0.5,
         forward_seconds=0.4,

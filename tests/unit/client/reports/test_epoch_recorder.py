@@ -22,7 +22,7 @@ from hapi_client.reports.epoch_report import (
 from hapi_client.sampling.sampler import SamplerConfig, index_order
 from hapi_client.swift.traffic_counters import Traffic
 
-READING = index_order([8], SamplerConfig(4)).reading()
+READING = index_order([8], SamplerConfig(4)).read_plan()
 
 
 class World:

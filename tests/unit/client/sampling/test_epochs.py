@@ -26,12 +26,12 @@ def samples_of(share):
         batch.step: sorted(
             (piece.span, piece.first + row)
             for piece, row in zip(
-                (share.reading.pieces[p] for p in batch.positions.tolist()),
+                (share.read_plan.pieces[p] for p in batch.positions.tolist()),
                 batch.rows.tolist(),
                 strict=True,
             )
         )
-        for batch in share.reading.batches
+        for batch in share.read_plan.batches
     }
 
 
@@ -67,13 +67,13 @@ def test_state_is_small_and_survives_json():
 
 def test_two_hundred_kills_lose_and_double_nothing():
     whole = [
-        train(epochs(lanes=EpochPartition(4, 2)), epoch) for epoch in range(2)
+        train(epochs(partition=EpochPartition(4, 2)), epoch) for epoch in range(2)
     ]
     dice = random.Random(7)
     for _ in range(200):
         first = dice.randrange(len(whole[0]) + 1)
         ranks, workers = dice.choice([1, 2, 4]), dice.choice([1, 2])
-        killed = epochs(lanes=EpochPartition(4, 2))
+        killed = epochs(partition=EpochPartition(4, 2))
         got = train(killed, 0, first, ranks, workers)
         resumed = epochs()
         resumed.load_state_dict(killed.state_dict())
@@ -137,7 +137,7 @@ def test_look_at_another_epoch_forgets_nothing_that_was_loaded():
 @pytest.mark.parametrize("own", [True, False])
 def test_workers_go_on_with_an_epoch_that_the_job_has_begun(own):
     """With its lanes, whether the job has trained or only loaded."""
-    made = epochs(lanes=None if own else EpochPartition(1, 2))
+    made = epochs(partition=None if own else EpochPartition(1, 2))
     got = train(made, 0, most=3)
     if not own:
         state = made.state_dict()
@@ -145,7 +145,7 @@ def test_workers_go_on_with_an_epoch_that_the_job_has_begun(own):
         made.load_state_dict(state)
     workers = 1 if own else 2
     rest = train(made.for_workers(workers), 0, workers=workers)
-    assert got | rest == train(epochs(lanes=EpochPartition(1, workers)), 0)
+    assert got | rest == train(epochs(partition=EpochPartition(1, workers)), 0)
     assert len(got) == min(rest) == 3
 
 
@@ -164,7 +164,7 @@ def test_workers_that_cannot_go_on_with_an_epoch_are_told_what_can_be_done():
     [
         ({}, r"allowed: 1; use job\.dataset\(num_workers=3\)"),
         (
-            {"num_workers": 3, "lanes": EpochPartition(1, 2)},
+            {"num_workers": 3, "partition": EpochPartition(1, 2)},
             "1, 2; or give other lanes",
         ),
     ],
@@ -227,11 +227,11 @@ def test_other_ranks_may_share_the_next_epoch():
 
 
 def test_lanes_of_the_state_are_kept_while_they_can_be():
-    made = epochs(lanes=EpochPartition(4, 2))
+    made = epochs(partition=EpochPartition(4, 2))
     train(made, 0)
     resumed = epochs()
     resumed.load_state_dict(made.state_dict())
-    assert train(resumed, 1) == train(epochs(lanes=EpochPartition(4, 2)), 1)
+    assert train(resumed, 1) == train(epochs(partition=EpochPartition(4, 2)), 1)
 
 
 @pytest.mark.parametrize(
@@ -266,9 +266,9 @@ def test_what_is_no_state_is_refused():
 
 
 def test_lanes_that_the_user_gave_have_to_be_those_of_the_state():
-    made = epochs(lanes=EpochPartition(2, 1))
+    made = epochs(partition=EpochPartition(2, 1))
     with pytest.raises(ClientError, match="its parts is 2, and this job's 4"):
-        epochs(lanes=EpochPartition(4, 1)).load_state_dict(made.state_dict())
+        epochs(partition=EpochPartition(4, 1)).load_state_dict(made.state_dict())
 
 
 @pytest.mark.parametrize(

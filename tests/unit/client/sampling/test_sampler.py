@@ -49,7 +49,7 @@ def samples_of(reading):
 
 
 def delivered(order):
-    steps = samples_of(order.reading())
+    steps = samples_of(order.read_plan())
     assert list(steps) == list(range(order.num_steps))
     return [sample for samples in steps.values() for sample in samples]
 
@@ -116,10 +116,10 @@ def test_set_of_a_step_does_not_depend_on_how_many_share_it(shared):
     sizes, order, ranks, workers = shared
     if order.num_steps and sum(sizes) < ranks:
         return
-    alone = samples_of(order.reading())
+    alone = samples_of(order.read_plan())
     together = {step: [] for step in alone}
     for reader in all_readers(ranks, workers):
-        for step, samples in samples_of(order.reading(reader)).items():
+        for step, samples in samples_of(order.read_plan(reader)).items():
             together[step] += samples
     assert {s: sorted(each) for s, each in together.items()} == {
         s: sorted(each) for s, each in alone.items()
@@ -133,7 +133,7 @@ def test_readers_read_no_byte_twice_and_none_too_many(shared):
         return
     read = Counter()
     for reader in all_readers(ranks, workers):
-        read += rows_read(order.reading(reader))
+        read += rows_read(order.read_plan(reader))
     assert set(read.values()) <= {1}
     assert set(read) == set(delivered(order))
 
@@ -143,7 +143,7 @@ def test_ranks_have_as_many_steps_and_none_of_them_is_empty(shared):
     sizes, order, ranks, _ = shared
     if order.num_steps and sum(sizes) < ranks:
         return
-    readings = [order.reading(Reader(rank, ranks)) for rank in range(ranks)]
+    readings = [order.read_plan(Reader(rank, ranks)) for rank in range(ranks)]
     size = order.rules.batch_size // ranks
     for reading in readings:
         assert [b.step for b in reading.batches] == list(
@@ -160,11 +160,11 @@ def test_what_follows_a_step_is_what_was_left(shared, data):
     sizes, order, ranks, workers = shared
     if order.num_steps and sum(sizes) < ranks:
         return
-    alone = samples_of(order.reading())
+    alone = samples_of(order.read_plan())
     first = data.draw(st.integers(0, order.num_steps))
     got = {}
     for reader in all_readers(ranks, workers, first):
-        for step, samples in samples_of(order.reading(reader)).items():
+        for step, samples in samples_of(order.read_plan(reader)).items():
             got.setdefault(step, []).extend(samples)
     assert {s: sorted(each) for s, each in got.items()} == {
         s: sorted(each) for s, each in alone.items() if s >= first
@@ -178,7 +178,7 @@ def test_workers_take_turns_as_a_data_loader_asks_them(shared):
         steps = [
             [
                 batch.step
-                for batch in order.reading(
+                for batch in order.read_plan(
                     Reader(0, 1, worker, workers, first)
                 ).batches
             ]
@@ -201,8 +201,8 @@ def test_no_more_samples_wait_than_lanes_and_buffer_hold(
     sizes, batch, lanes, buffer
 ):
     made = SamplerConfig(batch, lanes, buffer)
-    reading = shuffled_order(sizes, made, seed=1, epoch=0).reading()
-    most = max(1, buffer // lanes.parts) * lanes.parts * lanes.turns
+    reading = shuffled_order(sizes, made, seed=1, epoch=0).read_plan()
+    most = max(1, buffer // lanes.batch_partitions) * lanes.batch_partitions * lanes.step_partitions
     fetched = num_delivered = 0
     opened = -1
     for each in reading.batches:
@@ -217,12 +217,12 @@ def test_no_more_samples_wait_than_lanes_and_buffer_hold(
 @given(SIZES, BATCH, LANES)
 def test_few_spans_are_read_in_pieces(sizes, batch, lanes):
     order = shuffled_order(sizes, SamplerConfig(batch, lanes), seed=2, epoch=1)
-    pieces = order.reading().pieces
-    assert len(pieces) <= len(sizes) + lanes.parts * lanes.turns - 1
+    pieces = order.read_plan().pieces
+    assert len(pieces) <= len(sizes) + lanes.batch_partitions * lanes.step_partitions - 1
 
 
 def test_lanes_of_their_own_leave_spans_whole():
-    pieces = shuffled_order([64] * 9, rules(32), seed=0, epoch=0).reading()
+    pieces = shuffled_order([64] * 9, rules(32), seed=0, epoch=0).read_plan()
     assert sorted(pieces.pieces, key=lambda each: each.span) == [
         SpanSlice(span, 0, 64) for span in range(9)
     ]
@@ -248,13 +248,13 @@ def test_the_order_is_the_same_in_every_release():
 def test_the_order_of_lanes_is_the_same_in_every_release():
     made = rules(4, 2, 2, buffer_spans=2)
     order = shuffled_order([3, 2, 4], made, seed=7, epoch=2)
-    assert list(samples_of(order.reading()).values()) == EXPECTED_OF_LANES
+    assert list(samples_of(order.read_plan()).values()) == EXPECTED_OF_LANES
 
 
 @pytest.mark.parametrize("lanes", [(1, 1), (8, 1), (8, 4)])
 def test_a_batch_mixes_spans(lanes):
     order = shuffled_order([64] * 300, rules(32, *lanes), seed=0, epoch=0)
-    mixed = [len(set(b.positions.tolist())) for b in order.reading().batches]
+    mixed = [len(set(b.positions.tolist())) for b in order.read_plan().batches]
     assert min(mixed) >= 4
 
 
@@ -282,13 +282,13 @@ def test_last_batch_is_short_or_dropped(drop_last, expected):
         shuffled_order([7, 3], made, seed=0, epoch=0),
     )
     for order in orders:
-        assert [len(b) for b in order.reading().batches] == expected
+        assert [len(b) for b in order.read_plan().batches] == expected
         assert order.num_steps == len(expected)
 
 
 def test_what_is_dropped_is_not_read():
     made = rules(8, 2, 2, drop_last=True)
-    reading = shuffled_order([5] * 5, made, seed=0, epoch=0).reading()
+    reading = shuffled_order([5] * 5, made, seed=0, epoch=0).read_plan()
     assert sum(map(len, reading.pieces)) == 24
 
 
@@ -296,11 +296,11 @@ def test_rest_too_small_for_all_ranks_joins_the_last_batch():
     sizes = [17]
     assert [
         len(batch)
-        for batch in index_order(sizes, rules(8, 4)).reading().batches
+        for batch in index_order(sizes, rules(8, 4)).read_plan().batches
     ] == [8, 9]
     assert [
         len(batch)
-        for batch in index_order([20], rules(8, 4)).reading().batches
+        for batch in index_order([20], rules(8, 4)).read_plan().batches
     ] == [8, 8, 4]
 
 
@@ -375,11 +375,11 @@ def test_bad_rules_are_named(make, words):
 def test_readers_that_cannot_share_are_told_who_can(reader, words):
     order = shuffled_order([50], rules(12, 8, 4), seed=0, epoch=0)
     with pytest.raises(ValueError, match=f"^{words}$"):
-        order.reading(reader)
+        order.read_plan(reader)
 
 
 def test_too_few_samples_for_the_ranks_are_an_error_of_every_rank():
     order = index_order([1, 2], rules(4, 4))
     for rank in range(4):
         with pytest.raises(ValueError, match="3 samples are too few for 4"):
-            order.reading(Reader(rank, 4))
+            order.read_plan(Reader(rank, 4))

@@ -40,7 +40,7 @@ FAST = ConnectionOptions(
     connect_seconds=5,
     read_seconds=5,
     body_seconds=10,
-    backoff=Backoff(attempts=3, first_seconds=0.01, most_seconds=0.02),
+    backoff=Backoff(attempts=3, first_seconds=0.01, max_seconds=0.02),
 )
 ANNOTATION = Annotation(ModelPath("AUTH_test", "m", "x.hapi"), 1)
 BUSY = Answer(
@@ -131,7 +131,7 @@ def test_the_last_failure_is_the_error_with_all_its_facts(swift, connection):
 def test_an_impatient_request_is_not_repeated(swift, connection):
     swift.script(BUSY)
     with pytest.raises(UnavailableError):
-        connection.get_features("c", "o", ANNOTATION, patient=False)
+        connection.get_features("c", "o", ANNOTATION, retry=False)
     assert len(swift.requests) == 1
 
 
@@ -321,10 +321,10 @@ def test_listing_follows_pages_and_slo_etags(swift, connection, monkeypatch):
 def test_a_fork_gets_sockets_of_its_own(swift, connection, monkeypatch):
     swift.script(Answer(200, b"abc"))
     connection.head("c", "o")
-    mine = connection._requester._current
+    mine = connection._http._current
     monkeypatch.setattr("os.getpid", lambda: 1)
     connection.head("c", "o")
-    assert connection._requester._current is not mine
+    assert connection._http._current is not mine
 
 
 def test_profile_is_asked_for_again_while_the_worker_is_busy(
@@ -389,7 +389,7 @@ NAMES = ("a.jpg", "b.jpg")
         (Answer(404, headers=ID), lambda c: list(c.list("c"))),
         (PAGE, lambda c: list(c.list("c"))),
         (PAGE, lambda c: c.info()),
-        (PAGE, lambda c: c.ask_account("GET", {"hapi-cache": ""})),
+        (PAGE, lambda c: c.account_request("GET", {"hapi-cache": ""})),
         (Answer(200, b"{}", ID), lambda c: c.require_hapi()),
         (Answer(200, b'{"hapi": {}}', ID), lambda c: c.require_hapi()),
         (

@@ -26,7 +26,7 @@ FAST = ConnectionOptions(
     connect_seconds=5,
     read_seconds=5,
     body_seconds=10,
-    backoff=Backoff(attempts=2, first_seconds=0.01, most_seconds=0.02),
+    backoff=Backoff(attempts=2, first_seconds=0.01, max_seconds=0.02),
 )
 V1 = {"ST_AUTH": "http://v1/auth", "ST_USER": "u", "ST_KEY": "k"}
 V3 = {

@@ -14,7 +14,7 @@ import torch
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.credentials import Credentials
 from hapi_client.swift.multi_object import ObjectFeatures
-from hapi_client.swift.response_body import Body
+from hapi_client.swift.response_body import ResponseBody
 from hapi_protocol.errors import (
     ClientError,
     RightsError,
@@ -208,10 +208,10 @@ def test_answer_is_closed_behind_its_reader(
     monkeypatch: pytest.MonkeyPatch,
     reads_all: bool,
 ) -> None:
-    bodies: list[Body] = []
+    bodies: list[ResponseBody] = []
     plain_open = Connection._open
 
-    def opened(*args: Any, **kwargs: Any) -> Body:
+    def opened(*args: Any, **kwargs: Any) -> ResponseBody:
         bodies.append(plain_open(*args, **kwargs))
         return bodies[-1]
 
