@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from gateway import Gateway, Storm, gateway_to
-from hapi_client import Connection, Credentials, FetchOptions, TransferJob
+from hapi_client import Connection, Credentials, ReadConfig, TransferJob
 from hapi_client.data.index import update_index
 from hapi_client.swift.http_client import ConnectionOptions
 from hapi_client.swift.retry import Backoff
@@ -33,13 +33,13 @@ NUM_LARGE = 5
 PER_LARGE = 32
 DATA = "swift://weather"
 SOON = Backoff(attempts=8, first_seconds=0.05, max_seconds=0.5)
-OPTIONS = FetchOptions(
+OPTIONS = ReadConfig(
     decode_threads=1,
     num_threads=2,
     ahead_spans=4,
     backoff=SOON,
     pause_seconds=0.2,
-    most_pause_seconds=0.5,
+    max_pause_seconds=0.5,
 )
 
 

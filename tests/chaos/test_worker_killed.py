@@ -13,7 +13,7 @@ import pytest
 import requests
 import torch
 
-from hapi_client import FetchOptions, TransferJob
+from hapi_client import ReadConfig, TransferJob
 from hapi_client.planning import planner as planning
 from hapi_client.planning import replanner as replan
 from hapi_client.planning.replanner import ReplanOptions
@@ -148,7 +148,7 @@ def test_epoch_is_finished_when_the_worker_is_killed(
     with job(connection, "killed", cut=0) as streaming:
         expected = features_by_label(streaming.loader(0))
     assert sorted(expected) == list(range(NUM_SHARDS * PER_SHARD))
-    options = FetchOptions(
+    options = ReadConfig(
         num_threads=3,
         buffer_spans=1,
         pause_seconds=0.2,
@@ -182,10 +182,10 @@ def test_push_down_comes_back_after_the_worker_does(
 ):
     fragile.wait_for_worker()
     store(connection, "comes-back", shards)
-    options = FetchOptions(
+    options = ReadConfig(
         num_threads=1,
         pause_seconds=0.1,
-        most_pause_seconds=0.2,
+        max_pause_seconds=0.2,
         backoff=Backoff(attempts=2, first_seconds=0.05, max_seconds=0.1),
     )
     with job(connection, "comes-back", options=options) as pushing:
@@ -262,11 +262,11 @@ def test_mixed_plan_loses_nothing_when_the_worker_stops_and_comes_back(
     store(connection, "mixed", shards)
     with job(connection, "mixed", cut=0) as streaming:
         expected = features_by_label(streaming.loader(0))
-    options = FetchOptions(
+    options = ReadConfig(
         num_threads=2,
         buffer_spans=1,
         pause_seconds=0.2,
-        most_pause_seconds=0.4,
+        max_pause_seconds=0.4,
         backoff=Backoff(attempts=2, first_seconds=0.05, max_seconds=0.1),
     )
     with job(connection, "mixed", options=options) as pushing:
@@ -324,10 +324,10 @@ def test_log_of_plans_tells_of_the_worker_and_no_sample_is_lost(
         cut="auto",
         epochs=1e6,
         replan=ReplanOptions(seconds=0.5, least_spans=1),
-        options=FetchOptions(
+        options=ReadConfig(
             backoff=Backoff(attempts=1),
             pause_seconds=0.5,
-            most_pause_seconds=1.0,
+            max_pause_seconds=1.0,
         ),
     ) as auto:
         train_until(lambda: auto.plan is not None and auto.plan.pushes)

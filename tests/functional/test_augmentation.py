@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from caller import Caller
-from hapi_client import Augmentation, Connection, FetchOptions, TransferJob
+from hapi_client import Augmentation, Connection, ReadConfig, TransferJob
 from hapi_client.cli.demo.run import largest_difference
 from hapi_client.data.upload import upload
 from hapi_client.model.package_store import upload_package
@@ -41,7 +41,7 @@ CHANGES = Augmentation(
     saturation=(0.7, 1.3),
     hue=(-0.1, 0.1),
 )
-QUICK = FetchOptions(
+QUICK = ReadConfig(
     num_threads=2,
     decode_threads=2,
     backoff=Backoff(attempts=2, first_seconds=0.05),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hapi_client import FetchOptions, TransferJob
+from hapi_client import ReadConfig, TransferJob
 from hapi_client.cli.demo.run import BATCH_NORM_FACTOR, largest_difference
 from hapi_client.data.index import find_index, load_index, update_index
 from hapi_client.data.upload import upload
@@ -21,7 +21,7 @@ from photos import shard, with_corrupt_member
 
 TOLERANCE = 1e-4
 NUM_SAMPLES = 40
-QUICK = FetchOptions(
+QUICK = ReadConfig(
     num_threads=2,
     decode_threads=1,
     backoff=Backoff(attempts=2, first_seconds=0.05),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hapi_client import FetchOptions, TransferJob
+from hapi_client import ReadConfig, TransferJob
 from hapi_client.data.index import list_shards, load_index
 from hapi_client.data.upload import PackOptions, upload
 from hapi_client.progress import SilentReporter
@@ -24,7 +24,7 @@ from hapi_protocol.errors import (
 from networks import small_network, small_transform
 from photos import PHOTOS, jpegs, shard, with_corrupt_member
 
-SMALL_SPANS = FetchOptions(decode_threads=1, num_threads=2)
+SMALL_SPANS = ReadConfig(decode_threads=1, num_threads=2)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from children import heed_interrupts
-from hapi_client import FetchOptions, TransferJob
+from hapi_client import ReadConfig, TransferJob
 from hapi_client.data.index import load_index
 from hapi_client.data.upload import upload
 from hapi_client.progress import SilentReporter
@@ -33,7 +33,7 @@ SHARDS = (13, 9, 16, 7, 11, 12, 4, 8)
 NUM_SAMPLES = sum(SHARDS)
 BATCH = 8
 LANES = EpochPartition(4, 2)
-OPTIONS = FetchOptions(decode_threads=1, num_threads=2)
+OPTIONS = ReadConfig(decode_threads=1, num_threads=2)
 SECONDS = 20.0
 NUM_KILLS = int(os.environ.get("HAPI_KILLS", "4"))
 TRAINER = Path(__file__).parent.parent / "support" / "trainer.py"

@@ -17,7 +17,7 @@ from access_lines import used
 from askers import s3_client, with_headers
 from beside import swift_beside
 from caller import Caller
-from hapi_client import Connection, Credentials, FetchOptions, TransferJob
+from hapi_client import Connection, Credentials, ReadConfig, TransferJob
 from hapi_client.cli.demo.run import largest_difference
 from hapi_client.data.upload import upload
 from hapi_client.doctor.doctor import Doctor, DoctorOptions
@@ -291,7 +291,7 @@ def losses(connection: Connection, data: Location, cut: str) -> list[float]:
         freeze="body",
         cut=cut,
         batch_size=4,
-        options=FetchOptions(num_threads=2, decode_threads=1),
+        options=ReadConfig(num_threads=2, decode_threads=1),
     ) as job:
         found = train_tail(job, epochs=1, learning_rate=0.01).losses
         assert job.stats.fallbacks == 0

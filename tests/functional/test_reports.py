@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from hapi_client import FetchOptions, TransferJob
+from hapi_client import ReadConfig, TransferJob
 from hapi_client.data.upload import upload
 from hapi_client.metrics.counters import JobStats
 from hapi_client.progress import SilentReporter
@@ -34,7 +34,7 @@ from screen import shown
 NUM_SHARDS, PER_SHARD = 6, 8
 NUM_SAMPLES = NUM_SHARDS * PER_SHARD
 STEP_SECONDS = 0.02
-QUICK = FetchOptions(
+QUICK = ReadConfig(
     num_threads=2,
     decode_threads=1,
     backoff=Backoff(attempts=2, first_seconds=0.05),

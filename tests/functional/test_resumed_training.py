@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from children import interruptible
-from hapi_client import FetchOptions, TransferJob
+from hapi_client import ReadConfig, TransferJob
 from hapi_client.cli import main as cli
 from hapi_client.data.upload import upload
 from hapi_client.progress import SilentReporter
@@ -31,7 +31,7 @@ from photos import shard, tar_of
 NUM_SAMPLES = 40
 BATCH_SIZE = 8
 EPOCHS = 3
-QUICK = FetchOptions(num_threads=2, decode_threads=1)
+QUICK = ReadConfig(num_threads=2, decode_threads=1)
 
 
 def upload_shards(connection, place: Location, folder: Path, *tars: bytes):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hapi_client import Connection, FetchOptions, TransferJob
+from hapi_client import Connection, ReadConfig, TransferJob
 from hapi_client.sampling.partition import EpochPartition
 from hapi_client.sampling.sampler import SamplerConfig, shuffled_order
 from hapi_splitter.inputs.image_decode import decode_image
@@ -22,7 +22,7 @@ EPOCHS = 3
 RATE = 0.05
 SEED = 4
 SPAN = 64
-OPTIONS = FetchOptions(decode_threads=1, num_threads=2, buffer_spans=4)
+OPTIONS = ReadConfig(decode_threads=1, num_threads=2, buffer_spans=4)
 
 Samples = list[tuple[torch.Tensor, int]]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from hapi_client import FetchOptions, TransferJob
+from hapi_client import ReadConfig, TransferJob
 from networks import small_network, small_transform
 
 EPOCHS = 2
@@ -26,7 +26,7 @@ def main(data: str, folder: Path) -> None:
         transform=small_transform(),
         batch_size=8,
         cut="freeze",
-        options=FetchOptions(decode_threads=1, num_threads=2),
+        options=ReadConfig(decode_threads=1, num_threads=2),
     ) as job:
         optimizer = torch.optim.SGD(job.tail.parameters(), lr=0.1)
         number = 0

@@ -21,7 +21,7 @@ PUBLIC = [
     "Connection",
     "Credentials",
     "EpochPartition",
-    "FetchOptions",
+    "ReadConfig",
     "HapiError",
     "ImageTransform",
     "ReplanOptions",

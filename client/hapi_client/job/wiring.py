@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from hapi_client.data.splits import DataSet
 from hapi_client.loading.loader_factory import LoaderFactory
-from hapi_client.loading.prefetcher import FetchOptions
+from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.device_profile import LocalFacts, measure
@@ -32,7 +32,7 @@ def make_planner(
     models_container: str,
     encodings: Sequence[str],
     epochs: float | None,
-    options: FetchOptions,
+    options: ReadConfig,
     replan: ReplanOptions,
     samples_so_far: Callable[[], int],
     earlier_samples: Callable[[], int],

@@ -14,7 +14,7 @@ from hapi_client.loading.feature_loader import (
     LoaderPlan,
     leave_them_out,
 )
-from hapi_client.loading.prefetcher import Fetcher, FetchOptions
+from hapi_client.loading.prefetcher import Fetcher, ReadConfig
 from hapi_client.loading.route_source import RoutingSource, SourceRegistry
 from hapi_client.loading.span_source import SpanSource
 from hapi_client.metrics.counters import JobCounters
@@ -55,7 +55,7 @@ class LoaderFactory:
         connection: Connection,
         region: LocalRegion,
         container: str,
-        options: FetchOptions,
+        options: ReadConfig,
         kept: KeptFeatures,
     ) -> None:
         self._connection = connection

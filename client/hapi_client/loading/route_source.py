@@ -16,7 +16,7 @@ from hapi_client.loading.feature_source import (
     FeatureRequestSpec,
     FeatureSource,
 )
-from hapi_client.loading.prefetcher import FetchOptions
+from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.loading.raw_source import RawSource
 from hapi_client.loading.read_concurrency import ReadWidth
 from hapi_client.loading.span_source import (
@@ -69,7 +69,7 @@ class SourceRegistry:
         container: str,
         region: LocalRegion,
         pool: DecodePool,
-        options: FetchOptions,
+        options: ReadConfig,
         counters: JobCounters,
         meter: MetricsCollector,
         kept: KeptFeatures,
@@ -101,7 +101,7 @@ class SourceRegistry:
         )
         # One gate for all: a worker that is gone is gone for every cut.
         self._gate = PushdownCircuitBreaker(
-            time.monotonic, options.pause_seconds, options.most_pause_seconds
+            time.monotonic, options.pause_seconds, options.max_pause_seconds
         )
         self.push_width = PushdownConcurrency(options.num_threads)
         self._pushed: dict[Route, FeatureSource] = {}

@@ -62,6 +62,10 @@ class LocalRegion:
         )
         self._suffixes: dict[int, torch.nn.Module] = {}
 
+    def set_forward_samples(self, forward_samples: int) -> None:
+        """Fixes the samples of one forward pass on the client."""
+        self._asked_samples = self.forward_samples = forward_samples
+
     def on_cpu(self) -> LocalRegion:
         """The same without anything else, on the CPU."""
         return LocalRegion(

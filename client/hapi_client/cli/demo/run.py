@@ -14,7 +14,7 @@ from hapi_client.cli.demo.data import photograph_folder, write_shards
 from hapi_client.data.upload import upload
 from hapi_client.job.options import checked_encodings
 from hapi_client.job.transfer_job import TransferJob
-from hapi_client.loading.prefetcher import FetchOptions
+from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.model.frozen_region import FREEZE, STREAM, FrozenRegion
 from hapi_client.model.torchvision_registry import build_model
 from hapi_client.progress import Reporter
@@ -172,7 +172,7 @@ def run_demo(
     streaming = run("streaming", STREAM)
     other = None
     if streaming.has_batch_norm:
-        options = FetchOptions(forward_samples=OTHER_FORWARD_SAMPLES)
+        options = ReadConfig(forward_samples=OTHER_FORWARD_SAMPLES)
         other = run("streaming again", STREAM, options)
     return DemoResult(streaming, run("push-down", plan.cut), other)
 
@@ -192,7 +192,7 @@ class _Runner:
         self,
         name: str,
         cut: int | str,
-        options: FetchOptions | None = None,
+        options: ReadConfig | None = None,
     ) -> RunResult:
         plan, note = self._plan, self._reporter.note
         model, _ = build_model(

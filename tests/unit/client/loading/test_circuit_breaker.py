@@ -67,7 +67,7 @@ def clock():
 @pytest.fixture
 def gate(clock):
     return PushdownCircuitBreaker(
-        clock, pause_seconds=5, most_pause_seconds=12
+        clock, pause_seconds=5, max_pause_seconds=12
     )
 
 

@@ -15,7 +15,7 @@ from hapi_client.loading.feature_loader import FeatureLoader, LoaderPlan
 from hapi_client.loading.prefetcher import (
     MAX_EARLY_SPANS,
     Fetcher,
-    FetchOptions,
+    ReadConfig,
 )
 from hapi_client.loading.read_concurrency import ReadWidth
 from hapi_client.loading.span_source import LoadedSpan, SpanTask
@@ -102,7 +102,7 @@ class FakeConnection:
 
 
 def open_with(source, connection=None, **options):
-    options = FetchOptions(**{"num_threads": 2, **options})
+    options = ReadConfig(**{"num_threads": 2, **options})
     return lambda spans: Fetcher(
         connection or FakeConnection(), source, spans, options
     )
@@ -609,7 +609,7 @@ def test_its_length_is_the_number_of_batches():
 @pytest.mark.parametrize("name", ["num_threads", "ahead_bytes"])
 def test_options_below_one_are_refused_by_name(name):
     with pytest.raises(ValueError, match=name):
-        FetchOptions(**{name: 0})
+        ReadConfig(**{name: 0})
 
 
 def test_leaving_the_loop_ends_the_threads_without_a_collector():

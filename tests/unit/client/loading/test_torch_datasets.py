@@ -9,7 +9,7 @@ import warnings
 import pytest
 from torch.utils.data import DataLoader
 
-from hapi_client.loading.torch_datasets import FeatureDataset
+from hapi_client.loading.sample_dataset import FeatureDataset
 from hapi_client.sampling.distributed import Rank
 from hapi_client.sampling.epochs import EpochOptions, Epochs
 from hapi_protocol.errors import ClientError
