@@ -23,6 +23,7 @@ from hapi_client.swift.swift_url import parse_location
 from hapi_cluster import Cluster
 from hapi_protocol.errors import SourceChangedError, TruncatedStreamError
 from hapi_splitter.inputs.image_transform import ImageTransform
+from jobs import transfer_job
 from networks import small_network, small_transform
 from photos import shard, tar_of
 
@@ -116,7 +117,7 @@ def through(fragile: Cluster, gateway: Gateway) -> Iterator[Connection]:
 
 
 def job_of(connection: Connection, **options) -> TransferJob:
-    return TransferJob(
+    return transfer_job(
         small_network(),
         freeze="body",
         data=DATA,
@@ -126,7 +127,7 @@ def job_of(connection: Connection, **options) -> TransferJob:
             "batch_size": 16,
             "labels": number_of,
             "cut": "freeze",
-            "options": OPTIONS,
+            "read": OPTIONS,
             **options,
         },
     )

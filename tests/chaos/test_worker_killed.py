@@ -16,10 +16,10 @@ import torch
 from hapi_client import ReadConfig, TransferJob
 from hapi_client.planning import planner as planning
 from hapi_client.planning import replanner as replan
-from hapi_client.planning.replanner import ReplanOptions
 from hapi_client.swift.retry import Backoff
 from hapi_protocol.errors import HapiError
 from hapi_splitter.planner.plan import static_at
+from jobs import transfer_job
 from networks import small_network, small_transform
 from photos import shard, with_corrupt_member
 
@@ -53,7 +53,7 @@ def shards() -> dict[str, bytes]:
 
 
 def job(connection, container: str, **options) -> TransferJob:
-    return TransferJob(
+    return transfer_job(
         small_network(),
         freeze="body",
         data=f"swift://{container}",
@@ -239,7 +239,7 @@ def test_shard_without_labels_needs_them_given(fragile, connection):
     bare = shard(3, seed=0, labels=False)
     store(connection, "bare", {"s0.tar": bare})
     with pytest.raises(HapiError, match="s0-0000") as caught:
-        TransferJob(
+        transfer_job(
             small_network(),
             freeze="body",
             data="swift://bare",
@@ -323,8 +323,9 @@ def test_log_of_plans_tells_of_the_worker_and_no_sample_is_lost(
         "told",
         cut="auto",
         epochs=1e6,
-        replan=ReplanOptions(seconds=0.5, least_spans=1),
-        options=ReadConfig(
+        replan_seconds=0.5,
+        replan_min_spans=1,
+        read=ReadConfig(
             backoff=Backoff(attempts=1),
             pause_seconds=0.5,
             max_pause_seconds=1.0,

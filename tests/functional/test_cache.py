@@ -22,7 +22,6 @@ from hapi_client import TransferJob
 from hapi_client.cli.main import app
 from hapi_client.data.upload import upload
 from hapi_client.model.package_store import package_name, upload_package
-from hapi_client.planning.replanner import ReplanOptions
 from hapi_client.progress import SilentReporter
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.credentials import Credentials
@@ -34,6 +33,7 @@ from hapi_splitter.freezing.split_model import split
 from hapi_splitter.package.writer import write_package
 from hapi_splitter.planner.problem import RAW_ROUTE
 from hapi_training.loop import train_tail
+from jobs import transfer_job
 from kept_features import until
 from networks import small_network, small_transform
 from photos import shard, with_corrupt_member
@@ -473,7 +473,7 @@ def uploaded(
 def job_of(
     connection: Connection, place: Location, **options: Any
 ) -> TransferJob:
-    return TransferJob(
+    return transfer_job(
         small_network(),
         freeze="body",
         data=str(place),
@@ -542,7 +542,8 @@ def test_a_plan_counts_on_what_is_kept(cluster, connection, tmp_path):
             behind_link,
             place,
             epochs=1e6,
-            replan=ReplanOptions(seconds=0.5, least_spans=1),
+            replan_seconds=0.5,
+            replan_min_spans=1,
         ) as job,
     ):
         deadline = time.monotonic() + 120
@@ -559,7 +560,7 @@ def test_a_plan_counts_on_what_is_kept(cluster, connection, tmp_path):
 
 def test_unknown_mode_of_a_job_is_named(connection):
     with pytest.raises(ClientError, match="cache is 'on'; one of off, read"):
-        TransferJob(
+        transfer_job(
             small_network(),
             freeze="body",
             data="kept/epochs",

@@ -16,6 +16,7 @@ from hapi_client.swift.retry import Backoff
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError, DataIndexError, HapiError
 from hapi_training.loop import train_tail
+from jobs import transfer_job
 from networks import small_network, small_transform
 from photos import shard, with_corrupt_member
 
@@ -39,7 +40,7 @@ def photos(connection, tmp_path_factory) -> Location:
 
 
 def job_of(connection, place, **options) -> TransferJob:
-    return TransferJob(
+    return transfer_job(
         small_network(),
         data=str(place),
         transform=small_transform(),
@@ -48,7 +49,7 @@ def job_of(connection, place, **options) -> TransferJob:
             "freeze": "body",
             "cut": "freeze",
             "batch_size": 8,
-            "options": QUICK,
+            "read": QUICK,
             **options,
         },
     )

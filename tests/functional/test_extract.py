@@ -24,6 +24,7 @@ from hapi_client.progress import SilentReporter
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError
 from hapi_splitter.inputs.image_decode import decode_image
+from jobs import transfer_job
 from networks import small_network, small_transform
 from photos import jpegs, shard, with_corrupt_member
 
@@ -62,7 +63,7 @@ def bad(connection, tmp_path_factory) -> Location:
 
 
 def job_of(connection, place, **options) -> TransferJob:
-    return TransferJob(
+    return transfer_job(
         small_network(),
         data=str(place),
         transform=small_transform(),

@@ -27,6 +27,7 @@ from hapi_client.reports.run_report import read_reports
 from hapi_client.swift.retry import Backoff
 from hapi_client.swift.swift_url import Location
 from hapi_splitter.planner.problem import RAW_ROUTE
+from jobs import transfer_job
 from networks import small_network, small_transform
 from photos import shard
 from screen import shown
@@ -52,14 +53,14 @@ def photos(connection, tmp_path_factory) -> Location:
 
 
 def job_of(connection, place, **options) -> TransferJob:
-    return TransferJob(
+    return transfer_job(
         small_network(),
         freeze="body",
         data=str(place),
         batch_size=8,
         transform=small_transform(),
         connection=connection,
-        **{"options": QUICK, **options},
+        **{"read": QUICK, **options},
     )
 
 

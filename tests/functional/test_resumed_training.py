@@ -25,6 +25,7 @@ from hapi_splitter.inputs.image_transform import ImageTransform
 from hapi_training import checkpoint_file as checkpoints
 from hapi_training.checkpoint_file import Checkpoint
 from hapi_training.loop import History, train_tail
+from jobs import transfer_job
 from networks import small_network, small_transform
 from photos import shard, tar_of
 
@@ -65,7 +66,7 @@ def network(seed: int = 0) -> nn.Module:
 
 
 def job_of(connection, data: str, seed: int = 0, **options) -> TransferJob:
-    return TransferJob(
+    return transfer_job(
         network(seed),
         data=data,
         connection=connection,
@@ -74,7 +75,7 @@ def job_of(connection, data: str, seed: int = 0, **options) -> TransferJob:
             "transform": small_transform(),
             "cut": "stream",
             "batch_size": BATCH_SIZE,
-            "options": QUICK,
+            "read": QUICK,
             **options,
         },
     )
@@ -201,7 +202,7 @@ def go_on(job: TransferJob, path: Path, epochs: int = 2) -> History:
             "augmentation is None, and this run's {",
         ),
         (
-            {"augment": Augmentation(), "augment_epochs": 2},
+            {"augment": Augmentation(), "augment_period_epochs": 2},
             "augmentation is None.*; its augment_epochs is None, .* 2;",
         ),
         (
