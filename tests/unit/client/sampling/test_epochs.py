@@ -67,8 +67,7 @@ def test_state_is_small_and_survives_json():
 
 def test_two_hundred_kills_lose_and_double_nothing():
     whole = [
-        train(epochs(partition=EpochPartition(4, 2)), epoch) for epoch in
-        range(2)
+        train(epochs(partition=EpochPartition(4, 2)), epoch) for epoch in range(2)
     ]
     dice = random.Random(7)
     for _ in range(200):
@@ -232,8 +231,7 @@ def test_lanes_of_the_state_are_kept_while_they_can_be():
     train(made, 0)
     resumed = epochs()
     resumed.load_state_dict(made.state_dict())
-    assert train(resumed, 1) == train(epochs(partition=EpochPartition(4, 2)),
-    1)
+    assert train(resumed, 1) == train(epochs(partition=EpochPartition(4, 2)), 1)
 
 
 @pytest.mark.parametrize(
@@ -270,8 +268,7 @@ def test_what_is_no_state_is_refused():
 def test_lanes_that_the_user_gave_have_to_be_those_of_the_state():
     made = epochs(partition=EpochPartition(2, 1))
     with pytest.raises(ClientError, match="its parts is 2, and this job's 4"):
-        epochs(partition=EpochPartition(4,
-        1)).load_state_dict(made.state_dict())
+        epochs(partition=EpochPartition(4, 1)).load_state_dict(made.state_dict())
 
 
 @pytest.mark.parametrize(

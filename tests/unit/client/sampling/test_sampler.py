@@ -202,10 +202,12 @@ def test_no_more_samples_wait_than_lanes_and_buffer_hold(
 ):
     made = SamplerConfig(batch, lanes, buffer)
     reading = shuffled_order(sizes, made, seed=1, epoch=0).read_plan()
-    most = max(1, buffer // lanes.batch_partitions) * lanes.batch_partitions *
-    lanes.step_partitions fetched = num_delivered = 0 opened = -1 for each in
-    reading.batches: for position in each.positions.tolist(): while opened <
-        position:
+    most = max(1, buffer // lanes.batch_partitions) * lanes.batch_partitions * lanes.step_partitions
+    fetched = num_delivered = 0
+    opened = -1
+    for each in reading.batches:
+        for position in each.positions.tolist():
+            while opened < position:
                 opened += 1
                 fetched += len(reading.pieces[opened])
             assert fetched - num_delivered <= most * max(sizes)
@@ -216,8 +218,7 @@ def test_no_more_samples_wait_than_lanes_and_buffer_hold(
 def test_few_spans_are_read_in_pieces(sizes, batch, lanes):
     order = shuffled_order(sizes, SamplerConfig(batch, lanes), seed=2, epoch=1)
     pieces = order.read_plan().pieces
-    assert len(pieces) <= len(sizes) + lanes.batch_partitions *
-    lanes.step_partitions - 1
+    assert len(pieces) <= len(sizes) + lanes.batch_partitions * lanes.step_partitions - 1
 
 
 def test_lanes_of_their_own_leave_spans_whole():
