@@ -158,7 +158,7 @@ def test_labels_of_the_user_need_no_common_numbers():
             ClientError,
             "shard train/a.tar stands twice in data",
         ),
-        ("swift:///train", ClientError, "names no place in Swift"),
+        ("swift:///train", ClientError, "is not a Swift location"),
     ],
 )
 def test_data_that_cannot_be_is_refused_by_name(data, kind, words):
