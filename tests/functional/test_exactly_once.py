@@ -318,7 +318,7 @@ def test_data_set_goes_on_with_the_epoch_that_its_job_has_begun(
         rest = labels_by_step(torch_loader(dataset, num_workers), 4)
         assert {**dict(enumerate(begun)), **rest} == whole
         loader = torch_loader(job.dataset(num_workers=2), 2)
-        assert "1 turns; allowed: 1; epoch 0" in str(error_of(loader))
+        assert "1 step partitions; allowed: 1; epoch 0" in str(error_of(loader))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
