@@ -46,8 +46,8 @@ def _naming_file(path: Path) -> Iterator[None]:
     except OSError as error:
         raise ClientError(
             "bad_configuration",
-            f"{path} cannot be written: {error}; free some space, or choose "
-            "a folder that you may write to",
+            f"{path} cannot be written: {error}; make room, or choose a "
+            "folder that you may write to",
         ) from error
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hapi_client.data.augmentation_schedule import AugmentedEpochs
+from hapi_client.data.augmentation_schedule import AugmentationSchedule
 from hapi_client.data.labels import Labels
 from hapi_client.data.splits import TRAIN, Data, DataSet, load_splits
 from hapi_client.job.options import (
@@ -181,7 +181,7 @@ class TransferJob:
             self._options.forward_samples,
             augment,
         )
-        self._augmented = AugmentedEpochs(
+        self._augmented = AugmentationSchedule(
             self._frozen.transform.augmentation is not None,
             seed,
             augment_epochs,

@@ -144,7 +144,7 @@ def reference_samples(region: FrozenRegion) -> ProbeSamples:
     if region.transform.medium is IMAGE:
         made = tuple(map(reference_image, range(REFERENCE_SAMPLES)))
     else:
-        arrays = region.local.examples(REFERENCE_SAMPLES)
+        arrays = region.device_graph.examples(REFERENCE_SAMPLES)
         made = tuple(map(encode_npy, arrays.numpy()))
     blocks = -(-len(made[0]) // TAR_BLOCK_BYTES)
     stored = (blocks + 3) * TAR_BLOCK_BYTES  # two headers, and a label

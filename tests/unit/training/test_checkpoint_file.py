@@ -256,7 +256,7 @@ def test_a_disk_without_room_is_found_by_the_trial(tmp_path, num_bytes, room):
     with pytest.raises(ClientError) as caught, no_file_beyond(room):
         check_writable(tmp_path / "run.pt", num_bytes)
     assert caught.value.code == "bad_configuration"
-    for words in (str(tmp_path / "run.pt"), "make room, or give a file in"):
+    for words in (str(tmp_path / "run.pt"), "make room, or choose a"):
         assert words in caught.value.message
     assert names(tmp_path) == []
 
