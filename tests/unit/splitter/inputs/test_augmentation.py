@@ -242,7 +242,7 @@ def test_crop_equals_torchvision_if_no_attempt_fits(
     assert some.draw(FIRST, "k", *size).crop == Crop(*expected)
 
 
-def test_crop_has_at_least_one_pixel() -> None:
+def test_crop_is_never_empty() -> None:
     some = Augmentation(ratio=(10.0, 10.0))
     assert some.draw(FIRST, "k", 5, 1).crop == Crop(2, 0, 1, 1)
     some = Augmentation(ratio=(0.1, 0.1))
