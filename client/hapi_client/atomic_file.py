@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and whether there is room for them."""
+"""Atomic writes, file locks and checks for free space."""
 
 from __future__ import annotations
 
@@ -20,96 +20,100 @@ TRIAL_BYTES = 1 << 20
 
 @contextmanager
 def write_atomically(path: Path) -> Iterator[IO[bytes]]:
-    """A file beside (``.part``), moved to its place where the block ends well.
+    """Opens a ``.part`` file that replaces ``path`` if the block succeeds.
 
-    It is on the disk then; else nothing of it is left.
+    It is synced to disk first.  If the block fails, nothing is left of it.
 
     Raises:
-        ClientError: ``bad_configuration`` where it cannot be written.
+        ClientError: ``bad_configuration`` if it cannot be written.
     """
-    beside = path.with_name(f"{path.name}.part")
-    with _writing(path):
+    part = path.with_name(f"{path.name}.part")
+    with _naming_file(path):
         try:
-            with beside.open("wb") as file:
+            with part.open("wb") as file:
                 yield file
-                _to_disk(file)
-            os.replace(beside, path)
+                _sync(file)
+            os.replace(part, path)
         finally:
-            beside.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Errors of the system in its block name the file."""
+def _naming_file(path: Path) -> Iterator[None]:
+    """Turns an OSError of the block into an error that names the file."""
     try:
         yield
     except OSError as error:
         raise ClientError(
             "bad_configuration",
-            f"{path} cannot be written: {error}; make room, or give a file "
-            "in a folder that you may write to",
+            f"{path} cannot be written: {error}; make room, or choose a "
+            "folder that you may write to",
         ) from error
 
 
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
-    """No other run on this machine has a file meanwhile.
+    """Locks a file against other runs on this machine.
 
-    The lock ends with its process, in whatever way; a lock file (``.lock``)
-    that is left behind hinders nobody.
+    The lock ends with the process; a lock file (``.lock``) left behind by a
+    crash blocks nobody.
 
     Raises:
-        ClientError: ``bad_configuration`` where another run has it, or the
-            folder cannot be written to.
+        ClientError: ``bad_configuration`` if another run has the lock, or
+            the folder cannot be written to.
     """
-    place = path.with_name(f"{path.name}.lock")
-    with _writing(path):
-        file = place.open("wb")
+    lock_path = path.with_name(f"{path.name}.lock")
+    with _naming_file(path):
+        file = lock_path.open("wb")
     with file:
-        if not _is_locked(file, place):
+        if not _acquire(file, lock_path):
             raise ClientError(
                 "bad_configuration",
-                f"another run has {path} at present; wait for its end, or "
-                "give this one another file",
+                f"another run uses {path}; wait until it ends, or choose "
+                "another file",
             )
         try:
             yield
         finally:
-            place.unlink(missing_ok=True)
+            lock_path.unlink(missing_ok=True)
 
 
-def _is_locked(file: IO[bytes], place: Path) -> bool:
-    """Whether the lock is had; where there are none, nobody is kept off."""
+def _acquire(file: IO[bytes], lock_path: Path) -> bool:
+    """Returns True if the lock is acquired, or locks are not supported."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Whoever had it may have removed the file in between.
-        return os.path.samestat(os.fstat(file.fileno()), place.stat())
+        # The previous owner may have removed the file in the meantime.
+        return os.path.samestat(os.fstat(file.fileno()), lock_path.stat())
     except (BlockingIOError, FileNotFoundError):
         return False
     except OSError as error:
         logger.warning(
-            "%s cannot be locked: %s; see to it that no other run has the "
+            "%s cannot be locked: %s; make sure that no other run uses the "
             "same file",
-            place,
+            lock_path,
             error,
         )
         return True
 
 
 def check_writable(path: Path, num_bytes: int = TRIAL_BYTES) -> None:
-    """Tries to write so much where a file shall be, and leaves nothing.
+    """Writes ``num_bytes`` to a temporary file in the folder of ``path``.
+
+    Call it before hours of work.
 
     Raises:
-        ClientError: ``bad_configuration``, before hours of work.
+        ClientError: ``bad_configuration`` if it cannot be written.
     """
     if not path.parent.is_dir():
-        raise ClientError("bad_configuration", f"{path.parent} is no folder")
-    with _writing(path), tempfile.TemporaryFile(dir=path.parent) as file:
+        raise ClientError(
+            "bad_configuration", f"{path.parent} is not a folder"
+        )
+    with _naming_file(path), tempfile.TemporaryFile(dir=path.parent) as file:
         for start in range(0, num_bytes, TRIAL_BYTES):
             file.write(bytes(min(TRIAL_BYTES, num_bytes - start)))
-        _to_disk(file)
+        _sync(file)
 
 
-def _to_disk(file: IO[bytes]) -> None:
+def _sync(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())

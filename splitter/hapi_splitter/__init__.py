@@ -1,4 +1,5 @@
-"""Models split into a frozen region and a tail, cut, packaged and loaded.
+"""Splits models into a frozen region and a tail; finds, plans and packs cuts.
 
-No HTTP and no Swift in here: numbers and files only.
+In: a user's model, a package, measured costs. Out: a frozen region, a tail, a
+package file, a plan. Contains no HTTP and no Swift.
 """

@@ -20,7 +20,11 @@ from torch import fx
 
 from hapi_protocol.errors import UnsupportedError
 from hapi_splitter.graph.batch_independence import Batch, Value
-from hapi_splitter.graph.batchnorm_folding import Folding, fold, kept
+from hapi_splitter.graph.batchnorm_folding import (
+    Folding,
+    fold,
+    weights_read,
+)
 from hapi_splitter.graph.flops import flops_of
 from hapi_splitter.graph.index_bounds import id_limits
 from hapi_splitter.graph.lowering import lower
@@ -276,7 +280,7 @@ class FrozenGraph:
         if fast:
             folding = fold(self.program, self.weights)
             ends = {cut.node for cut in self.cuts}
-            read = kept(self.program, folding, ends)
+            read = weights_read(self.program, folding, ends)
             weights = {node: self.weights[node] for node in read}
             return self._arranged(weights, folding, device, copy=True)
         moved = {

@@ -1,21 +1,21 @@
-"""How features travel: which numbers a value becomes, and back.
+"""Encodes features for transport and decodes them.
 
-With ``x`` a finite float32 value and ``x'`` what :func:`decode` gives back:
+With a finite float32 value ``x`` and its decoded value ``x'``:
 
 =========  ==============================================================
 dtype      ``|x' - x|`` is at most
 =========  ==============================================================
 float32    0
-float16    ``2**-11 * |x|`` where ``2**-14 <= |x| <= 65504``,
+float16    ``2**-11 * |x|`` if ``2**-14 <= |x| <= 65504``,
            ``2**-25`` below
-bfloat16   ``2**-8 * |x|`` where ``2**-126 <= |x| <= (2 - 2**-7) * 2**127``,
+bfloat16   ``2**-8 * |x|`` if ``2**-126 <= |x| <= (2 - 2**-7) * 2**127``,
            ``2**-134`` below
 uint8      ``(max - min) / 510 + 2**-21 * max(|min|, |max|) + 2**-142``
            with the extremes of the value's group
 =========  ==============================================================
 
-Larger values become the largest finite ones of the 16-bit formats, with
-their sign, and are counted as saturated; so are infinite ones.
+In the 16-bit formats larger and infinite values become the largest finite
+ones, with their sign, and are counted as saturated.
 
 The groups of uint8 are those of :func:`hapi_protocol.encodings.num_groups`.
 A group has ``zero = min`` and ``scale = (max - min) / 255``, both float32,
@@ -23,15 +23,15 @@ and a value ``q = round((x - zero) / scale)``, so that ``x' = zero + scale *
 q``. The bound's second term is their rounding: with ``u = 2**-24``, ``R = max
 - min`` and ``M = max(|min|, |max|) >= R / 2``, the subtraction and the
 division of ``q`` cost ``2 u R``, the product and the sum of ``x'`` at most ``u
-R + u M``, half a step is ``R / 510`` with a relative error of ``u``, and all
-of it together less than ``8 u M``. The third is that of a subnormal scale,
-255 times half of the smallest float32. In a group, infinite values become
-the largest or smallest finite one, and are counted as saturated; if it has no
-finite value, they become the largest of float32, with their sign.
+R + u M``, half a step is ``R / 510`` with a relative error of ``u``, and the
+total is less than ``8 u M``. The third term is the rounding of a subnormal
+scale, 255 times half of the smallest float32. Infinite values become the
+largest or smallest finite value of their group and are counted as saturated;
+in a group without a finite value they become the largest float32, with their
+sign.
 
-NaN stays NaN. A group of uint8 with a NaN in it is NaN throughout.
-
-What a sample becomes does not depend on the others in its batch.
+NaN stays NaN; a uint8 group that contains a NaN becomes NaN throughout. The
+encoding of a sample does not depend on the others in its batch.
 """
 
 from __future__ import annotations
@@ -47,15 +47,14 @@ import torch
 from hapi_protocol.encodings import Encoding, num_groups
 
 CHUNK_BYTES = 8 * 1024 * 1024
-"""Float32 bytes that are converted at a time, or one sample's if it has
-more: the temporary tensors stay of this order, whatever the batch."""
+"""Float32 bytes that are converted at a time, at least one sample. Bounds
+temporary memory for any batch size."""
 
-_MANY_SAMPLES = 256
-"""Of a chunk: no micro-batch is expected to have more."""
+_MAX_MICRO_BATCH = 256
+"""Largest micro-batch that is expected."""
 _GROUP_BYTES = 80
-"""What is kept of a group, and computed for it in float64."""
-_FEW_BYTES = 4096
-"""Counters."""
+"""Memory per group: scale, zero, and their computation in float64."""
+_COUNTER_BYTES = 4096
 
 _LARGEST = torch.finfo(torch.float32).max
 _LEVELS = 255
@@ -64,13 +63,13 @@ _HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class EncodedFeatures:
-    """Features as they travel.
+    """A batch of encoded features.
 
     Attributes:
         array: ``[B, ...]`` in the encoding's wire dtype, C-contiguous.
         scale: ``[B, groups]`` float32 for uint8, else None.
-        zero: as ``scale``.
-        saturated: values that were clipped.
+        zero: ``[B, groups]`` float32 for uint8, else None.
+        saturated: number of clipped values.
     """
 
     array: np.ndarray[Any, Any]
@@ -80,13 +79,13 @@ class EncodedFeatures:
 
 
 def encode(features: torch.Tensor, encoding: str) -> EncodedFeatures:
-    """Features as they travel; converted where they are, then copied once.
+    """Encodes features on their device, then copies them to the host once.
 
     Args:
-        features: float32 ``[B, ...]`` on any device; left as they are. The
+        features: float32 ``[B, ...]`` on any device; not modified. The
             result may share their memory.
-        encoding: see :mod:`hapi_protocol.encodings`; its compression is
-            the stream's business.
+        encoding: see :mod:`hapi_protocol.encodings`. Its compression is
+            ignored here; the stream applies it.
 
     Raises:
         AnnotationError: ``unknown_encoding``.
@@ -99,7 +98,7 @@ def encode(features: torch.Tensor, encoding: str) -> EncodedFeatures:
         return EncodedFeatures(features.contiguous().cpu().numpy())
     half, saturated = _to_half(features, _HALVES[dtype])
     if dtype == "bfloat16":
-        # NumPy has no bfloat16: its bits go as they are.
+        # NumPy has no bfloat16, so its bits are sent as uint16.
         bits = half.view(torch.int16).cpu().numpy().view(np.uint16)
         return EncodedFeatures(bits, saturated=saturated)
     return EncodedFeatures(half.cpu().numpy(), saturated=saturated)
@@ -113,28 +112,28 @@ def decode(
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What :func:`encode` sent, as float32 of the same shape.
+    """Decodes features to float32 of the same shape.
 
     Without ``out`` the result shares memory with a float32 ``array``, which
-    must therefore be writable and the caller's own.
+    must therefore be writable and owned by the caller.
 
     Args:
         array: ``[B, ...]`` in the encoding's wire dtype.
-        encoding: as for :func:`encode`.
+        encoding: the encoding of the array.
         scale: ``[B, groups]`` float32 for uint8.
-        zero: as ``scale``.
-        out: a contiguous float32 tensor on the CPU of the array's shape
-            that takes the result.
+        zero: ``[B, groups]`` float32 for uint8.
+        out: a contiguous float32 tensor of the array's shape on the CPU, to
+            receive the result.
 
     Raises:
         AnnotationError: ``unknown_encoding``.
-        ValueError: when the arrays are not what the encoding sends.
+        ValueError: if the arrays do not match the encoding.
     """
     parsed = Encoding.parse(encoding)
     if array.dtype != parsed.wire_dtype:
         raise ValueError(
-            f"features of dtype {array.dtype}; {parsed.dtype} travels as "
-            f"{parsed.wire_dtype}"
+            f"features of dtype {array.dtype}, expected {parsed.wire_dtype} "
+            f"for the encoding {parsed.dtype}"
         )
     if parsed.dtype == "bfloat16":
         array = array.view(np.int16)
@@ -147,8 +146,8 @@ def decode(
         out = torch.empty(values.shape, dtype=torch.float32)
     if out.shape != values.shape:
         raise ValueError(
-            f"features of shape {tuple(values.shape)}; {tuple(out.shape)} "
-            "are wanted"
+            f"features of shape {tuple(values.shape)}, expected "
+            f"{tuple(out.shape)}"
         )
     if parsed.is_quantised:
         return _decode_groups(values, scale, zero, out)
@@ -156,32 +155,31 @@ def decode(
 
 
 def encoder_step(shape: Sequence[int], encoding: str) -> tuple[int, int]:
-    """Memory of the device that :func:`encode` takes beside the features.
+    """Bounds the temporary device memory of :func:`encode`.
 
     Args:
         shape: of one sample's features.
-        encoding: as for :func:`encode`.
+        encoding: the encoding.
 
     Returns:
-        Bytes that do not depend on the batch, and bytes per sample; an
-        upper bound for each batch.
+        Bytes that do not depend on the batch, and bytes per sample.
     """
     parsed = Encoding.parse(encoding)
     num_values = math.prod(shape)
     if parsed.dtype == "float32":
-        # A copy, when the features do not lie in one piece.
+        # A copy, if the features are not contiguous.
         return 0, 4 * num_values
     result = parsed.value_bytes * num_values
     if not parsed.is_quantised:
-        # A mask of what is clipped, and a copy of it where it is counted.
-        return _FEW_BYTES, result + 2 * num_values
+        # A mask of clipped values, and its copy for counting.
+        return _COUNTER_BYTES, result + 2 * num_values
     result += _GROUP_BYTES * num_groups(shape)
-    # Float32 values, three masks, and one where they are counted.
+    # Float32 values, three masks, and one more for counting.
     temporary = 8 * num_values
     chunk = _chunk_samples(4 * num_values)
-    if chunk < _MANY_SAMPLES:
-        return _FEW_BYTES + chunk * temporary, result
-    return _FEW_BYTES, result + temporary
+    if chunk < _MAX_MICRO_BATCH:
+        return _COUNTER_BYTES + chunk * temporary, result
+    return _COUNTER_BYTES, result + temporary
 
 
 def _to_half(
@@ -189,7 +187,7 @@ def _to_half(
 ) -> tuple[torch.Tensor, int]:
     largest = torch.finfo(dtype).max
     half = features.to(dtype, memory_format=torch.contiguous_format)
-    # What rounds to infinity is beyond the largest value, too.
+    # Values that round to infinity exceed the largest value as well.
     half.clamp_(-largest, largest)
     saturated = torch.count_nonzero(features > largest)
     saturated += torch.count_nonzero(features < -largest)
@@ -205,7 +203,7 @@ def _encode_groups(features: torch.Tensor) -> EncodedFeatures:
         (2, len(features), groups), dtype=torch.float32, device=array.device
     )
     saturated = torch.zeros((), dtype=torch.int64, device=array.device)
-    for part in _parts(features):
+    for part in _chunks(features):
         work = features[part].to(
             torch.float32, memory_format=torch.contiguous_format, copy=True
         )
@@ -220,26 +218,25 @@ def _encode_groups(features: torch.Tensor) -> EncodedFeatures:
 def _quantise(
     work: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | int]:
-    """Turns float32 ``[B, groups, values]`` into 0 to 255, in place.
+    """Quantises float32 ``[B, groups, values]`` to 0 to 255, in place.
 
     Returns:
-        Scale and zero, ``[B, groups]``, and how many values were clipped.
+        Scale and zero, ``[B, groups]``, and the number of clipped values.
     """
     low, high = work.amin(2), work.amax(2)
     clipped: torch.Tensor | int = 0
-    plain = bool((high - low).isfinite().all())
-    if not plain:
+    is_finite = bool((high - low).isfinite().all())
+    if not is_finite:
         clipped = _clip_infinite(work)
         low, high = work.amin(2), work.amax(2)
-    # In float64, where the range cannot overflow.
+    # The range cannot overflow in float64.
     scale = ((high.double() - low.double()) / _LEVELS).float()
-    # Adding 0 makes one of the two zeros of float32 that a minimum may be.
-    zero = low + 0.0
+    zero = low + 0.0  # turns -0.0 into 0.0
     step = torch.where(scale > 0, scale, 1.0)
-    if plain:
+    if is_finite:
         work.sub_(zero[..., None]).div_(step[..., None])
     else:
-        # Where max - min overflows, all is halved first.
+        # If max - min overflows, values are halved first.
         factor = torch.where((high - low).isinf(), 0.5, 1.0)
         work.mul_(factor[..., None]).sub_((zero * factor)[..., None])
         work.div_((step * factor)[..., None]).nan_to_num_(0.0)
@@ -248,10 +245,10 @@ def _quantise(
 
 
 def _clip_infinite(work: torch.Tensor) -> torch.Tensor:
-    """Makes infinite values the finite extremes of their group, in place.
+    """Replaces infinite values by the finite extremes of their group.
 
     Returns:
-        How many there were.
+        The number of infinite values.
     """
     above = work == math.inf
     below = work == -math.inf
@@ -271,34 +268,35 @@ def _decode_groups(
     zero: np.ndarray[Any, Any] | None,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    wanted = (len(values), num_groups(values.shape[1:]))
+    expected = (len(values), num_groups(values.shape[1:]))
     for name, given in (("scale", scale), ("zero", zero)):
-        if given is None or given.shape != wanted:
-            found = None if given is None else given.shape
-            raise ValueError(f"{name} of shape {found}; {wanted} is needed")
+        shape = None if given is None else given.shape
+        if shape != expected:
+            raise ValueError(f"{name} of shape {shape}, expected {expected}")
     scales, zeros = torch.from_numpy(scale), torch.from_numpy(zero)
-    for part in _parts(out):
+    for part in _chunks(out):
         work = out[part].copy_(values[part])
-        _expand(work.view(len(work), wanted[1], -1), scales[part], zeros[part])
+        groups = work.view(len(work), expected[1], -1)
+        _dequantise(groups, scales[part], zeros[part])
     return out
 
 
-def _expand(
+def _dequantise(
     work: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor
 ) -> None:
-    """The reverse of :func:`_quantise`, in place."""
-    far = (zero + scale * (_LEVELS + 1)).isinf()
-    if not bool(far.any()):
+    """Reverses :func:`_quantise` in place."""
+    may_overflow = (zero + scale * (_LEVELS + 1)).isinf()
+    if not bool(may_overflow.any()):
         work.mul_(scale[..., None]).add_(zero[..., None])
         return
-    # Where the sum might overflow, half of it is doubled, and kept finite.
-    factor = torch.where(far, 0.5, 1.0)
+    # Computes half of the sum, doubles it and clamps it to finite values.
+    factor = torch.where(may_overflow, 0.5, 1.0)
     work.mul_((scale * factor)[..., None]).add_((zero * factor)[..., None])
     work.div_(factor[..., None]).clamp_(-_LARGEST, _LARGEST)
 
 
-def _parts(features: torch.Tensor) -> Iterator[slice]:
-    """Runs of samples that are converted together; none of no values."""
+def _chunks(features: torch.Tensor) -> Iterator[slice]:
+    """Yields runs of samples that are converted together."""
     if not features.numel():
         return
     step = _chunk_samples(features[0].numel() * 4)

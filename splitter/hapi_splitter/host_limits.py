@@ -1,8 +1,7 @@
-"""What this process may use of its host: cores and memory.
+"""Limits on the cores and memory of this process.
 
-A container's limits are those of its control groups, and the affinity mask
-and the size of the host's memory know nothing of them. Control groups of
-version 2 are read; those of version 1 are not.
+The affinity mask and the host's memory do not show a container's limits, so
+control groups are read as well (version 2 only).
 """
 
 from __future__ import annotations
@@ -14,21 +13,20 @@ from pathlib import Path
 
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
-_UNIFIED = "0::"
-"""Begins the line of version 2."""
+_VERSION_2_PREFIX = "0::"
 
 
 def allowed_cores(
     membership: Path = _MEMBERSHIP, groups: Path = _GROUPS
 ) -> float:
-    """Cores that this process may use.
+    """Returns the number of cores that this process may use.
 
-    As many as its affinity mask has, or fewer, and maybe a fraction, where a
-    control group has a quota (``cpu.max``).
+    The size of its affinity mask, or the quota (``cpu.max``) of a control
+    group if that is lower; quotas may be fractions.
 
     Args:
-        membership: the process's list of control groups.
-        groups: where they are mounted.
+        membership: file that lists the process's control groups.
+        groups: mount point of the control groups.
     """
     cores = float(len(os.sched_getaffinity(0)))
     for limit in _limits("cpu.max", membership, groups):
@@ -41,27 +39,28 @@ def allowed_cores(
 def allowed_memory_bytes(
     membership: Path = _MEMBERSHIP, groups: Path = _GROUPS
 ) -> int | None:
-    """The least ``memory.max`` of the control groups; None without one.
+    """Returns the lowest ``memory.max`` of the control groups, or None.
 
     Args:
-        membership, groups: as for :func:`allowed_cores`.
+        membership: file that lists the process's control groups.
+        groups: mount point of the control groups.
     """
     limits = _limits("memory.max", membership, groups)
     return min((int(each) for each in limits if each != "max"), default=None)
 
 
 def _limits(name: str, membership: Path, groups: Path) -> Iterator[str]:
-    """Of the process's own group and of those that it lies in."""
+    """Yields the limits of the process's control group and its parents."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:  # not Linux
         return
     for line in lines:
-        if line.startswith(_UNIFIED):
-            own = groups / line.removeprefix(_UNIFIED).lstrip("/")
+        if line.startswith(_VERSION_2_PREFIX):
+            own = groups / line.removeprefix(_VERSION_2_PREFIX).lstrip("/")
             for folder in (own, *own.parents):
                 if not folder.is_relative_to(groups):
                     return
-                # The outermost group has none, nor has one of version 1.
+                # The root group has no limits.
                 with contextlib.suppress(OSError):
                     yield (folder / name).read_text().strip()

@@ -1,4 +1,4 @@
-"""The numerics class ``exact``: same features on every host of a kind."""
+"""The numerics class ``exact``: equal features on hosts of the same kind."""
 
 from __future__ import annotations
 
@@ -19,46 +19,45 @@ def enforce_exact() -> None:
 
     Full float32 products (no TF32), deterministic kernels, no autotuning.
     """
-    # cuBLAS is deterministic only with a fixed workspace, read at its start.
+    # cuBLAS needs a fixed workspace and reads this when it starts.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = False
     torch.use_deterministic_algorithms(True)
-    # Else each new tensor is filled before it is written; no operator of
-    # a package reads or returns memory that was not (ops.py).
-    # Any: torch's annotations lack it.
+    # Saves a pass over each new tensor: no operator of the table returns
+    # uninitialised memory. Any, because torch's annotations lack the flag.
     deterministic: Any = torch.utils.deterministic
     deterministic.fill_uninitialized_memory = False
 
 
 @contextlib.contextmanager
 def exact_numerics(device: torch.device) -> Iterator[None]:
-    """A block of class ``exact`` in a process that belongs to the user.
+    """Runs a block in the class ``exact`` inside a user's process.
 
-    Autocast, reduced products and cuDNN's autotuning are off inside;
-    afterwards everything is as the user had set it.  Blocks of several
+    Autocast, reduced-precision products and cuDNN's autotuning are off inside
+    the block; the user's settings are restored afterwards.  Blocks of several
     threads may overlap.
 
     Args:
-        device: on which the block computes.
+        device: used by the block.
     """
     with torch.autocast(device.type, enabled=False), _EXACT:
         yield
 
 
 class _ExactFlags:
-    """torch's flags, which are those of all threads.
+    """Sets torch's process-wide flags while any thread is in a block.
 
-    The first block sets them, and the last one puts back what there was:
-    blocks of several threads end in any order.
+    The first block sets them and the last one restores them, because blocks
+    of several threads may end in any order.
     """
 
     def __init__(self) -> None:
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._num_blocks = 0
@@ -66,7 +65,7 @@ class _ExactFlags:
 
     def __enter__(self) -> None:
         if self._pid != os.getpid():
-            self._forget()  # the other threads stayed with the parent
+            self._reset()  # a forked child has none of the parent's threads
         with self._lock:
             self._num_blocks += 1
             if self._num_blocks == 1:
@@ -84,7 +83,7 @@ _EXACT = _ExactFlags()
 
 
 def _exact_flags() -> list[tuple[Any, str, Any]]:
-    # Any: torch's annotations lack these, which it has since 2.9.
+    # Any, because torch's annotations lack these flags.
     backends: Any = torch.backends
     return [
         (backends.cuda.matmul, "fp32_precision", "ieee"),
@@ -97,17 +96,17 @@ def _exact_flags() -> list[tuple[Any, str, Any]]:
 
 
 def _set(owner: Any, name: str, value: Any) -> tuple[Any, str, Any]:
-    """What there was before."""
+    """Sets a flag and returns the arguments that restore it."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     return owner, name, before
 
 
 def numerics_tag(device: str) -> str:
-    """Names all that features depend on beside model and data.
+    """Returns a tag of everything but model and data that affects features.
 
-    Part of every feature ETag: class, protocol, minor versions of torch
-    and torchvision, device kind.
+    It has class, protocol, minor versions of torch and torchvision and device
+    kind, and is part of every feature ETag.
 
     Args:
         device: such as ``cpu`` or ``cuda:1``.

@@ -1,4 +1,4 @@
-"""Amounts as people read them."""
+"""Formats amounts with units for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
 def number_text(number: float) -> str:
-    """Three digits, all those before the point: ``15,400``, ``0.0123``."""
+    """Formats a number with three digits: ``15,400``, ``0.0123``."""
     if not math.isfinite(number):
         return "∞"
     if abs(number) >= 100:
@@ -19,26 +19,28 @@ def number_text(number: float) -> str:
 
 
 def count_text(number: int, noun: str, plural: str = "") -> str:
-    """``1 image``, ``1,200 images``.
+    """Formats a count: ``1 image``, ``1,200 images``.
 
     Args:
-        plural: of the noun, where it is not the noun with an s.
+        number: the count.
+        noun: in the singular.
+        plural: of the noun, if it is not the noun with an s.
     """
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def bytes_text(num_bytes: float) -> str:
-    """``33.1 kB``: powers of 1000."""
-    return _prefixed(num_bytes, _BYTES)
+    """Formats a size in powers of 1000: ``33.1 kB``."""
+    return _with_prefix(num_bytes, _BYTES)
 
 
 def link_text(bytes_per_second: float) -> str:
-    """``680 Mbit/s``: bits, as networks are sold."""
-    return _prefixed(8 * bytes_per_second, _BITS)
+    """Formats a bandwidth in bits per second: ``680 Mbit/s``."""
+    return _with_prefix(8 * bytes_per_second, _BITS)
 
 
 def seconds_text(seconds: float) -> str:
-    """``1.25 ms``, ``12 s``, ``3.5 min``, ``2.1 h``."""
+    """Formats a duration: ``1.25 ms``, ``12 s``, ``3.5 min``, ``2.1 h``."""
     if seconds == 0:
         return "0 s"
     if seconds >= 5400:
@@ -51,9 +53,9 @@ def seconds_text(seconds: float) -> str:
     raise AssertionError(seconds)
 
 
-def percent_text(part: float) -> str:
-    """``77 %``; what is not quite nothing or all is not called so."""
-    percent = 100 * part
+def percent_text(fraction: float) -> str:
+    """Formats a fraction: ``77 %``; never rounds to 0 % or 100 %."""
+    percent = 100 * fraction
     if 0 < percent < 0.1:
         return "<0.1 %"
     if percent < 1 or 99 < percent < 100:
@@ -61,7 +63,7 @@ def percent_text(part: float) -> str:
     return f"{percent:.0f} %"
 
 
-def _prefixed(amount: float, units: tuple[str, ...]) -> str:
+def _with_prefix(amount: float, units: tuple[str, ...]) -> str:
     power = 0
     while amount >= 999.5 and power < len(units) - 1:
         amount /= 1000

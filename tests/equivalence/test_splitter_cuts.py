@@ -1,4 +1,4 @@
-"""Server part + client part == whole module, at every cut."""
+"""Equivalence of a model with its prefix, suffix and tail at every cut."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def assert_equivalent(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """The bound that docs and clients rely on."""
+def assert_equivalent(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Asserts the documented error bound."""
     atol = 1e-5 * expected.abs().max().item()
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=atol)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=atol)
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A reference model, its parts, and its package loaded again."""
+    """A reference model, its parts, and its reloaded package."""
 
     reference: ReferenceModel
     model: nn.Module
@@ -60,7 +60,7 @@ def subject(request: pytest.FixtureRequest) -> Subject:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("fast", [False, True], ids=["plain", "fast"])
-def test_prefix_then_suffix_then_tail_equals_model_at_every_cut(
+def test_prefix_suffix_and_tail_equal_the_model_at_every_cut(
     subject: Subject, fast: bool
 ) -> None:
     parts, loaded, local = subject.parts, subject.loaded, subject.parts.frozen
@@ -73,7 +73,7 @@ def test_prefix_then_suffix_then_tail_equals_model_at_every_cut(
         for cut in loaded.cuts:
             with threads(1):
                 prefix = loaded.prefix(cut.index)
-                # Two batches there, one here.
+                # The prefix runs two batches, the suffix one.
                 crossing = torch.cat(
                     [prefix(samples[:2]), prefix(samples[2:])]
                 )
@@ -89,8 +89,8 @@ def test_loaded_package_equals_exported_region_bit_for_bit(
 ) -> None:
     frozen, loaded = subject.parts.frozen, subject.loaded
     samples = subject.samples()
-    # As both tiers run them.  Weights that are used where a package's bytes
-    # lie give other last bits: kernels go by the alignment.
+    # Fast regions, as on both tiers: in-place weights of a package have
+    # another alignment, which changes last bits.
     exported, read = (
         region.to("cpu", fast=True) for region in (frozen, loaded)
     )
@@ -106,14 +106,14 @@ def test_loaded_package_equals_exported_region_bit_for_bit(
 
 
 @pytest.mark.parametrize("fast", [False, True], ids=["plain", "fast"])
-def test_prefix_and_suffix_leave_input_and_weights_alone(
+def test_prefix_and_suffix_do_not_modify_input_or_weights(
     subject: Subject, fast: bool
 ) -> None:
     frozen = subject.loaded
     if fast:
         frozen = frozen.to("cpu", fast=True)
     samples = subject.samples()[:1]
-    kept = samples.clone()
+    original = samples.clone()
     weights = {
         name: buffer.clone()
         for name, buffer in frozen.suffix(0).named_buffers()
@@ -124,7 +124,7 @@ def test_prefix_and_suffix_leave_input_and_weights_alone(
             before = crossing.clone()
             frozen.suffix(cut.index)(crossing)
             assert torch.equal(crossing, before), cut
-    assert torch.equal(samples, kept)
+    assert torch.equal(samples, original)
     for name, buffer in frozen.suffix(0).named_buffers():
         assert torch.equal(buffer, weights[name]), name
     assert digest_of(subject.loaded) == subject.loaded.digest
@@ -145,7 +145,7 @@ def test_user_module_with_branches_is_equivalent_at_every_cut() -> None:
                 assert_equivalent(parts.tail(features.contiguous()), expected)
 
 
-def test_cut_zero_and_the_last_cut_are_the_ends_of_the_region() -> None:
+def test_cut_zero_and_last_cut_are_the_ends_of_the_region() -> None:
     frozen = split(BranchedNet(), "mix", sample_shape=(3, 16, 16)).frozen
     samples = torch.randn(2, 3, 16, 16)
     features = frozen.prefix(frozen.num_cuts)(samples)

@@ -1,4 +1,4 @@
-"""Models that torch.fx cannot trace whole, against those models themselves."""
+"""Equivalence of models that torch.fx cannot trace as a whole."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPE = (3, 16, 16)
 
 
 class Output(dict[str, torch.Tensor | None]):
-    """As libraries return several results: fields, some of them None."""
+    """A library's result with several fields, some of them None."""
 
     @property
     def last(self) -> torch.Tensor | None:
@@ -31,7 +31,7 @@ class Output(dict[str, torch.Tensor | None]):
 
 
 class Untraceable(nn.Module):
-    """Branches on a size in a way that torch.fx cannot follow."""
+    """A module that branches on a size, which torch.fx cannot trace."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class UntraceableTail(nn.Module):
 
 
 class Net(nn.Module):
-    """``body`` and ``neck`` cannot be traced, what calls them can."""
+    """A model with untraceable ``body`` and ``neck``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,12 +69,12 @@ class Net(nn.Module):
     def forward(
         self, x: torch.Tensor, labels: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor | None]:
-        found = self.body(x)
-        logits = self.head(self.neck(torch.flatten(found.last, 1)))
+        output = self.body(x)
+        logits = self.head(self.neck(torch.flatten(output.last, 1)))
         loss = None
         if labels is not None:
             loss = nn.functional.cross_entropy(logits, labels)
-        return {"logits": logits, "hidden": found.hidden, "loss": loss}
+        return {"logits": logits, "hidden": output.hidden, "loss": loss}
 
 
 class Head(nn.Module):
@@ -109,7 +109,7 @@ def parts_of(net: Net, form: str) -> SplitModel:
 
 
 def gradients(net: nn.Module) -> dict[str, torch.Tensor]:
-    """Of what the tail trains; those of the frozen body are left out."""
+    """Returns gradients of all parameters outside the frozen body."""
     return {
         name: parameter.grad.clone()
         for name, parameter in net.named_parameters()
@@ -121,7 +121,7 @@ FORMS = pytest.mark.parametrize("form", ["shallow", "two modules"])
 
 
 @FORMS
-def test_cuts_of_an_untraceable_model_equal_it(form: str) -> None:
+def test_untraceable_model_is_equivalent_at_every_cut(form: str) -> None:
     net = network().eval()
     parts = parts_of(net, form)
     loaded = load_package(package_bytes(parts.frozen))
@@ -139,7 +139,7 @@ def test_cuts_of_an_untraceable_model_equal_it(form: str) -> None:
 
 @FORMS
 @pytest.mark.parametrize("training", [True, False])
-def test_gradients_of_an_untraceable_models_tail_equal_its_own(
+def test_tail_of_an_untraceable_model_has_the_models_gradients(
     form: str, training: bool
 ) -> None:
     net = network()
@@ -156,19 +156,19 @@ def test_gradients_of_an_untraceable_models_tail_equal_its_own(
     expected = gradients(net)
     net.zero_grad()
     torch.manual_seed(1)
-    found_loss = nn.functional.cross_entropy(
+    actual_loss = nn.functional.cross_entropy(
         parts.tail(features)["logits"], labels
     )
-    found_loss.backward()
+    actual_loss.backward()
 
-    torch.testing.assert_close(found_loss, expected_loss)
-    found = gradients(net)
-    assert found.keys() == expected.keys() != set()
+    torch.testing.assert_close(actual_loss, expected_loss)
+    actual = gradients(net)
+    assert actual.keys() == expected.keys() != set()
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient)
+        torch.testing.assert_close(actual[name], gradient)
 
 
-def test_shallow_trace_leaves_mode_and_statistics_alone() -> None:
+def test_shallow_trace_does_not_change_mode_or_statistics() -> None:
     net = network().train()
     state = {k: v.clone() for k, v in net.state_dict().items()}
     parts = split(net, "body", sample_shape=SHAPE)
@@ -186,10 +186,10 @@ def test_tail_of_two_modules_keeps_its_mode() -> None:
     assert all(module.training for module in net.modules())
 
 
-def test_default_freeze_of_an_untraceable_model_is_a_child_of_it() -> None:
+def test_default_freeze_of_an_untraceable_model_is_a_child() -> None:
     assert default_freeze(network(), sample_shape=SHAPE) == "neck"
 
 
-def test_name_inside_what_cannot_be_traced_is_an_error() -> None:
+def test_name_inside_an_untraceable_module_is_refused() -> None:
     with pytest.raises(FreezeError, match=r"two modules .*\(frozen, tail\)"):
         split(network(), "body.conv", sample_shape=SHAPE)

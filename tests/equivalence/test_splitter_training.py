@@ -1,4 +1,4 @@
-"""Training the tail on features == training the model, frozen up to there."""
+"""Equivalence of training the tail and training the partly frozen model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reference_models import REFERENCE_MODELS, BranchedNet
 TRAINED = ["alexnet", "resnet18", "vit_b_16", "mobilenet_v3_small"]
 
 
-def frozen_parameters_of(model: nn.Module, tail: nn.Module) -> None:
+def freeze_all_but(model: nn.Module, tail: nn.Module) -> None:
     trained = {id(parameter) for parameter in tail.parameters()}
     for parameter in model.parameters():
         parameter.requires_grad_(id(parameter) in trained)
@@ -27,11 +27,11 @@ def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_tail_gradients_equal_those_of_the_whole_model(name: str) -> None:
+def test_tail_has_the_models_gradients(name: str) -> None:
     reference = REFERENCE_MODELS[name]
     model = reference.build()
     parts = split(model, reference.freeze, sample_shape=reference.sample_shape)
-    frozen_parameters_of(model, parts.tail)
+    freeze_all_but(model, parts.tail)
     samples = torch.randn(4, *reference.sample_shape)
     labels = torch.arange(4)
 
@@ -43,17 +43,17 @@ def test_tail_gradients_equal_those_of_the_whole_model(name: str) -> None:
     nn.functional.cross_entropy(
         parts.tail(features.clone()), labels
     ).backward()
-    found = gradients(model)
+    actual = gradients(model)
 
-    assert found.keys() == expected.keys() != set()
+    assert actual.keys() == expected.keys() != set()
     for parameter, gradient in expected.items():
         atol = 1e-5 * gradient.abs().max().item()
         torch.testing.assert_close(
-            found[parameter], gradient, rtol=1e-4, atol=atol
+            actual[parameter], gradient, rtol=1e-4, atol=atol
         )
 
 
-def test_tail_in_training_mode_draws_the_models_own_dropout() -> None:
+def test_tail_in_training_mode_draws_the_models_dropout() -> None:
     torch.manual_seed(0)
     model = BranchedNet().eval()
     parts = split(model, "mix", sample_shape=(3, 16, 16))
@@ -66,8 +66,7 @@ def test_tail_in_training_mode_draws_the_models_own_dropout() -> None:
     expected = model(samples)
     statistics = model.norm.running_mean.clone()
     torch.manual_seed(1)
-    found = parts.tail(features)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(parts.tail(features), expected)
     assert not torch.equal(model.norm.running_mean, statistics)
     parts.tail.eval()
     model.eval()

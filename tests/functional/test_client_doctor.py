@@ -249,7 +249,7 @@ def test_a_dead_and_a_hanging_worker_are_told_apart(
         found = look(swift, seconds=1.0)
         assert time.monotonic() - started < 10
     assert states(found) == {"worker": "failure"}
-    assert "no answer in 1 s" in found["worker"].found
+    assert "no response within 1 s" in found["worker"].found
     assert "hangs" in found["worker"].remedy
     login = Credentials.v1(swift.auth_url, swift.user, swift.key)
     with Connection(login) as connection:

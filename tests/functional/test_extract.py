@@ -189,7 +189,7 @@ def test_a_run_that_is_interrupted_leaves_nothing(
         # The lock of its run among them.
         assert seen == [f"{path.name}.lock", f"{path.name}.part"]
         assert os.listdir(tmp_path) == []
-        another = pytest.raises(ClientError, match="another run has")
+        another = pytest.raises(ClientError, match="another run uses")
         with held(path), another:
             extract(job, path)
         assert extract(job, path).samples == NUM_SAMPLES
@@ -223,7 +223,7 @@ def test_command_writes_a_file_and_what_it_is(hapi, photos, images, capsys):
     ("words", "message"),
     [
         (("features.csv",), ".parquet, .arrow, .npz"),
-        (("nowhere/f.npz",), "nowhere is no folder"),
+        (("nowhere/f.npz",), "nowhere is not a folder"),
         (("/proc/f.npz",), "/proc/f.npz cannot be written"),
         (("f.npz", "--cut", "banana"), "cut is 'banana'"),
         (("f.npz", "--device", "abacus"), "device is 'abacus'"),

@@ -22,7 +22,7 @@ BUILDERS = (
     hostile.in_place_operator,
     hostile.random_operator,
     hostile.custom_operator,
-    hostile.lying_shapes,
+    hostile.wrong_cut_shape,
     hostile.duplicate_member,
     hostile.deflated_member,
     hostile.overlapping_members,
@@ -66,7 +66,7 @@ def test_hostile_package_is_refused_and_leaves_no_trace(
 
 def test_package_under_anothers_digest_is_refused(cluster, caller):
     name = f"{'0' * 64}.hapi"
-    caller.put(f"/{ACCOUNT}/hostile/{name}", hostile.honest_package())
+    caller.put(f"/{ACCOUNT}/hostile/{name}", hostile.valid_package())
     answer = caller.get(
         f"/{ACCOUNT}/hostile/data.tar",
         {"X-Hapi-Model": f"hostile/{name}", "X-Hapi-Cut": "1"},

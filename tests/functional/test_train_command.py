@@ -129,4 +129,4 @@ def test_folder_that_is_not_there_is_named_at_once(cluster, data, tmp_path):
     child = start(cluster, data, tmp_path, "--resume", "nowhere/run.pt")
     told = finish(child)
     assert child.returncode == 1
-    assert "nowhere is no folder" in told
+    assert "nowhere is not a folder" in told

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable
 
 import numpy as np
@@ -11,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from hapi_splitter.inputs.array_transform import ArrayTransform
+from hapi_splitter.inputs.array_transform import encode_npy as npy
 from photos import tar_of
 
 NUM_IDS = 50
@@ -21,10 +21,7 @@ MELS = ArrayTransform((1, 64, 100))
 
 
 class TextNetwork(nn.Module):
-    """Token and position embeddings, attention; then a linear ``head``.
-
-    ``body`` is what the tests freeze.
-    """
+    """A text encoder ``body``, which tests freeze, and a ``head``."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -41,23 +38,23 @@ class TextNetwork(nn.Module):
 
 
 class Embedded(nn.Module):
-    """Of tokens and of their places."""
+    """Token and position embeddings."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.tokens = nn.Embedding(NUM_IDS, width, padding_idx=0)
-        self.places = nn.Embedding(NUM_TOKENS, width)
+        self.positions = nn.Embedding(NUM_TOKENS, width)
         self.norm = nn.LayerNorm(width)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(ids.shape[1], device=ids.device)
-        found = self.tokens(ids) + self.places(places)[None]
-        result: torch.Tensor = self.norm(found)
+        positions = torch.arange(ids.shape[1], device=ids.device)
+        embedded = self.tokens(ids) + self.positions(positions)[None]
+        result: torch.Tensor = self.norm(embedded)
         return result
 
 
 class Attention(nn.Module):
-    """A layer of an encoder with two heads."""
+    """An encoder layer with two attention heads."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -71,8 +68,8 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parts = self.mixed(self.first(x)).unflatten(-1, (3, 2, -1))
         query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
-        found = functional.scaled_dot_product_attention(query, key, value)
-        x = x + self.out(found.transpose(1, 2).flatten(2))
+        attended = functional.scaled_dot_product_attention(query, key, value)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
         result: torch.Tensor = x + self.narrow(
             functional.gelu(self.wide(self.second(x)))
         )
@@ -80,7 +77,7 @@ class Attention(nn.Module):
 
 
 class AudioNetwork(nn.Module):
-    """Convolutions over log-mel features; then a linear ``head``."""
+    """A ``body`` of convolutions over log-mel features and a ``head``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,42 +108,36 @@ def audio_network() -> AudioNetwork:
         return AudioNetwork()
 
 
-def npy(array: np.ndarray) -> bytes:
-    sink = io.BytesIO()
-    np.save(sink, array, allow_pickle=False)
-    return sink.getvalue()
-
-
 def token_arrays(count: int, seed: int = 0) -> list[tuple[np.ndarray, int]]:
-    """``count`` of int16 ids, where each class prefers a quarter of them."""
+    """Returns int16 ids and labels; each class prefers a quarter of ids."""
     random = np.random.default_rng(seed)
     quarter = NUM_IDS // NUM_CLASSES
-    found = []
+    samples = []
     for number in range(count):
         label = number % NUM_CLASSES
         ids = random.integers(0, NUM_IDS, NUM_TOKENS)
         own = random.random(NUM_TOKENS) < 0.5
         ids[own] = label * quarter + ids[own] % quarter
-        found.append((ids.astype(np.int16), label))
-    return found
+        samples.append((ids.astype(np.int16), label))
+    return samples
 
 
 def mel_arrays(count: int, seed: int = 0) -> list[tuple[np.ndarray, int]]:
-    """``count`` of float16, where each class is loud in a quarter of bands."""
+    """Returns float16 features; each class is loud in a quarter of bands."""
     random = np.random.default_rng(seed)
-    found = []
+    samples = []
     for number in range(count):
         label = number % NUM_CLASSES
         mels = random.standard_normal(MELS.shape)
         mels[:, 16 * label : 16 * (label + 1)] += 3.0
-        found.append((mels.astype(np.float16), label))
-    return found
+        samples.append((mels.astype(np.float16), label))
+    return samples
 
 
 def array_shard(
     samples: Iterable[tuple[np.ndarray | bytes, int]], seed: int = 0
 ) -> bytes:
-    """A shard of arrays, or of what stands in their place."""
+    """Returns a shard of arrays, or of given file contents."""
     members = []
     for number, (data, label) in enumerate(samples):
         key = f"a{seed}-{number:04d}"

@@ -1,4 +1,4 @@
-"""Many images changed at random, to compare processes and machines by."""
+"""A digest of augmented images, to compare processes and machines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def noise(height: int, width: int) -> torch.Tensor:
 
 
 def pixels_digest() -> str:
-    """Of all interpolations."""
+    """Returns the SHA-256 of augmented pixels for all interpolations."""
     digest = hashlib.sha256()
     images = [photo(), noise(611, 340), noise(1, 977), noise(40, 31)]
     images.append(noise(300, 300)[:1].expand(3, -1, -1))

@@ -1,4 +1,4 @@
-"""Objects that are cheap to send and dear to read, as streams of pieces."""
+"""Objects that are cheap to send and expensive to read, as pieces."""
 
 from __future__ import annotations
 
@@ -13,35 +13,34 @@ from PIL import Image
 MIB = 1 << 20
 GIB = 1 << 30
 BLOCK_BYTES = tarfile.BLOCKSIZE
-BLOCKS_A_PIECE = 128
+BLOCKS_PER_PIECE = 128
 
 
 def header(name: str, size: int = 0, kind: bytes = tarfile.REGTYPE) -> bytes:
-    """A member's first block, which claims ``size`` bytes."""
+    """Returns the header block of a member that claims ``size`` bytes."""
     info = tarfile.TarInfo(name)
     info.type, info.size = kind, size
     return info.tobuf(tarfile.GNU_FORMAT)
 
 
 def member(name: str, data: bytes) -> bytes:
-    """A whole regular member."""
+    """Returns a complete regular member."""
     return header(name, len(data)) + data + bytes(-len(data) % BLOCK_BYTES)
 
 
 def joined(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes in pieces worth sending."""
+    """Joins blocks to larger pieces."""
     piece = []
     for block in blocks:
         piece.append(block)
-        if len(piece) == BLOCKS_A_PIECE:
+        if len(piece) == BLOCKS_PER_PIECE:
             yield b"".join(piece)
             piece.clear()
     yield b"".join(piece) or bytes(BLOCK_BYTES)
 
 
 def empty_members(count: int, kind: str) -> Iterator[bytes]:
-    """``count`` members without content: directories, or samples of
-    their own, or all of one sample."""
+    """Yields empty members: directories, single samples, or one sample."""
     form, type_ = {
         "directories": ("d{}", tarfile.DIRTYPE),
         "samples": ("s{}.jpg", tarfile.REGTYPE),
@@ -51,7 +50,7 @@ def empty_members(count: int, kind: str) -> Iterator[bytes]:
 
 
 def claiming(start: bytes, size: int = GIB) -> Iterator[bytes]:
-    """``start``, and then as many zero bytes as it claims."""
+    """Yields ``start`` and then ``size`` zero bytes."""
     yield start
     zeros = bytes(64 * 1024)
     for _ in range(size // len(zeros)):
@@ -59,7 +58,7 @@ def claiming(start: bytes, size: int = GIB) -> Iterator[bytes]:
 
 
 def pax_size(size: int = GIB) -> bytes:
-    """An extended header which gives a small member a large size."""
+    """Returns an extended header that claims a large size."""
     record = b"size=%d\n" % size
     record = b"%d %s" % (len(record) + 3, record)
     return (
@@ -71,7 +70,7 @@ def pax_size(size: int = GIB) -> bytes:
 
 
 def large_samples(count: int, image: bytes, size: int) -> Iterator[bytes]:
-    """``count`` samples: the image, and a member of ``size`` bytes."""
+    """Yields samples of the image and a member of ``size`` bytes each."""
     ballast = bytes(size)
     for number in range(count):
         key = f"k{number:06d}"
@@ -81,14 +80,14 @@ def large_samples(count: int, image: bytes, size: int) -> Iterator[bytes]:
 
 
 def large_samples_bytes(count: int, image: bytes, size: int) -> int:
-    """Length of :func:`large_samples`; ``size`` is whole blocks."""
+    """Returns the length of :func:`large_samples`."""
     assert size % BLOCK_BYTES == 0
-    a_sample = len(member("k.jpg", image)) + BLOCK_BYTES + size
-    return count * a_sample + 2 * BLOCK_BYTES
+    sample_bytes = len(member("k.jpg", image)) + BLOCK_BYTES + size
+    return count * sample_bytes + 2 * BLOCK_BYTES
 
 
 def huge_png(side: int, *, text: int = 0) -> bytes:
-    """A PNG that states a size and has hardly any pixels.
+    """Returns a PNG that states a size and has hardly any pixels.
 
     Args:
         side: pixels of each side.
@@ -109,14 +108,14 @@ def _chunk(kind: bytes, body: bytes) -> bytes:
 
 
 def plain_image(side: int, kind: str = "PNG") -> bytes:
-    """A whole image of one colour: few bytes, many pixels."""
+    """Returns an image of one colour: few bytes, many pixels."""
     sink = io.BytesIO()
     Image.new("RGB", (side, side), (9, 99, 199)).save(sink, kind)
     return sink.getvalue()
 
 
 def huge_jpeg(side: int = 65_000) -> bytes:
-    """A JPEG that states a size and has pixels for a smaller one."""
+    """Returns a small JPEG that states a larger size."""
     small = bytearray(plain_image(64, "JPEG"))
     start = small.index(b"\xff\xc0") + 5
     small[start : start + 4] = struct.pack(">2H", side, side)
@@ -124,7 +123,7 @@ def huge_jpeg(side: int = 65_000) -> bytes:
 
 
 def jpeg_of_many_scans(num_scans: int) -> bytes:
-    """A progressive JPEG whose last scan is there many times."""
+    """Returns a progressive JPEG whose last scan is repeated."""
     sink = io.BytesIO()
     Image.new("RGB", (512, 512)).save(sink, "JPEG", progressive=True)
     whole = sink.getvalue()

@@ -1,8 +1,7 @@
-"""Hostile model packages: one builder per hole.
+"""Hostile model packages, one builder per attack.
 
-Each would leave a trace, a file, if what it tries worked. Builders start
-from an honest package, so that only the hole itself can be what refuses
-them.
+An attack that succeeds creates the file ``trace``. Builders start from a valid
+package, so that only the attack itself can be the reason of the refusal.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from torch import nn
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.inputs.augmentation import Augmentation
 from hapi_splitter.inputs.image_transform import ImageTransform
-from hapi_splitter.package import zip_container as container
+from hapi_splitter.package import zip_container
 from hapi_splitter.package.writer import package_bytes
 
 Document = dict[str, Any]
 
 
 @functools.cache
-def honest_package() -> bytes:
-    """A small network's package, which loads."""
+def valid_package() -> bytes:
+    """Returns the package of a small network, which loads."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(
@@ -44,16 +43,16 @@ def honest_package() -> bytes:
 
 
 def members() -> dict[str, bytes]:
-    """The honest package's members."""
-    with zipfile.ZipFile(io.BytesIO(honest_package())) as package:
+    """Returns the members of the valid package."""
+    with zipfile.ZipFile(io.BytesIO(valid_package())) as package:
         return {name: package.read(name) for name in package.namelist()}
 
 
 def repack(**changed: bytes) -> bytes:
-    """An exact container around changed members (``graph=…``)."""
-    names = {name.partition(".")[0]: name for name in container.MEMBERS}
+    """Returns a valid container around changed members (``graph=…``)."""
+    names = {name.partition(".")[0]: name for name in zip_container.MEMBERS}
     content = members() | {names[k]: v for k, v in changed.items()}
-    return b"".join(container.pack(content))
+    return b"".join(zip_container.pack(content))
 
 
 def with_graph(change: Callable[[Document], None]) -> bytes:
@@ -69,7 +68,7 @@ def with_hapi(change: Callable[[Document], None]) -> bytes:
 
 
 def with_call(op: str, args: list[Any]) -> bytes:
-    """The first call replaced; its input is tensor 0, ``[B, 3, 8, 8]``."""
+    """Replaces the first call; tensor 0 is the input, ``[B, 3, 8, 8]``."""
 
     def change(graph: Document) -> None:
         graph["calls"][0][1:] = [op, args]
@@ -78,24 +77,12 @@ def with_call(op: str, args: list[Any]) -> bytes:
 
 
 def with_only(op: str, args: list[Any]) -> bytes:
-    """A program of one call and no weights."""
-
-    def change(graph: Document) -> None:
-        graph.update(weights=0, calls=[[1, op, args]])
-
-    graph: Document = {}
-    change(graph)
-    hapi = json.loads(members()["hapi.json"]) | {"names": ["x"], "cuts": []}
-    weights = json.dumps({}).encode()
-    return repack(
-        hapi=json.dumps(hapi).encode(),
-        graph=json.dumps(graph).encode(),
-        weights=struct.pack("<Q", len(weights)) + weights,
-    )
+    """Returns a program of one call and no weights."""
+    return _program([[1, op, args]])
 
 
 class _Touch:
-    """Unpickling it creates a file."""
+    """An object whose unpickling creates a file."""
 
     def __init__(self, trace: Path) -> None:
         self._trace = trace
@@ -105,7 +92,7 @@ class _Touch:
 
 
 def code(trace: Path) -> str:
-    """An expression that creates the file."""
+    """Returns an expression that creates the file."""
     return f"__import__('pathlib').Path({str(trace)!r}).touch()"
 
 
@@ -254,7 +241,7 @@ def forward_reference(trace: Path) -> bytes:
 
 
 def lookup_of_computed_ids(trace: Path) -> bytes:
-    """On a GPU, one beyond the table ends the process."""
+    """An id beyond the table would end a GPU's process."""
     graph = json.loads(members()["graph.json"])
     weight, first = graph["calls"][0][2][1], graph["weights"] + 1
     calls = [
@@ -330,7 +317,7 @@ def overflowing_size(trace: Path) -> bytes:
     return with_only("aten.pad.default", [0, [huge, huge], None])
 
 
-def lying_shapes(trace: Path) -> bytes:
+def wrong_cut_shape(trace: Path) -> bytes:
     def change(hapi: Document) -> None:
         hapi["cuts"][0]["shape"] = [4, 1, 1]
 
@@ -341,7 +328,7 @@ def missing_cut(trace: Path) -> bytes:
     return with_hapi(lambda hapi: hapi["cuts"].pop())
 
 
-def lying_sample_shape(trace: Path) -> bytes:
+def wrong_sample_shape(trace: Path) -> bytes:
     return with_hapi(lambda hapi: hapi.update(sample=[3, 9, 9]))
 
 
@@ -358,7 +345,7 @@ def hostile_transform(trace: Path) -> bytes:
 
 
 def hostile_augmentation(trace: Path) -> bytes:
-    """Crops of a column a million times as high as it is wide."""
+    """Crops a column a million times as high as wide."""
     augmentation = Augmentation().to_json() | {"ratio": [1e-6, 1e-6]}
     transform = ImageTransform(8, 8).to_json()
     transform["augmentation"] = augmentation
@@ -373,7 +360,7 @@ def overlapping_tensors(trace: Path) -> bytes:
     return repack(weights=struct.pack("<Q", len(text)) + text + bytes(16))
 
 
-def lying_tensor_size(trace: Path) -> bytes:
+def wrong_tensor_size(trace: Path) -> bytes:
     weights = members()["weights.safetensors"]
     return repack(weights=weights.replace(b'"shape":[4]', b'"shape":[9]', 1))
 
@@ -404,11 +391,11 @@ def overlapping_members(trace: Path) -> bytes:
     return _patched_directory(42, "<I", 0, entry=1)
 
 
-def lying_member_size(trace: Path) -> bytes:
+def wrong_member_size(trace: Path) -> bytes:
     return _patched_directory(20, "<I", 0x7FFFFFFF)
 
 
-def lying_both_member_sizes(trace: Path) -> bytes:
+def wrong_member_sizes(trace: Path) -> bytes:
     return _patched_directory(20, "<II", 0x7FFFFFFF, 0x7FFFFFFF, entry=2)
 
 
@@ -417,15 +404,15 @@ def wrong_checksum(trace: Path) -> bytes:
 
 
 def prepended_bytes(trace: Path) -> bytes:
-    return b"#!/bin/sh\n" + honest_package()
+    return b"#!/bin/sh\n" + valid_package()
 
 
 def appended_bytes(trace: Path) -> bytes:
-    return honest_package() + b"\n"
+    return valid_package() + b"\n"
 
 
 def comment(trace: Path) -> bytes:
-    return honest_package()[:-2] + struct.pack("<H", 5) + b"hello"
+    return valid_package()[:-2] + struct.pack("<H", 5) + b"hello"
 
 
 def not_a_zip(trace: Path) -> bytes:
@@ -436,8 +423,8 @@ def empty(trace: Path) -> bytes:
     return b""
 
 
-def cut_short(trace: Path) -> bytes:
-    return honest_package()[:-100]
+def truncated_package(trace: Path) -> bytes:
+    return valid_package()[:-100]
 
 
 def _program(calls: list[list[Any]]) -> bytes:
@@ -459,25 +446,17 @@ def _zipped(
         for name, data in content:
             info = zipfile.ZipInfo(name)
             info.compress_type = method
-            # Without this, a second member of a name is warned about.
+            # Avoids zipfile's warning about repeated names.
             package.NameToInfo.pop(name, None)
             package.writestr(info, data)
     return buffer.getvalue()
 
 
-def _write(
-    package: zipfile.ZipFile, info: zipfile.ZipInfo, data: bytes
-) -> None:
-    # zipfile warns about a second member of a name; that is the point here.
-    package.NameToInfo.pop(info.filename, None)
-    package.writestr(info, data)
-
-
 def _patched_directory(
     offset: int, layout: str, *values: int, entry: int = 0
 ) -> bytes:
-    """A field of a directory entry changed (offsets of APPNOTE 4.3.12)."""
-    data = bytearray(honest_package())
+    """Changes a field of a directory entry (offsets: APPNOTE 4.3.12)."""
+    data = bytearray(valid_package())
     position = -1
     for _ in range(entry + 1):
         position = data.index(b"PK\x01\x02", position + 1)
@@ -487,7 +466,7 @@ def _patched_directory(
 
 HOSTILE: Mapping[Callable[[Path], bytes], str] = MappingProxyType(
     {
-        pickled_member: "header cannot have",
+        pickled_member: "its header has an invalid length",
         pickled_graph: "graph.json is not acceptable JSON",
         extra_member: "4 members instead of 3",
         expression_as_size: "argument 'shape' .* must be an integer",
@@ -499,13 +478,13 @@ HOSTILE: Mapping[Callable[[Path], bytes], str] = MappingProxyType(
         operator_of_another_namespace: "'os.system.default' is not in",
         attribute_walk_operator: "__globals__' is not in the table",
         custom_operator: "'hapi.touch.default' is not in the table",
-        call_id_injection: "ids are consecutive numbers",
+        call_id_injection: "ids must be consecutive",
         cut_name_injection: "'names' must be",
         weight_name_injection: "tensors must be named 1 to",
         dtype_injection: "argument 'dtype' .* must be null or one of",
         conversion_to_float64: "argument 'dtype' .* must be null or one of",
-        weights_of_float64: "has the dtype 'F64'",
-        weights_of_float16: "has the dtype 'F16'",
+        weights_of_float64: "has the unsupported dtype 'F64'",
+        weights_of_float16: "has the unsupported dtype 'F16'",
         product_of_integers: "matmul.default: its argument 'self' is of "
         "torch.int64",
         in_place_operator: "'aten.relu_.default' is not in the table",
@@ -516,7 +495,7 @@ HOSTILE: Mapping[Callable[[Path], bytes], str] = MappingProxyType(
         flip_of_the_batch: "would mix samples: it acts on the batch",
         softmax_over_the_batch: "would mix samples: it acts on the batch",
         reshape_across_samples: "would mix samples: it moves entries",
-        lookup_of_computed_ids: "it must look up whole numbers of the input",
+        lookup_of_computed_ids: "it must look up unchanged int64 ids",
         forward_reference: "must be the id of an earlier tensor",
         number_out_of_range: "out of range",
         not_a_number: "NaN is not a number",
@@ -525,31 +504,31 @@ HOSTILE: Mapping[Callable[[Path], bytes], str] = MappingProxyType(
         huge_integer: "not acceptable JSON",
         ten_million_nodes: r"graph.json has \d+ bytes, more than the limit",
         too_many_nodes: "20001 calls .* limit of 20000 nodes",
-        huge_intermediate: "bytes per sample is over the limit",
-        endless_work: "floating point operations per sample, the limit",
+        huge_intermediate: "bytes per sample exceeds the limit",
+        endless_work: r"limit of \d+ floating-point operations",
         overflowing_size: "cannot run",
-        lying_shapes: "states .* for cut 1, which is",
-        missing_cut: "states other cuts",
-        lying_sample_shape: "cannot run: shape .* is invalid",
+        wrong_cut_shape: "records .* for cut 1, expected",
+        missing_cut: "must record . cuts",
+        wrong_sample_shape: "cannot run: shape .* is invalid",
         hostile_transform: "resize_size must be 1 to",
         hostile_augmentation: "ratio must be two numbers",
-        overlapping_tensors: "its shape and its bytes disagree|overlap",
-        lying_tensor_size: "its shape and its bytes disagree",
+        overlapping_tensors: "shape and offsets do not match|overlap",
+        wrong_tensor_size: "shape and offsets do not match",
         truncated_weights: "ends after the file",
-        duplicate_member: "'graph.json' where weights.safetensors belongs",
+        duplicate_member: "'graph.json' instead of weights.safetensors",
         fourth_member_of_the_same_name: "4 members instead of 3",
         deflated_member: "is compressed, not stored",
         encrypted_member: "is encrypted",
         overlapping_members: "overlaps another",
-        lying_member_size: "states two sizes",
-        lying_both_member_sizes: "ends after the file",
+        wrong_member_size: "has two different sizes",
+        wrong_member_sizes: "ends after the file",
         wrong_checksum: "header differs from the directory",
         prepended_bytes: "directory is not at the end",
         appended_bytes: "comment or bytes after its end",
         comment: "comment or bytes after its end",
         not_a_zip: "not a zip file",
         empty: "not a zip file",
-        cut_short: "not a zip file",
+        truncated_package: "not a zip file",
     }
 )
-"""Every hole, and what the refusal must name."""
+"""Regular expression of the refusal's message, by attack."""

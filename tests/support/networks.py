@@ -1,4 +1,4 @@
-"""Small networks with fixed random weights, quick on any machine."""
+"""Small image network with fixed random weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SMALL_IMAGE = 64
 
 
 def small_transform() -> ImageTransform:
-    """ImageNet's evaluation transform at 64 pixels."""
+    """Returns ImageNet's evaluation transform at 64 pixels."""
     from torchvision.transforms._presets import ImageClassification
 
     return ImageTransform.from_preset(
@@ -20,14 +20,14 @@ def small_transform() -> ImageTransform:
 
 
 def small_network(num_classes: int = 4, seed: int = 0) -> nn.Module:
-    """Convolutions, a residual, batch norm; then a linear head ``head``."""
+    """Returns a network of convolutions and a linear ``head``."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return SmallNetwork(num_classes)
 
 
 class SmallNetwork(nn.Module):
-    """``body`` is what the tests freeze, ``head`` what they train."""
+    """A network whose ``body`` is frozen and ``head`` trained by tests."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()

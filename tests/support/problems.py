@@ -1,4 +1,4 @@
-"""Problems of the planner, with what a test does not care about filled in."""
+"""Planner problems with defaults for fields that a test does not need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def problem_of(
     server_threads: int = 0,
     client_threads: int = 0,
 ) -> Problem:
-    """One sample, one epoch; options must need no memory."""
+    """Builds a problem of one sample and one epoch, without memory."""
     return Problem(
         resources=tuple(
             Resource(name, capacity, UNITS[name])

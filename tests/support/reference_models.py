@@ -1,8 +1,8 @@
-"""The models that the splitter's promises are tested with.
+"""Models for the equivalence tests of the splitter.
 
-Small inputs keep the suite short: every operation of the models runs, on
-fewer pixels. Weights are random, running statistics are not the initial
-ones (those would hide a batch norm that is left out).
+Small inputs keep the suite short; every operation still runs. Weights are
+random. Running statistics differ from their initial values, which would hide a
+missing batch norm.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torchvision import models
 
 @dataclass(frozen=True)
 class ReferenceModel:
-    """A model, where it is frozen, and its input size in these tests."""
+    """A model, its freeze point and its input size in tests."""
 
     constructor: Callable[..., nn.Module]
     freeze: str
@@ -59,7 +59,7 @@ REFERENCE_MODELS: Mapping[str, ReferenceModel] = MappingProxyType(
 
 
 def randomise_statistics(model: nn.Module) -> None:
-    """Gives batch norms statistics as training would leave them."""
+    """Sets running statistics of batch norms to random values."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.running_mean.uniform_(-0.2, 0.2)
@@ -67,7 +67,7 @@ def randomise_statistics(model: nn.Module) -> None:
 
 
 class BranchedNet(nn.Module):
-    """A user's own model: branches, residuals, a size from the input."""
+    """A custom model with branches, residuals and a size from the input."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Frozen regions of single calls, as a package could hold them."""
+"""Frozen regions built from a list of calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def region_of(
     calls: Sequence[Call],
     weights: Mapping[int, torch.Tensor] | None = None,
 ) -> FrozenGraph:
-    """A region of calls whose weights have the ids from 1 on."""
+    """Returns a region of calls; the weights have ids from 1."""
     weights = weights or {}
     program = Program(len(weights), tuple(calls))
     values = infer(program, weights, SampleForm(sample))

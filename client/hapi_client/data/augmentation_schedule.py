@@ -1,4 +1,4 @@
-"""Which random changes the images of an epoch have (pure)."""
+"""Schedule of random augmentations by epoch. No I/O."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from hapi_protocol.transforms import MAX_NUMBER, Training
 
 
 @dataclass(frozen=True)
-class AugmentedEpochs:
-    """The random changes of a job's epochs.
+class AugmentationSchedule:
+    """The random augmentations of a job's epochs.
 
     Attributes:
-        augments: whether there are any.
-        seed: of the job.
-        period: epochs after which they repeat, so that kept features can be
-            found again; None for never.
+        augments: True if training images are augmented.
+        seed: seed of the job.
+        period: epochs after which the augmentations repeat, so that cached
+            features can be reused; None for never.
 
     Raises:
         ClientError: ``bad_configuration`` naming the value.
@@ -29,30 +29,30 @@ class AugmentedEpochs:
     def __post_init__(self) -> None:
         if not self.augments and self.period is not None:
             raise _bad(
-                f"augment_epochs is {self.period!r}, and there is no "
-                "augmentation to repeat: give augment as well"
+                f"augment_epochs is {self.period!r}, but there is no "
+                "augmentation to repeat; give augment as well"
             )
-        if self.period is not None and not _is_whole(self.period, 1):
+        if self.period is not None and not _is_integer(self.period, 1):
             raise _bad(
-                f"augment_epochs is {self.period!r}; a whole number from 1 "
-                "on, or None"
+                f"augment_epochs is {self.period!r}; give an integer of at "
+                "least 1, or None"
             )
-        if self.augments and not _is_whole(self.seed, 0):
+        if self.augments and not _is_integer(self.seed, 0):
             raise _bad(
-                f"seed is {self.seed!r}; with an augmentation a whole number "
-                "from 0 to 2**63 - 1"
+                f"seed is {self.seed!r}; with an augmentation, give an "
+                "integer from 0 to 2**63 - 1"
             )
 
     @property
     def variants(self) -> int | None:
-        """Epochs after which the images are the same again; None for never."""
+        """Number of epochs after which images repeat; None for never."""
         return self.period if self.augments else 1
 
     def training(self, epoch: int | None) -> Training | None:
-        """Seed and epoch of the changes; None for evaluation.
+        """Returns the seed and epoch of the augmentations, or None for none.
 
         Args:
-            epoch: of training; None for evaluation.
+            epoch: epoch of training; None for evaluation.
         """
         if epoch is None or not self.augments:
             return None
@@ -62,8 +62,8 @@ class AugmentedEpochs:
         return Training(self.seed, number)
 
 
-def _is_whole(value: object, least: int) -> bool:
-    return type(value) is int and least <= value <= MAX_NUMBER
+def _is_integer(value: object, minimum: int) -> bool:
+    return type(value) is int and minimum <= value <= MAX_NUMBER
 
 
 def _bad(message: str) -> ClientError:

@@ -1,4 +1,4 @@
-"""Which data sets a container has."""
+"""Catalog of the data sets in a container."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ INDEX_MISSING = "missing"
 
 
 @dataclass(frozen=True)
-class ListedData:
+class CatalogEntry:
     """A folder with shards, an index, or both.
 
     Attributes:
-        location: of the folder.
-        index: ``there``, ``stale`` (shards have come, gone or changed
-            since), ``damaged`` or ``missing``.
-        num_shards: that are there.
-        num_samples: as the index says; None where it cannot.
-        length_bytes: of the shards.
+        location: location of the folder.
+        index: ``there``, ``stale`` (shards were added, removed or changed
+            since it was written), ``damaged`` or ``missing``.
+        num_shards: number of shards in the folder.
+        num_samples: number of samples in the index; None without a valid
+            index.
+        length_bytes: size of the shards.
     """
 
     location: Location
@@ -40,12 +41,12 @@ class ListedData:
 
 @dataclass(frozen=True)
 class IndexDifference:
-    """Shards whose index rows are not those of the objects.
+    """Shards that differ between an index and its container.
 
     Attributes:
-        changed: they have another ETag by now.
-        missing: the index has them, the container has not.
-        added: the container has them, the index has not.
+        changed: shards with another ETag in the container.
+        missing: shards in the index only.
+        added: shards in the container only.
     """
 
     changed: tuple[str, ...]
@@ -54,37 +55,38 @@ class IndexDifference:
 
     @property
     def is_stale(self) -> bool:
-        """Whether ``hapi index`` would write another one."""
+        """True if ``hapi index`` would write a different index."""
         return bool(self.changed or self.missing or self.added)
 
     @classmethod
     def between(
         cls, index: DataIndex, etags: Mapping[str, str]
     ) -> IndexDifference:
-        """
+        """Compares an index with the container.
+
         Args:
-            index: of the data set.
-            etags: of its shards, by name.
+            index: index of the data set.
+            etags: ETags of the shards in the container, by name.
         """
-        known = index.etags
-        both = sorted(known.keys() & etags.keys())
+        indexed = index.etags
+        common = sorted(indexed.keys() & etags.keys())
         return cls(
-            changed=tuple(n for n in both if known[n] != etags[n]),
-            missing=tuple(sorted(known.keys() - etags.keys())),
-            added=tuple(sorted(etags.keys() - known.keys())),
+            changed=tuple(n for n in common if indexed[n] != etags[n]),
+            missing=tuple(sorted(indexed.keys() - etags.keys())),
+            added=tuple(sorted(etags.keys() - indexed.keys())),
         )
 
 
 def list_data_sets(
     connection: Connection, location: Location
-) -> list[ListedData]:
-    """The data sets in a folder and those below it, by name.
+) -> list[CatalogEntry]:
+    """Lists the data sets in a folder and below it, by name.
 
     As for ``hapi index``, all shards below a folder with an index belong to
-    it; others are told of by the folder that they lie in.
+    it; other shards are listed under their own folder.
 
     Raises:
-        HapiError: there is no such container, or it may not be listed.
+        HapiError: if there is no such container, or it may not be listed.
     """
     prefix = f"{location.prefix}/" if location.prefix else ""
     objects = [
@@ -101,16 +103,16 @@ def list_data_sets(
     for each in objects:
         if each.name.endswith(SHARD_SUFFIX):
             own = _folder_of(each.name)
-            for home in indexed & _ancestors(own) or {own}:
-                shards.setdefault(home, []).append(each)
+            for folder in indexed & _ancestors(own) or {own}:
+                shards.setdefault(folder, []).append(each)
     return [
-        _describe(
+        _catalog_entry(
             connection,
             Location(location.container, folder),
-            found,
+            objects,
             is_indexed=folder in indexed,
         )
-        for folder, found in sorted(shards.items())
+        for folder, objects in sorted(shards.items())
     ]
 
 
@@ -119,18 +121,18 @@ def _folder_of(name: str) -> str:
 
 
 def _ancestors(folder: str) -> set[str]:
-    """A folder and those above it, up to the container itself."""
+    """Returns a folder and all above it, up to the container itself."""
     parts = folder.split("/")
     return {"/".join(parts[:count]) for count in range(len(parts) + 1)}
 
 
-def _describe(
+def _catalog_entry(
     connection: Connection,
     location: Location,
     shards: list[ObjectInfo],
     *,
     is_indexed: bool,
-) -> ListedData:
+) -> CatalogEntry:
     index, state = None, INDEX_MISSING
     if is_indexed:
         index, state = _read_index(connection, location)
@@ -138,7 +140,7 @@ def _describe(
         etags = {each.name: each.etag for each in shards}
         if IndexDifference.between(index, etags).is_stale:
             state = INDEX_STALE
-    return ListedData(
+    return CatalogEntry(
         location,
         state,
         num_shards=len(shards),

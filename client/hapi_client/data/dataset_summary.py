@@ -1,4 +1,4 @@
-"""What a data set is: its samples, classes and images."""
+"""Summary of a data set: samples, classes and kinds of files."""
 
 from __future__ import annotations
 
@@ -18,32 +18,30 @@ from hapi_protocol.shards import iter_samples
 
 INDEX_UNKNOWN = "unknown"
 MAX_READ = 8
-"""Samples that are read to see what kind they are."""
+"""Number of samples that are read to find their members."""
 
 
 @dataclass(frozen=True)
-class DataDescription:
-    """A data set with an index.
+class DataSetSummary:
+    """Facts about a data set with an index.
 
     Attributes:
-        location: of it.
-        index: ``there``, ``stale`` where shards have come, gone or changed
-            since it was written, or ``unknown`` where they may be read and
-            not listed.
-        index_version: of its form.
-        stored: when the index was, as in Swift's listings (UTC); empty
-            where it is not known.
-        shards: that the index has.
-        samples: likewise.
-        spans: units of work.
-        shard_bytes: of the shards that are there; None where that is not
-            known.
-        sample_bytes: of the samples' tar members, their headers included.
-        classes: samples of each label, by its name where there is one.
-        unlabelled: samples without a label.
-        kinds: how many of the samples that were looked at have a member of
-            such a name (``jpg``, ``cls``).
-        looked_at: how many these are.
+        location: location of the data set.
+        index: ``there``; ``stale`` if shards were added, removed or changed
+            since it was written; ``unknown`` if they may not be listed.
+        index_version: version of the index format.
+        stored: time of storage of the index as in Swift's listings (UTC);
+            empty if unknown.
+        shards: number of shards in the index.
+        samples: number of samples in the index.
+        spans: number of spans.
+        shard_bytes: size of the present shards; None if unknown.
+        sample_bytes: size of the samples' tar members with their headers.
+        classes: number of samples by class name, or by label if it has none.
+        unlabelled: number of samples without a label.
+        kinds: number of read samples by the extension of their members
+            (``jpg``, ``cls``).
+        looked_at: number of read samples.
     """
 
     location: Location
@@ -65,22 +63,22 @@ class DataDescription:
         return self.sample_bytes / self.samples
 
 
-def describe_data(
+def summarize_data_set(
     connection: Connection, location: Location
-) -> DataDescription:
-    """Reads the index, lists the shards, and looks at a few samples.
+) -> DataSetSummary:
+    """Reads the index, lists the shards, and reads a few samples.
 
     Raises:
-        DataIndexError: there is no index, saying what there is.
-        HapiError: a shard cannot be read, or is not that of the index.
+        DataIndexError: if there is no index.
+        HapiError: if a shard cannot be read or differs from the index.
     """
     index = load_index(connection, location)
     listed = _listed(connection, location)
     etags = _etags(listed) if listed is not None else index.etags
     spans = index.spans()
-    kinds, looked_at = _kinds(connection, location, _spread(spans), etags)
+    kinds, num_read = _kinds(connection, location, _spread(spans), etags)
     rows = [row for shard in index.shards for row in shard.rows]
-    return DataDescription(
+    return DataSetSummary(
         location=location,
         index=_state(index, listed),
         index_version=INDEX_VERSION,
@@ -98,14 +96,14 @@ def describe_data(
         classes=_classes(index),
         unlabelled=sum(row.label is None for row in rows),
         kinds=kinds,
-        looked_at=looked_at,
+        looked_at=num_read,
     )
 
 
 def _listed(
     connection: Connection, location: Location
 ) -> list[ObjectInfo] | None:
-    """None where the objects may not be listed."""
+    """Lists the objects; returns None if that is not permitted."""
     prefix = f"{location.prefix}/" if location.prefix else ""
     try:
         return list(connection.list(location.container, prefix))
@@ -123,12 +121,12 @@ def _state(index: DataIndex, listed: Sequence[ObjectInfo] | None) -> str:
 
 
 def _etags(listed: Sequence[ObjectInfo]) -> dict[str, str]:
-    """Of the shards among some objects, by name."""
+    """Returns the ETags of the shards among the objects, by name."""
     return {e.name: e.etag for e in listed if e.name.endswith(SHARD_SUFFIX)}
 
 
 def _classes(index: DataIndex) -> dict[str, int]:
-    """In the order of their integers."""
+    """Counts the samples of each class, in the order of labels."""
     counts = Counter(
         row.label
         for shard in index.shards
@@ -143,7 +141,7 @@ def _classes(index: DataIndex) -> dict[str, int]:
 
 
 def _spread(spans: Sequence[Span]) -> list[Span]:
-    """The first samples of some spans, from all over the data set."""
+    """Returns the first samples of spans spread over the data set."""
     step = max(1, len(spans) // MAX_READ)
     return [span.part(0, 1) for span in spans[::step][:MAX_READ]]
 
@@ -155,14 +153,14 @@ def _kinds(
     etags: Mapping[str, str],
 ) -> tuple[dict[str, int], int]:
     counts: Counter[str] = Counter()
-    looked_at = 0
+    num_read = 0
     for span in samples:
         if etags.get(span.shard) != span.etag:
-            continue  # the index is stale, which is told
+            continue  # reported as a stale index
         data = connection.get_range(
             location.container, span.shard, span.byte_range, if_match=span.etag
         )
         for sample in iter_samples(io.BytesIO(data), name=span.shard):
             counts.update(list(sample.members))
-            looked_at += 1
-    return dict(sorted(counts.items())), looked_at
+            num_read += 1
+    return dict(sorted(counts.items())), num_read

@@ -1,4 +1,4 @@
-"""The index of a data set: loading it, and writing it for others' shards."""
+"""Index of a data set: loading, updating and storing it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ logger = logging.getLogger(__name__)
 
 SHARD_SUFFIX = ".tar"
 CONTENT_TYPE_INDEX = "application/vnd.apache.arrow.stream"
-SHARD_TRIES = 3
+MAX_ATTEMPTS = 3
 MAX_LISTED = 10_000
-"""Objects that are looked at for data sets of another name."""
+"""Maximum number of objects listed to find out why there is no index."""
 MAX_NAMED = 5
 
 
@@ -46,12 +46,12 @@ class NamedRow:
 
 
 def load_index(connection: Connection, location: Location) -> DataIndex:
-    """The index of a data set.
+    """Loads the index of a data set.
 
     Raises:
-        DataIndexError: when there is none, none of this version, or an
-            empty one.
-        RightsError: when there is no such container.
+        DataIndexError: if there is none, or it is empty or of another
+            version.
+        RightsError: if there is no such container.
     """
     try:
         index = _read_index(connection, location)
@@ -60,7 +60,7 @@ def load_index(connection: Connection, location: Location) -> DataIndex:
             raise
         raise DataIndexError(
             "bad_index",
-            _what_is_missing(connection, location),
+            _missing_index_text(connection, location),
             object_name=location.index_name,
             trans_id=error.trans_id,
         ) from error
@@ -73,16 +73,16 @@ def load_index(connection: Connection, location: Location) -> DataIndex:
     return index
 
 
-def _what_is_missing(connection: Connection, location: Location) -> str:
-    """Why there is no index, as far as a short listing tells.
+def _missing_index_text(connection: Connection, location: Location) -> str:
+    """Explains, by a short listing, why there is no index.
 
     Raises:
-        HapiError: there is no container.
+        HapiError: if there is no such container.
     """
     remedy = (
-        f"{location} has no index: 'hapi upload' was broken off, and goes on "
-        "when it is repeated; or others have stored it, and 'hapi index "
-        f"{location}' writes one of the shards that are there"
+        f"{location} has no index; repeat 'hapi upload' if it was "
+        f"interrupted, or run 'hapi index {location}' for shards that were "
+        "stored in another way"
     )
     try:
         if any(
@@ -98,8 +98,8 @@ def _what_is_missing(connection: Connection, location: Location) -> str:
     except HapiError as error:
         if error.status == 404:
             raise
-        # Who may read objects may not list them for that.
-        logger.info("why there is no index is not known: %s", error)
+        # Permission to read objects does not include listing them.
+        logger.info("the container cannot be listed: %s", error)
         return remedy
     found = sorted(str(Location(location.container, each)) for each in folders)
     if not found:
@@ -112,7 +112,7 @@ def _what_is_missing(connection: Connection, location: Location) -> str:
 
 
 def find_index(connection: Connection, location: Location) -> DataIndex | None:
-    """The index of a data set, None where there is none."""
+    """Loads the index of a data set; returns None if there is none."""
     try:
         return _read_index(connection, location)
     except RightsError as error:
@@ -142,11 +142,11 @@ def store_index(
 def list_shards(
     connection: Connection, location: Location
 ) -> list[ObjectInfo]:
-    """The data set's tar objects, in name order."""
+    """Lists the data set's tar objects, by name."""
     return [
-        found
-        for found in connection.list(location.container, _folder(location))
-        if found.name.endswith(SHARD_SUFFIX)
+        each
+        for each in connection.list(location.container, _folder(location))
+        if each.name.endswith(SHARD_SUFFIX)
     ]
 
 
@@ -155,13 +155,13 @@ def _folder(location: Location) -> str:
 
 
 def _some_names(connection: Connection, location: Location) -> Iterator[str]:
-    """The first ones."""
+    """Yields the first object names of the data set."""
     listed = connection.list(location.container, _folder(location))
     return (each.name for each in islice(listed, MAX_LISTED))
 
 
 def sample_row(sample: Sample) -> NamedRow:
-    """The index row of a sample that was read here."""
+    """Makes the index row of a local sample."""
     label, meta = sample.label_and_meta()
     row = IndexRow(
         sample.index, sample.key, sample.offset, sample.length, label
@@ -170,9 +170,9 @@ def sample_row(sample: Sample) -> NamedRow:
 
 
 def stream_row(row: Row) -> NamedRow:
-    """The index row of a row of the store's index stream."""
-    found = IndexRow(row.index, row.key, row.offset, row.length, row.label)
-    return NamedRow(found, _class_name(row.label, row.meta))
+    """Makes the index row of a row of the store's index stream."""
+    index_row = IndexRow(row.index, row.key, row.offset, row.length, row.label)
+    return NamedRow(index_row, _class_name(row.label, row.meta))
 
 
 def _class_name(label: int | None, meta: str | None) -> str | None:
@@ -193,17 +193,17 @@ def number_classes(
     """Turns class names into integers.
 
     Args:
-        shards: with their rows.
-        known: names that have their integers already, kept as they are.
+        shards: shards with their rows.
+        known: class names that keep their numbers.
 
     Returns:
-        The shards' index, and the names of all integers: ``known``, then
-        the new ones in sorted order.
+        The shards' index, and all class names: ``known``, then the new ones
+        in sorted order.
     """
-    found = [(shard, list(rows)) for shard, rows in shards]
-    names = {row.class_name for _, rows in found for row in rows} - {None}
-    fresh = sorted(str(name) for name in names - set(known))
-    class_names = (*known, *fresh)
+    all_rows = [(shard, list(rows)) for shard, rows in shards]
+    names = {row.class_name for _, rows in all_rows for row in rows} - {None}
+    added = sorted(str(name) for name in names - set(known))
+    class_names = (*known, *added)
     number = {name: label for label, name in enumerate(class_names)}
     return [
         ShardIndex(
@@ -216,19 +216,19 @@ def number_classes(
                 for each in rows
             ),
         )
-        for shard, rows in found
+        for shard, rows in all_rows
     ], class_names
 
 
 @dataclass(frozen=True)
 class IndexReport:
-    """What :func:`update_index` did.
+    """Result of :func:`update_index`.
 
     Attributes:
-        indexed: shards that were read.
-        skipped: shards whose ETag was in the index already.
-        removed: shards of the old index that are gone.
-        samples: of the whole index.
+        indexed: number of shards that were read.
+        skipped: number of shards whose ETag was already in the index.
+        removed: number of shards of the old index that no longer exist.
+        samples: number of samples of the whole index.
     """
 
     indexed: int
@@ -242,18 +242,18 @@ def update_index(
     location: Location,
     on_shard: Callable[[str], None] = lambda name: None,
 ) -> IndexReport:
-    """Writes the index of a data set; the store reads the shards.
+    """Updates the index of a data set; the store reads the shards.
 
-    Shards whose ETag stands in the index are passed over; the index is
-    stored after each shard's rows are known, once, at the end.
+    Shards whose ETag is in the index are skipped.  The index is stored once,
+    at the end.
 
     Args:
-        connection: to the account.
-        location: of the data set.
-        on_shard: told the name of each shard before it is read.
+        connection: connection to the account.
+        location: location of the data set.
+        on_shard: called with the name of each shard before it is read.
 
     Raises:
-        DataIndexError: when there is no shard.
+        DataIndexError: if there is no shard.
         HapiError: naming the shard that cannot be read.
     """
     connection.require_hapi()
@@ -264,29 +264,29 @@ def update_index(
             f"{location} has no object ending in {SHARD_SUFFIX}",
         )
     old = find_index(connection, location) or DataIndex(())
-    fresh = [s for s in shards if old.etags.get(s.name) != s.etag]
+    changed = [s for s in shards if old.etags.get(s.name) != s.etag]
     rows = []
-    for shard in fresh:
+    for shard in changed:
         on_shard(shard.name)
         rows.append((shard, _read_rows(connection, location, shard)))
     added, class_names = number_classes(rows, old.class_names)
-    index = merged(old, added, class_names, {s.name for s in shards})
+    index = merge_shards(old, added, class_names, {s.name for s in shards})
     store_index(connection, location, index)
     return IndexReport(
-        indexed=len(fresh),
-        skipped=len(shards) - len(fresh),
+        indexed=len(changed),
+        skipped=len(shards) - len(changed),
         removed=len(old.etags.keys() - {s.name for s in shards}),
         samples=len(index),
     )
 
 
-def merged(
+def merge_shards(
     old: DataIndex,
     added: Iterable[ShardIndex],
     class_names: Sequence[str],
     present: set[str],
 ) -> DataIndex:
-    """``old`` with ``added``, without shards that are not ``present``."""
+    """Returns ``old`` with ``added``, limited to the ``present`` shards."""
     index = old.replace(added)
     return DataIndex(
         tuple(shard for shard in index.shards if shard.name in present),
@@ -297,13 +297,13 @@ def merged(
 def _read_rows(
     connection: Connection, location: Location, shard: ObjectInfo
 ) -> list[NamedRow]:
-    # The command line is there sooner without pyarrow.
+    # Imported here to keep pyarrow out of the command line's start-up.
     from hapi_protocol.feature_reader import read_features
 
     annotation = Annotation(
         model=None, cut=0, index=True, if_source_etag=shard.etag
     )
-    for tries_left in reversed(range(SHARD_TRIES)):
+    for attempts_left in reversed(range(MAX_ATTEMPTS)):
         try:
             with connection.get_features(
                 location.container, shard.name, annotation
@@ -314,7 +314,7 @@ def _read_rows(
                     for row in batch.rows
                 ]
         except HapiError as error:
-            if not tries_left or not is_retryable(error):
+            if not attempts_left or not is_retryable(error):
                 raise
-            logger.info("index of %s again after: %s", shard.name, error)
+            logger.info("retrying the index of %s: %s", shard.name, error)
     raise AssertionError("unreachable")

@@ -1,4 +1,4 @@
-"""From what an index says of a sample to the integer the loss needs."""
+"""Labels of samples: from the index to the integers of the loss."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ from hapi_protocol.data_index import IndexRow, Span
 from hapi_protocol.errors import ClientError, LabelError
 
 Labels: TypeAlias = Mapping[str, int] | Callable[[str], int] | str | None
-"""What a user may give: class name or key to integer; a function of the
-key; None for the integers of the index; :data:`OPTIONAL` for those that it
-has."""
+"""A user's labels: a mapping from class name or key to integer, a function
+of the key, None for the integers of the index, or :data:`OPTIONAL` for those
+if present."""
 
 OPTIONAL = "optional"
 UNLABELLED = -1
-"""In the place of a label that the index does not have."""
+"""Label of samples without one."""
 
 
 def span_labels(
     spans: Sequence[Span], labels: Labels, class_names: Sequence[str] = ()
 ) -> list[npt.NDArray[np.int64]]:
-    """The labels of each span's samples, ``[samples]`` int64.
+    """Returns the labels of each span's samples, ``[samples]`` int64.
 
     Args:
-        spans: of the data set.
-        labels: see :data:`Labels`.
-        class_names: of the index's integers, if it knows them.
+        spans: spans of the data set.
+        labels: the user's :data:`Labels`.
+        class_names: names of the index's integers, if it has any.
 
     Raises:
         LabelError: ``missing_label`` naming the first shard and key
-            without a label, or with one that the index has no name for.
-        ClientError: ``bad_configuration`` for another word.
+            without a label, or with a label without a name in the index.
+        ClientError: ``bad_configuration`` for a string that is not
+            :data:`OPTIONAL`.
     """
     if isinstance(labels, str) and labels != OPTIONAL:
         raise ClientError(
             "bad_configuration",
-            f"labels is {labels!r}; the only word allowed is {OPTIONAL!r}",
+            f"labels is {labels!r}; the only string allowed is {OPTIONAL!r}",
         )
     return [
         np.array(
@@ -50,33 +51,33 @@ def span_labels(
     ]
 
 
-def is_of_index(labels: Labels) -> bool:
-    """Whether the integers are those of the index."""
+def uses_index_labels(labels: Labels) -> bool:
+    """True if the labels are the integers of the index."""
     return labels is None or labels == OPTIONAL
 
 
 def has_labels(labels: Sequence[npt.NDArray[np.int64]]) -> bool:
-    """Whether any sample of these spans has one."""
+    """True if any sample of these spans has a label."""
     return any((each != UNLABELLED).any() for each in labels)
 
 
-def renumbered(
+def renumber_labels(
     labels: Sequence[npt.NDArray[np.int64]],
     names: Sequence[str],
     wanted: Sequence[str],
     where: str,
 ) -> list[npt.NDArray[np.int64]]:
-    """Labels as another index numbers its classes.
+    """Converts labels to the class numbers of another index.
 
     Args:
-        labels: of each span.
-        names: of their integers; empty where they never had any.
-        wanted: names of the integers that are wanted, likewise.
-        where: the data set that they are of.
+        labels: labels of each span.
+        names: class names of these labels; empty if they have none.
+        wanted: class names of the other index; empty if it has none.
+        where: data set of the labels, for errors.
 
     Raises:
-        LabelError: ``missing_label`` for a class that the other does not
-            have, or where only one of the two knows names.
+        LabelError: ``missing_label`` for a class that the other index does
+            not have, or if only one of the two has names.
     """
     if list(names) == list(wanted):
         return list(labels)
@@ -85,7 +86,8 @@ def renumbered(
     if missing or not names:
         raise LabelError(
             "missing_label",
-            f"the classes of {where} are not those of the data before it: "
+            f"the classes of {where} differ from those of the data before "
+            "it: "
             + (
                 f"it has {missing[0]!r}"
                 if missing
@@ -93,7 +95,7 @@ def renumbered(
             )
             + "; give labels=",
         )
-    # The last of them is that of UNLABELLED.
+    # UNLABELLED is -1 and selects the last element.
     table = np.array(
         [*(numbers[name] for name in names), UNLABELLED], np.int64
     )
@@ -114,7 +116,7 @@ def _label(
             raise _missing(
                 span,
                 row,
-                f"has the label {row.label}, and its index has names for 0 "
+                f"has the label {row.label}, but its index has names for 0 "
                 f"to {len(class_names) - 1}; repair its .cls member and "
                 "index it again, or give labels=",
             )
@@ -128,7 +130,7 @@ def _label(
         raise _missing(
             span,
             row,
-            f"is in labels= neither by its key nor by its class {name!r}",
+            f"has neither its key nor its class {name!r} in labels=",
         )
     return int(labels[name])
 

@@ -1,11 +1,10 @@
-"""A folder of class folders, packed into WebDataset shards.
+"""Packing of class folders into WebDataset shards.
 
 The layout is torchvision's ``ImageFolder``: ``DIR/<class>/…/<image>``, or
-arrays (``.npy``) in the images' place.
-Labels are positions in the sorted class names.  Samples are spread over the
-shards by a hash of their path, so that no shard holds one class only, and
-the same folder always gives the same bytes: an upload that broke off
-continues where it was.
+arrays (``.npy``) instead of images.  Labels are positions in the sorted class
+names.  Samples are ordered by a hash of their key, so that shards mix
+classes.  The same folder always gives the same bytes, so that an interrupted
+upload can continue.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ PACKED_NAME = re.compile(r"shard-\d{6}\.tar")
 
 @dataclass(frozen=True)
 class SampleFile:
-    """One image or array of the folder.
+    """An image or array of the folder.
 
     Attributes:
-        path: where it lies.
+        path: path of the file.
         key: ``<class>/<name>``, without dots in the name.
-        label: of its class.
-        length_bytes: of the file.
+        label: number of its class.
+        length_bytes: size of the file.
     """
 
     path: Path
@@ -48,13 +47,13 @@ class SampleFile:
 
 @dataclass(frozen=True)
 class SampleFolder:
-    """A folder's samples, in the order in which they are packed.
+    """The samples of a folder, in the order in which they are packed.
 
     Attributes:
-        class_names: of its class folders.
-        files: of all classes.
-        ignored: files that are none.
-        medium: of all of them.
+        class_names: names of its class folders.
+        files: samples of all classes.
+        ignored: files that are not samples.
+        medium: kind of all samples.
     """
 
     class_names: tuple[str, ...]
@@ -64,7 +63,7 @@ class SampleFolder:
 
 
 def find_class_names(folder: Path) -> tuple[str, ...]:
-    """Names of the folder's class folders, sorted."""
+    """Returns the sorted names of the class folders."""
     return tuple(
         sorted(
             entry.name
@@ -75,11 +74,11 @@ def find_class_names(folder: Path) -> tuple[str, ...]:
 
 
 def read_folder(folder: Path) -> SampleFolder:
-    """Lists a folder of class folders.
+    """Lists the samples of a folder of class folders.
 
     Raises:
-        ClientError: ``bad_configuration`` when it holds neither images nor
-            arrays, or both, or a class none.
+        ClientError: ``bad_configuration`` if it contains neither images nor
+            arrays, or both, or a class without any.
     """
     class_names = find_class_names(folder)
     found = {
@@ -114,8 +113,9 @@ def _medium_of(folder: Path, paths: Sequence[Path]) -> Medium:
         image, array = found[IMAGE], found[ARRAY]
         raise ClientError(
             "bad_configuration",
-            f"{folder} holds images ({image.name}) and arrays ({array.name}), "
-            "and a data set has one of them; upload each by itself",
+            f"{folder} contains images ({image.name}) and arrays "
+            f"({array.name}), but a data set has only one kind; upload them "
+            "separately",
         )
     if not found:
         raise ClientError(
@@ -127,11 +127,10 @@ def _medium_of(folder: Path, paths: Sequence[Path]) -> Medium:
     return next(iter(found))
 
 
-def unreadable(samples: SampleFolder) -> Iterator[Path]:
-    """Images whose headers nobody can read.
+def find_unreadable(samples: SampleFolder) -> Iterator[Path]:
+    """Yields images with unreadable headers.
 
-    Only headers are looked at: what is damaged behind them shows when the
-    image is decoded.
+    Only headers are read; other damage is found when the image is decoded.
     """
     if samples.medium is not IMAGE:
         return
@@ -142,30 +141,30 @@ def unreadable(samples: SampleFolder) -> Iterator[Path]:
         except (OSError, ValueError, SyntaxError):
             yield file.path
         except Image.DecompressionBombError:
-            continue  # of many pixels, for which there is a limit elsewhere
+            continue  # the decoder has its own limit of pixels
 
 
 def _sample_files(
     folder: Path, paths: Sequence[Path], label: int
 ) -> Iterator[SampleFile]:
-    seen: set[str] = set()
+    keys: set[str] = set()
     for path in paths:
-        place = path.relative_to(folder)
+        relative = path.relative_to(folder)
         # A key ends at the first dot of the base name.
-        stem = (place.parent / place.stem.replace(".", "_")).as_posix()
+        stem = (relative.parent / relative.stem.replace(".", "_")).as_posix()
         key = stem
         number = 1
-        while key in seen:
+        while key in keys:
             number += 1
             key = f"{stem}-{number}"
-        seen.add(key)
+        keys.add(key)
         yield SampleFile(path, key, label, path.stat().st_size)
 
 
 def split_shards(
     files: Iterable[SampleFile], shard_samples: int, shard_bytes: int
 ) -> Iterator[list[SampleFile]]:
-    """Runs of files, each within both bounds or of one file."""
+    """Groups files by shard; a shard exceeds its limits only with one file."""
     shard: list[SampleFile] = []
     total_bytes = 0
     for file in files:
@@ -182,15 +181,16 @@ def split_shards(
 
 
 def write_shard(files: Iterable[SampleFile], target: BinaryIO) -> None:
-    """Writes ``key.jpg`` or ``key.npy``, and ``key.cls``, of each file; equal
-    files, equal bytes."""
+    """Writes ``key.jpg`` (or ``key.npy``) and ``key.cls`` of each file.
+
+    Equal files give equal bytes.
+    """
     with tarfile.open(
         fileobj=target, mode="w", format=tarfile.PAX_FORMAT
     ) as tar:
         for file in files:
             with file.path.open("rb") as stored:
                 extension = file.path.suffix.lower()
-                # The size as read now, should the file have changed.
                 data = stored.read()
             _add(tar, file.key + extension, data)
             _add(tar, f"{file.key}.cls", str(file.label).encode())

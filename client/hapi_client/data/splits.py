@@ -1,4 +1,4 @@
-"""A data set as a job uses it: its spans, labels and identity."""
+"""Splits of a job's data: spans, labels and identity."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hapi_client.data.index import SHARD_SUFFIX, load_index
 from hapi_client.data.labels import (
     Labels,
     has_labels,
-    is_of_index,
-    renumbered,
+    renumber_labels,
     span_labels,
+    uses_index_labels,
 )
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location, parse_location
@@ -32,7 +32,7 @@ Shards: TypeAlias = str | Sequence[str]
 prefix/shard-{000..031}.tar`` for some of its shards, or a list of these."""
 
 Data: TypeAlias = Shards | Mapping[str, Shards]
-"""Of all training data, or split by split, ``train`` among them."""
+"""Training data, or a mapping from split to data that includes ``train``."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class DataSet:
     """The samples of one split.
 
     Attributes:
-        container: of its shards.
-        spans: in the order of the shards.
-        labels: of each span, ``[samples]`` int64.
-        class_names: of the integers, where the first index knows them and
-            the labels are its.
+        container: container of its shards.
+        spans: spans in the order of the shards.
+        labels: labels of each span, ``[samples]`` int64.
+        class_names: names of the labels, if they are those of the index and
+            the first index has names.
     """
 
     container: str
@@ -63,11 +63,11 @@ class DataSet:
 
     @property
     def num_classes(self) -> int:
-        """One more than the largest label."""
+        """The largest label plus one."""
         return 1 + max((int(each.max()) for each in self.labels), default=-1)
 
     def digest(self) -> str:
-        """Another one for other shards, another order, or other content."""
+        """Returns a digest of the shards, their order and their content."""
         found = hashlib.sha256(self.container.encode())
         for span in self.spans:
             found.update(f"\n{span.shard} {span.etag} {span.samples}".encode())
@@ -76,17 +76,17 @@ class DataSet:
 
 @dataclass(frozen=True)
 class _Part:
-    """Shards of one index; ``names`` is empty for all of them."""
+    """Shards of one index; empty ``names`` select all of them."""
 
     location: Location
     names: tuple[str, ...] = ()
 
 
-def splits_of(data: Data) -> Mapping[str, Shards]:
-    """What a user's ``data`` means.
+def normalize_splits(data: Data) -> Mapping[str, Shards]:
+    """Returns a user's ``data`` as a mapping from split to shards.
 
     Raises:
-        ClientError: ``bad_configuration`` naming what is missing.
+        ClientError: ``bad_configuration`` if there is no training split.
     """
     if not isinstance(data, Mapping):
         return {TRAIN: data}
@@ -102,15 +102,15 @@ def splits_of(data: Data) -> Mapping[str, Shards]:
 def load_splits(
     connection: Connection, data: Data, labels: Labels
 ) -> dict[str, DataSet]:
-    """Loads the indexes of all splits; all number classes as ``train`` does.
+    """Loads the indexes of all splits, with the class numbers of ``train``.
 
     Raises:
-        ClientError: ``bad_configuration`` for what names no shards, or
-            shards of several containers.
-        DataIndexError: naming what has no index, or is not in it.
-        LabelError: a sample has no label, or none of the training's.
+        ClientError: ``bad_configuration`` for invalid shards, or shards in
+            several containers.
+        DataIndexError: naming a missing index, or shards it does not have.
+        LabelError: if a sample has no label, or a class unknown to ``train``.
     """
-    splits = splits_of(data)
+    splits = normalize_splits(data)
     found = {TRAIN: _load(connection, splits[TRAIN], labels)}
     first = found[TRAIN]
     for name, shards in splits.items():
@@ -131,7 +131,7 @@ def _load(
     if len(containers) != 1 or not parts:
         raise ClientError(
             "bad_configuration",
-            "a job's data must lie in one container, not in "
+            "a job's data must be in one container, not in "
             f"{', '.join(sorted(containers)) or 'none'}",
         )
     spans: list[Span] = []
@@ -144,15 +144,15 @@ def _load(
         new = index.spans()
         spans += new
         numbers = span_labels(new, labels, index.class_names)
-        if is_of_index(labels) and has_labels(numbers):
+        if uses_index_labels(labels) and has_labels(numbers):
             if class_names is None:
                 class_names = index.class_names
-            numbers = renumbered(
+            numbers = renumber_labels(
                 numbers, index.class_names, class_names, str(part.location)
             )
         found += numbers
     _check_repeated(spans)
-    names = class_names if is_of_index(labels) else None
+    names = class_names if uses_index_labels(labels) else None
     return DataSet(containers.pop(), spans, found, names or ())
 
 
@@ -160,12 +160,13 @@ def _parts(shards: Shards) -> Iterator[_Part]:
     texts = [shards] if isinstance(shards, str) else list(shards)
     names: dict[Location, list[str]] = {}
     for each in (name for text in texts for name in _expanded(text)):
-        place = parse_location(each)
-        if not place.prefix.endswith(SHARD_SUFFIX):
-            yield _Part(place)
+        location = parse_location(each)
+        if not location.prefix.endswith(SHARD_SUFFIX):
+            yield _Part(location)
             continue
-        folder = Location(place.container, place.prefix.rpartition("/")[0])
-        names.setdefault(folder, []).append(place.prefix)
+        prefix = location.prefix.rpartition("/")[0]
+        folder = Location(location.container, prefix)
+        names.setdefault(folder, []).append(location.prefix)
     for folder, found in names.items():
         yield _Part(folder, tuple(found))
 
@@ -191,7 +192,7 @@ def _chosen(index: DataIndex, part: _Part) -> DataIndex:
             "bad_index",
             f"{len(missing)} of {len(part.names)} shards are not in the index "
             f"of {part.location}: {', '.join(missing[:MAX_NAMED])}{more}; "
-            f"run 'hapi index {part.location}' if they are there",
+            f"run 'hapi index {part.location}' if they exist",
             object_name=part.location.index_name,
         )
     return DataIndex(
@@ -200,13 +201,13 @@ def _chosen(index: DataIndex, part: _Part) -> DataIndex:
 
 
 def _check_repeated(spans: Sequence[Span]) -> None:
-    seen = set()
+    starts = set()
     for span in spans:
-        place = (span.shard, span.rows[0].sample)
-        if place in seen:
+        start = (span.shard, span.rows[0].sample)
+        if start in starts:
             raise ClientError(
                 "bad_configuration",
-                f"shard {span.shard} stands twice in data",
+                f"shard {span.shard} is repeated in data; name it once",
                 object_name=span.shard,
             )
-        seen.add(place)
+        starts.add(start)

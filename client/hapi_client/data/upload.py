@@ -1,4 +1,4 @@
-"""``hapi upload``: data sets into the store, with their index."""
+"""Upload of data sets into Swift, with their index."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hapi_client.data.index import (
     SHARD_SUFFIX,
     NamedRow,
     find_index,
-    merged,
+    merge_shards,
     number_classes,
     sample_row,
     store_index,
@@ -26,9 +26,9 @@ from hapi_client.data.shard_writer import (
     PACKED_NAME,
     SampleFolder,
     find_class_names,
+    find_unreadable,
     read_folder,
     split_shards,
-    unreadable,
     write_shard,
 )
 from hapi_client.progress import Reporter
@@ -52,7 +52,15 @@ _SPLITS = frozenset(
 
 @dataclass(frozen=True)
 class PackOptions:
-    """Size of shards made from class folders; whichever is full first."""
+    """Limits of a shard made from class folders.
+
+    Attributes:
+        shard_samples: maximum number of samples.
+        shard_bytes: maximum size of the samples' files.
+
+    Raises:
+        ClientError: ``bad_configuration`` for a value below 1.
+    """
 
     shard_samples: int = DEFAULT_SHARD_SAMPLES
     shard_bytes: int = DEFAULT_SHARD_BYTES
@@ -68,13 +76,13 @@ class PackOptions:
 
 @dataclass(frozen=True)
 class UploadReport:
-    """What an upload did.
+    """Result of an upload.
 
     Attributes:
-        uploaded: shards that were sent.
-        skipped: shards that were there, by their MD5.
-        bytes: of the shards that were sent.
-        samples: of the whole index.
+        uploaded: number of shards that were sent.
+        skipped: number of shards that were already stored, by their MD5.
+        bytes: size of the shards that were sent.
+        samples: number of samples of the whole index.
         classes: names of the labels, if known.
     """
 
@@ -91,7 +99,7 @@ class _Shard:
 
     info: ObjectInfo
     rows: list[NamedRow]
-    was_there: bool
+    was_stored: bool
 
 
 def upload(
@@ -104,21 +112,21 @@ def upload(
     """Stores shards, then their index.
 
     Args:
-        connection: to the account.
-        location: where to; the container is made if need be.
+        connection: connection to the account.
+        location: destination; the container is created if necessary.
         sources: tar files, folders of tar files, or one folder of class
             folders, which is packed.
-        reporter: is told of the progress.
-        pack: size of packed shards.
+        reporter: receives the progress.
+        pack: limits of packed shards.
 
     Raises:
-        ClientError: ``bad_configuration`` naming a source that is none.
+        ClientError: ``bad_configuration`` naming an invalid source.
         HapiError: naming the shard that is damaged or cannot be stored.
     """
     folder = _class_folder(sources)
     connection.put_container(location.container)
     old = find_index(connection, location) or DataIndex(())
-    kept = set(old.etags)
+    retained = set(old.etags)
     names: tuple[str, ...] = ()
     if folder is None:
         stored = _store_tars(connection, location, sources, reporter)
@@ -129,19 +137,19 @@ def upload(
         stored = _store_packed(
             connection, location, samples, pack or PackOptions(), reporter
         )
-        # Shards of an earlier packing of the folder hold the same samples.
-        kept = {s for s in kept if not _is_packed(location, s)}
+        # Earlier packed shards of the folder have the same samples.
+        retained = {s for s in retained if not _is_packed(location, s)}
     shards = list(stored)
     added, class_names = number_classes(
         [(shard.info, shard.rows) for shard in shards],
         old.class_names or names,
     )
-    present = kept | {shard.name for shard in added}
-    index = merged(old, added, class_names, present)
+    present = retained | {shard.name for shard in added}
+    index = merge_shards(old, added, class_names, present)
     store_index(connection, location, index)
     for name in sorted(set(old.etags) - present):
         reporter.note(
-            f"{location.container}/{name} is of an earlier upload and no "
+            f"{location.container}/{name} is from an earlier upload and no "
             "longer in the index; delete it, or 'hapi index' will count "
             "its samples again"
         )
@@ -149,7 +157,7 @@ def upload(
 
 
 def _report(shards: Sequence[_Shard], index: DataIndex) -> UploadReport:
-    sent = [shard for shard in shards if not shard.was_there]
+    sent = [shard for shard in shards if not shard.was_stored]
     return UploadReport(
         uploaded=len(sent),
         skipped=len(shards) - len(sent),
@@ -191,7 +199,7 @@ def _class_folder(sources: Sequence[Path]) -> Path | None:
         raise ClientError(
             "bad_configuration",
             f"{folders[0]} is a folder of class folders; upload it alone, "
-            "since its classes get their numbers together",
+            "because its classes are numbered together",
         )
     return folders[0] if folders else None
 
@@ -220,7 +228,8 @@ def _tar_paths(sources: Sequence[Path]) -> list[Path]:
         if path.name in by_name:
             raise ClientError(
                 "bad_configuration",
-                f"{by_name[path.name]} and {path} would become one object",
+                f"{by_name[path.name]} and {path} would become the same "
+                "object; rename one of them",
             )
         by_name[path.name] = path
     return paths
@@ -232,7 +241,7 @@ def _check_classes(
     if old.class_names and old.class_names != samples.class_names:
         raise DataIndexError(
             "bad_index",
-            f"{location} holds a data set of other classes "
+            f"{location} has a data set with other classes "
             f"({', '.join(old.class_names[:5])}, …); choose another prefix",
             object_name=location.index_name,
         )
@@ -251,28 +260,28 @@ def _store_packed(
     pack: PackOptions,
     reporter: Reporter,
 ) -> Iterator[_Shard]:
-    what = samples.medium.name
+    medium = samples.medium.name
     reporter.note(
-        f"{count_text(len(samples.files), what)} of "
+        f"{count_text(len(samples.files), medium)} of "
         f"{count_text(len(samples.class_names), 'class', 'classes')}: "
         f"{_some_of(samples.class_names)}"
     )
     if _SPLITS.issuperset(name.lower() for name in samples.class_names):
         reporter.note(
             "these classes have the names of splits; if they are splits, "
-            "upload each folder by itself"
+            "upload each folder separately"
         )
     if samples.ignored:
         reporter.note(
             f"{count_text(len(samples.ignored), 'file')} left out (no "
-            f"{what}): {_some_of([path.name for path in samples.ignored])}"
+            f"{medium}): {_some_of([path.name for path in samples.ignored])}"
         )
-    damaged = [path.name for path in unreadable(samples)]
+    damaged = [path.name for path in find_unreadable(samples)]
     if damaged:
         reporter.note(
-            f"{count_text(len(damaged), 'image')} cannot be read, and will "
-            f"end a run without on_error='skip': {_some_of(damaged)}; repair "
-            "or remove, and repeat this command"
+            f"{count_text(len(damaged), 'image')} cannot be read and will "
+            f"stop a run without on_error='skip': {_some_of(damaged)}; "
+            "repair or remove them and repeat this command"
         )
     groups = split_shards(samples.files, pack.shard_samples, pack.shard_bytes)
     for number, files in enumerate(groups):
@@ -307,10 +316,9 @@ def _store_shard(
         md5 = _md5(file)
         length_bytes = file.tell()
         info = ObjectInfo(name, md5, length_bytes)
-        found = connection.head(location.container, name)
-        if found == info:
-            reporter.note(f"{base_name}: there already")
-            return _Shard(info, rows, was_there=True)
+        if connection.head(location.container, name) == info:
+            reporter.note(f"{base_name}: already stored")
+            return _Shard(info, rows, was_stored=True)
         file.seek(0)
         source = reporter.reading(file, base_name, length_bytes)
         connection.put(
@@ -322,7 +330,7 @@ def _store_shard(
             content_type=CONTENT_TYPE_TAR,
         )
     reporter.note(f"{base_name}: {count_text(len(rows), 'sample')} stored")
-    return _Shard(info, rows, was_there=False)
+    return _Shard(info, rows, was_stored=False)
 
 
 def _read_rows(path: Path, name: str) -> list[NamedRow]:

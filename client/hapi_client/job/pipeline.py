@@ -9,7 +9,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from hapi_client.data.augmentation_schedule import AugmentedEpochs
+from hapi_client.data.augmentation_schedule import AugmentationSchedule
 from hapi_client.data.labels import Labels
 from hapi_client.data.splits import TRAIN, Data, DataSet, load_splits
 from hapi_client.job.options import (
@@ -92,7 +92,7 @@ class FeaturePipeline:
         wanted = progress_wanted(self._read.progress, os.environ)
         self.frozen = frozen
         self.cut: int | str = AUTO if cut == AUTO else frozen.cut_number(cut)
-        self._augmented = AugmentedEpochs(
+        self._augmented = AugmentationSchedule(
             frozen.transform.augmentation is not None,
             seed,
             frozen.augment_period_epochs,

@@ -19,7 +19,7 @@ from hapi_client.loading.route_source import RoutingSource, SourceRegistry
 from hapi_client.loading.span_source import SpanSource
 from hapi_client.metrics.counters import JobCounters
 from hapi_client.metrics.window_collector import MetricsCollector
-from hapi_client.model.client_region import LocalRegion
+from hapi_client.model.client_region import ClientRegion
 from hapi_client.planning.cache_tracker import KeptFeatures
 from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_client.reports.epoch_recorder import EpochRecorder
@@ -53,7 +53,7 @@ class LoaderFactory:
     def __init__(
         self,
         connection: Connection,
-        region: LocalRegion,
+        region: ClientRegion,
         container: str,
         options: ReadConfig,
         kept: KeptFeatures,
@@ -125,7 +125,7 @@ class LoaderFactory:
         plan = LoaderPlan(
             spans=data.spans,
             labels=data.labels,
-            to_freeze_point=self._region.finish,
+            to_freeze_point=self._region.run_suffix,
             on_error=on_error,
             counters=self.counters,
             meter=self.meter,

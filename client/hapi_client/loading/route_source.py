@@ -28,7 +28,7 @@ from hapi_client.loading.span_source import (
 )
 from hapi_client.metrics.counters import JobCounters
 from hapi_client.metrics.window_collector import MetricsCollector
-from hapi_client.model.client_region import LocalRegion
+from hapi_client.model.client_region import ClientRegion
 from hapi_client.planning.cache_tracker import KeptFeatures
 from hapi_client.planning.route_scheduler import RouteScheduler, too_late
 from hapi_client.reports.epoch_recorder import EpochRecorder
@@ -67,7 +67,7 @@ class SourceRegistry:
         self,
         connection: Connection,
         container: str,
-        region: LocalRegion,
+        region: ClientRegion,
         pool: DecodePool,
         options: ReadConfig,
         counters: JobCounters,

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from hapi_client.data.augmentation_schedule import AugmentedEpochs
+from hapi_client.data.augmentation_schedule import AugmentationSchedule
 from hapi_client.data.splits import DataSet
 from hapi_client.loading.loader_factory import LoaderFactory
 from hapi_client.loading.prefetcher import ReadConfig
-from hapi_client.model.client_region import LocalRegion
+from hapi_client.model.client_region import ClientRegion
 from hapi_client.planning.cache_tracker import KeptFeatures
 from hapi_client.sampling.epochs import ReaderShare
 from hapi_client.sampling.sampler import single_batch_plan
@@ -56,13 +56,13 @@ class DatasetConfig:
     credentials: Credentials
     connection_options: ConnectionOptions
     data: DataSet
-    region: LocalRegion
+    region: ClientRegion
     mix: Mapping[Route, float]
     model: ModelPath | None
     cache: str
     on_error: str
     options: ReadConfig
-    augmented: AugmentedEpochs
+    augmented: AugmentationSchedule
 
 
 @contextmanager

@@ -17,10 +17,10 @@ from hapi_splitter.package.writer import package_bytes
 from hapi_splitter.profiling.memory_model import largest_sample_bytes
 from hapi_splitter.profiling.profiler import LARGEST_BATCH
 
-FEW_SAMPLES_CPU = 8
+SMALL_BATCH_CPU = 8
 """Samples of one forward on the CPU where more would have tensors above
-``MAPPED_BYTES``."""
-MAPPED_BYTES = 32 << 20
+``MMAP_THRESHOLD_BYTES``."""
+MMAP_THRESHOLD_BYTES = 32 << 20
 """Blocks above that are mapped anew each time by the C library, and their
 page faults cost more than larger batches save: on one core a sample of
 mobilenet_v3_small takes 20 % less in batches of 16 than of 8 and one of
@@ -28,7 +28,7 @@ shufflenet_v2 31 %, but one of resnet18 6 % and one of convnext_tiny 12 % more
 (EPYC, family 26)."""
 
 
-class LocalRegion:
+class ClientRegion:
     """The input transform, and what is computed here behind each cut.
 
     Pickled as the package of its graph; whoever unpickles it has it on the
@@ -54,10 +54,10 @@ class LocalRegion:
         forward_samples: int | None = None,
     ) -> None:
         self._graph = graph
-        self.local = graph.to(device, fast=True)
+        self.device_graph = graph.to(device, fast=True)
         self.device = device
         self._asked_samples = forward_samples
-        self.forward_samples = forward_samples or suitable_samples(
+        self.forward_samples = forward_samples or default_forward_samples(
             graph, device
         )
         self._suffixes: dict[int, torch.nn.Module] = {}
@@ -66,9 +66,9 @@ class LocalRegion:
         """Fixes the samples of one forward pass on the client."""
         self._asked_samples = self.forward_samples = forward_samples
 
-    def on_cpu(self) -> LocalRegion:
+    def on_cpu(self) -> ClientRegion:
         """The same without anything else, on the CPU."""
-        return LocalRegion(
+        return ClientRegion(
             self._graph, torch.device("cpu"), self._asked_samples
         )
 
@@ -114,7 +114,7 @@ class LocalRegion:
             return transform.read(data, self._graph.id_limits)
         return transform.sample(decode_image(data), key, training)
 
-    def finish(self, cut: int, features: torch.Tensor) -> torch.Tensor:
+    def run_suffix(self, cut: int, features: torch.Tensor) -> torch.Tensor:
         """From features at ``cut`` to features at the freeze point.
 
         Args:
@@ -126,7 +126,7 @@ class LocalRegion:
             one piece: a tail may view them in another shape.
         """
         if cut not in self._suffixes:
-            self._suffixes[cut] = self.local.suffix(cut)
+            self._suffixes[cut] = self.device_graph.suffix(cut)
         suffix = self._suffixes[cut]
         with exact_numerics(self.device):
             pieces = [
@@ -141,7 +141,7 @@ class LocalRegion:
         return tuple(self._graph.cuts[cut - 1].shape)
 
 
-def suitable_samples(graph: FrozenGraph, device: torch.device) -> int:
+def default_forward_samples(graph: FrozenGraph, device: torch.device) -> int:
     """Of one forward of the region, or of a part of it.
 
     Args:
@@ -151,11 +151,11 @@ def suitable_samples(graph: FrozenGraph, device: torch.device) -> int:
     if device.type != "cpu":
         return LARGEST_BATCH["cuda"]
     many = LARGEST_BATCH["cpu"]
-    is_mapped = many * largest_sample_bytes(graph) > MAPPED_BYTES
-    return FEW_SAMPLES_CPU if is_mapped else many
+    is_mapped = many * largest_sample_bytes(graph) > MMAP_THRESHOLD_BYTES
+    return SMALL_BATCH_CPU if is_mapped else many
 
 
-def _unpickled(package: bytes, forward_samples: int | None) -> LocalRegion:
-    return LocalRegion(
+def _unpickled(package: bytes, forward_samples: int | None) -> ClientRegion:
+    return ClientRegion(
         load_package(package), torch.device("cpu"), forward_samples
     )

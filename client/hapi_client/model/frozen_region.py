@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from hapi_client.model.client_region import LocalRegion
+from hapi_client.model.client_region import ClientRegion
 from hapi_client.model.package_store import package_name, upload_package
 from hapi_client.swift.connection import Connection
 from hapi_protocol.errors import ClientError
@@ -33,7 +33,7 @@ IMAGENET_TRANSFORM = ImageTransform(resize_size=256, crop_size=224)
 """torchvision's usual evaluation transform, the default."""
 
 
-class FrozenRegion(LocalRegion):
+class FrozenRegion(ClientRegion):
     """A split model: what runs here after each cut, and the tail.
 
     Args:

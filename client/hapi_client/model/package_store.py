@@ -147,7 +147,7 @@ def _reader(connection: Connection, container: str, info: ObjectInfo) -> Read:
     return read
 
 
-def chosen(
+def select_packages(
     packages: Sequence[StoredPackage], prefixes: Sequence[str]
 ) -> list[StoredPackage]:
     """The packages whose digests begin so, each once.

@@ -99,18 +99,18 @@ def load_region(
         HapiError: naming what is wrong and the remedy.
     """
     model = source.build()
-    chosen = chosen_freeze(model, freeze, transform)
-    return FrozenRegion(model, chosen, transform, named_device(device))
+    chosen = parse_freeze(model, freeze, transform)
+    return FrozenRegion(model, chosen, transform, parse_device(device))
 
 
-def images_of(size: int) -> ImageTransform:
+def imagenet_transform(size: int) -> ImageTransform:
     """ImageNet's evaluation, for squares of so many pixels."""
     return ImageTransform(
         resize_size=round(size * RESIZE_BY_CROP), crop_size=size
     )
 
 
-def arrays_of(text: str) -> ArrayTransform:
+def parse_array(text: str) -> ArrayTransform:
     """What ``--array`` means: ``1x64x100``, or ``128:int64``.
 
     Raises:
@@ -128,7 +128,7 @@ def arrays_of(text: str) -> ArrayTransform:
         ) from error
 
 
-def chosen_freeze(
+def parse_freeze(
     model: Model, freeze: str | None, transform: InputTransform
 ) -> Any:
     """What ``--freeze`` means: a module, several separated by commas, or
@@ -146,7 +146,7 @@ def chosen_freeze(
     return freeze
 
 
-def named_device(name: str) -> torch.device:
+def parse_device(name: str) -> torch.device:
     """
     Raises:
         ClientError: ``bad_configuration`` for one that is not there.

@@ -35,7 +35,7 @@ from hapi_protocol.headers import ByteRange
 from hapi_protocol.profiles import ModelProfile
 from hapi_protocol.shards import ARRAY, IMAGE
 from hapi_splitter.host_limits import allowed_cores
-from hapi_splitter.planner.baseline_policies import RuleFacts, alternatives
+from hapi_splitter.planner.baseline_policies import PolicyInputs, alternatives
 from hapi_splitter.planner.costs import Conditions, OneOff, build_problem
 from hapi_splitter.planner.plan import Problem, solve, what_if
 from hapi_splitter.units import (
@@ -163,7 +163,7 @@ def advise(
             one_off=one_off,
         )
 
-    rule_facts = RuleFacts.of(
+    rule_facts = PolicyInputs.of(
         facts.cuts,
         server,
         facts.samples,

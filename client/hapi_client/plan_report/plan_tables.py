@@ -38,7 +38,7 @@ from typing import Any
 
 from hapi_client.reports.table import Table
 from hapi_protocol.encodings import Encoding
-from hapi_splitter.planner.baseline_policies import RULES
+from hapi_splitter.planner.baseline_policies import POLICIES
 from hapi_splitter.planner.costs import CutFacts
 from hapi_splitter.planner.problem import Option, Plan, Problem
 from hapi_splitter.units import (
@@ -183,7 +183,7 @@ def plans_table(report: Report) -> Table:
         f"the published rules, with the costs measured here in the place of "
         f"their authors' constants."
     )
-    if missing := [name for name in RULES if name not in report.plans]:
+    if missing := [name for name in POLICIES if name not in report.plans]:
         note += f" Their cut does not fit into memory: {', '.join(missing)}."
     return Table(header, tuple(rows), 2, note)
 

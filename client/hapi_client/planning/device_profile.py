@@ -131,7 +131,7 @@ def _features(
 ) -> dict[int, torch.Tensor]:
     """At each cut, computed in batches of the size that is usual here."""
     parts = [
-        prefix_outputs(region.local, part.to(region.device), cuts)
+        prefix_outputs(region.device_graph, part.to(region.device), cuts)
         for part in torch.split(samples, region.forward_samples)
     ]
     # What is timed is encoding on one core of the CPU, as the plan has it.
@@ -151,14 +151,14 @@ def cut_facts(region: FrozenRegion) -> tuple[CutFacts, ...]:
             float32_bytes=cut.bytes_per_sample,
             flops=cut.flops,
         )
-        for cut in region.local.cuts
+        for cut in region.device_graph.cuts
     )
 
 
 def profile_device(region: FrozenRegion) -> ModelProfile:
     """The profile of the client's own device, at its batch size."""
     profile = profile_model(
-        region.local,
+        region.device_graph,
         region.device,
         cores=allowed_cores(),
         memory_limit_bytes=memory_bytes(region.device),

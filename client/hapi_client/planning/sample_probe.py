@@ -16,7 +16,7 @@ from hapi_client.swift.connection import Connection
 from hapi_protocol.data_index import MAX_SPAN_SAMPLES, Span
 from hapi_protocol.headers import ByteRange
 from hapi_protocol.shards import IMAGE, Medium, Sample, iter_samples
-from hapi_splitter.inputs.array_transform import array_file
+from hapi_splitter.inputs.array_transform import encode_npy
 from hapi_splitter.inputs.reference_image import reference_image
 
 logger = logging.getLogger(__name__)
@@ -144,8 +144,8 @@ def reference_samples(region: FrozenRegion) -> ProbeSamples:
     if region.transform.medium is IMAGE:
         made = tuple(map(reference_image, range(REFERENCE_SAMPLES)))
     else:
-        arrays = region.local.examples(REFERENCE_SAMPLES)
-        made = tuple(map(array_file, arrays.numpy()))
+        arrays = region.device_graph.examples(REFERENCE_SAMPLES)
+        made = tuple(map(encode_npy, arrays.numpy()))
     blocks = -(-len(made[0]) // TAR_BLOCK_BYTES)
     stored = (blocks + 3) * TAR_BLOCK_BYTES  # two headers, and a label
     return ProbeSamples(made, stored)

@@ -1,4 +1,4 @@
-"""Which of several trainers this process is."""
+"""Rank of this process among the trainers."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from hapi_protocol.errors import ClientError
 
 @dataclass(frozen=True)
 class Rank:
-    """One of ``world_size`` trainers, from 0 on."""
+    """The rank of one of ``world_size`` trainers, from 0."""
 
     rank: int = 0
     world_size: int = 1
 
 
 def this_rank(environ: Mapping[str, str]) -> Rank:
-    """As torch.distributed knows it, or else as torchrun has told.
+    """Returns the rank of torch.distributed, or else of torchrun.
 
     Args:
-        environ: with ``RANK`` and ``WORLD_SIZE``, or without.
+        environ: environment, with ``RANK`` and ``WORLD_SIZE`` or without.
 
     Raises:
-        ClientError: ``bad_configuration`` for variables that make no sense.
+        ClientError: ``bad_configuration`` for invalid variables.
     """
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         return Rank(distributed.get_rank(), distributed.get_world_size())
-    given = {name: environ.get(name) for name in ("RANK", "WORLD_SIZE")}
-    if not any(given.values()):
+    rank, world_size = environ.get("RANK"), environ.get("WORLD_SIZE")
+    if not rank and not world_size:
         return Rank()
     try:
-        found = Rank(int(given["RANK"] or ""), int(given["WORLD_SIZE"] or ""))
+        found = Rank(int(rank or ""), int(world_size or ""))
     except ValueError:
-        found = Rank(1, 0)
-    if not 0 <= found.rank < found.world_size:
+        found = None
+    if found is None or not 0 <= found.rank < found.world_size:
         raise ClientError(
             "bad_configuration",
-            f"RANK is {given['RANK']!r} and WORLD_SIZE is "
-            f"{given['WORLD_SIZE']!r}; set both as torchrun does, or none",
+            f"RANK is {rank!r} and WORLD_SIZE is {world_size!r}; set both as "
+            "torchrun does, or neither",
         )
     return found

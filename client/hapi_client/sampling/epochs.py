@@ -1,4 +1,4 @@
-"""The epochs of a job: their order, its readers, and where it stands."""
+"""Epochs of a job: their order, their readers, and the resumable state."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from hapi_client.sampling.sampler import (
 from hapi_client.sampling.sampler_state import DataState, bad_state
 from hapi_protocol.errors import ClientError
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class EpochOptions:
-    """What the order of epochs depends on, as a user gives it.
+    """Settings of the order of a job's epochs.
 
     Attributes:
         batch_size: samples of a step, of all ranks together.
-        seed: not negative.
-        lanes: None for what suits data set and readers.
-        buffer_spans: width of the shuffle buffer.
-        num_workers: of a loader, to share the batches of a rank.
+        seed: seed of the order, at least 0.
+        partition: division of an epoch; None for a default that suits data
+            set and readers.
+        buffer_spans: width of the shuffle buffer, in spans.
+        num_workers: loader workers that share the batches of a rank.
     """
 
     batch_size: int = 32
@@ -45,10 +46,10 @@ class ReaderShare:
     """A reader's share of an epoch.
 
     Attributes:
-        reading: what to read, and its batches.
-        num_steps: of this reader in the whole epoch, those before a resume
-            among them.
-        delivered: to be told of each step that is delivered.
+        read_plan: pieces to read, and batches to deliver.
+        num_steps: steps of this reader in the whole epoch, including those
+            before a resume.
+        delivered: called with the number of each delivered step.
     """
 
     read_plan: ReadPlan
@@ -57,15 +58,15 @@ class ReaderShare:
 
 
 class Epochs:
-    """Orders of a data set's epochs, and how far training has come.
+    """Orders of a data set's epochs, and the progress of training.
 
     Args:
         sizes: samples of each span.
         data: digest of the data set.
-        options: of the order.
+        options: settings of the order.
 
     Attributes:
-        loaded: where the run that is gone on with stood, if there is one.
+        loaded: state of the resumed run, if one was loaded.
 
     Raises:
         ClientError: ``bad_configuration`` naming the option.
@@ -82,71 +83,71 @@ class Epochs:
             seed=to_integer("seed", options.seed),
         )
         self.loaded: DataState | None = None
-        # Until its next step is delivered, it is where its epoch begins.
-        self._is_loaded_due = False
+        # True until a step is delivered: the loaded step is the first one.
+        self._is_resuming = False
         self._state: DataState | None = None
-        _sensible(lambda: self._rules(Reader(), 0, drop_last=False))
+        _as_client_error(lambda: self._config(Reader(), 0, drop_last=False))
 
     def for_workers(self, num_workers: int) -> Epochs:
-        """The same for a loader of some workers, from where these stand."""
+        """Returns the epochs of a loader with workers, in the same state."""
         options = replace(self._options, num_workers=num_workers)
-        made = Epochs(self._sizes, self._data, options)
-        made.loaded = self._state or self.loaded
-        made._is_loaded_due = True
-        return made
+        epochs = Epochs(self._sizes, self._data, options)
+        epochs.loaded = self._state or self.loaded
+        epochs._is_resuming = True
+        return epochs
 
     @property
     def epoch(self) -> int:
-        """In which to go on: that of the state, or the first."""
+        """Next epoch to train."""
         state = self._state or self.loaded
         return state.epoch if state else 0
 
     @property
     def step(self) -> int:
-        """With which to go on in that epoch."""
+        """Next step of that epoch."""
         state = self._state or self.loaded
         return state.step if state else 0
 
     def training(
         self, epoch: int, reader: Reader, *, drop_last: bool
     ) -> ReaderShare:
-        """A reader's share of a training epoch, from where it stands.
+        """Returns a reader's share of a training epoch, from its next step.
 
         Args:
-            epoch: its number.
-            reader: whose ``first_step`` does not count.
-            drop_last: leave out a shorter last batch.
+            epoch: number of the epoch.
+            reader: the reader; its ``first_step`` is ignored.
+            drop_last: leave out an incomplete last batch.
 
         Raises:
-            ClientError: ``bad_configuration`` naming what cannot be, and
-                what can.
+            ClientError: ``bad_configuration`` naming what is not possible,
+                and what is.
         """
         epoch = to_integer("epoch", epoch)
-        rules = self._rules(reader, epoch, drop_last=drop_last)
-        order = _sensible(
+        config = self._config(reader, epoch, drop_last=drop_last)
+        order = _as_client_error(
             lambda: shuffled_order(
-                self._sizes, rules, seed=self._options.seed, epoch=epoch
+                self._sizes, config, seed=self._options.seed, epoch=epoch
             )
         )
         if not order.num_steps:
             raise self._no_step()
         first = self.first_step(epoch)
-        state = self._start(rules, epoch, first)
+        state = self._start(config, epoch, first)
         loaded = self.loaded
         if loaded and first:
             _check_same_epoch(loaded, state, order.num_steps)
 
         def delivered(step: int) -> None:
             if self.loaded is not loaded:
-                # Another state was loaded since, which stands.
+                # Another state has been loaded since.
                 return
             if first:
-                # A loader of the epoch that is made now begins it anew.
-                self._is_loaded_due = False
-            self._state = state.behind(step, order.num_steps)
+                # A later loader of this epoch starts it anew.
+                self._is_resuming = False
+            self._state = state.after(step, order.num_steps)
 
         return ReaderShare(
-            _sensible(
+            _as_client_error(
                 lambda: order.read_plan(replace(reader, first_step=first)),
                 self._remedy(reader, epoch),
             ),
@@ -157,72 +158,72 @@ class Epochs:
     def evaluation(
         self, sizes: Sequence[int], reader: Reader, *, drop_last: bool
     ) -> ReaderShare:
-        """A reader's share of the index's order.
+        """Returns a reader's share of a split in the order of its index.
 
         Args:
-            sizes: samples of each span, of any split.
-            reader: whose share.
-            drop_last: leave out a shorter last batch.
+            sizes: samples of each span of the split.
+            reader: the reader.
+            drop_last: leave out an incomplete last batch.
         """
         partition = EpochPartition(reader.num_ranks, reader.num_workers)
-        rules = SamplerConfig(
+        config = SamplerConfig(
             self._options.batch_size, partition, drop_last=drop_last
         )
-        order = index_order(sizes, rules)
-        reading = _sensible(lambda: order.read_plan(reader))
+        order = index_order(sizes, config)
+        reading = _as_client_error(lambda: order.read_plan(reader))
         return ReaderShare(reading, len(reading.batches))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training stands; see
+        """Returns the fields of a
         :class:`hapi_client.sampling.sampler_state.DataState`.
         """
         state = self._state or self.loaded
         if state is None:
-            rules = self._rules(Reader(), 0, drop_last=False)
-            state = self._start(rules, 0, 0)
+            config = self._config(Reader(), 0, drop_last=False)
+            state = self._start(config, 0, 0)
         return state.to_dict()
 
     def state_at(
         self, epoch: int, step: int, reader: Reader, *, drop_last: bool
     ) -> dict[str, Any]:
-        """The state when the steps below ``step`` of an epoch were taken.
+        """Returns the state before ``step`` of an epoch.
 
         Raises:
-            ClientError: ``bad_configuration`` for a step that there is not.
+            ClientError: ``bad_configuration`` for a step that does not exist.
         """
         epoch, step = to_integer("epoch", epoch), to_integer("step", step)
-        rules = self._rules(reader, epoch, drop_last=drop_last)
-        num_steps = len(rules.step_ends(sum(self._sizes)))
+        config = self._config(reader, epoch, drop_last=drop_last)
+        num_steps = len(config.step_ends(sum(self._sizes)))
         if not 0 <= step <= num_steps:
             raise ClientError(
                 "bad_configuration",
-                f"step is {step}, of an epoch of {num_steps} steps",
+                f"step is {step}, but the epoch has {num_steps} steps",
             )
-        state = self._start(rules, epoch, 0)
+        state = self._start(config, epoch, 0)
         if step:
-            state = state.behind(step - 1, num_steps)
+            state = state.after(step - 1, num_steps)
         return state.to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there: the epoch's loader begins with that step.
+        """Resumes a run: the epoch's next loader begins with its step.
 
         Raises:
-            ClientError: ``bad_state`` naming what is wrong with it, or does
-                not go with this job.
+            ClientError: ``bad_state`` naming what is invalid, or differs
+                from this job.
         """
         given = DataState.from_dict(state)
-        mine = {
+        expected = {
             "data": self._data,
             "seed": self._options.seed,
             "batch_size": self._options.batch_size,
         }
         partition = self._options.partition
         if partition is not None:
-            mine |= {
+            expected |= {
                 "parts": partition.batch_partitions,
                 "turns": partition.step_partitions,
             }
-        for name, value in mine.items():
+        for name, value in expected.items():
             if getattr(given, name) != value:
                 raise bad_state(_difference(name, given, value))
         try:
@@ -231,26 +232,26 @@ class Epochs:
             raise bad_state(str(error)) from error
         self._options = replace(self._options, buffer_spans=given.buffer_spans)
         self.loaded, self._state = given, None
-        self._is_loaded_due = True
+        self._is_resuming = True
 
     def first_step(self, epoch: int) -> int:
-        """With which an epoch's next loader begins."""
-        if self._is_loaded_due and self._has_begun(epoch):
+        """Returns the step with which an epoch's next loader begins."""
+        if self._is_resuming and self._has_begun(epoch):
             return self.loaded.step if self.loaded else 0
         return 0
 
     def _has_begun(self, epoch: int) -> bool:
-        """Whether the run that is gone on with has taken steps of it."""
+        """True if the resumed run has taken steps of the epoch."""
         loaded = self.loaded
         return loaded is not None and loaded.epoch == epoch and loaded.step > 0
 
-    def _rules(
+    def _config(
         self, reader: Reader, epoch: int, *, drop_last: bool
     ) -> SamplerConfig:
         options = self._options
         partition = (
             options.partition
-            or self._lanes_of_state(reader, epoch)
+            or self._loaded_partition(reader, epoch)
             or EpochPartition.suited(
                 len(self._sizes), reader.num_ranks, options.num_workers
             )
@@ -259,10 +260,10 @@ class Epochs:
             options.batch_size, partition, options.buffer_spans, drop_last
         )
 
-    def _lanes_of_state(
+    def _loaded_partition(
         self, reader: Reader, epoch: int
     ) -> EpochPartition | None:
-        """Those of the run that is gone on with, while they can be kept."""
+        """Returns the resumed run's partition, if it fits or must be kept."""
         if self.loaded is None:
             return None
         partition = EpochPartition(self.loaded.parts, self.loaded.turns)
@@ -273,33 +274,35 @@ class Epochs:
         return partition if fits or self._has_begun(epoch) else None
 
     def _remedy(self, reader: Reader, epoch: int) -> str:
-        """For readers that cannot share an epoch."""
+        """Suggests a remedy if readers cannot share an epoch."""
         if self._has_begun(epoch):
             return (
-                f"epoch {epoch} was begun with other ranks or workers: end it "
-                "with such numbers, or begin another epoch"
+                f"epoch {epoch} was started with other ranks or workers: "
+                "finish it with those numbers, or start another epoch"
             )
         if reader.num_workers not in (1, self._options.num_workers):
             return f"use job.dataset(num_workers={reader.num_workers})"
-        return "or give other lanes" if self._options.partition else ""
+        return "or give another partition" if self._options.partition else ""
 
     def _no_step(self) -> ClientError:
         return ClientError(
             "bad_configuration",
             f"an epoch of {sum(self._sizes)} samples has no batch of "
-            f"{self._options.batch_size}; use smaller batches, or leave out "
+            f"{self._options.batch_size}; use smaller batches, or do without "
             "drop_last",
         )
 
-    def _start(self, rules: SamplerConfig, epoch: int, step: int) -> DataState:
+    def _start(
+        self, config: SamplerConfig, epoch: int, step: int
+    ) -> DataState:
         return DataState(
             data=self._data,
             seed=self._options.seed,
-            batch_size=rules.batch_size,
-            parts=rules.partition.batch_partitions,
-            turns=rules.partition.step_partitions,
-            buffer_spans=rules.buffer_spans,
-            drop_last=rules.drop_last,
+            batch_size=config.batch_size,
+            parts=config.partition.batch_partitions,
+            turns=config.partition.step_partitions,
+            buffer_spans=config.buffer_spans,
+            drop_last=config.drop_last,
             epoch=epoch,
             step=step,
         )
@@ -310,24 +313,25 @@ def _check_same_epoch(
 ) -> None:
     if loaded.drop_last != state.drop_last:
         raise bad_state(
-            f"it was made with drop_last={loaded.drop_last}, and this "
-            f"loader has drop_last={state.drop_last}"
+            f"it has drop_last={loaded.drop_last}, but this loader has "
+            f"drop_last={state.drop_last}"
         )
     if loaded.step >= num_steps:
         raise bad_state(
-            f"its step is {loaded.step}, of an epoch of {num_steps}"
+            f"its step is {loaded.step}, but an epoch has {num_steps} steps"
         )
 
 
 def _difference(name: str, given: DataState, mine: Any) -> str:
     if name == "data":
         return (
-            "it is of another data set, or of shards that have changed since"
+            "it belongs to another data set, or its shards have changed since"
         )
-    return f"its {name} is {getattr(given, name)!r}, and this job's {mine!r}"
+    return f"its {name} is {getattr(given, name)!r}, this job's is {mine!r}"
 
 
-def _sensible(make: Callable[[], Made], remedy: str = "") -> Made:
+def _as_client_error(make: Callable[[], T], remedy: str = "") -> T:
+    """Turns a ValueError into ``bad_configuration`` with a remedy."""
     try:
         return make()
     except ValueError as error:
@@ -337,14 +341,14 @@ def _sensible(make: Callable[[], Made], remedy: str = "") -> Made:
 
 
 def to_integer(name: str, value: Any) -> int:
-    """Python's own: NumPy's are not fit for JSON.
+    """Converts to Python's int, since NumPy's integers are not valid JSON.
 
     Raises:
-        ClientError: ``bad_configuration`` for what is none.
+        ClientError: ``bad_configuration`` if it is not an integer.
     """
     try:
         return operator.index(value)
     except TypeError as error:
         raise ClientError(
-            "bad_configuration", f"{name} is {value!r}; a whole number"
+            "bad_configuration", f"{name} is {value!r}; give an integer"
         ) from error

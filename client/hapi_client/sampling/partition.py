@@ -1,19 +1,16 @@
-"""The order of an epoch, and who reads what of it (pure).
+"""Partitions of an epoch, and the readers that share it. No I/O.
 
-Spans are permuted by (seed, epoch) and dealt to *lanes*; the samples of a
-lane pass through a shuffle buffer a few spans wide.  Every step of training
-takes the samples of one global batch, round robin from the lanes whose turn
-it is.  Ranks and loader workers own whole lanes, so that no byte is read
-twice, and the *set* of samples of a step depends on seed, epoch, lanes and
-batch size only: not on how many ranks and workers there are, on the cut, the
-encoding, the number of threads or on which tier did the work.
+An epoch is divided into a grid of ``batch_partitions`` by
+``step_partitions``.  Sample ``g`` of an epoch belongs to step
+``g // batch_size``; its row of the grid is ``g % batch_partitions`` and its
+column is the step modulo ``step_partitions``.  The spans, permuted by (seed,
+epoch), are cut into partitions of exactly these sizes, so that a span at a
+border is read in two pieces.  The samples of a partition pass through a
+shuffle buffer a few spans wide.
 
-Lanes are a grid of ``batch_partitions`` by ``step_partitions``.  Sample ``g`` of an epoch belongs
-to step ``g // batch_size`` and to part ``g % batch_partitions``; the step's number
-modulo ``step_partitions`` says which lanes it draws from.  A lane holds exactly the
-samples that are drawn from it: the permuted samples are cut into lanes at
-these numbers, and a span where one lane ends and the next begins is read in
-two pieces.
+Ranks and loader workers own whole partitions, so that no byte is read twice.
+The *set* of samples of a step depends on seed, epoch, partition and batch
+size only: not on the numbers of ranks, workers and threads, nor on the route.
 """
 
 from __future__ import annotations
@@ -28,68 +25,69 @@ Integers = npt.NDArray[np.int64]
 DEFAULT_BATCH_PARTITIONS = 8
 MAX_PARTITIONS = 2**16
 MIN_SPANS_PER_PARTITION = 8
-"""That lanes have at least by default: a few lanes more than readers need cost
-a small data set many pieces of spans."""
+"""Spans per partition below which only as many partitions are made as there
+are readers: more of them would cut a small data set into many pieces."""
 
 
 @dataclass(frozen=True)
 class EpochPartition:
-    """How an epoch is divided.
+    """The grid of partitions of an epoch.
 
     Attributes:
-        parts: of each batch; numbers of ranks that divide it can share a
-            batch.
-        turns: batches that follow one another have lanes of their own, until
-            it is the first one's turn again; numbers of loader workers that
-            divide it can share the batches of a rank.
+        batch_partitions: partitions of each batch; the number of ranks that
+            share a batch must divide it.
+        step_partitions: number of successive batches with partitions of
+            their own; the number of loader workers that share the batches of
+            a rank must divide it.
 
     Raises:
-        ValueError: for one below 1, or more lanes than :data:`MAX_PARTITIONS`.
+        ValueError: for a value below 1, or more partitions than
+            :data:`MAX_PARTITIONS`.
     """
 
     batch_partitions: int = 1
     step_partitions: int = 1
 
     def __post_init__(self) -> None:
-        check_at_least("parts", self.batch_partitions, 1)
-        check_at_least("turns", self.step_partitions, 1)
-        if self.batch_partitions * self.step_partitions > MAX_PARTITIONS:
+        check_at_least("batch_partitions", self.batch_partitions, 1)
+        check_at_least("step_partitions", self.step_partitions, 1)
+        if self.num_partitions > MAX_PARTITIONS:
             raise ValueError(
-                f"{self.batch_partitions} parts times {self.step_partitions} turns are too many "
-                f"lanes; at most {MAX_PARTITIONS}"
+                f"{self.batch_partitions} times {self.step_partitions} are "
+                f"too many partitions; at most {MAX_PARTITIONS}"
             )
+
+    @property
+    def num_partitions(self) -> int:
+        return self.batch_partitions * self.step_partitions
 
     @classmethod
     def suited(
         cls, num_spans: int, num_ranks: int = 1, num_workers: int = 1
     ) -> EpochPartition:
-        """Lanes for a data set, when nobody has said how many.
+        """Returns the default partition for a data set and its readers.
 
-        As many as these readers need; where there are spans enough, as many
-        parts that usual other numbers of ranks can take over as well.  More
-        turns would cost memory, for the samples of spans that have begun.
+        There are as many partitions as the readers need.  If there are
+        enough spans, there are more batch partitions, so that other common
+        numbers of ranks can resume the epoch.  More step partitions would
+        cost memory for the samples of started spans.
         """
-        batch_partitions = num_ranks * math.ceil(
-            DEFAULT_BATCH_PARTITIONS / num_ranks
-        )
-        if (
-            num_spans
-            >= MIN_SPANS_PER_PARTITION * batch_partitions * num_workers
-        ):
-            return cls(batch_partitions, num_workers)
+        shareable = num_ranks * math.ceil(DEFAULT_BATCH_PARTITIONS / num_ranks)
+        if num_spans >= MIN_SPANS_PER_PARTITION * shareable * num_workers:
+            return cls(shareable, num_workers)
         return cls(num_ranks, num_workers)
 
 
 @dataclass(frozen=True)
 class Reader:
-    """One of those who share an epoch.
+    """One of the readers that share an epoch.
 
     Attributes:
-        rank: from 0 on.
+        rank: rank of the trainer, from 0.
         num_ranks: trainers that share each batch.
-        worker: of this rank, from 0 on.
-        num_workers: that take turns with this rank's batches.
-        first_step: where all of them begin.
+        worker: loader worker of this rank, from 0.
+        num_workers: loader workers that alternate in this rank's batches.
+        first_step: step with which all readers begin.
     """
 
     rank: int = 0
@@ -101,7 +99,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class SpanSlice:
-    """What is read at once: rows ``first`` to ``stop - 1`` of a span."""
+    """Rows ``first`` to ``stop - 1`` of a span, which are read together."""
 
     span: int
     first: int
@@ -112,12 +110,13 @@ class SpanSlice:
 
 
 def divisors(number: int) -> str:
-    """``1, 2, 4``: what divides a number."""
+    """Returns the divisors of a number as text, such as ``1, 2, 4``."""
     return ", ".join(
         str(each) for each in range(1, number + 1) if not number % each
     )
 
 
-def check_at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ValueError(f"{name} is {value}; at least {least}")
+def check_at_least(name: str, value: int, minimum: int) -> None:
+    """Raises ValueError if a named value is below its minimum."""
+    if value < minimum:
+        raise ValueError(f"{name} is {value}; at least {minimum}")

@@ -1,4 +1,4 @@
-"""Epoch order of samples and its division among readers. No I/O."""
+"""Order of an epoch's samples, and its division among readers. No I/O."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Batch:
     """A reader's samples of one step, in order.
 
     Attributes:
-        step: number of the step, from 0 on.
-        positions: ``[n]``, position of each sample's piece in
+        step: number of the step, from 0.
+        positions: ``[n]`` int64, position of each sample's piece in
             :attr:`ReadPlan.pieces`.
-        rows: ``[n]``, the sample's row in that piece.
+        rows: ``[n]`` int64, row of each sample in its piece.
     """
 
     step: int
@@ -40,17 +40,17 @@ class Batch:
 
     @property
     def last_position(self) -> int:
-        """All pieces up to this position are needed for the batch."""
+        """Position of the last piece that the batch needs."""
         return int(self.positions.max())
 
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """What one reader reads, and its part of each of its steps.
+    """The pieces that one reader reads, and its batches.
 
     Attributes:
-        pieces: in the order in which they are needed.
-        batches: in the order of steps.
+        pieces: slices of spans, in the order in which they are needed.
+        batches: the reader's part of each of its steps, in order.
     """
 
     pieces: tuple[SpanSlice, ...]
@@ -59,13 +59,17 @@ class ReadPlan:
 
 @dataclass(frozen=True)
 class SamplerConfig:
-    """What an order depends on, besides the data set and the epoch.
+    """Settings of an order, besides data set, seed and epoch.
 
     Attributes:
         batch_size: samples of a step, of all ranks together.
-        lanes: how the epoch is divided.
-        buffer_spans: width of the shuffle buffer, of all parts together.
-        drop_last: leave out what does not fill a batch at the end.
+        partition: division of the epoch.
+        buffer_spans: width of the shuffle buffer in spans, of all batch
+            partitions together.
+        drop_last: leave out an incomplete last batch.
+
+    Raises:
+        ValueError: for a number below 1.
     """
 
     batch_size: int
@@ -78,10 +82,10 @@ class SamplerConfig:
         check_at_least("buffer_spans", self.buffer_spans, 1)
 
     def step_ends(self, num_samples: int) -> Integers:
-        """``[steps]``: how many samples have gone by behind each step.
+        """Returns ``[steps]``: number of samples up to the end of each step.
 
-        The last batch is shorter.  Where it would be too short for the most
-        ranks that could share it, it joins the one before.
+        The last batch may be shorter.  If it is too short for the largest
+        number of ranks that could share it, it joins the batch before.
         """
         num_full, rest = divmod(num_samples, self.batch_size)
         ends = self.batch_size * np.arange(1, num_full + 1, dtype=np.int64)
@@ -95,26 +99,26 @@ class SamplerConfig:
 
 
 class EpochSampler:
-    """All steps of an epoch.
+    """The order of all steps of an epoch.
 
     Args:
-        rules: that it follows.
-        ends: of :meth:`SamplerConfig.step_ends`.
-        pieces: of all lanes.
-        piece_of: ``[samples]``, in the order of delivery: index of each
-            sample's piece.
-        row_of: ``[samples]``, its row in that piece.
+        config: settings of the order.
+        ends: result of :meth:`SamplerConfig.step_ends`.
+        pieces: pieces of all partitions.
+        piece_of: ``[samples]`` int64, in the order of delivery: index of
+            each sample's piece.
+        row_of: ``[samples]`` int64, row of each sample in its piece.
     """
 
     def __init__(
         self,
-        rules: SamplerConfig,
+        config: SamplerConfig,
         ends: Integers,
         pieces: Sequence[SpanSlice],
         piece_of: Integers,
         row_of: Integers,
     ) -> None:
-        self.rules = rules
+        self.config = config
         self._ends = ends
         self._pieces = pieces
         self._piece_of = piece_of
@@ -125,10 +129,11 @@ class EpochSampler:
         return len(self._ends)
 
     def read_plan(self, reader: Reader | None = None) -> ReadPlan:
-        """A reader's share; the only reader's if there is none given.
+        """Returns the share of a reader; None for a single reader.
 
         Raises:
-            ValueError: naming what does not divide, and what would.
+            ValueError: naming a number that does not divide the partition,
+                and those that do.
         """
         reader = reader or Reader()
         self._check_reader(reader)
@@ -137,19 +142,19 @@ class EpochSampler:
             self.num_steps,
             reader.num_workers,
         )
-        taken = [self._samples_of(step, reader) for step in steps]
-        samples = np.concatenate([_NOTHING, *taken])
-        found, first_use, position_of = np.unique(
+        samples_by_step = [self._samples_of(step, reader) for step in steps]
+        samples = np.concatenate([_EMPTY, *samples_by_step])
+        used, first_use, index_in_used = np.unique(
             self._piece_of[samples], return_index=True, return_inverse=True
         )
-        by_need = np.argsort(first_use, kind="stable")
-        place = np.empty_like(by_need)
-        place[by_need] = np.arange(len(by_need))
-        positions = place[position_of]
+        by_first_use = np.argsort(first_use, kind="stable")
+        position_of = np.empty_like(by_first_use)
+        position_of[by_first_use] = np.arange(len(by_first_use))
+        positions = position_of[index_in_used]
         rows = self._row_of[samples]
-        bounds = np.cumsum([0, *map(len, taken)])
+        bounds = np.cumsum([0, *map(len, samples_by_step)])
         return ReadPlan(
-            tuple(self._pieces[index] for index in found[by_need]),
+            tuple(self._pieces[index] for index in used[by_first_use]),
             tuple(
                 Batch(step, positions[start:end], rows[start:end])
                 for step, start, end in zip(
@@ -160,25 +165,27 @@ class EpochSampler:
 
     def _samples_of(self, step: int, reader: Reader) -> Integers:
         start = int(self._ends[step - 1]) if step else 0
-        behind = (reader.rank - start) % reader.num_ranks
+        offset = (reader.rank - start) % reader.num_ranks
         return np.arange(
-            start + behind, self._ends[step], reader.num_ranks, dtype=np.int64
+            start + offset, self._ends[step], reader.num_ranks, dtype=np.int64
         )
 
     def _check_reader(self, reader: Reader) -> None:
-        partition = self.rules.partition
+        partition = self.config.partition
         _check_share("rank", reader.rank, reader.num_ranks)
         _check_share("worker", reader.worker, reader.num_workers)
         check_at_least("first_step", reader.first_step, 0)
         if partition.batch_partitions % reader.num_ranks:
             raise ValueError(
-                f"{reader.num_ranks} ranks cannot share {partition.batch_partitions} parts "
-                f"of a batch; allowed: {divisors(partition.batch_partitions)}"
+                f"{reader.num_ranks} ranks cannot share "
+                f"{partition.batch_partitions} batch partitions; allowed: "
+                f"{divisors(partition.batch_partitions)}"
             )
         if partition.step_partitions % reader.num_workers:
             raise ValueError(
                 f"{reader.num_workers} loader workers cannot share "
-                f"{partition.step_partitions} turns; allowed: {divisors(partition.step_partitions)}"
+                f"{partition.step_partitions} step partitions; allowed: "
+                f"{divisors(partition.step_partitions)}"
             )
         sizes = np.diff(self._ends, prepend=0)
         if len(sizes) and sizes.min() < reader.num_ranks:
@@ -186,73 +193,73 @@ class EpochSampler:
                 f"{len(self._piece_of)} samples are too few for "
                 f"{reader.num_ranks} ranks; use fewer ranks, or drop_last"
             )
-        if self.rules.batch_size % reader.num_ranks:
+        if self.config.batch_size % reader.num_ranks:
             raise ValueError(
-                f"a batch of {self.rules.batch_size} samples cannot be shared "
-                f"equally by {reader.num_ranks} ranks; allowed: "
-                f"{divisors(self.rules.batch_size)}"
+                f"a batch of {self.config.batch_size} samples cannot be "
+                f"divided among {reader.num_ranks} ranks; allowed: "
+                f"{divisors(self.config.batch_size)}"
             )
 
 
-_NOTHING = np.empty(0, np.int64)
+_EMPTY = np.empty(0, np.int64)
 
 
 def index_order(
-    span_sizes: Sequence[int], rules: SamplerConfig
+    span_sizes: Sequence[int], config: SamplerConfig
 ) -> EpochSampler:
-    """For evaluation: with one lane, the order of the index itself.
+    """Returns the order for evaluation: that of the index, if unpartitioned.
 
     Args:
         span_sizes: samples of each span.
-        rules: how they are delivered.
+        config: settings of the order.
     """
-    return _order(span_sizes, rules, None)
+    return _order(span_sizes, config, None)
 
 
 def shuffled_order(
-    span_sizes: Sequence[int], rules: SamplerConfig, *, seed: int, epoch: int
+    span_sizes: Sequence[int], config: SamplerConfig, *, seed: int, epoch: int
 ) -> EpochSampler:
-    """The order of a training epoch: each sample exactly once.
+    """Returns the order of a training epoch: each sample exactly once.
 
     Args:
         span_sizes: samples of each span.
-        rules: how they are delivered.
-        seed: not negative.
-        epoch: not negative.
+        config: settings of the order.
+        seed: seed of the order, at least 0.
+        epoch: number of the epoch, at least 0.
 
     Raises:
-        ValueError: naming an argument below its least value.
+        ValueError: naming a negative argument.
     """
     check_at_least("seed", seed, 0)
     check_at_least("epoch", epoch, 0)
     random = np.random.Philox(np.random.SeedSequence([seed, epoch]))
-    return _order(span_sizes, rules, random)
+    return _order(span_sizes, config, random)
 
 
 def single_batch_plan(samples: Sequence[tuple[int, int]]) -> ReadPlan:
-    """One batch of some samples, in as few pieces as they allow.
+    """Plans one batch of the given samples, in as few pieces as possible.
 
     Args:
-        samples: span and row of each, in the order of delivery; any may
-            come twice.
+        samples: span and row of each sample, in the order of delivery;
+            repeats are allowed.
     """
     pieces: list[SpanSlice] = []
-    place: dict[tuple[int, int], tuple[int, int]] = {}
+    places: dict[tuple[int, int], tuple[int, int]] = {}
     for span, row in sorted(set(samples)):
         last = pieces[-1] if pieces else None
         if last is None or (last.span, last.stop) != (span, row):
             pieces.append(SpanSlice(span, row, row + 1))
         else:
             pieces[-1] = SpanSlice(span, last.first, row + 1)
-        place[span, row] = len(pieces) - 1, row - pieces[-1].first
-    found = np.array([place[each] for each in samples], np.int64)
+        places[span, row] = len(pieces) - 1, row - pieces[-1].first
+    found = np.array([places[each] for each in samples], np.int64)
     positions, rows = found.reshape(-1, 2).T
     return ReadPlan(tuple(pieces), (Batch(0, positions, rows),))
 
 
 def _order(
     span_sizes: Sequence[int],
-    rules: SamplerConfig,
+    config: SamplerConfig,
     random: np.random.Philox | None,
 ) -> EpochSampler:
     sizes = np.asarray(span_sizes, np.int64)
@@ -261,95 +268,105 @@ def _order(
         if random is None
         else _permutation(random, len(sizes))
     )
-    ends = rules.step_ends(int(sizes.sum()))
+    ends = config.step_ends(int(sizes.sum()))
     num_samples = int(ends[-1]) if len(ends) else 0
-    lane_of = _lanes_of_samples(rules, ends, num_samples)
-    by_lane = np.argsort(lane_of, kind="stable")
-    lane_ends = np.cumsum(
-        np.bincount(
-            lane_of,
-            minlength=rules.partition.batch_partitions
-            * rules.partition.step_partitions,
-        )
+    partition_of = _partitions_of_samples(config, ends, num_samples)
+    by_partition = np.argsort(partition_of, kind="stable")
+    partition_ends = np.cumsum(
+        np.bincount(partition_of, minlength=config.partition.num_partitions)
     )
     pieces: list[SpanSlice] = []
     piece_of = np.empty(num_samples, np.int64)
     row_of = np.empty(num_samples, np.int64)
-    width = max(1, rules.buffer_spans // rules.partition.batch_partitions)
+    width = max(1, config.buffer_spans // config.partition.batch_partitions)
     start = 0
-    for lane, end in zip(
-        _dealt(spans, sizes, lane_ends), lane_ends, strict=True
+    for slices, end in zip(
+        _slices_by_partition(spans, sizes, partition_ends),
+        partition_ends,
+        strict=True,
     ):
-        samples = by_lane[start:end]
-        piece_of[samples], row_of[samples] = _mixed(
-            lane, len(pieces), width, random
+        samples = by_partition[start:end]
+        piece_of[samples], row_of[samples] = _shuffled_samples(
+            slices, len(pieces), width, random
         )
-        pieces += lane
+        pieces += slices
         start = end
-    return EpochSampler(rules, ends, pieces, piece_of, row_of)
+    return EpochSampler(config, ends, pieces, piece_of, row_of)
 
 
-def _lanes_of_samples(
-    rules: SamplerConfig, ends: Integers, num_samples: int
+def _partitions_of_samples(
+    config: SamplerConfig, ends: Integers, num_samples: int
 ) -> Integers:
+    """Returns ``[samples]``: the partition of each sample of the epoch."""
     samples = np.arange(num_samples, dtype=np.int64)
     steps = np.searchsorted(ends, samples, side="right")
-    partition = rules.partition
-    return (
-        samples % partition.batch_partitions
-    ) * partition.step_partitions + steps % partition.step_partitions
+    partition = config.partition
+    row = samples % partition.batch_partitions
+    return row * partition.step_partitions + steps % partition.step_partitions
 
 
-def _dealt(
-    spans: Integers, sizes: Integers, lane_ends: Integers
+def _slices_by_partition(
+    spans: Integers, sizes: Integers, partition_ends: Integers
 ) -> Iterator[list[SpanSlice]]:
-    """The pieces of each lane, of the spans' samples in that order."""
+    """Cuts the permuted spans into partitions of the given ends."""
     span_ends = np.cumsum(sizes[spans])
     start = 0
-    for end in lane_ends:
-        pieces = []
+    for end in partition_ends:
+        slices = []
         number = int(np.searchsorted(span_ends, start, side="right"))
         while start < end:
             span = int(spans[number])
-            begin = int(span_ends[number] - sizes[span])
+            span_start = int(span_ends[number] - sizes[span])
             stop = min(int(end), int(span_ends[number]))
-            pieces.append(SpanSlice(span, start - begin, stop - begin))
+            slices.append(
+                SpanSlice(span, start - span_start, stop - span_start)
+            )
             start = stop
             number += 1
-        yield pieces
+        yield slices
 
 
-def _mixed(
-    lane: Sequence[SpanSlice],
+def _shuffled_samples(
+    slices: Sequence[SpanSlice],
     first_piece: int,
     width: int,
     random: np.random.Philox | None,
 ) -> tuple[Integers, Integers]:
-    """Piece and row of a lane's samples, out of the shuffle buffer."""
+    """Passes a partition's samples through the shuffle buffer.
+
+    Args:
+        slices: slices of the partition.
+        first_piece: index of the first slice among all pieces.
+        width: slices in the buffer.
+        random: source of randomness; None keeps the order.
+
+    Returns:
+        ``[samples]`` int64 twice: piece and row of each delivered sample.
+    """
     delivered = [np.empty((2, 0), np.int64)]
-    pool = np.empty((2, 0), np.int64)
-    for number, piece in enumerate(lane):
-        size = len(piece)
+    buffer = np.empty((2, 0), np.int64)
+    for number, each in enumerate(slices):
+        size = len(each)
         numbers = np.full(size, first_piece + number)
         added = np.stack([numbers, np.arange(size)])
-        pool = np.concatenate([pool, added], axis=1)
+        buffer = np.concatenate([buffer, added], axis=1)
         if random is not None:
-            pool = pool[:, _permutation(random, pool.shape[1])]
+            buffer = buffer[:, _permutation(random, buffer.shape[1])]
         if number >= width - 1:
-            delivered.append(pool[:, :size])
-            pool = pool[:, size:]
-    delivered.append(pool)
+            delivered.append(buffer[:, :size])
+            buffer = buffer[:, size:]
+    delivered.append(buffer)
     piece_of, row_of = np.concatenate(delivered, axis=1)
     return piece_of, row_of
 
 
 def _permutation(random: np.random.Philox, length: int) -> Integers:
-    # From raw bits: NumPy keeps those stable over its versions, and not
-    # what Generator.permutation makes of them (NEP 19).
+    # NumPy keeps raw bits stable over its versions, but not the results of
+    # Generator.permutation (NEP 19).
     return np.argsort(random.random_raw(length), kind="stable")
 
 
-def _check_share(name: str, number: int, of: int) -> None:
-    check_at_least(f"num_{name}s", of, 1)
-    if not 0 <= number < of:
-        raise ValueError(f"{name} is {number}; 0 to {of - 1}")
+def _check_share(name: str, number: int, total: int) -> None:
+    check_at_least(f"num_{name}s", total, 1)
+    if not 0 <= number < total:
+        raise ValueError(f"{name} is {number}; 0 to {total - 1}")

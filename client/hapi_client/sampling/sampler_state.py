@@ -1,4 +1,4 @@
-"""Where a training run stands in its data: small, and fit for JSON."""
+"""State of a training run's position in its data, as JSON."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ FROM_ZERO = ("seed", "epoch", "step")
 
 @dataclass(frozen=True)
 class DataState:
-    """The next step of an epoch, and what the epoch's order depends on.
+    """The next step of an epoch, and everything its order depends on.
 
-    Samples count that were *delivered*, not those that were fetched ahead.
-    Behind the last step of an epoch it is step 0 of the next one.
+    A step counts once its samples are *delivered*, not when they are
+    prefetched.  After the last step of an epoch the state is step 0 of the
+    next one.  The names of the fields are those of the state dict.
 
     Attributes:
         data: digest of the data set's index.
-        seed: of the order.
+        seed: seed of the order.
         batch_size: samples of a step, of all ranks together.
-        parts: see :class:`hapi_client.sampling.partition.EpochPartition`.
-        turns: likewise.
-        buffer_spans: width of the shuffle buffer.
-        drop_last: whether a short last batch is left out.
-        epoch: in which to go on.
-        step: with which to go on.
+        parts: ``batch_partitions`` of
+            :class:`hapi_client.sampling.partition.EpochPartition`.
+        turns: ``step_partitions`` of the same class.
+        buffer_spans: width of the shuffle buffer, in spans.
+        drop_last: True if a short last batch is left out.
+        epoch: epoch to resume.
+        step: next step of that epoch.
     """
 
     data: str
@@ -42,8 +44,8 @@ class DataState:
     epoch: int
     step: int
 
-    def behind(self, step: int, num_steps: int) -> DataState:
-        """The state when a step has been delivered."""
+    def after(self, step: int, num_steps: int) -> DataState:
+        """Returns the state after the delivery of a step."""
         if step + 1 < num_steps:
             return replace(self, step=step + 1)
         return replace(self, epoch=self.epoch + 1, step=0)
@@ -53,10 +55,10 @@ class DataState:
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> DataState:
-        """Reads what :meth:`to_dict` wrote.
+        """Reads the result of :meth:`to_dict`.
 
         Raises:
-            ClientError: ``bad_state`` naming what is wrong with it.
+            ClientError: ``bad_state`` naming the invalid field.
         """
         if not isinstance(state, Mapping):
             raise bad_state(f"it is a {type(state).__name__}, not a mapping")
@@ -70,16 +72,17 @@ class DataState:
         for field in fields(cls):
             kind: Any = KINDS[str(field.type)]
             value: Any = state.get(field.name)
-            least = 0 if field.name in FROM_ZERO else 1
-            if type(value) is not kind or (kind is int and value < least):
+            minimum = 0 if field.name in FROM_ZERO else 1
+            if type(value) is not kind or (kind is int and value < minimum):
                 raise bad_state(f"its {field.name} is {value!r}")
             values[field.name] = value
         return cls(**values)
 
 
 def bad_state(why: str) -> ClientError:
+    """Makes the error for a state that cannot be loaded."""
     return ClientError(
         "bad_state",
-        f"the state of the data cannot be loaded: {why}; it has to be what "
-        "state_dict() of this data set's training run gave",
+        f"the data state cannot be loaded: {why}; give the state_dict() of a "
+        "training run with this data set",
     )

@@ -23,19 +23,23 @@ from hapi_protocol.errors import ClientError, RightsError, SourceChangedError
 from hapi_protocol.headers import ByteRange, ModelPath
 
 LIST_LIMIT = 10_000
-ENDING_PARTS = 8
-"""Of a range: the last one of so many comes for longer than it takes to ask
-for another range, where that one takes half a second and more."""
+LAST_PART_RATIO = 8
+"""Length of a range divided by that of its last part. For ranges that take
+half a second or more, the last part takes longer than one more request."""
 
 T = TypeVar("T", bound="SwiftAccount")
 
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """What a listing or HEAD says of an object; ``etag`` unquoted.
+    """An object as a listing or HEAD describes it.
 
     Attributes:
-        stored: when, as in Swift's listings (UTC); a HEAD does not say.
+        name: name of the object.
+        etag: its ETag, without quotes.
+        length_bytes: its length.
+        stored: time of upload as in Swift's listings (UTC); empty after a
+            HEAD.
     """
 
     name: str
@@ -46,7 +50,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True)
 class ContainerInfo:
-    """What the listing of an account says of a container."""
+    """A container as the account's listing describes it."""
 
     name: str
     num_objects: int
@@ -54,21 +58,21 @@ class ContainerInfo:
 
 
 class SwiftAccount:
-    """One user's access to one account; shared by threads and forks.
+    """One user's access to one account, for any threads and forks.
 
-    A forked child builds its own sockets on first use.
+    A forked child opens its own sockets on first use.
 
     Args:
         credentials: None reads the environment, as ``swift`` does.
-        options: bounds of every wait.
+        options: limits of every wait.
 
     Attributes:
-        credentials: as given, or found.
-        options: likewise.
+        credentials: the given credentials, or those of the environment.
+        options: the given options, or the defaults.
 
     Raises:
-        HapiError: from every method; with status, code, object name and
-            ``X-Trans-Id`` where Swift gave them.
+        HapiError: from every method, with status, code, object name and
+            ``X-Trans-Id`` if Swift sent them.
     """
 
     def __init__(
@@ -88,7 +92,7 @@ class SwiftAccount:
 
     @property
     def storage_url(self) -> str:
-        """``https://host/v1/account``, without a slash at the end."""
+        """``https://host/v1/account``, without a trailing slash."""
         return self._http.auth.storage_url()
 
     @property
@@ -99,7 +103,7 @@ class SwiftAccount:
         return ModelPath(self.account, container, name)
 
     def close(self) -> None:
-        """Closes all sockets; the next use opens new ones."""
+        """Closes all sockets; the next request opens new ones."""
         self._http.close()
 
     def __enter__(self: T) -> T:
@@ -110,18 +114,18 @@ class SwiftAccount:
 
     @contextlib.contextmanager
     def working_for(self, scope: CancelScope) -> Iterator[None]:
-        """Requests of this thread end when ``scope`` is cancelled."""
+        """Ties the requests of this thread to ``scope``."""
         with self._http.owners.working_for(scope):
             yield
 
     def cancel(self, scope: CancelScope) -> None:
-        """Ends all requests made for ``scope``, now and later."""
+        """Ends all current and future requests of ``scope``."""
         self._http.owners.cancel(scope)
 
     # -- the cluster -------------------------------------------------
 
     def info(self) -> dict[str, Any]:
-        """What ``/info`` of the proxy says."""
+        """Returns the proxy's ``/info`` document."""
         with self._open_info() as body:
             return body.read_json(dict)
 
@@ -131,31 +135,34 @@ class SwiftAccount:
         return self._open("GET", url, object_name="/info")
 
     def log_in(self) -> None:
-        """Gets a token unless there is one."""
+        """Gets a token unless there is one already."""
         self._http.auth.token()
 
     def head_account(self) -> Mapping[str, str]:
-        """The headers of the account's HEAD."""
-        what = f"account {self.account}"
-        return self._done("HEAD", self.storage_url, object_name=what)
+        """Returns the headers of a HEAD of the account."""
+        return self._request_headers(
+            "HEAD", self.storage_url, object_name=f"account {self.account}"
+        )
 
     def account_request(
         self, method: str, query: Mapping[str, str]
     ) -> dict[str, Any]:
-        """The JSON that a request of the account itself is answered with."""
+        """Sends a request for the account and returns the JSON response."""
         url = f"{self.storage_url}?{urlencode(query)}"
-        what = f"?{next(iter(query), '')}"
-        with self._open(method, url, object_name=what) as body:
+        name = f"?{next(iter(query), '')}"
+        with self._open(method, url, object_name=name) as body:
             return body.read_json(dict)
 
     # -- containers --------------------------------------------------
 
     def put_container(self, container: str) -> None:
-        """Makes the container unless it is there."""
-        self._done("PUT", self._url(container), object_name=container)
+        """Creates the container unless it exists."""
+        self._request_headers(
+            "PUT", self._url(container), object_name=container
+        )
 
     def list(self, container: str, prefix: str = "") -> Iterator[ObjectInfo]:
-        """All objects whose name begins with ``prefix``, in name order."""
+        """Lists the objects whose name begins with ``prefix``, by name."""
         try:
             for entry in self._entries(container, prefix):
                 # An SLO's listing has its manifest's hash in "hash".
@@ -172,7 +179,7 @@ class SwiftAccount:
             raise
 
     def containers(self) -> Iterator[ContainerInfo]:
-        """All containers of the account, in name order."""
+        """Lists the containers of the account, by name."""
         for entry in self._entries(""):
             yield ContainerInfo(
                 entry["name"], int(entry["count"]), int(entry["bytes"])
@@ -181,8 +188,8 @@ class SwiftAccount:
     def _entries(
         self, container: str, prefix: str = ""
     ) -> Iterator[dict[str, Any]]:
-        """Of a container's listing, or of the account's."""
-        where = self._url(container) if container else self.storage_url
+        """Lists a container; ``""`` lists the account's containers."""
+        base_url = self._url(container) if container else self.storage_url
         name = container or f"account {self.account}"
         marker = ""
         while True:
@@ -194,7 +201,7 @@ class SwiftAccount:
                     "marker": marker,
                 }
             )
-            url = f"{where}?{query}"
+            url = f"{base_url}?{query}"
             with self._open("GET", url, object_name=name) as body:
                 page = [] if body.status == 204 else body.read_json(list)
             yield from page
@@ -205,9 +212,9 @@ class SwiftAccount:
     # -- objects -----------------------------------------------------
 
     def head(self, container: str, name: str) -> ObjectInfo | None:
-        """The object's ETag and length; None where there is none."""
+        """Returns an object's ETag and length; None if it does not exist."""
         try:
-            headers = self._done(
+            headers = self._request_headers(
                 "HEAD",
                 self._url(container, name),
                 object_name=f"{container}/{name}",
@@ -225,7 +232,7 @@ class SwiftAccount:
     def open(
         self, container: str, name: str, *, seconds: float | None = None
     ) -> ResponseBody:
-        """The whole object as a stream; to be closed by the caller."""
+        """Opens the whole object as a stream, which the caller closes."""
         return self._open(
             "GET",
             self._url(container, name),
@@ -244,18 +251,20 @@ class SwiftAccount:
         reading: Callable[[], AbstractContextManager[None]] = nullcontext,
         ending: Callable[[], None] = lambda: None,
     ) -> bytes:
-        """Bytes of one version of an object.
+        """Reads a range of bytes of one version of an object.
 
         Args:
+            container: container of the object.
+            name: name of the object.
             byte_range: first and last byte.
             if_match: ETag of the version, without quotes.
-            seconds: for the whole answer.
-            reading: entered while the body comes.
-            ending: called when the last eighth of it is still to come.
+            seconds: deadline of the whole response.
+            reading: makes a context that is entered while the body arrives.
+            ending: called when only the last eighth is still to come.
 
         Raises:
-            SourceChangedError: when the object has another ETag by now.
-            TruncatedStreamError: when the connection broke meanwhile.
+            SourceChangedError: if the object has another ETag by now.
+            TruncatedStreamError: if the connection breaks.
         """
         headers = {"Range": str(byte_range), "If-Match": f'"{if_match}"'}
         try:
@@ -272,12 +281,13 @@ class SwiftAccount:
             if body.status != 206:
                 raise ClientError(
                     "bad_configuration",
-                    f"{container}/{name}: asked for {byte_range} and got "
-                    f"status {body.status}; a gateway between drops Range",
+                    f"{container}/{name}: a request for {byte_range} returned "
+                    f"status {body.status} instead of 206; a gateway on the "
+                    "path drops the Range header",
                     object_name=f"{container}/{name}",
                 )
             with reading():
-                last_bytes = byte_range.length_bytes // ENDING_PARTS
+                last_bytes = byte_range.length_bytes // LAST_PART_RATIO
                 first = body.read(byte_range.length_bytes - last_bytes)
                 ending()
                 return first + body.read(last_bytes)
@@ -296,11 +306,14 @@ class SwiftAccount:
         """Stores an object and returns its ETag.
 
         Args:
-            source: seekable; read from where it stands, again from there
-                when the request is repeated.
-            length_bytes: as many are sent.
-            md5: hex digest that Swift checks (422 when it differs).
-            expires_seconds: after which Swift deletes the object.
+            container: container of the object.
+            name: name of the object.
+            source: seekable file, read from its current position; a repeated
+                request starts there again.
+            length_bytes: number of bytes to send.
+            md5: hex digest that Swift checks (422 if it differs).
+            content_type: type of the object.
+            expires_seconds: lifetime, after which Swift deletes the object.
         """
         headers = {
             "Content-Type": content_type,
@@ -310,17 +323,17 @@ class SwiftAccount:
             headers["ETag"] = md5
         if expires_seconds is not None:
             headers["X-Delete-After"] = str(expires_seconds)
-        answer = self._done(
+        response = self._request_headers(
             "PUT",
             self._url(container, name),
             headers,
             source=RequestBody(source, length_bytes, self.traffic),
             object_name=f"{container}/{name}",
         )
-        return answer.get("ETag", "").strip('"')
+        return response.get("ETag", "").strip('"')
 
     def delete(self, container: str, name: str) -> None:
-        self._done(
+        self._request_headers(
             "DELETE",
             self._url(container, name),
             object_name=f"{container}/{name}",
@@ -334,10 +347,10 @@ class SwiftAccount:
     ) -> ResponseBody:
         return self._http.open(method, url, *args, **kwargs)
 
-    def _done(
+    def _request_headers(
         self, method: str, url: str, *args: Any, **kwargs: Any
     ) -> Mapping[str, str]:
-        """Makes a request, reads the answer to its end, gives headers."""
+        """Sends a request, discards the body and returns the headers."""
         with self._open(method, url, *args, **kwargs) as body:
             body.read()
             return body.headers
@@ -346,11 +359,11 @@ class SwiftAccount:
 def source_changed(
     container: str, name: str, trans_id: str | None = None
 ) -> SourceChangedError:
-    """The error for a shard that is not the one of the index."""
+    """Makes the error for a shard that differs from its index."""
     return SourceChangedError(
         "source_changed",
         f"{container}/{name} has changed since its index was written; run "
-        "'hapi index' on the data set",
+        "'hapi index' for the data set",
         object_name=f"{container}/{name}",
         trans_id=trans_id,
     )

@@ -1,4 +1,4 @@
-"""Tokens, through keystoneauth1; one per process, shared by its threads."""
+"""Auth tokens from keystoneauth1, shared by the threads of a process."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hapi_protocol.errors import ClientError, HapiError, RightsError
 
 
 class Authenticator:
-    """Gets tokens and the storage URL, and renews them when refused.
+    """Gets tokens and the storage URL, and renews refused tokens.
 
     Args:
-        credentials: who asks.
-        timeout_seconds: for each request to the auth service.
-        retries: of failed connections to it.
+        credentials: user, secret and auth service.
+        timeout_seconds: limit of each request to the auth service.
+        retries: repeats after a failed connection to the auth service.
     """
 
     def __init__(
@@ -34,105 +34,106 @@ class Authenticator:
         self._pid = 0
 
     def token(self) -> str:
-        """A token, from the auth service if there is none yet.
+        """Returns the current token; requests one if there is none yet.
 
         Raises:
-            RightsError: ``unauthorized`` when the credentials are wrong.
-            ClientError: ``not_connected`` when nobody answers there.
+            RightsError: ``unauthorized`` if the credentials are wrong.
+            ClientError: ``not_connected`` if the auth service is down.
         """
         with self._lock:
-            return str(self._ask("get_token"))
+            return str(self._call("get_token"))
 
     def renewed_token(self, refused: str) -> str:
-        """Another token than the ``refused`` one."""
+        """Returns a token other than the ``refused`` one."""
         with self._lock:
-            if self._ask("get_token") == refused:
+            if self._call("get_token") == refused:
                 self._plugin.invalidate()
-            return str(self._ask("get_token"))
+            return str(self._call("get_token"))
 
     def storage_url(self) -> str:
-        """URL of the account, without a slash at its end."""
-        wanted = self._credentials
-        if wanted.storage_url:
-            return wanted.storage_url.rstrip("/")
+        """Returns the URL of the account, without a trailing slash."""
+        credentials = self._credentials
+        if credentials.storage_url:
+            return credentials.storage_url.rstrip("/")
         with self._lock:
-            url = self._ask(
+            url = self._call(
                 "get_endpoint",
                 service_type="object-store",
-                interface=wanted.interface,
-                region_name=wanted.region_name,
+                interface=credentials.interface,
+                region_name=credentials.region_name,
             )
         if not url:
-            region = wanted.region_name
+            region = credentials.region_name
             raise ClientError(
                 "bad_configuration",
-                f"the service catalogue has no {wanted.interface} "
+                f"the service catalogue has no {credentials.interface} "
                 "object-store endpoint"
                 + (f" in region {region!r}" if region else ""),
             )
         return str(url).rstrip("/")
 
-    def _ask(self, method: str, **kwargs: Any) -> Any:
-        if self._pid != os.getpid():
+    def _call(self, method: str, **kwargs: Any) -> Any:
+        """Calls a method of the plugin; the lock is held."""
+        if self._pid != os.getpid():  # a fork must not share our sockets
             self._session = Session(
                 timeout=self._timeout_seconds,
                 verify=self._credentials.tls.verify,
                 cert=self._credentials.tls.cert,
             )
             self._pid = os.getpid()
-        tries_left = self._retries
+        retries_left = self._retries
         while True:
             try:
                 return getattr(self._plugin, method)(self._session, **kwargs)
             except auth_errors.RetriableConnectionFailure as error:
-                if not tries_left:
+                if not retries_left:
                     raise self._error(error) from error
-                tries_left -= 1
+                retries_left -= 1
             except auth_errors.ClientException as error:
                 raise self._error(error) from error
 
     def _error(self, error: Exception) -> HapiError:
-        where = self._credentials.auth_url
+        url = self._credentials.auth_url
         trans_id = _trans_id(error)
         if isinstance(error, auth_errors.Unauthorized):
             return RightsError(
                 "unauthorized",
-                f"{where} refuses the credentials; check user and key",
+                f"{url} refuses the credentials; check user and key",
                 trans_id=trans_id,
             )
         if isinstance(error, auth_errors.CatalogException):
             return ClientError(
                 "bad_configuration",
-                f"the service catalogue of {where} has no such object store: "
-                f"{error}; look at region (OS_REGION_NAME) and interface "
+                f"the service catalogue of {url} has no such object store: "
+                f"{error}; check region (OS_REGION_NAME) and interface "
                 "(OS_INTERFACE)",
             )
         if isinstance(error, auth_errors.SSLError):
             return ClientError(
-                "bad_configuration", f"TLS with {where} failed: {error}"
+                "bad_configuration", f"TLS with {url} failed: {error}"
             )
         if isinstance(error, auth_errors.ConnectionError):
             return ClientError(
                 "not_connected",
-                f"the auth service at {where} does not answer "
-                f"({_reason(error)}): does it run, and there?",
+                f"the auth service at {url} does not answer "
+                f"({_root_cause(error)}); check the URL and the service",
             )
         return ClientError(
             "bad_configuration",
-            f"authentication at {where} failed: {error}",
+            f"authentication at {url} failed: {error}",
             trans_id=trans_id,
         )
 
 
 def _trans_id(error: Exception) -> str | None:
-    """Of the auth service's answer; Swift gives its own by this name, too."""
+    """Returns the request id; Swift's v1 auth sends it under this name too."""
     headers = getattr(getattr(error, "response", None), "headers", {})
-    found = headers.get("X-Openstack-Request-Id")
-    return str(found) if found else None
+    request_id = headers.get("X-Openstack-Request-Id")
+    return str(request_id) if request_id else None
 
 
-def _reason(error: BaseException) -> str:
-    """What is at the bottom of it: the layers above say it once more each."""
-    while below := error.__cause__ or error.__context__:
-        error = below
+def _root_cause(error: BaseException) -> str:
+    """Returns the message of the first error of a chain."""
+    while cause := error.__cause__ or error.__context__:
+        error = cause
     return getattr(error, "strerror", None) or str(error)

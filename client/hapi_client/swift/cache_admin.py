@@ -1,4 +1,4 @@
-"""Features that an account keeps in Swift: what there is, and purging."""
+"""Administration of an account's feature cache: listing and purging."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hapi_protocol.errors import ClientError
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """Features that an account keeps.
+    """An entry of the feature cache.
 
     Attributes:
-        source: ``container/object`` that they are of.
-        key: tells the entries of a source apart.
-        length_bytes: that they take.
-        stored: when, as in Swift's listings (UTC).
+        source: ``container/object`` from which the features were computed.
+        key: key of the entry among those of its source.
+        length_bytes: size of the features.
+        stored: time of storage as in Swift's listings (UTC).
     """
 
     source: str
@@ -30,12 +30,12 @@ class CacheEntry:
 
 @dataclass(frozen=True)
 class CachePage:
-    """A part of what an account keeps.
+    """A page of the listing of an account's feature cache.
 
     Attributes:
-        num_entries: of the whole account, as Swift's listings know it.
-        length_bytes: likewise.
-        entries: of this part.
+        num_entries: entries of the whole account, by Swift's listings.
+        length_bytes: bytes of the whole account, by Swift's listings.
+        entries: entries of this page.
     """
 
     num_entries: int
@@ -57,69 +57,67 @@ class CachePage:
 
 
 class FeatureCache:
-    """What an account keeps; for its owners.
+    """The feature cache of an account; for the account's owners.
 
     Args:
-        connection: to the account.
+        connection: connection to the account.
 
     Raises:
-        ClientError: from all methods, ``no_hapi`` where nothing keeps
-            features, ``bad_configuration`` for a source that is none.
+        ClientError: from all methods: ``no_hapi`` if the store has no
+            feature cache, ``bad_configuration`` for an invalid source.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def pages(self, source: str | None = None) -> Iterator[CachePage]:
-        """All that is kept, page by page; at least one page.
+        """Lists all entries, page by page; yields at least one page.
 
         Args:
             source: ``container``, or ``container/name`` for an object and
-                all those whose names begin with ``name/``; ``swift://``
-                before it is allowed.  None for the whole account.
+                all objects whose names begin with ``name/``.  The
+                ``swift://`` prefix is optional.  None for the whole account.
         """
-        for page in self._answers("GET", source):
+        for page in self._pages("GET", source):
             yield CachePage.from_fields(page)
 
     def purge(self, source: str | None = None) -> Iterator[int]:
-        """Deletes kept features; after each page says how many.
+        """Deletes entries; yields the number of each page.
 
         Args:
-            source: as for :meth:`pages`.
+            source: object or prefix as for :meth:`pages`.
         """
-        for page in self._answers("DELETE", source):
+        for page in self._pages("DELETE", source):
             yield int(page["deleted"])
 
-    def _answers(
+    def _pages(
         self, method: str, source: str | None
     ) -> Iterator[dict[str, Any]]:
-        asked = [""] if source is None else _sources(source)
-        # Swift alone takes both for requests of the account itself.
+        sources = [""] if source is None else _sources(source)
+        # Swift without the filter would act on the account itself.
         if "cache" not in self._connection.require_hapi():
             raise ClientError(
                 "no_hapi",
-                "the hapi filter of this store is too old to keep features",
+                "the hapi filter of this store has no feature cache; ask the "
+                "operator for a newer release",
             )
-        for each in asked:
-            yield from self._pages_of(method, each)
-
-    def _pages_of(self, method: str, source: str) -> Iterator[dict[str, Any]]:
-        marker: str | None = ""
-        while marker is not None:
-            query = {"hapi-cache": "", "source": source, "marker": marker}
-            page = self._connection.account_request(method, query)
-            yield page
-            marker = page["marker"]
+        for each in sources:
+            marker: str | None = ""
+            while marker is not None:
+                query = {"hapi-cache": "", "source": each, "marker": marker}
+                page = self._connection.account_request(method, query)
+                yield page
+                marker = page["marker"]
 
 
 def _sources(text: str) -> list[str]:
-    """What to ask for: the object of that name, and those below it."""
+    """Returns the sources to query: the named object, and those below it."""
     container, _, name = text.removeprefix(SCHEME).partition("/")
     if not container or ":" in container or "\x00" in text:
         raise ClientError(
             "bad_configuration",
-            f"features are kept of no {text!r}; write CONTAINER, "
-            "CONTAINER/OBJECT or CONTAINER/PREFIX, with swift:// or without",
+            f"{text!r} is not a source of cached features; write CONTAINER, "
+            "CONTAINER/OBJECT or CONTAINER/PREFIX, with or without swift://",
         )
     if not name:
         return [container]

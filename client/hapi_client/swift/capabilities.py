@@ -1,4 +1,4 @@
-"""What ``/info`` says of a store, in words."""
+"""Capabilities of a store from ``/info``, as rows of text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from hapi_protocol.versions import API_VERSION
 from hapi_splitter.units import bytes_text
 
-_OF_SWIFT = (
+_SWIFT_FEATURES = (
     ("bulk_upload", "bulk"),
     ("slo", "slo"),
     ("dlo", "dlo"),
@@ -18,34 +18,34 @@ _OF_SWIFT = (
     ("s3api", "s3api"),
     ("staticweb", "staticweb"),
 )
-"""Sections of filters that a user may ask for, and their names."""
+"""Sections of ``/info`` for other middleware, and their display names."""
 
 
 def dtypes(section: Mapping[str, Any]) -> list[str]:
-    """Number formats in which features may travel."""
-    return list(_parts(section, 0))
+    """Returns the number formats in which features may be sent."""
+    return list(_encoding_parts(section, 0))
 
 
 def cache_text(section: Mapping[str, Any]) -> str:
-    """Whether features are kept."""
+    """Describes the feature cache."""
     if section.get("cache"):
-        return "on: features are kept where a job asks for it"
-    return "off: each epoch is computed anew"
+        return "on: features are cached if a job requests it"
+    return "off: features are computed in each epoch"
 
 
 def size_text(num_bytes: int | None) -> str:
-    """Of a limit."""
+    """Describes a limit of bytes; None is no limit."""
     return "any size" if num_bytes is None else bytes_text(num_bytes)
 
 
 def swift_rows(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What matters of Swift itself: names and values.
+    """Yields names and values of Swift's own capabilities.
 
     Args:
-        info: all of ``/info``.
+        info: the whole ``/info`` document.
     """
     swift = info.get("swift", {})
-    yield "Swift", str(swift.get("version", "of an unknown version"))
+    yield "Swift", str(swift.get("version", "unknown version"))
     yield "largest object", size_text(swift.get("max_file_size"))
     policies = [
         str(each.get("name")) + (" (default)" if each.get("default") else "")
@@ -53,16 +53,16 @@ def swift_rows(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     ]
     if policies:
         yield "storage policies", ", ".join(policies)
-    found = [name for section, name in _OF_SWIFT if section in info]
-    if found:
-        yield "it also has", ", ".join(found)
+    names = [name for section, name in _SWIFT_FEATURES if section in info]
+    if names:
+        yield "it also has", ", ".join(names)
 
 
 def hapi_rows(section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What the filter can do: names and values.
+    """Yields names and values of the filter's capabilities.
 
     Args:
-        section: ``hapi`` of ``/info``.
+        section: the ``hapi`` section of ``/info``.
     """
     yield "protocol", f"{section.get('version')}; this client's {API_VERSION}"
     limits = (
@@ -71,8 +71,14 @@ def hapi_rows(section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     )
     for name, key in limits:
         yield name, size_text(section.get(key))
-    yield from _multi_rows(section.get("multi"))
-    compressions = list(_parts(section, 1))
+    multi = section.get("multi")
+    if isinstance(multi, Mapping):
+        yield (
+            "objects of one request",
+            f"up to {multi.get('max_objects')}, each of "
+            f"{size_text(multi.get('max_object_bytes'))} at most",
+        )
+    compressions = list(_encoding_parts(section, 1))
     yield (
         "features travel as",
         ", ".join(dtypes(section))
@@ -81,24 +87,14 @@ def hapi_rows(section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "transforms", ", ".join(section.get("transforms", ()))
     yield "numerics", ", ".join(section.get("numerics", ()))
     yield "feature cache", cache_text(section)
-    yield "profiles of packages", _is_there(section.get("profile"))
-    yield "indices of shards", _is_there(section.get("index"))
+    for name, key in (
+        ("profiles of packages", "profile"),
+        ("indices of shards", "index"),
+    ):
+        yield name, "yes" if section.get(key) else "no"
 
 
-def _multi_rows(multi: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(multi, Mapping):
-        largest = size_text(multi.get("max_object_bytes"))
-        yield (
-            "objects of one request",
-            f"up to {multi.get('max_objects')}, each of {largest} at most",
-        )
-
-
-def _parts(section: Mapping[str, Any], number: int) -> Sequence[str]:
-    """Of the encodings' names, each once."""
+def _encoding_parts(section: Mapping[str, Any], number: int) -> Sequence[str]:
+    """Returns the n-th parts of the encodings' names, each once."""
     split = [each.split(";") for each in section.get("encodings", ())]
     return list(dict.fromkeys(p[number] for p in split if len(p) > number))
-
-
-def _is_there(wanted: object) -> str:
-    return "yes" if wanted else "no"

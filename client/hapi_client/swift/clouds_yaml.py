@@ -1,8 +1,8 @@
-"""Entries of ``clouds.yaml``, as openstacksdk reads them.
+"""Entries of ``clouds.yaml``, read by openstacksdk.
 
-The files are looked for in the present folder, ``~/.config/openstack`` and
-``/etc/openstack``; ``OS_CLIENT_CONFIG_FILE`` comes first.  ``secure.yaml``
-beside them is merged in (``OS_CLIENT_SECURE_FILE``).
+``OS_CLIENT_CONFIG_FILE`` comes first, then the current folder,
+``~/.config/openstack`` and ``/etc/openstack``.  A ``secure.yaml`` next to the
+file (or ``OS_CLIENT_SECURE_FILE``) is merged in.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from hapi_protocol.errors import ClientError
 
 @dataclass(frozen=True)
 class CloudEntry:
-    """What a cloud's entry says that concerns us.
+    """The parts of a ``clouds.yaml`` entry that the client uses.
 
     Attributes:
-        path: file it stands in.
+        path: file that contains the entry.
         auth_type: keystoneauth1's name of the plugin.
         auth: the plugin's options.
-        fields: the others, as ``region_name``, ``cacert``, ``verify``.
-        endpoint: URL of the object store in the place of the catalogue's.
+        fields: all other fields, such as ``region_name`` and ``verify``.
+        endpoint: URL of the object store that replaces the catalogue's.
     """
 
     path: str
@@ -38,16 +38,16 @@ class CloudEntry:
 def find_cloud(
     name: str, environ: Mapping[str, str], region_name: str | None
 ) -> CloudEntry:
-    """The entry of a cloud.
+    """Finds the entry of a cloud.
 
     Args:
-        name: of the cloud.
-        environ: for the paths of files.
-        region_name: of its ``regions``, where it has several.
+        name: name of the cloud.
+        environ: environment variables, for the paths of the files.
+        region_name: one of the entry's ``regions``, if it has several.
 
     Raises:
-        ClientError: ``bad_configuration``: there is none, it lacks
-            something, or openstacksdk is not installed.
+        ClientError: ``bad_configuration`` if there is no such entry, it is
+            incomplete, or openstacksdk is not installed.
     """
     loader, exceptions = _openstack()
     try:
@@ -81,14 +81,14 @@ def _openstack() -> tuple[Any, Any]:
     except ImportError as error:
         raise ClientError(
             "bad_configuration",
-            "clouds.yaml (OS_CLOUD, --os-cloud) is read by openstacksdk, "
-            "which is not here: pip install 'swift-hapi[clouds]'",
+            "clouds.yaml (OS_CLOUD, --os-cloud) needs openstacksdk, which is "
+            "not installed: pip install 'swift-hapi[clouds]'",
         ) from error
     return loader, exceptions
 
 
 def _files(
-    environ: Mapping[str, str], variable: str, usual: list[str]
+    environ: Mapping[str, str], variable: str, default_paths: list[str]
 ) -> list[str]:
     first = environ.get(variable)
-    return [first, *usual] if first else list(usual)
+    return [first, *default_paths] if first else list(default_paths)

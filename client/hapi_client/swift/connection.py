@@ -1,4 +1,4 @@
-"""An account whose proxies have the hapi filter: feature streams."""
+"""Connection to an account whose proxies have the hapi filter."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ if TYPE_CHECKING:
 
 
 class Connection(SwiftAccount):
-    """One user's access to one account, and to what computes beside it.
+    """One user's access to one account and to the features of its objects.
 
-    Args, attributes and errors: as of
+    Args, attributes and errors are those of
     :class:`hapi_client.swift.account.SwiftAccount`.
     """
 
     def require_hapi(self, *, any_version: bool = False) -> dict[str, Any]:
-        """The ``hapi`` section of ``/info``, of a filter that we can ask.
+        """Returns the ``hapi`` section of ``/info``.
 
         Args:
-            of_any_version: also of one that we can only look at.
+            any_version: accept a filter with an unsupported version of the
+                protocol.
 
         Raises:
-            ClientError: ``no_hapi`` when the proxy has no such filter,
-                ``unsupported_version`` when it speaks other versions of the
-                protocol than we do.
+            ClientError: ``no_hapi`` if the proxy has no such filter,
+                ``unsupported_version`` if it has no version of the protocol
+                in common with this client.
         """
         with self._open_info() as body:
             section = body.read_json(dict).get("hapi")
@@ -65,15 +66,17 @@ class Connection(SwiftAccount):
         retry: bool = True,
         seconds: float | None = None,
     ) -> ResponseBody:
-        """An annotated GET: the feature or index stream of an object.
+        """Opens the feature or index stream of an object (annotated GET).
 
         Args:
-            annotation: what to compute.
-            patient: repeat on 429 and 5xx before the answer begins.
-            seconds: for the whole answer.
+            container: container of the object.
+            name: name of the object.
+            annotation: the computation to push down.
+            retry: repeat on 429 and 5xx before the response begins.
+            seconds: deadline of the whole response.
 
         Raises:
-            ClientError: ``no_hapi`` when plain bytes come back.
+            ClientError: ``no_hapi`` if the response is not a feature stream.
         """
         body = self._open(
             "GET",
@@ -83,7 +86,9 @@ class Connection(SwiftAccount):
             seconds=seconds,
             retry=retry,
         )
-        _require_stream(body, f"{container}/{name}")
+        _check_type(
+            body, f"{container}/{name}", CONTENT_TYPE_STREAM, "feature stream"
+        )
         return body
 
     def get_many(
@@ -94,21 +99,21 @@ class Connection(SwiftAccount):
         *,
         seconds: float | None = None,
     ) -> Iterator[ObjectFeatures]:
-        """Features of many objects of one container, in their order.
+        """Computes features of many objects of one container, in order.
 
-        An object that fails is a row with an error among the others; a
-        request of which no object can be read fails as its first one.  It is
-        not repeated by itself.
+        An object that fails becomes a row with an error.  If no object can
+        be read, the request fails with the error of the first one.  The
+        request is not retried.
 
         Args:
-            names: of images or arrays, at most as many as the section
-                ``hapi`` of :meth:`info` says in ``multi``; any may stand
-                there twice.
-            annotation: what to compute.
-            seconds: for the whole answer.
+            container: container of the objects.
+            names: images or arrays, repeats allowed; their number is limited
+                by ``multi`` in the ``hapi`` section of :meth:`info`.
+            annotation: the computation to push down.
+            seconds: deadline of the whole response.
 
         Raises:
-            ClientError: ``no_hapi`` when no features come back.
+            ClientError: ``no_hapi`` if the response is not a feature stream.
         """
         from hapi_client.swift.multi_object import read_objects
 
@@ -121,58 +126,48 @@ class Connection(SwiftAccount):
             object_name=container,
             seconds=seconds,
         )
-        _require_stream(body, container)
+        _check_type(body, container, CONTENT_TYPE_STREAM, "feature stream")
         return read_objects(body, names, annotation.encoding)
 
     def get_profile(
         self, container: str, name: str, *, seconds: float
     ) -> ModelProfile:
-        """What a package's frozen layers cost next to the data.
+        """Returns the measured costs of a package's layers on the storage.
 
-        The storage host measures them on its first request, which may take
-        a minute; repeated on 429 and 5xx, as when jobs run there.
+        The storage host measures them at the first request, which may take
+        a minute.  Retried on 429 and 5xx, for example while jobs run there.
 
         Args:
-            container: of the package.
-            name: of the package.
-            seconds: for the answer to one try.
+            container: container of the package.
+            name: name of the package.
+            seconds: deadline of one attempt.
 
         Raises:
-            ClientError: ``no_hapi`` when anything but a profile comes back.
+            ClientError: ``no_hapi`` if the response is not a profile.
         """
-        where = f"{container}/{name}"
+        object_name = f"{container}/{name}"
         with self._open(
             "GET",
             self._url(container, name),
             {HEADER_PROFILE: "true"},
-            object_name=where,
+            object_name=object_name,
             seconds=seconds,
-            # It comes as a whole, after all that was measured.
+            # Nothing is sent before the whole measurement is done.
             read_seconds=seconds,
         ) as body:
-            content_type = body.headers.get("Content-Type", "")
-            if content_type.partition(";")[0].strip() != "application/json":
-                raise ClientError(
-                    "no_hapi",
-                    f"{where}: the proxy answered with "
-                    f"{content_type or 'no content type'} in the place of a "
-                    "profile; it has no hapi filter",
-                    object_name=where,
-                    trans_id=body.trans_id,
-                )
+            _check_type(body, object_name, "application/json", "profile")
             return ModelProfile.from_body(body.read(MAX_PROFILE_BYTES))
 
     def ask_worker(self, container: str, name: str) -> None:
-        """Asks the worker whether it knows an object as a package.
+        """Checks that the worker responds, by a HEAD with an annotation.
 
-        No matter what the answer is: the filter can give none without its
-        worker.
+        The filter cannot respond to it without its worker.
 
         Args:
-            container: of any object that may be read.
-            name: of the object.
+            container: container of any readable object.
+            name: name of the object.
         """
-        self._done(
+        self._request_headers(
             "HEAD",
             self._url(container, name),
             {HEADER_PROFILE: "true"},
@@ -180,16 +175,19 @@ class Connection(SwiftAccount):
         )
 
 
-def _require_stream(body: ResponseBody, where: str) -> None:
+def _check_type(
+    body: ResponseBody, object_name: str, expected: str, kind: str
+) -> None:
+    """Closes the body and raises ``no_hapi`` if it has another type."""
     content_type = body.headers.get("Content-Type", "")
-    if content_type.partition(";")[0].strip() == CONTENT_TYPE_STREAM:
+    if content_type.partition(";")[0].strip() == expected:
         return
     body.close()
     raise ClientError(
         "no_hapi",
-        f"{where}: the proxy answered with "
-        f"{content_type or 'no content type'} in the place of a feature "
-        "stream; it has no hapi filter",
-        object_name=where,
+        f"{object_name}: the proxy returned "
+        f"{content_type or 'no content type'} instead of a {kind}; it has no "
+        "hapi filter",
+        object_name=object_name,
         trans_id=body.trans_id,
     )

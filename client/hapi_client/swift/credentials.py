@@ -1,17 +1,16 @@
-"""Who asks: v1 auth or Keystone, from arguments, environment or clouds.yaml.
+"""Credentials for v1 auth or Keystone: environment or ``clouds.yaml``.
 
-The first of these that is set in the environment:
+The first of these environment variables that is set decides:
 
 1. ``ST_AUTH`` with ``ST_USER`` and ``ST_KEY``: Swift's v1 auth,
-2. ``OS_CLOUD``: an entry of ``clouds.yaml``
-(:mod:`hapi_client.swift.clouds_yaml`), 3. ``OS_AUTH_URL``: Keystone v3, with
-``OS_USERNAME``, ``OS_PASSWORD``,
+2. ``OS_CLOUD``: an entry of ``clouds.yaml``,
+3. ``OS_AUTH_URL``: Keystone v3, with ``OS_USERNAME``, ``OS_PASSWORD``,
    ``OS_PROJECT_NAME``, …, or with ``OS_APPLICATION_CREDENTIAL_ID`` and
    ``OS_APPLICATION_CREDENTIAL_SECRET``.
 
-With each of them go ``OS_REGION_NAME``, ``OS_INTERFACE`` (or
+All three accept ``OS_REGION_NAME``, ``OS_INTERFACE`` (or
 ``OS_ENDPOINT_TYPE``), ``OS_STORAGE_URL``, ``OS_CACERT``, ``OS_CERT``,
-``OS_KEY`` and ``OS_INSECURE``, each before what the cloud's entry says.
+``OS_KEY`` and ``OS_INSECURE``; each overrides the cloud's entry.
 """
 
 from __future__ import annotations
@@ -42,19 +41,20 @@ _KEYSTONE_VARIABLES = {
 
 @dataclass(frozen=True)
 class Credentials:
-    """What keystoneauth1 needs to get a token.
+    """Everything that keystoneauth1 needs to get a token.
 
     Attributes:
         plugin: ``v1`` (tempauth, swauth), ``v3password`` (Keystone),
-            ``v3applicationcredential``, or any name of keystoneauth1's.
-        options: keyword arguments of that plugin, the password among
-            them; never shown by ``repr``.
-        region_name: Keystone region of the object store, if several.
-        interface: ``public``, ``internal`` or ``admin``: which endpoint
-            of the catalogue.
-        storage_url: of the account, in the place of the catalogue's.
-        tls: for the auth service and Swift.
-        source: where they were found, to tell of.
+            ``v3applicationcredential``, or another plugin of keystoneauth1.
+        options: keyword arguments of the plugin, including the password;
+            never shown by ``repr``.
+        region_name: Keystone region of the object store, if there are
+            several.
+        interface: endpoint of the catalogue: ``public``, ``internal`` or
+            ``admin``.
+        storage_url: URL of the account that replaces the catalogue's.
+        tls: settings for the auth service and Swift.
+        source: origin of the credentials, for messages.
     """
 
     plugin: str
@@ -67,25 +67,25 @@ class Credentials:
 
     @classmethod
     def v1(cls, auth_url: str, user: str, key: str) -> Credentials:
-        """Swift's v1 auth, as ``ST_AUTH``, ``ST_USER``, ``ST_KEY``."""
+        """Makes credentials for Swift's v1 auth."""
         return cls(
             "v1", {"auth_url": auth_url, "username": user, "password": key}
         )
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Credentials:
-        """Reads ``ST_*``, or ``OS_CLOUD``, or else the other ``OS_*``.
+        """Reads ``ST_*``, else ``OS_CLOUD``, else the other ``OS_*``.
 
         Raises:
-            ClientError: ``bad_configuration`` naming what is missing.
+            ClientError: ``bad_configuration`` naming the missing variable.
         """
         if environ.get("ST_AUTH"):
             options = {
                 "auth_url": environ["ST_AUTH"],
-                "username": _needed(environ, "ST_USER"),
-                "password": _needed(environ, "ST_KEY"),
+                "username": _required(environ, "ST_USER"),
+                "password": _required(environ, "ST_KEY"),
             }
-            return cls._reaching(environ, "v1", options, "ST_AUTH")
+            return cls._with_endpoint(environ, "v1", options, "ST_AUTH")
         if environ.get("OS_CLOUD"):
             return cls.from_cloud(environ["OS_CLOUD"], environ)
         if environ.get("OS_AUTH_URL"):
@@ -96,23 +96,23 @@ class Credentials:
             "(clouds.yaml), or "
             "OS_AUTH_URL, OS_USERNAME, OS_PASSWORD and OS_PROJECT_NAME, or "
             "OS_AUTH_URL, OS_APPLICATION_CREDENTIAL_ID and "
-            "OS_APPLICATION_CREDENTIAL_SECRET; those of an embedded cluster "
-            'are set by eval "$(hapi cluster env DIR)"',
+            "OS_APPLICATION_CREDENTIAL_SECRET; for an embedded cluster, run "
+            'eval "$(hapi cluster env DIR)"',
         )
 
     @classmethod
     def from_cloud(cls, name: str, environ: Mapping[str, str]) -> Credentials:
-        """Those of a cloud in ``clouds.yaml``.
+        """Reads the entry of a cloud in ``clouds.yaml``.
 
         Args:
-            name: of the cloud.
-            environ: says which file, and what comes before its entry.
+            name: name of the cloud.
+            environ: path of the file, and values that override the entry.
 
         Raises:
             ClientError: ``bad_configuration`` naming what is missing.
         """
         entry = find_cloud(name, environ, environ.get("OS_REGION_NAME"))
-        return cls._reaching(
+        return cls._with_endpoint(
             {**_variables(entry), **{k: v for k, v in environ.items() if v}},
             entry.auth_type,
             entry.auth,
@@ -122,20 +122,21 @@ class Credentials:
     @classmethod
     def _keystone(cls, environ: Mapping[str, str]) -> Credentials:
         if environ.get("OS_APPLICATION_CREDENTIAL_ID"):
-            plugin, options = "v3applicationcredential", _secret_options
+            plugin = "v3applicationcredential"
+            options = _application_credential_options(environ)
         else:
-            plugin, options = "v3password", _password_options
-        return cls._reaching(environ, plugin, options(environ), "OS_AUTH_URL")
+            plugin, options = "v3password", _password_options(environ)
+        return cls._with_endpoint(environ, plugin, options, "OS_AUTH_URL")
 
     @classmethod
-    def _reaching(
+    def _with_endpoint(
         cls,
         environ: Mapping[str, str],
         plugin: str,
         options: Mapping[str, Any],
         source: str,
     ) -> Credentials:
-        """With what the environment says of endpoints and TLS."""
+        """Adds the endpoint and TLS settings of the environment."""
         return cls(
             plugin,
             options,
@@ -148,12 +149,12 @@ class Credentials:
 
     @property
     def auth_url(self) -> str:
-        """Of the auth service; empty for plugins without one."""
+        """URL of the auth service; empty for plugins without one."""
         return str(self.options.get("auth_url", ""))
 
     def make_plugin(self) -> Any:
-        """The keystoneauth1 identity plugin."""
-        # What has them all is slow to import, and no help needs it.
+        """Makes the keystoneauth1 identity plugin."""
+        # Imported here because keystoneauth1's loader is slow to import.
         options: dict[str, Any] = dict(self.options)
         if self.plugin == "v1":
             from swiftclient import authv1
@@ -171,15 +172,15 @@ class Credentials:
 
 
 def _variables(entry: CloudEntry) -> dict[str, str]:
-    """A cloud's entry, said by the environment variables we know."""
+    """Translates a cloud's entry to environment variables."""
     fields = entry.fields
-    is_open = fields.get("insecure") or fields.get("verify") is False
-    found = {
+    is_insecure = fields.get("insecure") or fields.get("verify") is False
+    variables = {
         "OS_REGION_NAME": fields.get("region_name"),
         "OS_INTERFACE": fields.get("object_store_interface")
         or fields.get("interface"),
         "OS_STORAGE_URL": entry.endpoint,
-        "OS_INSECURE": "true" if is_open else None,
+        "OS_INSECURE": "true" if is_insecure else None,
         **{
             variable: os.path.expanduser(path) if path else None
             for variable, path in (
@@ -189,11 +190,11 @@ def _variables(entry: CloudEntry) -> dict[str, str]:
             )
         },
     }
-    return {name: str(value) for name, value in found.items() if value}
+    return {name: str(value) for name, value in variables.items() if value}
 
 
 def _interface(environ: Mapping[str, str]) -> str:
-    """As keystoneauth1 names them; ``publicURL`` is ``public``."""
+    """Returns keystoneauth1's name: ``public`` for ``publicURL``."""
     for variable in ("OS_INTERFACE", "OS_ENDPOINT_TYPE"):
         value = environ.get(variable)
         if value:
@@ -202,14 +203,15 @@ def _interface(environ: Mapping[str, str]) -> str:
                 return name
             raise ClientError(
                 "bad_configuration",
-                f"{variable} is {value!r}; one of {', '.join(INTERFACES)}",
+                f"{variable} is {value!r}; write one of "
+                f"{', '.join(INTERFACES)}",
             )
     return DEFAULT_INTERFACE
 
 
 def _password_options(environ: Mapping[str, str]) -> dict[str, str]:
-    _needed(environ, "OS_USERNAME")
-    _needed(environ, "OS_PASSWORD")
+    _required(environ, "OS_USERNAME")
+    _required(environ, "OS_PASSWORD")
     options = {
         option: environ[variable]
         for variable, option in _KEYSTONE_VARIABLES.items()
@@ -221,20 +223,18 @@ def _password_options(environ: Mapping[str, str]) -> dict[str, str]:
     return options
 
 
-def _secret_options(environ: Mapping[str, str]) -> dict[str, str]:
-    names = ("id", "secret")
+def _application_credential_options(
+    environ: Mapping[str, str],
+) -> dict[str, str]:
+    name = "application_credential"
     return {
         "auth_url": environ["OS_AUTH_URL"],
-        **{
-            f"application_credential_{name}": _needed(
-                environ, f"OS_APPLICATION_CREDENTIAL_{name.upper()}"
-            )
-            for name in names
-        },
+        f"{name}_id": _required(environ, f"OS_{name.upper()}_ID"),
+        f"{name}_secret": _required(environ, f"OS_{name.upper()}_SECRET"),
     }
 
 
-def _needed(environ: Mapping[str, str], variable: str) -> str:
+def _required(environ: Mapping[str, str], variable: str) -> str:
     value = environ.get(variable)
     if not value:
         raise ClientError(

@@ -1,4 +1,4 @@
-"""One authenticated request: token, retries, deadline, error, count."""
+"""Authenticated HTTP requests with retries, deadlines and named errors."""
 
 from __future__ import annotations
 
@@ -40,14 +40,15 @@ _TAG = re.compile(rb"<[^>]*>")
 
 @dataclass(frozen=True)
 class ConnectionOptions:
-    """Bounds of every wait.
+    """Limits of every wait, and of retries.
 
     Attributes:
-        connect_seconds: for a TCP and TLS connection.
-        read_seconds: for the next bytes of an answer, its headers too.
-        body_seconds: for a whole body, sent or received.
-        num_connections: kept open to one host.
-        backoff: of repeated requests.
+        connect_seconds: timeout of a TCP and TLS connection.
+        read_seconds: timeout of the next bytes of a response, headers
+            included.
+        body_seconds: deadline of a whole body, sent or received.
+        num_connections: connections kept open to one host.
+        backoff: waits between repeated requests.
     """
 
     connect_seconds: float = 10.0
@@ -58,7 +59,7 @@ class ConnectionOptions:
 
 
 class RequestBody:
-    """A request body: the next bytes of a file, counted when sent."""
+    """A request body: the next bytes of a file, counted as they are sent."""
 
     def __init__(
         self, file: BinaryIO, length_bytes: int, traffic: Traffic
@@ -76,22 +77,22 @@ class RequestBody:
         return self._position
 
     def seek(self, position: int) -> None:
-        """Used by urllib3 before it sends a body again."""
+        """Rewinds the body; urllib3 calls it before a repeated request."""
         self._file.seek(self._start + position)
         self._position = position
 
     def read(self, size: int = -1) -> bytes:
-        left = self._length_bytes - self._position
-        data = self._file.read(left if size < 0 else min(size, left))
+        remaining = self._length_bytes - self._position
+        data = self._file.read(remaining if size < 0 else min(size, remaining))
         self._position += len(data)
         self._traffic.add(sent_bytes=len(data))
         return data
 
 
 class HttpClient:
-    """Makes requests with one user's token.
+    """Sends requests with one user's token.
 
-    A forked child builds its own sockets on first use.
+    A forked child opens its own sockets on first use.
     """
 
     def __init__(
@@ -101,8 +102,8 @@ class HttpClient:
         self._options = options
         if credentials.tls.insecure:
             logger.warning(
-                "certificates of TLS servers are not checked (insecure): "
-                "whoever is between may read the password and the data"
+                "TLS certificates are not verified (insecure): anyone on the "
+                "path can read the password and the data"
             )
         self.auth = Authenticator(
             credentials,
@@ -132,18 +133,23 @@ class HttpClient:
         read_seconds: float | None = None,
         retry: bool = True,
     ) -> ResponseBody:
-        """The answer to a request, its body unread.
+        """Sends a request and returns the response, its body unread.
 
         Args:
-            object_name: what it is about, for errors.
+            method: HTTP method.
+            url: absolute URL.
+            headers: request headers besides the token.
+            object_name: subject of the request, for errors.
             source: request body.
-            seconds: for the whole answer; None for the usual.
-            read_seconds: for its next bytes, likewise.
-            patient: repeat after 429, 5xx and broken connections.
+            seconds: deadline of the whole response; None for
+                ``body_seconds``.
+            read_seconds: timeout of the next bytes; None for the option of
+                that name.
+            retry: repeat after 429, 5xx and broken connections.
 
         Raises:
-            HapiError: for each status from 400 on; ``not_connected``,
-                ``too_slow`` when there is no answer.
+            HapiError: for each status of 300 or more; ``not_connected`` or
+                ``too_slow`` if there is no response.
         """
         seconds = seconds or self._options.body_seconds
         deadline = time.monotonic() + seconds
@@ -177,7 +183,7 @@ class HttpClient:
                 source.seek(0)
             body = send(self.auth.renewed_token(token))
             if body.status == 401:
-                raise _twice_refused(body, object_name)
+                raise _token_refused_twice(body, object_name)
         if body.status >= 300:
             raise _error(body, object_name)
         return body
@@ -207,7 +213,7 @@ class HttpClient:
                 verify=transport.verify,
             )
         except requests.RequestException as error:
-            raise _no_answer(error, method, object_name, timeout) from error
+            raise _no_response(error, method, object_name, timeout) from error
 
     def _transport(self) -> Transport:
         with self._lock:
@@ -222,26 +228,26 @@ class HttpClient:
             return self._current
 
 
-def _no_answer(
+def _no_response(
     error: requests.RequestException,
     method: str,
     object_name: str,
     timeout: tuple[float, float],
 ) -> HapiError:
     cause = error.args[0] if error.args else error
-    cause = getattr(cause, "reason", None) or cause  # of a MaxRetryError
+    cause = getattr(cause, "reason", None) or cause  # unwraps MaxRetryError
     timeouts = (requests.Timeout, urllib3.exceptions.ReadTimeoutError)
     if isinstance(error, timeouts) or isinstance(cause, timeouts):
         return TooSlowError(
             "too_slow",
-            f"{method} {object_name}: no answer in {timeout[1]:g} s",
+            f"{method} {object_name}: no response within {timeout[1]:g} s",
             object_name=object_name,
         )
     if is_certificate_error(cause):
         return ClientError(
             "bad_configuration",
-            f"{method} {object_name}: {cause}; name the authority of the "
-            "server's certificate by OS_CACERT or --os-cacert",
+            f"{method} {object_name}: {cause}; set the server's certificate "
+            "authority with OS_CACERT or --os-cacert",
             object_name=object_name,
         )
     return ClientError(
@@ -255,45 +261,45 @@ def _error(body: ResponseBody, object_name: str) -> HapiError:
     with body:
         if body.status < 400:
             return _redirected(body, object_name)
-        start = body.read(MAX_BODY_BYTES)
+        content = body.read(MAX_BODY_BYTES)
     if body.headers.get("Content-Type", "").startswith("text/html"):
-        start = b" ".join(_TAG.sub(b" ", start).split())  # Swift's own pages
+        # Swift's own error pages.
+        content = b" ".join(_TAG.sub(b" ", content).split())
     return error_from_body(
         body.status,
-        start,
+        content,
         object_name=object_name,
         trans_id=body.trans_id,
         retry_after=_seconds(body.headers.get("Retry-After")),
     )
 
 
-def _twice_refused(body: ResponseBody, object_name: str) -> RightsError:
+def _token_refused_twice(body: ResponseBody, object_name: str) -> RightsError:
     body.close()
     return RightsError(
         "unauthorized",
-        f"Swift refuses {object_name} with 401, with a new token too; the "
-        "auth service is not the one that Swift asks, or the account is "
-        "another user's",
+        f"Swift refuses {object_name} with 401, with a new token too; check "
+        "that Swift uses this auth service and that the account is yours",
         object_name=object_name,
         trans_id=body.trans_id,
     )
 
 
 def _redirected(body: ResponseBody, object_name: str) -> ClientError:
-    # Neither Swift nor the filter does that; the token stays here.
-    target = body.headers.get("Location", "nowhere")
+    # Neither Swift nor the filter redirects; the token must not be sent on.
+    target = body.headers.get("Location", "an unnamed URL")
     return ClientError(
         "bad_configuration",
-        f"{object_name} was answered with {body.status}, to be found at "
-        f"{target}, which is not followed; log in where the storage URL is "
-        "the right one",
+        f"{object_name}: status {body.status} redirects to {target}, which "
+        "is not followed; use an auth service that returns the right "
+        "storage URL",
         object_name=object_name,
         trans_id=body.trans_id,
     )
 
 
 def _seconds(value: str | None) -> float | None:
-    # The other form, a date, is not sent by Swift or by us.
+    # Neither Swift nor the filter sends the other form, a date.
     if value is None or not value.isascii() or not value.isdigit():
         return None
     return float(value)

@@ -1,4 +1,4 @@
-"""Features of many objects of a container, asked for at once."""
+"""Responses to requests for the features of many objects."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from hapi_splitter.encodings import decode
 
 @dataclass(frozen=True)
 class ObjectFeatures:
-    """One object of a request for many.
+    """The features, or the error, of one object of a request for many.
 
     Attributes:
-        index: its place in the request.
-        name: as asked for.
-        status: of Swift's answer to its GET; 413 where it is too large to
-            be read with others, 503 where it broke off.
-        etag: None where it could not be read.
-        features: float32, of one sample; None where there is an error.
+        index: position in the request.
+        name: requested name.
+        status: status of Swift's GET; 413 if the object is too large to be
+            read with others, 503 if the read broke off.
+        etag: ETag; None if the object could not be read.
+        features: float32, one sample; None if there is an error.
         error: ``<code>: <message>``, or None.
     """
 
@@ -39,48 +39,50 @@ class ObjectFeatures:
 
     @property
     def code(self) -> str | None:
-        """The error's, as ``not_found``."""
+        """Code of the error, such as ``not_found``."""
         return None if self.error is None else self.error.partition(":")[0]
 
     @property
     def is_retryable(self) -> bool:
-        """Whether it failed, and may succeed when it is asked for again."""
+        """True if the object failed and a new request may succeed."""
         return self.error is not None and self.status in RETRYABLE_STATUSES
 
 
 def read_objects(
     body: ResponseBody, names: Sequence[str], encoding: str
 ) -> Iterator[ObjectFeatures]:
-    """The rows of an answer, in order; ``body`` is closed behind them.
+    """Yields the rows of a response in order, then closes ``body``.
 
     Raises:
-        TruncatedStreamError: it broke off, or is no answer to these names.
+        TruncatedStreamError: if it breaks off or has other names.
     """
     with body:
         num_rows = 0
         for batch in read_features(body):
-            for found in _objects(batch, encoding):
-                if num_rows == len(names) or (found.index, found.name) != (
+            for row in _objects(batch, encoding):
+                if num_rows == len(names) or (row.index, row.name) != (
                     num_rows,
                     names[num_rows],
                 ):
                     raise _truncated(
-                        body, f"row {num_rows} is {found.name!r:.100}"
+                        body, f"row {num_rows} is {row.name!r:.100}"
                     )
                 num_rows += 1
-                yield found
+                yield row
         if num_rows < len(names):
             raise _truncated(body, f"it had {num_rows} rows")
         body.drain()
 
 
 def _objects(batch: FeatureBatch, encoding: str) -> Iterator[ObjectFeatures]:
-    good = iter(())
+    decoded = iter(())
     if batch.features is not None:
-        good = iter(decode(batch.features, encoding, batch.scale, batch.zero))
+        decoded = iter(
+            decode(batch.features, encoding, batch.scale, batch.zero)
+        )
     for row in batch.rows:
         status, etag = _status(row)
-        features = next(good) if row.error is None else None
+        features = next(decoded) if row.error is None else None
         yield ObjectFeatures(
             row.index, row.key, status, etag, features, row.error
         )
@@ -96,9 +98,9 @@ def _status(row: Row) -> tuple[int, str | None]:
         ) from error
 
 
-def _truncated(body: ResponseBody, what: str) -> TruncatedStreamError:
+def _truncated(body: ResponseBody, problem: str) -> TruncatedStreamError:
     return TruncatedStreamError(
         "truncated",
-        f"the answer is not that to the names asked for: {what}",
+        f"the response does not match the requested names: {problem}",
         trans_id=body.trans_id,
     )

@@ -1,4 +1,4 @@
-"""The body of an answer: counted, bounded in time, with named errors."""
+"""Response bodies: counted, limited in time, with named errors."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from hapi_protocol.errors import (
     TruncatedStreamError,
 )
 
-PIECE_BYTES = 1024 * 1024
+READ_BYTES = 1024 * 1024
 MAX_DRAIN_BYTES = 64 * 1024
 MAX_QUOTED_BYTES = 80
 Document = TypeVar("Document", bound="dict[str, Any] | list[Any]")
 
 
 class ResponseBody(io.RawIOBase):
-    """A readable file over one answer's body, to be closed after use.
+    """A readable file with the body of one response; the caller closes it.
 
-    ``read(n)`` returns exactly ``n`` bytes unless the body ends, as
-    pyarrow wants it.  Errors that are raised in a ``with`` block of it get
-    its transaction id and its object's name where they have none.
+    ``read(n)`` returns exactly ``n`` bytes unless the body ends, as pyarrow
+    requires.  Errors raised in its ``with`` block get the response's
+    transaction id and object name if they have none.
 
     Args:
-        response: streaming answer of requests.
-        object_name: what was asked for, for errors.
+        response: streaming response of requests.
+        object_name: subject of the request, for errors.
         traffic: counts the bytes.
-        scope: ends the reading when cancelled.
-        deadline: of the monotonic clock, for the whole body.
+        scope: ends the read when cancelled.
+        deadline: time of the monotonic clock for the end of the body.
 
     Raises:
-        TruncatedStreamError: while reading, when the connection breaks.
-        TooSlowError: while reading, when the deadline passes.
+        TruncatedStreamError: while reading, if the connection breaks.
+        TooSlowError: while reading, if the deadline passes.
     """
 
     def __init__(
@@ -66,35 +66,35 @@ class ResponseBody(io.RawIOBase):
         self._num_read = 0
 
     def read_json(self, kind: type[Document]) -> Document:
-        """What the whole body says.
+        """Reads the whole body as JSON.
 
         Args:
-            kind: ``dict`` or ``list``.
+            kind: expected type, ``dict`` or ``list``.
 
         Raises:
-            ClientError: ``bad_configuration`` when it is no such JSON: the
-                answer is not Swift's.
+            ClientError: ``bad_configuration`` if it is not such JSON, so
+                that the response is not Swift's.
         """
         data = self.read()
         try:
-            found = json.loads(data)
+            document = json.loads(data)
         except (ValueError, RecursionError):
-            found = None
-        if isinstance(found, kind):
-            return found
+            document = None
+        if isinstance(document, kind):
+            return document
         start = data[:MAX_QUOTED_BYTES].decode("utf-8", "replace")
         raise ClientError(
             "bad_configuration",
-            f"{self._object_name} was answered with {start!r}, which is no "
-            f"JSON {kind.__name__}; the URL is not Swift's, or a gateway "
-            "answers in its place",
+            f"{self._object_name} returned {start!r} instead of a JSON "
+            f"{kind.__name__}; check that the storage URL is Swift's and "
+            "that no gateway responds in its place",
             object_name=self._object_name,
             trans_id=self.trans_id,
         )
 
     @property
     def length_bytes(self) -> int | None:
-        """``Content-Length``, None where the answer is chunked."""
+        """``Content-Length``, None if the response is chunked."""
         value = self.headers.get("Content-Length")
         return int(value) if value is not None else None
 
@@ -105,7 +105,7 @@ class ResponseBody(io.RawIOBase):
         missing = None if size is None or size < 0 else size
         pieces = []
         while missing is None or missing > 0:
-            piece = self._read_piece(min(missing or PIECE_BYTES, PIECE_BYTES))
+            piece = self._read_piece(min(missing or READ_BYTES, READ_BYTES))
             if not piece:
                 break
             pieces.append(piece)
@@ -115,7 +115,7 @@ class ResponseBody(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
-        piece = self._read_piece(min(len(view), PIECE_BYTES))
+        piece = self._read_piece(min(len(view), READ_BYTES))
         view[: len(piece)] = piece
         return len(piece)
 
@@ -126,7 +126,7 @@ class ResponseBody(io.RawIOBase):
                 TooSlowError, "too_slow", "did not end before its deadline"
             )
         try:
-            # read1: whatever has come, so the deadline is looked at often.
+            # read1 returns what has arrived, so the deadline is checked often.
             piece: bytes = self._response.raw.read1(size, decode_content=False)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             self._scope.check()
@@ -139,24 +139,26 @@ class ResponseBody(io.RawIOBase):
         self._traffic.add(received_bytes=len(piece))
         return piece
 
-    def _error(self, kind: type[HapiError], code: str, what: str) -> HapiError:
+    def _error(
+        self, kind: type[HapiError], code: str, problem: str
+    ) -> HapiError:
         return kind(
             code,
-            f"the body of {self._object_name} {what}",
+            f"the body of {self._object_name} {problem}",
             object_name=self._object_name,
             trans_id=self.trans_id,
         )
 
     def drain(self) -> None:
-        """Reads a short rest, so that the connection can be kept.
+        """Reads a short rest, so that the connection can be reused.
 
         Raises:
-            TruncatedStreamError: when the body does not end as it must,
-                or more than a short rest is left.
+            TruncatedStreamError: if the body breaks off, or more than a
+                short rest is left.
         """
         if len(self.read(MAX_DRAIN_BYTES)) == MAX_DRAIN_BYTES:
             raise self._error(
-                TruncatedStreamError, "truncated", "goes on after its end"
+                TruncatedStreamError, "truncated", "continues after its end"
             )
 
     def close(self) -> None:
@@ -172,7 +174,7 @@ class ResponseBody(io.RawIOBase):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # What is wrong with an answer is looked for by its transaction.
+        # Operators search their logs by transaction id.
         if isinstance(error, HapiError):
             error.trans_id = error.trans_id or self.trans_id
             error.object_name = error.object_name or self._object_name

@@ -1,6 +1,6 @@
-"""When to try again, and when to stop pushing down (pure).
+"""Retry policy: retryable errors and waits between attempts.
 
-Numbers in, decisions out: clock and randomness come from the caller.
+No I/O; clock and randomness are injected.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from dataclasses import dataclass
 from hapi_protocol.errors import HapiError
 
 RETRYABLE_STATUSES = frozenset({408, 429, 498, 500, 502, 503, 504})
-"""498 is what Swift's ratelimit middleware answers."""
+"""Statuses of failures that may pass; 498 is Swift's ratelimit middleware."""
 _RETRYABLE_CODES = frozenset({"truncated", "not_connected"})
 
 
 def is_retryable(error: HapiError) -> bool:
-    """Whether the same request may succeed when repeated."""
+    """True if the same request may succeed when repeated."""
     return error.code in _RETRYABLE_CODES or error.status in RETRYABLE_STATUSES
 
 
 @dataclass(frozen=True)
 class Backoff:
-    """Exponential backoff with full jitter, ``Retry-After`` obeyed.
+    """Exponential backoff with full jitter that honours ``Retry-After``.
 
     Attributes:
-        attempts: tries in all, the first among them.
+        attempts: number of attempts, including the first.
         first_seconds: upper bound of the first wait; doubles each time.
-        most_seconds: upper bound of a wait without ``Retry-After``.
-        most_retry_after_seconds: longer wishes of a server are cut to it.
+        max_seconds: upper bound of a wait without ``Retry-After``.
+        max_retry_after_seconds: upper bound of a ``Retry-After``.
     """
 
     attempts: int = 4
@@ -42,17 +42,17 @@ class Backoff:
     def delay_seconds(
         self, failures: int, retry_after: float | None, random: float
     ) -> float:
-        """Seconds to wait before the next try.
+        """Returns the seconds to wait before the next attempt.
 
         Args:
-            failures: tries that failed so far, from 1 on.
-            retry_after: seconds the server asked for, if it did.
+            failures: failed attempts so far, at least 1.
+            retry_after: seconds of the server's ``Retry-After``, or None.
             random: a number drawn uniformly from [0, 1).
         """
         if retry_after is not None:
-            asked = max(0.0, min(retry_after, self.max_retry_after_seconds))
-            # Jitter above, never below, what the server asked for: its
-            # callers must not all come back in the same instant.
-            return asked * (1 + random / 4)
+            wait = max(0.0, min(retry_after, self.max_retry_after_seconds))
+            # Jitter only above the requested wait, so that clients do not
+            # all return at the same instant or too early.
+            return wait * (1 + random / 4)
         bound = self.first_seconds * 2.0 ** min(failures - 1, 30)
         return min(bound, self.max_seconds) * random

@@ -1,4 +1,4 @@
-"""Where a data set lies: ``swift://container/prefix``."""
+"""Locations of data sets: ``swift://container/prefix``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ SCHEME = "swift://"
 
 @dataclass(frozen=True)
 class Location:
-    """A container and the folder in it, ``""`` for the container itself.
+    """A container and a folder in it; prefix ``""`` is the container itself.
 
-    Shards, index and class names of one data set are the objects
-    ``<prefix>/<file>``.
+    Shards and index of a data set are the objects ``<prefix>/<file>``.
     """
 
     container: str
@@ -26,7 +25,7 @@ class Location:
         return f"{SCHEME}{self.container}{tail}"
 
     def object_name(self, file_name: str) -> str:
-        """The object that holds ``file_name`` of this data set."""
+        """Returns the object name of a file of this data set."""
         return f"{self.prefix}/{file_name}" if self.prefix else file_name
 
     @property
@@ -35,10 +34,10 @@ class Location:
 
 
 def parse_location(text: str) -> Location:
-    """Reads ``swift://container/prefix`` or ``container/prefix``.
+    """Parses ``swift://container/prefix`` or ``container/prefix``.
 
     Raises:
-        ClientError: ``bad_configuration`` naming the value and the form.
+        ClientError: ``bad_configuration`` naming the value and the format.
     """
     rest = text.removeprefix(SCHEME)
     container, _, prefix = rest.partition("/")
@@ -52,7 +51,7 @@ def parse_location(text: str) -> Location:
     ):
         raise ClientError(
             "bad_configuration",
-            f"{text!r} names no place in Swift; write "
-            "swift://CONTAINER or swift://CONTAINER/PREFIX",
+            f"{text!r} is not a Swift location; write swift://CONTAINER or "
+            "swift://CONTAINER/PREFIX",
         )
     return Location(container, prefix)

@@ -1,4 +1,4 @@
-"""How TLS servers are checked, and what they are shown."""
+"""TLS settings: CA bundle, client certificate, verification."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ _FALSE = frozenset({"", "0", "false", "no", "off"})
 
 @dataclass(frozen=True)
 class TLSOptions:
-    """Of the auth service and of Swift alike.
+    """TLS settings for the auth service and for Swift.
 
     Attributes:
-        ca_file: bundle (or folder) that their certificates are checked
-            against; None for the system's, or ``REQUESTS_CA_BUNDLE``.
-        cert_file: our own certificate, where they ask for one.
-        key_file: its key; None when it stands in ``cert_file``.
-        insecure: check no certificates. Whoever is between reads the
-            password.
+        ca_file: bundle (or folder) of trusted authorities; None for the
+            system's, or ``REQUESTS_CA_BUNDLE``.
+        cert_file: client certificate, if the servers require one.
+        key_file: key of the client certificate; None if it is in
+            ``cert_file``.
+        insecure: do not verify server certificates. Anyone on the path can
+            read the password.
+
+    Raises:
+        ClientError: ``bad_configuration`` naming a missing file.
     """
 
     ca_file: str | None = None
@@ -31,14 +35,14 @@ class TLSOptions:
     insecure: bool = False
 
     def __post_init__(self) -> None:
-        for what, path in (
+        for role, path in (
             ("CA bundle (OS_CACERT)", self.ca_file),
             ("client certificate (OS_CERT)", self.cert_file),
             ("client key (OS_KEY)", self.key_file),
         ):
             if path is not None and not os.path.exists(path):
                 raise ClientError(
-                    "bad_configuration", f"the {what} {path!r} is not there"
+                    "bad_configuration", f"the {role} {path!r} does not exist"
                 )
         if self.key_file is not None and self.cert_file is None:
             raise ClientError(
@@ -60,28 +64,28 @@ class TLSOptions:
             cert_file=environ.get("OS_CERT") or None,
             key_file=environ.get("OS_KEY") or None,
             insecure=any(
-                _truth(environ, variable)
+                _parse_bool(environ, variable)
                 for variable in ("OS_INSECURE", "SWIFTCLIENT_INSECURE")
             ),
         )
 
     @property
     def verify(self) -> bool | str:
-        """What requests takes of that name."""
+        """The ``verify`` argument for requests."""
         return False if self.insecure else self.ca_file or True
 
     @property
     def cert(self) -> str | tuple[str, str] | None:
-        """What requests takes of that name."""
+        """The ``cert`` argument for requests."""
         if self.cert_file is None or self.key_file is None:
             return self.cert_file
         return self.cert_file, self.key_file
 
 
-def _truth(environ: Mapping[str, str], variable: str) -> bool:
+def _parse_bool(environ: Mapping[str, str], variable: str) -> bool:
     value = environ.get(variable, "")
     if value.lower() in _TRUE | _FALSE:
         return value.lower() in _TRUE
     raise ClientError(
-        "bad_configuration", f"{variable} is {value!r}; true or false"
+        "bad_configuration", f"{variable} is {value!r}; write true or false"
     )

@@ -1,4 +1,4 @@
-"""Counts what went over the wire."""
+"""Counters of bytes, requests and retries on the wire."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TrafficCount:
-    """Bytes of request and response *bodies*.
+    """Totals of requests and of the bytes of their *bodies*.
 
-    Counted as they pass the socket's reader or writer: bodies of failed,
-    repeated and broken-off requests and error bodies too.  Not counted:
-    request and status lines, headers, chunk framing, TLS, and the token
-    requests to the auth service.
+    Bytes are counted as they are sent and received, including failed,
+    repeated and broken-off requests and error bodies.  Not counted: request
+    and status lines, headers, chunk framing, TLS, and token requests.
     """
 
     received_bytes: int = 0
@@ -43,7 +42,7 @@ class TrafficCount:
 
 
 class Traffic:
-    """A thread-safe :class:`TrafficCount` that only grows."""
+    """Thread-safe counters behind :class:`TrafficCount`."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -65,7 +64,7 @@ class Traffic:
 
     @property
     def of_thread(self) -> TrafficCount:
-        """What the running thread has added."""
+        """The current thread's own share of the totals."""
         count: TrafficCount = getattr(self._local, "count", TrafficCount())
         return count
 

@@ -1,10 +1,9 @@
-"""HTTP below :mod:`hapi_client.swift.connection`: pools, retries, cancelling.
+"""HTTP sessions with connection pools, retries and cancellation.
 
-A thread that waits on a socket cannot be stopped from outside by Python.
-So each connection notes, before it sends and before it waits for an answer,
-which :class:`CancelScope` its thread works for; cancelling a scope shuts the
-sockets of its threads down and they end at once.  That is what makes Ctrl-C
-and ``close()`` prompt.
+Python cannot stop a thread that waits on a socket.  Each connection therefore
+records, before it sends and before it waits, which :class:`CancelScope` its
+thread works for.  Cancelling a scope shuts the sockets of its threads down,
+so that Ctrl-C and ``close()`` take effect at once.
 """
 
 from __future__ import annotations
@@ -39,39 +38,39 @@ SEND_BLOCK_BYTES = 1024 * 1024
 
 
 class CancelScope:
-    """Work of one or more threads that ends together."""
+    """Work of one or more threads that is cancelled together."""
 
     def __init__(self) -> None:
-        # Not an Event, whose lock is not reentrant: Python's collector may
-        # cancel from the very thread that waits here.
+        # Not an Event, whose lock is not reentrant: the garbage collector
+        # may cancel from the thread that waits here.
         self._changed = threading.Condition(threading.RLock())
         self._cancelled = False
 
     @property
     def cancelled(self) -> bool:
-        """Whether the work is to end."""
+        """True if the work has to end."""
         return self._cancelled
 
     def set_cancelled(self) -> None:
-        """Wakes those that wait."""
+        """Marks the scope as cancelled and wakes its waiting threads."""
         with self._changed:
             self._cancelled = True
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raises ``not_connected`` once the scope is cancelled."""
+        """Raises ``not_connected`` if the scope is cancelled."""
         if self.cancelled:
             raise ClientError("not_connected", "the loader was closed")
 
     def wait(self, seconds: float) -> None:
-        """Sleeps; raises as :meth:`check` when cancelled meanwhile."""
+        """Sleeps; raises ``not_connected`` if cancelled meanwhile."""
         with self._changed:
             self._changed.wait_for(lambda: self._cancelled, seconds)
         self.check()
 
 
 class SocketOwners:
-    """Which scope waits on which socket."""
+    """Maps each socket to the scope whose thread waits on it."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -83,46 +82,47 @@ class SocketOwners:
 
     @property
     def scope(self) -> CancelScope:
-        """The scope of the running thread."""
+        """The scope of the current thread."""
         scope: CancelScope = getattr(self._local, "scope", self._default)
         return scope
 
     @contextlib.contextmanager
     def working_for(self, scope: CancelScope) -> Iterator[None]:
-        before = self.scope
+        """Makes ``scope`` the scope of the current thread."""
+        previous = self.scope
         self._local.scope = scope
         try:
             yield
         finally:
-            self._local.scope = before
+            self._local.scope = previous
 
     def claim(self, sock: socket.socket | None) -> None:
-        """Notes that the running thread is about to wait on ``sock``."""
+        """Records that the current thread is about to wait on ``sock``."""
         with self._lock:
             self.scope.check()
             if sock is not None:
-                # A socket from the pool changes its owner here.
+                # A pooled socket changes its owner here.
                 self._owners[sock] = self.scope
 
     def cancel(self, scope: CancelScope) -> None:
-        """Ends all waits, present and future, of the scope's threads."""
+        """Ends all current and future waits of the scope's threads."""
         with self._lock:
             scope.set_cancelled()
-            mine = [s for s, owner in self._owners.items() if owner is scope]
-        for sock in mine:
+            owned = [s for s, owner in self._owners.items() if owner is scope]
+        for sock in owned:
             with contextlib.suppress(OSError):  # closed by its own thread
                 sock.shutdown(socket.SHUT_RDWR)
 
 
 def is_certificate_error(error: object) -> bool:
-    """Whether a TLS server showed what we do not take; it will again."""
+    """True if a server's certificate was rejected; a retry cannot help."""
     return isinstance(error, urllib3.exceptions.SSLError) and any(
         isinstance(cause, ssl.SSLCertVerificationError) for cause in error.args
     )
 
 
 class ScopedRetry(Retry):
-    """urllib3's retries with our backoff, counted, and cancellable."""
+    """urllib3's Retry with our backoff, counted and cancellable."""
 
     def __init__(
         self,
@@ -138,10 +138,10 @@ class ScopedRetry(Retry):
         self._traffic = traffic
 
     @classmethod
-    def following(
+    def with_backoff(
         cls, backoff: Backoff, owners: SocketOwners, traffic: Traffic
     ) -> ScopedRetry:
-        """Repeats idempotent requests; others fail at once."""
+        """Returns a policy that repeats only idempotent requests."""
         return cls(
             total=backoff.attempts - 1,
             redirect=0,
@@ -165,22 +165,22 @@ class ScopedRetry(Retry):
         self._owners.scope.check()
         if is_certificate_error(kwargs.get("error")):
             raise kwargs["error"]
-        following = super().increment(*args, **kwargs)
+        next_retry = super().increment(*args, **kwargs)
         self._traffic.add(retries=1)
-        return following
+        return next_retry
 
     def sleep(self, response: BaseHTTPResponse | None = None) -> None:
-        wish = self.get_retry_after(response) if response else None
+        retry_after = self.get_retry_after(response) if response else None
         seconds = self._backoff.delay_seconds(
             max(1, len(self.history)),
-            wish,
+            retry_after,
             random.random(),  # noqa: S311
         )
         self._owners.scope.wait(seconds)
 
 
 class _Adapter(HTTPAdapter):
-    """requests' adapter over connections that note their owner."""
+    """A requests adapter whose connections record their owner."""
 
     def __init__(
         self, owners: SocketOwners, retry: Retry, num_connections: int
@@ -197,7 +197,7 @@ class _Adapter(HTTPAdapter):
         owners = self._owners
 
         class Claims:
-            """Before a thread waits: to connect, to send, to receive."""
+            """Claims the socket before each wait on it."""
 
             sock: socket.socket | None
 
@@ -235,8 +235,8 @@ class _Adapter(HTTPAdapter):
 class Transport:
     """The HTTP sessions of one process; never shared over a fork.
 
-    ``patient`` repeats failed idempotent requests by ``backoff``,
-    ``eager`` reports the first failure.
+    ``retrying`` repeats failed idempotent requests with ``backoff``;
+    ``single_try`` reports the first failure.
     """
 
     def __init__(
@@ -249,10 +249,10 @@ class Transport:
         tls: TLSOptions,
     ) -> None:
         self.pid = os.getpid()
-        # Said of each request: what a session says is less to requests than
-        # REQUESTS_CA_BUNDLE in the environment.
+        # Passed with each request, because for requests REQUESTS_CA_BUNDLE
+        # overrides a session's setting.
         self.verify = None if tls.verify is True else tls.verify
-        retry = ScopedRetry.following(backoff, owners, traffic)
+        retry = ScopedRetry.with_backoff(backoff, owners, traffic)
         self.retrying = _session(owners, retry, num_connections, tls)
         never = Retry(0, redirect=False, read=False)
         self.single_try = _session(owners, never, num_connections, tls)
@@ -269,8 +269,7 @@ def _session(
     tls: TLSOptions,
 ) -> requests.Session:
     session = requests.Session()
-    # Neither .netrc credentials nor surprises from the environment but
-    # the proxy and CA settings that requests reads per request.
+    # Keeps requests from adding credentials of ~/.netrc.
     session.auth = _no_auth
     session.cert = tls.cert
     adapter = _Adapter(owners, retry, num_connections)

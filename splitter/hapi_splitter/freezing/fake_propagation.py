@@ -1,4 +1,4 @@
-"""The value of every node of a trace, without computing it."""
+"""Computes the values of a trace's nodes on fake tensors."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from hapi_protocol.errors import FreezeError
 from hapi_splitter.inputs.sample_format import SampleForm
 
 BATCHES = (2, 3)
-"""Batch sizes that tell what grows with the batch."""
+"""Two batch sizes, to see which sizes grow with the batch."""
 
 
 def propagate(
     model: nn.Module, graph: fx.Graph, form: SampleForm, batch: int
 ) -> dict[fx.Node, Any]:
-    """Every node's value for one batch size; tensors have no data.
+    """Returns every node's value for one batch size; tensors have no data.
 
     Raises:
-        FreezeError: ``cannot_trace`` where the model does not run.
+        FreezeError: ``cannot_trace`` if the model does not run.
     """
     recorder = _Recorder(
         fx.GraphModule(model, graph),
@@ -42,7 +42,7 @@ def propagate(
 
 
 def example_for(model: nn.Module, form: SampleForm) -> torch.Tensor:
-    """A batch of two samples where the model is."""
+    """Returns a batch of two samples on the model's device."""
     if not form.dtype.is_floating_point:
         return form.zeros(BATCHES[0], _device_of(model))
     return torch.randn(BATCHES[0], *form.shape, device=_device_of(model))
@@ -54,7 +54,7 @@ def _device_of(model: nn.Module) -> torch.device:
 
 
 def source_of(node: fx.Node) -> fx.Node | None:
-    """The structure that a node takes a field or an item of, if it does."""
+    """Returns the structure from which a node reads a field or item."""
     takes = node.target in (getattr, operator_module.getitem)
     if takes and len(node.all_input_nodes) == 1:
         return node.all_input_nodes[0]
@@ -62,7 +62,7 @@ def source_of(node: fx.Node) -> fx.Node | None:
 
 
 def add_field(node: fx.Node, found: dict[fx.Node, Any]) -> None:
-    """Adds the value of a node that takes it from a known structure."""
+    """Adds the value of a node that reads a field of a known structure."""
     structure = found[node.all_input_nodes[0]]
     if not isinstance(structure, torch.Tensor):
         assert callable(node.target)
@@ -70,7 +70,7 @@ def add_field(node: fx.Node, found: dict[fx.Node, Any]) -> None:
 
 
 class _Recorder(FakeTensorProp):
-    """Remembers the value of every node."""
+    """Records the value of every node."""
 
     def __init__(self, module: fx.GraphModule, mode: FakeTensorMode) -> None:
         super().__init__(module, mode)

@@ -1,4 +1,4 @@
-"""Finding the freeze point in a ``torch.fx`` trace of a model."""
+"""Finds the freeze point in a ``torch.fx`` trace of a model."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _PLAIN = (int, float, str, bool, type(None))
 
 @dataclass(frozen=True)
 class FreezePoint:
-    """All nodes up to ``index`` are frozen.
+    """A position in a trace up to which all nodes are frozen.
 
     Args:
-        name: what was asked for.
+        name: the requested freeze.
         index: position in the trace.
         last: name of the last frozen operation.
     """
@@ -47,12 +47,12 @@ class FreezePoint:
 
 
 class ModelTrace:
-    """One trace of a model in its present mode.
+    """A trace of a model in its current mode.
 
     Args:
         model: a module of one tensor argument.
         form: of one sample.
-        targets: as for :func:`hapi_splitter.freezing.fx_trace.trace_graph`.
+        targets: see :func:`hapi_splitter.freezing.fx_trace.trace_graph`.
 
     Raises:
         FreezeError: ``cannot_trace``.
@@ -71,19 +71,19 @@ class ModelTrace:
 
     @cached_property
     def _values(self) -> list[dict[fx.Node, Any]]:
-        """Every node's value for each of two batch sizes."""
+        """Values of all nodes for each of two batch sizes."""
         return [
             propagate(self._model, self._graph, self._form, batch)
             for batch in BATCHES
         ]
 
     def take_values(self, other: ModelTrace, point: FreezePoint) -> None:
-        """Takes the values before a point from a trace that agrees there.
+        """Copies the values before a point from another trace.
 
-        A model in training mode must not be run for them: even without
-        computing, batch norm counts its batches in the model's own buffer.
+        A model in training mode must not be run to get them: batch norm would
+        count the batch in the model's own buffer.
         """
-        pairs = list(
+        shared = list(
             zip(
                 self._nodes[: point.index + 1],
                 other._nodes[: point.index + 1],
@@ -91,7 +91,7 @@ class ModelTrace:
             )
         )
         self._values = [
-            {mine: found[theirs] for mine, theirs in pairs}
+            {mine: found[theirs] for mine, theirs in shared}
             for found in other._values
         ]
         for found in self._values:
@@ -99,13 +99,12 @@ class ModelTrace:
                 if source_of(node) in found:
                     add_field(node, found)
 
-    # Which names there are
-
     @cached_property
     def _ends(self) -> dict[str, int]:
-        """Position of the last node of each module that is called.
+        """Position of the last node of each module.
 
-        Of one that only holds others (``ModuleList``), that of the last.
+        A container that is never called (``ModuleList``) ends with its last
+        module.
         """
         ends: dict[str, int] = {}
         for index, node in enumerate(self._nodes):
@@ -124,102 +123,102 @@ class ModelTrace:
 
     @cached_property
     def _reads(self) -> dict[str, int]:
-        """Position of the last reader of each parameter that is read."""
+        """Position of the last reader of each parameter."""
         return {
             str(node.target): self._last_use[node]
             for node in self._nodes
             if node.op == "get_attr"
         }
 
-    def freeze_point(self, choice: FreezeSpec) -> FreezePoint:
-        """The freeze point of what was chosen.
+    def freeze_point(self, spec: FreezeSpec) -> FreezePoint:
+        """Returns the freeze point of a specification.
 
         Raises:
             FreezeError: ``unknown_freeze`` or ``cannot_freeze``.
         """
-        ends = self._chosen_ends(choice)
+        ends = self._spec_ends(spec)
         end = max(ends.values())
-        if choice.exact:
-            self._check_exact(choice, ends, end)
+        if spec.exact:
+            self._check_exact(spec, ends, end)
         index = self._advance(end)
         if index is None:
             live = self._live(end)
             tensors = ", ".join(self._describe(node) for node in live)
             problem = (
-                f"{len(live)} tensors are needed behind it ({tensors}) and "
-                "only one can travel"
+                f"{len(live)} tensors are needed after it ({tensors}) and "
+                "only one can be sent"
                 if len(live) != 1
-                else f"what is needed behind it, {tensors}, is not a batch "
+                else f"the value needed after it, {tensors}, is not a batch "
                 "of samples in one tensor"
             )
             raise FreezeError(
                 "cannot_freeze",
-                f"freeze {choice.text!r}: {problem}; the nearest places that "
-                f"work: {nearest(end, self._valid)}",
+                f"freeze {spec.text!r}: {problem}; nearest valid freeze "
+                f"points: {nearest(end, self._valid)}",
             )
-        self._check_shared(choice.text, index)
-        return FreezePoint(choice.text, index, self._nodes[index].name)
+        self._check_shared(spec.text, index)
+        return FreezePoint(spec.text, index, self._nodes[index].name)
 
-    def _chosen_ends(self, choice: FreezeSpec) -> dict[str, int]:
+    def _spec_ends(self, spec: FreezeSpec) -> dict[str, int]:
         ends = {}
-        for name in choice.names:
+        for name in spec.names:
             end = self._ends.get(name, self._reads.get(name))
             if end is not None:
                 ends[name] = end
-            elif not choice.asked:
+            elif not spec.from_function:
                 raise self._unknown(name)
         if not ends:
-            raise self._unknown(choice.names[0])
+            raise self._unknown(spec.names[0])
         return ends
 
     def _unknown(self, name: str) -> FreezeError:
         if name in dict(self._model.named_parameters()):
             owner = name.rpartition(".")[0]
-            problem = f"{owner!r} takes that parameter with it; name {owner!r}"
+            problem = f"this parameter belongs to {owner!r}; name {owner!r}"
         else:
-            known = name in dict(self._model.named_modules())
-            why = "is never called" if known else "is not in the model"
+            is_module = name in dict(self._model.named_modules())
+            reason = "is never called" if is_module else "is not in the model"
             problem = (
-                f"that module {why}; "
-                f"valid names near it: {similar(name, self._valid)}"
+                f"that module {reason}; "
+                f"similar valid names: {similar(name, self._valid)}"
             )
         return FreezeError("unknown_freeze", f"freeze {name!r}: {problem}")
 
     def _check_exact(
-        self, choice: FreezeSpec, ends: dict[str, int], end: int
+        self, spec: FreezeSpec, ends: dict[str, int], end: int
     ) -> None:
-        """That nothing else with parameters runs before the end."""
+        """Refuses other modules with parameters before the end."""
         others: dict[str, int] = {}
         for index, node in enumerate(self._nodes[: end + 1]):
             found = [*self._parameters([node]).values()]
-            # A function was not asked for modules without parameters.
-            if not choice.asked:
+            # Functions are not called for modules without parameters.
+            if not spec.from_function:
                 found += self._statistics(node)
             for name in found:
-                if not choice.covers(name):
-                    others.setdefault(choice.outside(name), index)
+                if not spec.covers(name):
+                    others.setdefault(spec.outside(name), index)
         if not others:
             return
         first = min(others, key=others.__getitem__)
         later = next(n for n, e in ends.items() if e >= others[first])
         names = ", ".join(repr(name) for name in others)
         remedy = (
-            "freeze them too, or nothing behind them"
-            if choice.asked
-            else "add them to the list, or freeze nothing behind them"
+            "freeze them too, or nothing after them"
+            if spec.from_function
+            else "add them to the list, or freeze nothing after them"
         )
         raise FreezeError(
             "cannot_freeze",
             f"freeze: {later!r} is frozen, but trained modules run before "
-            f"its end: {names}; {remedy}. One name freezes all that runs "
-            f"before its end; the nearest: "
+            f"its end: {names}; {remedy}. A single name freezes everything "
+            f"before its end; nearest: "
             f"{nearest(others[first], self._valid)}",
         )
 
     def default_freeze(self) -> str:
-        """The module with parameters that freezes most before the last Linear.
+        """Returns the last freezable module before the last Linear.
 
-        Of several that freeze as much, the outermost.
+        Of several with the same end, the outermost.
         """
         last = self._head()
         best: tuple[int, int, str] | None = None
@@ -234,12 +233,15 @@ class ModelTrace:
             return best[2]
         raise FreezeError(
             "cannot_freeze",
-            f"{type(self._model).__name__} has no place to freeze before "
-            "its last linear layer; name a module",
+            f"{type(self._model).__name__} has no freeze point before its "
+            "last linear layer; name a module",
         )
 
     def _head(self) -> int:
-        """Position of the last Linear, else of the last with parameters."""
+        """Returns the position of the last Linear.
+
+        Without one, that of the last module with parameters.
+        """
         trained = {
             index: self._model.get_submodule(str(node.target))
             for index, node in enumerate(self._nodes)
@@ -251,17 +253,15 @@ class ModelTrace:
 
     @cached_property
     def _valid(self) -> dict[str, int]:
-        """The modules that can be frozen, with their ends."""
+        """Modules that can be frozen, with their ends."""
         return {
             name: end
             for name, end in self._ends.items()
             if self._advance(end) is not None
         }
 
-    # Where a trace can be split
-
     def _advance(self, index: int) -> int | None:
-        """The furthest valid position at or movably after ``index``."""
+        """Returns the last valid position reachable over movable nodes."""
         best = index if self._sole(index) is not None else None
         for later in range(index + 1, len(self._nodes)):
             if not self._movable(self._nodes[later]):
@@ -279,7 +279,7 @@ class ModelTrace:
         return node.op == "call_function" and node.target in MOVABLE_FUNCTIONS
 
     def _live(self, index: int) -> list[fx.Node]:
-        """Nodes up to ``index`` whose values are used after it."""
+        """Returns nodes up to ``index`` whose values are used after it."""
         return [
             node
             for node in self._nodes[: index + 1]
@@ -288,7 +288,7 @@ class ModelTrace:
 
     @cached_property
     def _crossing(self) -> set[fx.Node]:
-        """Nodes that have to cross where they are used behind a split."""
+        """Nodes that must be sent if they are used after a split."""
         return {
             node
             for node in self._nodes
@@ -327,9 +327,9 @@ class ModelTrace:
         )
 
     def is_field(self, node: fx.Node) -> bool:
-        """Whether a node takes a plain value, maybe None, from a structure.
+        """Returns True if a node reads a constant plain value of a structure.
 
-        Its value is known; the structure need not cross for it.
+        The structure need not be sent for it.
         """
         source = source_of(node)
         return (
@@ -375,7 +375,7 @@ class ModelTrace:
         return found
 
     def _statistics(self, node: fx.Node) -> list[str]:
-        """What training moves though it is no parameter."""
+        """Returns names of running statistics, which training changes."""
         if node.op != "call_module":
             return []
         path = str(node.target)
@@ -386,8 +386,6 @@ class ModelTrace:
             and module.running_mean is not None
         ]
 
-    # What partition.py needs
-
     @property
     def nodes(self) -> Sequence[fx.Node]:
         """All nodes but the output, in order of execution."""
@@ -395,7 +393,7 @@ class ModelTrace:
 
     @property
     def result(self) -> Any:
-        """What the trace returns: a node, or nodes in a structure."""
+        """The trace's result: a node, or nodes in a structure."""
         return next(n for n in self._graph.nodes if n.op == "output").args[0]
 
     @property
@@ -403,11 +401,11 @@ class ModelTrace:
         return self._model
 
     def boundary(self, point: FreezePoint) -> fx.Node:
-        """The one tensor that crosses.
+        """Returns the one tensor that is sent.
 
         Raises:
             FreezeError: ``cannot_freeze``; in training mode a model may
-                read more behind the point than in eval mode.
+                read more after the point than in eval mode.
         """
         crossing = self._sole(point.index)
         if crossing is None:
@@ -421,7 +419,7 @@ class ModelTrace:
         return crossing
 
     def size_of(self, node: fx.Node) -> tuple[Any, Any] | None:
-        """A size's values for the two batch sizes, None for no size."""
+        """Returns a size's values for both batch sizes; None for others."""
         if not self._is_size(node):
             return None
         return self._values[0][node], self._values[1][node]

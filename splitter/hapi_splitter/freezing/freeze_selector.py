@@ -1,4 +1,4 @@
-"""What a user asks to be frozen: a name, a list of them, or a function."""
+"""Parses the ``freeze`` argument: a name, a list of names, or a function."""
 
 from __future__ import annotations
 
@@ -14,45 +14,48 @@ from hapi_protocol.errors import FreezeError
 Freeze: TypeAlias = Union[  # noqa: UP007 (evaluated by Python 3.10)
     str, Sequence[str], Callable[[str, nn.Module], bool]
 ]
-"""A dotted module name: all that runs up to its end is frozen. A list of
-names: exactly these modules (and parameters) are. A function of a name and
-a module: asked for each module with parameters of its own."""
+"""A dotted module name freezes everything that runs up to the module's end. A
+list of names freezes exactly these modules and parameters. A function of name
+and module selects among the modules with parameters of their own."""
 
 _COMPILED = "_orig_mod."
-_MAX_NAMES = 4
+_MAX_TEXT_NAMES = 4
+_MAX_SIMILAR = 5
+_NONE = "there are none"
 
 
 @dataclass(frozen=True)
 class FreezeSpec:
-    """What is to be frozen.
+    """A specification of the modules to freeze.
 
     Args:
         names: dotted names of modules, or of parameters that a module with
             submodules holds itself.
-        exact: whether nothing else may be frozen.
-        asked: whether a function chose the names; some may never run.
+        exact: True if nothing else may be frozen.
+        from_function: True if a function selected the names; some may never
+            run.
     """
 
     names: tuple[str, ...]
     exact: bool = False
-    asked: bool = False
+    from_function: bool = False
 
     @property
     def text(self) -> str:
-        """For messages, and for :attr:`SplitModel.freeze`."""
-        shown = ", ".join(self.names[:_MAX_NAMES])
-        more = len(self.names) - _MAX_NAMES
+        """Names for messages and for :attr:`SplitModel.freeze`."""
+        shown = ", ".join(self.names[:_MAX_TEXT_NAMES])
+        more = len(self.names) - _MAX_TEXT_NAMES
         return f"{shown} and {more} more" if more > 0 else shown
 
     def covers(self, parameter: str) -> bool:
-        """Whether a parameter is in what was chosen."""
+        """Returns True if a parameter is in one of the named modules."""
         return any(
             parameter == name or parameter.startswith(f"{name}.")
             for name in self.names
         )
 
     def outside(self, parameter: str) -> str:
-        """The outermost module with a parameter and nothing chosen in it."""
+        """Returns the outermost module of a parameter without named parts."""
         parts = parameter.split(".")
         for length in range(1, len(parts)):
             prefix = ".".join(parts[:length])
@@ -62,105 +65,95 @@ class FreezeSpec:
         return parameter
 
 
-def choose(model: nn.Module, freeze: Freeze | None) -> FreezeSpec:
-    """Reads the ``freeze`` argument.
+def parse_freeze(model: nn.Module, freeze: Freeze | None) -> FreezeSpec:
+    """Parses the ``freeze`` argument.
 
     Raises:
-        FreezeError: ``unknown_freeze`` where it is none of the three.
+        FreezeError: ``unknown_freeze`` if it has another type,
+            ``cannot_freeze`` if a function selects no module.
     """
     if isinstance(freeze, str) and freeze:
         return FreezeSpec((freeze.removeprefix(_COMPILED),))
     if callable(freeze) and not isinstance(freeze, nn.Module):
-        return FreezeSpec(tuple(_asked(model, freeze)), exact=True, asked=True)
+        names = tuple(_selected_names(model, freeze))
+        return FreezeSpec(names, exact=True, from_function=True)
     if freeze is None or freeze == "":
         raise FreezeError(
             "unknown_freeze",
             f"a freeze point is needed to split a {type(model).__name__}; "
-            "name a module, such as the one that default_freeze(model) finds",
+            "name a module, such as the result of default_freeze(model)",
         )
-    if not isinstance(freeze, Sequence) or not freeze:
-        raise _unreadable(freeze)
-    if not all(isinstance(name, str) for name in freeze):
-        raise _unreadable(freeze)
-    names = dict.fromkeys(name.removeprefix(_COMPILED) for name in freeze)
-    return FreezeSpec(tuple(names), exact=True)
+    if (
+        not isinstance(freeze, Sequence)
+        or not freeze
+        or not all(isinstance(name, str) for name in freeze)
+    ):
+        raise FreezeError(
+            "unknown_freeze",
+            f"freeze {freeze!r:.80}: it must be a module's name, a list of at "
+            "least one name, or a function of a name and a module",
+        )
+    unique = dict.fromkeys(name.removeprefix(_COMPILED) for name in freeze)
+    return FreezeSpec(tuple(unique), exact=True)
 
 
-def _unreadable(freeze: object) -> FreezeError:
-    return FreezeError(
-        "unknown_freeze",
-        f"freeze {freeze!r:.80}: it must be a module's name, a list of at "
-        "least one name, or a function of a name and a module",
-    )
-
-
-def _asked(
-    model: nn.Module, freeze: Callable[[str, nn.Module], bool]
+def _selected_names(
+    model: nn.Module, select: Callable[[str, nn.Module], bool]
 ) -> Iterator[str]:
-    answers = {
-        name: bool(freeze(name, module))
+    is_selected = {
+        name: bool(select(name, module))
         for name, module in model.named_modules()
         if any(True for _ in module.parameters(recurse=False))
     }
-    if not any(answers.values()):
+    if not any(is_selected.values()):
         raise FreezeError(
             "cannot_freeze",
-            f"freeze(name, module) is true for none of the {len(answers)} "
+            f"freeze(name, module) is true for none of the {len(is_selected)} "
             f"modules of {type(model).__name__} that have parameters",
         )
-    return _collapsed(model, "", answers)
+    return _outermost_names(model, "", is_selected)
 
 
-def _collapsed(
-    module: nn.Module, path: str, answers: Mapping[str, bool]
+def _outermost_names(
+    module: nn.Module, path: str, is_selected: Mapping[str, bool]
 ) -> Iterator[str]:
-    """The outermost names that stand for all answers that are true."""
-    inside = f"{path}." if path else ""
-    found = [
-        answer
-        for name, answer in answers.items()
-        if name == path or name.startswith(inside)
+    """Yields the outermost modules and parameters that are selected whole."""
+    prefix = f"{path}." if path else ""
+    inside = [
+        value
+        for name, value in is_selected.items()
+        if name == path or name.startswith(prefix)
     ]
-    if path and found and all(found):
+    if path and inside and all(inside):
         yield path
         return
-    if answers.get(path):
-        for name, _ in module.named_parameters(inside[:-1], recurse=False):
+    if is_selected.get(path):
+        for name, _ in module.named_parameters(path, recurse=False):
             yield name
-    if any(found):
+    if any(inside):
         for name, child in module.named_children():
-            yield from _collapsed(child, inside + name, answers)
-
-
-_MAX_NAMES = 5
-_NONE = "there are none"
+            yield from _outermost_names(child, prefix + name, is_selected)
 
 
 def similar(name: str, valid: Mapping[str, int]) -> str:
-    """Valid names spelt like an unknown one, for a message."""
-    near = difflib.get_close_matches(name, valid, _MAX_NAMES, cutoff=0.0)
-    return ", ".join(near) or _NONE
+    """Returns valid names that are spelt like ``name``, for a message."""
+    close = difflib.get_close_matches(name, valid, _MAX_SIMILAR, cutoff=0.0)
+    return ", ".join(close) or _NONE
 
 
 def nearest(position: int, valid: Mapping[str, int]) -> str:
-    """The valid names next to a position, the outermost on each side.
+    """Returns the outermost valid names next to a position, for a message.
 
     Args:
-        position: where the refused freeze point would be.
+        position: of the refused freeze point.
         valid: names with the positions of their ends.
     """
-    sides = {
-        "before it": max(
-            (p for p in valid.values() if p < position), default=None
-        ),
-        "behind it": min(
-            (p for p in valid.values() if p > position), default=None
-        ),
-    }
-    found = []
-    for side, place in sides.items():
-        names = [name for name, end in valid.items() if end == place]
+    before = max((p for p in valid.values() if p < position), default=None)
+    after = min((p for p in valid.values() if p > position), default=None)
+    texts = []
+    for side, end in (("before it", before), ("after it", after)):
+        names = [name for name, each in valid.items() if each == end]
         if names:
             outermost = min(names, key=lambda name: name.count("."))
-            found.append(f"{outermost!r} {side}")
-    return ", ".join(found) or _NONE
+            texts.append(f"{outermost!r} {side}")
+    return ", ".join(texts) or _NONE

@@ -1,8 +1,8 @@
-"""``torch.fx`` traces of models with one batch of samples as their input.
+"""Traces models with one input batch by ``torch.fx``.
 
-A *full* trace goes into every module of the user's. Where one of them
-cannot be traced, a *shallow* trace goes only into those that hold the
-modules to be frozen: all others stay whole, as ``torch.nn``'s own do.
+A *full* trace enters every module of the user. If one of them cannot be
+traced, a *shallow* trace enters only those that contain frozen modules; the
+others stay whole, like modules of ``torch.nn``.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from hapi_protocol.errors import FreezeError
 
 
 def trace_graph(model: nn.Module, targets: Sequence[str] | None) -> fx.Graph:
-    """The graph of a model in its present mode.
+    """Traces a model in its current mode.
 
     Args:
-        model: its first argument is the batch; what else it takes must
-            have defaults, which it gets.
-        targets: None for a full trace; else dotted names, and only the
-            forwards of the modules that hold one of them are traced.
+        model: its first argument is the batch; other arguments must have
+            defaults.
+        targets: None for a full trace; or dotted names, to trace only the
+            forwards of the modules that contain one of them.
 
     Raises:
         FreezeError: ``cannot_trace``.
@@ -38,13 +38,13 @@ def trace_graph(model: nn.Module, targets: Sequence[str] | None) -> fx.Graph:
         raise FreezeError(
             "cannot_trace",
             f"torch.fx cannot trace {type(model).__name__}: {error}. Move "
-            "branches that depend on values into a module of their own "
-            "behind the freeze point",
+            "branches that depend on values into a separate module after the "
+            "freeze point",
         ) from error
 
 
 def check_has_shapes(model: nn.Module) -> None:
-    """That no module of a model waits for its first batch.
+    """Refuses lazy modules whose parameters have no shape yet.
 
     Raises:
         FreezeError: ``cannot_freeze`` naming the parameter.
@@ -59,11 +59,11 @@ def check_has_shapes(model: nn.Module) -> None:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The module that ``torch.compile`` was given, or the model itself.
+    """Returns the original of a compiled model, or the model itself.
 
     Raises:
         FreezeError: ``cannot_freeze`` for a model that is wrapped to run
-            on several devices: split alone, its tail would not.
+            on several devices, as its tail would not be.
     """
     if isinstance(
         model, nn.DataParallel | nn.parallel.DistributedDataParallel
@@ -122,13 +122,13 @@ def _check_signature(model: nn.Module) -> None:
     if len(required) > 1 or not positional:
         raise FreezeError(
             "cannot_trace",
-            f"{type(model).__name__} takes {len(required)} tensors; a model "
-            "of one batch of samples is needed",
+            f"{type(model).__name__} takes {len(required)} tensors; the model "
+            "must take one batch of samples",
         )
 
 
 def _inputs(model: nn.Module) -> list[inspect.Parameter]:
-    """What ``forward`` takes after ``self``, ``**kwargs`` left out."""
+    """Returns the parameters of ``forward`` without self and kwargs."""
     _, *parameters = inspect.signature(type(model).forward).parameters.values()
     return [
         parameter

@@ -1,9 +1,8 @@
-"""Operations that the freeze point moves over.
+"""Operations over which the freeze point may move.
 
-They have no parameters and are deterministic: freezing them changes nothing
-of what is trained. The sum at the end of a residual block is one of them.
-Dropout and batch norm are not among them. What is not
-listed simply stays in the tail.
+They have no parameters and are deterministic, so that freezing them does not
+affect training. An example is the sum at the end of a residual block. Dropout
+and batch norm are not included. All other operations stay in the tail.
 """
 
 from __future__ import annotations

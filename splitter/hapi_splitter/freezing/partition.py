@@ -1,4 +1,4 @@
-"""The two graphs on either side of a freeze point."""
+"""Builds the two graphs on either side of a freeze point."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hapi_splitter.freezing.freeze_point import FreezePoint, ModelTrace
 
 
 class ModesDifferError(FreezeError):
-    """Before the freeze point, training mode runs other operations."""
+    """Training mode runs other operations before the freeze point."""
 
 
 def frozen_module(trace: ModelTrace, point: FreezePoint) -> fx.GraphModule:
-    """All up to the freeze point, with the crossing tensor as its result."""
+    """Returns the part before the freeze point; it yields one tensor."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in trace.nodes[: point.index + 1]:
@@ -26,10 +26,10 @@ def frozen_module(trace: ModelTrace, point: FreezePoint) -> fx.GraphModule:
 
 
 def tail_graph(trace: ModelTrace, point: FreezePoint) -> fx.Graph:
-    """All behind the freeze point, with the crossing tensor as its input.
+    """Returns the graph after the freeze point; its input is the features.
 
-    Sizes computed before it become numbers, or multiples of the batch size
-    of the tail's own input.
+    Sizes computed before it become numbers, or multiples of the features'
+    batch size.
     """
     graph = fx.Graph()
     features = graph.placeholder("features")
@@ -73,7 +73,7 @@ def _recomputed(
 def same_point(
     trace: ModelTrace, other: ModelTrace, point: FreezePoint
 ) -> FreezePoint:
-    """The freeze point in ``other``, a trace in training mode.
+    """Returns the freeze point in ``other``, a trace in training mode.
 
     Raises:
         ModesDifferError: ``cannot_freeze``.
@@ -86,7 +86,7 @@ def same_point(
                 "cannot_freeze",
                 f"freeze {point.name!r}: before it the model runs "
                 f"{mine.name!r} in eval mode and {theirs.name!r} in training "
-                "mode; freeze before that",
+                "mode; freeze before it",
             )
     other.take_values(trace, point)
     return point

@@ -1,15 +1,13 @@
 """Splits a user's model into a frozen region and a trainable tail.
 
-The model is traced by ``torch.fx``. The freeze point is the end of what is
-to be frozen, moved over the operations after it that have no parameters and
-are deterministic: they cost the storage side little and mostly shrink the
-features. What is before is exported (:mod:`hapi_splitter.graph.export`),
-always in eval mode; what is after becomes a
-:class:`hapi_splitter.freezing.tail.Tail`. Each operation is on exactly one
-side.
+The model is traced by ``torch.fx``. The freeze point is the end of the frozen
+modules, moved over subsequent deterministic operations without parameters:
+they cost the storage side little and mostly shrink the features. The part
+before it is exported (:mod:`hapi_splitter.graph.export`) in eval mode; the
+part after it becomes a :class:`hapi_splitter.freezing.tail.Tail`.
 
-Where a model cannot be traced as a whole, only the forwards of the modules
-that hold the frozen ones are; and where that fails, the user hands over two
+If a model cannot be traced as a whole, only the forwards of the modules that
+contain the frozen ones are traced. If that fails too, the user must give two
 modules.
 """
 
@@ -24,10 +22,14 @@ from torch import fx, nn
 
 from hapi_protocol.errors import FreezeError
 from hapi_splitter.cuts import FrozenGraph, cuttable
-from hapi_splitter.freezing import two_modules as pair
+from hapi_splitter.freezing import two_modules
 from hapi_splitter.freezing.fake_propagation import example_for
 from hapi_splitter.freezing.freeze_point import FreezePoint, ModelTrace
-from hapi_splitter.freezing.freeze_selector import Freeze, FreezeSpec, choose
+from hapi_splitter.freezing.freeze_selector import (
+    Freeze,
+    FreezeSpec,
+    parse_freeze,
+)
 from hapi_splitter.freezing.fx_trace import check_has_shapes, unwrapped
 from hapi_splitter.freezing.partition import (
     ModesDifferError,
@@ -47,15 +49,14 @@ DEFAULT_SAMPLE_SHAPE = (3, 224, 224)
 
 @dataclass(frozen=True)
 class SplitModel:
-    """A model in two parts; ``tail(frozen output)`` is the model.
+    """A model in two parts: ``tail(frozen output)`` equals the model.
 
     Args:
         frozen: the frozen region; its weights share memory with the
             model's parameters until the model moves to another device.
         tail: the rest, with the model's own submodules and parameters.
-        freeze: what the freeze was asked for: a module's name, or several,
-            or ``(frozen, tail)``.
-        last: the last operation that was frozen with it.
+        freeze: the requested freeze: module names, or ``(frozen, tail)``.
+        last: name of the last frozen operation.
     """
 
     frozen: FrozenGraph
@@ -71,43 +72,42 @@ def split(
     transform: InputTransform | None = None,
     sample_shape: Sequence[int] | None = None,
 ) -> SplitModel:
-    """Splits a model after what is to be frozen.
+    """Splits a model into a frozen region and a tail.
 
-    torch's random numbers go on as if nothing had been split.
+    torch's random state does not change.
 
     Args:
-        model: any module of one tensor ``[B, *sample_shape]``. It is left
-            as it is, mode included. Of a compiled one, its original is
-            split; compile the tail instead. Or two modules
-            ``(frozen, tail)``, where the first yields the one tensor that
-            the second takes; the tail is then used as it is.
-        freeze: dotted name of a submodule; all that runs up to its end is
-            frozen, and see :mod:`hapi_splitter.freezing.split_model`. Or a
-            list of names: exactly these modules are frozen. Or a function
-            ``freeze(name, module)``, true for those to be frozen of the
-            modules with parameters of their own (the model itself has the name
-            ``""``). None for two modules.
-        transform: from what is stored to a sample, for the package.
-        sample_shape: of one sample; by default what the transform yields,
-            else ``(3, 224, 224)``.
+        model: a module of one tensor ``[B, *sample_shape]``. It does not
+            change, mode included. Of a compiled model the original is split;
+            compile the tail instead. Or two modules ``(frozen, tail)``, of
+            which the second takes the one tensor that the first yields.
+        freeze: dotted name of a submodule: everything that runs up to its end
+            is frozen. Or a list of names: exactly these modules are frozen.
+            Or a function ``freeze(name, module)`` that returns True for the
+            modules to freeze; it is called for modules with parameters of
+            their own (the model itself has the name ``""``). None for two
+            modules.
+        transform: input transform from stored bytes to a sample, or None.
+        sample_shape: of one sample; the default is the transform's, or
+            ``(3, 224, 224)`` without one.
 
     Raises:
         FreezeError: ``unknown_freeze`` naming the nearest valid names;
-            ``cannot_freeze`` naming the tensors that would have to cross,
-            or what would have to be both frozen and trained;
-            ``cannot_trace`` or ``unknown_op`` with torch's reason.
+            ``cannot_freeze`` naming the tensors that would have to be sent, or
+            parameters that would be both frozen and trained; ``cannot_trace``
+            or ``unknown_op`` with torch's reason.
     """
     form = _sample_form(transform, sample_shape)
     if not isinstance(model, nn.Module):
-        frozen, tail = pair.check_pair(model, freeze)
-        with _untouched_random_state(frozen, tail):
-            return _split_pair(frozen, tail, form, transform)
-    with _untouched_random_state(model):
+        frozen, tail = two_modules.check_two_modules(model, freeze)
+        with _preserved_random_state(frozen, tail):
+            return _split_two_modules(frozen, tail, form, transform)
+    with _preserved_random_state(model):
         return _split(unwrapped(model), freeze, form, transform)
 
 
 @contextmanager
-def _untouched_random_state(*models: nn.Module) -> Iterator[None]:
+def _preserved_random_state(*models: nn.Module) -> Iterator[None]:
     devices = {each.device for model in models for each in model.parameters()}
     with torch.random.fork_rng([d for d in devices if d.type == "cuda"]):
         yield
@@ -120,14 +120,14 @@ def _split(
     transform: InputTransform | None,
 ) -> SplitModel:
     check_has_shapes(model)
-    choice = choose(model, freeze)
-    parts = _partition(model, choice, form)
+    spec = parse_freeze(model, freeze)
+    parts = _partition(model, spec, form)
     with _mode(model, training=False):
         exported = export_region(parts.region, example_for(model, form))
     return SplitModel(
         _frozen_graph(exported, form, transform, parts.point),
         Tail(model, parts.training, parts.evaluation),
-        choice.text,
+        spec.text,
         parts.point.last,
     )
 
@@ -138,13 +138,15 @@ def default_freeze(
     transform: InputTransform | None = None,
     sample_shape: Sequence[int] | None = None,
 ) -> str:
-    """The freeze that leaves the last linear layer (and less) to train.
+    """Returns the freeze that leaves only the last linear layer to train.
 
     Args:
-        model, transform, sample_shape: as for :func:`split`.
+        model: the model to split.
+        transform: input transform, or None.
+        sample_shape: of one sample; see :func:`split`.
 
     Raises:
-        FreezeError: when the model has no such place.
+        FreezeError: if the model has no such freeze point.
     """
     model, form = unwrapped(model), _sample_form(transform, sample_shape)
     check_has_shapes(model)
@@ -167,17 +169,15 @@ class _Parts:
     evaluation: fx.Graph
 
 
-def _partition(
-    model: nn.Module, choice: FreezeSpec, form: SampleForm
-) -> _Parts:
+def _partition(model: nn.Module, spec: FreezeSpec, form: SampleForm) -> _Parts:
     try:
-        return _partition_at(model, choice, form, None)
+        return _partition_at(model, spec, form, None)
     except FreezeError as error:
-        if not _shallow_may_help(error, model, choice):
+        if not _shallow_may_help(error, model, spec):
             raise
         full = error
     try:
-        return _partition_at(model, choice, form, choice.names)
+        return _partition_at(model, spec, form, spec.names)
     except FreezeError as error:
         if full.code != "cannot_trace":
             raise full from error
@@ -186,35 +186,35 @@ def _partition(
         inner = ""
         if error.message != full.message:
             inner = (
-                f", nor can what holds {choice.text!r} by itself: "
+                f", nor only the modules that contain {spec.text!r}: "
                 f"{error.message}"
             )
         raise FreezeError(
             "cannot_trace",
-            f"{full.message}{inner}; or give two modules in the model's "
-            "place, (frozen, tail): the second takes what the first yields",
+            f"{full.message}{inner}; or give two modules (frozen, tail) "
+            "instead of the model: the second takes the first one's output",
         ) from error
 
 
 def _shallow_may_help(
-    error: FreezeError, model: nn.Module, choice: FreezeSpec
+    error: FreezeError, model: nn.Module, spec: FreezeSpec
 ) -> bool:
     if error.code == "unknown_freeze":
-        # Inside a module that the full trace takes whole, perhaps.
+        # The name may be inside a module that the full trace does not enter.
         known = {name for name, _ in model.named_modules()}
-        return known.issuperset(choice.names)
+        return known.issuperset(spec.names)
     return error.code == "cannot_trace" or isinstance(error, ModesDifferError)
 
 
 def _partition_at(
     model: nn.Module,
-    choice: FreezeSpec,
+    spec: FreezeSpec,
     form: SampleForm,
     targets: Sequence[str] | None,
 ) -> _Parts:
     with _mode(model, training=False):
         trace = ModelTrace(model, form, targets)
-        point = trace.freeze_point(choice)
+        point = trace.freeze_point(spec)
         region = frozen_module(trace, point)
         evaluation = tail_graph(trace, point)
     with _mode(model, training=True):
@@ -223,7 +223,7 @@ def _partition_at(
     return _Parts(point, region, training, evaluation)
 
 
-def _split_pair(
+def _split_two_modules(
     frozen: nn.Module,
     tail: nn.Module,
     form: SampleForm,
@@ -232,14 +232,14 @@ def _split_pair(
     frozen = unwrapped(frozen)
     example = example_for(frozen, form)
     with _mode(frozen, training=False):
-        pair.check_result(frozen, example)
+        two_modules.check_result(frozen, example)
         exported = export_region(frozen, example)
     last = exported.names[-1]
-    point = FreezePoint(pair.DESCRIPTION, len(exported.names), last)
+    point = FreezePoint(two_modules.DESCRIPTION, len(exported.names), last)
     graph = _frozen_graph(exported, form, transform, point)
     with _mode(tail, training=False):
-        pair.check_accepts(tail, graph.cuts[-1].shape, example.device)
-    return SplitModel(graph, tail, pair.DESCRIPTION, last)
+        two_modules.check_accepts(tail, graph.cuts[-1].shape, example.device)
+    return SplitModel(graph, tail, two_modules.DESCRIPTION, last)
 
 
 def _frozen_graph(
@@ -272,8 +272,8 @@ def _sample_form(
     if shape is not None and tuple(shape) != transform.output_shape:
         raise FreezeError(
             "cannot_freeze",
-            f"sample_shape {tuple(shape)} is not what the transform yields, "
-            f"{transform.output_shape}",
+            f"sample_shape {tuple(shape)} is not the transform's output "
+            f"shape, {transform.output_shape}",
         )
     return SampleForm.of(transform, transform.output_shape)
 
@@ -283,15 +283,15 @@ def _check_output(value: Value, point: FreezePoint) -> None:
         raise FreezeError(
             "cannot_freeze",
             f"freeze {point.name!r}: the tensor after {point.last!r} is not "
-            "a batch of float32 samples, so it cannot travel",
+            "a batch of float32 samples and cannot be sent",
         )
 
 
 @contextmanager
 def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Sets the mode of all submodules, then restores that of each.
+    """Sets the mode of all submodules for a block, then restores each.
 
-    Submodules that are compiled run as they were written meanwhile.
+    Compiled submodules run uncompiled in the block.
     """
     before = [(module, module.training) for module in model.modules()]
     model.train(training)

@@ -1,4 +1,4 @@
-"""The trainable rest of a model, after the freeze point."""
+"""The trainable part of a model after the freeze point."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torch import fx, nn
 
 
 class Tail(nn.Module):
-    """The user's own submodules and Parameters behind the freeze point.
+    """A module with the user's own submodules after the freeze point.
 
-    They are the same objects, under the same names: an optimiser or a
-    ``state_dict`` of the whole model sees what is trained here. Tracing
-    fixes arguments such as ``training=self.training``, so there is one
-    trace for each mode and :meth:`forward` takes that of the present one.
+    They are the same objects under the same names, so that an optimiser or a
+    ``state_dict`` of the whole model includes what is trained here. Tracing
+    fixes arguments such as ``training=self.training``, so there is one trace
+    per mode and :meth:`forward` uses that of the current mode.
 
     Args:
         model: the user's model.
         training: graph of the tail traced in training mode.
-        evaluation: the same, in eval mode.
+        evaluation: graph of the tail traced in eval mode.
     """
 
     def __init__(
@@ -35,38 +35,37 @@ class Tail(nn.Module):
         self.train(model.training)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """From features ``[B, *shape]`` of the last cut to the output."""
+        """Computes the output from features ``[B, *shape]``."""
         result: torch.Tensor = self._forwards[self.training](self, features)
         return result
 
     def _adopt(self, model: nn.Module, target: str) -> None:
-        """Puts a module, parameter or buffer at its place in the model."""
+        """Adds a module, parameter or buffer under its name in the model."""
         *parents, name = target.split(".")
-        here: nn.Module = self
+        owner: nn.Module = self
         for parent in parents:
             model = model.get_submodule(parent)
-            if parent not in here._modules:
-                here.add_module(parent, nn.Module())
-            here = here.get_submodule(parent)
+            if parent not in owner._modules:
+                owner.add_module(parent, nn.Module())
+            owner = owner.get_submodule(parent)
         value = getattr(model, name)
-        if isinstance(value, nn.Module | nn.Parameter):
-            setattr(here, name, value)
-        elif isinstance(value, torch.Tensor):
+        is_buffer = isinstance(value, torch.Tensor)
+        if is_buffer and not isinstance(value, nn.Parameter):
             persistent = name not in model._non_persistent_buffers_set
-            here.register_buffer(name, value, persistent=persistent)
+            owner.register_buffer(name, value, persistent=persistent)
         else:
-            setattr(here, name, value)
+            setattr(owner, name, value)
 
 
 def _targets(graphs: Iterable[fx.Graph]) -> list[str]:
-    found = {
+    targets = {
         str(node.target)
         for graph in graphs
         for node in graph.nodes
         if node.op in ("call_module", "get_attr")
     }
-    # A module before what lies inside it.
-    return sorted(found, key=lambda target: (target.count("."), target))
+    # Modules precede their submodules.
+    return sorted(targets, key=lambda target: (target.count("."), target))
 
 
 def _forward(model: nn.Module, graph: fx.Graph):  # type: ignore[no-untyped-def]

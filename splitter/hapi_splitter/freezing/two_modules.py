@@ -1,4 +1,4 @@
-"""A frozen module and a tail that the user hands over as two modules."""
+"""Checks a frozen module and a tail that the user gives as two modules."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ _DEPENDS_ON_VALUES = (
 )
 
 
-def check_pair(modules: object, freeze: object) -> tuple[nn.Module, nn.Module]:
-    """The two modules, if they are two that can be split as they are.
+def check_two_modules(
+    modules: object, freeze: object
+) -> tuple[nn.Module, nn.Module]:
+    """Returns the two modules if they are usable as frozen part and tail.
 
     Raises:
         FreezeError: ``cannot_freeze``.
@@ -36,14 +38,14 @@ def check_pair(modules: object, freeze: object) -> tuple[nn.Module, nn.Module]:
     ):
         raise FreezeError(
             "cannot_freeze",
-            f"a model is needed, or two modules {DESCRIPTION}, not "
+            f"model must be a module, or two modules {DESCRIPTION}, not "
             f"{modules!r:.80}",
         )
     if freeze is not None:
         raise FreezeError(
             "cannot_freeze",
-            f"freeze {freeze!r:.80} is given together with two modules "
-            f"{DESCRIPTION}, which say it already; leave it out",
+            f"freeze {freeze!r:.80} cannot be combined with two modules "
+            f"{DESCRIPTION}; leave it out",
         )
     frozen, tail = modules
     for module in modules:
@@ -53,26 +55,26 @@ def check_pair(modules: object, freeze: object) -> tuple[nn.Module, nn.Module]:
 
 
 def _check_shared(frozen: nn.Module, tail: nn.Module) -> None:
-    ours = {
+    frozen_names = {
         id(parameter): name
         for name, parameter in frozen.named_parameters(remove_duplicate=False)
     }
     for name, parameter in tail.named_parameters(remove_duplicate=False):
-        if id(parameter) in ours:
+        if id(parameter) in frozen_names:
             raise FreezeError(
                 "cannot_freeze",
                 f"the tail's parameter {name!r} is the frozen module's "
-                f"{ours[id(parameter)]!r}, and cannot be both frozen and "
-                "trained",
+                f"{frozen_names[id(parameter)]!r}; it cannot be both frozen "
+                "and trained",
             )
 
 
 def check_result(frozen: nn.Module, example: torch.Tensor) -> None:
-    """That a module in eval mode yields one tensor for a batch.
+    """Checks that a module in eval mode yields one tensor for a batch.
 
     Raises:
-        FreezeError: ``cannot_trace`` where it does not run,
-            ``cannot_freeze`` where it yields something else.
+        FreezeError: ``cannot_trace`` if it does not run, ``cannot_freeze`` if
+            it yields something else.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode, torch.no_grad():
@@ -89,7 +91,7 @@ def check_result(frozen: nn.Module, example: torch.Tensor) -> None:
         raise FreezeError(
             "cannot_freeze",
             f"the frozen module {type(frozen).__name__} returns a "
-            f"{type(result).__name__}, and only one tensor can travel; wrap "
+            f"{type(result).__name__}, and only one tensor can be sent; wrap "
             "it in a module that returns that tensor",
         )
 
@@ -97,10 +99,9 @@ def check_result(frozen: nn.Module, example: torch.Tensor) -> None:
 def check_accepts(
     tail: nn.Module, shape: tuple[int, ...], device: torch.device
 ) -> None:
-    """That a tail in eval mode runs on features of a shape.
+    """Checks that a tail in eval mode runs on features of a shape.
 
-    It runs without computing anything; where it depends on values, on
-    zeros.
+    It runs on fake tensors, or on zeros if its control flow depends on values.
 
     Raises:
         FreezeError: ``cannot_freeze`` with the tail's own error.
@@ -111,8 +112,8 @@ def check_accepts(
     except Exception as error:  # the user's own code
         raise FreezeError(
             "cannot_freeze",
-            f"the tail {type(tail).__name__} does not accept what the frozen "
-            f"module yields, float32 samples of shape {shape}: "
+            f"the tail {type(tail).__name__} does not accept the frozen "
+            f"module's output, float32 samples of shape {shape}: "
             f"{str(error)[:500]}",
         ) from error
 

@@ -1,8 +1,8 @@
-"""Tensors of an exported graph that depend on the batch size alone.
+"""Tensors of an exported graph that depend only on the batch size.
 
-Masks, position encodings and the like are often made anew in each forward,
-one copy per sample. Here they are computed for two batch sizes: what is the
-same for every sample is stored once, and repeated.
+Models often build masks and position encodings in each forward pass, one copy
+per sample. They are evaluated here for several batch sizes. A value that is
+the same for every sample becomes one stored weight that is expanded.
 """
 
 from __future__ import annotations
@@ -18,35 +18,33 @@ from hapi_splitter.graph.canonicalize import is_identity
 from hapi_splitter.graph.program import Affine
 
 _BATCHES = (2, 3, 17)
-"""Sizes for which a value must be the same; a pattern of the first few
-samples alone may look the same in small batches."""
-_LIKE = frozenset(
+"""Batch sizes that are compared. In small batches alone a value that differs
+only in later samples would look constant."""
+_SHAPE_ONLY = frozenset(
     f"aten.{name}.default"
-    for what in ("zeros", "ones", "full", "empty")
-    for name in (f"new_{what}", f"{what}_like")
+    for kind in ("zeros", "ones", "full", "empty")
+    for name in (f"new_{kind}", f"{kind}_like")
 )
+"""Operators that read only the shape and dtype of their tensor."""
 
 
 @dataclass(frozen=True)
-class Repeated:
-    """``once`` repeated along ``dim`` for every sample.
+class BatchConstant:
+    """A value that is the same for every sample.
 
-    Args:
-        once: all of it for one sample.
-        dim: None where it does not grow with the batch.
+    Attributes:
+        per_sample: the value for a batch of one sample.
+        dim: dimension along which it repeats; None if it does not grow with
+            the batch.
     """
 
-    once: torch.Tensor
+    per_sample: torch.Tensor
     dim: int | None
 
 
 def reads(node: fx.Node) -> list[fx.Node]:
-    """The tensors whose entries a call reads, sizes left out.
-
-    Of the argument of ``zeros_like`` and its kind only shape and dtype
-    matter.
-    """
-    if str(node.target) in _LIKE:
+    """Returns the tensors whose entries a call reads, without sizes."""
+    if str(node.target) in _SHAPE_ONLY:
         return []
     return [source for source in node.all_input_nodes if not is_size(source)]
 
@@ -55,19 +53,19 @@ def is_size(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.SymInt | int)
 
 
-def draws(node: fx.Node) -> bool:
-    """Whether a call yields random numbers, in eval mode."""
+def is_random(node: fx.Node) -> bool:
+    """Returns True if a call yields random numbers in eval mode."""
     tags = getattr(node.target, "tags", ())
-    random = torch.Tag.nondeterministic_seeded in tags
-    return random and not is_identity(node)
+    has_seed = torch.Tag.nondeterministic_seeded in tags
+    return has_seed and not is_identity(node)
 
 
-class BatchSized:
-    """Knows which nodes depend on weights and the batch size alone.
+class BatchConstants:
+    """Collects nodes that depend only on weights and the batch size.
 
     Args:
         constants: tensors by node; may grow later.
-        size: from a size in the graph to a number or a multiple of the
+        size: converts a size in the graph to a number or a multiple of the
             batch.
     """
 
@@ -85,35 +83,36 @@ class BatchSized:
         return node in self._nodes
 
     def value(self, node: fx.Node) -> Any:
-        """What a call yields that does not depend on the batch either."""
+        """Returns a tensor that does not depend on the batch size either."""
         return self._value(node, _BATCHES[0])
 
-    def takes(self, node: fx.Node) -> bool:
-        """Whether a call is such a tensor; it is remembered."""
-        found = not draws(node) and all(
+    def add(self, node: fx.Node) -> bool:
+        """Adds a call if it reads only constants; returns True if it does."""
+        is_constant = not is_random(node) and all(
             source in self._constants or source in self._nodes
             for source in reads(node)
         )
-        if found:
+        if is_constant:
             self._nodes.add(node)
-        return found
+        return is_constant
 
-    def repeated(self, node: fx.Node) -> Repeated | None:
-        """None where its entries differ from sample to sample."""
+    def find(self, node: fx.Node) -> BatchConstant | None:
+        """Evaluates a node; returns None if its samples differ."""
         sizes = [self._size(size) for size in node.meta["val"].shape]
         growing = {i: s for i, s in enumerate(sizes) if isinstance(s, Affine)}
-        found = [self._value(node, batch) for batch in _BATCHES]
+        values = [self._value(node, batch) for batch in _BATCHES]
+        first = values[0]
         if not growing:
-            same = all(torch.equal(found[0], each) for each in found[1:])
-            return Repeated(found[0].contiguous(), None) if same else None
+            is_same = all(torch.equal(first, each) for each in values[1:])
+            return BatchConstant(first.contiguous(), None) if is_same else None
         dim, size = growing.popitem()
         if growing or size.batch < 1 or size.constant:
             return None
-        once = found[0].narrow(dim, 0, size.batch)
-        for batch, value in zip(_BATCHES, found, strict=True):
-            if not torch.equal(torch.cat([once] * batch, dim), value):
+        per_sample = first.narrow(dim, 0, size.batch)
+        for batch, value in zip(_BATCHES, values, strict=True):
+            if not torch.equal(torch.cat([per_sample] * batch, dim), value):
                 return None
-        return Repeated(once.clone(), dim)
+        return BatchConstant(per_sample.clone(), dim)
 
     def _value(self, node: fx.Node, batch: int) -> Any:
         if node in self._constants:
@@ -138,5 +137,5 @@ class BatchSized:
         return torch.empty(shape, dtype=value.dtype, device=value.device)
 
     def _at(self, size: int | torch.SymInt, batch: int) -> int:
-        found = self._size(size)
-        return found.at(batch) if isinstance(found, Affine) else found
+        known = self._size(size)
+        return known.at(batch) if isinstance(known, Affine) else known

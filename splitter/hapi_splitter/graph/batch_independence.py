@@ -1,19 +1,19 @@
-"""Proof that a program treats its samples one by one.
+"""Proves that a program treats the samples of a batch independently.
 
 Samples of several requests run in one batch, so an operator that lets one
-sample influence another would hand one caller's features to another. Each
-tensor of a program therefore carries the place of its batch: dimension
-``dim`` enumerates (outer, sample, inner) in row-major order. ``outer`` and
-``inner`` differ from 1 where a model merges the batch with another
-dimension, as attention does with its heads. Each rule below says where the
-batch is after an operator, or raises :class:`MixesSamplesError`. A tensor
-without a batch is a constant: the same for any input.
+sample influence another would leak features between callers. Each tensor of a
+program therefore has a batch position: dimension ``dim`` enumerates (outer,
+sample, inner) in row-major order. ``outer`` and ``inner`` differ from 1 if a
+model merges the batch with another dimension, as attention does with its
+heads. Each rule below returns the batch position of an operator's result, or
+raises :class:`MixesSamplesError`. A tensor without a batch is a constant, the
+same for any input.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,21 +21,21 @@ import torch
 
 
 def tensors_of(bound: Bound) -> list[Value]:
-    """The tensors that a call reads, lists of them included."""
-    found: list[Value] = []
+    """Returns the tensors that a call reads, including those in lists."""
+    values: list[Value] = []
     for argument in bound.values():
         items = argument if isinstance(argument, tuple) else (argument,)
-        found.extend(item for item in items if isinstance(item, Value))
-    return found
+        values.extend(item for item in items if isinstance(item, Value))
+    return values
 
 
 class MixesSamplesError(Exception):
-    """The operator would let samples influence one another."""
+    """An operator would let samples influence one another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Dimension ``dim`` holds ``outer * B * inner`` entries."""
+    """The batch position: ``dim`` has ``outer * B * inner`` entries."""
 
     dim: int
     outer: int = 1
@@ -51,10 +51,13 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What is known of a tensor before anything runs.
+    """Static properties of a tensor.
 
-    ``shape`` has the coefficient of ``B`` in the batch's dimension;
-    ``data`` is true where the tensor depends on the samples' values.
+    Attributes:
+        shape: has the coefficient of ``B`` in the batch dimension.
+        dtype: of its entries.
+        batch: position of the batch; None for constants.
+        data: True if the tensor depends on the samples' values.
     """
 
     shape: tuple[int, ...]
@@ -68,12 +71,12 @@ class Value:
 
     @property
     def num_elements(self) -> int:
-        """Elements per sample, or of a constant in total."""
+        """Elements per sample; of a constant, in total."""
         return math.prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes per sample, or of a constant in total."""
+        """Bytes per sample; of a constant, in total."""
         return self.num_elements * self.dtype.itemsize
 
 
@@ -81,25 +84,20 @@ Bound: TypeAlias = Mapping[str, Any]
 """Arguments by name; tensors as :class:`Value`, sizes as (B, constant)."""
 Rule: TypeAlias = Callable[[Bound], Batch | None]
 
-
-def _values(bound: Bound) -> Iterator[Value]:
-    for argument in bound.values():
-        if isinstance(argument, Value):
-            yield argument
-        elif isinstance(argument, tuple):
-            yield from (item for item in argument if isinstance(item, Value))
+_DIFFERENT_BATCHES = "its tensors have their batches in different dimensions"
+_NO_BATCH_DIM = "its input has no dimension for the batch"
 
 
 def _only_first(bound: Bound) -> Value:
-    """The first tensor; the others must be constants."""
-    first, *others = _values(bound)
+    """Returns the first tensor; the others must be constants."""
+    first, *others = tensors_of(bound)
     if any(other.batch for other in others):
         raise MixesSamplesError("its weights depend on the batch")
     return first
 
 
-def _kept(value: Value, dims: Any) -> Batch | None:
-    """The batch of a value whose dimensions ``dims`` are acted on."""
+def _batch_outside(value: Value, dims: Any) -> Batch | None:
+    """Returns the batch, which must not be in one of ``dims``."""
     dims = (dims,) if isinstance(dims, int) else dims
     if value.batch is None:
         return None
@@ -109,69 +107,72 @@ def _kept(value: Value, dims: Any) -> Batch | None:
 
 
 def elementwise(bound: Bound) -> Batch | None:
-    """Entry by entry, after broadcasting."""
-    values = list(_values(bound))
+    """Acts on single entries, after broadcasting."""
+    values = tensors_of(bound)
     return broadcast(values, max(value.ndim for value in values))
 
 
 def broadcast(values: list[Value], ndim: int) -> Batch | None:
-    """The batch of tensors aligned at their last dimension."""
-    found = {
+    """Aligns tensors at their last dimension."""
+    batches = {
         value.batch.moved_to(value.batch.dim + ndim - value.ndim)
         for value in values
         if value.batch
     }
-    if len(found) > 1:
-        raise MixesSamplesError("its tensors have their batches apart")
-    for batch in found:
+    if len(batches) > 1:
+        raise MixesSamplesError(_DIFFERENT_BATCHES)
+    for batch in batches:
         for value in values:
             dim = batch.dim - (ndim - value.ndim)
             if value.batch is None and dim >= 0 and value.shape[dim] != 1:
                 raise MixesSamplesError("a constant spans the batch")
-    return found.pop() if found else None
+    return batches.pop() if batches else None
 
 
 def along(bound: Bound) -> Batch | None:
-    """Acts along ``dim`` or ``dims``; the shape keeps its order."""
+    """Acts along ``dim`` or ``dims`` without reordering dimensions."""
     value = _only_first(bound)
     dims = bound["dim"] if "dim" in bound else bound["dims"]
-    return _kept(value, dims)
+    return _batch_outside(value, dims)
 
 
 def roll(bound: Bound) -> Batch | None:
-    """Needs explicit dims: without them, the flattened tensor is rolled."""
+    """Needs explicit dims: without them the flattened tensor is rolled."""
     if not bound["dims"] and bound["self"].batch:
         raise MixesSamplesError("it acts on all dimensions at once")
     return along(bound)
 
 
 def pad(bound: Bound) -> Batch | None:
-    """``pad`` has pairs from the last dimension backwards."""
+    """Pads the last dimensions; ``pad`` has pairs in reverse order."""
     value = bound["self"]
-    return _kept(value, tuple(range(-(len(bound["pad"]) // 2), 0)))
+    return _batch_outside(value, tuple(range(-(len(bound["pad"]) // 2), 0)))
 
 
 def cat(bound: Bound) -> Batch | None:
-    """All tensors must have the batch at one place, or none a batch."""
-    batches = {_kept(value, bound["dim"]) for value in bound["tensors"]}
-    if len(batches) > 1:
-        raise MixesSamplesError("its tensors have their batches apart")
-    return batches.pop()
+    """Joins tensors that have the batch in one position, or no batch."""
+    return _single(
+        {_batch_outside(value, bound["dim"]) for value in bound["tensors"]}
+    )
 
 
 def stack(bound: Bound) -> Batch | None:
-    """A new dimension at ``dim``."""
-    batches = {value.batch for value in bound["tensors"]}
+    """Joins tensors in a new dimension at ``dim``."""
+    _single({value.batch for value in bound["tensors"]})
+    return _insert_dim(bound["tensors"][0], bound["dim"])
+
+
+def _single(batches: set[Batch | None]) -> Batch | None:
     if len(batches) > 1:
-        raise MixesSamplesError("its tensors have their batches apart")
-    return _inserted(bound["tensors"][0], bound["dim"])
+        raise MixesSamplesError(_DIFFERENT_BATCHES)
+    return batches.pop()
 
 
 def reduce(bound: Bound) -> Batch | None:
-    """Reduces ``dim``; none given means all."""
+    """Reduces ``dim``; an empty list means all dimensions."""
     value, dims = bound["self"], bound["dim"]
     dims = dims or tuple(range(value.ndim))
-    batch = _kept(value, dims)
+    batch = _batch_outside(value, dims)
     if batch is None or bound["keepdim"]:
         return batch
     removed = {dim % value.ndim for dim in dims}
@@ -185,51 +186,52 @@ def _leading(value: Value) -> Batch | None:
 
 
 def image(bound: Bound) -> Batch | None:
-    """``[batch, channels, height, width]``; other ranks mean others."""
+    """Reads ``[batch, channels, height, width]``; refuses unbatched images."""
     value = _only_first(bound)
     if value.batch and value.ndim != 4:
-        raise MixesSamplesError("its input has no dimension for the batch")
+        raise MixesSamplesError(_NO_BATCH_DIM)
     return _leading(value)
 
 
 def columns(bound: Bound) -> Batch | None:
-    """``[batch, entries of a window, windows]``."""
+    """Reads ``[batch, entries of a window, windows]``."""
     value = _only_first(bound)
     if value.batch and value.ndim != 3:
-        raise MixesSamplesError("its input has no dimension for the batch")
+        raise MixesSamplesError(_NO_BATCH_DIM)
     return _leading(value)
 
 
 def conv(bound: Bound) -> Batch | None:
-    """As :func:`image`, with the rank of the weights."""
+    """Reads batched input, of the rank of the weights."""
     value = _only_first(bound)
     if value.ndim != bound["weight"].ndim:
-        raise MixesSamplesError("its input has no dimension for the batch")
+        raise MixesSamplesError(_NO_BATCH_DIM)
     return _leading(value)
 
 
 def channelwise(bound: Bound) -> Batch | None:
-    """``[batch, channels, ...]`` with per-channel constants."""
+    """Reads ``[batch, channels, ...]`` and constants per channel."""
     value = _only_first(bound)
     if value.batch and value.ndim < 2:
-        raise MixesSamplesError("its input has no dimension for the batch")
+        raise MixesSamplesError(_NO_BATCH_DIM)
     return _leading(value)
 
 
 def layer_norm(bound: Bound) -> Batch | None:
     """Normalises the last dimensions."""
     value = _only_first(bound)
-    return _kept(value, tuple(range(-len(bound["normalized_shape"]), 0)))
+    dims = tuple(range(-len(bound["normalized_shape"]), 0))
+    return _batch_outside(value, dims)
 
 
 def linear(bound: Bound) -> Batch | None:
     """Contracts the last dimension."""
     value = _only_first(bound)
-    return _kept(value, -1)
+    return _batch_outside(value, -1)
 
 
 def embedding(bound: Bound) -> Batch | None:
-    """A row of the weight for each index, in a new last dimension."""
+    """Reads a row of the weight per index, in a new last dimension."""
     weight, indices = bound["weight"], bound["indices"]
     if weight.batch:
         raise MixesSamplesError("its weights depend on the batch")
@@ -238,27 +240,27 @@ def embedding(bound: Bound) -> Batch | None:
 
 
 def matmul(bound: Bound) -> Batch | None:
-    """Batches of the leading dimensions, or of the rows of the left."""
-    left, right = _values(bound)
+    """Multiplies matrices; the batch leads, or is in the left one's rows."""
+    left, right = tensors_of(bound)
     if min(left.ndim, right.ndim) < 2:
         raise MixesSamplesError("it takes matrices, not vectors")
-    _kept(left, -1)
-    _kept(right, (-2, -1))
+    _batch_outside(left, -1)
+    _batch_outside(right, (-2, -1))
     ndim = max(left.ndim, right.ndim)
     if left.batch and left.batch.dim == left.ndim - 2:
         if right.batch:
-            raise MixesSamplesError("its tensors have their batches apart")
+            raise MixesSamplesError(_DIFFERENT_BATCHES)
         return left.batch.moved_to(ndim - 2)
     return broadcast([left, right], ndim)
 
 
 def attention(bound: Bound) -> Batch | None:
-    """Queries, keys, values ``[..., length, features]`` and a mask."""
-    values = list(_values(bound))
+    """Reads queries, keys, values ``[..., length, features]`` and a mask."""
+    values = tensors_of(bound)
     if min(value.ndim for value in values) < 2:
         raise MixesSamplesError("it takes matrices, not vectors")
     for value in values:
-        _kept(value, (-2, -1))
+        _batch_outside(value, (-2, -1))
     return broadcast(values, max(value.ndim for value in values))
 
 
@@ -271,7 +273,7 @@ def reshape(bound: Bound) -> Batch | None:
             raise MixesSamplesError("a constant cannot grow with the batch")
         return None
     if len(growing) != 1 or sizes[growing[0]][1]:
-        raise MixesSamplesError("not one size is a multiple of the batch")
+        raise MixesSamplesError("one size must be a multiple of the batch")
     batch, dim = value.batch, growing[0]
     before = math.prod(value.shape[: batch.dim]) * batch.outer
     skipped = math.prod(constant for _, constant in sizes[:dim])
@@ -285,7 +287,7 @@ def reshape(bound: Bound) -> Batch | None:
 
 
 def expand(bound: Bound) -> Batch | None:
-    """Repeats; a constant may be repeated once per sample."""
+    """Repeats entries; a constant may be repeated once per sample."""
     value: Value = bound["self"]
     sizes = bound["size"]
     added = len(sizes) - value.ndim
@@ -325,11 +327,11 @@ def transpose(bound: Bound) -> Batch | None:
 
 
 def unsqueeze(bound: Bound) -> Batch | None:
-    """A new dimension of size 1 at ``dim``."""
-    return _inserted(bound["self"], bound["dim"])
+    """Inserts a dimension of size 1 at ``dim``."""
+    return _insert_dim(bound["self"], bound["dim"])
 
 
-def _inserted(value: Value, dim: int) -> Batch | None:
+def _insert_dim(value: Value, dim: int) -> Batch | None:
     if value.batch is None:
         return None
     dim %= value.ndim + 1
@@ -337,9 +339,9 @@ def _inserted(value: Value, dim: int) -> Batch | None:
 
 
 def squeeze(bound: Bound) -> Batch | None:
-    """Removes those of ``dim`` that have size 1."""
+    """Removes dimensions of ``dim`` that have size 1."""
     value = bound["self"]
-    batch = _kept(value, bound["dim"])
+    batch = _batch_outside(value, bound["dim"])
     if batch is None:
         return None
     dims = {dim % value.ndim for dim in bound["dim"]}
@@ -348,9 +350,9 @@ def squeeze(bound: Bound) -> Batch | None:
 
 
 def select(bound: Bound) -> Batch | None:
-    """Removes ``dim``."""
+    """Selects one index of ``dim`` and removes the dimension."""
     value = bound["self"]
-    batch = _kept(value, bound["dim"])
+    batch = _batch_outside(value, bound["dim"])
     if batch is None:
         return None
     return batch.moved_to(batch.dim - (bound["dim"] % value.ndim < batch.dim))

@@ -1,9 +1,9 @@
-"""Batch norms that are folded into the convolutions before them.
+"""Folds batch norms into the convolutions before them.
 
-A batch norm with fixed statistics scales and shifts each channel, which the
-weight and the bias of a convolution can do as well: a whole pass over its
-result is saved. Packages know nothing of it, since a cut may lie between
-the two: there the convolution is needed as it was.
+A batch norm with fixed statistics scales and shifts each channel. The weight
+and bias of the convolution can do the same and save a pass over its result.
+Packages are never folded, because a cut between the two needs the original
+convolution.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _CONVOLUTIONS = frozenset({"aten.conv1d.default", "aten.conv2d.default"})
 
 @dataclass(frozen=True)
 class Folding:
-    """What takes the place of convolutions and their batch norms.
+    """Folded convolutions of a program.
 
     Attributes:
-        convolutions: id of each batch norm's tensor by that of the
-            convolution's, which is read by nothing else.
-        calls: by id of the batch norm's tensor, the one call that yields it.
-        weights: that these calls read, under ids below 0, which no
-            program has.
+        convolutions: batch norm's tensor id by the convolution's tensor id;
+            nothing else reads the latter.
+        calls: folded call by the batch norm's tensor id.
+        weights: folded weights; their ids are negative, which programs do not
+            use.
     """
 
     convolutions: Mapping[int, int]
@@ -39,22 +39,22 @@ class Folding:
     weights: Mapping[int, torch.Tensor]
 
     def applied(
-        self, program: Program, apart: Collection[int] = ()
+        self, program: Program, unfolded: Collection[int] = ()
     ) -> Program:
-        """The program with these calls, its tensors under the same ids.
+        """Returns the program with folded calls; tensor ids do not change.
 
         Args:
-            program: that was folded.
-            apart: convolutions whose tensors are needed as they were.
+            program: the program that was folded.
+            unfolded: convolutions whose own tensors are needed.
         """
         calls = list(program.calls)
         for convolution, node in self.convolutions.items():
-            if convolution not in apart:
+            if convolution not in unfolded:
                 calls[node - program.first_call] = self.calls[node]
         return replace(program, calls=tuple(calls))
 
     def values(self) -> dict[int, Value]:
-        """What is known of the weights."""
+        """Returns shapes and dtypes of the folded weights by id."""
         return {
             node: Value(tuple(weight.shape), weight.dtype, None, False)
             for node, weight in self.weights.items()
@@ -62,13 +62,13 @@ class Folding:
 
 
 def fold(program: Program, weights: Mapping[int, torch.Tensor]) -> Folding:
-    """Folds each batch norm that alone reads a convolution's tensor.
+    """Folds each batch norm that is a convolution's only reader.
 
-    Those whose numbers are computed by the program stay as they are.
+    Batch norms with computed statistics or weights are not folded.
 
     Args:
         program: a checked program.
-        weights: by id; left as they are.
+        weights: by id; not modified.
     """
     convolutions: dict[int, int] = {}
     calls: dict[int, Call] = {}
@@ -77,14 +77,14 @@ def fold(program: Program, weights: Mapping[int, torch.Tensor]) -> Folding:
         before, norm = program.call(first), program.call(second)
         image, _weight, _bias, *rest = before.args
         weight, bias = -len(folded) - 1, -len(folded) - 2
-        folded[weight], folded[bias] = _fused(before, norm, weights)
+        folded[weight], folded[bias] = _fold_weights(before, norm, weights)
         convolutions[first] = second
         calls[second] = Call(before.op, (image, Ref(weight), Ref(bias), *rest))
     return Folding(convolutions, calls, folded)
 
 
 def _pairs(program: Program) -> Iterator[tuple[int, int]]:
-    """Ids of convolutions and of the batch norms that are folded."""
+    """Yields the ids of each convolution and batch norm that can be folded."""
     readers: dict[int, list[int]] = {}
     for node, call in enumerate(program.calls, program.first_call):
         for read in call.refs():
@@ -106,18 +106,18 @@ def _are_weights(program: Program, nodes: Sequence[int]) -> bool:
     return all(0 < node < program.first_call for node in nodes)
 
 
-def _fused(
+def _fold_weights(
     convolution: Call, norm: Call, weights: Mapping[int, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weight and bias, computed in float64."""
+    """Returns weight and bias, computed in float64."""
 
-    def exact(argument: Argument) -> Any:
+    def in_float64(argument: Argument) -> Any:
         if isinstance(argument, Ref):
             return weights[argument.node].double()
         return None
 
-    weight, bias = map(exact, convolution.args[1:3])
-    scale, shift, mean, variance = map(exact, norm.args[1:5])
+    weight, bias = map(in_float64, convolution.args[1:3])
+    scale, shift, mean, variance = map(in_float64, norm.args[1:5])
     eps: Any = norm.args[6]
     fused = fuse_conv_bn_weights(
         weight, bias, mean, variance, eps, scale, shift
@@ -126,15 +126,15 @@ def _fused(
     return weight, bias
 
 
-def kept(
+def weights_read(
     program: Program, folding: Folding, ends: Collection[int]
 ) -> set[int]:
-    """Ids of the weights that stretches between some tensors read.
+    """Returns ids of the program's weights that segments of it read.
 
     Args:
-        program: that was folded.
-        folding: of it.
-        ends: tensors at which a stretch may begin or end.
+        program: the program that was folded.
+        folding: its folding.
+        ends: tensors at which a segment may begin or end.
     """
     read: set[int] = set()
     applied = folding.applied(program, ends)

@@ -1,4 +1,4 @@
-"""Names of calls for people, from the modules of the user's model."""
+"""Readable names of graph calls, from the modules of the user's model."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ _OTHER = re.compile(r"[^A-Za-z0-9_.]")
 
 
 def call_names(nodes: Sequence[fx.Node]) -> list[str]:
-    """One name for each exported call, such as ``layer1.0.relu``.
+    """Returns one name per exported call, such as ``layer1.0.relu``.
 
-    A call in a module is named after it; one between modules (the sum of a
-    residual block) after what its neighbours have in common and itself.
+    A call inside a module has the module's name. A call between modules (the
+    sum of a residual block) has the name of its neighbours' common parent and
+    its operator.
     """
     paths = [_module_path(node) for node in nodes]
     names = []
     for index, (node, path) in enumerate(zip(nodes, paths, strict=True)):
         if not path:
-            parent = _common(_before(paths, index), _after(paths, index))
+            before = next((path for path in paths[index::-1] if path), "")
+            after = next((path for path in paths[index:] if path), "")
+            parent = _common_parent(before, after)
             path = f"{parent}.{_op_name(node)}".strip(".")
         names.append(_OTHER.sub("_", path)[:_MAX_LENGTH])
     return names
@@ -37,16 +40,8 @@ def _op_name(node: fx.Node) -> str:
     return str(node.target).split(".")[1 if "." in str(node.target) else 0]
 
 
-def _before(paths: Sequence[str], index: int) -> str:
-    return next((path for path in paths[index::-1] if path), "")
-
-
-def _after(paths: Sequence[str], index: int) -> str:
-    return next((path for path in paths[index:] if path), "")
-
-
-def _common(first: str, second: str) -> str:
-    """The deepest module that holds both."""
+def _common_parent(first: str, second: str) -> str:
+    """Returns the path of the deepest module that contains both."""
     shared = []
     for one, other in zip(
         first.split(".")[:-1], second.split(".")[:-1], strict=False

@@ -1,4 +1,4 @@
-"""Exported operators in the fewer forms that packages know."""
+"""Rewrites exported operators to the smaller set that packages hold."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RESHAPES = frozenset(
         "unflatten.int",
     )
 )
-"""All regroup dimensions in row-major order."""
+"""Operators that regroup dimensions in row-major order."""
 
 IDENTITIES = frozenset(
     f"aten.{name}"
@@ -33,13 +33,13 @@ IDENTITIES = frozenset(
         "feature_dropout.default",
     )
 )
-"""Operators that do nothing in eval mode; see :func:`is_identity`."""
+"""Operators without effect in eval mode; see :func:`is_identity`."""
 
 
 def is_identity(node: fx.Node) -> bool:
-    """Whether a call yields what it is given.
+    """Returns True if a call returns its argument.
 
-    Dropout that is on even in eval mode is none: it is random.
+    Dropout that is active in eval mode is random and no identity.
     """
     if str(node.target) not in IDENTITIES:
         return False
@@ -54,10 +54,10 @@ SPLITS = frozenset(
         "aten.unbind.int",
     }
 )
-"""Operators with a list of results, along ``dim``."""
+"""Operators that return a list of slices along ``dim``."""
 
 ASSERTIONS = frozenset({"aten._assert_tensor_metadata.default"})
-"""Operators without a result; what they state, loading checks anyway."""
+"""Operators without a result; the loader repeats their checks."""
 
 DECOMPOSED = frozenset(
     f"aten.{name}"
@@ -71,25 +71,27 @@ DECOMPOSED = frozenset(
         "type_as.default",
     )
 )
-"""Operators that torch itself writes with others."""
+"""Operators for which torch has a decomposition."""
 
 Named = dict[str, Any]
+"""Arguments by name."""
 Rewritten = tuple[str, Named]
+"""An operator of the table and its arguments."""
 
 _NEUTRAL = (None, False, torch.contiguous_format, torch.strided)
 
 
 def rewrite(name: str, bound: Named, node: fx.Node) -> Rewritten | None:
-    """The table's operator for an exported one, and its arguments.
+    """Returns the table's equivalent of an exported operator.
 
     Args:
         name: of the exported operator.
-        bound: its arguments by name, defaults included.
+        bound: its arguments by name, including defaults.
         node: the exported call.
 
     Returns:
-        None for what packages cannot hold; the name ``identity`` for what
-        does nothing.
+        Operator and arguments; ``identity`` as the operator if the call has no
+        effect; None if packages cannot hold it.
     """
     special = _SPECIAL.get(name)
     if special is not None:
@@ -98,7 +100,7 @@ def rewrite(name: str, bound: Named, node: fx.Node) -> Rewritten | None:
 
 
 def is_known(name: str) -> bool:
-    """Whether packages hold an exported operator, in some form."""
+    """Returns True if packages hold some form of an exported operator."""
     return (
         name in operators()
         or name in _SPECIAL
@@ -107,7 +109,7 @@ def is_known(name: str) -> bool:
 
 
 def _direct(name: str, bound: Named) -> Rewritten | None:
-    """The same operator, if nothing unusual is asked of it."""
+    """Returns the same operator if its other arguments have defaults."""
     operator = operators().get(name)
     if operator is None:
         return None
@@ -137,8 +139,8 @@ def _slice(bound: Named, node: fx.Node) -> Rewritten | None:
     source = node.args[0].meta["val"]  # type: ignore[union-attr]
     size = source.shape[bound["dim"]]
     if not isinstance(size, int):
-        whole = tuple(source.shape) == tuple(node.meta["val"].shape)
-        return ("identity", {}) if whole and bound["step"] == 1 else None
+        is_whole = tuple(source.shape) == tuple(node.meta["val"].shape)
+        return ("identity", {}) if is_whole and bound["step"] == 1 else None
     start, end, step = slice(
         bound["start"], bound["end"], bound["step"]
     ).indices(size)
@@ -155,7 +157,7 @@ def _expand(bound: Named, node: fx.Node) -> Rewritten | None:
 
 
 def _repeat(bound: Named, node: fx.Node) -> Rewritten | None:
-    """Where all that is repeated has size 1, or one dimension is."""
+    """Supports dimensions of size 1, or one dimension of constant size."""
     source = bound["self"].meta["val"]
     sizes = list(node.meta["val"].shape)
     added = len(sizes) - source.ndim
@@ -177,7 +179,7 @@ def _repeat(bound: Named, node: fx.Node) -> Rewritten | None:
 
 
 def _copy(bound: Named, node: fx.Node) -> Rewritten | None:
-    """What is overwritten does not matter."""
+    """Becomes a copy of the source, as the target is fully overwritten."""
     source, result = bound["src"].meta["val"], node.meta["val"]
     if (source.shape, source.dtype) != (result.shape, result.dtype):
         return None
@@ -189,9 +191,8 @@ def _square(bound: Named, node: fx.Node) -> Rewritten | None:
 
 
 def _embedding(bound: Named, node: fx.Node) -> Rewritten | None:
-    """All else that is asked of it concerns gradients."""
-    used = {name: bound[name] for name in ("weight", "indices")}
-    return EMBEDDING, used
+    """Drops the arguments that concern only gradients."""
+    return EMBEDDING, {name: bound[name] for name in ("weight", "indices")}
 
 
 def _matrix_transpose(bound: Named, node: fx.Node) -> Rewritten | None:
@@ -219,7 +220,7 @@ def _reduce(name: str) -> Callable[[Named, fx.Node], Rewritten | None]:
 
 
 def _with_number(name: str) -> Callable[[Named, fx.Node], Rewritten | None]:
-    """``x * 2`` is exported with a number in the place of a tensor."""
+    """Picks the scalar overload: ``x * 2`` is exported as the tensor one."""
 
     def numbered(bound: Named, node: fx.Node) -> Rewritten | None:
         if isinstance(bound["other"], fx.Node):
@@ -235,7 +236,7 @@ def _dtype(bound: Named, node: fx.Node) -> Rewritten | None:
 
 
 def _same_padding(bound: Named, node: fx.Node) -> Rewritten | None:
-    """``padding="same"`` where both sides get as much."""
+    """Supports ``padding="same"`` if both sides are padded equally."""
     weight = bound["weight"].meta["val"]
     spans = [
         d * (k - 1)
@@ -251,12 +252,12 @@ def _same_padding(bound: Named, node: fx.Node) -> Rewritten | None:
 
 
 def _adaptive_max_pool(bound: Named, node: fx.Node) -> Rewritten | None:
-    """Where all windows have one size."""
+    """Supports windows of equal size."""
     sizes = bound["self"].meta["val"].shape[-2:]
-    places = bound["output_size"]
-    if any(size % place for size, place in zip(sizes, places, strict=True)):
+    pairs = list(zip(sizes, bound["output_size"], strict=True))
+    if any(size % target for size, target in pairs):
         return None
-    window = [size // place for size, place in zip(sizes, places, strict=True)]
+    window = [size // target for size, target in pairs]
     return "aten.max_pool2d.default", {
         "self": bound["self"],
         "kernel_size": window,

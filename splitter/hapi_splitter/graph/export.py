@@ -1,9 +1,9 @@
-"""From a module to a program, through ``torch.export``.
+"""Converts a module to a program through ``torch.export``.
 
-The exported, functionalised graph is brought to fewer forms than torch has:
-every regrouping of dimensions becomes ``reshape``, splits become slices,
-what depends on weights alone is computed once here, and sizes become
-numbers or multiples of the batch. What is left is translated call by call.
+The exported graph is functionalised and canonicalised: every regrouping of
+dimensions becomes ``reshape``, splits become slices, tensors that depend only
+on weights are computed once, and sizes become numbers or multiples of the
+batch. The remaining calls are translated one by one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import fx, nn
 
 from hapi_protocol.errors import FreezeError, PackageError
 from hapi_splitter.graph.batch_constants import (
-    BatchSized,
-    draws,
+    BatchConstants,
+    is_random,
     is_size,
     reads,
 )
@@ -31,7 +31,7 @@ from hapi_splitter.graph.canonicalize import (
     is_identity,
     rewrite,
 )
-from hapi_splitter.graph.functionalize import functional
+from hapi_splitter.graph.functionalize import functionalize
 from hapi_splitter.graph.operators import operators
 from hapi_splitter.graph.program import (
     INPUT,
@@ -48,7 +48,7 @@ _MAX_BATCH = 65536
 
 @dataclass(frozen=True)
 class ExportedRegion:
-    """A program, its weights by id, and a name for each call."""
+    """A program, its weights by id, and the name of each call."""
 
     program: Program
     weights: Mapping[int, torch.Tensor]
@@ -68,12 +68,12 @@ def export_region(module: nn.Module, example: torch.Tensor) -> ExportedRegion:
     """
     batch = torch.export.Dim("batch", min=1, max=_MAX_BATCH)
     try:
-        exported = functional(
+        exported = functionalize(
             torch.export.export(
                 module, (example,), dynamic_shapes=({0: batch},), strict=False
             )
         )
-    except Exception as error:  # export raises whatever tracing raised
+    except Exception as error:  # tracing raises many types
         raise FreezeError(
             "cannot_trace",
             "torch.export cannot trace the frozen region with any batch "
@@ -83,12 +83,12 @@ def export_region(module: nn.Module, example: torch.Tensor) -> ExportedRegion:
 
 
 class _Translation:
-    """Reads one exported program into ours."""
+    """Translates one exported program."""
 
     def __init__(self, exported: torch.export.ExportedProgram) -> None:
         self._exported = exported
         self._constants: dict[fx.Node, Any] = {}
-        self._sized = BatchSized(self._constants, _size)
+        self._batch_constants = BatchConstants(self._constants, _size)
         self._known: dict[fx.Node, Any] = {}
         self._weights: list[torch.Tensor] = []
         self._memories: set[int] = set()
@@ -106,14 +106,14 @@ class _Translation:
         raise AssertionError("an exported graph has an output")
 
     def _result(self, output: fx.Node) -> Any:
-        """What the module returns, behind all that it overwrites."""
+        """Returns the node of the module's result; refuses mutated state."""
         kinds = torch.export.graph_signature.OutputKind
         for spec in self._exported.graph_signature.output_specs:
             if spec.kind in (kinds.BUFFER_MUTATION, kinds.PARAMETER_MUTATION):
                 raise FreezeError(
                     "cannot_freeze",
                     f"the frozen region changes its {spec.target!r} in every "
-                    "forward; freeze before that",
+                    "forward; freeze before it",
                 )
         results: Any = output.args[0]
         return results[-1]
@@ -139,7 +139,7 @@ class _Translation:
         name = str(node.target)
         if is_size(node) or name in ASSERTIONS:
             return
-        if self._fold(node) or self._sized.takes(node):
+        if self._fold_constant(node) or self._batch_constants.add(node):
             return
         if node.target is operator_module.getitem:
             self._known[node] = self._item(*node.args)
@@ -156,23 +156,23 @@ class _Translation:
             raise _unknown(source, str(source.target))
         return results[index]
 
-    def _fold(self, node: fx.Node) -> bool:
-        """Computes what depends on weights alone."""
-        if _has_symbols(node.meta.get("val")) or draws(node):
+    def _fold_constant(self, node: fx.Node) -> bool:
+        """Evaluates a call that depends only on weights."""
+        if _has_symbols(node.meta.get("val")) or is_random(node):
             return False
         if any(source not in self._constants for source in reads(node)):
             return False
-        self._constants[node] = self._sized.value(node)
+        self._constants[node] = self._batch_constants.value(node)
         return True
 
     def _split(self, node: fx.Node, name: str) -> list[Any]:
         source = self._argument(node.args[0])
-        dim, kept = _bound(node)["dim"], name != "aten.unbind.int"
+        dim, keeps_dim = _bound(node)["dim"], name != "aten.unbind.int"
         parts, start = [], 0
         for value in node.meta["val"]:
-            size = int(value.shape[dim]) if kept else 1
-            op = "aten.slice.Tensor" if kept else "aten.select.int"
-            bounds = (start, start + size, 1) if kept else (start,)
+            size = int(value.shape[dim]) if keeps_dim else 1
+            op = "aten.slice.Tensor" if keeps_dim else "aten.select.int"
+            bounds = (start, start + size, 1) if keeps_dim else (start,)
             parts.append(self._add(node, op, (source, dim, *bounds)))
             start += size
         return parts
@@ -182,10 +182,10 @@ class _Translation:
             shape = tuple(_size(s) for s in node.meta["val"].shape)
             source = self._argument(node.args[0])
             return self._add(node, "aten.reshape.default", (source, shape))
-        named = rewrite(name, _bound(node), node)
-        if named is None:
+        rewritten = rewrite(name, _bound(node), node)
+        if rewritten is None:
             raise _unknown(node, name)
-        op, arguments = named
+        op, arguments = rewritten
         if op == "identity":
             return self._known[node.all_input_nodes[0]]
         operator = operators()[op]
@@ -194,7 +194,7 @@ class _Translation:
             for parameter in operator.parameters
         )
         result = self._add(node, op, args)
-        # Batch norm's statistics are never read in eval mode.
+        # Batch norm's other results are never read in eval mode.
         return [result] if isinstance(node.meta["val"], tuple) else result
 
     def _argument(self, argument: Any) -> Any:
@@ -204,8 +204,8 @@ class _Translation:
                 return _size(value)
             if argument in self._constants:
                 return self._weight(argument, self._constants[argument])
-            if argument in self._sized:
-                return self._repeated(argument)
+            if argument in self._batch_constants:
+                return self._batch_constant(argument)
             return self._known[argument]
         if isinstance(argument, torch.SymInt):
             return _size(argument)
@@ -217,36 +217,37 @@ class _Translation:
         if node not in self._known:
             memory = tensor.untyped_storage().data_ptr()
             if memory in self._memories:
-                # A package cannot hold two tensors in one memory.
+                # Tensors of a package cannot share memory.
                 tensor = tensor.clone()
             self._memories.add(memory)
             self._weights.append(tensor)
             self._known[node] = _Weight(len(self._weights) - 1)
         return self._known[node]
 
-    def _repeated(self, node: fx.Node) -> Any:
-        """A weight, repeated once per sample."""
+    def _batch_constant(self, node: fx.Node) -> Any:
+        """Adds a weight that is expanded once per sample."""
         if node in self._known:
             return self._known[node]
-        found = self._sized.repeated(node)
-        if found is None:
+        constant = self._batch_constants.find(node)
+        if constant is None:
             raise _unknown(node, str(node.target))
-        result = self._weight(node, found.once)
-        if found.dim is not None:
-            result = self._expanded(node, result, found.once.shape, found.dim)
+        value = constant.per_sample
+        result = self._weight(node, value)
+        if constant.dim is not None:
+            result = self._expand(node, result, value.shape, constant.dim)
         self._known[node] = result
         return result
 
-    def _expanded(
+    def _expand(
         self, node: fx.Node, weight: Any, shape: Sequence[int], dim: int
     ) -> Any:
         before, count, after = shape[:dim], shape[dim], shape[dim + 1 :]
         if count == 1:
             sizes = (*before, Affine(1), *after)
             return self._add(node, "aten.expand.default", (weight, sizes))
-        apart = self._add(node, "aten.unsqueeze.default", (weight, dim))
+        single = self._add(node, "aten.unsqueeze.default", (weight, dim))
         sizes = (*before, Affine(1), count, *after)
-        copies = self._add(node, "aten.expand.default", (apart, sizes))
+        copies = self._add(node, "aten.expand.default", (single, sizes))
         sizes = (*before, Affine(count), *after)
         return self._add(node, "aten.reshape.default", (copies, sizes))
 
@@ -276,17 +277,17 @@ class _Translation:
         return ExportedRegion(program, weights, names)
 
     def _check(self, program: Program, used_calls: Sequence[int]) -> None:
-        """Refuses what no package may hold, before it is run anywhere."""
+        """Refuses calls that a package could not hold."""
         entries = program.to_json()["calls"]
-        for place, entry in enumerate(entries):
+        for index, entry in enumerate(entries):
             try:
-                read_call(entry, program.first_call + place)
+                read_call(entry, program.first_call + index)
             except PackageError as error:
-                node = self._origins[used_calls[place]]
+                node = self._origins[used_calls[index]]
                 raise FreezeError(
                     "unknown_op",
                     f"in {_where(node)}: {error.message}; freeze before it, "
-                    "or write it with others",
+                    "or use other operators",
                     details={"op": entry[1]},
                 ) from error
 
@@ -308,7 +309,7 @@ class _Translation:
 
 @dataclass(frozen=True)
 class _Input:
-    """The batch of samples."""
+    """The input batch."""
 
 
 @dataclass(frozen=True)
@@ -331,7 +332,7 @@ def _numbered(argument: Any, ids: Mapping[Any, int]) -> Argument:
 
 
 def _bound(node: fx.Node) -> dict[str, Any]:
-    """A call's arguments by their schema's names, defaults included."""
+    """Returns a call's arguments by schema name, including defaults."""
     bound = {}
     assert isinstance(node.target, torch._ops.OpOverload)
     for index, argument in enumerate(node.target._schema.arguments):
@@ -375,8 +376,8 @@ def _size(value: int | torch.SymInt) -> int | Affine:
 def _unknown(node: fx.Node, name: str) -> FreezeError:
     return FreezeError(
         "unknown_op",
-        f"operator {name} in {_where(node)} cannot go into a model package; "
-        "freeze before it, or write it with others",
+        f"model packages do not support operator {name} in {_where(node)}; "
+        "freeze before it, or use other operators",
         details={"op": name},
     )
 

@@ -11,17 +11,17 @@ from hapi_splitter.graph.operators import EMBEDDING
 
 
 def flops_of(op: str, bound: Bound, result: Value) -> int:
-    """Floating point operations of one call per sample.
+    """Estimates the floating-point operations of one call per sample.
 
-    Products count two per multiply-add; all else one per entry read or
-    written, whichever is more, and pooling one per entry of its window.
+    Products count two per multiply-add, pooling one per entry of its window,
+    anything else one per entry read or written, whichever is more.
     """
     count = _FLOPS.get(op)
     if count is not None:
         return count(bound, result)
     tensors = tensors_of(bound)
-    read = max((value.num_elements for value in tensors), default=0)
-    return max(read, result.num_elements)
+    num_read = max((value.num_elements for value in tensors), default=0)
+    return max(num_read, result.num_elements)
 
 
 def _embedding_flops(bound: Bound, result: Value) -> int:

@@ -1,12 +1,11 @@
-"""Exported graphs without operators that write to their arguments.
+"""Removes in-place operators from exported graphs.
 
-``torch.export`` records what a module calls, writes included. torch makes
-such a graph functional by tracing it anew, more than once and with symbols
-for sizes: that takes longer than the export itself. Most networks need none
-of it. An activation or a sum that overwrites a tensor which nobody reads
-afterwards is the same operator without the write, and whether an operator
-returned a view or a copy is known from the memory of what it returned. Only
-graphs with anything else are traced anew.
+``torch.export`` records in-place operators as the module calls them. torch
+removes them by retracing the graph with symbolic sizes, which takes longer
+than the export itself. Most networks do not need this: an activation that
+overwrites a tensor without later readers equals its functional operator, and
+the memory of a result shows if it is a view or a copy. Only other graphs are
+retraced.
 """
 
 from __future__ import annotations
@@ -31,27 +30,27 @@ _aten = torch.ops.aten
 _BATCH_NORM = "aten.batch_norm.default"
 _CONTIGUOUS = "aten.contiguous.default"
 _DROPOUT = "aten.dropout_.default"
-_REMADE = DECOMPOSED | {"aten.to.dtype"}
-"""Operators that packages hold once torch has written them with others."""
+_NEEDS_RETRACE = DECOMPOSED | {"aten.to.dtype"}
+"""Operators that packages can hold only after torch has decomposed them."""
 
 
-def functional(
+def functionalize(
     exported: torch.export.ExportedProgram,
 ) -> torch.export.ExportedProgram:
-    """The same program of operators that write nothing.
+    """Returns an equivalent program without in-place operators.
 
-    Operators that packages know remain as they are; the graph may be
+    Operators that packages can hold are not decomposed. The graph may be
     changed in place.
 
     Raises:
-        Exception: whatever tracing raises.
+        Exception: any error of torch's tracing.
     """
-    rewriting = _CallByCall(exported.graph)
-    if not rewriting.is_sound():
-        anew: torch.export.ExportedProgram
-        anew = exported.run_decompositions(_decompositions())
-        return anew
-    rewriting.rewrite()
+    rewriter = _InPlaceRewriter(exported.graph)
+    if not rewriter.is_sound():
+        retraced: torch.export.ExportedProgram
+        retraced = exported.run_decompositions(_decompositions())
+        return retraced
+    rewriter.rewrite()
     return exported
 
 
@@ -64,23 +63,23 @@ def _decompositions() -> dict[Any, Any]:
     }
 
 
-class _CallByCall:
-    """Makes a graph functional, each call by itself."""
+class _InPlaceRewriter:
+    """Replaces in-place calls one by one, without a retrace."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
-        self._place = {node: i for i, node in enumerate(graph.nodes)}
+        self._position = {node: i for i, node in enumerate(graph.nodes)}
         self._memory = {node: _memory(node) for node in graph.nodes}
-        self._without_write = {
+        self._functional_ops = {
             f"aten.{row.inplace_name}": row.overload()
             for row in operators().values()
             if row.inplace_name
         } | {_DROPOUT: _aten.dropout.default}
 
     def is_sound(self) -> bool:
-        """Whether it computes the same afterwards."""
+        """Returns True if :meth:`rewrite` preserves the results."""
         return all(
-            self._is_simple(node)
+            self._is_supported(node)
             for node in self._graph.nodes
             if node.op not in ("placeholder", "output")
         )
@@ -88,8 +87,8 @@ class _CallByCall:
     def rewrite(self) -> None:
         for node in list(self._graph.nodes):
             name = str(node.target)
-            if name in self._without_write:
-                node.target = self._without_write[name]
+            if name in self._functional_ops:
+                node.target = self._functional_ops[name]
             elif name == _BATCH_NORM:
                 _rewrite_batch_norm(node)
             elif name == _CONTIGUOUS:
@@ -98,7 +97,7 @@ class _CallByCall:
                 self._rewrite_reshape(node)
         self._graph.eliminate_dead_code()
 
-    def _is_simple(self, node: fx.Node) -> bool:
+    def _is_supported(self, node: fx.Node) -> bool:
         name = str(node.target)
         if is_size(node) or node.target is operator_module.getitem:
             return True
@@ -106,45 +105,46 @@ class _CallByCall:
             return False
         if name == _DROPOUT and all(node.args[1:3]):
             return False
-        if name in self._without_write:
-            return self._writes_unseen(node)
+        if name in self._functional_ops:
+            return self._is_write_unobserved(node)
         if name == _BATCH_NORM:
             mean, var, training = node.args[3:6]
             return not training and mean is not None and var is not None
         if name in RESHAPES:
             return sum(not isinstance(s, int) for s in _shape(node)) <= 1
-        if node.target._schema.is_mutable or name in _REMADE:
+        if node.target._schema.is_mutable or name in _NEEDS_RETRACE:
             return False
         if torch.Tag.maybe_aliasing_or_mutating in node.target.tags:
             return is_identity(node)
         return name in ASSERTIONS or is_known(name)
 
-    def _writes_unseen(self, node: fx.Node) -> bool:
-        """Whether what a call overwrites is read from its result alone.
+    def _is_write_unobserved(self, node: fx.Node) -> bool:
+        """Returns True if later calls read the written memory only through
+        this call's result.
 
-        All its tensors are of one type: so is then its result, where
-        nothing is overwritten.
+        All tensors must share a dtype, so that the functional operator has
+        the same result dtype.
         """
         written = node.args[0]
         assert isinstance(written, fx.Node)
         dtypes = {each.meta["val"].dtype for each in _tensors(node)}
         if len(dtypes) > 1 or self._memory[node] != self._memory[written]:
             return False
-        place = self._place[node]
+        position = self._position[node]
         return all(
-            self._is_whole(other)
-            and all(self._place[user] <= place for user in other.users)
-            for other in list(self._place)[:place]
+            self._fills_memory(other)
+            and all(self._position[user] <= position for user in other.users)
+            for other in list(self._position)[:position]
             if self._memory[other] & self._memory[node]
         )
 
-    def _is_whole(self, node: fx.Node) -> bool:
-        """Whether a call made its memory, or wrote to all of it."""
+    def _fills_memory(self, node: fx.Node) -> bool:
+        """Returns True if a call allocates its memory or overwrites all."""
         if not isinstance(node.target, torch._ops.OpOverload):
             return False
         name = str(node.target)
         return (
-            name in self._without_write
+            name in self._functional_ops
             or name == _CONTIGUOUS
             or not any(a.alias_info for a in node.target._schema.arguments)
         )
@@ -163,13 +163,13 @@ class _CallByCall:
     def _rewrite_reshape(self, node: fx.Node) -> None:
         source = node.args[0]
         assert isinstance(source, fx.Node)
-        viewed = self._memory[node] == self._memory[source]
-        if not viewed:
+        is_view = self._memory[node] == self._memory[source]
+        if not is_view:
             with self._graph.inserting_before(node):
                 source = self._copy(source, node)
         sizes = [s if isinstance(s, int) else -1 for s in _shape(node)]
         node.args, node.kwargs = (source, sizes), {}
-        node.target = (_aten.view if viewed else _aten._unsafe_view).default
+        node.target = (_aten.view if is_view else _aten._unsafe_view).default
 
     def _copy(self, source: fx.Node, node: fx.Node) -> fx.Node:
         copy = self._graph.call_function(
@@ -188,7 +188,7 @@ def _rewrite_batch_norm(node: fx.Node) -> None:
 
 
 def _memory(node: fx.Node) -> frozenset[int]:
-    """Which memory the tensors of a node lie in."""
+    """Returns ids of the storages of a node's tensors."""
     value = node.meta.get("val")
     values = value if isinstance(value, list | tuple) else [value]
     return frozenset(

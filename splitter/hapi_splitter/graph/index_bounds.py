@@ -1,10 +1,10 @@
-"""Which whole numbers a sample may hold: those that its tables have rows for.
+"""Bounds of the ids in a sample, from the embedding tables that use them.
 
-An index that a table lacks is an error on a CPU, of all samples that are
-computed together, and ends a GPU's process.  So each place of a sample has a
-limit that is checked before: the rows of the smallest table that the number
-there is looked up in.  The checks of :mod:`hapi_splitter.graph.shapes` see to
-it that indices are numbers of the input, moved about and never changed.
+An index out of range fails the whole batch on a CPU and ends the process on a
+GPU.  So every position of a sample has a limit that is checked beforehand: the
+number of rows of the smallest table in which its value is looked up.  The
+checks of :mod:`hapi_splitter.graph.shapes` guarantee that indices are input
+values that were moved but never changed.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from hapi_splitter.graph.shapes import run_call
 def id_limits(
     program: Program, values: Sequence[Value]
 ) -> torch.Tensor | None:
-    """For each place of a sample, what the number there must be below.
+    """Returns the exclusive upper bound of the id at each position.
 
     Args:
         program: a checked program.
-        values: of :func:`hapi_splitter.graph.shapes.infer`.
+        values: from :func:`hapi_splitter.graph.shapes.infer`.
 
     Returns:
-        int64 of a sample's shape, 0 for no limit; None where nothing is
-        looked up.
+        int64 of a sample's shape, 0 for no limit; None if the program has no
+        embedding.
     """
-    tables: dict[int, int] = {}
+    num_rows: dict[int, int] = {}
     for call in program.calls:
         if call.op == EMBEDDING:
             table, indices = call.refs()
             rows = values[table].shape[0]
-            tables[indices] = min(rows, tables.get(indices, rows))
-    if not tables:
+            num_rows[indices] = min(rows, num_rows.get(indices, rows))
+    if not num_rows:
         return None
     shape = values[INPUT].shape
-    places = torch.arange(values[INPUT].num_elements)
-    limits = torch.zeros_like(places)
-    # Where in the sample they come from shows when places are moved.
-    moved = {INPUT: places.to(torch.int32).view(shape)}
-    moves = {n for end in tables for n in needed(program, INPUT, end)}
+    positions = torch.arange(values[INPUT].num_elements)
+    limits = torch.zeros_like(positions)
+    # Running the moves on position numbers shows where indices come from.
+    moved = {INPUT: positions.to(torch.int32).view(shape)}
+    moves = {n for end in num_rows for n in needed(program, INPUT, end)}
     for node in sorted(moves):
         moved[node] = run_call(program.call(node), moved, 1)
-    for indices, rows in tables.items():
-        found = moved[indices].flatten().long()
-        others = limits[found]
-        limits[found] = torch.where(others == 0, rows, others.clamp(max=rows))
+    for indices, rows in num_rows.items():
+        sources = moved[indices].flatten().long()
+        known = limits[sources]
+        limits[sources] = torch.where(known == 0, rows, known.clamp(max=rows))
     return limits.view(shape[1:])

@@ -1,16 +1,16 @@
 """The operators that a model package may call.
 
 One row per operator: its arguments with their types, in the order of the
-ATen schema, and the rule that says how it treats the batch. What is not
-here is refused. Rows are pure functions only: no operator that writes to
-an argument, draws random numbers, reads a file or depends on anything but
-its arguments. Arguments after ``*`` are passed by name.
+ATen schema, and its batch rule. Other operators are refused. All rows are
+pure functions: none writes to an argument, draws random numbers, reads a file
+or depends on anything but its arguments. Arguments after ``*`` are passed by
+name.
 
 Types: ``tensor``, ``tensor?``, ``tensors``, ``int``, ``int?``, ``ints``,
 ``size`` (integers or multiples of the batch), ``float``, ``number``,
 ``number?``, ``bool``, ``dtype?``; ``zero``, a probability that must be 0
-because anything else would be random; and ``tanh``, true where GELU is to
-be approximated by it (packages hold no strings to choose a method by).
+because others would be random; and ``tanh``, a bool that selects GELU's
+approximation (packages hold no strings).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from hapi_splitter.graph import batch_independence as by
+from hapi_splitter.graph import batch_independence as rules
 from hapi_splitter.graph.batch_independence import Rule
 
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
@@ -35,8 +35,8 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
         "bool": torch.bool,
     }
 )
-"""What the tensors of a package may hold. Other floating point types would
-take CPU kernels whose memory nobody has bounded."""
+"""Supported dtypes. The CPU kernels of other floating-point types have no
+known memory bound."""
 DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType(
     {dtype: name for name, dtype in DTYPES.items()}
 )
@@ -66,256 +66,272 @@ _ATTENTION = (
     "dropout_p: zero, is_causal: bool, *, scale: number?"
 )
 
-# operator -> (arguments, batch rule, operator that writes into `self`).
-# The third column is the loader's own: packages cannot name it.
+# operator -> (arguments, batch rule, in-place variant).
+# Only the loader uses in-place variants: packages cannot name them.
 _ROWS: Mapping[str, tuple[str, Rule, str | None]] = MappingProxyType(
     {
         # elementwise, one tensor
-        "aten.relu.default": (_UNARY, by.elementwise, "relu_.default"),
-        "aten.relu6.default": (_UNARY, by.elementwise, "relu6_.default"),
-        "aten.sigmoid.default": (_UNARY, by.elementwise, "sigmoid_.default"),
+        "aten.relu.default": (_UNARY, rules.elementwise, "relu_.default"),
+        "aten.relu6.default": (_UNARY, rules.elementwise, "relu6_.default"),
+        "aten.sigmoid.default": (
+            _UNARY,
+            rules.elementwise,
+            "sigmoid_.default",
+        ),
         "aten.hardsigmoid.default": (
             _UNARY,
-            by.elementwise,
+            rules.elementwise,
             "hardsigmoid_.default",
         ),
         "aten.hardswish.default": (
             _UNARY,
-            by.elementwise,
+            rules.elementwise,
             "hardswish_.default",
         ),
-        "aten.silu.default": (_UNARY, by.elementwise, "silu_.default"),
-        "aten.mish.default": (_UNARY, by.elementwise, "mish_.default"),
-        "aten.tanh.default": (_UNARY, by.elementwise, "tanh_.default"),
-        "aten.exp.default": (_UNARY, by.elementwise, "exp_.default"),
-        "aten.log.default": (_UNARY, by.elementwise, "log_.default"),
-        "aten.sqrt.default": (_UNARY, by.elementwise, "sqrt_.default"),
-        "aten.rsqrt.default": (_UNARY, by.elementwise, "rsqrt_.default"),
-        "aten.abs.default": (_UNARY, by.elementwise, "abs_.default"),
-        "aten.neg.default": (_UNARY, by.elementwise, "neg_.default"),
+        "aten.silu.default": (_UNARY, rules.elementwise, "silu_.default"),
+        "aten.mish.default": (_UNARY, rules.elementwise, "mish_.default"),
+        "aten.tanh.default": (_UNARY, rules.elementwise, "tanh_.default"),
+        "aten.exp.default": (_UNARY, rules.elementwise, "exp_.default"),
+        "aten.log.default": (_UNARY, rules.elementwise, "log_.default"),
+        "aten.sqrt.default": (_UNARY, rules.elementwise, "sqrt_.default"),
+        "aten.rsqrt.default": (_UNARY, rules.elementwise, "rsqrt_.default"),
+        "aten.abs.default": (_UNARY, rules.elementwise, "abs_.default"),
+        "aten.neg.default": (_UNARY, rules.elementwise, "neg_.default"),
         "aten.gelu.default": (
             "self: tensor, *, approximate: tanh",
-            by.elementwise,
+            rules.elementwise,
             "gelu_.default",
         ),
         "aten.elu.default": (
             "self: tensor, alpha: number, scale: number, input_scale: number",
-            by.elementwise,
+            rules.elementwise,
             "elu_.default",
         ),
         "aten.leaky_relu.default": (
             "self: tensor, negative_slope: number",
-            by.elementwise,
+            rules.elementwise,
             "leaky_relu_.default",
         ),
         "aten.softplus.default": (
             "self: tensor, beta: number, threshold: number",
-            by.elementwise,
+            rules.elementwise,
             None,
         ),
         "aten.hardtanh.default": (
             "self: tensor, min_val: number, max_val: number",
-            by.elementwise,
+            rules.elementwise,
             "hardtanh_.default",
         ),
         "aten.clamp.default": (
             "self: tensor, min: number?, max: number?",
-            by.elementwise,
+            rules.elementwise,
             "clamp_.default",
         ),
         "aten.clamp_min.default": (
             "self: tensor, min: number",
-            by.elementwise,
+            rules.elementwise,
             "clamp_min_.default",
         ),
         "aten.pow.Tensor_Scalar": (
             "self: tensor, exponent: number",
-            by.elementwise,
+            rules.elementwise,
             None,
         ),
         "aten._to_copy.default": (
             "self: tensor, *, dtype: dtype?",
-            by.elementwise,
+            rules.elementwise,
             None,
         ),
         # elementwise, two tensors or a tensor and a number
-        "aten.add.Tensor": (_SCALED_PAIR, by.elementwise, "add_.Tensor"),
-        "aten.sub.Tensor": (_SCALED_PAIR, by.elementwise, "sub_.Tensor"),
-        "aten.mul.Tensor": (_PAIR, by.elementwise, "mul_.Tensor"),
-        "aten.div.Tensor": (_PAIR, by.elementwise, "div_.Tensor"),
-        "aten.maximum.default": (_PAIR, by.elementwise, None),
-        "aten.minimum.default": (_PAIR, by.elementwise, None),
+        "aten.add.Tensor": (_SCALED_PAIR, rules.elementwise, "add_.Tensor"),
+        "aten.sub.Tensor": (_SCALED_PAIR, rules.elementwise, "sub_.Tensor"),
+        "aten.mul.Tensor": (_PAIR, rules.elementwise, "mul_.Tensor"),
+        "aten.div.Tensor": (_PAIR, rules.elementwise, "div_.Tensor"),
+        "aten.maximum.default": (_PAIR, rules.elementwise, None),
+        "aten.minimum.default": (_PAIR, rules.elementwise, None),
         "aten.add.Scalar": (
             _WITH_SCALED_NUMBER,
-            by.elementwise,
+            rules.elementwise,
             "add_.Scalar",
         ),
         "aten.sub.Scalar": (
             _WITH_SCALED_NUMBER,
-            by.elementwise,
+            rules.elementwise,
             "sub_.Scalar",
         ),
-        "aten.rsub.Scalar": (_WITH_SCALED_NUMBER, by.elementwise, None),
-        "aten.mul.Scalar": (_WITH_NUMBER, by.elementwise, "mul_.Scalar"),
-        "aten.div.Scalar": (_WITH_NUMBER, by.elementwise, "div_.Scalar"),
-        # of token ids: which are padding
-        "aten.eq.Scalar": (_WITH_NUMBER, by.elementwise, None),
-        "aten.ne.Scalar": (_WITH_NUMBER, by.elementwise, None),
+        "aten.rsub.Scalar": (_WITH_SCALED_NUMBER, rules.elementwise, None),
+        "aten.mul.Scalar": (_WITH_NUMBER, rules.elementwise, "mul_.Scalar"),
+        "aten.div.Scalar": (_WITH_NUMBER, rules.elementwise, "div_.Scalar"),
+        # padding masks of token ids
+        "aten.eq.Scalar": (_WITH_NUMBER, rules.elementwise, None),
+        "aten.ne.Scalar": (_WITH_NUMBER, rules.elementwise, None),
         "aten.prelu.default": (
             "self: tensor, weight: tensor",
-            by.channelwise,
+            rules.channelwise,
             None,
         ),
         # along dimensions other than the batch
-        "aten.softmax.int": (_SOFTMAX, by.along, None),
-        "aten.log_softmax.int": (_SOFTMAX, by.along, None),
-        "aten.flip.default": ("self: tensor, dims: ints", by.along, None),
+        "aten.softmax.int": (_SOFTMAX, rules.along, None),
+        "aten.log_softmax.int": (_SOFTMAX, rules.along, None),
+        "aten.flip.default": ("self: tensor, dims: ints", rules.along, None),
         "aten.roll.default": (
             "self: tensor, shifts: ints, dims: ints",
-            by.roll,
+            rules.roll,
             None,
         ),
-        "aten.cat.default": ("tensors: tensors, dim: int", by.cat, None),
-        "aten.stack.default": ("tensors: tensors, dim: int", by.stack, None),
+        "aten.cat.default": ("tensors: tensors, dim: int", rules.cat, None),
+        "aten.stack.default": (
+            "tensors: tensors, dim: int",
+            rules.stack,
+            None,
+        ),
         "aten.pad.default": (
             "self: tensor, pad: ints, *, value: number?",
-            by.pad,
+            rules.pad,
             None,
         ),
-        "aten.mean.dim": (_REDUCE_DTYPE, by.reduce, None),
-        "aten.sum.dim_IntList": (_REDUCE_DTYPE, by.reduce, None),
-        "aten.amax.default": (_REDUCE, by.reduce, None),
-        "aten.amin.default": (_REDUCE, by.reduce, None),
+        "aten.mean.dim": (_REDUCE_DTYPE, rules.reduce, None),
+        "aten.sum.dim_IntList": (_REDUCE_DTYPE, rules.reduce, None),
+        "aten.amax.default": (_REDUCE, rules.reduce, None),
+        "aten.amin.default": (_REDUCE, rules.reduce, None),
         "aten.linalg_vector_norm.default": (
             "self: tensor, ord: number, dim: ints, keepdim: bool, *, "
             "dtype: dtype?",
-            by.reduce,
+            rules.reduce,
             None,
         ),
         # convolution, pooling, resampling: images [batch, channels, ...]
-        "aten.conv1d.default": (_CONV, by.conv, None),
-        "aten.conv2d.default": (_CONV, by.conv, None),
+        "aten.conv1d.default": (_CONV, rules.conv, None),
+        "aten.conv2d.default": (_CONV, rules.conv, None),
         "aten.conv_transpose2d.input": (
             "input: tensor, weight: tensor, bias: tensor?, stride: ints, "
             "padding: ints, output_padding: ints, groups: int, "
             "dilation: ints",
-            by.conv,
+            rules.conv,
             None,
         ),
-        "aten.max_pool2d.default": (_MAX_POOL, by.image, None),
+        "aten.max_pool2d.default": (_MAX_POOL, rules.image, None),
         "aten.avg_pool2d.default": (
             "self: tensor, kernel_size: ints, stride: ints, padding: ints, "
             "ceil_mode: bool, count_include_pad: bool, "
             "divisor_override: int?",
-            by.image,
+            rules.image,
             None,
         ),
         "aten.adaptive_avg_pool2d.default": (
             "self: tensor, output_size: ints",
-            by.image,
+            rules.image,
             None,
         ),
         "aten.upsample_nearest2d.default": (
             "self: tensor, output_size: ints, scales_h: number?, "
             "scales_w: number?",
-            by.image,
+            rules.image,
             None,
         ),
         "aten.upsample_bilinear2d.default": (
             "self: tensor, output_size: ints, align_corners: bool, "
             "scales_h: number?, scales_w: number?",
-            by.image,
+            rules.image,
             None,
         ),
         "aten.upsample_bicubic2d.default": (
             "self: tensor, output_size: ints, align_corners: bool, "
             "scales_h: number?, scales_w: number?",
-            by.image,
+            rules.image,
             None,
         ),
         "aten.im2col.default": (
             "self: tensor, kernel_size: ints, dilation: ints, padding: ints, "
             "stride: ints",
-            by.image,
+            rules.image,
             None,
         ),
         "aten.col2im.default": (
             "self: tensor, output_size: ints, kernel_size: ints, "
             "dilation: ints, padding: ints, stride: ints",
-            by.columns,
+            rules.columns,
             None,
         ),
         "aten.pixel_shuffle.default": (
             "self: tensor, upscale_factor: int",
-            by.image,
+            rules.image,
             None,
         ),
         "aten._native_batch_norm_legit_no_training.default": (
             _BATCH_NORM,
-            by.channelwise,
+            rules.channelwise,
             None,
         ),
         "aten.group_norm.default": (
             "input: tensor, num_groups: int, weight: tensor?, "
             "bias: tensor?, eps: float, cudnn_enabled: bool",
-            by.channelwise,
+            rules.channelwise,
             None,
         ),
         "aten.layer_norm.default": (
             "input: tensor, normalized_shape: ints, weight: tensor?, "
             "bias: tensor?, eps: float, cudnn_enable: bool",
-            by.layer_norm,
+            rules.layer_norm,
             None,
         ),
-        # lookups; their indices, see shapes.py
+        # lookups; shapes.py checks their indices
         "aten.embedding.default": (
             "weight: tensor, indices: tensor",
-            by.embedding,
+            rules.embedding,
             None,
         ),
         # products
         "aten.linear.default": (
             "input: tensor, weight: tensor, bias: tensor?",
-            by.linear,
+            rules.linear,
             None,
         ),
-        "aten.matmul.default": (_PAIR, by.matmul, None),
-        "aten.bmm.default": ("self: tensor, mat2: tensor", by.matmul, None),
+        "aten.matmul.default": (_PAIR, rules.matmul, None),
+        "aten.bmm.default": ("self: tensor, mat2: tensor", rules.matmul, None),
         "aten.scaled_dot_product_attention.default": (
             _ATTENTION,
-            by.attention,
+            rules.attention,
             None,
         ),
         # views
         "aten.reshape.default": (
             "self: tensor, shape: size",
-            by.reshape,
+            rules.reshape,
             None,
         ),
-        "aten.expand.default": ("self: tensor, size: size", by.expand, None),
-        "aten.permute.default": ("self: tensor, dims: ints", by.permute, None),
+        "aten.expand.default": (
+            "self: tensor, size: size",
+            rules.expand,
+            None,
+        ),
+        "aten.permute.default": (
+            "self: tensor, dims: ints",
+            rules.permute,
+            None,
+        ),
         "aten.transpose.int": (
             "self: tensor, dim0: int, dim1: int",
-            by.transpose,
+            rules.transpose,
             None,
         ),
         "aten.unsqueeze.default": (
             "self: tensor, dim: int",
-            by.unsqueeze,
+            rules.unsqueeze,
             None,
         ),
-        "aten.squeeze.dims": ("self: tensor, dim: ints", by.squeeze, None),
+        "aten.squeeze.dims": ("self: tensor, dim: ints", rules.squeeze, None),
         "aten.select.int": (
             "self: tensor, dim: int, index: int",
-            by.select,
+            rules.select,
             None,
         ),
         "aten.slice.Tensor": (
             "self: tensor, dim: int, start: int, end: int, step: int",
-            by.along,
+            rules.along,
             None,
         ),
-        "aten.contiguous.default": (_UNARY, by.elementwise, None),
+        "aten.contiguous.default": (_UNARY, rules.elementwise, None),
     }
 )
 
@@ -348,8 +364,8 @@ PRODUCTS = frozenset(
         "scaled_dot_product_attention.default",
     )
 )
-"""Operators that take float32 only: of other types torch unfolds a whole
-batch into columns, gigabytes from a package of kilobytes."""
+"""Operators restricted to float32: for other types torch unfolds a whole
+batch into columns, which can take gigabytes."""
 
 EMBEDDING = "aten.embedding.default"
 
@@ -359,10 +375,10 @@ SELECTIONS = (VIEWS - {"aten._to_copy.default"}) | {
     "aten.cat.default",
     "aten.stack.default",
 }
-"""Operators whose result has no entries but those of their tensors."""
+"""Operators that move entries but never change them."""
 
 COMMUTATIVE = frozenset({"aten.add.Tensor", "aten.mul.Tensor"})
-"""Operators whose tensors may be exchanged, bit for bit."""
+"""Operators whose tensors can be swapped with a bit-identical result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,17 +400,17 @@ class Operator:
     inplace_name: str | None
 
     def overload(self) -> Any:
-        """The ``torch._ops.OpOverload`` of this row."""
+        """Returns the ``torch._ops.OpOverload`` of this row."""
         return _overload(self.name.removeprefix("aten."))
 
     def inplace_overload(self) -> Any:
-        """The overload that overwrites ``self``, or None."""
+        """Returns the overload that overwrites ``self``, or None."""
         return self.inplace_name and _overload(self.inplace_name)
 
 
 @functools.cache
 def operators() -> Mapping[str, Operator]:
-    """The table: operators by name, such as ``aten.relu.default``."""
+    """Returns the table by operator name, such as ``aten.relu.default``."""
     return MappingProxyType(
         {
             name: Operator(name, _parameters(text), rule, inplace)

@@ -3,8 +3,7 @@
 A program has one input (a batch of samples), ``num_weights`` weights and a
 list of calls, each of which yields one tensor. Tensors are numbered: 0 is
 the input, 1 to ``num_weights`` the weights, then the calls in order. The
-last call is the output. Nothing here knows torch's graphs; packages are
-written from programs and read into them.
+last call is the output. Packages store programs, never torch's graphs.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ INPUT = 0
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """The tensor with this id."""
+    """A reference to a tensor by id."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """The size ``batch * B + constant`` for a batch of ``B`` samples."""
+    """A size ``batch * B + constant`` for a batch of ``B`` samples."""
 
     batch: int
     constant: int = 0
@@ -54,7 +53,7 @@ class Call:
     args: tuple[Argument, ...]
 
     def refs(self) -> tuple[int, ...]:
-        """Ids of the tensors that the call reads."""
+        """Returns ids of the tensors that the call reads."""
         return tuple(_refs(self.args))
 
 
@@ -68,10 +67,10 @@ def _refs(argument: Argument) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A frozen region.
+    """The calls of a frozen region.
 
     Args:
-        num_weights: weights have ids 1 to this.
+        num_weights: number of weights; their ids begin at 1.
         calls: call ``i`` yields tensor ``num_weights + 1 + i``.
     """
 
@@ -112,10 +111,10 @@ def _encode(argument: Argument) -> Any:
 
 
 def program_from_json(document: Any, max_calls: int) -> Program:
-    """Reads a program that nobody vouches for.
+    """Parses an untrusted program.
 
-    Every call is checked against the table of operators: its name, the
-    number of its arguments, and the type of each.
+    Every call is checked against the table of operators: its name, and the
+    number and types of its arguments.
 
     Raises:
         PackageError: naming the call and what is wrong with it.
@@ -125,7 +124,7 @@ def program_from_json(document: Any, max_calls: int) -> Program:
     num_weights, calls = document["weights"], document["calls"]
     if type(num_weights) is not int or not 0 <= num_weights <= max_calls:
         raise _error(
-            f"'weights' must be 0 to {max_calls}, not a {num_weights!r:.40}"
+            f"'weights' must be 0 to {max_calls}, not {num_weights!r:.40}"
         )
     if not isinstance(calls, list) or not calls:
         raise _error("'calls' must be a list of at least one call")
@@ -144,7 +143,7 @@ def program_from_json(document: Any, max_calls: int) -> Program:
 
 
 def read_call(entry: Any, node: int) -> Call:
-    """Reads one call, as :func:`program_from_json` does.
+    """Parses one untrusted call.
 
     Raises:
         PackageError: naming the call and what is wrong with it.
@@ -154,8 +153,8 @@ def read_call(entry: Any, node: int) -> Call:
     identifier, op, args = entry
     if type(identifier) is not int or identifier != node:
         raise _error(
-            f"call {node} has the id {identifier!r:.40}; ids are consecutive "
-            "numbers and nothing else"
+            f"call {node} has the id {identifier!r:.40}; ids must be "
+            "consecutive integers"
         )
     operator = operators().get(op) if isinstance(op, str) else None
     if operator is None:
@@ -181,7 +180,7 @@ def _error(message: str) -> PackageError:
 
 
 class _Mismatch(Exception):
-    """What the argument should have been."""
+    """An argument has another type than the one in the message."""
 
 
 def _tensor(value: Any, node: int) -> Ref:

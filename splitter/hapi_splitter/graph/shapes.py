@@ -1,9 +1,9 @@
-"""Shapes, batch places and costs of a program's tensors, recomputed.
+"""Infers shapes and batch positions of a program's tensors.
 
-A package records shapes, but those are its author's word. Here a checked
-program is run twice on torch's ``meta`` device, which has shapes and no
-memory, with two batch sizes: what grows must be what the rules of
-:mod:`hapi_splitter.batchwise` call the batch, and nothing else may change.
+Shapes recorded in a package are not trusted. The checked program runs on
+torch's ``meta`` device, which needs no memory, with two batch sizes. Only the
+dimension that the rules of :mod:`hapi_splitter.graph.batch_independence` call
+the batch may grow.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from hapi_splitter.graph.program import (
 from hapi_splitter.inputs.sample_format import SampleForm
 
 MAX_IDS = 1 << 17
-"""Of one sample, and looked up at once in one table."""
+"""Most ids of one sample in one lookup."""
 MAX_LOOKUPS = 512
 MAX_MOVES = 512
-"""Calls that only move ids, before they are looked up."""
+"""Most calls that move ids before they are looked up."""
 
 _BATCHES = (2, 3)
 _CANNOT_RUN = (
@@ -60,12 +60,12 @@ _Shapes: TypeAlias = dict[int, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ShapeLimits:
-    """Bounds on what a program may ask for.
+    """Limits on the cost of a program.
 
     Args:
         sample_bytes: largest tensor, in bytes per sample (of a constant:
             in total).
-        sample_flops: floating point operations per sample, whole region.
+        sample_flops: floating-point operations of all calls per sample.
     """
 
     sample_bytes: int = 1 << 30
@@ -78,18 +78,17 @@ def infer(
     form: SampleForm,
     limits: ShapeLimits | None = None,
 ) -> tuple[Value, ...]:
-    """What is known of every tensor of a program, by its id.
+    """Infers the static properties of every tensor, in the order of ids.
 
     Args:
         program: with operators and argument types already checked.
         weights: by id; only shapes and dtypes are read.
         form: of one sample.
-        limits: none means no limits.
+        limits: None means no limits.
 
     Raises:
-        PackageError: naming the call that fails, mixes samples, passes a
-            limit, looks up what nobody has checked, or has tensors of a
-            dtype that is not supported.
+        PackageError: naming the call that fails, mixes samples, exceeds a
+            limit, looks up unchecked ids or has an unsupported dtype.
     """
     values = {INPUT: Value((1, *form.shape), form.dtype, Batch(0), True)}
     _check_limits(values[INPUT], 0, limits, "the input")
@@ -132,17 +131,16 @@ def infer(
 def run_call(
     call: Call, tensors: Mapping[int, torch.Tensor], batch: int
 ) -> torch.Tensor:
-    """What a call yields.
+    """Runs a call and returns its tensor.
 
     Args:
         call: with its operator and argument types checked.
-        tensors: by id, those that the call reads; on the ``meta`` device,
-            nothing is computed.
-        batch: of the samples.
+        tensors: the call's tensors by id, possibly on the ``meta`` device.
+        batch: number of samples.
 
     Raises:
         RuntimeError, ArithmeticError, IndexError, TypeError, ValueError:
-            as torch does, if the arguments do not fit together.
+            from torch, if the arguments do not fit together.
     """
 
     def concrete(argument: Argument) -> Any:
@@ -161,7 +159,7 @@ def run_call(
 
 
 def first_tensor(result: Any) -> torch.Tensor:
-    """The one result of an operator; of batch norm's three, the first."""
+    """Returns an operator's result; of batch norm's three, the first."""
     tensor = result[0] if isinstance(result, tuple) else result
     assert isinstance(tensor, torch.Tensor)
     return tensor
@@ -170,7 +168,7 @@ def first_tensor(result: Any) -> torch.Tensor:
 def arrange(
     operator: Operator, args: Sequence[Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments in table order as positional and named ones."""
+    """Splits arguments in table order into positional and named ones."""
     positional: list[Any] = []
     by_name: dict[str, Any] = {}
     for parameter, value in zip(operator.parameters, args, strict=True):
@@ -188,12 +186,12 @@ def bind(
     args: tuple[Argument, ...],
     values: Mapping[int, Any],
 ) -> Bound:
-    """Arguments by name, as the batch rules read them.
+    """Returns arguments by name, in the form that batch rules read.
 
     Args:
-        operator: that is called.
+        operator: the operator of the call.
         args: in the order of its table row.
-        values: what tensors are replaced by, by id.
+        values: replacements of tensors, by id.
     """
 
     def known(argument: Argument, kind: str) -> Any:
@@ -233,8 +231,8 @@ def _value(
         if expected != list(result.shape):
             raise PackageError(
                 "bad_package",
-                f"{where}: its shape {list(result.shape)} for a batch of "
-                f"{size} is not the expected {expected}",
+                f"{where}: shape {list(result.shape)} for a batch of {size}, "
+                f"expected {expected}",
             )
     _check_dtype(results[0].dtype, where)
     data = any(value.data for value in tensors_of(bound))
@@ -245,7 +243,7 @@ def _check_dtype(dtype: torch.dtype, where: str) -> None:
     if dtype not in DTYPE_NAMES:
         raise PackageError(
             "bad_package",
-            f"{where}: tensors of {dtype} are not supported, only of "
+            f"{where}: tensors of {dtype} are not supported; use "
             f"{', '.join(DTYPE_NAMES.values())}",
         )
 
@@ -276,9 +274,9 @@ def _holds_ids(call: Call, value: Value, ids: Set[int]) -> bool:
 def _check_lookup(
     call: Call, bound: Bound, ids: Set[int], number: int, where: str
 ) -> None:
-    """That no index can be out of range: a GPU would not survive one.
+    """Accepts only ids of the input, whose range is checked per sample.
 
-    Those of the input are checked sample by sample, see
+    An index out of range would end a GPU's process. See
     :mod:`hapi_splitter.graph.index_bounds`.
     """
     if number > MAX_LOOKUPS:
@@ -286,20 +284,19 @@ def _check_lookup(
             "bad_package", f"{where}: more than {MAX_LOOKUPS} lookups"
         )
     weight, indices = bound["weight"], bound["indices"]
-    fine = (
+    is_safe = (
         indices.dtype == torch.int64
         and call.refs()[1] in ids
         and not weight.data
         and weight.ndim == 2
         and weight.shape[0] > 0
     )
-    if not fine:
+    if not is_safe:
         raise PackageError(
             "bad_package",
-            f"{where}: it must look up whole numbers of the input as they "
-            f"are, {MAX_IDS} of a sample at most, in a table of rows; of "
-            f"indices of {indices.dtype} that were computed, nobody has "
-            "checked the range",
+            f"{where}: it must look up unchanged int64 ids of the input, at "
+            f"most {MAX_IDS} per sample, in a constant table of rows; the "
+            f"range of these indices ({indices.dtype}) cannot be checked",
         )
 
 
@@ -311,12 +308,12 @@ def _check_limits(
     if value.num_bytes > limits.sample_bytes:
         raise PackageError(
             "bad_package",
-            f"{where}: a tensor of {value.num_bytes} bytes per sample is "
-            f"over the limit of {limits.sample_bytes}",
+            f"{where}: a tensor of {value.num_bytes} bytes per sample exceeds "
+            f"the limit of {limits.sample_bytes}",
         )
     if flops > limits.sample_flops:
         raise PackageError(
             "bad_package",
-            f"{where}: more than {limits.sample_flops} floating point "
-            "operations per sample, the limit",
+            f"{where}: exceeds the limit of {limits.sample_flops} "
+            "floating-point operations per sample",
         )

@@ -1,9 +1,9 @@
-"""Samples that are NumPy arrays: audio features, token ids.
+"""Reads samples that are NumPy arrays, such as audio features or token ids.
 
-A model takes arrays of one shape, as float32 or int64; stored they may be
-narrower. NumPy reads the header, of bounded length, and nothing is unpickled.
-What the header states is compared with what the model takes, and with the
-bytes that there are, before anything is allocated.
+A model takes arrays of one shape, as float32 or int64; files may store
+narrower types. NumPy parses the header, whose length is bounded, and nothing
+is unpickled. The header is checked against the transform and the file's length
+before anything is allocated.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,11 +24,11 @@ from hapi_splitter.inputs.image_decode import SampleError
 MAX_DIMS = 5
 MAX_SIDE = 1 << 20
 MAX_BYTES = 1 << 30
-"""Of one array, as the model takes it."""
+"""Largest array, in the dtype that the model takes."""
 MAX_HEADER_BYTES = 1024
-"""NumPy writes 118 for arrays of numbers."""
+"""Longest header. NumPy writes 118 bytes for arrays of numbers."""
 
-STORED: Mapping[str, tuple[str, ...]] = MappingProxyType(
+STORABLE_DTYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "float32": ("float32", "float16", "int16", "int8", "uint16", "uint8"),
         "int64": (
@@ -37,7 +37,7 @@ STORED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
     }
 )
-"""What arrays may be stored as: all of whose values the other can hold."""
+"""Stored dtypes that convert without loss, by the model's dtype."""
 
 _FORMAT_START = 8
 _READERS: Mapping[tuple[int, int], tuple[int, Callable[..., Any]]] = (
@@ -48,12 +48,12 @@ _READERS: Mapping[tuple[int, int], tuple[int, Callable[..., Any]]] = (
         }
     )
 )
-"""Of each version: bytes of the header's length, and what reads it."""
+"""Size of the length field and header parser, by version of the format."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayTransform:
-    """Arrays of one shape and dtype, as they are stored (``.npy``).
+    """The input transform of ``.npy`` samples of one shape and dtype.
 
     ::
 
@@ -62,8 +62,8 @@ class ArrayTransform:
 
     Args:
         shape: of one array, up to five sizes.
-        dtype: ``float32`` or ``int64``; see :data:`STORED` for what may be
-            stored in their place.
+        dtype: ``float32`` or ``int64``; :data:`STORABLE_DTYPES` lists the
+            dtypes that files may have.
 
     Raises:
         ValueError: naming the field, its value and what is allowed.
@@ -73,19 +73,22 @@ class ArrayTransform:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        fine = (
+        is_valid = (
             isinstance(self.shape, tuple)
             and 1 <= len(self.shape) <= MAX_DIMS
             and all(type(s) is int and 1 <= s <= MAX_SIDE for s in self.shape)
         )
-        if not fine:
+        if not is_valid:
             raise ValueError(
                 f"shape must be a tuple of 1 to {MAX_DIMS} whole numbers from "
                 f"1 to {MAX_SIDE}, not {self.shape!r:.80}"
             )
-        if not isinstance(self.dtype, str) or self.dtype not in STORED:
+        if (
+            not isinstance(self.dtype, str)
+            or self.dtype not in STORABLE_DTYPES
+        ):
             raise ValueError(
-                f"dtype must be one of {', '.join(STORED)}, not "
+                f"dtype must be one of {', '.join(STORABLE_DTYPES)}, not "
                 f"{self.dtype!r:.80}"
             )
         if self.num_bytes > MAX_BYTES:
@@ -96,27 +99,27 @@ class ArrayTransform:
 
     @property
     def medium(self) -> Medium:
-        """How samples are stored."""
+        """Storage medium of the samples: arrays."""
         return ARRAY
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """Of one sample."""
+        """Shape of one sample."""
         return self.shape
 
     @property
     def output_dtype(self) -> torch.dtype:
-        """Likewise."""
+        """Dtype of one sample."""
         return {"float32": torch.float32, "int64": torch.int64}[self.dtype]
 
     @property
     def augmentation(self) -> None:
-        """Nothing is random about arrays."""
+        """None: arrays are not augmented."""
         return None
 
     @property
     def num_bytes(self) -> int:
-        """Of one sample."""
+        """Size of one sample in the model's dtype."""
         return math.prod(self.shape) * self.output_dtype.itemsize
 
     def to_json(self) -> dict[str, Any]:
@@ -124,7 +127,7 @@ class ArrayTransform:
 
     @classmethod
     def from_json(cls, document: Any) -> ArrayTransform:
-        """Reads what :meth:`to_json` wrote, from anybody.
+        """Parses the output of :meth:`to_json`, which may be untrusted.
 
         Raises:
             ValueError: naming the field that is wrong, missing or unknown.
@@ -144,53 +147,54 @@ class ArrayTransform:
     def read(
         self, data: bytes, limits: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """From the bytes of a ``.npy`` file to a sample.
+        """Converts the content of a ``.npy`` file to a sample.
 
-        Fortran's order becomes C's; values, NaN among them, stay.
+        Fortran order becomes C order; all values, NaN included, are kept.
 
         Args:
-            data: all of them.
-            limits: of whole numbers that a model looks up, as of
-                :func:`hapi_splitter.graph.index_bounds.id_limits`; None for
-                any.
+            data: the whole file.
+            limits: exclusive upper bounds of ids, from
+                :func:`hapi_splitter.graph.index_bounds.id_limits`; None
+                allows any value.
 
         Raises:
             SampleError: naming what was found and what is expected.
         """
-        found = _read_header(data)
-        self._check(found, len(data))
+        header = _read_header(data)
+        self._check(header, len(data))
         count = math.prod(self.shape)
-        values = np.frombuffer(data, found.dtype, count, found.offset)
-        ordered = values.reshape(self.shape, order=found.order)
+        values = np.frombuffer(data, header.dtype, count, header.offset)
+        ordered = values.reshape(self.shape, order=header.order)
         sample = torch.from_numpy(ordered.astype(self.dtype, order="C"))
         if limits is not None:
             _check_ids(sample, limits)
         return sample
 
-    def _check(self, found: _Header, num_bytes: int) -> None:
-        stored = STORED[self.dtype]
-        if found.dtype.name not in stored:
+    def _check(self, header: _Header, num_bytes: int) -> None:
+        storable = STORABLE_DTYPES[self.dtype]
+        dtype = header.dtype.name
+        if dtype not in storable:
             raise SampleError(
-                f"an array of {found.dtype.name:.80}; the model takes "
-                f"{self.dtype}, for which may be stored: {', '.join(stored)}"
+                f"an array of {dtype:.80}; the model takes {self.dtype}, "
+                f"which may be stored as {', '.join(storable)}"
             )
-        if found.shape != self.shape:
+        if header.shape != self.shape:
             raise SampleError(
-                f"an array of shape {found.shape!r:.200}; the model takes "
+                f"an array of shape {header.shape!r:.200}; the model takes "
                 f"{self.shape}"
             )
-        expected = math.prod(self.shape) * found.dtype.itemsize
-        values = num_bytes - found.offset
-        if values != expected:
-            what = "truncated" if values < expected else "damaged"
+        expected = math.prod(self.shape) * header.dtype.itemsize
+        actual = num_bytes - header.offset
+        if actual != expected:
+            fault = "truncated" if actual < expected else "damaged"
             raise SampleError(
-                f"{what} .npy: {values} bytes of values, and {self.shape} of "
-                f"{found.dtype.name} are {expected}"
+                f"{fault} .npy: {actual} bytes of values, expected {expected} "
+                f"for {self.shape} of {dtype}"
             )
 
 
-def array_file(array: np.ndarray[Any, Any]) -> bytes:
-    """What NumPy would save."""
+def encode_npy(array: np.ndarray[Any, Any]) -> bytes:
+    """Returns the array as the content of a ``.npy`` file."""
     sink = io.BytesIO()
     np.save(sink, array, allow_pickle=False)
     return sink.getvalue()
@@ -198,20 +202,17 @@ def array_file(array: np.ndarray[Any, Any]) -> bytes:
 
 @dataclass(frozen=True)
 class _Header:
-    """What an array says of itself.
+    """A parsed ``.npy`` header.
 
     Attributes:
-        offset: where its values begin.
+        order: of the values, as NumPy names it.
+        offset: position of the first value in the file.
     """
 
     shape: tuple[int, ...]
-    is_fortran: bool
+    order: Literal["C", "F"]
     dtype: np.dtype[Any]
     offset: int
-
-    @property
-    def order(self) -> Any:
-        return "F" if self.is_fortran else "C"
 
 
 def _read_header(data: bytes) -> _Header:
@@ -222,8 +223,8 @@ def _read_header(data: bytes) -> _Header:
         raise SampleError("not a NumPy array (.npy)") from error
     if version not in _READERS:
         raise SampleError(
-            f"a .npy of format {version[0]}.{version[1]}; 1.0 and 2.0 are "
-            "read, which NumPy writes for arrays of numbers"
+            f"a .npy of format {version[0]}.{version[1]}; supported are 1.0 "
+            "and 2.0, which NumPy writes for arrays of numbers"
         )
     length_bytes, read = _READERS[version]
     first = _FORMAT_START + length_bytes
@@ -234,17 +235,17 @@ def _read_header(data: bytes) -> _Header:
         )
     offset = first + length
     if len(data) < offset:
-        raise SampleError("truncated .npy: it ends in its header")
+        raise SampleError("truncated .npy: the header is incomplete")
     if b"L" in data[first:offset]:
-        # NumPy warns of these; that must not depend on a process's filters.
-        raise SampleError("a .npy header of Python 2; save the array anew")
+        # NumPy warns here; the result must not depend on warning filters.
+        raise SampleError("a .npy header of Python 2; save the array again")
     try:
         shape, is_fortran, dtype = read(
             start, max_header_size=MAX_HEADER_BYTES
         )
-    except Exception as error:  # its parser raises whatever a text made fail
+    except Exception as error:  # NumPy's parser raises many types
         raise SampleError("damaged .npy: unreadable header") from error
-    return _Header(shape, is_fortran, dtype, offset)
+    return _Header(shape, "F" if is_fortran else "C", dtype, offset)
 
 
 def _check_ids(sample: torch.Tensor, limits: torch.Tensor) -> None:
@@ -252,6 +253,6 @@ def _check_ids(sample: torch.Tensor, limits: torch.Tensor) -> None:
     if bad.any():
         place = tuple(bad.nonzero()[0].tolist())
         raise SampleError(
-            f"the id {int(sample[place])} at {list(place)}; there the model "
-            f"has the ids 0 to {int(limits[place]) - 1}"
+            f"the id {int(sample[place])} at {list(place)}; the model accepts "
+            f"ids from 0 to {int(limits[place]) - 1} there"
         )

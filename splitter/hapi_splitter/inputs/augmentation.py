@@ -1,29 +1,29 @@
-"""Random changes of training images, the same on every tier.
+"""Random augmentation of training images, identical on every tier.
 
-All that is random about a sample comes from Philox4x64-10 (Salmon et al.,
-*Parallel Random Numbers: As Easy as 1, 2, 3*, SC'11): a function of seed,
-epoch and the sample's key, so that neither the batch nor the order, thread or
-machine that a sample meets has a part in it.  A sample has :data:`NUM_WORDS`
-words of 64 bits, a block of four for each step, whether it is used or not:
-changing one setting does not shift what the others draw.
+All randomness of a sample comes from Philox4x64-10 (Salmon et al., *Parallel
+Random Numbers: As Easy as 1, 2, 3*, SC'11), keyed by seed, epoch and the
+sample's key, so that batch, order, thread and machine have no influence.  A
+sample has :data:`NUM_WORDS` words of 64 bits in blocks of four.  Every step
+has its block even if it is off, so that changing one setting does not shift
+the draws of the others.
 
 ======  ==============================================================
-block   its words
+block   words
 ======  ==============================================================
-0 to 9  a try of the crop each: area, ratio, top, left
-10      horizontal flip, vertical flip, two that nothing uses
-11      places of brightness, contrast, saturation and hue in the order
+0 to 9  one attempt of the crop each: area, ratio, top, left
+10      horizontal flip, vertical flip, two unused words
+11      sort keys of brightness, contrast, saturation and hue
 12      amounts of brightness, contrast, saturation and hue
 ======  ==============================================================
 
-Parameters are made of the words by operations that IEEE 754 rounds correctly:
-no logarithm or exponential, whose last bit depends on the C library.
+Words become parameters by operations that IEEE 754 rounds correctly: no
+logarithm or exponential, whose last bit depends on the C library.
 
 Pixels are bytes between all steps.  torch resizes bytes with integers, and
-colours change by steps of float32 that are each rounded correctly, so that the
-result depends neither on threads nor on the processor.  The ways of
-torchvision that do (floats when resizing, fused sums, means of float32) are
-not taken; contrast and saturation differ from its by one level at most.
+colour steps use float32 operations that are each rounded correctly, so that
+the result depends neither on threads nor on the processor.  torchvision's
+float resizing, fused sums and float32 means do depend on them and are avoided;
+contrast and saturation differ from torchvision by at most one level.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ from torch.nn.functional import interpolate
 
 from hapi_protocol.transforms import Training
 
-NUM_TRIES = 10
-"""Of a crop that lies inside the image, as torchvision's."""
-NUM_WORDS = 4 * (NUM_TRIES + 3)
+NUM_ATTEMPTS = 10
+"""Attempts to draw a crop inside the image, as in torchvision."""
+NUM_WORDS = 4 * (NUM_ATTEMPTS + 3)
 
 MAX_AUGMENTED_SIDE = 2048
-"""Largest ``crop_size``: all steps together then cost no more than the largest
-resize of evaluation."""
+"""Largest ``crop_size`` with augmentation, which then costs no more than the
+largest resize of evaluation."""
 MAX_FACTOR = 10.0
-"""Of brightness, contrast and saturation."""
+"""Largest factor of brightness, contrast and saturation."""
 MAX_RATIO = 10.0
-"""Of a crop's width to its height, or its height to its width."""
+"""Largest aspect ratio of a crop, in either direction."""
 MAX_HUE = 0.5
 
 JITTER = ("brightness", "contrast", "saturation", "hue")
-"""Steps of colour, in the order of their words."""
+"""Colour steps, in the order of their words."""
 
 _STRIP_PIXELS = 1 << 16
-"""That change their hue at a time: it takes many floats for each."""
+"""Hue is adjusted in strips of this many pixels to bound temporary memory."""
 
 _MAX_BYTE = 255
 
@@ -73,37 +73,34 @@ _LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType(
         "hue": (-MAX_HUE, MAX_HUE),
     }
 )
-_CHANCES = ("horizontal_flip", "vertical_flip")
+_PROBABILITIES = ("horizontal_flip", "vertical_flip")
 
 Range = tuple[float, float]
-"""Least and largest value; a uniform draw lies between them."""
+"""Smallest and largest value of a uniform draw."""
 
 
 @dataclass(frozen=True, slots=True)
 class Augmentation:
-    """What is random about training images: torchvision's usual steps.
+    """Settings of random augmentation, with torchvision's usual steps.
 
     A crop of random area and shape (``RandomResizedCrop``), flips
-    (``RandomHorizontalFlip``, ``RandomVerticalFlip``), then changes of colour
-    in random order (``ColorJitter``).  By default the crops and the flip that
-    ImageNet's models are trained with.
+    (``RandomHorizontalFlip``, ``RandomVerticalFlip``), then colour steps in
+    random order (``ColorJitter``).  The defaults are the crops and the flip
+    with which ImageNet models are trained.  With ``scale=(1, 1)`` and
+    ``ratio=(1, 1)`` the crop is the largest central square.
 
     Args:
-        scale: least and largest part of the image's area that is cropped;
-            above 0, up to 1.
-        ratio: of a crop's width to its height, 0.1 to 10, drawn uniformly in
-            its logarithm.
-        horizontal_flip: its probability.
-        vertical_flip: likewise.
-        brightness: factor, 0 to 10; ``(1, 1)`` leaves it out, as for the
-            next two.
-        contrast: likewise.
-        saturation: likewise.
-        hue: part of the circle that it is turned by, -0.5 to 0.5;
-            ``(0, 0)`` leaves it out.
-
-    With ``scale=(1, 1)`` and ``ratio=(1, 1)`` the crop is the largest central
-    square.
+        scale: range of the cropped fraction of the image's area; above 0, up
+            to 1.
+        ratio: range of a crop's width divided by its height, 0.1 to 10, drawn
+            uniformly in its logarithm.
+        horizontal_flip: probability.
+        vertical_flip: probability.
+        brightness: range of the factor, 0 to 10; ``(1, 1)`` turns it off.
+        contrast: range of the factor, 0 to 10; ``(1, 1)`` turns it off.
+        saturation: range of the factor, 0 to 10; ``(1, 1)`` turns it off.
+        hue: range of the rotation, as a fraction of the colour circle, -0.5
+            to 0.5; ``(0, 0)`` turns it off.
 
     Raises:
         ValueError: naming the field, its value and what is allowed.
@@ -124,21 +121,21 @@ class Augmentation:
             object.__setattr__(self, name, checked)
         if self.scale[0] == 0:
             raise ValueError(f"scale must begin above 0, not {self.scale}")
-        for name in _CHANCES:
-            chance = getattr(self, name)
-            if not _is_number(chance) or not 0 <= chance <= 1:
+        for name in _PROBABILITIES:
+            value = getattr(self, name)
+            if not _is_number(value) or not 0 <= value <= 1:
                 raise ValueError(
-                    f"{name} must be a probability, 0 to 1, not {chance!r:.80}"
+                    f"{name} must be a probability, 0 to 1, not {value!r:.80}"
                 )
-            object.__setattr__(self, name, float(chance))
+            object.__setattr__(self, name, float(value))
 
     def to_json(self) -> dict[str, Any]:
         ranges = {name: list(getattr(self, name)) for name in _LIMITS}
-        return ranges | {name: getattr(self, name) for name in _CHANCES}
+        return ranges | {name: getattr(self, name) for name in _PROBABILITIES}
 
     @classmethod
     def from_json(cls, document: Any) -> Augmentation:
-        """Reads what :meth:`to_json` wrote, from anybody.
+        """Parses the output of :meth:`to_json`, which may be untrusted.
 
         Raises:
             ValueError: naming the field that is wrong, missing or unknown.
@@ -162,19 +159,19 @@ class Augmentation:
 
     def draw(
         self, training: Training, key: str, height: int, width: int
-    ) -> Drawn:
-        """What is done to one sample.
+    ) -> SampleAugmentation:
+        """Draws the random parameters of one sample.
 
         Args:
             training: seed and epoch.
             key: of the sample.
-            height: of its image.
-            width: likewise.
+            height: of the image, in pixels.
+            width: of the image, in pixels.
         """
         words = random_words(training, key)
-        flips = words[4 * NUM_TRIES :]
-        order = words[4 * (NUM_TRIES + 1) :]
-        amounts = words[4 * (NUM_TRIES + 2) :]
+        flips = words[4 * NUM_ATTEMPTS :]
+        order = words[4 * (NUM_ATTEMPTS + 1) :]
+        amounts = words[4 * (NUM_ATTEMPTS + 2) :]
         steps = []
         for number in sorted(range(4), key=order.__getitem__):
             name = JITTER[number]
@@ -182,7 +179,7 @@ class Augmentation:
             if not low == high == (0.0 if name == "hue" else 1.0):
                 amount = min(low + (high - low) * _unit(amounts[number]), high)
                 steps.append((name, amount))
-        return Drawn(
+        return SampleAugmentation(
             self._crop(words, height, width),
             _unit(flips[0]) < self.horizontal_flip,
             _unit(flips[1]) < self.vertical_flip,
@@ -191,10 +188,10 @@ class Augmentation:
 
     def _crop(self, words: Sequence[int], height: int, width: int) -> Crop:
         low, high = self.scale
-        for number in range(NUM_TRIES):
+        for number in range(NUM_ATTEMPTS):
             area, ratio, top, left = words[4 * number : 4 * number + 4]
             pixels = height * width * (low + (high - low) * _unit(area))
-            shape = _between_by_ratio(*self.ratio, ratio)
+            shape = _log_uniform(*self.ratio, ratio)
             columns = round(math.sqrt(pixels * shape))
             rows = round(math.sqrt(pixels / shape))
             if 0 < columns <= width and 0 < rows <= height:
@@ -207,7 +204,7 @@ class Augmentation:
         return self._central_crop(height, width)
 
     def _central_crop(self, height: int, width: int) -> Crop:
-        """The largest whose shape is allowed."""
+        """Returns the largest central crop whose aspect ratio is allowed."""
         low, high = self.ratio
         rows, columns = height, width
         if width / height < low:
@@ -220,7 +217,7 @@ class Augmentation:
 
 @dataclass(frozen=True, slots=True)
 class Crop:
-    """A part of an image, in pixels."""
+    """A rectangle of an image, in pixels."""
 
     top: int
     left: int
@@ -229,15 +226,14 @@ class Crop:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """What is done to one sample, in this order.
+class SampleAugmentation:
+    """The augmentation drawn for one sample; fields in order of application.
 
     Attributes:
-        crop: that is resized.
-        horizontal_flip: whether it is flipped.
-        vertical_flip: likewise.
-        jitter: steps of colour in their order, each of :data:`JITTER` and its
-            amount; without those that are left out.
+        crop: rectangle that is resized.
+        horizontal_flip: True if the crop is flipped left to right.
+        vertical_flip: True if the crop is flipped top to bottom.
+        jitter: colour steps in order: a name of :data:`JITTER` and an amount.
     """
 
     crop: Crop
@@ -252,27 +248,26 @@ class Drawn:
         interpolation: str,
         antialias: bool,
     ) -> torch.Tensor:
-        """The changed pixels.
+        """Returns the augmented pixels.
 
         Args:
             image: uint8 ``[3, H, W]`` of the height and width drawn for.
-            size: of both sides of the result.
-            interpolation: as torch names it.
+            size: pixels of both sides of the result.
+            interpolation: mode of :func:`torch.nn.functional.interpolate`.
             antialias: for ``bilinear`` and ``bicubic`` only.
 
         Returns:
             uint8 ``[3, size, size]``.
         """
         crop = self.crop
-        part = image[
-            :,
-            crop.top : crop.top + crop.height,
-            crop.left : crop.left + crop.width,
-        ]
-        # Not torchvision's resized_crop, which takes floats on processors
-        # where they are faster.
+        cropped = image.narrow(1, crop.top, crop.height)
+        cropped = cropped.narrow(2, crop.left, crop.width)
+        # torchvision's resized_crop uses floats on some processors.
         pixels: torch.Tensor = interpolate(
-            part[None], (size, size), mode=interpolation, antialias=antialias
+            cropped[None],
+            (size, size),
+            mode=interpolation,
+            antialias=antialias,
         )[0]
         if self.horizontal_flip:
             pixels = pixels.flip(-1)
@@ -284,38 +279,38 @@ class Drawn:
 
 
 def random_words(training: Training, key: str) -> list[int]:
-    """The 64-bit words of a sample, :data:`NUM_WORDS` of them.
+    """Returns the :data:`NUM_WORDS` random 64-bit words of a sample.
 
-    Philox has the key (seed, epoch) and a counter of four words, of which the
-    lowest counts the blocks, from 1 on, and the others are the first 24 bytes
-    of the SHA-256 of the sample's key in UTF-8, little-endian.
+    Philox's key is (seed, epoch).  Of the counter's four words the lowest
+    counts blocks from 1, and the others are the first 24 bytes of the SHA-256
+    of the sample's key in UTF-8, little-endian.
     """
     digest = hashlib.sha256(key.encode()).digest()
-    places = struct.unpack("<3Q", digest[:24])
-    # Raw bits: NumPy keeps those stable over its versions (NEP 19).
+    high_words = struct.unpack("<3Q", digest[:24])
+    # NumPy keeps raw bits stable across its versions (NEP 19).
     philox = np.random.Philox(
         key=np.array([training.seed, training.epoch], np.uint64),
-        counter=np.array([0, *places], np.uint64),
+        counter=np.array([0, *high_words], np.uint64),
     )
     words: list[int] = philox.random_raw(NUM_WORDS).tolist()
     return words
 
 
 def _unit(word: int) -> float:
-    """Uniform in [0, 1)."""
+    """Maps a word to a uniform number in [0, 1)."""
     return (word >> 11) * 2.0**-53
 
 
 def _below(limit: int, word: int) -> int:
-    """A whole number from 0 to below ``limit``."""
+    """Maps a word to a uniform integer in [0, limit)."""
     return (word * limit) >> 64
 
 
-def _between_by_ratio(low: float, high: float, word: int) -> float:
-    """Uniform in its logarithm: ``low * (high / low) ** u``.
+def _log_uniform(low: float, high: float, word: int) -> float:
+    """Maps a word to ``low * (high / low) ** u`` with a uniform ``u``.
 
-    ``u`` has the upper 32 bits of the word; each that is set stands for a
-    square root of the one before it.
+    Square roots, one per bit of ``u`` (the upper 32 bits of the word), take
+    the place of the power because IEEE 754 rounds them correctly.
     """
     value, factor = low, high / low
     for bit in range(63, 31, -1):
@@ -330,7 +325,7 @@ def _adjust_brightness(pixels: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def _adjust_contrast(pixels: torch.Tensor, factor: float) -> torch.Tensor:
-    # Whole numbers, whose sum is exact: float32 would depend on the threads.
+    # A float64 sum of integers is exact; float32 would depend on threads.
     mean = _greys(pixels).mean(dtype=torch.float64).to(torch.float32)
     return _blended(pixels, mean, factor)
 
@@ -362,10 +357,10 @@ _ADJUST: Mapping[str, Callable[[torch.Tensor, float], torch.Tensor]] = (
 
 
 def _greys(pixels: torch.Tensor) -> torch.Tensor:
-    """Torchvision's, whole numbers in float32 ``[H, W]``.
+    """Returns torchvision's grey levels, integers in float32 ``[H, W]``.
 
-    Products and sums are steps of their own, here and in :func:`_blended`:
-    some processors round the two of them once, others twice.
+    Products and sums are separate operations, here and in :func:`_blended`,
+    because only some processors fuse them.
     """
     red, green, blue = pixels.to(torch.float32).unbind()
     greys = red.mul(0.2989).add_(green.mul(0.587)).add_(blue.mul(0.114))
@@ -384,17 +379,17 @@ def _bytes(pixels: torch.Tensor) -> torch.Tensor:
 
 
 def _checked_range(name: str, value: Any, limits: Range) -> Range:
-    least, most = limits
-    fine = (
+    minimum, maximum = limits
+    is_valid = (
         isinstance(value, tuple)
         and len(value) == 2
         and all(_is_number(each) for each in value)
-        and least <= value[0] <= value[1] <= most
+        and minimum <= value[0] <= value[1] <= maximum
     )
-    if not fine:
+    if not is_valid:
         raise ValueError(
-            f"{name} must be two numbers, the larger one second, from "
-            f"{least:g} to {most:g}, not {value!r:.80}"
+            f"{name} must be two numbers from {minimum:g} to {maximum:g}, "
+            f"the larger one second, not {value!r:.80}"
         )
     return float(value[0]), float(value[1])
 

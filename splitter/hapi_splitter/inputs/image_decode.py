@@ -14,12 +14,12 @@ from PIL.PngImagePlugin import PngImageFile
 DEFAULT_MAX_PIXELS = 1 << 26
 """Largest image that is decoded, 67 million pixels."""
 MAX_SCANS = 100
-"""Of a progressive JPEG, which usually has about ten.  Each scan passes over
-the whole image, however few bytes it takes."""
+"""Most scans of a progressive JPEG, which usually has about ten.  A scan of a
+few bytes still costs a pass over the whole image."""
 
 _START_OF_SCAN = b"\xff\xda"
 """Inside coded data 0xff is followed by 0 or a restart marker (ITU-T T.81,
-B.1.1.5), so each of these is a scan, or chance inside metadata."""
+B.1.1.5), so this marks a scan, or is a coincidence inside metadata."""
 
 _OUT_OF_MEMORY = ("can't allocate memory", "Insufficient memory", "bad_alloc")
 
@@ -29,29 +29,29 @@ _MAGIC: Mapping[str, bytes] = MappingProxyType(
 
 
 class SampleError(Exception):
-    """A sample that cannot be used, however often it is tried.
+    """A sample is unusable, and a retry would fail in the same way.
 
-    Its text depends on the sample's bytes alone.
+    The message depends only on the sample's bytes.
     """
 
 
 def decode_image(
     data: bytes, *, max_pixels: int = DEFAULT_MAX_PIXELS
 ) -> torch.Tensor:
-    """An image file's pixels, uint8 ``[3, H, W]``, RGB.
+    """Decodes a JPEG or PNG file to RGB pixels, uint8 ``[3, H, W]``.
 
-    JPEG and PNG, told apart by their first bytes. Grey, palette and CMYK
-    images become RGB, alpha is dropped, 16-bit PNGs keep their upper eight
-    bits. EXIF orientation is ignored, as torchvision's default does.
+    The format is detected by the first bytes. Grey, palette and CMYK images
+    become RGB, alpha is dropped, 16-bit PNGs keep their upper eight bits. EXIF
+    orientation is ignored, as in torchvision's default.
 
     Raises:
         SampleError: undecodable, truncated, of another format or larger
             than ``max_pixels``.
     """
-    kind = _kind(data)
+    kind = _detect_format(data)
     if kind == "JPEG" and _num_scans(data) > MAX_SCANS:
         raise SampleError(f"a JPEG of more than {MAX_SCANS} scans")
-    width, height = _size(data, kind)
+    width, height = _read_size(data, kind)
     if width * height > max_pixels:
         raise SampleError(
             f"an image of {width}x{height} pixels is over the limit of "
@@ -63,7 +63,7 @@ def decode_image(
     return image
 
 
-def _kind(data: bytes) -> str:
+def _detect_format(data: bytes) -> str:
     for kind, magic in _MAGIC.items():
         if bytes(data[: len(magic)]) == magic:
             return kind
@@ -71,23 +71,23 @@ def _kind(data: bytes) -> str:
 
 
 def _num_scans(data: bytes) -> int:
-    # A sixth of the time of bytes.count, which holds the interpreter's lock.
+    # Six times faster than bytes.count, and it releases the GIL.
     values = np.frombuffer(data, np.uint8)
     first, second = _START_OF_SCAN
-    found = (values[:-1] == first) & (values[1:] == second)
-    return int(np.count_nonzero(found))
+    is_scan = (values[:-1] == first) & (values[1:] == second)
+    return int(np.count_nonzero(is_scan))
 
 
-def _size(data: bytes, kind: str) -> tuple[int, int]:
-    # The plugin classes read headers only, and unlike Image.open they
-    # neither try other formats nor warn about large images.
+def _read_size(data: bytes, kind: str) -> tuple[int, int]:
+    # Unlike Image.open, the plugin classes neither try other formats nor warn
+    # about large images. They read only headers.
     parser = JpegImageFile if kind == "JPEG" else PngImageFile
     try:
         with parser(io.BytesIO(data)) as header:
             width, height = header.size
     except MemoryError:
         raise
-    except Exception as error:  # Pillow raises whatever a field made fail
+    except Exception as error:  # Pillow's parsers raise many types
         raise SampleError(f"damaged {kind}: unreadable header") from error
     return int(width), int(height)
 
@@ -97,9 +97,9 @@ def _decode(data: bytes, kind: str) -> torch.Tensor:
         return _decode_jpeg(data) if kind == "JPEG" else _decode_png(data)
     except (RuntimeError, OSError, ValueError, SyntaxError) as error:
         if any(words in str(error) for words in _OUT_OF_MEMORY):
-            # That may succeed another time: no property of the sample.
+            # A retry may succeed, so this is no SampleError.
             raise MemoryError(f"decoding a {kind}: {error}") from error
-        # The libraries' own words hold paths and change with releases.
+        # The libraries' messages contain paths and change with releases.
         raise SampleError(f"damaged {kind}: it cannot be decoded") from error
 
 
@@ -112,8 +112,8 @@ def _decode_jpeg(data: bytes) -> torch.Tensor:
 
 
 def _decode_png(data: bytes) -> torch.Tensor:
-    # By Pillow: torchvision's decoder reads past the end of a truncated
-    # file and takes the process down. PNG is lossless, the pixels are one.
+    # torchvision's decoder reads past the end of a truncated file and crashes
+    # the process. PNG is lossless, so Pillow yields the same pixels.
     with PngImageFile(io.BytesIO(data)) as image:
         if image.mode.startswith("I"):
             grey = np.asarray(image).astype(np.uint32) >> 8

@@ -1,15 +1,12 @@
-"""Decoding of images and the input transform of a model.
+"""The input transform of models that take images.
 
-The transform takes the steps of torchvision's classification preset. Bytes are
-resized with integers, as Pillow does it, so that pixels are those that most
-training sees, on every processor; or, when asked for, with floats, and then it
-equals ``weights.transforms()`` of a tensor to the bit. JPEG is decoded by
-torchvision on the CPU, on both tiers; PNG, which leaves decoders no choice, by
-Pillow. An image's size is read from its header and checked before anything is
-allocated for its pixels.
+It follows torchvision's classification preset. By default bytes are resized
+with integers, as in Pillow, which gives the pixels that most training sees, on
+every processor. With floats the result equals ``weights.transforms()`` of a
+tensor bit for bit.
 
-torchvision is imported where it is used: it takes seconds, and a process
-that only validates packages needs none of it.
+torchvision takes seconds to import and is imported inside functions: a process
+that only validates packages does not need it.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ from hapi_splitter.inputs.augmentation import MAX_AUGMENTED_SIDE, Augmentation
 from hapi_splitter.inputs.image_decode import SampleError
 
 MAX_RESIZED_PIXELS = 1 << 26
-"""Largest result of a resize: it grows with an image's aspect ratio."""
+"""Most pixels after a resize, whose size grows with the aspect ratio."""
 
 MAX_SIDE = 4096
 """Largest ``resize_size`` and ``crop_size``."""
@@ -41,8 +38,8 @@ MAX_BYTE = 255
 _INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic")
 _ANTIALIASED = ("bilinear", "bicubic")
 _OPTIONAL = frozenset({"augmentation", "integer_resize"})
-"""Fields that a document may lack: the first where there is none, the second
-where it is false."""
+"""Fields that JSON omits: ``augmentation`` if None, ``integer_resize`` if
+False."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +54,12 @@ class ImageTransform:
         interpolation: ``nearest``, ``nearest-exact``, ``bilinear`` or
             ``bicubic``.
         antialias: of the resize.
-        augmentation: what is random about training images; None where
-            nothing is.
-        integer_resize: whether bytes are resized with integers, as Pillow
-            and torchvision's v2 do it (of photographs, one value of 500
-            differs from Pillow's, by 1 of 255), and the same on every
-            processor; else with floats, as torchvision's presets do for
-            tensors (one value of six), for several times the time.
+        augmentation: random augmentation of training images; None for none.
+        integer_resize: True to resize bytes with integers, as Pillow and
+            torchvision's v2 do: the same on every processor, and on
+            photographs one value in 500 differs from Pillow, by 1 of 255.
+            False to resize with floats, as torchvision's presets do for
+            tensors: several times slower, one value in six differs.
 
     Raises:
         ValueError: naming the field, its value and what is allowed.
@@ -108,30 +104,32 @@ class ImageTransform:
 
     @classmethod
     def from_preset(cls, preset: Any) -> ImageTransform:
-        """Of ``weights.transforms()`` (or that function itself).
+        """Converts a transform of torchvision.
 
-        Also of a ``Compose`` of ``Resize``, ``CenterCrop``, ``ToTensor`` (or
-        its likes) and ``Normalize`` in that order.
+        Args:
+            preset: ``weights.transforms()``, that function itself, or a
+                ``Compose`` of ``Resize``, ``CenterCrop``, ``ToTensor`` (or an
+                equivalent) and ``Normalize`` in that order.
 
         Raises:
             TypeError: for anything else, naming it and the remedy.
         """
         from torchvision.transforms._presets import ImageClassification
 
-        from hapi_splitter.inputs import torchvision_compose as compositions
+        from hapi_splitter.inputs import torchvision_compose
 
-        if compositions.is_composition(preset):
-            return cls(**compositions.values_of(preset))
+        if torchvision_compose.is_composition(preset):
+            return cls(**torchvision_compose.transform_fields(preset))
         if isinstance(preset, functools.partial | FunctionType):
             preset = preset()
         if not isinstance(preset, ImageClassification):
             raise TypeError(
-                f"a transform of the kind {type(preset).__name__} cannot be "
-                f"taken; {compositions.REMEDY}"
+                f"a transform of type {type(preset).__name__} is not "
+                f"supported; {torchvision_compose.REMEDY}"
             )
         return cls(
-            resize_size=_only(preset.resize_size, "resize_size"),
-            crop_size=_only(preset.crop_size, "crop_size"),
+            resize_size=_single(preset.resize_size, "resize_size"),
+            crop_size=_single(preset.crop_size, "crop_size"),
             mean=tuple(preset.mean),
             std=tuple(preset.std),
             interpolation=preset.interpolation.value,
@@ -140,17 +138,17 @@ class ImageTransform:
 
     @property
     def medium(self) -> Medium:
-        """How samples are stored."""
+        """Storage medium of the samples: images."""
         return IMAGE
 
     @property
     def output_shape(self) -> tuple[int, int, int]:
-        """``(3, crop_size, crop_size)``."""
+        """Shape of one sample, ``(3, crop_size, crop_size)``."""
         return (3, self.crop_size, self.crop_size)
 
     @property
     def output_dtype(self) -> torch.dtype:
-        """float32."""
+        """Dtype of one sample."""
         return torch.float32
 
     def to_json(self) -> dict[str, Any]:
@@ -166,7 +164,7 @@ class ImageTransform:
 
     @classmethod
     def from_json(cls, document: Any) -> ImageTransform:
-        """Reads what :meth:`to_json` wrote, from anybody.
+        """Parses the output of :meth:`to_json`, which may be untrusted.
 
         Raises:
             ValueError: naming the field that is wrong, missing or unknown.
@@ -176,8 +174,8 @@ class ImageTransform:
         expected = set(cls.__dataclass_fields__)
         if set(document) | _OPTIONAL != expected:
             raise ValueError(
-                f"a transform has the fields {sorted(expected)} (of which "
-                f"{' and '.join(sorted(_OPTIONAL))} may be left out), not "
+                f"a transform has the fields {sorted(expected)} "
+                f"({' and '.join(sorted(_OPTIONAL))} are optional), not "
                 f"{sorted(map(str, document))!r:.200}"
             )
         channels = {name: document[name] for name in ("mean", "std")}
@@ -187,36 +185,37 @@ class ImageTransform:
             channels[name] = tuple(value)
         fields = {"integer_resize": False} | document | channels
         if "augmentation" in document:
-            stated = Augmentation.from_json(document["augmentation"])
-            fields["augmentation"] = stated
+            fields["augmentation"] = Augmentation.from_json(
+                document["augmentation"]
+            )
         return cls(**fields)
 
     def sample(
         self, image: torch.Tensor, key: str, training: Training | None
     ) -> torch.Tensor:
-        """From uint8 ``[3, H, W]`` to float32 ``[3, crop, crop]``.
+        """Converts uint8 ``[3, H, W]`` to float32 ``[3, crop, crop]``.
 
         Args:
-            image: as :func:`decode_image` gives it.
+            image: decoded by :func:`decode_image`.
             key: of the sample.
-            training: seed and epoch; None for evaluation, as by a call.
+            training: seed and epoch; None for evaluation.
 
         Raises:
-            SampleError: as a call, for evaluation.
-            ValueError: training, without an augmentation.
+            SampleError: in evaluation, if the resized image is too large.
+            ValueError: in training, if there is no augmentation.
         """
         if training is None:
             return self(image)
         pixels = self.training_pixels(image, key, training)
-        return self._normalised(pixels.to(torch.float32))
+        return self._normalize(pixels.to(torch.float32))
 
     def training_pixels(
         self, image: torch.Tensor, key: str, training: Training
     ) -> torch.Tensor:
-        """Of :meth:`sample`, uint8 ``[3, crop, crop]``.
+        """Returns augmented pixels, uint8 ``[3, crop, crop]``.
 
         Raises:
-            ValueError: there is no augmentation.
+            ValueError: if there is no augmentation.
         """
         if self.augmentation is None:
             raise ValueError("this transform has no augmentation")
@@ -226,52 +225,52 @@ class ImageTransform:
         )
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
-        """From uint8 ``[3, H, W]`` to float32 ``[3, crop, crop]``.
+        """Converts uint8 ``[3, H, W]`` to float32 ``[3, crop, crop]``.
 
         Raises:
-            SampleError: for an image so elongated that its resized form
-                is over :data:`MAX_RESIZED_PIXELS`.
+            SampleError: if the resized image would have more than
+                :data:`MAX_RESIZED_PIXELS` pixels.
         """
         height, width = image.shape[-2:]
         shorter, longer = sorted((height, width))
-        resized = self.resize_size**2 * longer // max(shorter, 1)
-        if resized > MAX_RESIZED_PIXELS:
+        num_pixels = self.resize_size**2 * longer // max(shorter, 1)
+        if num_pixels > MAX_RESIZED_PIXELS:
             raise SampleError(
                 f"an image of {width}x{height} pixels would be resized to "
-                f"{resized} pixels, more than {MAX_RESIZED_PIXELS}"
+                f"{num_pixels} pixels, more than {MAX_RESIZED_PIXELS}"
             )
         if self.integer_resize:
             sides = self._resized_sides(height, width)
-            pixels = _centred(
-                self._resized(image[None], *sides), self.crop_size
-            )
-            return self._normalised(pixels[0].to(torch.float32))
-        pixels = self._cropped(image[None].to(torch.float32))[0].round()
+            resized = self._resize(image[None], *sides)
+            pixels = _center_crop(resized, self.crop_size)
+            return self._normalize(pixels[0].to(torch.float32))
+        pixels = self._resize_floats(image[None].to(torch.float32))[0].round()
         if self.interpolation == "bicubic":
             pixels.clamp_(0, MAX_BYTE)
-        return self._normalised(pixels)
+        return self._normalize(pixels)
 
-    def _normalised(self, pixels: torch.Tensor) -> torch.Tensor:
+    def _normalize(self, pixels: torch.Tensor) -> torch.Tensor:
         mean, std = _channels(self.mean), _channels(self.std)
         return pixels.div_(MAX_BYTE).sub_(mean).div_(std)
 
-    def _cropped(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Resized and cropped, and not yet rounded to whole numbers.
+    def _resize_floats(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Resizes and crops floats; the result is not yet rounded.
 
-        The preset rounds all of the resized image to bytes, crops it, and
-        makes floats of the bytes.
+        The preset rounds the whole resized image to bytes before its crop,
+        which gives the same values.
         """
         height, width = self._resized_sides(*pixels.shape[-2:])
         if self._is_antialiased and 1 < self.crop_size < width:
-            # So torch resizes as well, one side after the other; columns
-            # that will be cut away are left out in between.  A single one
-            # it would take for a row.
-            pixels = self._resized(pixels, pixels.shape[-2], width)
-            pixels = _middle(pixels, -1, self.crop_size)
+            # torch resizes one side after the other as well. Here columns
+            # outside the crop are skipped in between. A single column is
+            # excluded because torch would take it for a row.
+            pixels = self._resize(pixels, pixels.shape[-2], width)
+            pixels = _narrow_to_middle(pixels, -1, self.crop_size)
             width = self.crop_size
-        return _centred(self._resized(pixels, height, width), self.crop_size)
+        resized = self._resize(pixels, height, width)
+        return _center_crop(resized, self.crop_size)
 
-    def _resized(
+    def _resize(
         self, pixels: torch.Tensor, height: int, width: int
     ) -> torch.Tensor:
         if pixels.shape[-2:] == (height, width):
@@ -288,7 +287,8 @@ class ImageTransform:
         return self.antialias and self.interpolation in _ANTIALIASED
 
     def _resized_sides(self, height: int, width: int) -> tuple[int, int]:
-        """Torchvision's rule: the longer side is rounded down."""
+        """Returns height and width; rounds the longer side down like
+        torchvision."""
         shorter, longer = sorted((height, width))
         side = int(self.resize_size * longer / shorter)
         if height <= width:
@@ -296,10 +296,10 @@ class ImageTransform:
         return side, self.resize_size
 
 
-def _centred(pixels: torch.Tensor, size: int) -> torch.Tensor:
-    """The middle of an image, with zeros around it where it is smaller, as
-    torchvision's central crop."""
-    pixels = _middle(_middle(pixels, -2, size), -1, size)
+def _center_crop(pixels: torch.Tensor, size: int) -> torch.Tensor:
+    """Crops the centre and pads smaller images with zeros like torchvision."""
+    pixels = _narrow_to_middle(pixels, -2, size)
+    pixels = _narrow_to_middle(pixels, -1, size)
     height, width = (size - side for side in pixels.shape[-2:])
     if not height and not width:
         return pixels
@@ -307,11 +307,13 @@ def _centred(pixels: torch.Tensor, size: int) -> torch.Tensor:
     return pad(pixels, [left, width - left, top, height - top])
 
 
-def _middle(pixels: torch.Tensor, dim: int, size: int) -> torch.Tensor:
-    spare = pixels.shape[dim] - size
-    if spare <= 0:
+def _narrow_to_middle(
+    pixels: torch.Tensor, dim: int, size: int
+) -> torch.Tensor:
+    excess = pixels.shape[dim] - size
+    if excess <= 0:
         return pixels
-    return pixels.narrow(dim, round(spare / 2), size)
+    return pixels.narrow(dim, round(excess / 2), size)
 
 
 @functools.lru_cache(maxsize=64)
@@ -319,20 +321,20 @@ def _channels(values: tuple[float, ...]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32).view(-1, 1, 1)
 
 
-def _only(sizes: Sequence[int], name: str) -> int:
+def _single(sizes: Sequence[int], name: str) -> int:
     if len(sizes) != 1:
         raise TypeError(f"{name} must be one number, not {list(sizes)}")
     return sizes[0]
 
 
 def _check_channels(name: str, values: Any) -> None:
-    fine = (
+    is_valid = (
         isinstance(values, tuple)
         and len(values) == 3
         and all(type(v) in (int, float) for v in values)
         and all(abs(v) < 1e6 and math.isfinite(v) for v in values)
     )
-    if not fine:
+    if not is_valid:
         raise ValueError(
             f"{name} must be three finite numbers, not {values!r:.80}"
         )

@@ -1,7 +1,7 @@
-"""A picture that is the same everywhere, to compare hosts by.
+"""A reference image to compare the decode speed of hosts.
 
-Decoding is measured in core-seconds of a reference image: the ratio of two
-hosts' seconds for it turns seconds measured on one into those of the other.
+The ratio of two hosts' core-seconds for this image converts decode times
+measured on one host into times on the other.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from hapi_splitter.inputs.image_transform import ImageTransform
 from hapi_splitter.inputs.sample_format import InputTransform
 
 WIDTH, HEIGHT = 500, 375
-"""The most common size in ImageNet."""
+"""Most common size in ImageNet."""
 _QUALITY = 90
 _WARM_UPS = 2
 _REPEATS = 5
 
 
 def reference_image(seed: int = 0) -> bytes:
-    """A JPEG of 500 x 375 pixels and about as many bytes as a photograph.
+    """Returns a JPEG of 500 x 375 pixels, about as large as a photograph.
 
-    Integers only, and NumPy's generator whose stream never changes: the
-    pixels are the same on every host.
+    Integer arithmetic and NumPy's frozen generator give the same pixels on
+    every host.
 
     Args:
-        seed: of its noise.
+        seed: of the noise.
     """
     random = np.random.RandomState(seed)
     rows, columns = np.mgrid[0:HEIGHT, 0:WIDTH]
@@ -50,19 +50,18 @@ def reference_seconds(
     *,
     clock: Callable[[], float] = time.thread_time,
 ) -> float:
-    """Core-seconds to decode and transform the reference image.
+    """Measures the core-seconds to decode and transform the reference image.
 
-    The median of several, after a warm-up, by one thread of torch.  Hosts
-    that read arrays are compared by the decoding alone.
+    Median of several runs after a warm-up, on one torch thread.
 
     Args:
-        transform: None gives 0: of such samples nothing is known.
-        clock: CPU seconds of this thread.
+        transform: array transforms are measured by decoding alone; None
+            returns 0, because the sample format is unknown.
+        clock: returns CPU seconds of this thread.
     """
     if transform is None:
         return 0.0
     image = reference_image()
-    transformed = transform if isinstance(transform, ImageTransform) else None
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -70,8 +69,8 @@ def reference_seconds(
         for _ in range(_WARM_UPS + _REPEATS):
             started = clock()
             pixels = decode_image(image)
-            if transformed is not None:
-                transformed(pixels)
+            if isinstance(transform, ImageTransform):
+                transform(pixels)
             seconds.append(clock() - started)
     finally:
         torch.set_num_threads(num_threads)

@@ -1,4 +1,4 @@
-"""What a model takes: transformed images, or arrays."""
+"""The format of a model's input samples: transformed images or arrays."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.image_transform import ImageTransform
 
 InputTransform: TypeAlias = ImageTransform | ArrayTransform
-"""From what is stored to a sample."""
+"""A transform from stored bytes to a sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleForm:
-    """Of one sample, without the batch."""
+    """Shape and dtype of one sample, without the batch dimension."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
@@ -26,7 +26,12 @@ class SampleForm:
     def of(
         cls, transform: InputTransform | None, shape: Sequence[int]
     ) -> SampleForm:
-        """What a transform yields; without one, float32 of that shape."""
+        """Returns the transform's output format.
+
+        Args:
+            transform: None means float32 samples of ``shape``.
+            shape: used only without a transform.
+        """
         if transform is None:
             return cls(tuple(shape))
         return cls(transform.output_shape, transform.output_dtype)
@@ -38,31 +43,31 @@ class SampleForm:
     def examples(
         self, count: int, limits: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """``[count, *shape]`` on the CPU, the same each time.
+        """Returns reproducible samples ``[count, *shape]`` on the CPU.
 
         Args:
-            count: of samples.
-            limits: of whole numbers, as of
+            count: number of samples.
+            limits: exclusive upper bounds of ids, from
                 :func:`hapi_splitter.graph.index_bounds.id_limits`.
         """
         generator = torch.Generator().manual_seed(0)
         shape = (count, *self.shape)
         if self.dtype.is_floating_point:
             return torch.randn(shape, generator=generator)
-        found = torch.randint(1 << 31, shape, generator=generator)
+        ids = torch.randint(1 << 31, shape, generator=generator)
         if limits is None:
-            return found % 2
-        return found % torch.where(limits > 0, limits, 2)
+            return ids % 2
+        return ids % torch.where(limits > 0, limits, 2)
 
     def zeros(self, count: int, device: torch.device) -> torch.Tensor:
-        """``[count, *shape]``; 0 is an id that each embedding has."""
+        """Returns ``[count, *shape]``; 0 is a valid id of any embedding."""
         return torch.zeros(
             (count, *self.shape), dtype=self.dtype, device=device
         )
 
 
 def transform_from_json(document: Any) -> InputTransform:
-    """Reads what a transform's ``to_json`` wrote, from anybody.
+    """Parses the output of a transform's ``to_json``; may be untrusted.
 
     Raises:
         ValueError: naming the field that is wrong, missing or unknown.

@@ -1,9 +1,8 @@
-"""torchvision's composed transforms as plain values.
+"""Converts torchvision's composed transforms to plain values.
 
-What the storage side runs are values, never a user's code.  So a composition
-is taken where it does what
-:class:`hapi_splitter.inputs.image_transform.ImageTransform` does: resize the
-shorter side, crop the middle, make floats, normalise.
+The storage side never runs user code.  So a composition is accepted only if
+:class:`hapi_splitter.inputs.image_transform.ImageTransform` does the same:
+resize the shorter side, crop the centre, convert to floats, normalise.
 """
 
 from __future__ import annotations
@@ -16,127 +15,123 @@ from torch import nn
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-_KINDS = (v1.Compose, v2.Compose, nn.Sequential)
-_TO_FLOATS = (v1.ToTensor, v2.ToTensor)
-_OF_DTYPE = (v1.ConvertImageDtype, v2.ConvertImageDtype, v2.ToDtype)
-_OF_PILLOW = (*_TO_FLOATS, v1.PILToTensor, v2.PILToTensor, v2.ToImage)
-"""Before these there are Pillow's images, not tensors."""
-_NOTHING = (
+_COMPOSITIONS = (v1.Compose, v2.Compose, nn.Sequential)
+_TO_TENSOR = (v1.ToTensor, v2.ToTensor)
+_TO_DTYPE = (v1.ConvertImageDtype, v2.ConvertImageDtype, v2.ToDtype)
+_FROM_PILLOW = (*_TO_TENSOR, v1.PILToTensor, v2.PILToTensor, v2.ToImage)
+_NO_OPS = (
     *(v1.PILToTensor, v2.PILToTensor, v2.ToImage, v2.ToPureTensor, v2.RGB),
     *(nn.Identity, v2.Identity),
 )
-"""Images are decoded to tensors of three channels in any case."""
+"""Steps without effect here: images are always decoded to RGB tensors."""
 REMEDY = (
-    "a transform that the store can run is Resize(size), CenterCrop(size), "
-    "ToTensor() or ToDtype(torch.float32, scale=True), and Normalize(mean, "
-    "std) in that order, or an ImageTransform"
+    "use Resize(size), CenterCrop(size), ToTensor() or "
+    "ToDtype(torch.float32, scale=True), and Normalize(mean, std) in that "
+    "order, or an ImageTransform"
 )
 
 
 def is_composition(transform: object) -> bool:
-    return isinstance(transform, _KINDS)
+    return isinstance(transform, _COMPOSITIONS)
 
 
-def values_of(composition: Any) -> dict[str, Any]:
-    """Fields of an ``ImageTransform`` that does the same.
+def transform_fields(composition: Any) -> dict[str, Any]:
+    """Returns the fields of an equivalent ``ImageTransform``.
 
     Raises:
-        TypeError: naming the step that cannot be taken, and what can.
+        TypeError: naming the unsupported step and the supported ones.
     """
-    found: dict[str, Any] = {}
     is_float = False
     steps = list(_steps(composition))
-    # The first version takes floats for tensors, the second one and Pillow
-    # do not.
-    found["integer_resize"] = any(
-        isinstance(step, (*_OF_PILLOW, v2.Resize)) for step in steps
-    )
+    # Only torchvision's v1 resizes tensors with floats.
+    fields: dict[str, Any] = {
+        "integer_resize": any(
+            isinstance(step, (*_FROM_PILLOW, v2.Resize)) for step in steps
+        )
+    }
     for step in steps:
-        if isinstance(step, _NOTHING):
+        if isinstance(step, _NO_OPS):
             continue
         if isinstance(step, (v1.Normalize, v2.Normalize)):
-            _check(is_float, step, "it comes before floats are made")
-            _add(found, step, mean=_floats(step.mean), std=_floats(step.std))
+            _check(is_float, step, "it precedes the conversion to floats")
+            _add(fields, step, mean=_floats(step.mean), std=_floats(step.std))
             continue
-        _check("mean" not in found, step, "it comes behind Normalize")
-        if _makes_floats(step):
+        _check("mean" not in fields, step, "it follows Normalize")
+        if _converts_to_floats(step):
             is_float = True
             continue
-        _check(not is_float, step, "it comes behind what makes floats")
-        _resized_or_cropped(step, found)
+        _check(not is_float, step, "it follows the conversion to floats")
+        _add_resize_or_crop(step, fields)
     for name, needed in (
         ("resize_size", "Resize"),
         ("crop_size", "CenterCrop"),
     ):
-        if name not in found:
+        if name not in fields:
             raise TypeError(f"the transform has no {needed}; {REMEDY}")
     if not is_float:
-        raise TypeError(f"the transform makes no floats; {REMEDY}")
-    return {"mean": (0.0,) * 3, "std": (1.0,) * 3, **found}
+        raise TypeError(f"the transform has no conversion to floats; {REMEDY}")
+    return {"mean": (0.0,) * 3, "std": (1.0,) * 3, **fields}
 
 
 def _steps(transform: Any) -> Iterator[Any]:
-    if isinstance(transform, nn.Sequential):
-        steps = list(transform)
-    else:
-        steps = list(transform.transforms)
-    for step in steps:
-        if isinstance(step, _KINDS):
+    is_sequential = isinstance(transform, nn.Sequential)
+    for step in transform if is_sequential else transform.transforms:
+        if is_composition(step):
             yield from _steps(step)
         else:
             yield step
 
 
-def _makes_floats(step: Any) -> bool:
-    if isinstance(step, _TO_FLOATS):
+def _converts_to_floats(step: Any) -> bool:
+    if isinstance(step, _TO_TENSOR):
         return True
-    if not isinstance(step, _OF_DTYPE):
+    if not isinstance(step, _TO_DTYPE):
         return False
     _check(step.dtype == torch.float32, step, f"its dtype is {step.dtype}")
     _check(getattr(step, "scale", True), step, "it does not scale")
     return True
 
 
-def _resized_or_cropped(step: Any, found: dict[str, Any]) -> None:
+def _add_resize_or_crop(step: Any, fields: dict[str, Any]) -> None:
     if isinstance(step, (v1.Resize, v2.Resize)):
-        _check("crop_size" not in found, step, "it comes behind CenterCrop")
+        _check("crop_size" not in fields, step, "it follows CenterCrop")
         _check(step.max_size is None, step, "it has a max_size")
         _add(
-            found,
+            fields,
             step,
-            resize_size=_side(step, "it changes the proportions of images"),
+            resize_size=_side(step, "it changes the aspect ratio"),
             interpolation=str(
                 getattr(step.interpolation, "value", step.interpolation)
             ),
             antialias=bool(step.antialias),
         )
     elif isinstance(step, (v1.CenterCrop, v2.CenterCrop)):
-        _check("resize_size" in found, step, "it comes before Resize")
-        _add(found, step, crop_size=_side(step, "it is no square", 2))
-    elif isinstance(step, _random_kinds()):
+        _check("resize_size" in fields, step, "it precedes Resize")
+        _add(fields, step, crop_size=_side(step, "it is not square", 2))
+    elif isinstance(step, _random_types()):
         _refuse(
             step,
-            "it is random; give augment=Augmentation(…), which is the same "
-            "wherever it is computed",
+            "it is random; use augment=Augmentation(…), which gives the same "
+            "pixels on every host",
         )
     else:
-        _refuse(step, "the store does not know it")
+        _refuse(step, "the store has no such step")
 
 
-def _random_kinds() -> tuple[type, ...]:
+def _random_types() -> tuple[type, ...]:
     names = ("Random", "ColorJitter", "AutoAugment", "TrivialAugment")
     return tuple(
-        kind
+        each
         for module in (v1, v2)
-        for name, kind in vars(module).items()
-        if isinstance(kind, type)
+        for name, each in vars(module).items()
+        if isinstance(each, type)
         and (name.startswith(names) or name in ("AugMix", "MixUp", "CutMix"))
     )
 
 
-def _side(step: Any, otherwise: str, most: int = 1) -> int:
+def _side(step: Any, reason: str, max_sizes: int = 1) -> int:
     sizes = [step.size] if isinstance(step.size, int) else list(step.size)
-    _check(len(sizes) <= most and len(set(sizes)) == 1, step, otherwise)
+    _check(len(sizes) <= max_sizes and len(set(sizes)) == 1, step, reason)
     return int(sizes[0])
 
 
@@ -144,18 +139,18 @@ def _floats(values: Any) -> tuple[float, ...]:
     return tuple(float(value) for value in values)
 
 
-def _add(found: dict[str, Any], step: Any, **fields: Any) -> None:
-    _check(not found.keys() & fields.keys(), step, "it comes twice")
-    found.update(fields)
+def _add(fields: dict[str, Any], step: Any, **new: Any) -> None:
+    _check(not fields.keys() & new.keys(), step, "it occurs twice")
+    fields.update(new)
 
 
-def _check(condition: bool, step: Any, why: str) -> None:
+def _check(condition: bool, step: Any, reason: str) -> None:
     if not condition:
-        _refuse(step, why)
+        _refuse(step, reason)
 
 
-def _refuse(step: Any, why: str) -> None:
+def _refuse(step: Any, reason: str) -> None:
     text = " ".join(str(step).split())
     raise TypeError(
-        f"the transform's {text:.100} cannot be taken: {why}; {REMEDY}"
+        f"the transform's {text:.100} is not supported: {reason}; {REMEDY}"
     )

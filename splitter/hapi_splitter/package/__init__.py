@@ -1,5 +1,5 @@
-"""The stored model: zip container with graph, weights, transform.
+"""The model package: a zip container with graph, weights and transform.
 
-In: a frozen region, or the bytes of a stranger's package.
+In: a frozen region, or the bytes of an untrusted package.
 Out: a package named by its digest, or a checked region; no code is evaluated.
 """

@@ -1,34 +1,41 @@
-"""The head of a package: what it is, from its first bytes, without torch."""
+"""Reads metadata of a package from a few of its bytes, without torch.
+
+Nothing here is checked against the graph; :mod:`hapi_splitter.package.reader`
+does that.
+"""
 
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from hapi_protocol.errors import PackageError
 from hapi_splitter.package.strict_json import parse_json
+from hapi_splitter.package.zip_container import LOCAL_HEADER
 
 MAX_HEAD_BYTES = 8 << 20
-_NAME = b"hapi.json"
-LOCAL_HEADER = struct.Struct("<4s5H3I2H")
-_PREFIX_BYTES = LOCAL_HEADER.size + len(_NAME)
+MAX_TENSOR_TABLE_BYTES = 16 << 20
+_HEAD_NAME = b"hapi.json"
+_PREFIX_BYTES = LOCAL_HEADER.size + len(_HEAD_NAME)
+_TABLE_LENGTH_BYTES = 8
 
+ReadBytes: TypeAlias = Callable[[int, int], bytes]
+"""Reads bytes of a package: from a position, a number of bytes."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class PackageHead:
-    """What a package says of itself; nobody has checked it.
+    """Unchecked metadata from ``hapi.json``.
 
     Attributes:
-        sample_shape: of one input, without the batch.
-        output_shape: of the features of the last cut, likewise.
-        num_cuts: that it has.
-        last_module: where its frozen region ends.
-        producer: versions of what wrote it, by name.
+        sample_shape: of one input sample.
+        output_shape: of one sample's features at the last cut.
+        num_cuts: number of cuts.
+        last_module: module in which the frozen region ends.
+        producer: versions of the writing software by name.
     """
 
     sample_shape: tuple[int, ...]
@@ -39,17 +46,18 @@ class PackageHead:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> PackageHead:
-        """
+        """Parses the start of a package.
+
         Args:
             data: the first :func:`head_bytes` bytes of a package, or more.
 
         Raises:
-            PackageError: it is no package, or none of a known form.
+            PackageError: it is no package, or has an unknown format.
         """
-        return made(cls._of, fields_of(data))
+        return _build(cls._from_fields, _parse_head(data))
 
     @classmethod
-    def _of(cls, fields: Any) -> PackageHead:
+    def _from_fields(cls, fields: Any) -> PackageHead:
         cuts = [_shape(cut["shape"]) for cut in fields["cuts"]]
         return cls(
             sample_shape=_shape(fields["sample"]),
@@ -63,24 +71,15 @@ class PackageHead:
         )
 
 
-def fields_of(data: bytes) -> Any:
-    """The document of a head.
-
-    Raises:
-        PackageError: it is none.
-    """
+def _parse_head(data: bytes) -> Any:
     end = head_bytes(data)
     return parse_json(data[_PREFIX_BYTES:end], "hapi.json", end)
 
 
-def made(make: Callable[[Any], T], fields: Any) -> T:
-    """What is made of such a document.
-
-    Raises:
-        PackageError: it has another form than ``make`` expects.
-    """
+def _build(build: Callable[[Any], T], fields: Any) -> T:
+    """Calls ``build`` and turns errors of unexpected fields into refusals."""
     try:
-        return make(fields)
+        return build(fields)
     except (
         KeyError,
         IndexError,
@@ -88,38 +87,41 @@ def made(make: Callable[[Any], T], fields: Any) -> T:
         ValueError,
         AttributeError,
     ) as error:
-        raise refused(f"hapi.json has another form: {error!r}") from error
+        raise _error(f"unexpected fields in hapi.json: {error!r}") from error
 
 
 def head_bytes(start: bytes) -> int:
-    """How many bytes of a package its head takes.
+    """Returns the length of a package's head.
 
     Args:
-        start: of the package, at least 39 bytes.
+        start: at least the first 39 bytes of the package.
 
     Raises:
         PackageError: it is no package.
     """
-    length = member_bytes(start, _NAME)
+    length = _content_bytes(start, _HEAD_NAME)
     if length > MAX_HEAD_BYTES:
-        raise refused(f"hapi.json has {length} bytes")
+        raise _error(
+            f"hapi.json has {length} bytes, more than the limit of "
+            f"{MAX_HEAD_BYTES}"
+        )
     return _PREFIX_BYTES + length
 
 
-def member_bytes(start: bytes, wanted: bytes) -> int:
-    """Of the content behind a member's local header.
+def _content_bytes(start: bytes, expected: bytes) -> int:
+    """Returns the length of a member's content from its local header.
 
     Raises:
         PackageError: it is no such header, or another member's.
     """
-    end = LOCAL_HEADER.size + len(wanted)
+    end = LOCAL_HEADER.size + len(expected)
     if len(start) < end or not start.startswith(b"PK\x03\x04"):
-        raise refused("not a zip file")
+        raise _error("not a zip file")
     fields = LOCAL_HEADER.unpack_from(start)
     length, name_bytes, extra_bytes = fields[8], fields[9], fields[10]
     name = start[LOCAL_HEADER.size : end]
-    if name != wanted or name_bytes != len(wanted) or extra_bytes:
-        raise refused(f"a member is not {wanted.decode()}")
+    if name != expected or name_bytes != len(expected) or extra_bytes:
+        raise _error(f"its next member is not {expected.decode()}")
     return int(length)
 
 
@@ -127,28 +129,18 @@ def _shape(sizes: Any) -> tuple[int, ...]:
     return tuple(int(size) for size in sizes)
 
 
-def refused(why: str) -> PackageError:
-    """That there is no package."""
-    return PackageError("bad_package", f"no model package: {why}")
-
-
-MAX_TABLE_BYTES = 16 << 20
-"""Of the weights' table of contents."""
-
-_LENGTH_BYTES = 8
-
-Read: TypeAlias = Callable[[int, int], bytes]
-"""Bytes of a package: from where on, and how many."""
+def _error(reason: str) -> PackageError:
+    return PackageError("bad_package", f"not a model package: {reason}")
 
 
 @dataclass(frozen=True)
 class CutRow:
-    """A cut, as the package states it.
+    """An unchecked cut from the package's table.
 
     Attributes:
-        index: from 1 on.
-        module: where in the user's model it is.
-        shape: of one sample's features there.
+        index: number of the cut, from 1.
+        module: name of the module in the user's model.
+        shape: of one sample's features.
     """
 
     index: int
@@ -157,20 +149,20 @@ class CutRow:
 
     @property
     def sample_bytes(self) -> int:
-        """Of float32 features."""
+        """Bytes of one sample's features in float32."""
         return 4 * math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class PackageDetails:
-    """What stands in a package beside its graph; nobody has checked it.
+    """Unchecked metadata of a package and its weights.
 
     Attributes:
-        head: what it says of itself.
-        cuts: that it has.
-        transform: of images, as JSON; None where there is none.
-        num_values: of its weights.
-        weight_bytes: of all of them.
+        head: metadata of the package.
+        cuts: all cuts in order.
+        transform: input transform as JSON; None for none.
+        num_values: number of entries of all weights.
+        weight_bytes: size of all weights.
     """
 
     head: PackageHead
@@ -180,27 +172,28 @@ class PackageDetails:
     weight_bytes: int
 
     @classmethod
-    def read(cls, read: Read, first: bytes) -> PackageDetails:
-        """
+    def read(cls, read: ReadBytes, first: bytes) -> PackageDetails:
+        """Reads the metadata of a package.
+
         Args:
-            read: reads more of it.
+            read: reads more bytes of the package.
             first: its first :func:`head_bytes` bytes, or more.
 
         Raises:
-            PackageError: it is no package, or none of a known form.
+            PackageError: it is no package, or has an unknown format.
         """
-        tensors = _table_of_weights(read, head_bytes(first))
+        tensors = _read_tensor_table(read, head_bytes(first))
 
         def details(fields: Any) -> PackageDetails:
-            # Calls are numbered behind the weights.
-            names, before = fields["names"], len(tensors) + 1
+            # Ids of calls follow those of the weights.
+            names, first_call = fields["names"], len(tensors) + 1
             return cls(
                 PackageHead.from_bytes(first),
                 tuple(
                     CutRow(
                         index,
-                        str(names[cut["call"] - before]),
-                        tuple(map(int, cut["shape"])),
+                        str(names[cut["call"] - first_call]),
+                        _shape(cut["shape"]),
                     )
                     for index, cut in enumerate(fields["cuts"], 1)
                 ),
@@ -213,29 +206,29 @@ class PackageDetails:
                 ),
             )
 
-        return made(details, fields_of(first))
+        return _build(details, _parse_head(first))
 
 
-def _table_of_weights(read: Read, graph: int) -> Mapping[str, Any]:
-    """
-    Args:
-        read: reads bytes.
-        graph: where the member before the weights begins.
-    """
-    _, weights = _member(read, graph, b"graph.json")
-    start, end = _member(read, weights, b"weights.safetensors")
-    size = int.from_bytes(read(start, _LENGTH_BYTES), "little")
-    if size > min(end - start, MAX_TABLE_BYTES):
-        raise refused(f"its weights' table has {size} bytes")
-    text = read(start + _LENGTH_BYTES, size)
-    found = parse_json(text, "weights.safetensors", size)
-    if not isinstance(found, dict):
-        raise refused("its weights have no table")
-    return found
+def _read_tensor_table(
+    read: ReadBytes, graph_offset: int
+) -> Mapping[str, Any]:
+    """Reads the header of the safetensors member, which follows the graph."""
+    _, weights_offset = _content_span(read, graph_offset, b"graph.json")
+    start, end = _content_span(read, weights_offset, b"weights.safetensors")
+    size = int.from_bytes(read(start, _TABLE_LENGTH_BYTES), "little")
+    if size > min(end - start, MAX_TENSOR_TABLE_BYTES):
+        raise _error(f"the table of its weights has {size} bytes")
+    text = read(start + _TABLE_LENGTH_BYTES, size)
+    table = parse_json(text, "weights.safetensors", size)
+    if not isinstance(table, dict):
+        raise _error("its weights have no table")
+    return table
 
 
-def _member(read: Read, position: int, name: bytes) -> tuple[int, int]:
-    """Where its content begins and ends."""
-    header = read(position, LOCAL_HEADER.size + len(name))
-    start = position + len(header)
-    return start, start + member_bytes(header, name)
+def _content_span(
+    read: ReadBytes, offset: int, name: bytes
+) -> tuple[int, int]:
+    """Returns the start and end of a member's content."""
+    header = read(offset, LOCAL_HEADER.size + len(name))
+    start = offset + len(header)
+    return start, start + _content_bytes(header, name)

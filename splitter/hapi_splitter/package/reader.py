@@ -1,19 +1,20 @@
-"""Model packages: writing, and loading from strangers.
+"""Loads and checks untrusted model packages.
 
 A package is a zip of exactly three stored members (see
-:mod:`hapi_splitter.container`):
+:mod:`hapi_splitter.package.zip_container`):
 
 ``hapi.json``
     format version, sample shape, input transform, table of cuts, versions
     of the producer.
 ``graph.json``
-    the program: a flat list of ATen calls (:mod:`hapi_splitter.program`).
+    the program: a flat list of ATen calls
+    (:mod:`hapi_splitter.graph.program`).
 ``weights.safetensors``
     the weights, named by their ids.
 
-The same program and weights give the same bytes; a package is named by
-their sha256. Loading evaluates nothing: it reads numbers, checks every call
-against the table of operators and recomputes all shapes.
+The same program and weights give the same bytes; a package is named by their
+sha256. Loading never evaluates package content as code: it reads numbers,
+checks every call against the table of operators and recomputes all shapes.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from hapi_splitter.inputs.sample_format import (
     SampleForm,
     transform_from_json,
 )
-from hapi_splitter.package import zip_container as container
+from hapi_splitter.package import zip_container
 from hapi_splitter.package.strict_json import parse_json
 from hapi_splitter.package.weights import read_weights
 from hapi_splitter.package.writer import (
+    ARRAY_FORMAT,
     FORMAT,
-    FORMAT_OF_ARRAYS,
     cut_row,
     format_of,
 )
@@ -50,14 +51,14 @@ _HAPI_FIELDS = {"format", "sample", "transform", "names", "cuts", "producer"}
 
 @dataclass(frozen=True, slots=True)
 class PackageLimits:
-    """What a package may ask for.
+    """Upper limits on the size and cost of a package.
 
     Args:
         package_bytes: length of the file.
         json_bytes: length of each JSON member.
         nodes: calls of the program.
         parameters: entries of all weights together.
-        shapes: of intermediate tensors and of the work per sample.
+        shapes: limits on intermediate tensors and operations per sample.
     """
 
     package_bytes: int = 2 << 30
@@ -73,18 +74,18 @@ def load_package(
     limits: PackageLimits | None = None,
     digest: str | None = None,
 ) -> FrozenGraph:
-    """Reads a package.
+    """Loads a package and checks all of its content.
 
     Args:
-        data: its bytes, or its file. Files and writable buffers are used
-            in place and must not change afterwards; of read-only buffers
-            the weights are copied.
-        limits: what it may ask for.
-        digest: the sha256 it must have, hexadecimal.
+        data: the package, or the path of its file. Files and writable buffers
+            are used in place and must not change afterwards; weights of
+            read-only buffers are copied.
+        limits: upper limits; None means the defaults.
+        digest: expected sha256, hexadecimal.
 
     Raises:
-        PackageError: naming what is wrong; nothing of it has run then.
-        OSError: as opening the file does.
+        PackageError: naming the fault; nothing of the package has run.
+        OSError: if the file cannot be opened.
     """
     limits = limits or PackageLimits()
     view = _map(data) if isinstance(data, Path) else memoryview(data)
@@ -94,18 +95,18 @@ def load_package(
             f"the package has {len(view)} bytes, more than the limit of "
             f"{limits.package_bytes}"
         )
-    found = hashlib.sha256(view).hexdigest()
-    if digest is not None and digest != found:
-        raise _error(f"the package has the digest {found}, not {digest:.80}")
-    members = container.unpack(view)
-    return _read(members, limits, found)
+    actual = hashlib.sha256(view).hexdigest()
+    if digest is not None and digest != actual:
+        raise _error(f"the package has the digest {actual}, not {digest:.80}")
+    members = zip_container.unpack(view)
+    return _read(members, limits, actual)
 
 
 def _map(path: Path) -> memoryview:
     with path.open("rb") as file:
         if not path.stat().st_size:
             raise _error(f"{path} is empty")
-        # A private mapping: torch warns about memory it cannot write.
+        # A private mapping, because torch warns about read-only memory.
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
 
 
@@ -117,10 +118,10 @@ def _read(
         for name in ("hapi.json", "graph.json")
     }
     hapi = documents["hapi.json"]
-    known = (FORMAT, FORMAT_OF_ARRAYS)
+    known = (FORMAT, ARRAY_FORMAT)
     if not isinstance(hapi, dict) or hapi.get("format") not in known:
         raise _error(
-            f"hapi.json: its format is neither {FORMAT} nor {FORMAT_OF_ARRAYS}"
+            f"hapi.json: its format is neither {FORMAT} nor {ARRAY_FORMAT}"
         )
     if set(hapi) != _HAPI_FIELDS:
         raise _error(f"hapi.json must have {sorted(_HAPI_FIELDS)}")
@@ -128,8 +129,8 @@ def _read(
     transform = _read_transform(hapi["transform"], sample)
     if hapi["format"] != format_of(transform):
         raise _error(
-            f"hapi.json: its format is {hapi['format']!r:.20}, that of such "
-            f"a transform {format_of(transform)}"
+            f"hapi.json: its format is {hapi['format']!r:.20}, expected "
+            f"{format_of(transform)} for this transform"
         )
     program = program_from_json(documents["graph.json"], limits.nodes)
     names = _read_names(hapi["names"], len(program.calls))
@@ -160,13 +161,13 @@ def _parse(data: memoryview, name: str, limits: PackageLimits) -> Any:
 
 
 def _read_sample(shape: Any) -> tuple[int, ...]:
-    fine = (
+    is_valid = (
         isinstance(shape, list)
         and 0 < len(shape) <= MAX_DIMS
         and all(type(size) is int and 0 < size <= 1 << 20 for size in shape)
     )
-    if not fine:
-        raise _error(f"hapi.json: no sample has the shape {shape!r:.80}")
+    if not is_valid:
+        raise _error(f"hapi.json: invalid sample shape {shape!r:.80}")
     return tuple(shape)
 
 
@@ -188,12 +189,12 @@ def _read_transform(
 
 
 def _read_names(names: Any, count: int) -> Sequence[str]:
-    fine = (
+    is_valid = (
         isinstance(names, list)
         and len(names) == count
         and all(isinstance(n, str) and CUT_NAME.fullmatch(n) for n in names)
     )
-    if not fine:
+    if not is_valid:
         raise _error(
             f"hapi.json: 'names' must be {count} names of letters, digits, "
             "dots and underscores"
@@ -201,19 +202,16 @@ def _read_names(names: Any, count: int) -> Sequence[str]:
     return list(names)
 
 
-def _check_cuts(stated: Any, found: Sequence[Cut]) -> None:
-    expected = [cut_row(cut) for cut in found]
-    if not isinstance(stated, list) or len(stated) != len(expected):
+def _check_cuts(recorded: Any, cuts: Sequence[Cut]) -> None:
+    if not isinstance(recorded, list) or len(recorded) != len(cuts):
         raise _error(
-            f"hapi.json states other cuts than the {len(expected)} there are"
+            f"hapi.json must record {len(cuts)} cuts, those of the graph"
         )
-    for index, (row, true_row) in enumerate(
-        zip(stated, expected, strict=True), 1
-    ):
-        if row != true_row:
+    for row, cut in zip(recorded, cuts, strict=True):
+        if row != cut_row(cut):
             raise _error(
-                f"hapi.json states {row!r:.120} for cut {index}, which is "
-                f"{true_row}"
+                f"hapi.json records {row!r:.120} for cut {cut.index}, "
+                f"expected {cut_row(cut)}"
             )
 
 

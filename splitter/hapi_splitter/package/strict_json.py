@@ -1,4 +1,4 @@
-"""JSON from strangers: bounded, and without the parser's leniencies."""
+"""Strict parsing of untrusted JSON, with bounded size."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from hapi_protocol.errors import PackageError
 
 
 def parse_json(data: bytes, name: str, max_bytes: int) -> Any:
-    """What ``data`` says.
+    """Parses JSON.
 
     Args:
         data: UTF-8.
-        name: what it is, for errors.
-        max_bytes: checked before parsing, which takes many times as much.
+        name: of the document, for errors.
+        max_bytes: limit of the length; parsing takes many times as much
+            memory.
 
     Raises:
         PackageError: too long, nested too deeply, not JSON, a repeated
@@ -30,7 +31,7 @@ def parse_json(data: bytes, name: str, max_bytes: int) -> Any:
     try:
         return json.loads(
             data.decode("utf-8"),
-            object_pairs_hook=_without_repeats,
+            object_pairs_hook=_unique_keys,
             parse_constant=_refuse_constant,
             parse_float=_finite,
         )
@@ -44,7 +45,7 @@ def parse_json(data: bytes, name: str, max_bytes: int) -> Any:
         ) from None
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
         raise ValueError("a key is repeated")

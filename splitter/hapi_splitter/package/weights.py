@@ -1,4 +1,4 @@
-"""The weights member: safetensors, read in place.
+"""Writes and reads the weights member, in safetensors format.
 
 The safetensors library writes it. Reading copies nothing: tensors are views
 of the package's bytes, which may be a mapped file.
@@ -31,7 +31,7 @@ _MAX_DIMS = 8
 
 
 def write_weights(weights: Mapping[int, torch.Tensor]) -> bytes:
-    """The same bytes for the same tensors, whatever wrote them."""
+    """Returns a safetensors file; equal tensors give equal bytes."""
     return bytes(
         safetensors.torch.save(
             {
@@ -43,14 +43,14 @@ def write_weights(weights: Mapping[int, torch.Tensor]) -> bytes:
 
 
 def read_weights(data: memoryview, count: int) -> dict[int, torch.Tensor]:
-    """Weights 1 to ``count``, as views of ``data``.
+    """Returns weights 1 to ``count`` as views of ``data``.
 
     Args:
-        data: writable, and not to be changed while the tensors are used.
-        count: how many the program has.
+        data: writable; must not change while the tensors are in use.
+        count: number of the program's weights.
 
     Raises:
-        PackageError: naming the tensor and what is wrong with it.
+        PackageError: naming the tensor and its fault.
     """
     header, body = _split(data)
     if set(header) != {str(node) for node in range(1, count + 1)}:
@@ -70,7 +70,7 @@ def read_weights(data: memoryview, count: int) -> dict[int, torch.Tensor]:
 def _split(data: memoryview) -> tuple[dict[str, Any], memoryview]:
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(len(data) - 8, _MAX_HEADER_BYTES):
-        raise _error(f"its header cannot have {length} bytes")
+        raise _error(f"its header has an invalid length, {length} bytes")
     header = parse_json(
         bytes(data[8 : 8 + length]), "weights.safetensors", _MAX_HEADER_BYTES
     )
@@ -87,15 +87,15 @@ def _read_entry(
         raise _error(f"tensor {name} must have {sorted(fields)}")
     dtype = entry["dtype"]
     if not isinstance(dtype, str) or dtype not in _DTYPES:
-        raise _error(f"tensor {name} has the dtype {dtype!r:.40}")
+        raise _error(f"tensor {name} has the unsupported dtype {dtype!r:.40}")
     shape, offsets = entry["shape"], entry["data_offsets"]
     if not _are_sizes(shape) or len(shape) > _MAX_DIMS:
-        raise _error(f"tensor {name} has the shape {shape!r:.80}")
+        raise _error(f"tensor {name} has the invalid shape {shape!r:.80}")
     if not _are_sizes(offsets) or len(offsets) != 2:
-        raise _error(f"tensor {name} has the offsets {offsets!r:.80}")
+        raise _error(f"tensor {name} has invalid offsets {offsets!r:.80}")
     start, end = offsets
     if math.prod(shape) * _DTYPES[dtype].itemsize != end - start:
-        raise _error(f"tensor {name}: its shape and its bytes disagree")
+        raise _error(f"tensor {name}: shape and offsets do not match")
     return _DTYPES[dtype], tuple(shape), start, end
 
 

@@ -13,21 +13,18 @@ from typing import Any
 from hapi_splitter.cuts import Cut, FrozenGraph
 from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.sample_format import InputTransform
-from hapi_splitter.package import zip_container as container
+from hapi_splitter.package import zip_container
 from hapi_splitter.package.weights import write_weights
 
 FORMAT = 1
-FORMAT_OF_ARRAYS = 2
-"""Of packages whose input is arrays.  What is older refuses them by this
-number, and reads all others."""
+ARRAY_FORMAT = 2
+"""Format of packages whose input is arrays, which older readers refuse."""
+_ALIGNMENT = 64
 
 
 def format_of(transform: InputTransform | None) -> int:
-    is_array = isinstance(transform, ArrayTransform)
-    return FORMAT_OF_ARRAYS if is_array else FORMAT
-
-
-_ALIGNMENT = 64
+    """Returns the package format of an input transform."""
+    return ARRAY_FORMAT if isinstance(transform, ArrayTransform) else FORMAT
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +33,8 @@ class PackageInfo:
 
     Args:
         digest: sha256 of its bytes, hexadecimal.
-        length_bytes: of the file.
-        path: where it is.
+        length_bytes: size of the file.
+        path: of the file.
     """
 
     digest: str
@@ -46,12 +43,12 @@ class PackageInfo:
 
 
 def write_package(frozen: FrozenGraph, path: Path | str) -> PackageInfo:
-    """Writes a frozen region; ``frozen.digest`` is its name from then on.
+    """Writes a frozen region to a file.
 
     Raises:
-        PackageError: when it passes 4 GiB.
-        ValueError: of a fast region.
-        OSError: as opening and writing the file do.
+        PackageError: if the package exceeds 4 GiB.
+        ValueError: for a fast region.
+        OSError: if the file cannot be written.
     """
     path = Path(path)
     digest, length = hashlib.sha256(), 0
@@ -64,12 +61,12 @@ def write_package(frozen: FrozenGraph, path: Path | str) -> PackageInfo:
 
 
 def package_bytes(frozen: FrozenGraph) -> bytes:
-    """What :func:`write_package` would write."""
+    """Returns the content of the package."""
     return b"".join(package_pieces(frozen))
 
 
 def digest_of(frozen: FrozenGraph) -> str:
-    """The sha256 that :func:`write_package` would give the package."""
+    """Returns the sha256 of the package, hexadecimal."""
     digest = hashlib.sha256()
     for piece in package_pieces(frozen):
         digest.update(piece)
@@ -77,15 +74,15 @@ def digest_of(frozen: FrozenGraph) -> str:
 
 
 def package_pieces(frozen: FrozenGraph) -> Iterator[bytes]:
-    """The bytes of a package, in pieces.
+    """Returns the content of a package in pieces.
 
     Raises:
-        ValueError: of a fast region.
+        ValueError: for a fast region.
     """
     if frozen.is_fast:
         raise ValueError(
-            "a package cannot be written from a fast region; write it from "
-            "the one that this was made from"
+            "a package cannot be written from a fast region; use the region "
+            "that it was made from"
         )
     hapi = _dump(
         {
@@ -102,10 +99,10 @@ def package_pieces(frozen: FrozenGraph) -> Iterator[bytes]:
     )
     graph = _dump(frozen.program.to_json())
     lengths = {"hapi.json": len(hapi), "graph.json": len(graph)}
-    offset = container.data_offset(lengths, "weights.safetensors")
-    # White space up to an aligned start: weights are used where they lie.
+    offset = zip_container.data_offset(lengths, "weights.safetensors")
+    # White space aligns the weights, which are used in place.
     graph += b" " * (-offset % _ALIGNMENT)
-    return container.pack(
+    return zip_container.pack(
         {
             "hapi.json": hapi,
             "graph.json": graph,
@@ -115,6 +112,7 @@ def package_pieces(frozen: FrozenGraph) -> Iterator[bytes]:
 
 
 def cut_row(cut: Cut) -> dict[str, Any]:
+    """Returns a cut's entry in the package's table."""
     return {"call": cut.node, "shape": list(cut.shape), "dtype": cut.dtype}
 
 

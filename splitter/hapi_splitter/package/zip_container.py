@@ -1,10 +1,9 @@
-"""The zip file around a package, written and read in one exact form.
+"""Writes and reads the zip container of a package in one exact form.
 
-A package is a zip so that any tool can list it; it is read by nothing as
-lenient as a zip library. There is exactly one way to frame given members:
-stored, in order, from byte 0, without gaps, comments, extra fields, times
-or data descriptors. The reader accepts that form only, so no two readers
-can see different members in the same bytes.
+A package is a zip so that any tool can list it, but zip libraries are too
+lenient to read it safely. Members are stored, in order, from byte 0, without
+gaps, comments, extra fields, times or data descriptors. The reader accepts
+only that form, so no two readers see different members in the same bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from hapi_protocol.errors import PackageError
 
 MEMBERS = ("hapi.json", "graph.json", "weights.safetensors")
 
-_LOCAL = struct.Struct("<4s5H3I2H")
+LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")
 _END = struct.Struct("<4s4H2IH")
 _VERSION = 20
@@ -35,8 +34,8 @@ class _Entry:
 
     @property
     def start(self) -> int:
-        """Where the member's bytes begin."""
-        return self.offset + _LOCAL.size + len(self.name)
+        """Position of the content."""
+        return self.offset + LOCAL_HEADER.size + len(self.name)
 
     @property
     def end(self) -> int:
@@ -44,7 +43,7 @@ class _Entry:
 
     def local_header(self) -> bytes:
         return (
-            _LOCAL.pack(
+            LOCAL_HEADER.pack(
                 b"PK\x03\x04",
                 *(_VERSION, 0, 0, 0, _DATE),
                 *(self.crc, self.length, self.length),
@@ -67,10 +66,15 @@ class _Entry:
 
 
 def data_offset(lengths: Mapping[str, int], name: str) -> int:
-    """Where a member's bytes begin, given those before it."""
+    """Returns the position of a member's content in the package.
+
+    Args:
+        lengths: content lengths of the members before it.
+        name: of the member.
+    """
     offset = 0
     for member in MEMBERS:
-        offset += _LOCAL.size + len(member)
+        offset += LOCAL_HEADER.size + len(member)
         if member == name:
             return offset
         offset += lengths[member]
@@ -78,10 +82,10 @@ def data_offset(lengths: Mapping[str, int], name: str) -> int:
 
 
 def pack(members: Mapping[str, bytes]) -> Iterator[bytes]:
-    """The package's bytes in pieces, members in their order.
+    """Yields the package in pieces.
 
     Raises:
-        PackageError: ``package_too_large`` from 4 GiB on.
+        PackageError: if the package would exceed 4 GiB.
     """
     offset = 0
     entries = []
@@ -89,7 +93,7 @@ def pack(members: Mapping[str, bytes]) -> Iterator[bytes]:
         data = members[name]
         entry = _Entry(name.encode(), len(data), zlib.crc32(data), offset)
         if entry.end > _MAX_BYTES:
-            raise _error(f"{name} takes the package over 4 GiB")
+            raise _error(f"with {name} the package exceeds 4 GiB")
         entries.append(entry)
         yield entry.local_header()
         yield data
@@ -106,10 +110,10 @@ def _directory(entries: list[_Entry]) -> bytes:
 
 
 def unpack(data: memoryview) -> dict[str, memoryview]:
-    """The members of a package, as views of its bytes.
+    """Returns the members of a package as views of its bytes.
 
     Raises:
-        PackageError: naming what differs from the one accepted form.
+        PackageError: naming the difference from the accepted form.
     """
     entries = _read_directory(data)
     position = 0
@@ -139,14 +143,14 @@ def unpack(data: memoryview) -> dict[str, memoryview]:
 def _read_directory(data: memoryview) -> list[_Entry]:
     if len(data) < _END.size:
         raise _error("not a zip file")
-    signature, disk, first_disk, here, count, length, offset, comment = (
+    signature, disk, first_disk, disk_count, count, length, offset, comment = (
         _END.unpack(data[-_END.size :])
     )
     if signature != b"PK\x05\x06" or comment:
         raise _error(
             "not a zip file, or one with a comment or bytes after its end"
         )
-    if disk or first_disk or here != count or count != len(MEMBERS):
+    if disk or first_disk or disk_count != count or count != len(MEMBERS):
         raise _error(
             f"{count} members instead of {len(MEMBERS)}: {', '.join(MEMBERS)}"
         )
@@ -164,7 +168,7 @@ def _read_entry(
 ) -> tuple[_Entry, int]:
     end = offset + _CENTRAL.size
     if end > len(data):
-        raise _error("its directory is cut short")
+        raise _error("its directory is truncated")
     fields = _CENTRAL.unpack(data[offset:end])
     flags, method, crc, stored, length = (*fields[3:5], *fields[7:10])
     name_length, extra, comment = fields[10:13]
@@ -173,7 +177,7 @@ def _read_entry(
         raise _error("its directory is damaged")
     if name != expected.encode():
         raise _error(
-            f"a member {_text(name)} where {expected} belongs: members are "
+            f"member {_text(name)} instead of {expected}: members must be "
             f"{', '.join(MEMBERS)}, each once, in this order"
         )
     if flags & 1:
@@ -181,9 +185,9 @@ def _read_entry(
     if method:
         raise _error(f"member {expected} is compressed, not stored")
     if stored != length:
-        raise _error(f"member {expected} states two sizes")
+        raise _error(f"member {expected} has two different sizes")
     if flags or extra or comment:
-        raise _error(f"member {expected} has flags, extra fields or comment")
+        raise _error(f"member {expected} has flags, extra fields or a comment")
     entry = _Entry(name, length, crc, fields[16])
     return entry, end + name_length
 

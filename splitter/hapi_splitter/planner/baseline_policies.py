@@ -1,9 +1,9 @@
-"""How others would choose: for comparison, never for work.
+"""Baseline policies for comparison with the planner; never used by jobs.
 
-Each rule chooses a *cut*. It gets the same candidates, the same encodings
-(the fastest for its cut) and the same layers after the freeze point as
-``auto``, all of which the published systems lack, and is judged by the same
-model of costs. So a difference shows the choice alone.
+Each policy chooses a *cut*. It has the same candidates, encodings (the fastest
+for its cut) and layers after the freeze point as ``auto``, all of which the
+published systems lack, and the same cost model. So a difference in speed is
+due to the choice alone.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from hapi_splitter.planner.problem import (
 )
 
 HAPI_SERVER_BATCH = 25
-"""Smallest batch of the 2022 prototype's worker, with which it reckons."""
-_HAPI_WAVE = 512
-"""Samples that one wave of requests of the 2024 prototype brings."""
+"""Batch size in the memory estimate of the 2022 prototype's worker."""
+_HAPI_WAVE_SAMPLES = 512
+"""Samples in one wave of requests of the 2024 prototype."""
 
-RULES = ("auto", "stream", "freeze", "static", "hapi-2022", "hapi-sc24")
+POLICIES = ("auto", "stream", "freeze", "static", "hapi-2022", "hapi-sc24")
 
 
 @dataclass(frozen=True)
-class RuleFacts:
-    """What the published rules look at and the problem does not say.
+class PolicyInputs:
+    """Inputs of the published policies that the problem does not contain.
 
     Attributes:
         batch_size: of the training loop.
-        raw_bytes: of an average image.
+        raw_bytes: of an average stored image.
         input_bytes: of a decoded sample.
-        cut_bytes: of one sample at each cut, float32, by cut.
+        cut_bytes: float32 bytes of one sample's features, by cut.
         parameter_bytes: of the frozen region.
-        unpack_seconds: core-seconds per sample by cut and encoding.
-        server_device: kind of the worker's, ``cpu`` or ``cuda``.
+        unpack_seconds: core-seconds per sample, by cut and encoding.
+        server_device: device kind of the worker, ``cpu`` or ``cuda``.
     """
 
     batch_size: int
@@ -65,9 +65,9 @@ class RuleFacts:
 
     @property
     def server_stages(self) -> tuple[str, ...]:
-        """Whose seconds follow one another in the prototype's server.
+        """Resources that the prototype's server uses one after another.
 
-        Without an accelerator the seconds of its cores hold the layers.
+        Without an accelerator the CPU's seconds include the layers.
         """
         if self.server_device == "cpu":
             return SERVER_CPU, LINK
@@ -82,8 +82,9 @@ class RuleFacts:
         *,
         batch_size: int,
         input_bytes: int,
-    ) -> RuleFacts:
-        """From the arguments of :func:`costs.build_problem`."""
+    ) -> PolicyInputs:
+        """Takes the arguments of
+        :func:`hapi_splitter.planner.costs.build_problem`."""
         return cls(
             batch_size=batch_size,
             raw_bytes=samples.raw_bytes,
@@ -95,12 +96,12 @@ class RuleFacts:
         )
 
 
-def alternatives(problem: Problem, facts: RuleFacts) -> dict[str, Plan]:
-    """All rules in the order of :data:`RULES`, as far as they are possible.
+def alternatives(problem: Problem, facts: PolicyInputs) -> dict[str, Plan]:
+    """Returns the plans of all policies in the order of :data:`POLICIES`.
 
-    A rule whose choice does not fit into memory is missing.
+    Policies whose choice does not fit into memory are omitted.
     """
-    rules: dict[str, Callable[[], Plan]] = {
+    policies: dict[str, Callable[[], Plan]] = {
         "auto": lambda: solve(problem),
         "stream": lambda: stream(problem),
         "freeze": lambda: freeze(problem),
@@ -111,73 +112,73 @@ def alternatives(problem: Problem, facts: RuleFacts) -> dict[str, Plan]:
     fitting = {
         option.cut for option in problem.options if problem.fits(option)
     }
-    needed = {
+    required_cut = {
         "stream": 0,
         "freeze": problem.last_cut,
         "hapi-2022": _cut_2022(problem, facts),
         "hapi-sc24": _cut_sc24(problem, facts),
     }
     return {
-        name: rules[name]()
-        for name in RULES
-        if name not in needed or needed[name] in fitting
+        name: policies[name]()
+        for name in POLICIES
+        if name not in required_cut or required_cut[name] in fitting
     }
 
 
-def hapi_2022(problem: Problem, facts: RuleFacts) -> Plan:
-    """The rule of the HAPI prototype of December 2021 to 2022.
+def hapi_2022(problem: Problem, facts: PolicyInputs) -> Plan:
+    """Chooses like the HAPI prototype of December 2021 to 2022.
 
     With batch size B, ``D(i)`` float32 bytes of a sample at cut i, and the
     last cut f:
 
     * candidates are ``i <= f`` with ``D(i) * B < min(S * B, link * 1 s)``;
-      ``S``, a constant there (133,802 bytes, "the average JPEG"), is the
-      measured average here;
-    * the first candidate with ``M_server(i) + M_client(i) < M_vanilla``
-      wins, where with ``pair(a..b)`` as the largest sum of two neighbouring
-      outputs and the server's batch b0 = 25:
+      ``S``, a constant in the prototype (133,802 bytes, "the average JPEG"),
+      is the measured average here;
+    * the first candidate with ``M_server(i) + M_client(i) < M_vanilla`` is
+      chosen. With ``pair(a..b)``, the largest sum of two neighbouring outputs,
+      and the server's batch b0 = 25:
       ``M_server = (input + pair(0..i)) * b0 + weights``,
       ``M_client = (D(i) + pair(i..f)) * B + weights``,
-      ``M_vanilla = (input + pair(0..f)) * B + weights`` (the tail is on
-      both sides and left out);
-    * if none does, the last candidate; if there is no candidate, f.
+      ``M_vanilla = (input + pair(0..f)) * B + weights`` (the tail is on both
+      sides and omitted);
+    * without such a candidate, the last one; without any candidate, f.
 
-    It considers no time of computing, and never streams.
+    It ignores compute time and never streams.
 
     Raises:
-        ValueError: its cut does not fit.
+        ValueError: if its cut does not fit into memory.
     """
     cut = _cut_2022(problem, facts)
     return replace(static_at(problem, cut), rule="hapi-2022")
 
 
-def hapi_sc24(problem: Problem, facts: RuleFacts) -> Plan:
-    """The rule of HAPI's SoCC'24 prototype, constants fitted to our costs.
+def hapi_sc24(problem: Problem, facts: PolicyInputs) -> Plan:
+    """Chooses like HAPI's SoCC'24 prototype, with our measured costs.
 
     ``T(i) = stream(i) + (N - 1) * (max(stream(i), client(i)) + np(i))
-    + np(i) + client(i)`` for N batches to come, with
+    + np(i) + client(i)`` for N remaining batches, with
 
     * ``stream(i) = W * S(i)``, W waves of 512 samples (one if the batch is
-      smaller): the *sum* of the server's forward, of its serialising, and of
-      sending, as a request there does one after the other;
-    * ``client(i)``: loading to the device, remaining layers, backward;
-    * ``np(i)``: unpickling, which nothing overlaps.
+      smaller): the *sum* of the server's forward pass, serialisation and
+      sending, which run one after another in the prototype;
+    * ``client(i)``: loading to the device, remaining layers, backward pass;
+    * ``np(i)``: unpickling, which does not overlap with anything.
 
-    What became of the constants, all fitted to one pair of machines there:
-    per-layer times of server and client are our profiles' device-seconds;
-    ``k * n`` and 0.90 ns a byte (serialising, shared memory), ``t_pyt``,
-    ``t_h2d`` and ``t_np`` are our core-seconds on the server (reading,
-    decoding, encoding); 0.37 ns a byte and ``t_bwd`` on the client are our
-    core-seconds there but for unpacking, as far as they exceed the device's;
-    0.93 ns a byte of ``np`` is our unpacking; ``t_shm`` and ``t_model``
-    (attaching memory, loading the model for each request) are 0, as our
-    worker keeps its models; bandwidth, per flow there, is the link's.
+    The prototype's constants were fitted to two machines. Here per-layer times
+    are device-seconds of our profiles; ``k * n`` and 0.90 ns per byte
+    (serialisation, shared memory), ``t_pyt``, ``t_h2d`` and ``t_np`` are
+    core-seconds of our server (reading, decoding, encoding); 0.37 ns per byte
+    and ``t_bwd`` on the client are core-seconds of our client without
+    unpacking, if they exceed the device's; 0.93 ns per byte of ``np`` is our
+    unpacking; ``t_shm`` and ``t_model`` (attaching memory, loading the model
+    per request) are 0, as our worker keeps models loaded; the bandwidth, per
+    flow in the prototype, is the link's.
 
-    The cut with the least ``T`` that fits wins; none: the last. If a batch
-    of streaming takes less than ``T / N``, it streams.
+    It chooses the cut with the smallest ``T`` that fits, or else the last. If
+    a streamed batch takes less than ``T / N``, it streams.
 
     Raises:
-        ValueError: its cut does not fit.
+        ValueError: if its cut does not fit into memory.
     """
     cut = _cut_sc24(problem, facts)
     return replace(static_at(problem, cut), rule="hapi-sc24")
@@ -187,24 +188,27 @@ def _pushed_cuts(problem: Problem) -> list[int]:
     return sorted({option.cut for option in problem.options} - {0})
 
 
-def _cut_2022(problem: Problem, facts: RuleFacts) -> int:
+def _cut_2022(problem: Problem, facts: PolicyInputs) -> int:
     sizes = facts.cut_bytes
     batch = facts.batch_size
-    most = min(facts.raw_bytes * batch, problem.capacity(LINK) * 1.0)
+    max_bytes = min(facts.raw_bytes * batch, problem.capacity(LINK) * 1.0)
     candidates = [
-        cut for cut in _pushed_cuts(problem) if sizes[cut] * batch < most
+        cut for cut in _pushed_cuts(problem) if sizes[cut] * batch < max_bytes
     ]
     if not candidates:
         return problem.last_cut
     for cut in candidates:
-        if _split_memory(problem, facts, cut) < _whole_memory(problem, facts):
+        memory = _split_memory_bytes(problem, facts, cut)
+        if memory < _vanilla_memory_bytes(problem, facts):
             return cut
     return candidates[-1]
 
 
-def _split_memory(problem: Problem, facts: RuleFacts, cut: int) -> int:
-    server = facts.input_bytes + _pair(facts, 0, cut)
-    client = facts.cut_bytes[cut] + _pair(facts, cut, problem.last_cut)
+def _split_memory_bytes(
+    problem: Problem, facts: PolicyInputs, cut: int
+) -> int:
+    server = facts.input_bytes + _largest_two(facts, 0, cut)
+    client = facts.cut_bytes[cut] + _largest_two(facts, cut, problem.last_cut)
     return (
         server * HAPI_SERVER_BATCH
         + client * facts.batch_size
@@ -212,26 +216,27 @@ def _split_memory(problem: Problem, facts: RuleFacts, cut: int) -> int:
     )
 
 
-def _whole_memory(problem: Problem, facts: RuleFacts) -> int:
-    whole = facts.input_bytes + _pair(facts, 0, problem.last_cut)
-    return whole * facts.batch_size + facts.parameter_bytes
+def _vanilla_memory_bytes(problem: Problem, facts: PolicyInputs) -> int:
+    sample = facts.input_bytes + _largest_two(facts, 0, problem.last_cut)
+    return sample * facts.batch_size + facts.parameter_bytes
 
 
-def _pair(facts: RuleFacts, start: int, stop: int) -> int:
-    """Largest sum of two neighbours from a cut to a cut; 0 is the input."""
+def _largest_two(facts: PolicyInputs, start: int, stop: int) -> int:
+    """Returns the largest sum of two neighbours from a cut (0: input)."""
     sizes = [facts.input_bytes if start == 0 else facts.cut_bytes[start]]
     sizes += [facts.cut_bytes[cut] for cut in range(start + 1, stop + 1)]
     return max((a + b for a, b in pairwise(sizes)), default=0)
 
 
-def _cut_sc24(problem: Problem, facts: RuleFacts) -> int:
+def _cut_sc24(problem: Problem, facts: PolicyInputs) -> int:
     batches = max(1, math.ceil(problem.samples_to_come / facts.batch_size))
     totals = []
     for cut in _pushed_cuts(problem):
-        offered = [o for o in problem.options if o.cut == cut]
-        if any(problem.fits(option) for option in offered):
+        options = [o for o in problem.options if o.cut == cut]
+        if any(problem.fits(option) for option in options):
             option = static_at(problem, cut).mix[0][0]
-            totals.append((_total(problem, facts, option, batches), cut))
+            seconds = _sc24_seconds(problem, facts, option, batches)
+            totals.append((seconds, cut))
     if not totals:
         return problem.last_cut
     total, cut = min(totals)
@@ -243,12 +248,12 @@ def _cut_sc24(problem: Problem, facts: RuleFacts) -> int:
     return cut
 
 
-def _total(
-    problem: Problem, facts: RuleFacts, option: Option, batches: int
+def _sc24_seconds(
+    problem: Problem, facts: PolicyInputs, option: Option, batches: int
 ) -> float:
-    """``T(i)`` of :func:`hapi_sc24`."""
+    """Computes ``T(i)`` of :func:`hapi_sc24`."""
     batch = facts.batch_size
-    waves = math.ceil(batch / _HAPI_WAVE)
+    waves = math.ceil(batch / _HAPI_WAVE_SAMPLES)
     unpack = problem.seconds_for(
         facts.unpack_seconds[option.cut, option.encoding], CLIENT_CPU
     )

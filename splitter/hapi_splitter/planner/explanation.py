@@ -1,4 +1,4 @@
-"""Why a plan is as it is, in sentences for people."""
+"""Explains a plan in sentences for people."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hapi_splitter.units import (
     seconds_text,
 )
 
-_DOES = {
+_ACTIVITIES = {
     LINK: ("carries the stored samples", "carries features of {}"),
     SERVER_CPU: (
         "reads and sends the samples",
@@ -40,9 +40,9 @@ _DOES = {
         "computes what comes after {}",
     ),
 }
-"""What a resource does for streaming, and for a cut."""
-_SLIGHTLY = 1.005
-"""Ratios below this are called equal."""
+"""Activities of a resource: for streaming, and for a cut."""
+_EQUAL_RATIO = 1.005
+"""Speeds with a smaller ratio are reported as equal."""
 
 
 def explain(
@@ -51,60 +51,61 @@ def explain(
     best: Plan,
     streaming: Plan | None,
     single: Plan,
-    turning_link: float | None,
+    crossover: float | None,
 ) -> tuple[str, ...]:
-    """All sentences.
+    """Returns all sentences about a plan.
 
     Args:
-        problem: what was asked.
-        chosen: the answer.
-        best: the fastest plan if one-off costs did not count.
-        streaming: None if it does not fit.
-        single: the best single option.
-        turning_link: of :func:`hapi_splitter.planner.plan.turning_link`.
+        problem: the planner's input.
+        chosen: the chosen plan.
+        best: the fastest plan if startup costs are ignored.
+        streaming: the streaming plan; None if it does not fit.
+        single: the best plan of a single option.
+        crossover: crossover bandwidth in bytes per second, or None.
     """
     sentences = [
-        _mix(chosen),
-        *_limits(problem, chosen),
-        _rate(chosen, streaming, single),
-        *_costs(problem, chosen, best, streaming),
-        *_link(problem, chosen, streaming, turning_link),
-        *_left_out(problem),
+        _describe_routes(chosen),
+        *_describe_limits(problem, chosen),
+        _describe_speed(chosen, streaming, single),
+        *_describe_startup(problem, chosen, best, streaming),
+        *_describe_link(problem, chosen, streaming, crossover),
+        *_describe_excluded(problem),
     ]
     return tuple(sentences)
 
 
 def describe(problem: Problem, plan: Plan) -> tuple[str, ...]:
-    """What a mix is and what limits it."""
-    return (_mix(plan), *_limits(problem, plan))
+    """Returns sentences about a plan's routes and limiting resources."""
+    return (_describe_routes(plan), *_describe_limits(problem, plan))
 
 
-def other_floor(floor: str, chosen: Plan, other: Plan) -> str:
-    """What another floor would give."""
+def other_floor(min_precision: str, chosen: Plan, other: Plan) -> str:
+    """Compares a plan with that of another precision floor."""
+    condition = f"With --floor {min_precision}"
     if not (chosen.pushes or other.pushes):
-        return f"With --floor {floor} it would stream all the same."
+        return f"{condition} it would stream all the same."
     if not chosen.total_seconds:
-        return f"With --floor {floor} nothing would change: it is all done."
+        return f"{condition} nothing would change: it is all done."
     ratio = other.total_seconds / chosen.total_seconds
-    if 1 / _SLIGHTLY < ratio < _SLIGHTLY:
-        return f"With --floor {floor} it would be no faster."
-    plan = f"With --floor {floor} the plan would be {other.label}"
+    if 1 / _EQUAL_RATIO < ratio < _EQUAL_RATIO:
+        return f"{condition} it would be no faster."
+    plan = f"{condition} the plan would be {other.label}"
     if ratio > 1:
-        return f"{plan}, {ratio:.3g} times as long: {_samples(other)}."
-    return f"{plan}, {1 / ratio:.3g} times as fast: {_samples(other)}."
+        return f"{plan}, {ratio:.3g} times as long: {_speed(other)}."
+    return f"{plan}, {1 / ratio:.3g} times as fast: {_speed(other)}."
 
 
 def too_big(problem: Problem, options: Sequence[Option]) -> str:
-    """Message for options none of which fits."""
-    least = min(options, key=lambda o: (o.client_bytes, o.server_bytes))
+    """Returns an error message for options none of which fits."""
+    smallest = min(options, key=lambda o: (o.client_bytes, o.server_bytes))
     return (
-        f"{_names(options)} cannot run for lack of memory: {least.label} "
-        f"needs {_lack(problem, least)}; take a smaller batch or model, or "
-        f"give more memory"
+        f"{_names(options)} cannot run for lack of memory: {smallest.label} "
+        f"needs {_missing_memory(problem, smallest)}; take a smaller batch or "
+        f"model, or give more memory"
     )
 
 
-def _mix(plan: Plan) -> str:
+def _describe_routes(plan: Plan) -> str:
     if not plan.pushes:
         return (
             "Streaming: all samples come as they are stored and the client "
@@ -124,28 +125,30 @@ def _mix(plan: Plan) -> str:
     return f"{sentence[0].upper()}{sentence[1:]}."
 
 
-def _limits(problem: Problem, plan: Plan) -> list[str]:
+def _describe_limits(problem: Problem, plan: Plan) -> list[str]:
     sentences = []
     for name in plan.binding:
-        work = [
+        seconds = [
             (option, weight * problem.seconds(option, name))
             for option, weight in plan.mix
             if option.use.get(name)
         ]
-        whole = sum(seconds for _, seconds in work)
-        doing = [
-            _doing(problem, name, option)
-            + (f" ({percent_text(part / whole)})" if len(work) > 1 else "")
-            for option, part in work
+        total = sum(part for _, part in seconds)
+        activities = [
+            _activity(problem, name, option)
+            + (f" ({percent_text(part / total)})" if len(seconds) > 1 else "")
+            for option, part in seconds
         ]
         sentences.append(
-            f"The {name} is busy all the time: it {' and '.join(doing)}."
+            f"The {name} is busy all the time: it {' and '.join(activities)}."
         )
     return sentences
 
 
-def _doing(problem: Problem, resource: str, option: Option) -> str:
-    streamed, pushed = _DOES.get(resource, ("serves the samples", "serves {}"))
+def _activity(problem: Problem, resource: str, option: Option) -> str:
+    streamed, pushed = _ACTIVITIES.get(
+        resource, ("serves the samples", "serves {}")
+    )
     if resource == SERVER_CPU and problem.server_threads:
         pushed = "reads, decodes, computes and encodes for {}"
     if resource == CLIENT_CPU and problem.client_threads:
@@ -154,23 +157,23 @@ def _doing(problem: Problem, resource: str, option: Option) -> str:
     return pushed.format(f"cut {option.cut}") if option.cut else streamed
 
 
-def _rate(chosen: Plan, streaming: Plan | None, single: Plan) -> str:
-    sentence = f"Expected: {_samples(chosen)}"
+def _describe_speed(chosen: Plan, streaming: Plan | None, single: Plan) -> str:
+    sentence = f"Expected: {_speed(chosen)}"
     if not chosen.pushes:
         return f"{sentence}."
     if streaming is None:
         sentence += "; streaming does not fit into the client's memory"
     else:
-        sentence += f", {_times(chosen, streaming)} streaming"
+        sentence += f", {_speedup(chosen, streaming)} streaming"
     if len(chosen.mix) > 1:
         sentence += (
-            f" and {_times(chosen, single)} the best single choice, "
+            f" and {_speedup(chosen, single)} the best single choice, "
             f"{single.label}"
         )
     return f"{sentence}."
 
 
-def _costs(
+def _describe_startup(
     problem: Problem, chosen: Plan, best: Plan, streaming: Plan | None
 ) -> list[str]:
     if not best.pushes:
@@ -190,17 +193,17 @@ def _costs(
             f"{number_text(pays_from)} samples, and {to_come} are to come."
         ]
     return [
-        f"The plan {best.label} would reach {_samples(best)}, but beginning "
+        f"The plan {best.label} would reach {_speed(best)}, but beginning "
         f"to push costs {cost} once: it pays from {number_text(pays_from)} "
         f"samples, and {to_come} are to come."
     ]
 
 
-def _link(
+def _describe_link(
     problem: Problem,
     chosen: Plan,
     streaming: Plan | None,
-    turning: float | None,
+    crossover: float | None,
 ) -> list[str]:
     if streaming is None or LINK not in {r.name for r in problem.resources}:
         return []
@@ -210,32 +213,34 @@ def _link(
         if now < UNSEEN_LINK
         else "no limit of it was seen"
     )
-    if turning is None:
+    if crossover is None:
         if now >= UNSEEN_LINK:
             return []
-        does = "push" if chosen.pushes else "stream"
+        choice = "push" if chosen.pushes else "stream"
         return [
-            f"It would {does} with a far faster or slower link, too ({known})."
+            f"It would {choice} with a far faster or slower link, too "
+            f"({known})."
         ]
-    faster = "faster" if turning > now else "slower"
-    then = "make it stream" if chosen.pushes else "make push-down pay"
+    faster = "faster" if crossover > now else "slower"
+    effect = "make it stream" if chosen.pushes else "make push-down pay"
     return [
-        f"A link {faster} than {link_text(turning)} would {then} ({known})."
+        f"A link {faster} than {link_text(crossover)} would {effect} "
+        f"({known})."
     ]
 
 
-def _left_out(problem: Problem) -> list[str]:
-    lacking = [each for each in problem.options if not problem.fits(each)]
-    if not lacking:
+def _describe_excluded(problem: Problem) -> list[str]:
+    excluded = [each for each in problem.options if not problem.fits(each)]
+    if not excluded:
         return []
-    least = min(lacking, key=lambda each: each.key)
+    first = min(excluded, key=lambda each: each.key)
     return [
-        f"Left out for lack of memory: {_names(lacking)}; {least.label} needs "
-        f"{_lack(problem, least)}."
+        f"Left out for lack of memory: {_names(excluded)}; {first.label} "
+        f"needs {_missing_memory(problem, first)}."
     ]
 
 
-def _lack(problem: Problem, option: Option) -> str:
+def _missing_memory(problem: Problem, option: Option) -> str:
     amounts = (
         ("server", option.server_bytes, problem.server_limit_bytes),
         ("client", option.client_bytes, problem.client_limit_bytes),
@@ -258,14 +263,14 @@ def _names(options: Sequence[Option]) -> str:
     return " and ".join(names)
 
 
-def _samples(plan: Plan) -> str:
+def _speed(plan: Plan) -> str:
     return f"{number_text(plan.samples_per_second)} samples/s"
 
 
-def _times(plan: Plan, other: Plan) -> str:
+def _speedup(plan: Plan, other: Plan) -> str:
     if other.samples_per_second == 0:
         return "incomparably faster than"
     ratio = plan.samples_per_second / other.samples_per_second
-    if ratio < _SLIGHTLY:
+    if ratio < _EQUAL_RATIO:
         return "as fast as"
     return f"{ratio:.3g} times"

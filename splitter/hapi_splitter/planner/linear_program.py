@@ -1,14 +1,14 @@
-"""The linear program of the planner.
+"""Solves the linear program of the planner.
 
-Samples may take different ways at the same time, so the question is not
-which way is best but which *mix*:
+Samples may take several routes at the same time, so the planner looks for the
+best *mix* of options:
 
     maximise  sum of x(o)      samples per second by option o
     subject to  sum of x(o) * seconds(r, o) <= 1   for every resource r
                 x(o) >= 0
 
-A single way is a vertex of this program, so the optimum is never below the
-best of them.
+A single option is a vertex of this program, so the optimum is never below the
+best single option.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 TIE = 1e-6
-"""Mixes whose rates differ by less than this part are equally good. HiGHS
-works to 1e-7."""
+"""Mixes whose rates differ by a smaller fraction are equally good. The
+tolerance of HiGHS is 1e-7."""
 
-_CRUMB = 1e-3
-"""A share so small may come from :data:`TIE` alone."""
+_NEGLIGIBLE = 1e-3
+"""Smaller weights may result from :data:`TIE` alone."""
 
 Floats = NDArray[np.float64]
 
 
-def best_mix(seconds: Floats, favour: Floats) -> Floats:
-    """The mix with the highest rate.
+def best_mix(seconds: Floats, preference: Floats) -> Floats:
+    """Returns the weights of the mix with the highest rate.
 
-    Among equally good ones it takes the one with the most favour, weighted
-    by shares, and leaves out every option that it can do without.
+    Among equally good mixes it prefers the one with the highest weighted
+    preference, and drops all options that are not needed.
 
     Args:
-        seconds: finite ``[resources, options]``: of each resource with all
-            its capacity, for one sample. No column is all 0.
-        favour: ``[options]``; 1 for one that is kept if it does no harm.
+        seconds: finite ``[resources, options]``: seconds of each whole
+            resource for one sample. No column is all 0.
+        preference: ``[options]``; 1 for options that are not dropped.
 
     Returns:
         ``[options]``, at least 0, with the sum 1.
     """
     slowest = seconds.max(axis=0)
-    # Columns are scaled to a maximum of 1 and rates to the best single
-    # option's, so the program has the same numbers whatever the units are.
+    # Columns are scaled to a maximum of 1 and rates to those of the best
+    # single option, so that units do not affect the tolerances.
     program = _Program(seconds / slowest, slowest.min() / slowest)
-    every = range(seconds.shape[1])
-    enough = program.most(every) * (1 - TIE)
-    single = _single(program.gain, enough, favour)
+    options = range(seconds.shape[1])
+    min_gain = program.max_gain(options) * (1 - TIE)
+    single = _best_single(program.gain, min_gain, preference)
     if single is not None:
-        alone: Floats = np.eye(len(slowest), dtype=np.float64)[single]
-        return alone
-    amounts = program.favoured(every, favour, enough)
-    support = _without_surplus(program, amounts, favour, enough)
-    amounts = program.favoured(support, favour, enough)
+        weight: Floats = np.eye(len(slowest), dtype=np.float64)[single]
+        return weight
+    amounts = program.preferred(options, preference, min_gain)
+    needed = _needed_options(program, amounts, preference, min_gain)
+    amounts = program.preferred(needed, preference, min_gain)
     rates = amounts / slowest
     rates[rates <= TIE * rates.sum()] = 0
     weights: Floats = rates / rates.sum()
@@ -63,42 +63,42 @@ def best_mix(seconds: Floats, favour: Floats) -> Floats:
 
 
 def best_rate(seconds: Floats) -> float:
-    """Samples per second of the best mix."""
+    """Returns samples per second of the best mix."""
     slowest = seconds.max(axis=0)
     program = _Program(seconds / slowest, slowest.min() / slowest)
-    return program.most(range(seconds.shape[1])) / float(slowest.min())
+    return program.max_gain(range(seconds.shape[1])) / float(slowest.min())
 
 
 class _Program:
-    """The scaled program.
+    """The scaled linear program.
 
     Args:
-        usage: ``[resources, options]``, maximum of each column 1.
-        gain: ``[options]``, maximum 1: samples for one unit of an option.
+        usage: ``[resources, options]``; the maximum of each column is 1.
+        gain: ``[options]``, samples per unit of an option; the maximum is 1.
     """
 
     def __init__(self, usage: Floats, gain: Floats) -> None:
         self.usage = usage
         self.gain = gain
 
-    def most(self, allowed: Sequence[int]) -> float:
-        """The highest gain with the options allowed."""
+    def max_gain(self, allowed: Sequence[int]) -> float:
+        """Returns the highest gain of the allowed options."""
         gain = self.gain[allowed]
         amounts = _maximum(
             gain, self.usage[:, allowed], np.ones(len(self.usage))
         )
         return max(float(gain @ amounts), float(gain.max()))
 
-    def favoured(
-        self, allowed: Sequence[int], favour: Floats, enough: float
+    def preferred(
+        self, allowed: Sequence[int], preference: Floats, min_gain: float
     ) -> Floats:
-        """Amounts ``[options]`` of most favour with a gain of ``enough``."""
+        """Returns the preferred amounts ``[options]`` of at least a gain."""
         gain = self.gain[allowed]
         usage = np.vstack([self.usage[:, allowed], -gain])
-        enough = min(enough, self.most(allowed) * (1 - TIE))
-        limits = np.append(np.ones(len(self.usage)), -enough)
+        min_gain = min(min_gain, self.max_gain(allowed) * (1 - TIE))
+        limits = np.append(np.ones(len(self.usage)), -min_gain)
         amounts = np.zeros(len(self.gain))
-        amounts[allowed] = _maximum(gain * favour[allowed], usage, limits)
+        amounts[allowed] = _maximum(gain * preference[allowed], usage, limits)
         return amounts
 
 
@@ -106,33 +106,35 @@ def _maximum(objective: Floats, usage: Floats, limits: Floats) -> Floats:
     result = linprog(-objective, usage, limits, method="highs")
     if result.status != 0:
         raise RuntimeError(
-            f"the linear program was not solved: {result.message}"
+            f"the linear program could not be solved: {result.message}"
         )
     amounts: Floats = np.maximum(result.x, 0)
     return amounts
 
 
-def _single(gain: Floats, enough: float, favour: Floats) -> int | None:
-    """An option that does as well alone: the most favoured, the first."""
-    good = np.flatnonzero(gain >= enough)
-    return int(good[favour[good].argmax()]) if len(good) else None
+def _best_single(
+    gain: Floats, min_gain: float, preference: Floats
+) -> int | None:
+    """Returns the preferred option that reaches the gain alone, if any."""
+    good = np.flatnonzero(gain >= min_gain)
+    return int(good[preference[good].argmax()]) if len(good) else None
 
 
-def _without_surplus(
-    program: _Program, amounts: Floats, favour: Floats, enough: float
+def _needed_options(
+    program: _Program, amounts: Floats, preference: Floats, min_gain: float
 ) -> list[int]:
-    """The options of a mix without those that it can do without.
+    """Drops options without which the rest still reaches the gain.
 
-    Crumbs go first, then what has the least favour.
+    Negligible options are dropped first, then the least preferred.
     """
     gains = amounts * program.gain
-    crumbs = gains <= _CRUMB * gains.sum()
-    support = [int(option) for option in np.flatnonzero(amounts > TIE)]
+    negligible = gains <= _NEGLIGIBLE * gains.sum()
+    options = [int(option) for option in np.flatnonzero(amounts > TIE)]
     for option in sorted(
-        support, key=lambda o: (not crumbs[o], favour[o], -o)
+        options, key=lambda o: (not negligible[o], preference[o], -o)
     ):
-        rest = [each for each in support if each != option]
-        needed = favour[option] == 1 and not crumbs[option]
-        if rest and not needed and program.most(rest) >= enough:
-            support = rest
-    return support
+        rest = [each for each in options if each != option]
+        is_kept = preference[option] == 1 and not negligible[option]
+        if rest and not is_kept and program.max_gain(rest) >= min_gain:
+            options = rest
+    return options

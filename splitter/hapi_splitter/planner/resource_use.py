@@ -1,8 +1,8 @@
-"""What one sample takes, by the kind of work, and on which resource.
+"""Cost components of one sample, and the resources that they use.
 
-Profiles are wrong by kind: layers that ran alone while they were profiled
-share caches with decoding later, and both by a factor of their own. So costs
-are kept by kind, corrected by kind, and only then put on resources.
+Profiles are wrong by a factor per component: layers that ran alone while they
+were profiled share caches with decoding later. So costs are stored and
+corrected by component, and only then assigned to resources.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from hapi_splitter.planner.problem import (
 )
 
 SERVING = "serving"
-"""Core-seconds of Swift itself."""
+"""Core-seconds of Swift, without the worker."""
 SERVER_DECODING = "server decoding"
-"""Core-seconds of the worker: decoding, transform, encoding."""
+"""Core-seconds of the worker for decoding, transform and encoding."""
 SERVER_LAYERS = "server layers"
-"""Device-seconds of the worker."""
+"""Device-seconds of the worker for the layers up to the cut."""
 CLIENT_DECODING = "client decoding"
-"""Core-seconds of decoding and transform, or of unpacking features."""
+"""Core-seconds of the client for decoding images or unpacking features."""
 CLIENT_LAYERS = "client layers"
-"""Device-seconds of the layers behind the cut."""
+"""Device-seconds of the client for the frozen layers after the cut."""
 CLIENT_HANDLING = "client handling"
-"""Core-seconds of requests, copies and whatever else the client does."""
+"""Client overhead: core-seconds of requests, copies and all else."""
 TRAINING = "training"
 """Device-seconds of the training loop."""
 
@@ -53,18 +53,18 @@ def resource_use(
     server_threads: int,
     client_threads: int,
 ) -> dict[str, float]:
-    """What a sample takes of each resource.
+    """Returns one sample's use of each resource.
 
     Args:
-        link_bytes: on the link.
-        work: seconds by kind.
-        server_share: part of the worker's capacity that is the job's. It
-            rations the worker's work, not Swift's, which serves whom it
-            likes; as the capacity is the share's, Swift's seconds count for
-            that much less.
-        server_threads: cores that the layers take on a worker without
+        link_bytes: bytes sent over the link.
+        work: seconds by cost component.
+        server_share: the job's fraction of the worker's capacity. It limits
+            the worker but not Swift. As the problem's capacity is that of the
+            share, Swift's seconds are multiplied by it.
+        server_threads: cores that layers use on a worker without an
             accelerator; 0 with one.
-        client_threads: likewise in the client.
+        client_threads: cores that layers use on a client without an
+            accelerator; 0 with one.
     """
     parts = _parts(work, server_share, server_threads, client_threads)
     return {
@@ -74,11 +74,11 @@ def resource_use(
 
 
 def stages(problem: Problem, option: Option) -> dict[str, dict[str, float]]:
-    """Seconds for one sample by resource, and in each by kind of work.
+    """Returns seconds for one sample by resource and cost component.
 
-    With all of the resource. Layers that take all cores are with these, and
-    not once more with a device. An option of which only its use is known has
-    the resource's own name in the place of kinds.
+    Seconds are those of the whole resource. Layers that use all cores count
+    for the CPU only, not for the device as well. An option without known
+    components has the resource's name as its only component.
     """
     if not option.work:
         return {
@@ -115,10 +115,10 @@ def _parts(
     server_threads: int,
     client_threads: int,
 ) -> dict[str, dict[str, float]]:
-    """Of each resource but the link, by kind of work."""
+    """Returns the use of each resource but the link, by component."""
 
-    def seconds(kind: str, times: float = 1.0) -> dict[str, float]:
-        return {kind: times * work.get(kind, 0.0)}
+    def seconds(kind: str, factor: float = 1.0) -> dict[str, float]:
+        return {kind: factor * work.get(kind, 0.0)}
 
     return {
         SERVER_CPU: seconds(SERVING, server_share)
@@ -136,5 +136,5 @@ def _parts(
 def scaled(
     work: Mapping[str, float], scale: Mapping[str, float]
 ) -> dict[str, float]:
-    """Each kind times its factor, 1 where there is none."""
+    """Multiplies each component by its factor, by default 1."""
     return {kind: each * scale.get(kind, 1.0) for kind, each in work.items()}

@@ -1,4 +1,4 @@
-"""Encodings keep their published bounds; numerics are named."""
+"""Encodings of features and their published error bounds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from hapi_splitter.encodings import (
     encode,
     encoder_step,
 )
-from hapi_splitter.numerics import enforce_exact, numerics_tag
 
 LARGEST = {
     "float16": 65504.0,
@@ -60,7 +59,7 @@ values = st.one_of(
 
 @st.composite
 def batches(draw: st.DrawFn) -> torch.Tensor:
-    """float32 ``[B, ...]``, some constant, some with a few values only."""
+    """Draws float32 ``[B, ...]``, some with only a few distinct values."""
     shape = (draw(st.integers(0, 5)), *draw(st.sampled_from(SHAPES)))
     few = draw(st.lists(values, min_size=1, max_size=4))
     elements = draw(st.sampled_from([values, st.sampled_from(few)]))
@@ -68,26 +67,28 @@ def batches(draw: st.DrawFn) -> torch.Tensor:
     return torch.from_numpy(array.copy())
 
 
-def there_and_back(features: torch.Tensor, encoding: str) -> torch.Tensor:
-    sent = encode(features, encoding)
-    assert sent.array.flags.c_contiguous
-    assert sent.array.dtype == Encoding.parse(encoding).wire_dtype
-    back = decode(sent.array.copy(), encoding, sent.scale, sent.zero)
-    assert back.dtype == torch.float32
-    assert back.shape == features.shape
-    return back
+def round_trip(features: torch.Tensor, encoding: str) -> torch.Tensor:
+    encoded = encode(features, encoding)
+    assert encoded.array.flags.c_contiguous
+    assert encoded.array.dtype == Encoding.parse(encoding).wire_dtype
+    decoded = decode(
+        encoded.array.copy(), encoding, encoded.scale, encoded.zero
+    )
+    assert decoded.dtype == torch.float32
+    assert decoded.shape == features.shape
+    return decoded
 
 
 def assert_same_bits(one: EncodedFeatures, other: EncodedFeatures) -> None:
-    for mine, yours in (
+    for left, right in (
         (one.array, other.array),
         (one.scale, other.scale),
         (one.zero, other.zero),
     ):
-        assert (mine is None) == (yours is None)
-        if mine is not None and yours is not None:
-            assert mine.shape == yours.shape
-            assert mine.tobytes() == yours.tobytes()
+        assert (left is None) == (right is None)
+        if left is not None and right is not None:
+            assert left.shape == right.shape
+            assert left.tobytes() == right.tobytes()
     assert one.saturated == other.saturated
 
 
@@ -105,19 +106,19 @@ def joined(parts: Iterable[EncodedFeatures]) -> EncodedFeatures:
     )
 
 
-def test_float32_is_exact_and_contiguous() -> None:
+def test_float32_of_permuted_features_is_exact() -> None:
     features = torch.randn(3, 4, 5).permute(0, 2, 1)
-    assert torch.equal(there_and_back(features, "float32"), features)
+    assert torch.equal(round_trip(features, "float32"), features)
 
 
 @given(batches())
-def test_float32_keeps_every_value(features: torch.Tensor) -> None:
-    back = there_and_back(features, "float32")
+def test_float32_is_bit_exact(features: torch.Tensor) -> None:
+    back = round_trip(features, "float32")
     assert back.numpy().tobytes() == features.numpy().tobytes()
 
 
 def half_bound(dtype: str, value: float) -> float:
-    """The published bound of the 16-bit formats."""
+    """Returns the published error bound of the 16-bit formats."""
     if dtype == "float16":
         return abs(value) * 2**-11 if abs(value) >= 2**-14 else 2**-25
     return abs(value) * 2**-8 if abs(value) >= 2**-126 else 2.0**-134
@@ -125,95 +126,93 @@ def half_bound(dtype: str, value: float) -> float:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @given(batches())
-def test_half_is_within_its_bound_and_saturates(
+def test_16_bit_formats_are_within_bounds_and_saturate(
     dtype: str, features: torch.Tensor
 ) -> None:
-    back = there_and_back(features, dtype).double().flatten().tolist()
-    wanted = features.double().flatten().tolist()
+    back = round_trip(features, dtype).double().flatten().tolist()
+    expected = features.double().flatten().tolist()
     largest = LARGEST[dtype]
-    for value, found in zip(wanted, back, strict=True):
+    for value, actual in zip(expected, back, strict=True):
         if math.isnan(value):
-            assert math.isnan(found)
+            assert math.isnan(actual)
         elif abs(value) > largest:
-            assert found == math.copysign(largest, value)
+            assert actual == math.copysign(largest, value)
         else:
-            assert abs(found - value) <= half_bound(dtype, value)
-    beyond = sum(abs(value) > largest for value in wanted)
-    assert encode(features, dtype).saturated == beyond
+            assert abs(actual - value) <= half_bound(dtype, value)
+    num_larger = sum(abs(value) > largest for value in expected)
+    assert encode(features, dtype).saturated == num_larger
 
 
 def test_bfloat16_rounds_ties_to_even() -> None:
     ties = torch.tensor([[1 + 2**-8, 1 + 3 * 2**-8, -(1 + 2**-8)]])
-    back = there_and_back(ties, "bfloat16")
+    back = round_trip(ties, "bfloat16")
     assert back.tolist() == [[1, 1 + 2**-6, -1]]
 
 
 def clipped(group: np.ndarray) -> np.ndarray:
-    """What a group's infinite values stand for."""
+    """Replaces infinite values by the group's finite extremes."""
     finite = group[np.isfinite(group)]
     high = finite.max() if len(finite) else LARGEST["float32"]
     low = finite.min() if len(finite) else -LARGEST["float32"]
     return np.clip(group, low, high)
 
 
-def assert_group_is_within_its_bound(
-    group: np.ndarray, back: np.ndarray
-) -> None:
+def assert_group_is_within_bound(group: np.ndarray, back: np.ndarray) -> None:
     if np.isnan(group).any():
         assert np.isnan(back).all()
         return
-    wanted = clipped(group)
-    low, high = wanted.min(), wanted.max()
+    expected = clipped(group)
+    low, high = expected.min(), expected.max()
     bound = (high - low) / 510 + 2**-21 * max(abs(low), abs(high)) + 2.0**-142
-    assert np.abs(back - wanted).max() <= bound
+    assert np.abs(back - expected).max() <= bound
     if low == high:
         assert (back == low).all()
 
 
 @given(batches())
-def test_uint8_is_within_its_bound_in_each_group(
+def test_uint8_is_within_its_bound_per_group(
     features: torch.Tensor,
 ) -> None:
-    back = there_and_back(features, "uint8").double().numpy()
+    back = round_trip(features, "uint8").double().numpy()
     groups = num_groups(features.shape[1:])
-    whole = features.double().numpy()
-    for sample, found in zip(whole, back, strict=True):
+    originals = features.double().numpy()
+    for sample, result in zip(originals, back, strict=True):
         if sample.size:
-            for group, piece in zip(
+            for group, decoded in zip(
                 sample.reshape(groups, -1),
-                found.reshape(groups, -1),
+                result.reshape(groups, -1),
                 strict=True,
             ):
-                assert_group_is_within_its_bound(group, piece)
+                assert_group_is_within_bound(group, decoded)
     infinite = int(features.isinf().sum())
     assert encode(features, "uint8").saturated == infinite
 
 
-def test_uint8_gives_each_channel_its_own_scale() -> None:
+def test_uint8_has_one_scale_per_channel() -> None:
     features = (
         torch.randn(2, 3, 6, 6)
         * torch.tensor([1, 100, 1e-3])[None, :, None, None]
     )
-    sent = encode(features, "uint8")
-    assert sent.scale is not None
-    assert sent.zero is not None
-    assert sent.scale.shape == sent.zero.shape == (2, 3)
-    assert sent.zero.tolist() == features.amin((2, 3)).tolist()
-    assert sent.array.reshape(2, 3, -1).min(2).tolist() == [[0] * 3] * 2
-    assert sent.array.reshape(2, 3, -1).max(2).tolist() == [[255] * 3] * 2
+    encoded = encode(features, "uint8")
+    assert encoded.scale is not None
+    assert encoded.zero is not None
+    assert encoded.scale.shape == encoded.zero.shape == (2, 3)
+    assert encoded.zero.tolist() == features.amin((2, 3)).tolist()
+    assert encoded.array.reshape(2, 3, -1).min(2).tolist() == [[0] * 3] * 2
+    assert encoded.array.reshape(2, 3, -1).max(2).tolist() == [[255] * 3] * 2
 
 
-def test_uint8_spans_what_float32_cannot_subtract() -> None:
+def test_uint8_supports_ranges_that_overflow_float32() -> None:
     huge = LARGEST["float32"]
     features = torch.tensor([[huge, -huge, 0.0, huge / 2]])
-    sent = encode(features, "uint8")
-    assert sent.array.tolist() == [[255, 0, 128, 191]]
-    back = there_and_back(features, "uint8")
+    encoded = encode(features, "uint8")
+    assert encoded.array.tolist() == [[255, 0, 128, 191]]
+    back = round_trip(features, "uint8")
     assert back[0, :2].tolist() == pytest.approx([huge, -huge], rel=2**-20)
 
 
 @pytest.mark.parametrize(
-    ("group", "wanted", "saturated"),
+    ("group", "expected", "saturated"),
     [
         ([math.inf, 1.0, 3.0, -math.inf], [3, 1, 3, 1], 2),
         ([math.inf, 2.0, 2.0, 2.0], [2, 2, 2, 2], 1),
@@ -223,14 +222,13 @@ def test_uint8_spans_what_float32_cannot_subtract() -> None:
         ([7.25] * 4, [7.25] * 4, 0),
     ],
 )
-def test_uint8_of_infinite_and_undefined_values(
-    group: list[float], wanted: list[float], saturated: int
+def test_uint8_of_infinite_and_nan_values(
+    group: list[float], expected: list[float], saturated: int
 ) -> None:
     features = torch.tensor([group, [0.0, 1, 2, 3]])
-    decoded = torch.tensor(wanted, dtype=torch.float32)
-    back = there_and_back(features, "uint8")
+    back = round_trip(features, "uint8")
     torch.testing.assert_close(
-        back[0], decoded, equal_nan=True, rtol=1e-6, atol=0
+        back[0], torch.tensor(expected), equal_nan=True, rtol=1e-6, atol=0
     )
     torch.testing.assert_close(back[1], features[1], rtol=0, atol=4 / 510)
     assert encode(features, "uint8").saturated == saturated
@@ -238,7 +236,7 @@ def test_uint8_of_infinite_and_undefined_values(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(features=batches(), cut=st.integers(0, 5))
-def test_sample_becomes_the_same_in_every_batch(
+def test_encoding_of_a_sample_does_not_depend_on_its_batch(
     dtype: str, features: torch.Tensor, cut: int
 ) -> None:
     whole = encode(features, dtype)
@@ -247,16 +245,17 @@ def test_sample_becomes_the_same_in_every_batch(
     back = decode(whole.array.copy(), dtype, whole.scale, whole.zero)
     pieces = []
     for part in parts:
-        sent = encode(part, dtype)
-        pieces.append(decode(sent.array, dtype, sent.scale, sent.zero))
+        encoded = encode(part, dtype)
+        pieces.append(
+            decode(encoded.array, dtype, encoded.scale, encoded.zero)
+        )
     assert bits_of(torch.cat(pieces)) == bits_of(back)
 
 
 def bits_of(values: torch.Tensor) -> bytes:
-    """With one NaN for all.
+    """Returns all bits, with one canonical NaN.
 
-    torch widens several float16 at a time where there are enough of them,
-    and which bits of a NaN are set then depends on how many there are.
+    The bits of a NaN depend on whether torch widens float16 by vectors.
     """
     nan = torch.full_like(values, math.nan)
     return torch.where(values.isnan(), nan, values).numpy().tobytes()
@@ -264,15 +263,15 @@ def bits_of(values: torch.Tensor) -> bytes:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_samples", [1, 9])
-def test_nan_stays_nan_in_every_batch(dtype: str, num_samples: int) -> None:
+def test_nan_stays_nan(dtype: str, num_samples: int) -> None:
     features = torch.zeros(num_samples, 5)
     features[0, 0] = math.nan
-    back = there_and_back(features, dtype)
+    back = round_trip(features, dtype)
     assert back[0, 0].isnan()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_chunks_make_no_difference(
+def test_result_does_not_depend_on_chunks(
     dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     features = torch.randn(7, 3, 40)
@@ -287,9 +286,9 @@ def test_chunks_make_no_difference(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_layout_of_the_features_makes_no_difference(dtype: str) -> None:
+def test_result_does_not_depend_on_strides(dtype: str) -> None:
     features = torch.randn(4, 6, 5, 7) * 1e3
-    wanted = encode(features, dtype)
+    expected = encode(features, dtype)
     strided = torch.randn(9, 6, 11, 7)
     strided[::2, :, 1::2][:4].copy_(features)
     for same in (
@@ -298,7 +297,7 @@ def test_layout_of_the_features_makes_no_difference(dtype: str) -> None:
         strided[::2, :, 1::2][:4],
     ):
         assert torch.equal(same, features)
-        assert_same_bits(encode(same, dtype), wanted)
+        assert_same_bits(encode(same, dtype), expected)
     expanded = features[:1].expand(3, -1, -1, -1)
     assert_same_bits(
         encode(expanded, dtype), encode(expanded.contiguous(), dtype)
@@ -306,38 +305,40 @@ def test_layout_of_the_features_makes_no_difference(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_encoding_leaves_the_features_alone(dtype: str) -> None:
+def test_encode_does_not_modify_the_features(dtype: str) -> None:
     features = torch.tensor([[1e6, math.inf, -3.0]])
     encode(features, dtype)
     assert features.tolist() == [[1e6, math.inf, -3.0]]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_decoding_writes_where_it_is_told_to(dtype: str) -> None:
+def test_decode_writes_to_out(dtype: str) -> None:
     features = torch.randn(5, 3, 40)
-    sent = encode(features, dtype)
-    wanted = there_and_back(features, dtype)
+    encoded = encode(features, dtype)
+    expected = round_trip(features, dtype)
     out = torch.zeros(7, 3, 40)
-    decode(sent.array, dtype, sent.scale, sent.zero, out=out[1:6])
-    assert torch.equal(out[1:6], wanted)
+    decode(encoded.array, dtype, encoded.scale, encoded.zero, out=out[1:6])
+    assert torch.equal(out[1:6], expected)
     assert not out[0].any()
     assert not out[6].any()
-    with pytest.raises(ValueError, match="are wanted"):
-        decode(sent.array, dtype, sent.scale, sent.zero, out=out)
+    with pytest.raises(ValueError, match="expected"):
+        decode(encoded.array, dtype, encoded.scale, encoded.zero, out=out)
 
 
-def test_decoding_needs_what_the_encoding_sends() -> None:
-    sent = encode(torch.randn(2, 3, 40), "uint8")
+def test_decode_refuses_mismatched_arrays() -> None:
+    encoded = encode(torch.randn(2, 3, 40), "uint8")
     with pytest.raises(ValueError, match="scale of shape None"):
-        decode(sent.array, "uint8")
+        decode(encoded.array, "uint8")
     with pytest.raises(ValueError, match=r"zero of shape \(2, 1\)"):
-        decode(sent.array, "uint8", sent.scale, np.zeros((2, 1), np.float32))
-    with pytest.raises(ValueError, match="travels as float16"):
-        decode(sent.array, "float16")
+        decode(
+            encoded.array, "uint8", encoded.scale, np.zeros((2, 1), np.float32)
+        )
+    with pytest.raises(ValueError, match="expected float16"):
+        decode(encoded.array, "float16")
 
 
 @pytest.mark.parametrize("encoding", ["", "float64", "float16;gzip"])
-def test_unknown_encoding_is_an_error(encoding: str) -> None:
+def test_unknown_encoding_is_refused(encoding: str) -> None:
     with pytest.raises(AnnotationError, match="allowed: float32"):
         encode(torch.zeros(1, 1), encoding)
     with pytest.raises(AnnotationError, match="allowed: float32"):
@@ -345,7 +346,7 @@ def test_unknown_encoding_is_an_error(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(8,), (3, 40), (64, 56, 56), (2, 3)])
-def test_encoder_step_grows_with_one_sample_and_is_bounded(
+def test_encoder_memory_bound_is_tight(
     shape: tuple[int, ...],
 ) -> None:
     size = 4 * math.prod(shape)
@@ -354,30 +355,3 @@ def test_encoder_step_grows_with_one_sample_and_is_bounded(
         result = Encoding(dtype).sample_bytes(shape)
         assert constant <= 4096 + 2 * encodings_module.CHUNK_BYTES
         assert result <= per_sample <= 4 * size + 80 * num_groups(shape)
-
-
-def test_numerics_tag_names_class_versions_and_device() -> None:
-    version = ".".join(torch.__version__.split(".")[:2])
-    tag = numerics_tag("cpu")
-    assert tag.startswith("exact;protocol=2;")
-    assert f"torch={version};" in tag
-    assert tag.endswith(";device=cpu")
-    assert numerics_tag("cuda:1").endswith(";device=cuda")
-
-
-def test_enforce_exact_turns_shortcuts_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    # Put back afterwards.
-    monkeypatch.setattr(
-        torch.utils.deterministic, "fill_uninitialized_memory", True
-    )
-    try:
-        enforce_exact()
-        assert torch.are_deterministic_algorithms_enabled()
-        assert not torch.utils.deterministic.fill_uninitialized_memory
-        assert torch.get_float32_matmul_precision() == "highest"
-        assert not torch.backends.cudnn.allow_tf32
-    finally:
-        torch.use_deterministic_algorithms(False)

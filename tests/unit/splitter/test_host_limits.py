@@ -1,4 +1,4 @@
-"""Limits of cores and memory, from control groups in a folder."""
+"""Limits on cores and memory from control groups."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hapi_splitter.host_limits import allowed_cores, allowed_memory_bytes
 AFFINITY = len(os.sched_getaffinity(0))
 
 
-def grouped(
+def control_groups(
     folder: Path, line: str, limits: dict[str, str]
 ) -> tuple[Path, Path]:
-    """The membership's file and the groups' folder."""
+    """Returns the membership file and the groups' mount point."""
     groups = folder / "groups"
     for name, text in limits.items():
         path = groups / name
@@ -26,20 +26,20 @@ def grouped(
     return membership, groups
 
 
-def test_a_quota_bounds_the_cores(tmp_path: Path) -> None:
-    where = grouped(
+def test_quota_limits_the_cores(tmp_path: Path) -> None:
+    paths = control_groups(
         tmp_path,
         "1:cpu:/\n0::/pod/box\n",
         {"pod/box/cpu.max": "50000 100000\n"},
     )
-    assert allowed_cores(*where) == 0.5
+    assert allowed_cores(*paths) == 0.5
 
 
 @pytest.mark.parametrize(("pod", "box"), [("20000", "max"), ("max", "20000")])
-def test_the_least_of_nested_groups_holds(
+def test_lowest_limit_of_nested_groups_applies(
     tmp_path: Path, pod: str, box: str
 ) -> None:
-    where = grouped(
+    paths = control_groups(
         tmp_path,
         "0::/pod/box\n",
         {
@@ -49,32 +49,34 @@ def test_the_least_of_nested_groups_holds(
             "pod/box/memory.max": "2000\n",
         },
     )
-    assert allowed_cores(*where) == 0.2
-    assert allowed_memory_bytes(*where) == 2000
+    assert allowed_cores(*paths) == 0.2
+    assert allowed_memory_bytes(*paths) == 2000
 
 
-def test_a_quota_above_the_affinity_allows_no_more(tmp_path: Path) -> None:
-    where = grouped(tmp_path, "0::/\n", {"cpu.max": "100000000 100000\n"})
-    assert allowed_cores(*where) == AFFINITY
+def test_quota_above_the_affinity_is_ignored(tmp_path: Path) -> None:
+    paths = control_groups(
+        tmp_path, "0::/\n", {"cpu.max": "100000000 100000\n"}
+    )
+    assert allowed_cores(*paths) == AFFINITY
 
 
 @pytest.mark.parametrize(
     ("line", "limits"),
     [
         ("0::/\n", {"cpu.max": "max 100000\n", "memory.max": "max\n"}),
-        ("0::/gone\n", {}),
+        ("0::/missing\n", {}),
         ("3:memory:/box\n", {"box/memory.max": "2000\n"}),
-        # Above what is mounted: a sibling seen from inside a container.
+        # Outside the mount point: a sibling as seen from a container.
         ("0::/../other\n", {"memory.max": "max\n"}),
     ],
 )
-def test_without_limits_the_host_is_all_ours(
+def test_without_limits_affinity_applies(
     tmp_path: Path, line: str, limits: dict[str, str]
 ) -> None:
-    where = grouped(tmp_path, line, limits)
-    assert allowed_cores(*where) == AFFINITY
-    assert allowed_memory_bytes(*where) is None
+    paths = control_groups(tmp_path, line, limits)
+    assert allowed_cores(*paths) == AFFINITY
+    assert allowed_memory_bytes(*paths) is None
 
 
-def test_what_has_no_list_of_groups_has_no_limits(tmp_path: Path) -> None:
+def test_without_a_membership_file_there_are_no_limits(tmp_path: Path) -> None:
     assert allowed_memory_bytes(tmp_path / "none", tmp_path) is None

@@ -1,4 +1,4 @@
-"""The user's own settings of torch do not reach the frozen layers."""
+"""Exact numerics in the user's process and in the worker."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from hapi_splitter.freezing.split_model import split
-from hapi_splitter.numerics import exact_numerics, numerics_tag
+from hapi_splitter.numerics import enforce_exact, exact_numerics, numerics_tag
 
 
-def test_block_is_exact_whatever_the_user_has_set() -> None:
+def test_block_ignores_the_users_settings() -> None:
     torch.manual_seed(0)
     layer = torch.nn.Linear(256, 256)
     samples = torch.randn(8, 256)
@@ -23,19 +24,19 @@ def test_block_is_exact_whatever_the_user_has_set() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert layer(samples).dtype == torch.bfloat16
             with exact_numerics(torch.device("cpu")):
-                found = layer(samples)
+                actual = layer(samples)
             assert torch.is_autocast_enabled("cpu")
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)
-    assert torch.equal(found, expected)
+    assert torch.equal(actual, expected)
 
 
-PUT_BACK = """
+RESTORE = """
 import torch
 from hapi_splitter.numerics import exact_numerics
 backends = torch.backends
-places = (
+owners = (
     backends.cuda.matmul, backends.cudnn.conv,
     backends.mkldnn.matmul, backends.mkldnn.conv,
 )
@@ -45,22 +46,11 @@ for owner, value in (
     (backends, "tf32"),
 ):
     owner.fp32_precision = value
-    set_by_user = [place.fp32_precision for place in places]
+    set_by_user = [each.fp32_precision for each in owners]
     with exact_numerics(torch.device("cpu")):
-        assert {place.fp32_precision for place in places} == {"ieee"}
-    assert [place.fp32_precision for place in places] == set_by_user
+        assert {each.fp32_precision for each in owners} == {"ieee"}
+    assert [each.fp32_precision for each in owners] == set_by_user
 """
-
-
-def test_precisions_of_the_user_are_put_back() -> None:
-    # In a process of its own: torch cannot be told to forget that somebody
-    # has used these settings.
-    code = [sys.executable, "-c", PUT_BACK]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        code, capture_output=True, text=True, env=environ, timeout=100
-    )
-    assert done.returncode == 0, done.stderr
 
 
 OVERLAP = """
@@ -69,16 +59,16 @@ import torch
 from hapi_splitter.numerics import exact_numerics
 cpu = torch.device("cpu")
 torch.backends.cudnn.benchmark = True
-begun, go_on = threading.Event(), threading.Event()
+started, finish = threading.Event(), threading.Event()
 def first():
     with exact_numerics(cpu):
-        begun.set()
-        assert go_on.wait(30)
+        started.set()
+        assert finish.wait(30)
 other = threading.Thread(target=first)
 other.start()
-assert begun.wait(30)
+assert started.wait(30)
 with exact_numerics(cpu):
-    go_on.set()
+    finish.set()
     other.join(30)
     assert not torch.backends.cudnn.benchmark
     assert torch.backends.cudnn.deterministic
@@ -88,17 +78,22 @@ assert torch.backends.cudnn.allow_tf32 in (True, False)
 """
 
 
-def test_blocks_of_several_threads_may_overlap() -> None:
-    code = [sys.executable, "-c", OVERLAP]
+@pytest.mark.parametrize("script", [RESTORE, OVERLAP], ids=["one", "threads"])
+def test_block_restores_the_users_settings(script: str) -> None:
+    # In a new process, because torch remembers that they were used.
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        code, capture_output=True, text=True, env=environ, timeout=100
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env=environ,
+        timeout=100,
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
 
 
-def test_block_leaves_torch_able_to_export() -> None:
-    """``torch.export`` reads a setting that a half-done change breaks."""
+def test_torch_can_export_after_a_block() -> None:
+    """``torch.export`` reads a setting that a partial restore would break."""
     with exact_numerics(torch.device("cpu")):
         pass
     assert torch.backends.cudnn.allow_tf32 in (True, False)
@@ -107,8 +102,28 @@ def test_block_leaves_torch_able_to_export() -> None:
     assert parts.frozen.num_cuts == 2
 
 
-def test_tag_names_versions_and_the_kind_of_device() -> None:
-    tag = numerics_tag("cuda:1")
-    assert tag.startswith("exact;")
-    assert tag.endswith(";device=cuda")
-    assert ".".join(torch.__version__.split(".")[:2]) in tag
+def test_tag_has_class_versions_and_device_kind() -> None:
+    version = ".".join(torch.__version__.split(".")[:2])
+    tag = numerics_tag("cpu")
+    assert tag.startswith("exact;protocol=2;")
+    assert f"torch={version};" in tag
+    assert tag.endswith(";device=cpu")
+    assert numerics_tag("cuda:1").endswith(";device=cuda")
+
+
+def test_enforce_exact_turns_optimisations_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    # Restored after the test.
+    monkeypatch.setattr(
+        torch.utils.deterministic, "fill_uninitialized_memory", True
+    )
+    try:
+        enforce_exact()
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert not torch.backends.cudnn.allow_tf32
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -155,7 +155,7 @@ def test_a_save_may_be_interrupted_at_any_line(tmp_path):
 def test_a_link_is_locked_and_written_where_it_points_to(tmp_path):
     path, link = tmp_path / "run.pt", tmp_path / "link.pt"
     link.symlink_to(path)
-    refused = pytest.raises(ClientError, match="another run has")
+    refused = pytest.raises(ClientError, match="another run uses")
     with Checkpoint(path).held(), refused, Checkpoint(link).held():
         pytest.fail("two runs have the file")
     Checkpoint(link).save(number=7)
@@ -206,7 +206,7 @@ def test_interrupts_that_do_not_matter_still_do_not(caplog):
 def test_a_second_run_with_the_same_file_is_refused(tmp_path):
     path = tmp_path / "run.pt"
     with Checkpoint(path).held():
-        refused = pytest.raises(ClientError, match="another run has")
+        refused = pytest.raises(ClientError, match="another run uses")
         with refused as caught, Checkpoint(path).held():
             pytest.fail("two runs have the file")
         assert caught.value.code == "bad_configuration"
@@ -225,7 +225,7 @@ def test_a_lock_whose_file_is_gone_is_none(tmp_path, monkeypatch):
         Path(file.name).unlink()
 
     monkeypatch.setattr(fcntl, "flock", too_late)
-    refused = pytest.raises(ClientError, match="another run has")
+    refused = pytest.raises(ClientError, match="another run uses")
     with refused, Checkpoint(path).held():
         pytest.fail("the lock is nobody's")
 
@@ -256,7 +256,7 @@ def test_a_disk_without_room_is_found_by_the_trial(tmp_path, num_bytes, room):
     with pytest.raises(ClientError) as caught, no_file_beyond(room):
         check_writable(tmp_path / "run.pt", num_bytes)
     assert caught.value.code == "bad_configuration"
-    for words in (str(tmp_path / "run.pt"), "make room, or give a file in"):
+    for words in (str(tmp_path / "run.pt"), "make room, or choose a"):
         assert words in caught.value.message
     assert names(tmp_path) == []
 
@@ -271,7 +271,7 @@ def test_a_folder_that_cannot_be_written_to_is_named():
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ClientError, match="nowhere is no folder"):
+    with pytest.raises(ClientError, match="nowhere is not a folder"):
         check_writable(tmp_path / "nowhere" / "run.pt")
 
 

@@ -130,7 +130,7 @@ def test_train_hands_on_what_is_random(
             ("--cut", "3", "--encoding", "uint8;zstd", "--floor", "half"),
             "'uint8;zstd', which rounds more than floor 'half'",
         ),
-        (("--save", "nowhere/model.pt"), "nowhere is no folder"),
+        (("--save", "nowhere/model.pt"), "nowhere is not a folder"),
         (("--save", "/proc/model.pt"), "/proc/model.pt cannot be written"),
         (("--resume", "/proc/run.pt"), "/proc/run.pt cannot be written"),
         (
@@ -579,9 +579,9 @@ clouds:
     [
         (("--os-cloud", "x", "-U", "me"), "--os-cloud goes without --auth"),
         (("--os-interface", "outside"), "OS_INTERFACE is 'outside'"),
-        (("--os-cacert", "/none"), "'/none' is not there"),
-        (("--os-cert", "/none"), "'/none' is not there"),
-        (("--os-key", "/none"), "'/none' is not there"),
+        (("--os-cacert", "/none"), "'/none' does not exist"),
+        (("--os-cert", "/none"), "'/none' does not exist"),
+        (("--os-key", "/none"), "'/none' does not exist"),
     ],
 )
 def test_options_of_the_connection_are_judged(

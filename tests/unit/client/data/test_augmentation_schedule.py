@@ -1,4 +1,4 @@
-"""Which random changes the images of an epoch have."""
+"""Schedule of random augmentations by epoch."""
 
 from __future__ import annotations
 
@@ -6,43 +6,34 @@ from typing import Any
 
 import pytest
 
-from hapi_client.data.augmentation_schedule import AugmentedEpochs
+from hapi_client.data.augmentation_schedule import AugmentationSchedule
 from hapi_protocol.errors import ClientError
 from hapi_protocol.transforms import Training
 
 
-def test_every_epoch_has_changes_of_its_own() -> None:
-    epochs = AugmentedEpochs(augments=True, seed=3)
-    assert epochs.variants is None
-    assert [epochs.training(n) for n in (0, 1, 7)] == [
-        Training(3, 0),
-        Training(3, 1),
-        Training(3, 7),
-    ]
-
-
-def test_changes_repeat_after_the_period() -> None:
-    epochs = AugmentedEpochs(augments=True, seed=3, period=2)
-    assert epochs.variants == 2
-    found = [epochs.training(n) for n in range(4)]
-    assert found == [Training(3, 0), Training(3, 1)] * 2
-
-
-@pytest.mark.parametrize("augments", [True, False])
-def test_evaluation_is_never_changed(augments: bool) -> None:
-    assert AugmentedEpochs(augments, seed=3).training(None) is None
-
-
-def test_without_augmentation_no_epoch_is_changed() -> None:
-    epochs = AugmentedEpochs(augments=False, seed=2**70)
-    assert epochs.training(4) is None
-    assert epochs.variants == 1
+@pytest.mark.parametrize(
+    ("schedule", "variants", "epochs"),
+    [
+        (AugmentationSchedule(True, 3), None, [0, 1, 2, 3]),
+        (AugmentationSchedule(True, 3, 2), 2, [0, 1, 0, 1]),
+        (AugmentationSchedule(False, 2**70), 1, None),
+    ],
+)
+def test_augmentations_follow_the_period(
+    schedule: AugmentationSchedule,
+    variants: int | None,
+    epochs: list[int] | None,
+) -> None:
+    assert schedule.variants == variants
+    assert schedule.training(None) is None
+    expected = [Training(3, n) for n in epochs] if epochs else [None] * 4
+    assert [schedule.training(n) for n in range(4)] == expected
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
-        ((False, 0, 3), "augment_epochs is 3, and there is no augment"),
+        ((False, 0, 3), "augment_epochs is 3, but there is no augment"),
         ((True, 0, 0), "augment_epochs is 0"),
         ((True, 0, 2.0), "augment_epochs is 2.0"),
         ((True, 0, True), "augment_epochs is True"),
@@ -50,9 +41,9 @@ def test_without_augmentation_no_epoch_is_changed() -> None:
         ((True, 2**63, None), "seed is 9223372036854775808"),
     ],
 )
-def test_values_that_cannot_be_are_named(
-    values: tuple[Any, ...], said: str
+def test_invalid_values_are_named(
+    values: tuple[Any, ...], message: str
 ) -> None:
-    with pytest.raises(ClientError, match=said) as caught:
-        AugmentedEpochs(*values)
+    with pytest.raises(ClientError, match=message) as caught:
+        AugmentationSchedule(*values)
     assert caught.value.code == "bad_configuration"

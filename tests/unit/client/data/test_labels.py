@@ -1,14 +1,15 @@
-"""From the index's facts to the integers of the loss."""
+"""Labels: from the index to the integers of the loss."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from hapi_client.data.index import NamedRow, number_classes, sample_row
 from hapi_client.data.labels import (
     OPTIONAL,
     UNLABELLED,
-    renumbered,
+    renumber_labels,
     span_labels,
 )
 from hapi_client.swift.account import ObjectInfo
@@ -25,66 +26,54 @@ def span(*labels):
     return Span("train/a.tar", "etag", rows)
 
 
-def test_labels_of_the_index_are_the_default():
-    (found,) = span_labels([span(3, 1)], None)
-    assert found.tolist() == [3, 1]
+@pytest.mark.parametrize(
+    ("in_index", "labels", "class_names", "expected"),
+    [
+        ([3, 1], None, (), [3, 1]),
+        ([-1, 7], None, (), [-1, 7]),
+        ([0, None, 1], OPTIONAL, ("cat", "dog"), [0, UNLABELLED, 1]),
+        ([None, None], lambda key: int(key[-1]) + 5, (), [5, 6]),
+        ([0, 1], {"cat/0": 9, "dog": 4}, ("cat", "dog"), [9, 4]),
+        ([7], {"7": 0}, (), [0]),
+    ],
+    ids=["index", "unnamed", "optional", "function", "mapping", "integer"],
+)
+def test_labels_come_from_the_index_or_the_user(
+    in_index, labels, class_names, expected
+):
+    (found,) = span_labels([span(*in_index)], labels, class_names)
+    assert found.tolist() == expected
     assert found.dtype == "int64"
 
 
-def test_a_missing_label_names_shard_and_key():
+@pytest.mark.parametrize(
+    ("in_index", "labels", "class_names", "messages"),
+    [
+        ([0, None], None, (), ["labels="]),
+        ([0, 1], {"cat": 0}, ("cat", "dog"), ["'dog'"]),
+        ([0, -1], None, ("cat", "dog"), ["label -1,", "0 to 1;"]),
+        ([0, 2], None, ("cat", "dog"), ["label 2,", "0 to 1;"]),
+    ],
+)
+def test_missing_label_names_shard_and_key(
+    in_index, labels, class_names, messages
+):
     with pytest.raises(LabelError) as caught:
-        span_labels([span(0, None)], None)
+        span_labels([span(*in_index)], labels, class_names)
     assert caught.value.code == "missing_label"
-    assert "'cat/1'" in caught.value.message
-    assert "train/a.tar" in caught.value.message
-    assert "labels=" in caught.value.message
-
-
-def test_labels_that_may_be_missing_are_told_apart():
-    (found,) = span_labels([span(0, None, 1)], OPTIONAL, ("cat", "dog"))
-    assert found.tolist() == [0, UNLABELLED, 1]
-    same = renumbered([found], ("cat", "dog"), ("dog", "cat"), "here")
-    assert same[0].tolist() == [1, UNLABELLED, 0]
-
-
-def test_another_word_is_refused():
-    with pytest.raises(ClientError, match="only word allowed is 'optional'"):
-        span_labels([span(0)], "none")
-
-
-def test_a_function_sees_the_key():
-    (found,) = span_labels([span(None, None)], lambda key: int(key[-1]) + 5)
-    assert found.tolist() == [5, 6]
-
-
-def test_a_mapping_is_looked_up_by_key_then_by_class_name():
-    labels = {"cat/0": 9, "dog": 4}
-    (found,) = span_labels([span(0, 1)], labels, ("cat", "dog"))
-    assert found.tolist() == [9, 4]
-
-
-def test_without_class_names_a_mapping_translates_integers():
-    (found,) = span_labels([span(7)], {"7": 0})
-    assert found.tolist() == [0]
-
-
-def test_a_class_that_a_mapping_lacks_is_named():
-    with pytest.raises(LabelError, match="'dog'"):
-        span_labels([span(1)], {"cat": 0}, ("cat", "dog"))
-
-
-@pytest.mark.parametrize("label", [-1, 2])
-def test_a_label_without_a_name_is_an_error(label):
-    with pytest.raises(LabelError) as caught:
-        span_labels([span(0, label)], None, ("cat", "dog"))
-    assert caught.value.code == "missing_label"
-    for words in ("'cat/1'", "train/a.tar", f"label {label},", "0 to 1;"):
+    for words in ("'cat/1'", "train/a.tar", *messages):
         assert words in caught.value.message
 
 
-def test_integers_without_any_names_are_as_the_user_wants_them():
-    (found,) = span_labels([span(-1, 7)], None)
-    assert found.tolist() == [-1, 7]
+def test_unlabelled_samples_stay_so_under_other_class_numbers():
+    labels = [np.array([0, UNLABELLED, 1])]
+    (found,) = renumber_labels(labels, ("cat", "dog"), ("dog", "cat"), "here")
+    assert found.tolist() == [1, UNLABELLED, 0]
+
+
+def test_unknown_string_is_refused():
+    with pytest.raises(ClientError, match="only string allowed is"):
+        span_labels([span(0)], "none")
 
 
 def named(name, label=None):
@@ -111,7 +100,7 @@ def test_known_classes_keep_their_numbers():
     assert [row.label for row in shards[0].rows] == [1, 0]
 
 
-def test_integers_are_left_as_they_are():
+def test_integer_labels_are_unchanged():
     shards, names = number_classes([(info("a"), [named(None, 12)])])
     assert names == ()
     assert shards[0].rows[0].label == 12
@@ -128,6 +117,6 @@ def test_integers_are_left_as_they_are():
         ({}, None, None),
     ],
 )
-def test_a_sample_says_its_label_or_class_name(members, label, name):
+def test_sample_has_a_label_or_a_class_name(members, label, name):
     found = sample_row(Sample(0, "k", 0, 512, members))
     assert (found.row.label, found.class_name) == (label, name)

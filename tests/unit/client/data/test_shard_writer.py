@@ -1,4 +1,4 @@
-"""Packing class folders: complete, labelled, the same bytes each time."""
+"""Packing of class folders: complete, labelled, reproducible."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import io
 import pytest
 
 from hapi_client.data.shard_writer import (
+    find_unreadable,
     read_folder,
     split_shards,
-    unreadable,
     write_shard,
 )
 from hapi_protocol.errors import ClientError
@@ -37,7 +37,7 @@ def samples(data):
     return list(iter_samples(io.BytesIO(data), name="shard"))
 
 
-def test_each_image_is_packed_with_the_number_of_its_class(folder):
+def test_images_are_packed_with_the_number_of_their_class(folder):
     images = read_folder(folder)
     assert images.class_names == ("cat", "dog")
     found = {
@@ -59,7 +59,7 @@ def test_equal_folders_give_equal_bytes(folder):
     assert packed(read_folder(folder).files) == first
 
 
-def test_classes_are_mixed_over_the_shards(tmp_path):
+def test_shards_mix_classes(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         for number in range(50):
@@ -68,7 +68,7 @@ def test_classes_are_mixed_over_the_shards(tmp_path):
     assert 10 < sum(file.label for file in half) < 40
 
 
-def test_dots_and_equal_stems_still_give_one_key_each(tmp_path):
+def test_names_with_dots_or_equal_stems_get_unique_keys(tmp_path):
     (tmp_path / "a").mkdir()
     for name in ("x.1.jpg", "x.2.jpg", "y.jpg", "y.png", "ü ber.JPEG"):
         (tmp_path / "a" / name).write_bytes(name.encode())
@@ -83,14 +83,14 @@ def test_dots_and_equal_stems_still_give_one_key_each(tmp_path):
     }
 
 
-def test_images_in_deeper_folders_keep_their_path(tmp_path):
+def test_keys_of_nested_images_contain_their_path(tmp_path):
     (tmp_path / "a" / "v1.0").mkdir(parents=True)
     (tmp_path / "a" / "v1.0" / "1.jpg").write_bytes(b"x")
     (file,) = read_folder(tmp_path).files
     assert file.key == "a/v1.0/1"
 
 
-def test_other_files_are_counted_and_left_out(folder):
+def test_other_files_are_ignored(folder):
     (folder / "cat" / "notes.txt").write_text("hello")
     images = read_folder(folder)
     assert len(images.ignored) == 1
@@ -101,25 +101,14 @@ def test_other_files_are_counted_and_left_out(folder):
     ("max_samples", "max_bytes", "expected"),
     [(2, 1000, [2, 2, 1]), (100, 10, [2, 2, 1]), (100, 1, [1] * 5)],
 )
-def test_shards_stay_within_both_bounds(
+def test_shards_stay_within_both_limits(
     folder, max_samples, max_bytes, expected
 ):
     shards = split_shards(read_folder(folder).files, max_samples, max_bytes)
     assert [len(shard) for shard in shards] == expected
 
 
-def test_a_class_without_images_is_named(folder):
-    (folder / "emu").mkdir()
-    with pytest.raises(ClientError, match="emu"):
-        read_folder(folder)
-
-
-def test_a_folder_without_classes_says_what_is_wanted(tmp_path):
-    with pytest.raises(ClientError, match="class folders"):
-        read_folder(tmp_path)
-
-
-def test_arrays_are_packed_as_images_are(tmp_path):
+def test_arrays_are_packed_like_images(tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.NPY").write_bytes(name.encode())
@@ -133,30 +122,38 @@ def test_arrays_are_packed_as_images_are(tmp_path):
     }
 
 
-def test_a_folder_of_images_and_arrays_is_refused_by_name(folder):
-    (folder / "dog" / "7.npy").write_bytes(b"x")
-    with pytest.raises(
-        ClientError, match=r"holds images \(.*jpg\) and arrays \(7.npy\)"
-    ):
-        read_folder(folder)
-
-
-def test_a_class_without_arrays_is_named(tmp_path):
-    for name in ("cat", "dog"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "cat" / "1.npy").write_bytes(b"x")
-    with pytest.raises(ClientError, match=r"dog has no array \(npy\)"):
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ([], "neither class folders"),
+        (["cat/1.jpg", "emu/"], r"emu has no image"),
+        (["cat/1.npy", "dog/"], r"dog has no array \(npy\)"),
+        (
+            ["cat/1.jpg", "dog/7.npy"],
+            r"contains images \(1.jpg\) and arrays \(7.npy\)",
+        ),
+    ],
+)
+def test_folder_without_samples_of_one_kind_in_each_class_is_refused(
+    tmp_path, files, message
+):
+    for name in files:
+        path = tmp_path / name
+        (path if name.endswith("/") else path.parent).mkdir()
+        if not name.endswith("/"):
+            path.write_bytes(b"x")
+    with pytest.raises(ClientError, match=message):
         read_folder(tmp_path)
 
 
-def test_images_that_nobody_can_read_are_found_by_their_headers(tmp_path):
-    place = tmp_path / "cat"
-    place.mkdir()
+def test_images_with_unreadable_headers_are_found(tmp_path):
+    folder = tmp_path / "cat"
+    folder.mkdir()
     (good, _), (cut, _) = jpegs(2)
-    (place / "good.jpg").write_bytes(good)
-    (place / "cut.jpg").write_bytes(cut[:1000])  # shows when it is decoded
-    (place / "text.jpg").write_bytes(b"no image at all")
-    (place / "empty.png").write_bytes(b"")
-    found = {path.name for path in unreadable(read_folder(tmp_path))}
+    (folder / "good.jpg").write_bytes(good)
+    (folder / "cut.jpg").write_bytes(cut[:1000])  # found when it is decoded
+    (folder / "text.jpg").write_bytes(b"no image at all")
+    (folder / "empty.png").write_bytes(b"")
+    found = {path.name for path in find_unreadable(read_folder(tmp_path))}
     assert {"text.jpg", "empty.png"} <= found
     assert "good.jpg" not in found

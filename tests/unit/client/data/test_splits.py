@@ -1,4 +1,4 @@
-"""What a user may name as data, and what is refused by name."""
+"""Splits of a user's data, and refused data."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def index_of(folder, names, labels, class_names=()):
 
 
 class Store:
-    """Holds the indexes of data sets, and nothing else."""
+    """A store with the indexes of data sets and nothing else."""
 
     def __init__(self, **indexes):
         self.indexes = indexes
@@ -82,50 +82,50 @@ def shards(data_set):
         ({"train": "swift://photos/train"}, "abcd"),
     ],
 )
-def test_data_is_named_as_a_whole_or_shard_by_shard(data, expected):
+def test_data_is_a_whole_data_set_or_some_shards(data, expected):
     found = load(data)["train"]
     assert shards(found) == [f"train/{name}.tar" for name in expected]
     assert found.container == "photos"
     assert found.sizes == [2] * len(expected)
 
 
-def test_several_data_sets_are_one_behind_the_other():
+def test_several_data_sets_are_joined():
     found = load(["photos/train", "photos/pets/q.tar"])["train"]
     assert len(shards(found)) == 5
     assert shards(found)[-1] == "pets/q.tar"
 
 
-def test_classes_are_numbered_as_those_of_the_training_data():
+def test_classes_have_the_numbers_of_the_training_data():
     found = load({"train": "photos/train", "val": "photos/pets"})
     assert found["train"].labels[0].tolist() == [0, 1]
-    # "dog", then "cat", in an index that has them the other way round.
+    # The index of pets numbers its classes in the opposite order.
     assert found["val"].labels[0].tolist() == [0, 1]
     assert found["val"].num_classes == found["train"].num_classes == 2
     assert list(found["val"].class_names) == ["cat", "dog"]
 
 
 @pytest.mark.parametrize(
-    ("other", "words"),
+    ("other", "message"),
     [
-        ("photos/val", "swift://photos/val are not .* it has 'bird'"),
-        ("photos/plain", "photos/plain are not .* integers without names"),
+        ("photos/val", "swift://photos/val differ .* it has 'bird'"),
+        ("photos/plain", "photos/plain differ .* integers without names"),
     ],
 )
-def test_classes_that_the_training_data_has_not_are_an_error(other, words):
+def test_classes_unknown_to_the_training_data_are_refused(other, message):
     for data in ({"train": "photos/train", "val": other}, [
         "photos/train", other
     ]):  # fmt: skip
-        with pytest.raises(LabelError, match=words):
+        with pytest.raises(LabelError, match=message):
             load(data)
 
 
-def test_a_label_that_no_name_has_is_not_taken_for_another_class():
+def test_label_without_a_class_name_is_refused():
     for data in ("photos/odd", {"train": "photos/train", "val": "photos/odd"}):
         with pytest.raises(LabelError, match=r"'o/1' of shard odd/o\.tar"):
             load(data)
 
 
-def test_labels_of_the_user_need_no_common_numbers():
+def test_labels_of_the_user_override_the_indexes():
     found = load(
         {"train": "photos/train", "val": "photos/val"},
         {"cat": 3, "dog": 4, "bird": 5},
@@ -135,7 +135,7 @@ def test_labels_of_the_user_need_no_common_numbers():
 
 
 @pytest.mark.parametrize(
-    ("data", "kind", "words"),
+    ("data", "kind", "message"),
     [
         ("photos/nowhere", DataIndexError, "photos/nowhere has no object"),
         (
@@ -156,18 +156,18 @@ def test_labels_of_the_user_need_no_common_numbers():
         (
             ["photos/train", "photos/train/a.tar"],
             ClientError,
-            "shard train/a.tar stands twice in data",
+            "shard train/a.tar is repeated in data",
         ),
-        ("swift:///train", ClientError, "names no place in Swift"),
+        ("swift:///train", ClientError, "is not a Swift location"),
     ],
 )
-def test_data_that_cannot_be_is_refused_by_name(data, kind, words):
-    with pytest.raises(HapiError, match=words) as caught:
+def test_invalid_data_is_refused(data, kind, message):
+    with pytest.raises(HapiError, match=message) as caught:
         load(data)
     assert isinstance(caught.value, kind)
 
 
-def test_digest_tells_other_data_apart():
+def test_digest_depends_on_shards_and_order():
     digests = {
         load(data)["train"].digest()
         for data in (
@@ -182,7 +182,7 @@ def test_digest_tells_other_data_apart():
 
 
 @pytest.mark.parametrize("places", [["bare", "train"], ["train", "bare"]])
-def test_parts_without_labels_stand_beside_others(places):
+def test_data_without_labels_can_be_joined_with_labelled_data(places):
     data = [f"swift://photos/{each}" for each in places]
     found = load(data, labels="optional")[TRAIN]
     assert tuple(found.class_names) == ("cat", "dog")

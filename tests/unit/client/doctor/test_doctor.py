@@ -160,7 +160,7 @@ def test_insecure_connections_are_told_of(swift):
 def test_another_version_of_the_filter_is_a_failure(swift):
     found = look(swift, NO_CONTENT, info(version=2), Answer(403))
     assert found["versions"].state == "failure"
-    assert "speaks version 2 of the protocol" in found["versions"].found
+    assert "supports version 2 of the protocol" in found["versions"].found
     assert "one release" in found["versions"].remedy
 
 

@@ -138,7 +138,7 @@ def test_a_disk_that_becomes_full_is_named_and_left_empty(
         rows(0, 64, shape=(1024,)),
         features=random.random((64, 1024), np.float32),
     )
-    full = pytest.raises(ClientError, match="make room, or give a file in a")
+    full = pytest.raises(ClientError, match="make room, or choose a")
     with full as caught, no_file_beyond(room):
         write(path, [part] * 20, shape=(1024,))
     assert str(path) in caught.value.message

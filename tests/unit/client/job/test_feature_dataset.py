@@ -95,7 +95,7 @@ def test_copy_moves_without_its_original(way):
 
 
 def test_epoch_that_is_no_whole_number_is_refused():
-    with pytest.raises(ClientError, match=r"epoch is 0\.5; a whole number"):
+    with pytest.raises(ClientError, match=r"epoch is 0\.5; give an integer"):
         made().set_epoch(0.5)
 
 

@@ -11,7 +11,10 @@ import torch
 from torch import nn
 from torchvision.transforms._presets import ImageClassification
 
-from hapi_client.model.client_region import FEW_SAMPLES_CPU, MAPPED_BYTES
+from hapi_client.model.client_region import (
+    MMAP_THRESHOLD_BYTES,
+    SMALL_BATCH_CPU,
+)
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_protocol.errors import ClientError
 from hapi_protocol.transforms import Training
@@ -58,12 +61,15 @@ def test_features_of_every_cut_are_finished_in_one_piece() -> None:
     with torch.inference_mode():
         expected = frozen(images)
         for cut in range(region.num_cuts + 1):
-            crossing = region.local.prefix(cut)(images).contiguous()
-            found = region.finish(cut, crossing)
+            crossing = region.device_graph.prefix(cut)(images).contiguous()
+            found = region.run_suffix(cut, crossing)
             found = found.view(3, *expected.shape[1:])
             assert found.is_contiguous()
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-            assert region.tail(region.finish(cut, crossing)).shape == (3, 3)
+            assert region.tail(region.run_suffix(cut, crossing)).shape == (
+                3,
+                3,
+            )
 
 
 @pytest.mark.parametrize(
@@ -88,8 +94,8 @@ def test_workers_of_a_loader_compute_with_the_samples_that_were_asked_for(
 @pytest.mark.parametrize(
     ("channels", "found"),
     [
-        (MAPPED_BYTES // 16 // (4 * 32 * 32), LARGEST_BATCH["cpu"]),
-        (MAPPED_BYTES // 16 // (4 * 32 * 32) + 1, FEW_SAMPLES_CPU),
+        (MMAP_THRESHOLD_BYTES // 16 // (4 * 32 * 32), LARGEST_BATCH["cpu"]),
+        (MMAP_THRESHOLD_BYTES // 16 // (4 * 32 * 32) + 1, SMALL_BATCH_CPU),
     ],
 )
 def test_forwards_have_few_samples_where_many_have_tensors_that_are_mapped(
@@ -102,8 +108,8 @@ def test_forwards_have_few_samples_where_many_have_tensors_that_are_mapped(
 
 def test_region_is_computed_fast_and_stored_as_it_was_split() -> None:
     region = FrozenRegion((frozen_part(), Flat()), None, SMALL, CPU)
-    assert region.local.is_fast
-    ops = [str(n.target) for n in region.local.suffix(0).graph.nodes]
+    assert region.device_graph.is_fast
+    ops = [str(n.target) for n in region.device_graph.suffix(0).graph.nodes]
     assert not any("batch_norm" in op for op in ops)
     assert region.parameter_bytes == 4 * (3 * 6 * 9 + 6 + 4 * 6)
 

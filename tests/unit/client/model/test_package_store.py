@@ -12,10 +12,10 @@ from hapi_client.cli.parse import parse_age
 from hapi_client.data.catalog import IndexDifference, list_data_sets
 from hapi_client.model.package_store import (
     StoredPackage,
-    chosen,
     list_packages,
     older_than,
     read_heads,
+    select_packages,
 )
 from hapi_client.swift.account import ObjectInfo
 from hapi_client.swift.connection import Connection
@@ -200,13 +200,16 @@ def test_what_cannot_be_read_is_told_of(
 
 def test_digests_are_chosen_by_their_first_digits():
     packages = [stored("a1"), stored("a2"), stored("b")]
-    assert chosen(packages, ["A1", "b", "b0"]) == [packages[0], packages[2]]
+    assert select_packages(packages, ["A1", "b", "b0"]) == [
+        packages[0],
+        packages[2],
+    ]
 
 
 def test_ambiguous_and_unknown_digits_are_all_named():
     packages = [stored("a1"), stored("a2"), stored("b")]
     with pytest.raises(ClientError) as caught:
-        chosen(packages, ["b", "a", "ff", "ee"])
+        select_packages(packages, ["b", "a", "ff", "ee"])
     assert "'a' may be any of a100000000000000, a2" in caught.value.message
     assert "no package 'ff'" in caught.value.message
     assert "no package 'ee'" in caught.value.message

@@ -18,7 +18,11 @@ from typer.testing import CliRunner
 from hapi_client.cli.main import app
 from hapi_client.cli.parse import parse_link
 from hapi_client.model.frozen_region import FrozenRegion
-from hapi_client.model.registry import ModelSource, images_of, load_region
+from hapi_client.model.registry import (
+    ModelSource,
+    imagenet_transform,
+    load_region,
+)
 from hapi_client.plan_report import plan_study as advice
 from hapi_client.plan_report.machine_load import BackgroundLoad, other_work
 from hapi_client.plan_report.plan_study import (
@@ -200,13 +204,13 @@ def test_copies_of_an_image_far_apart_do_not_make_it_smaller(
 
 
 def test_measuring_leaves_the_model_as_it_was(region: FrozenRegion) -> None:
-    before = {n: w.clone() for n, w in region.local.weights.items()}
+    before = {n: w.clone() for n, w in region.device_graph.weights.items()}
     tail = {k: v.clone() for k, v in region.tail.state_dict().items()}
 
     measure(region, reference_samples(region), ("float32",))
     train_seconds(region, batch_size=4)
 
-    for node, weight in region.local.weights.items():
+    for node, weight in region.device_graph.weights.items():
         assert torch.equal(weight, before[node])
     for key, value in region.tail.state_dict().items():
         assert torch.equal(value, tail[key])
@@ -259,27 +263,31 @@ def test_models_of_the_users_own_are_called(
     )
 
     listed = load_region(
-        ModelSource(f"{module}:whole"), "0,1", images_of(32), "cpu"
+        ModelSource(f"{module}:whole"), "0,1", imagenet_transform(32), "cpu"
     )
     two = load_region(
-        ModelSource(f"{module}:pair"), None, images_of(32), "cpu"
+        ModelSource(f"{module}:pair"), None, imagenet_transform(32), "cpu"
     )
     unnamed = load_region(
-        ModelSource(f"{module}:whole"), None, images_of(32), "cpu"
+        ModelSource(f"{module}:whole"), None, imagenet_transform(32), "cpu"
     )
 
     assert listed.num_cuts == unnamed.num_cuts == 3
     assert two.num_cuts == 2
     for text in (f"{module}:number", f"{module}:nothing", "no_module_x:f"):
         with pytest.raises(ClientError, match="MODULE:FUNCTION"):
-            load_region(ModelSource(text), None, images_of(32), "cpu")
+            load_region(ModelSource(text), None, imagenet_transform(32), "cpu")
 
 
 def test_unknown_devices_and_modules_are_refused_by_name() -> None:
     with pytest.raises(ClientError, match="device is 'tpu'"):
-        load_region(ModelSource("alexnet"), "features", images_of(64), "tpu")
+        load_region(
+            ModelSource("alexnet"), "features", imagenet_transform(64), "tpu"
+        )
     with pytest.raises(FreezeError, match="featurez"):
-        load_region(ModelSource("alexnet"), "featurez", images_of(64), "cpu")
+        load_region(
+            ModelSource("alexnet"), "featurez", imagenet_transform(64), "cpu"
+        )
 
 
 def test_weights_of_an_own_function_are_its_own_affair() -> None:

@@ -290,7 +290,8 @@ def test_another_suffix_is_refused(
 def test_planning_imports_neither_torch_nor_matplotlib() -> None:
     code = (
         "import sys\n"
-        "from hapi_splitter import costs, plan, report, rules\n"
+        "from hapi_client.plan_report import plan_page, plan_tables\n"
+        "from hapi_splitter.planner import costs, plan\n"
         "print(sorted({'torch', 'torchvision', 'matplotlib'}"
         " & set(sys.modules)))"
     )

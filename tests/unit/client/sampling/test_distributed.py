@@ -1,4 +1,4 @@
-"""Which trainer this process is."""
+"""Rank of the process."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from hapi_client.sampling.distributed import Rank, this_rank
 from hapi_protocol.errors import ClientError
 
 
-def test_a_process_of_its_own_is_the_only_one():
-    assert this_rank({}) == Rank(0, 1)
-
-
-def test_torchruns_variables_are_read():
-    assert this_rank({"RANK": "3", "WORLD_SIZE": "4"}) == Rank(3, 4)
+@pytest.mark.parametrize(
+    ("environ", "rank"),
+    [({}, Rank(0, 1)), ({"RANK": "3", "WORLD_SIZE": "4"}, Rank(3, 4))],
+)
+def test_rank_is_read_from_the_environment(environ, rank):
+    assert this_rank(environ) == rank
 
 
 @pytest.mark.parametrize(
-    "given",
+    "environ",
     [
         {"RANK": "0"},
         {"WORLD_SIZE": "2"},
@@ -27,12 +27,12 @@ def test_torchruns_variables_are_read():
         {"RANK": "one", "WORLD_SIZE": "2"},
     ],
 )
-def test_variables_that_make_no_sense_are_named(given):
+def test_invalid_variables_are_named(environ):
     with pytest.raises(ClientError, match=r"RANK is .* and WORLD_SIZE is"):
-        this_rank(given)
+        this_rank(environ)
 
 
-def test_torch_distributed_knows_better(tmp_path):
+def test_torch_distributed_overrides_the_environment(tmp_path):
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
     )

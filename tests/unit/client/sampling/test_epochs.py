@@ -1,4 +1,4 @@
-"""Where training stands, and how it goes on: nothing lost, nothing twice."""
+"""Epochs and their state: resumed runs lose and repeat no sample."""
 
 from __future__ import annotations
 
@@ -21,25 +21,38 @@ def epochs(sizes=SIZES, data=DATA, **options):
     return Epochs(sizes, data, EpochOptions(**{"batch_size": 8, **options}))
 
 
+def partitioned(*numbers):
+    return epochs(partition=EpochPartition(*numbers))
+
+
+def resumed_from(other):
+    made = epochs()
+    made.load_state_dict(other.state_dict())
+    return made
+
+
+def share_of(made, epoch=0, reader=None, **options):
+    options = {"drop_last": False, **options}
+    return made.training(epoch, reader or Reader(), **options)
+
+
 def samples_of(share):
+    plan = share.read_plan
     return {
         batch.step: sorted(
-            (piece.span, piece.first + row)
-            for piece, row in zip(
-                (share.read_plan.pieces[p] for p in batch.positions.tolist()),
-                batch.rows.tolist(),
-                strict=True,
+            (plan.pieces[position].span, plan.pieces[position].first + row)
+            for position, row in zip(
+                batch.positions.tolist(), batch.rows.tolist(), strict=True
             )
         )
-        for batch in share.read_plan.batches
+        for batch in plan.batches
     }
 
 
-def train(made, epoch, most=1000, ranks=1, workers=1, **options):
-    """Trains up to ``most`` steps of an epoch; the samples of each."""
-    options = {"drop_last": False, **options}
+def train(made, epoch=0, num_steps=1000, ranks=1, workers=1):
+    """Trains the next steps of an epoch; returns the samples of each."""
     shares = [
-        made.training(epoch, Reader(rank, ranks, worker, workers), **options)
+        share_of(made, epoch, Reader(rank, ranks, worker, workers))
         for rank in range(ranks)
         for worker in range(workers)
     ]
@@ -47,16 +60,21 @@ def train(made, epoch, most=1000, ranks=1, workers=1, **options):
     for share in shares:
         for step, samples in samples_of(share).items():
             taken.setdefault(step, []).extend(samples)
-    done = {}
-    for step in sorted(taken)[:most]:
-        done[step] = sorted(taken[step])
+    trained = {}
+    for step in sorted(taken)[:num_steps]:
+        trained[step] = sorted(taken[step])
         shares[0].delivered(step)
-    return done
+    return trained
+
+
+def trained(num_steps, epoch=0, **options):
+    made = epochs(**options)
+    train(made, epoch, num_steps)
+    return made
 
 
 def test_state_is_small_and_survives_json():
-    made = epochs()
-    train(made, 0, most=3)
+    made = trained(3)
     text = json.dumps(made.state_dict())
     assert len(text) < 300
     other = epochs()
@@ -65,181 +83,139 @@ def test_state_is_small_and_survives_json():
     assert (other.epoch, other.step) == (0, 3)
 
 
-def test_two_hundred_kills_lose_and_double_nothing():
-    whole = [
-        train(epochs(partition=EpochPartition(4, 2)), epoch) for epoch in range(2)
-    ]
+def test_two_hundred_interruptions_lose_and_repeat_nothing():
+    expected = [train(partitioned(4, 2), epoch) for epoch in range(2)]
     dice = random.Random(7)
     for _ in range(200):
-        first = dice.randrange(len(whole[0]) + 1)
+        first = dice.randrange(len(expected[0]) + 1)
         ranks, workers = dice.choice([1, 2, 4]), dice.choice([1, 2])
-        killed = epochs(partition=EpochPartition(4, 2))
-        got = train(killed, 0, first, ranks, workers)
-        resumed = epochs()
-        resumed.load_state_dict(killed.state_dict())
+        interrupted = partitioned(4, 2)
+        before = train(interrupted, 0, first, ranks, workers)
+        resumed = resumed_from(interrupted)
         ranks, workers = dice.choice([1, 2, 4]), dice.choice([1, 2])
         begin = resumed.epoch
-        rest = [
+        after = [
             train(resumed, epoch, ranks=ranks, workers=workers)
             for epoch in range(begin, 2)
         ]
         if begin == 0:
-            assert not set(got) & set(rest[0])
-            rest[0] |= got
-        assert rest == whole[begin:]
-
-
-def test_behind_the_last_step_it_is_the_next_epoch():
-    made = epochs()
-    train(made, 4)
-    state = made.state_dict()
-    assert (state["epoch"], state["step"]) == (5, 0)
-    resumed = epochs()
-    resumed.load_state_dict(state)
-    assert resumed.epoch == 5
-    assert train(resumed, 5) == train(epochs(), 5)
-
-
-def test_before_the_first_step_it_is_the_beginning():
-    state = epochs().state_dict()
-    assert (state["epoch"], state["step"]) == (0, 0)
-    resumed = epochs()
-    resumed.load_state_dict(state)
-    assert train(resumed, 0) == train(epochs(), 0)
-
-
-def test_other_epochs_than_that_of_the_state_begin_at_their_beginning():
-    made = epochs()
-    train(made, 1, most=2)
-    resumed = epochs()
-    resumed.load_state_dict(made.state_dict())
-    assert train(resumed, 3) == train(epochs(), 3)
-
-
-def test_an_epoch_that_was_gone_on_with_can_be_trained_again_as_a_whole():
-    made = epochs()
-    train(made, 0, most=2)
-    resumed = epochs()
-    resumed.load_state_dict(made.state_dict())
-    assert min(train(resumed, 0)) == 2
-    assert train(resumed, 0) == train(epochs(), 0)
-
-
-def test_look_at_another_epoch_forgets_nothing_that_was_loaded():
-    made = epochs()
-    train(made, 2, most=4)
-    resumed = epochs()
-    resumed.load_state_dict(made.state_dict())
-    train(resumed, 0, most=1)
-    assert min(train(resumed, 2)) == 4
-
-
-@pytest.mark.parametrize("own", [True, False])
-def test_workers_go_on_with_an_epoch_that_the_job_has_begun(own):
-    """With its lanes, whether the job has trained or only loaded."""
-    made = epochs(partition=None if own else EpochPartition(1, 2))
-    got = train(made, 0, most=3)
-    if not own:
-        state = made.state_dict()
-        made = epochs()
-        made.load_state_dict(state)
-    workers = 1 if own else 2
-    rest = train(made.for_workers(workers), 0, workers=workers)
-    assert got | rest == train(epochs(partition=EpochPartition(1, workers)), 0)
-    assert len(got) == min(rest) == 3
-
-
-def test_workers_that_cannot_go_on_with_an_epoch_are_told_what_can_be_done():
-    made = epochs()
-    train(made, 0, most=3)
-    workers = made.for_workers(2)
-    with pytest.raises(ClientError, match="end it with such numbers, or"):
-        train(workers, 0, workers=2)
-    got = train(workers, 1, workers=2)
-    assert sum(map(len, got.values())) == sum(SIZES)
+            assert not set(before) & set(after[0])
+            after[0] |= before
+        assert after == expected[begin:]
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("epoch", "num_steps", "next_epoch"), [(4, 1000, 5), (0, 0, 0)]
+)
+def test_state_after_the_last_step_is_the_next_epoch(
+    epoch, num_steps, next_epoch
+):
+    resumed = resumed_from(trained(num_steps, epoch))
+    assert (resumed.epoch, resumed.step) == (next_epoch, 0)
+    assert train(resumed, next_epoch) == train(epochs(), next_epoch)
+
+
+def test_resume_applies_to_its_epoch_only():
+    resumed = resumed_from(trained(2, epoch=1))
+    assert train(resumed, 3) == train(epochs(), 3)
+
+
+def test_resumed_epoch_can_be_repeated_as_a_whole():
+    resumed = resumed_from(trained(2))
+    assert min(train(resumed)) == 2
+    assert train(resumed) == train(epochs())
+
+
+def test_steps_of_another_epoch_do_not_change_where_a_run_resumes():
+    resumed = resumed_from(trained(4, epoch=2))
+    train(resumed, 0, num_steps=1)
+    assert min(train(resumed, 2)) == 4
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_workers_continue_an_epoch_with_its_partition(is_loaded):
+    made = epochs(partition=EpochPartition(1, 2) if is_loaded else None)
+    before = train(made, num_steps=3)
+    if is_loaded:
+        made = resumed_from(made)
+    workers = 2 if is_loaded else 1
+    after = train(made.for_workers(workers), workers=workers)
+    assert before | after == train(partitioned(1, workers))
+    assert len(before) == min(after) == 3
+
+
+def test_workers_that_cannot_continue_an_epoch_can_train_the_next():
+    workers = trained(3).for_workers(2)
+    with pytest.raises(ClientError, match="finish it with those numbers, or"):
+        train(workers, 0, workers=2)
+    samples = train(workers, 1, workers=2)
+    assert sum(map(len, samples.values())) == sum(SIZES)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
     [
         ({}, r"allowed: 1; use job\.dataset\(num_workers=3\)"),
         (
             {"num_workers": 3, "partition": EpochPartition(1, 2)},
-            "1, 2; or give other lanes",
+            "1, 2; or give another partition",
         ),
     ],
 )
-def test_workers_that_nobody_told_of_learn_the_remedy(options, words):
-    with pytest.raises(ClientError, match=words):
-        epochs(**options).training(0, Reader(0, 1, 0, 3), drop_last=False)
+def test_undeclared_workers_get_a_remedy(options, message):
+    with pytest.raises(ClientError, match=message):
+        share_of(epochs(**options), reader=Reader(0, 1, 0, 3))
 
 
-def test_state_at_a_step_has_the_lanes_of_the_pass_that_goes_on():
-    made = epochs()
-    train(made, 0, most=3)
+def test_state_at_a_step_keeps_the_partition_of_the_resumed_run():
+    made = trained(3)
     resumed = epochs().for_workers(2)
     resumed.load_state_dict(made.state_dict())
-    share = resumed.training(0, Reader(), drop_last=False)
-    share.delivered(3)
-    at = resumed.state_at(0, 4, Reader(), drop_last=False)
-    assert at == {**made.state_dict(), "step": 4} == resumed.state_dict()
+    share_of(resumed).delivered(3)
+    state = resumed.state_at(0, 4, Reader(), drop_last=False)
+    assert state == {**made.state_dict(), "step": 4} == resumed.state_dict()
 
 
-def test_loader_from_before_another_state_was_loaded_does_not_undo_it():
-    made = epochs()
-    train(made, 0, most=3)
-    resumed = epochs()
-    resumed.load_state_dict(made.state_dict())
-    old = resumed.training(0, Reader(), drop_last=False)
+def test_loader_older_than_a_loaded_state_does_not_change_it():
+    made = trained(3)
+    resumed = resumed_from(made)
+    old = share_of(resumed)
     later = {**made.state_dict(), "step": 7}
     resumed.load_state_dict(later)
     old.delivered(3)
     assert resumed.state_dict() == later
-    assert min(train(resumed, 0)) == 7
+    assert min(train(resumed)) == 7
 
 
-def test_loader_that_nobody_used_leaves_the_state_alone():
-    made = epochs()
-    train(made, 0, most=2)
-    resumed = epochs()
-    resumed.load_state_dict(made.state_dict())
-    for _ in range(2):
-        resumed.training(0, Reader(), drop_last=False)
+def test_unused_loaders_do_not_change_the_state():
+    made = trained(2)
+    resumed = resumed_from(made)
+    share_of(resumed)
+    share_of(resumed)
     assert resumed.state_dict() == made.state_dict()
 
 
-def test_ranks_that_cannot_share_an_epoch_that_has_begun_are_told_who_can():
-    made = epochs()
-    train(made, 0, most=2)
-    resumed = epochs()
-    resumed.load_state_dict(made.state_dict())
-    with pytest.raises(ClientError, match="2 ranks cannot share 1 parts"):
-        resumed.training(0, Reader(0, 2), drop_last=False)
+def test_ranks_that_do_not_fit_can_share_the_next_epoch_only():
+    resumed = resumed_from(trained(2))
+    message = "2 ranks cannot share 1 batch partitions"
+    with pytest.raises(ClientError, match=message):
+        share_of(resumed, reader=Reader(0, 2))
+    samples = train(resumed, 1, ranks=2)
+    assert sum(map(len, samples.values())) == sum(SIZES)
 
 
-def test_other_ranks_may_share_the_next_epoch():
-    made = epochs()
-    train(made, 0)
-    resumed = epochs()
-    resumed.load_state_dict(made.state_dict())
-    got = train(resumed, 1, ranks=2)
-    assert sum(map(len, got.values())) == sum(SIZES)
-
-
-def test_lanes_of_the_state_are_kept_while_they_can_be():
-    made = epochs(partition=EpochPartition(4, 2))
-    train(made, 0)
-    resumed = epochs()
-    resumed.load_state_dict(made.state_dict())
-    assert train(resumed, 1) == train(epochs(partition=EpochPartition(4, 2)), 1)
+def test_partition_of_the_state_is_kept_if_it_fits():
+    made = partitioned(4, 2)
+    train(made)
+    assert train(resumed_from(made), 1) == train(partitioned(4, 2), 1)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"data": "e" * 64}, "another data set"),
-        ({"seed": 1}, "its seed is 1, and this job's 0"),
-        ({"batch_size": 16}, "its batch_size is 16, and this job's 8"),
+        ({"seed": 1}, "its seed is 1, this job's is 0"),
+        ({"batch_size": 16}, "its batch_size is 16, this job's is 8"),
         ({"version": 2}, "its version is 2; this release reads 1"),
         ({"version": None}, "its version is None"),
         ({"step": -1}, "its step is -1"),
@@ -249,101 +225,100 @@ def test_lanes_of_the_state_are_kept_while_they_can_be():
         ({"drop_last": 0}, "its drop_last is 0"),
         ({"parts": 0}, "its parts is 0"),
         ({"turns": 0}, "its turns is 0"),
-        ({"turns": 10**13}, "too many lanes; at most 65536"),
+        ({"turns": 10**13}, "too many partitions; at most 65536"),
         ({"buffer_spans": 0}, "its buffer_spans is 0"),
     ],
 )
-def test_states_that_do_not_fit_are_refused_by_name(change, words):
+def test_state_that_does_not_fit_is_refused_by_field(change, message):
     state = {**epochs().state_dict(), **change}
-    with pytest.raises(ClientError, match=words) as caught:
+    with pytest.raises(ClientError, match=message) as caught:
         epochs().load_state_dict(state)
     assert caught.value.code == "bad_state"
 
 
-def test_what_is_no_state_is_refused():
+def test_state_must_be_a_mapping_with_the_given_partition():
     with pytest.raises(ClientError, match="a list, not a mapping"):
         epochs().load_state_dict([])
-
-
-def test_lanes_that_the_user_gave_have_to_be_those_of_the_state():
-    made = epochs(partition=EpochPartition(2, 1))
-    with pytest.raises(ClientError, match="its parts is 2, and this job's 4"):
-        epochs(partition=EpochPartition(4, 1)).load_state_dict(made.state_dict())
+    state = partitioned(2, 1).state_dict()
+    with pytest.raises(ClientError, match="its parts is 2, this job's is 4"):
+        partitioned(4, 1).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
-        ({"drop_last": True}, "drop_last=True, and this loader has"),
-        ({"step": 100}, "its step is 100, of an epoch of 10"),
+        ({"drop_last": True}, "drop_last=True, but this loader has"),
+        ({"step": 100}, "its step is 100, but an epoch has 10"),
     ],
 )
-def test_epoch_that_cannot_be_gone_on_with_is_an_error(change, words):
+def test_epoch_that_cannot_be_resumed_is_refused(change, message):
     resumed = epochs()
-    state = {**resumed.state_dict(), "step": 2, **change}
-    resumed.load_state_dict(state)
-    with pytest.raises(ClientError, match=words) as caught:
-        resumed.training(0, Reader(), drop_last=False)
+    resumed.load_state_dict({**resumed.state_dict(), "step": 2, **change})
+    with pytest.raises(ClientError, match=message) as caught:
+        share_of(resumed)
     assert caught.value.code == "bad_state"
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"batch_size": 0}, "batch_size is 0"),
         ({"buffer_spans": 0}, "buffer_spans is 0"),
-        ({"batch_size": 8.0}, "batch_size is 8.0; a whole number"),
-        ({"seed": "7"}, "seed is '7'; a whole number"),
+        ({"batch_size": 8.0}, "batch_size is 8.0; give an integer"),
+        ({"seed": "7"}, "seed is '7'; give an integer"),
     ],
 )
-def test_options_that_make_no_sense_are_refused_at_once(options, words):
-    with pytest.raises(ClientError, match=words):
+def test_bad_options_are_refused_at_once(options, message):
+    with pytest.raises(ClientError, match=message):
         epochs(**options)
 
 
-def test_state_with_numpys_numbers_is_fit_for_json():
+def test_numbers_of_numpy_are_accepted_and_saved_as_json():
     made = epochs(seed=np.int64(3), batch_size=np.int32(8))
-    share = made.training(np.int64(2), Reader(), drop_last=False)
-    share.delivered(0)
+    share_of(made, np.int64(2)).delivered(0)
     resumed = epochs(seed=3)
     resumed.load_state_dict(json.loads(json.dumps(made.state_dict())))
     assert (resumed.epoch, resumed.step) == (2, 1)
-    at = made.state_at(np.int64(2), np.int64(1), Reader(), drop_last=False)
-    assert json.loads(json.dumps(at)) == made.state_dict()
-    with pytest.raises(ClientError, match=r"epoch is 0\.5; a whole number"):
-        made.training(0.5, Reader(), drop_last=False)
+    state = made.state_at(np.int64(2), np.int64(1), Reader(), drop_last=False)
+    assert json.loads(json.dumps(state)) == made.state_dict()
 
 
-@pytest.mark.parametrize("step", [-1, 11])
-def test_state_of_a_step_that_there_is_not_is_an_error(step):
-    with pytest.raises(ClientError, match=f"step is {step}, of an epoch of"):
-        epochs().state_at(0, step, Reader(), drop_last=False)
-
-
-@pytest.mark.parametrize("sizes", [[], [3, 4]])
-def test_epoch_without_a_step_is_an_error(sizes):
-    with pytest.raises(ClientError, match=r"of . samples has no batch of 8"):
-        epochs(sizes).training(0, Reader(), drop_last=True)
-
-
-def test_negative_seed_is_refused():
-    with pytest.raises(ClientError, match="seed is -1"):
-        epochs(seed=-1).training(0, Reader(), drop_last=False)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: share_of(epochs(), 0.5), r"epoch is 0\.5; give an integer"),
+        (lambda: share_of(epochs(seed=-1)), "seed is -1"),
+        (lambda: share_of(epochs([]), drop_last=True), "has no batch of 8"),
+        (lambda: share_of(epochs([3, 4]), drop_last=True), "7 samples has no"),
+        (
+            lambda: epochs().state_at(0, -1, Reader(), drop_last=False),
+            "step is -1, but the epoch has 10",
+        ),
+        (
+            lambda: epochs().state_at(0, 11, Reader(), drop_last=False),
+            "step is 11, but the epoch has 10",
+        ),
+    ],
+)
+def test_impossible_epoch_or_step_is_refused(call, message):
+    with pytest.raises(ClientError, match=message):
+        call()
 
 
 def test_evaluation_is_shared_by_any_number_of_ranks():
     made = epochs()
-    got = {}
-    for rank in range(4):
-        share = made.evaluation(SIZES, Reader(rank, 4), drop_last=False)
-        for step, samples in samples_of(share).items():
-            got.setdefault(step, []).extend(samples)
-    everything = [s for samples in got.values() for s in samples]
-    assert len(everything) == len(set(everything)) == sum(SIZES)
+    samples = [
+        sample
+        for rank in range(4)
+        for step in samples_of(
+            made.evaluation(SIZES, Reader(rank, 4), drop_last=False)
+        ).values()
+        for sample in step
+    ]
+    assert len(samples) == len(set(samples)) == sum(SIZES)
 
 
-def test_state_knows_all_that_the_order_depends_on():
-    """A field that were left out would be lost when training goes on."""
-    assert set(epochs().state_dict()) == {
-        "version", *DataState.__dataclass_fields__
-    }  # fmt: skip
+def test_state_has_everything_that_the_order_depends_on():
+    """A field left out would be lost when training resumes."""
+    fields = {"version", *DataState.__dataclass_fields__}
+    assert set(epochs().state_dict()) == fields

@@ -1,9 +1,10 @@
-"""The order of an epoch: complete, deterministic, well mixed, shared."""
+"""Order of an epoch: complete, deterministic, well shuffled, shareable."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import zip_longest
 
 import pytest
 from hypothesis import given
@@ -18,33 +19,33 @@ from hapi_client.sampling.sampler import (
 
 SIZES = st.lists(st.integers(1, 70), min_size=0, max_size=30)
 BATCH = st.integers(1, 50)
-LANES = st.builds(EpochPartition, st.integers(1, 6), st.integers(1, 4))
+PARTITIONS = st.builds(EpochPartition, st.integers(1, 6), st.integers(1, 4))
 
 EXPECTED = [
     (0, 1), (1, 1), (0, 2), (2, 0), (2, 2), (1, 0), (0, 0), (2, 3), (2, 1)
 ]  # fmt: skip
-EXPECTED_OF_LANES = [
+EXPECTED_OF_PARTITIONS = [
     [(0, 0), (2, 0), (0, 1), (2, 1)],
     [(0, 2), (2, 3), (1, 0), (2, 2), (1, 1)],
 ]
 
 
-def rules(batch_size=8, parts=1, turns=1, **more):
-    return SamplerConfig(batch_size, EpochPartition(parts, turns), **more)
+def config(batch_size=8, *numbers, **options):
+    return SamplerConfig(batch_size, EpochPartition(*numbers), **options)
 
 
-def samples_of(reading):
-    """Span and row of each sample, step by step."""
+def samples_of(plan):
+    """Maps each step to the span and row of its samples."""
     return {
         batch.step: [
             (piece.span, piece.first + row)
             for piece, row in zip(
-                (reading.pieces[p] for p in batch.positions.tolist()),
+                (plan.pieces[p] for p in batch.positions.tolist()),
                 batch.rows.tolist(),
                 strict=True,
             )
         ]
-        for batch in reading.batches
+        for batch in plan.batches
     }
 
 
@@ -58,30 +59,33 @@ def everything(sizes):
     return {(span, row) for span, n in enumerate(sizes) for row in range(n)}
 
 
-def rows_read(reading):
+def rows_read(plan):
     return Counter(
         (piece.span, row)
-        for piece in reading.pieces
+        for piece in plan.pieces
         for row in range(piece.first, piece.stop)
     )
 
 
 @st.composite
 def shared_epochs(draw):
-    """An epoch, and numbers of ranks and workers that can share it."""
+    """Draws an epoch, and numbers of ranks and workers that can share it."""
     sizes = draw(st.lists(st.integers(1, 40), min_size=1, max_size=12))
     ranks = draw(st.sampled_from([1, 2, 3, 4]))
     workers = draw(st.sampled_from([1, 2, 3]))
-    lanes = EpochPartition(
+    partition = EpochPartition(
         ranks * draw(st.integers(1, 3)), workers * draw(st.integers(1, 3))
     )
     batch = ranks * draw(st.integers(1, 9))
-    made = SamplerConfig(
-        batch, lanes, draw(st.integers(1, 9)), drop_last=draw(st.booleans())
+    settings = SamplerConfig(
+        batch,
+        partition,
+        draw(st.integers(1, 9)),
+        drop_last=draw(st.booleans()),
     )
     order = shuffled_order(
         sizes,
-        made,
+        settings,
         seed=draw(st.integers(0, 3)),
         epoch=draw(st.integers(0, 3)),
     )
@@ -96,23 +100,25 @@ def all_readers(ranks, workers, first_step=0):
     ]
 
 
-@given(SIZES, BATCH, LANES, st.integers(0, 5), st.integers(1, 9))
-def test_each_sample_comes_exactly_once(sizes, batch, lanes, epoch, buffer):
-    made = SamplerConfig(batch, lanes, buffer)
-    order = shuffled_order(sizes, made, seed=1, epoch=epoch)
+@given(SIZES, BATCH, PARTITIONS, st.integers(0, 5), st.integers(1, 9))
+def test_each_sample_is_delivered_exactly_once(
+    sizes, batch, partition, epoch, buffer
+):
+    settings = SamplerConfig(batch, partition, buffer)
+    order = shuffled_order(sizes, settings, seed=1, epoch=epoch)
     got = delivered(order)
     assert len(got) == sum(sizes)
     assert set(got) == everything(sizes)
 
 
 @given(SIZES, BATCH)
-def test_index_order_is_the_order_of_the_index(sizes, batch):
-    order = index_order(sizes, rules(batch))
+def test_index_order_is_that_of_the_index(sizes, batch):
+    order = index_order(sizes, config(batch))
     assert delivered(order) == sorted(everything(sizes))
 
 
 @given(shared_epochs())
-def test_set_of_a_step_does_not_depend_on_how_many_share_it(shared):
+def test_samples_of_a_step_do_not_depend_on_the_readers(shared):
     sizes, order, ranks, workers = shared
     if order.num_steps and sum(sizes) < ranks:
         return
@@ -127,7 +133,7 @@ def test_set_of_a_step_does_not_depend_on_how_many_share_it(shared):
 
 
 @given(shared_epochs())
-def test_readers_read_no_byte_twice_and_none_too_many(shared):
+def test_readers_read_each_row_once(shared):
     sizes, order, ranks, workers = shared
     if order.num_steps and sum(sizes) < ranks:
         return
@@ -139,24 +145,21 @@ def test_readers_read_no_byte_twice_and_none_too_many(shared):
 
 
 @given(shared_epochs())
-def test_ranks_have_as_many_steps_and_none_of_them_is_empty(shared):
+def test_all_ranks_have_every_step_with_equal_batches(shared):
     sizes, order, ranks, _ = shared
     if order.num_steps and sum(sizes) < ranks:
         return
-    readings = [order.read_plan(Reader(rank, ranks)) for rank in range(ranks)]
-    size = order.rules.batch_size // ranks
-    for reading in readings:
-        assert [b.step for b in reading.batches] == list(
-            range(order.num_steps)
-        )
-        sizes_of = [len(batch) for batch in reading.batches]
+    plans = [order.read_plan(Reader(rank, ranks)) for rank in range(ranks)]
+    size = order.config.batch_size // ranks
+    for plan in plans:
+        assert [b.step for b in plan.batches] == list(range(order.num_steps))
+        sizes_of = [len(batch) for batch in plan.batches]
         assert all(each == size for each in sizes_of[:-1])
         assert all(0 < each < 2 * size + 1 for each in sizes_of[-1:])
 
 
 @given(shared_epochs(), st.data())
-def test_what_follows_a_step_is_what_was_left(shared, data):
-    """Also where other numbers of ranks and workers go on."""
+def test_other_readers_can_continue_from_any_step(shared, data):
     sizes, order, ranks, workers = shared
     if order.num_steps and sum(sizes) < ranks:
         return
@@ -172,7 +175,7 @@ def test_what_follows_a_step_is_what_was_left(shared, data):
 
 
 @given(shared_epochs())
-def test_workers_take_turns_as_a_data_loader_asks_them(shared):
+def test_workers_alternate_as_in_a_data_loader(shared):
     _, order, _, workers = shared
     for first in (0, 1, 5):
         steps = [
@@ -184,85 +187,85 @@ def test_workers_take_turns_as_a_data_loader_asks_them(shared):
             ]
             for worker in range(workers)
         ]
-        turns = [s for each in zip_longest(steps) for s in each]
-        assert turns == list(range(first, order.num_steps))
+        alternating = [
+            step
+            for each in zip_longest(*steps)
+            for step in each
+            if step is not None
+        ]
+        assert alternating == list(range(first, order.num_steps))
 
 
-def zip_longest(lists):
-    longest = max(map(len, lists), default=0)
-    return [
-        [each[turn] for each in lists if turn < len(each)]
-        for turn in range(longest)
-    ]
-
-
-@given(SIZES, BATCH, LANES, st.integers(1, 9))
-def test_no_more_samples_wait_than_lanes_and_buffer_hold(
-    sizes, batch, lanes, buffer
-):
-    made = SamplerConfig(batch, lanes, buffer)
-    reading = shuffled_order(sizes, made, seed=1, epoch=0).read_plan()
-    most = max(1, buffer // lanes.batch_partitions) * lanes.batch_partitions * lanes.step_partitions
+@given(SIZES, BATCH, PARTITIONS, st.integers(1, 9))
+def test_waiting_samples_are_bounded(sizes, batch, partition, buffer):
+    settings = SamplerConfig(batch, partition, buffer)
+    plan = shuffled_order(sizes, settings, seed=1, epoch=0).read_plan()
+    width = max(1, buffer // partition.batch_partitions)
+    max_waiting = width * partition.num_partitions * max(sizes, default=0)
     fetched = num_delivered = 0
     opened = -1
-    for each in reading.batches:
+    for each in plan.batches:
         for position in each.positions.tolist():
             while opened < position:
                 opened += 1
-                fetched += len(reading.pieces[opened])
-            assert fetched - num_delivered <= most * max(sizes)
+                fetched += len(plan.pieces[opened])
+            assert fetched - num_delivered <= max_waiting
             num_delivered += 1
 
 
-@given(SIZES, BATCH, LANES)
-def test_few_spans_are_read_in_pieces(sizes, batch, lanes):
-    order = shuffled_order(sizes, SamplerConfig(batch, lanes), seed=2, epoch=1)
+@given(SIZES, BATCH, PARTITIONS)
+def test_few_spans_are_cut_into_pieces(sizes, batch, partition):
+    order = shuffled_order(
+        sizes, SamplerConfig(batch, partition), seed=2, epoch=1
+    )
     pieces = order.read_plan().pieces
-    assert len(pieces) <= len(sizes) + lanes.batch_partitions * lanes.step_partitions - 1
+    assert len(pieces) <= len(sizes) + partition.num_partitions - 1
 
 
-def test_lanes_of_their_own_leave_spans_whole():
-    pieces = shuffled_order([64] * 9, rules(32), seed=0, epoch=0).read_plan()
+def test_single_partition_leaves_spans_whole():
+    pieces = shuffled_order([64] * 9, config(32), seed=0, epoch=0).read_plan()
     assert sorted(pieces.pieces, key=lambda each: each.span) == [
         SpanSlice(span, 0, 64) for span in range(9)
     ]
 
 
 @pytest.mark.parametrize("change", ["seed", "epoch"])
-@pytest.mark.parametrize("lanes", [(1, 1), (4, 2)])
-def test_another_seed_or_epoch_gives_another_order(change, lanes):
+@pytest.mark.parametrize("partition", [(1, 1), (4, 2)])
+def test_another_seed_or_epoch_gives_another_order(change, partition):
     base = {"seed": 3, "epoch": 4}
-    sizes, made = [20] * 10, rules(8, *lanes)
-    one = shuffled_order(sizes, made, **base)
-    other = shuffled_order(sizes, made, **{**base, change: 9})
+    sizes, settings = [20] * 10, config(8, *partition)
+    one = shuffled_order(sizes, settings, **base)
+    other = shuffled_order(sizes, settings, **{**base, change: 9})
     assert delivered(one) != delivered(other)
-    assert delivered(one) == delivered(shuffled_order(sizes, made, **base))
+    assert delivered(one) == delivered(shuffled_order(sizes, settings, **base))
 
 
-def test_the_order_is_the_same_in_every_release():
-    made = rules(4, buffer_spans=2)
-    order = shuffled_order([3, 2, 4], made, seed=7, epoch=2)
+def test_order_is_the_same_in_every_release():
+    settings = config(4, buffer_spans=2)
+    order = shuffled_order([3, 2, 4], settings, seed=7, epoch=2)
     assert delivered(order) == EXPECTED
 
 
-def test_the_order_of_lanes_is_the_same_in_every_release():
-    made = rules(4, 2, 2, buffer_spans=2)
-    order = shuffled_order([3, 2, 4], made, seed=7, epoch=2)
-    assert list(samples_of(order.read_plan()).values()) == EXPECTED_OF_LANES
+def test_partitioned_order_is_the_same_in_every_release():
+    settings = config(4, 2, 2, buffer_spans=2)
+    order = shuffled_order([3, 2, 4], settings, seed=7, epoch=2)
+    assert (
+        list(samples_of(order.read_plan()).values()) == EXPECTED_OF_PARTITIONS
+    )
 
 
-@pytest.mark.parametrize("lanes", [(1, 1), (8, 1), (8, 4)])
-def test_a_batch_mixes_spans(lanes):
-    order = shuffled_order([64] * 300, rules(32, *lanes), seed=0, epoch=0)
+@pytest.mark.parametrize("partition", [(1, 1), (8, 1), (8, 4)])
+def test_batch_mixes_spans(partition):
+    order = shuffled_order([64] * 300, config(32, *partition), seed=0, epoch=0)
     mixed = [len(set(b.positions.tolist())) for b in order.read_plan().batches]
     assert min(mixed) >= 4
 
 
-@pytest.mark.parametrize("lanes", [(1, 1), (8, 1), (8, 4)])
-def test_place_in_the_index_says_nothing_of_the_step(lanes):
-    """Rank correlation, of 100 spans; three standard deviations."""
+@pytest.mark.parametrize("partition", [(1, 1), (8, 1), (8, 4)])
+def test_position_in_the_index_does_not_predict_the_step(partition):
+    """The rank correlation of 100 spans is below three deviations."""
     sizes = [16] * 100
-    order = shuffled_order(sizes, rules(16, *lanes), seed=5, epoch=0)
+    order = shuffled_order(sizes, config(16, *partition), seed=5, epoch=0)
     places = [16 * span + row for span, row in delivered(order)]
     mean = (len(places) - 1) / 2
     covariance = sum(
@@ -276,32 +279,26 @@ def test_place_in_the_index_says_nothing_of_the_step(lanes):
     ("drop_last", "expected"), [(False, [4, 4, 2]), (True, [4, 4])]
 )
 def test_last_batch_is_short_or_dropped(drop_last, expected):
-    made = rules(4, drop_last=drop_last)
+    settings = config(4, drop_last=drop_last)
     orders = (
-        index_order([7, 3], made),
-        shuffled_order([7, 3], made, seed=0, epoch=0),
+        index_order([7, 3], settings),
+        shuffled_order([7, 3], settings, seed=0, epoch=0),
     )
     for order in orders:
         assert [len(b) for b in order.read_plan().batches] == expected
         assert order.num_steps == len(expected)
 
 
-def test_what_is_dropped_is_not_read():
-    made = rules(8, 2, 2, drop_last=True)
-    reading = shuffled_order([5] * 5, made, seed=0, epoch=0).read_plan()
-    assert sum(map(len, reading.pieces)) == 24
+def test_dropped_samples_are_not_read():
+    settings = config(8, 2, 2, drop_last=True)
+    plan = shuffled_order([5] * 5, settings, seed=0, epoch=0).read_plan()
+    assert sum(map(len, plan.pieces)) == 24
 
 
-def test_rest_too_small_for_all_ranks_joins_the_last_batch():
-    sizes = [17]
-    assert [
-        len(batch)
-        for batch in index_order(sizes, rules(8, 4)).read_plan().batches
-    ] == [8, 9]
-    assert [
-        len(batch)
-        for batch in index_order([20], rules(8, 4)).read_plan().batches
-    ] == [8, 8, 4]
+def test_remainder_too_small_for_all_ranks_joins_the_last_batch():
+    for size, expected in ((17, [8, 9]), (20, [8, 8, 4])):
+        plan = index_order([size], config(8, 4)).read_plan()
+        assert [len(batch) for batch in plan.batches] == expected
 
 
 @pytest.mark.parametrize(
@@ -318,52 +315,51 @@ def test_rest_too_small_for_all_ranks_joins_the_last_batch():
         (5, 2, 3, (2, 3)),
     ],
 )
-def test_lanes_suit_data_set_and_readers(num_spans, ranks, workers, expected):
+def test_default_partition_suits_data_set_and_readers(
+    num_spans, ranks, workers, expected
+):
     assert EpochPartition.suited(num_spans, ranks, workers) == EpochPartition(
         *expected
     )
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"),
+    ("make", "message"),
     [
-        ("seed", {"seed": -1, "epoch": 0}),
-        ("epoch", {"seed": 0, "epoch": -1}),
+        (lambda: config(0), "batch_size is 0; at least 1"),
+        (lambda: config(1, buffer_spans=0), "buffer_spans is 0"),
+        (
+            lambda: shuffled_order([1], config(1), seed=-1, epoch=0),
+            "seed is -1",
+        ),
+        (
+            lambda: shuffled_order([1], config(1), seed=0, epoch=-1),
+            "epoch is -1",
+        ),
+        (lambda: EpochPartition(0, 1), "batch_partitions is 0"),
+        (lambda: EpochPartition(1, 0), "step_partitions is 0"),
     ],
 )
-def test_bad_arguments_are_named(name, arguments):
-    with pytest.raises(ValueError, match=name):
-        shuffled_order([1], rules(1), **arguments)
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: rules(0), "batch_size is 0; at least 1"),
-        (lambda: rules(1, buffer_spans=0), "buffer_spans is 0"),
-        (lambda: EpochPartition(0, 1), "parts is 0"),
-        (lambda: EpochPartition(1, 0), "turns is 0"),
-    ],
-)
-def test_bad_rules_are_named(make, words):
-    with pytest.raises(ValueError, match=words):
+def test_bad_settings_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
         make()
 
 
 @pytest.mark.parametrize(
-    ("reader", "words"),
+    ("reader", "message"),
     [
         (
             Reader(0, 3),
-            "3 ranks cannot share 8 parts of a batch; allowed: 1, 2, 4, 8",
+            "3 ranks cannot share 8 batch partitions; allowed: 1, 2, 4, 8",
         ),
         (
             Reader(0, 1, 0, 3),
-            "3 loader workers cannot share 4 turns; allowed: 1, 2, 4",
+            "3 loader workers cannot share 4 step partitions; "
+            "allowed: 1, 2, 4",
         ),
         (
             Reader(0, 8),
-            "a batch of 12 samples cannot be shared equally by 8 ranks; "
+            "a batch of 12 samples cannot be divided among 8 ranks; "
             "allowed: 1, 2, 3, 4, 6, 12",
         ),
         (Reader(2, 2), "rank is 2; 0 to 1"),
@@ -372,14 +368,16 @@ def test_bad_rules_are_named(make, words):
         (Reader(first_step=-1), "first_step is -1; at least 0"),
     ],
 )
-def test_readers_that_cannot_share_are_told_who_can(reader, words):
-    order = shuffled_order([50], rules(12, 8, 4), seed=0, epoch=0)
-    with pytest.raises(ValueError, match=f"^{words}$"):
+def test_readers_that_cannot_share_are_refused_with_allowed_numbers(
+    reader, message
+):
+    order = shuffled_order([50], config(12, 8, 4), seed=0, epoch=0)
+    with pytest.raises(ValueError, match=f"^{message}$"):
         order.read_plan(reader)
 
 
-def test_too_few_samples_for_the_ranks_are_an_error_of_every_rank():
-    order = index_order([1, 2], rules(4, 4))
+def test_too_few_samples_are_refused_by_every_rank():
+    order = index_order([1, 2], config(4, 4))
     for rank in range(4):
         with pytest.raises(ValueError, match="3 samples are too few for 4"):
             order.read_plan(Reader(rank, 4))

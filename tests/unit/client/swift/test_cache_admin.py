@@ -1,61 +1,51 @@
-"""What an account keeps, asked of stores that keep nothing."""
+"""Listing and purging of an account's feature cache."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from hapi_client import Connection, Credentials
 from hapi_client.swift.cache_admin import FeatureCache
 from hapi_protocol.errors import ClientError
-from scripted_swift import Answer, scripted_swift
+from scripted_swift import Answer
+
+METHODS = pytest.mark.parametrize("method", ["pages", "purge"])
 
 
+@METHODS
 @pytest.mark.parametrize(
     "info",
     [{}, {"swift": {}}, {"hapi": None}, {"hapi": {"version": 1}}],
     ids=str,
 )
-@pytest.mark.parametrize("method", ["pages", "purge"])
-def test_store_without_a_cache_is_asked_nothing_about_it(
-    info: dict[str, Any], method: str
-) -> None:
-    """Swift alone would take it for a request of the account itself."""
-    with scripted_swift() as swift:
-        swift.script(Answer(200, json.dumps(info).encode()))
-        login = Credentials.v1(swift.auth_url, "test:tester", "testing")
-        with (
-            Connection(login) as connection,
-            pytest.raises(ClientError) as caught,
-        ):
-            list(getattr(FeatureCache(connection), method)())
-        asked = [(each.method, each.path) for each in swift.requests]
+def test_store_without_a_cache_gets_no_cache_request(
+    swift, connection, info, method
+):
+    """Swift without the filter would act on the account itself."""
+    swift.script(Answer(200, json.dumps(info).encode()))
+    with pytest.raises(ClientError) as caught:
+        list(getattr(FeatureCache(connection), method)())
     assert caught.value.code == "no_hapi"
-    assert asked == [("GET", "/info")]
+    requests = [(each.method, each.path) for each in swift.requests]
+    assert requests == [("GET", "/info")]
 
 
-@pytest.mark.parametrize("method", ["pages", "purge"])
+@METHODS
 @pytest.mark.parametrize("source", ["", "swift://", "/train", "s3://photos"])
-def test_source_that_is_none_is_refused_before_anything_is_asked(
-    method: str, source: str
-) -> None:
-    """Empty, it would be all of the account."""
-    with scripted_swift() as swift:
-        login = Credentials.v1(swift.auth_url, "test:tester", "testing")
-        with (
-            Connection(login) as connection,
-            pytest.raises(ClientError, match="CONTAINER/PREFIX") as caught,
-        ):
-            list(getattr(FeatureCache(connection), method)(source))
-        assert not swift.requests
+def test_invalid_source_is_refused_before_any_request(
+    swift, connection, method, source
+):
+    """An empty source would select the whole account."""
+    with pytest.raises(ClientError) as caught:
+        list(getattr(FeatureCache(connection), method)(source))
     assert caught.value.code == "bad_configuration"
+    assert not swift.requests
 
 
 @pytest.mark.parametrize(
-    ("source", "asked"),
+    ("source", "queried"),
     [
         (None, [""]),
         ("swift://photos", ["photos"]),
@@ -64,18 +54,16 @@ def test_source_that_is_none_is_refused_before_anything_is_asked(
         ("photos/train/", ["photos/train/"]),
     ],
 )
-def test_place_of_a_data_set_is_a_source(
-    source: str | None, asked: list[str]
-) -> None:
-    page = {"deleted": 1, "marker": None}
-    with scripted_swift() as swift:
-        swift.script(Answer(200, b'{"hapi": {"version": 1, "cache": true}}'))
-        for _ in asked:
-            swift.script(Answer(200, json.dumps(page).encode()))
-        login = Credentials.v1(swift.auth_url, "test:tester", "testing")
-        with Connection(login) as connection:
-            deleted = list(FeatureCache(connection).purge(source))
-        paths = [urlsplit(each.path) for each in swift.requests[1:]]
-    queries = [parse_qs(path.query, True) for path in paths]
-    assert deleted == [1] * len(asked)
-    assert [each["source"] for each in queries] == [[name] for name in asked]
+def test_source_selects_an_object_and_everything_below_it(
+    swift, connection, source, queried
+):
+    swift.script(Answer(200, b'{"hapi": {"version": 1, "cache": true}}'))
+    page = json.dumps({"deleted": 1, "marker": None}).encode()
+    swift.script(*[Answer(200, page)] * len(queried))
+    deleted = list(FeatureCache(connection).purge(source))
+    queries = [
+        parse_qs(urlsplit(each.path).query, True)
+        for each in swift.requests[1:]
+    ]
+    assert deleted == [1] * len(queried)
+    assert [each["source"] for each in queries] == [[each] for each in queried]

@@ -1,10 +1,10 @@
-"""Who asks, and whom: environment, clouds.yaml, endpoints, TLS."""
+"""Credentials: environment, clouds.yaml, endpoints, TLS."""
 
 from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,9 +12,7 @@ import pytest
 
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.credentials import Credentials
-from hapi_client.swift.http_client import ConnectionOptions
-from hapi_client.swift.retry import Backoff
-from hapi_protocol.errors import ClientError, RightsError
+from hapi_protocol.errors import ClientError
 from identity_service import IdentityService, Secret, User
 from scripted_swift import Answer, ScriptedSwift, scripted_swift
 
@@ -22,18 +20,24 @@ certificates = pytest.importorskip(
     "certificates", reason="needs cryptography (extra: dev)"
 )
 
-FAST = ConnectionOptions(
-    connect_seconds=5,
-    read_seconds=5,
-    body_seconds=10,
-    backoff=Backoff(attempts=2, first_seconds=0.01, max_seconds=0.02),
-)
 V1 = {"ST_AUTH": "http://v1/auth", "ST_USER": "u", "ST_KEY": "k"}
 V3 = {
     "OS_AUTH_URL": "http://v3/v3",
     "OS_USERNAME": "ann",
     "OS_PASSWORD": "of-ann",
     "OS_PROJECT_NAME": "physics",
+}
+APPLICATION = {
+    "OS_AUTH_URL": "http://v3/v3",
+    "OS_APPLICATION_CREDENTIAL_ID": "ac1",
+    "OS_APPLICATION_CREDENTIAL_SECRET": "of-ac1",
+}
+USER = {
+    "auth_url": "http://v3/v3",
+    "username": "ann",
+    "password": "of-ann",
+    "project_name": "physics",
+    "project_domain_id": "default",
 }
 USERS = {"ann": User("ann", "of-ann", {"physics": ("member",)})}
 INFO = Answer(200, json.dumps({"hapi": {"version": 1}}).encode())
@@ -44,15 +48,17 @@ def authority(tmp_path):
     return certificates.Authority(tmp_path)
 
 
-@contextmanager
-def clients_of(
-    environ: Mapping[str, str], options: ConnectionOptions = FAST
-) -> Iterator[Connection]:
-    with Connection(Credentials.from_environment(environ), options) as made:
-        yield made
+@pytest.fixture
+def connect(fast):
+    """Opens a connection with the credentials of an environment."""
+
+    def opened(environ):
+        return Connection(Credentials.from_environment(environ), fast)
+
+    return opened
 
 
-# --- which credentials ------------------------------------------------------
+# --- environment ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -61,20 +67,38 @@ def clients_of(
         (V1, "v1", "ST_AUTH"),
         (V3, "v3password", "OS_AUTH_URL"),
         ({**V3, **V1}, "v1", "ST_AUTH"),
+        ({**V3, **APPLICATION}, "v3applicationcredential", "OS_AUTH_URL"),
+    ],
+)
+def test_first_set_variable_selects_the_plugin(environ, plugin, source):
+    found = Credentials.from_environment(environ)
+    assert (found.plugin, found.source) == (plugin, source)
+    assert found.make_plugin().auth_url == found.auth_url
+    for secret in ("'k'", "of-ann", "of-ac1"):
+        assert secret not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("environ", "options"),
+    [
+        (V1, {"auth_url": "http://v1/auth", "username": "u", "password": "k"}),
+        (V3, {**USER, "user_domain_id": "default"}),
         (
+            {**V3, "OS_USER_DOMAIN_NAME": "people"},
+            {**USER, "user_domain_name": "people"},
+        ),
+        (
+            {**V3, **APPLICATION},
             {
-                **V3,
-                "OS_APPLICATION_CREDENTIAL_ID": "i",
-                "OS_APPLICATION_CREDENTIAL_SECRET": "s",
+                "auth_url": "http://v3/v3",
+                "application_credential_id": "ac1",
+                "application_credential_secret": "of-ac1",
             },
-            "v3applicationcredential",
-            "OS_AUTH_URL",
         ),
     ],
 )
-def test_the_first_that_is_set_is_taken(environ, plugin, source):
-    found = Credentials.from_environment(environ)
-    assert (found.plugin, found.source) == (plugin, source)
+def test_plugin_options_come_from_the_environment(environ, options):
+    assert Credentials.from_environment(environ).options == options
 
 
 @pytest.mark.parametrize(
@@ -82,15 +106,21 @@ def test_the_first_that_is_set_is_taken(environ, plugin, source):
     [
         ({}, "no credentials; set ST_AUTH"),
         ({"ST_AUTH": "x"}, "ST_USER is not set"),
+        ({"ST_AUTH": "x", "ST_USER": "u"}, "ST_KEY is not set"),
+        ({**V3, "OS_USERNAME": ""}, "OS_USERNAME is not set"),
         ({**V3, "OS_PASSWORD": ""}, "OS_PASSWORD is not set"),
-        ({**V1, "OS_INTERFACE": "inside"}, "OS_INTERFACE is 'inside'; one of"),
+        (
+            {**APPLICATION, "OS_APPLICATION_CREDENTIAL_SECRET": ""},
+            "OS_APPLICATION_CREDENTIAL_SECRET is not set",
+        ),
+        ({**V1, "OS_INTERFACE": "inside"}, "OS_INTERFACE is 'inside'"),
         ({**V1, "OS_INSECURE": "perhaps"}, "OS_INSECURE is 'perhaps'"),
-        ({**V1, "OS_CACERT": "/no/ca"}, "OS_CACERT. '/no/ca' is not there"),
-        ({**V1, "OS_CERT": "/no/crt"}, "OS_CERT. '/no/crt' is not there"),
+        ({**V1, "OS_CACERT": "/no/ca"}, "OS_CACERT. '/no/ca' does not exist"),
+        ({**V1, "OS_CERT": "/no/crt"}, "OS_CERT. '/no/crt' does not exist"),
         ({**V1, "OS_KEY": __file__}, "needs its certificate, OS_CERT"),
     ],
 )
-def test_what_is_wrong_is_named(environ, message):
+def test_missing_or_bad_variable_is_named(environ, message):
     with pytest.raises(ClientError, match=message) as caught:
         Credentials.from_environment(environ)
     assert caught.value.code == "bad_configuration"
@@ -105,15 +135,9 @@ def test_what_is_wrong_is_named(environ, message):
         ({"OS_INTERFACE": "public", "OS_ENDPOINT_TYPE": "admin"}, "public"),
     ],
 )
-def test_interface_has_the_names_of_both_commands(environ, interface):
-    assert Credentials.from_environment({**V3, **environ}).interface == (
-        interface
-    )
-
-
-def test_secrets_are_not_shown():
-    for environ, secret in ((V1, "'k'"), (V3, "of-ann")):
-        assert secret not in repr(Credentials.from_environment(environ))
+def test_interface_is_read_from_either_variable(environ, interface):
+    found = Credentials.from_environment({**V3, **environ})
+    assert found.interface == interface
 
 
 # --- clouds.yaml ------------------------------------------------------------
@@ -121,7 +145,7 @@ def test_secrets_are_not_shown():
 
 @pytest.fixture
 def clouds(tmp_path):
-    """A file and what has to be kept secret; the environment for both."""
+    """Writes clouds.yaml and secure.yaml; returns their environment."""
     pytest.importorskip("openstack", reason="needs openstacksdk")
     (tmp_path / "clouds.yaml").write_text(
         """
@@ -154,7 +178,7 @@ clouds:
     }
 
 
-def test_a_cloud_says_all_and_its_secrets_are_merged(clouds):
+def test_cloud_gives_all_settings_and_merges_secrets(clouds):
     found = Credentials.from_environment({**V3, **clouds})
     assert found.plugin == "password"
     assert found.options["password"] == "of-ann"
@@ -166,7 +190,7 @@ def test_a_cloud_says_all_and_its_secrets_are_merged(clouds):
     assert pickle.loads(pickle.dumps(found)) == found
 
 
-def test_the_environment_says_more_than_the_cloud(clouds):
+def test_environment_overrides_the_cloud(clouds):
     found = Credentials.from_environment(
         {
             **clouds,
@@ -180,11 +204,11 @@ def test_the_environment_says_more_than_the_cloud(clouds):
     assert found.storage_url == "http://store/v1/A"
 
 
-def test_v1_of_the_environment_comes_before_a_cloud(clouds):
+def test_v1_variables_come_before_a_cloud(clouds):
     assert Credentials.from_environment({**clouds, **V1}).source == "ST_AUTH"
 
 
-def test_files_are_looked_for_where_openstacksdk_does(clouds, monkeypatch):
+def test_clouds_yaml_is_found_where_openstacksdk_looks(clouds, monkeypatch):
     from openstack.config import loader
 
     path = clouds.pop("OS_CLIENT_CONFIG_FILE")
@@ -199,18 +223,18 @@ def test_files_are_looked_for_where_openstacksdk_does(clouds, monkeypatch):
         ("nothing", "cloud 'nothing': .*application credential"),
     ],
 )
-def test_a_cloud_that_cannot_be_used_is_named(clouds, name, message):
+def test_unusable_cloud_is_named(clouds, name, message):
     with pytest.raises(ClientError, match=message):
         Credentials.from_environment({**clouds, "OS_CLOUD": name})
 
 
-def test_without_openstacksdk_the_extra_is_named(monkeypatch):
+def test_missing_openstacksdk_names_the_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "openstack", None)
     with pytest.raises(ClientError, match=r"swift-hapi\[clouds\]"):
         Credentials.from_environment({"OS_CLOUD": "lab"})
 
 
-def test_clouds_of_either_auth_log_in(clouds, tmp_path):
+def test_clouds_log_in_with_either_auth(connect, clouds, tmp_path):
     path = Path(clouds["OS_CLIENT_CONFIG_FILE"])
     with scripted_swift() as swift:
         swift.script(INFO)
@@ -223,7 +247,7 @@ def test_clouds_of_either_auth_log_in(clouds, tmp_path):
                 text.replace("http://127.0.0.1:9/auth", swift.auth_url)
             )
             for name, account in (("lab", "internal"), ("old", "AUTH_test")):
-                with clients_of({**clouds, "OS_CLOUD": name}) as connection:
+                with connect({**clouds, "OS_CLOUD": name}) as connection:
                     assert connection.account == account
                     assert connection.require_hapi()
 
@@ -232,31 +256,31 @@ def test_clouds_of_either_auth_log_in(clouds, tmp_path):
 
 
 @pytest.mark.parametrize("interface", ["public", "internal", "admin"])
-def test_the_endpoint_of_the_interface_is_used(interface):
+def test_endpoint_of_the_interface_is_used(connect, interface):
     service = IdentityService(USERS)
     service.object_store_url = "http://127.0.0.1:9/v1/%i"
     with service.running():
         environ = {**V3, "OS_AUTH_URL": service.url}
-        with clients_of({**environ, "OS_INTERFACE": interface}) as connection:
+        with connect({**environ, "OS_INTERFACE": interface}) as connection:
             assert connection.account == interface
 
 
-def test_a_region_without_an_endpoint_is_named():
+def test_region_without_an_endpoint_is_named(connect):
     service = IdentityService(USERS)
     with service.running():
         environ = {**V3, "OS_AUTH_URL": service.url, "OS_REGION_NAME": "off"}
         with (
-            clients_of(environ) as connection,
+            connect(environ) as connection,
             pytest.raises(ClientError, match=r"off region .*OS_REGION"),
         ):
             connection.head("c", "o")
 
 
 @contextmanager
-def tls_places(
+def tls_servers(
     authority, *, asks_clients: bool = False
 ) -> Iterator[tuple[dict[str, str], dict[str, str], ScriptedSwift]]:
-    """Environments for v1 and Keystone, of servers that speak TLS."""
+    """Runs TLS servers; yields the v1 and Keystone environments."""
     context = authority.server_context(asks_clients=asks_clients)
     service = IdentityService(
         USERS, {"of-a-job": Secret("hush", "ann", "physics")}
@@ -268,37 +292,37 @@ def tls_places(
         yield v1, {**V3, "OS_AUTH_URL": service.url}, swift
 
 
-def test_the_ca_bundle_is_that_of_both_services(authority):
+def test_ca_bundle_is_used_for_both_services(connect, authority):
     trust = {"OS_CACERT": authority.ca_file}
-    with tls_places(authority) as (v1, v3, swift):
+    with tls_servers(authority) as (v1, v3, swift):
         for environ in (v1, v3):
-            with clients_of({**environ, **trust}) as connection:
+            with connect({**environ, **trust}) as connection:
                 assert connection.require_hapi()
     assert len(swift.requests) == 2
 
 
-def test_the_ca_bundle_comes_before_that_of_requests(
-    authority, tmp_path, monkeypatch
+def test_ca_bundle_overrides_that_of_requests(
+    connect, authority, tmp_path, monkeypatch
 ):
     other = certificates.Authority(tmp_path, "other")
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", other.ca_file)
     trust = {"OS_CACERT": authority.ca_file}
     with (
-        tls_places(authority) as (v1, _, _),
-        clients_of({**v1, **trust}) as connection,
+        tls_servers(authority) as (v1, _, _),
+        connect({**v1, **trust}) as connection,
     ):
         assert connection.require_hapi()
 
 
-def test_an_unknown_authority_is_refused_at_once(authority, tmp_path):
-    """By the auth service, and by Swift where that one is known."""
+def test_unknown_authority_is_refused_without_retries(
+    connect, authority, tmp_path
+):
+    """First that of the auth service, then that of Swift alone."""
     other = certificates.Authority(tmp_path, "other")
-    with tls_places(authority) as (v1, v3, swift):
+    with tls_servers(authority) as (v1, v3, swift):
         for environ in (v1, v3):
             with (
-                clients_of(
-                    {**environ, "OS_CACERT": other.ca_file}
-                ) as connection,
+                connect({**environ, "OS_CACERT": other.ca_file}) as connection,
                 pytest.raises(ClientError, match=r"(?i)certificate.verify"),
             ):
                 connection.require_hapi()
@@ -310,7 +334,7 @@ def test_an_unknown_authority_is_refused_at_once(authority, tmp_path):
                 "OS_STORAGE_URL": f"{elsewhere.url}/v1/AUTH_test",
             }
             with (
-                clients_of(environ) as connection,
+                connect(environ) as connection,
                 pytest.raises(ClientError, match="OS_CACERT") as caught,
             ):
                 connection.require_hapi()
@@ -318,55 +342,36 @@ def test_an_unknown_authority_is_refused_at_once(authority, tmp_path):
             assert connection.traffic.count().retries == 0
 
 
-def test_insecure_is_warned_of_and_is_that_of_both(
-    authority, tmp_path, monkeypatch, caplog
+def test_insecure_applies_to_both_services_with_a_warning(
+    connect, authority, tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", authority.ca_file)
-    with tls_places(certificates.Authority(tmp_path, "other")) as places:
-        for environ in places[:2]:
+    with tls_servers(certificates.Authority(tmp_path, "other")) as servers:
+        for environ in servers[:2]:
             caplog.clear()
             with (
                 pytest.warns(match="Unverified HTTPS"),
-                clients_of({**environ, "OS_INSECURE": "1"}) as client,
+                connect({**environ, "OS_INSECURE": "1"}) as client,
             ):
                 assert client.require_hapi()
-            assert "not checked (insecure)" in caplog.text
+            assert "not verified (insecure)" in caplog.text
 
 
-def test_our_certificate_is_shown_to_both_services(authority):
+def test_client_certificate_is_sent_to_both_services(connect, authority):
     trust = {"OS_CACERT": authority.ca_file}
     crt, key = authority.certify("client")
     one = Path(crt).with_suffix(".pem")
     one.write_text(Path(crt).read_text() + Path(key).read_text())
-    with tls_places(authority, asks_clients=True) as (v1, v3, _):
+    with tls_servers(authority, asks_clients=True) as (v1, v3, _):
         for environ in (v1, v3):
             for shown in (
                 {"OS_CERT": crt, "OS_KEY": key},
                 {"OS_CERT": str(one)},
             ):
-                with clients_of({**environ, **trust, **shown}) as connection:
+                with connect({**environ, **trust, **shown}) as connection:
                     assert connection.require_hapi()
             with (
-                clients_of({**environ, **trust}) as connection,
+                connect({**environ, **trust}) as connection,
                 pytest.raises(ClientError),
             ):
                 connection.require_hapi()
-
-
-# --- tokens -----------------------------------------------------------------
-
-
-def test_a_token_that_is_refused_twice_is_a_named_error():
-    refused = Answer(401, b"no", {"X-Trans-Id": "tx401"})
-    with scripted_swift() as swift:
-        swift.script(refused)
-        environ = {**V1, "ST_AUTH": swift.auth_url}
-        with (
-            clients_of(environ) as connection,
-            pytest.raises(RightsError, match="with a new token too") as caught,
-        ):
-            connection.open("c", "o")
-        assert swift.num_tokens == 2
-        assert len(swift.requests) == 2
-        assert caught.value.trans_id == "tx401"
-        assert caught.value.status == 401

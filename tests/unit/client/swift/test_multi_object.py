@@ -1,10 +1,10 @@
-"""Requests for many objects, against a server that answers as told."""
+"""Requests for the features of many objects."""
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,9 @@ import pytest
 import torch
 
 from hapi_client.swift.connection import Connection
-from hapi_client.swift.credentials import Credentials
 from hapi_client.swift.multi_object import ObjectFeatures
 from hapi_client.swift.response_body import ResponseBody
 from hapi_protocol.errors import (
-    ClientError,
     RightsError,
     TruncatedStreamError,
     UnavailableError,
@@ -25,48 +23,31 @@ from hapi_protocol.feature_stream import Row, feature_schema
 from hapi_protocol.feature_writer import FeatureStreamWriter
 from hapi_protocol.headers import CONTENT_TYPE_STREAM, Annotation, ModelPath
 from hapi_splitter.encodings import encode
-from scripted_swift import Answer, ScriptedSwift, scripted_swift
+from scripted_swift import Answer, ScriptedSwift
 
 SHAPE = (2, 3)
 NAMES = ["a b.jpg", "ü\n.jpg", "a b.jpg", "what?.png"]
 FAILED = "service_unavailable: Swift answers 503 now"
+VALUES = torch.arange(5 * 6, dtype=torch.float32).view(5, *SHAPE)
 
 
-@pytest.fixture
-def swift() -> Iterator[ScriptedSwift]:
-    with scripted_swift() as server:
-        yield server
-
-
-@pytest.fixture
-def connection(swift: ScriptedSwift) -> Iterator[Connection]:
-    login = Credentials.v1(swift.auth_url, "test:tester", "testing")
-    with Connection(login) as made:
-        yield made
-
-
-def asked(encoding: str = "float32") -> Annotation:
+def annotation(encoding: str = "float32") -> Annotation:
     return Annotation(ModelPath("AUTH_test", "m", "x.hapi"), 2, encoding)
-
-
-def values(count: int) -> torch.Tensor:
-    return torch.arange(count * 6, dtype=torch.float32).view(count, *SHAPE)
 
 
 def stream(
     names: Sequence[str], failed: Sequence[int] = (), encoding: str = "float32"
 ) -> bytes:
-    """Two batches of rows; those that failed have no features."""
+    """Writes rows in two batches; failed rows have no features."""
     sink = io.BytesIO()
     writer = FeatureStreamWriter(sink, feature_schema(SHAPE, encoding))
     rows = [
         row(n, name, FAILED if n in failed else None)
         for n, name in enumerate(names)
     ]
-    all_values = values(len(names))
     for part in (slice(0, 2), slice(2, len(names))):
         good = [n for n in range(len(names))[part] if n not in failed]
-        sent = encode(all_values[good], encoding)
+        sent = encode(VALUES[good], encoding)
         writer.write(
             rows[part], sent.array, {}, scale=sent.scale, zero=sent.zero
         )
@@ -81,57 +62,52 @@ def row(number: int, name: str, error: str | None) -> Row:
     return Row(number, name, meta=meta, error=error)
 
 
-def answered(body: bytes, **changes: Any) -> Answer:
-    return Answer(200, body, {"Content-Type": CONTENT_TYPE_STREAM}, **changes)
+def respond(swift: ScriptedSwift, body: bytes, **options: Any) -> None:
+    headers = {"Content-Type": CONTENT_TYPE_STREAM}
+    swift.script(Answer(200, body, headers, **options))
 
 
-def ask(connection: Connection, **options: Any) -> list[ObjectFeatures]:
-    found = connection.get_many("c d", NAMES, asked(**options))
-    return list(found)
+def get_many(connection: Connection, **options: Any) -> list[ObjectFeatures]:
+    return list(connection.get_many("c d", NAMES, annotation(**options)))
 
 
 @pytest.mark.parametrize("encoding", ["float32", "bfloat16", "uint8;zstd"])
 def test_rows_come_in_order_with_their_features(
     swift: ScriptedSwift, connection: Connection, encoding: str
 ) -> None:
-    swift.script(answered(stream(NAMES, [1], encoding)))
-    found = ask(connection, encoding=encoding)
+    respond(swift, stream(NAMES, [1], encoding))
+    rows = get_many(connection, encoding=encoding)
 
-    assert [(each.index, each.name) for each in found] == list(
-        enumerate(NAMES)
-    )
-    assert [each.status for each in found] == [200, 503, 200, 200]
-    assert [each.etag for each in found] == ["e0", None, "e2", "e3"]
-    assert [each.error for each in found] == [None, FAILED, None, None]
-    assert [each.code for each in found][1] == "service_unavailable"
-    assert [each.is_retryable for each in found] == [False, True, False, False]
-    assert found[1].features is None
+    assert [(row.index, row.name) for row in rows] == list(enumerate(NAMES))
+    assert [(row.status, row.etag, row.error) for row in rows] == [
+        (200, "e0", None),
+        (503, None, FAILED),
+        (200, "e2", None),
+        (200, "e3", None),
+    ]
+    assert rows[1].code == "service_unavailable"
+    assert [row.is_retryable for row in rows] == [False, True, False, False]
+    assert rows[1].features is None
     for number in (0, 2, 3):
-        features = found[number].features
+        features = rows[number].features
         assert features is not None
         assert features.dtype == torch.float32
         torch.testing.assert_close(
-            features, values(4)[number], rtol=0.01, atol=0.03
+            features, VALUES[number], rtol=0.01, atol=0.03
         )
 
 
-def test_request_is_a_post_of_quoted_names(
+def test_request_posts_quoted_names(
     swift: ScriptedSwift, connection: Connection
 ) -> None:
-    swift.script(answered(stream(NAMES)))
-    ask(connection)
-
+    respond(swift, stream(NAMES))
+    get_many(connection)
     (request,) = swift.requests
-    assert (request.method, request.path) == (
-        "POST",
-        "/v1/AUTH_test/c%20d?hapi",
+    assert request.method == "POST"
+    assert request.path == "/v1/AUTH_test/c%20d?hapi"
+    assert request.body == (
+        b"a%20b.jpg\n%C3%BC%0A.jpg\na%20b.jpg\nwhat%3F.png"
     )
-    assert request.body.split(b"\n") == [
-        b"a%20b.jpg",
-        b"%C3%BC%0A.jpg",
-        b"a%20b.jpg",
-        b"what%3F.png",
-    ]
     assert request.headers["X-Hapi-Model"] == "/AUTH_test/m/x.hapi"
     assert request.headers["X-Hapi-Cut"] == "2"
 
@@ -145,23 +121,23 @@ def test_request_is_a_post_of_quoted_names(
         [*NAMES[:3], "other"],
     ],
 )
-def test_answer_to_other_names_is_refused(
+def test_response_with_other_names_is_refused(
     swift: ScriptedSwift, connection: Connection, names: list[str]
 ) -> None:
-    swift.script(answered(stream(names)))
+    respond(swift, stream(names))
     with pytest.raises(TruncatedStreamError):
-        ask(connection)
+        get_many(connection)
 
 
-@pytest.mark.parametrize("left_out", [100, 0])
-def test_answer_that_breaks_off_is_refused(
-    swift: ScriptedSwift, connection: Connection, left_out: int
+@pytest.mark.parametrize("num_missing", [100, 0])
+def test_response_that_breaks_off_is_refused(
+    swift: ScriptedSwift, connection: Connection, num_missing: int
 ) -> None:
-    """Also behind its last row."""
+    """It is refused even if it breaks off after its last row."""
     body = stream(NAMES)
-    swift.script(answered(body[: len(body) - left_out], cut_off=100))
+    respond(swift, body[: len(body) - num_missing], cut_off=100)
     with pytest.raises(TruncatedStreamError):
-        ask(connection)
+        get_many(connection)
 
 
 def test_row_without_a_status_is_refused(
@@ -171,25 +147,15 @@ def test_row_without_a_status_is_refused(
     writer = FeatureStreamWriter(sink, feature_schema(SHAPE, "float32"))
     writer.write([Row(0, NAMES[0])], np.zeros((1, *SHAPE), np.float32))
     writer.close(source_etag="", source_bytes=1)
-    swift.script(answered(sink.getvalue()))
+    respond(swift, sink.getvalue())
     with pytest.raises(TruncatedStreamError, match="row 0 has no status"):
-        ask(connection)
-
-
-def test_proxy_without_the_filter_is_named(
-    swift: ScriptedSwift, connection: Connection
-) -> None:
-    """A container's owner has just changed nothing of its metadata."""
-    swift.script(Answer(204))
-    with pytest.raises(ClientError) as caught:
-        ask(connection)
-    assert caught.value.code == "no_hapi"
+        get_many(connection)
 
 
 @pytest.mark.parametrize(
     ("status", "kind"), [(404, RightsError), (503, UnavailableError)]
 )
-def test_refusal_of_the_request_comes_before_any_row(
+def test_refused_request_fails_before_any_row_without_a_retry(
     swift: ScriptedSwift,
     connection: Connection,
     status: int,
@@ -197,27 +163,27 @@ def test_refusal_of_the_request_comes_before_any_row(
 ) -> None:
     swift.script(Answer(status))
     with pytest.raises(kind):
-        connection.get_many("c", NAMES, asked())
+        connection.get_many("c", NAMES, annotation())
     assert len(swift.requests) == 1
 
 
 @pytest.mark.parametrize("reads_all", [True, False])
-def test_answer_is_closed_behind_its_reader(
+def test_response_is_closed_after_its_reader(
     swift: ScriptedSwift,
     connection: Connection,
     monkeypatch: pytest.MonkeyPatch,
     reads_all: bool,
 ) -> None:
     bodies: list[ResponseBody] = []
-    plain_open = Connection._open
+    original = Connection._open
 
-    def opened(*args: Any, **kwargs: Any) -> ResponseBody:
-        bodies.append(plain_open(*args, **kwargs))
+    def recording(*args: Any, **kwargs: Any) -> ResponseBody:
+        bodies.append(original(*args, **kwargs))
         return bodies[-1]
 
-    monkeypatch.setattr(Connection, "_open", opened)
-    swift.script(answered(stream(NAMES)))
-    rows = connection.get_many("c", NAMES, asked())
+    monkeypatch.setattr(Connection, "_open", recording)
+    respond(swift, stream(NAMES))
+    rows = connection.get_many("c", NAMES, annotation())
     assert next(rows).name == NAMES[0]
     assert not bodies[0].closed
     if reads_all:

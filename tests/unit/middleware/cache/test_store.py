@@ -49,7 +49,7 @@ def world_of(tmp_path: Path, **options: str) -> Iterator[FilterUnderTest]:
     given = {"cache": "yes", **options}
     with filter_and_worker(tmp_path, **given) as world:
         yield world
-        until(lambda: world.filter.cache.buffer.used_bytes == 0)
+        until(lambda: world.filter.context.cache.buffer.used_bytes == 0)
         world.swift.assert_nothing_is_open()
         assert_private_requests_are_for_entries(world.swift)
 
@@ -323,7 +323,7 @@ def test_entry_that_cannot_be_stored_costs_the_answer_nothing(
     failures = on_entries(world, "PUT", status)
     assert ask(world).body == COMPUTED
     until(failures)
-    until(lambda: world.filter.cache.is_resting(ACCOUNT))
+    until(lambda: world.filter.context.cache.is_resting(ACCOUNT))
     for _ in range(3):
         answer = ask(world)
         assert answer.body == SHARD.upper()
@@ -340,7 +340,7 @@ def test_quota_of_an_account_is_no_matter_of_others(
 ) -> None:
     on_entries(world, "PUT", status)
     ask(world)
-    cache = world.filter.cache
+    cache = world.filter.context.cache
     until(lambda: cache.is_resting(ACCOUNT))
     assert cache.is_resting(OTHER) == others_rest
 
@@ -356,7 +356,7 @@ def test_entry_that_is_long_in_storing_is_given_up(
 
     world.swift.on_private = slow
     assert ask(world).body == COMPUTED
-    until(lambda: world.filter.cache.is_resting(OTHER))
+    until(lambda: world.filter.context.cache.is_resting(OTHER))
     assert entries(world) == []
 
 
@@ -367,9 +367,9 @@ def test_storing_goes_on_after_a_rest(
     failures = on_entries(world, "PUT", 507)
     ask(world)
     until(failures)
-    until(lambda: world.filter.cache.is_resting(ACCOUNT))
+    until(lambda: world.filter.context.cache.is_resting(ACCOUNT))
     world.swift.on_private = None
-    until(lambda: not world.filter.cache.is_resting(ACCOUNT))
+    until(lambda: not world.filter.context.cache.is_resting(ACCOUNT))
     warm(world)
 
 
@@ -470,9 +470,9 @@ def test_reader_that_goes_away_frees_what_was_held(
     request = world.request(headers=annotation(cache="readwrite"), env=env)
     _status, _headers, chunks = request.call_application(world.pipeline)
     next(iter(chunks))
-    assert world.filter.cache.buffer.used_bytes > 0
+    assert world.filter.context.cache.buffer.used_bytes > 0
     chunks.close()
-    assert world.filter.cache.buffer.used_bytes == 0
+    assert world.filter.context.cache.buffer.used_bytes == 0
     assert entries(world) == []
 
 
@@ -520,7 +520,7 @@ def test_hit_frees_its_memory_as_swift_closes_it(
             else:
                 assert next(iter(chunks)) == SHARD.upper()[:1000]
             chunks.close()
-            assert world.filter.cache.buffer.used_bytes == 0
+            assert world.filter.context.cache.buffer.used_bytes == 0
 
 
 def test_entries_are_stored_with_time_to_live_and_policy(

@@ -1,4 +1,4 @@
-"""Where models can be frozen, and what is said where they cannot."""
+"""Splitting of models at their freeze point."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from reference_models import BranchedNet
 SHAPE = (3, 16, 16)
 
 
-class Aside(nn.Module):
-    """Its tail reads an earlier activation as well."""
+class SkipConnection(nn.Module):
+    """A model whose tail also reads an earlier activation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Aside(nn.Module):
 
 
 class Tied(nn.Module):
-    """One layer is called on both sides of ``middle``."""
+    """A model that calls one layer on both sides of ``middle``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Tied(nn.Module):
 
 
 class Branching(nn.Module):
-    """Its control flow depends on values."""
+    """A model whose control flow depends on values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Branching(nn.Module):
 
 
 class Unpackable(nn.Module):
-    """Sorting is not in the table of operators."""
+    """A model that sorts, which is not in the table of operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def test_freeze_stops_before_dropout_and_batch_norm() -> None:
     assert isinstance(parts.tail.get_submodule("norm"), nn.BatchNorm1d)
 
 
-def test_split_leaves_model_and_its_modes_alone() -> None:
+def test_split_does_not_change_the_model_or_its_modes() -> None:
     model = BranchedNet().train()
     model.right.eval()
     modes = {name: m.training for name, m in model.named_modules()}
@@ -99,11 +99,16 @@ def test_split_leaves_model_and_its_modes_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "freeze", "code", "said"),
+    ("model", "freeze", "code", "message"),
     [
         (BranchedNet(), "mxi", "unknown_freeze", r"'mxi'.*not in.*mix"),
         (BranchedNet(), "left", "cannot_freeze", r"2 tensors.*\[8, 16, 16\]"),
-        (Aside(), "second", "cannot_freeze", r"first \[4, 16, 16\], second"),
+        (
+            SkipConnection(),
+            "second",
+            "cannot_freeze",
+            r"first \[4, 16, 16\], second",
+        ),
         (Tied(), "middle", "cannot_freeze", r"parameter 'layer\.\w+'"),
         (Branching(), "layer", "cannot_trace", "cannot trace Branching"),
         (TwoInputs(), "x", "cannot_trace", "takes 2 tensors"),
@@ -114,16 +119,16 @@ def test_split_leaves_model_and_its_modes_alone() -> None:
         type(value).__name__ if isinstance(value, nn.Module) else None
     ),
 )
-def test_model_that_cannot_be_split_is_an_error_naming_why(
-    model: nn.Module, freeze: str, code: str, said: str
+def test_model_that_cannot_be_split_is_refused_with_a_reason(
+    model: nn.Module, freeze: str, code: str, message: str
 ) -> None:
-    with pytest.raises(FreezeError, match=said) as caught:
+    with pytest.raises(FreezeError, match=message) as caught:
         split(model, freeze, sample_shape=SHAPE)
     assert caught.value.code == code
 
 
-def test_aside_can_be_frozen_where_its_branches_meet() -> None:
-    model = Aside()
+def test_model_can_be_frozen_before_a_skip_connection() -> None:
+    model = SkipConnection()
     parts = split(model, "first", sample_shape=SHAPE)
     samples = torch.randn(2, *SHAPE)
     features = parts.frozen.suffix(0)(samples)
@@ -139,15 +144,15 @@ def test_aside_can_be_frozen_where_its_branches_meet() -> None:
         (models.squeezenet1_1, "features"),
     ],
 )
-def test_default_freeze_is_all_before_the_last_linear(
+def test_default_freeze_leaves_the_last_linear(
     constructor: object, expected: str
 ) -> None:
     model = constructor(weights=None)  # type: ignore[operator]
     assert default_freeze(model, sample_shape=(3, 64, 64)) == expected
 
 
-def test_default_freeze_of_a_bare_head_is_an_error() -> None:
-    with pytest.raises(FreezeError, match="no place to freeze"):
+def test_default_freeze_of_a_single_layer_is_refused() -> None:
+    with pytest.raises(FreezeError, match="no freeze point before"):
         default_freeze(nn.Linear(4, 2), sample_shape=(4,))
 
 
@@ -159,7 +164,7 @@ def test_tail_can_be_copied() -> None:
     torch.testing.assert_close(other(features), parts.tail(features))
 
 
-def test_tail_takes_a_size_computed_before_the_freeze_point() -> None:
+def test_tail_recomputes_sizes_from_before_the_freeze_point() -> None:
     class Sized(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -178,11 +183,11 @@ def test_tail_takes_a_size_computed_before_the_freeze_point() -> None:
         torch.testing.assert_close(parts.tail(features), model(samples))
 
 
-@pytest.mark.parametrize("as_pair", [False, True])
-def test_random_numbers_go_on_as_if_nothing_had_been_split(as_pair):
+@pytest.mark.parametrize("as_two_modules", [False, True])
+def test_split_does_not_change_the_random_state(as_two_modules):
     body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten())
     head = nn.Sequential(nn.Dropout(), nn.Linear(4 * 6 * 6, 2))
-    model = (body, head) if as_pair else nn.Sequential(body, head)
+    model = (body, head) if as_two_modules else nn.Sequential(body, head)
     before = torch.get_rng_state()
-    split(model, None if as_pair else "0", sample_shape=(3, 8, 8))
+    split(model, None if as_two_modules else "0", sample_shape=(3, 8, 8))
     assert torch.equal(before, torch.get_rng_state())

@@ -1,4 +1,4 @@
-"""The proof that samples do not influence one another, and its limits."""
+"""Batch positions, and the refusal of programs that mix samples."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SAMPLE = (4, 6)
 FORM = SampleForm(SAMPLE)
 
 
-def place(*calls: tuple[str, tuple[Argument, ...]]) -> Batch | None:
-    """Where the batch is after calls on tensor 0, ``[B, 4, 6]``.
+def batch_after(*calls: tuple[str, tuple[Argument, ...]]) -> Batch | None:
+    """Returns the batch position after calls on tensor 0, ``[B, 4, 6]``.
 
     Tensor 1 is a weight ``[6, 6]``; calls yield tensors 2, 3, …
     """
@@ -74,10 +74,10 @@ def place(*calls: tuple[str, tuple[Argument, ...]]) -> Batch | None:
         ([("stack.default", ((X, X), 0))], Batch(1)),
     ],
 )
-def test_batch_is_followed(
+def test_batch_position_is_tracked(
     calls: list[tuple[str, tuple[Argument, ...]]], expected: Batch
 ) -> None:
-    assert place(*calls) == expected
+    assert batch_after(*calls) == expected
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_batch_is_followed(
         [("reshape.default", (X, (2, Affine(2), 6)))],
         [("expand.default", (W, (Affine(2), 6, 6)))],
         [("layer_norm.default", (X, (2, 4, 6), None, None, 1e-5, False))],
-        # The batch as rows of one operand and columns of the other.
+        # The batch is in the rows of one operand and columns of the other.
         [
             ("permute.default", (X, (1, 0, 2))),
             ("transpose.int", (Ref(2), 1, 2)),
@@ -112,7 +112,7 @@ def test_batch_is_followed(
                 (Ref(2), Ref(2), Ref(2), None, 0.0, False, None),
             ),
         ],
-        # [B, B, ...] from the batch in two places.
+        # The batches are in two dimensions: [B, B, ...].
         [
             ("unsqueeze.default", (X, 0)),
             ("unsqueeze.default", (X, 1)),
@@ -130,7 +130,7 @@ def test_batch_is_followed(
             ("unsqueeze.default", (X, 0)),
             ("im2col.default", (Ref(2), (2, 2), (1, 1), (0, 0), (1, 1))),
         ],
-        # Three dimensions would be one image, its channels the samples.
+        # Three dimensions mean one image whose channels are the samples.
         [("im2col.default", (X, (2, 2), (1, 1), (0, 0), (1, 1)))],
         [
             ("permute.default", (X, (1, 0, 2))),
@@ -139,21 +139,21 @@ def test_batch_is_followed(
                 (Ref(2), (2, 3), (1, 1), (1, 1), (0, 0), (1, 1)),
             ),
         ],
-        # Data as the weights of a product.
+        # Samples are the weights of a product.
         [
             ("reshape.default", (X, (Affine(4), 6))),
             ("linear.default", (W, Ref(2), None)),
         ],
     ],
 )
-def test_mixing_samples_is_refused(
+def test_program_that_mixes_samples_is_refused(
     calls: list[tuple[str, tuple[Argument, ...]]],
 ) -> None:
     with pytest.raises(PackageError, match=r"would mix samples|cannot run"):
-        place(*calls)
+        batch_after(*calls)
 
 
-def test_dead_buffers_are_reused_and_the_input_is_not() -> None:
+def test_dead_buffers_are_reused_but_not_the_input() -> None:
     program = Program(
         0,
         (
@@ -171,10 +171,10 @@ def test_dead_buffers_are_reused_and_the_input_is_not() -> None:
         "aten.add_.Tensor",
     ]
     samples = torch.randn(2, *SAMPLE)
-    kept = samples.clone()
+    original = samples.clone()
     expected = samples + samples.relu().exp()
     assert torch.equal(module(samples), expected)
-    assert torch.equal(samples, kept)
+    assert torch.equal(samples, original)
 
 
 def test_buffer_read_through_a_view_is_not_reused() -> None:
@@ -204,9 +204,9 @@ def test_constant_repeated_per_sample_is_not_overwritten() -> None:
         ),
     )
     weight = torch.randn(1, 4, 6)
-    kept = weight.clone()
+    original = weight.clone()
     values = infer(program, {1: weight}, FORM)
     module = lower(program, values, {1: weight}, 0, 3)
     samples = torch.randn(3, *SAMPLE)
     assert torch.equal(module(samples), weight + samples)
-    assert torch.equal(weight, kept)
+    assert torch.equal(weight, original)

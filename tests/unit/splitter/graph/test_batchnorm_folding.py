@@ -1,4 +1,4 @@
-"""Fast regions: folded batch norms, and images with their channels last."""
+"""Fast regions: folded batch norms and channels-last images."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ CONV = "aten.conv2d.default"
 CPU = torch.device("cpu")
 
 
-def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     atol = 1e-5 * expected.abs().max().item()
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=atol)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=atol)
 
 
 def convolution(
@@ -59,14 +59,14 @@ def convolution(
 
 
 def norm(image: int, scale: int | None, shift: int | None, mean: int) -> Call:
-    """Its variance is the weight after the mean."""
-    pair = (scale and Ref(scale), shift and Ref(shift))
+    """Returns a batch norm whose variance is the weight after the mean."""
+    affine = (scale and Ref(scale), shift and Ref(shift))
     statistics = (Ref(mean), Ref(mean + 1))
-    return Call(BATCH_NORM, (Ref(image), *pair, *statistics, 0.1, 1e-5))
+    return Call(BATCH_NORM, (Ref(image), *affine, *statistics, 0.1, 1e-5))
 
 
 def statistics(channels: int) -> list[torch.Tensor]:
-    """Scale, shift, mean, variance."""
+    """Returns scale, shift, mean and variance."""
     signed = [torch.randn(channels) for _ in range(3)]
     return [*signed, torch.rand(channels) + 0.1]
 
@@ -94,7 +94,7 @@ def branched_region() -> FrozenGraph:
 
 @pytest.fixture(scope="module")
 def mobile() -> FrozenGraph:
-    """With convolutions at cuts, and in branches where there are none."""
+    """A region with convolutions at cuts and in branches without cuts."""
     return frozen_part(REFERENCE_MODELS["mobilenet_v3_small"])
 
 
@@ -106,13 +106,13 @@ def frozen_part(reference: ReferenceModel) -> FrozenGraph:
     ).frozen
 
 
-# Weights 1 to 4 are scale, shift, mean and variance of 6 channels, 5 is the
-# convolution's weight, 6 its bias.
+# Weights 1 to 4: scale, shift, mean and variance of 6 channels; 5 and 6:
+# weight and bias of the convolution.
 @pytest.mark.parametrize(
     ("bias", "scale", "shift", "groups"),
     [(6, 1, 2, 1), (None, 1, 2, 1), (6, None, None, 1), (None, 1, 2, 3)],
 )
-def test_folded_convolution_yields_the_tensor_of_the_batch_norm(
+def test_folded_convolution_equals_the_batch_norm(
     bias: int | None, scale: int | None, shift: int | None, groups: int
 ) -> None:
     torch.manual_seed(0)
@@ -127,8 +127,7 @@ def test_folded_convolution_yields_the_tensor_of_the_batch_norm(
     fast = frozen.to(CPU, fast=True)
     images = torch.randn(4, 3, 9, 7)
     with torch.inference_mode():
-        found = fast.suffix(0)(images)
-        assert_near(found, frozen.suffix(0)(images))
+        assert_close(fast.suffix(0)(images), frozen.suffix(0)(images))
     assert ops_of(fast.suffix(0)) == [
         "aten.conv2d.default",
         "aten.relu_.default",
@@ -145,7 +144,7 @@ def test_one_dimensional_convolution_is_folded() -> None:
     fast = frozen.to(CPU, fast=True)
     samples = torch.randn(3, 4, 12)
     with torch.inference_mode():
-        assert_near(fast.suffix(0)(samples), frozen.suffix(0)(samples))
+        assert_close(fast.suffix(0)(samples), frozen.suffix(0)(samples))
     assert not any("batch_norm" in op for op in ops_of(fast.suffix(0)))
 
 
@@ -175,7 +174,7 @@ def norm_of_something_else() -> list[Call]:
     "build",
     [read_twice, computed_mean, computed_weight, norm_of_something_else],
 )
-def test_batch_norm_stays_where_it_cannot_be_folded(
+def test_batch_norm_that_cannot_be_folded_is_kept(
     build: Callable[[], list[Call]],
 ) -> None:
     torch.manual_seed(0)
@@ -186,7 +185,7 @@ def test_batch_norm_stays_where_it_cannot_be_folded(
     fast = frozen.to(CPU, fast=True)
     images = torch.randn(2, 3, 8, 8)
     with torch.inference_mode():
-        assert_near(fast.suffix(0)(images), frozen.suffix(0)(images))
+        assert_close(fast.suffix(0)(images), frozen.suffix(0)(images))
 
 
 def test_shared_convolution_weight_is_folded_for_each_batch_norm() -> None:
@@ -206,12 +205,12 @@ def test_shared_convolution_weight_is_folded_for_each_batch_norm() -> None:
     with torch.inference_mode():
         for cut in frozen.cuts:
             crossing = fast.prefix(cut.index)(images)
-            assert_near(crossing, frozen.prefix(cut.index)(images))
-            found = fast.suffix(cut.index)(crossing)
-            assert_near(found, frozen.suffix(0)(images))
+            assert_close(crossing, frozen.prefix(cut.index)(images))
+            features = fast.suffix(cut.index)(crossing)
+            assert_close(features, frozen.suffix(0)(images))
 
 
-def test_cuts_and_ids_are_those_of_the_region() -> None:
+def test_fast_region_has_the_same_cuts_and_ids() -> None:
     frozen = small_region()
     fast = frozen.to(CPU, fast=True)
     assert fast.is_fast
@@ -228,7 +227,7 @@ def test_cuts_and_ids_are_those_of_the_region() -> None:
     assert yielded(fast) == [n for n in yielded(frozen) if n != first]
 
 
-def test_cut_between_convolution_and_batch_norm_has_their_own_calls() -> None:
+def test_cut_before_a_batch_norm_is_not_folded() -> None:
     frozen = small_region()
     fast = frozen.to(CPU, fast=True)
     assert [cut.op for cut in frozen.cuts[:2]] == [CONV, BATCH_NORM]
@@ -250,55 +249,52 @@ def test_modules_of_a_fast_region_share_their_weights(
 ) -> None:
     fast = mobile.to(CPU, fast=True)
 
-    def places(module: fx.GraphModule) -> set[int]:
+    def addresses(module: fx.GraphModule) -> set[int]:
         return {b.data_ptr() for b in module.buffers() if b.numel()}
 
-    whole = places(fast.prefix(fast.num_cuts))
-    assert places(fast.prefix(fast.num_cuts - 1)) <= whole
-    assert places(fast.suffix(fast.num_cuts // 2)) < whole
+    whole = addresses(fast.prefix(fast.num_cuts))
+    assert addresses(fast.prefix(fast.num_cuts - 1)) <= whole
+    assert addresses(fast.suffix(fast.num_cuts // 2)) < whole
 
 
 @pytest.mark.parametrize("build", [small_region, branched_region])
-def test_parameter_bytes_are_those_that_are_held(
+def test_parameter_bytes_equal_the_allocated_storage(
     build: Callable[[], FrozenGraph],
 ) -> None:
     frozen = build()
     fast = frozen.to(CPU, fast=True)
-    held: dict[int, int] = {}
+    allocated: dict[int, int] = {}
     for cut in range(fast.num_cuts + 1):
         for module in (fast.prefix(cut), fast.suffix(cut)):
             for buffer in module.buffers():
                 storage = buffer.untyped_storage()
-                held[storage.data_ptr()] = storage.nbytes()
-    assert sum(held.values()) == fast.parameter_bytes
-    theirs = {w.data_ptr() for w in frozen.weights.values() if w.numel()}
-    assert not theirs & held.keys()
+                allocated[storage.data_ptr()] = storage.nbytes()
+    assert sum(allocated.values()) == fast.parameter_bytes
+    original = {w.data_ptr() for w in frozen.weights.values() if w.numel()}
+    assert not original & allocated.keys()
 
 
-def test_unfolded_weights_are_kept_for_cuts_only(mobile: FrozenGraph) -> None:
+def test_unfolded_weights_are_kept_only_for_cuts(mobile: FrozenGraph) -> None:
     fast = mobile.to(CPU, fast=True)
     nodes = {cut.node for cut in mobile.cuts}
     convolutions = fold(mobile.program, mobile.weights).convolutions
-    between = [node in nodes for node in convolutions]
-    assert any(between)
-    assert not all(between)
+    assert {node in nodes for node in convolutions} == {True, False}
     for node in convolutions:
         weight = mobile.program.call(node).refs()[1]
         assert (weight in fast.weights) == (node in nodes)
 
 
-def test_fast_region_stays_fast_when_it_is_moved() -> None:
+def test_moved_fast_region_stays_fast() -> None:
     fast = small_region().to(CPU, fast=True)
     images = torch.randn(2, *fast.input_shape)
     moved = fast.to("cpu")
     assert moved.is_fast
     assert moved.parameter_bytes == fast.parameter_bytes
     with torch.inference_mode():
-        found = moved.suffix(0)(images)
-        assert torch.equal(found, fast.suffix(0)(images))
+        assert torch.equal(moved.suffix(0)(images), fast.suffix(0)(images))
 
 
-def test_package_is_not_written_from_a_fast_region(tmp_path: Path) -> None:
+def test_fast_region_cannot_be_written_as_a_package(tmp_path: Path) -> None:
     frozen = small_region()
     before = package_bytes(frozen)
     fast = frozen.to(CPU, fast=True)
@@ -310,7 +306,7 @@ def test_package_is_not_written_from_a_fast_region(tmp_path: Path) -> None:
     assert package_bytes(frozen) == before
 
 
-def test_package_may_go_when_its_region_is_fast() -> None:
+def test_fast_region_does_not_use_the_packages_memory() -> None:
     data = bytearray(package_bytes(small_region()))
     fast = load_package(data).to(CPU, fast=True)
     images = torch.randn(1, *fast.input_shape)
@@ -320,39 +316,39 @@ def test_package_may_go_when_its_region_is_fast() -> None:
         assert torch.equal(fast.suffix(0)(images), expected)
 
 
-def test_weights_and_source_go_with_the_last_use_of_a_module() -> None:
+def test_module_is_freed_with_its_weights_and_source() -> None:
     module = small_region().to(CPU, fast=True).prefix(1)
     source = type(module).forward.__code__.co_filename
     assert linecache.getlines(source)
-    held = [weakref.ref(each) for each in (module, *module.buffers())]
+    references = [weakref.ref(each) for each in (module, *module.buffers())]
     gc.disable()
     try:
         del module
-        assert [each() for each in held] == [None] * len(held)
+        assert not any(each() for each in references)
         assert linecache.getlines(source) == []
     finally:
         gc.enable()
 
 
-class _Layouts(fx.Interpreter):
-    """Which tensors of four dimensions have their channels last."""
+class MemoryFormats(fx.Interpreter):
+    """Records which four-dimensional tensors are channels-last."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
-        self.last: dict[int, bool] = {}
+        self.is_last: dict[int, bool] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
         call = n.meta.get(META_CALL)
         if call is not None and result.ndim == 4:
-            self.last[call] = result.is_contiguous(
+            self.is_last[call] = result.is_contiguous(
                 memory_format=torch.channels_last
             )
         return result
 
 
 def _transformer(weights: None) -> nn.Module:
-    """As vit_b_16, with one narrow block."""
+    """A vit_b_16 with one narrow block."""
     return models.VisionTransformer(
         image_size=48,
         patch_size=16,
@@ -363,34 +359,34 @@ def _transformer(weights: None) -> nn.Module:
     )
 
 
-def _said_and_there(frozen: FrozenGraph) -> tuple[set[int], dict[int, bool]]:
-    """Calls whose images are said to have their channels last, and of all
-    calls whether they really have."""
+def predicted_and_actual(
+    frozen: FrozenGraph,
+) -> tuple[set[int], dict[int, bool]]:
+    """Returns calls predicted as channels-last, and the format of all."""
     fast = frozen.to(CPU, fast=True)
-    walk = _Layouts(fast.suffix(0))
+    formats = MemoryFormats(fast.suffix(0))
     with torch.inference_mode():
-        walk.run(torch.randn(2, *frozen.input_shape))
+        formats.run(torch.randn(2, *frozen.input_shape))
     assert not frozen.channels_last
-    return fast.channels_last & walk.last.keys(), walk.last
+    return fast.channels_last & formats.is_last.keys(), formats.is_last
 
 
-def test_images_keep_their_channels_last(mobile: FrozenGraph) -> None:
+def test_convolutional_networks_are_channels_last(mobile: FrozenGraph) -> None:
     resnet = frozen_part(REFERENCE_MODELS["resnet18"])
     for frozen in (mobile, resnet):
-        said, there = _said_and_there(frozen)
-        assert there
-        assert said == there.keys()
-        assert all(there.values())
+        predicted, actual = predicted_and_actual(frozen)
+        assert predicted == actual.keys() != set()
+        assert all(actual.values())
 
 
-def test_images_are_said_to_have_channels_last_only_where_they_have() -> None:
+def test_prediction_of_channels_last_has_no_false_positives() -> None:
     frozen = frozen_part(ReferenceModel(_transformer, "encoder", 48, (32,)))
-    said, there = _said_and_there(frozen)
-    assert said
-    assert said <= {call for call, last in there.items() if last}
+    predicted, actual = predicted_and_actual(frozen)
+    assert predicted
+    assert predicted <= {call for call, is_last in actual.items() if is_last}
 
 
-def test_order_is_not_said_to_be_kept_where_it_is_lost() -> None:
+def test_lost_channels_last_format_is_not_predicted() -> None:
     weights = numbered([torch.randn(6, 3, 3, 3), torch.randn(1, 6, 8, 1)])
     calls = [
         convolution(INPUT, 1),

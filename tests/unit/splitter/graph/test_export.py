@@ -1,4 +1,4 @@
-"""Operators that packages hold in fewer forms than torch has."""
+"""Export of modules to programs, and the operators that are refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def loaded(function: Function) -> tuple[nn.Module, FrozenGraph]:
 
 
 def positions(x: torch.Tensor) -> torch.Tensor:
-    """As some models make them anew for each batch."""
+    """Position encodings that are rebuilt for each batch."""
     mask = torch.zeros(x.shape[0], 8, 8, dtype=torch.bool)
     rows = (~mask).cumsum(1, dtype=torch.float32)
     return x + torch.stack([rows.sin(), rows.cos()], 1).repeat(1, 2, 1, 1)
@@ -75,7 +75,7 @@ def overwritten(x: torch.Tensor) -> torch.Tensor:
         lambda x: x + torch.ones(x.shape[0] * 4, 8, 8).view(-1, 4, 8, 8),
     ],
 )
-def test_package_computes_what_the_operator_does(function: Function) -> None:
+def test_package_computes_the_same_as_the_module(function: Function) -> None:
     model, region = loaded(function)
     for batch in (1, 2, 5):
         samples = torch.randn(batch, *SHAPE)
@@ -85,14 +85,14 @@ def test_package_computes_what_the_operator_does(function: Function) -> None:
             )
 
 
-def test_constant_made_for_each_batch_is_stored_once() -> None:
+def test_batch_constant_is_stored_once() -> None:
     _, region = loaded(positions)
     operators = {call.op for call in region.program.calls}
     assert not operators & {"aten.cumsum.default", "aten.sin.default"}
     assert region.parameter_bytes < 4 * (20 + 2 * 64 * 4)
 
 
-def test_two_views_of_one_weight_are_two_weights() -> None:
+def test_views_of_one_weight_are_separate_weights() -> None:
     table = torch.randn(2, 8)
     model, region = loaded(lambda x: x * table[0] + table[1] * table.sum(0))
     samples = torch.randn(3, *SHAPE)
@@ -104,7 +104,7 @@ def test_two_views_of_one_weight_are_two_weights() -> None:
 @pytest.mark.parametrize(
     ("function", "operator"),
     [
-        # Another number for each sample.
+        # A different value for each sample.
         (
             lambda x: x + torch.arange(x.shape[0]).view(-1, 1, 1, 1),
             "aten.view.default",
@@ -118,9 +118,10 @@ def test_two_views_of_one_weight_are_two_weights() -> None:
         ),
         (lambda x: x.cumsum(0), "aten.cumsum.default"),
         (lambda x: x.repeat(1, 2, 2, 1), "aten.repeat.default"),
+        (lambda x: F.dropout(x, 0.5, training=True), "dropout"),
     ],
 )  # fmt: skip
-def test_operator_that_cannot_be_packaged_is_named(
+def test_unsupported_operator_is_named(
     function: Function, operator: str
 ) -> None:
     with pytest.raises(FreezeError, match=operator) as caught:
@@ -128,16 +129,8 @@ def test_operator_that_cannot_be_packaged_is_named(
     assert caught.value.code == "unknown_op"
 
 
-def test_dropout_that_is_always_on_is_refused() -> None:
-    with pytest.raises(FreezeError, match=r"dropout") as caught:
-        loaded(lambda x: F.dropout(x, 0.5, training=True))
-    assert caught.value.code == "unknown_op"
-
-
 @pytest.mark.parametrize(("p", "training"), [(0.5, False), (0.0, True)])
-def test_dropout_that_does_nothing_is_left_out(
-    p: float, training: bool
-) -> None:
+def test_inactive_dropout_is_removed(p: float, training: bool) -> None:
     model, frozen = loaded(lambda x: F.dropout(x, p, training=training))
     x = torch.randn(3, *SHAPE)
     torch.testing.assert_close(
@@ -153,7 +146,7 @@ def test_dropout_that_does_nothing_is_left_out(
     ],
     ids=["random attention", "divided by the batch"],
 )
-def test_what_no_package_may_hold_is_refused_when_splitting(
+def test_calls_that_packages_cannot_hold_are_refused(
     function: Function,
 ) -> None:
     with pytest.raises(FreezeError) as caught:
@@ -161,10 +154,10 @@ def test_what_no_package_may_hold_is_refused_when_splitting(
     assert caught.value.code in ("unknown_op", "cannot_trace")
 
 
-def test_values_that_differ_in_later_samples_are_not_taken_for_one() -> None:
+def test_value_that_differs_only_in_later_samples_is_refused() -> None:
     def masked(x: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(x.shape[0]) // 3
-        return x + places.reshape(-1, 1, 1, 1).float()
+        groups = torch.arange(x.shape[0]) // 3
+        return x + groups.reshape(-1, 1, 1, 1).float()
 
     with pytest.raises(FreezeError):
         loaded(masked)

@@ -1,4 +1,4 @@
-"""Graphs become functional without a second trace where that is sound."""
+"""Removal of in-place operators, without a retrace if that is sound."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from hapi_protocol.errors import FreezeError
 from hapi_splitter.freezing.split_model import split
-from hapi_splitter.graph.functionalize import _CallByCall
+from hapi_splitter.graph.functionalize import _InPlaceRewriter
 from support.networks import small_network, small_transform
 
 SHAPE = (4, 8, 8)
@@ -19,7 +19,7 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Block(nn.Module):
-    """The function gets what it may overwrite, and what it may not."""
+    """Applies a function that may overwrite its argument."""
 
     def __init__(self, function: Function) -> None:
         super().__init__()
@@ -31,15 +31,11 @@ class Block(nn.Module):
         return self.function(self.norm(self.conv(x)))
 
 
-def made(function: Function) -> Block:
+def build(function: Function) -> Block:
     torch.manual_seed(0)
     model = Block(function)
     model(torch.randn(8, *SHAPE))  # statistics other than 0 and 1
     return model.eval()
-
-
-def traced_anew(_: object) -> bool:
-    return False
 
 
 def read_by_a_view(x: torch.Tensor) -> torch.Tensor:
@@ -59,25 +55,25 @@ def read_after_a_part_is_written(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-def read_by_what_dropout_returned(x: torch.Tensor) -> torch.Tensor:
+def read_through_dropout(x: torch.Tensor) -> torch.Tensor:
     same = F.dropout(x, 0.5, training=False)
     x.relu_()
     return same + 1
 
 
-def read_by_what_contiguous_returned(x: torch.Tensor) -> torch.Tensor:
+def read_through_contiguous(x: torch.Tensor) -> torch.Tensor:
     same = x.contiguous()
     x.mul_(2)
     return same + 1
 
 
-def read_by_its_maker(x: torch.Tensor) -> torch.Tensor:
+def read_by_its_source(x: torch.Tensor) -> torch.Tensor:
     y = x * 2
     torch.relu_(y)
     return y + x
 
 
-def of_another_type(x: torch.Tensor) -> torch.Tensor:
+def of_another_dtype(x: torch.Tensor) -> torch.Tensor:
     y = x + 0
     y += torch.ones(8, dtype=torch.int64)
     return y.flatten(1)
@@ -112,77 +108,77 @@ def written_copy(x: torch.Tensor) -> torch.Tensor:
     return copy.relu_() + x.reshape(-1, 8, 32)
 
 
-SIMPLE = [
+REWRITTEN = [
     residual,
     copied,
-    read_by_its_maker,
-    read_by_what_dropout_returned,
-    read_by_what_contiguous_returned,
+    read_by_its_source,
+    read_through_dropout,
+    read_through_contiguous,
 ]
-NOT_SIMPLE = [
+RETRACED = [
     read_by_a_view,
     read_by_a_part,
     written_view,
     written_copy,
     written_weight,
-    of_another_type,
+    of_another_dtype,
     lambda x: x.copy_(x.flip(1)) + 1,
     lambda x: torch.einsum("bchw,bcHw->bchH", x, x),
     lambda x: x.float() + 1,
 ]
 
 
-@pytest.mark.parametrize("function", [*SIMPLE, *NOT_SIMPLE])
-def test_frozen_region_computes_what_the_module_does(
+@pytest.mark.parametrize("function", [*REWRITTEN, *RETRACED])
+def test_frozen_region_equals_the_module(
     function: Function,
 ) -> None:
-    model = made(function)
+    model = build(function)
     frozen = split((model, nn.Identity()), sample_shape=SHAPE).frozen
     for batch in (1, 3):
         x = torch.randn(batch, *SHAPE)
         with torch.no_grad():
-            found = frozen.prefix(frozen.num_cuts)(x)
-            torch.testing.assert_close(found, model(x))
+            features = frozen.prefix(frozen.num_cuts)(x)
+            torch.testing.assert_close(features, model(x))
 
 
-@pytest.mark.parametrize("function", SIMPLE)
-def test_package_is_that_of_a_second_trace(
+@pytest.mark.parametrize("function", REWRITTEN)
+def test_rewritten_package_equals_the_retraced_one(
     function: Function, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pair = (made(function), nn.Identity())
-    found = split(pair, sample_shape=SHAPE).frozen
-    monkeypatch.setattr(_CallByCall, "is_sound", traced_anew)
-    expected = split(pair, sample_shape=SHAPE).frozen
-    assert found.program == expected.program
-    assert found.names == expected.names
-    assert found.digest == expected.digest
+    modules = (build(function), nn.Identity())
+    rewritten = split(modules, sample_shape=SHAPE).frozen
+    monkeypatch.setattr(_InPlaceRewriter, "is_sound", lambda _: False)
+    retraced = split(modules, sample_shape=SHAPE).frozen
+    assert rewritten.program == retraced.program
+    assert rewritten.names == retraced.names
+    assert rewritten.digest == retraced.digest
 
 
-def test_network_of_in_place_operators_is_traced_once(
+def test_common_in_place_operators_need_no_retrace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refused(*_: object) -> None:
-        raise AssertionError("traced anew")
+        raise AssertionError("retraced")
 
     monkeypatch.setattr(
         torch.export.ExportedProgram, "run_decompositions", refused
     )
-    for function in SIMPLE:
-        split((made(function), nn.Identity()), sample_shape=SHAPE)
+    for function in REWRITTEN:
+        split((build(function), nn.Identity()), sample_shape=SHAPE)
     split(small_network(), "pool", transform=small_transform())
 
 
-@pytest.mark.parametrize(
-    "function", [*NOT_SIMPLE, read_after_a_part_is_written]
-)
-def test_write_that_may_be_seen_is_left_to_a_second_trace(
+@pytest.mark.parametrize("function", [*RETRACED, read_after_a_part_is_written])
+def test_observable_write_needs_a_retrace(
     function: Function,
 ) -> None:
     batch = torch.export.Dim("batch", min=1, max=65536)
     exported = torch.export.export(
-        made(function), (torch.randn(2, *SHAPE),), dynamic_shapes=({0: batch},)
+        build(function),
+        (torch.randn(2, *SHAPE),),
+        dynamic_shapes=({0: batch},),
     )
-    assert not _CallByCall(exported.graph).is_sound()
+    assert not _InPlaceRewriter(exported.graph).is_sound()
 
 
 class Overwriting(nn.Module):
@@ -198,10 +194,10 @@ class Overwriting(nn.Module):
 
 def test_model_that_overwrites_its_input_is_split() -> None:
     model = Overwriting().eval()
-    found = split(model, "conv", sample_shape=SHAPE)
+    parts = split(model, "conv", sample_shape=SHAPE)
     x = torch.randn(3, *SHAPE)
-    features = found.frozen.prefix(found.frozen.num_cuts)(x.clone())
-    torch.testing.assert_close(found.tail(features), model(x))
+    features = parts.frozen.prefix(parts.frozen.num_cuts)(x.clone())
+    torch.testing.assert_close(parts.tail(features), model(x))
 
 
 class Counting(Overwriting):
@@ -214,7 +210,7 @@ class Counting(Overwriting):
         return self.conv(x) * self.count
 
 
-def test_module_that_changes_a_buffer_is_refused_by_its_name() -> None:
+def test_module_that_changes_a_buffer_is_refused() -> None:
     with pytest.raises(FreezeError, match="'count'") as caught:
         split((Counting().eval(), nn.Identity()), sample_shape=SHAPE)
     assert caught.value.code == "cannot_freeze"

@@ -1,8 +1,9 @@
-"""Regions that look up token ids: safe in any batch, on any device."""
+"""Regions that look up token ids, and the bounds of these ids."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ from hapi_splitter.graph.shapes import (
 from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.image_transform import ImageTransform
 from hapi_splitter.inputs.sample_format import SampleForm
-from hapi_splitter.package import zip_container as container
+from hapi_splitter.package import zip_container
 from hapi_splitter.package.inspection import PackageHead
 from hapi_splitter.package.reader import PackageLimits, load_package
 from hapi_splitter.package.subprocess_validation import probe_batchwise
@@ -40,6 +41,7 @@ from hapi_splitter.profiling.memory_model import needs_of
 from hapi_splitter.profiling.profiler import profile_region
 
 CPU = torch.device("cpu")
+assert_close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
 EMBEDDING = "aten.embedding.default"
 IDS = SampleForm((4,), torch.int64)
 TABLE = torch.randn(10, 3)
@@ -50,7 +52,7 @@ def text() -> FrozenGraph:
     return split(text_network(), "body", transform=TOKENS).frozen
 
 
-def test_every_cut_of_a_text_model_is_the_model(text: FrozenGraph) -> None:
+def test_text_model_is_equivalent_at_every_cut(text: FrozenGraph) -> None:
     loaded = load_package(package_bytes(text))
     assert loaded.transform == TOKENS
     assert loaded.form == SampleForm((NUM_TOKENS,), torch.int64)
@@ -62,13 +64,11 @@ def test_every_cut_of_a_text_model_is_the_model(text: FrozenGraph) -> None:
         expected = whole.body(ids).mean(1)
         for region in (loaded, loaded.to("cpu", fast=True)):
             for cut in range(region.num_cuts + 1):
-                found = region.suffix(cut)(region.prefix(cut)(ids))
-                torch.testing.assert_close(
-                    found, expected, rtol=1e-4, atol=1e-5
-                )
+                features = region.suffix(cut)(region.prefix(cut)(ids))
+                assert_close(features, expected)
 
 
-def test_ids_are_no_cut(text: FrozenGraph) -> None:
+def test_ids_are_not_a_cut(text: FrozenGraph) -> None:
     assert text.num_cuts > 3
     assert {cut.dtype for cut in text.cuts} == {"float32"}
 
@@ -77,13 +77,13 @@ def test_samples_do_not_influence_one_another(text: FrozenGraph) -> None:
     probe_batchwise(text)
 
 
-def test_profile_of_a_text_model_is_measured(text: FrozenGraph) -> None:
-    (found,) = profile_region(text, CPU, batches=[2], budget_seconds=0.1)
-    assert found.cut_seconds[-1] > 0
+def test_text_model_can_be_profiled(text: FrozenGraph) -> None:
+    (profile,) = profile_region(text, CPU, batches=[2], budget_seconds=0.1)
+    assert profile.cut_seconds[-1] > 0
 
 
 class Wide(nn.Module):
-    """A table of which a sample needs a few rows."""
+    """A model with a large table of which a sample needs few rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,10 +94,10 @@ class Wide(nn.Module):
         return self.head(self.table(ids).mean(1))
 
 
-def test_memory_and_work_of_a_lookup_are_those_of_its_rows() -> None:
+def test_lookup_costs_memory_and_work_only_for_its_rows() -> None:
     frozen = split(Wide(), "table", transform=TOKENS).frozen
     samples = needs_of(frozen, 1).peak_bytes(64) - frozen.parameter_bytes
-    # Ids, a copy of them, rows, and what is added to round up.
+    # Ids, a copy of them and rows; the bound rounds up.
     exact = 64 * NUM_TOKENS * (8 + 8 + 8 * 4)
     assert exact <= samples <= 1.1 * exact + (1 << 19)
     assert frozen.cuts[0].flops < 1000
@@ -105,11 +105,11 @@ def test_memory_and_work_of_a_lookup_are_those_of_its_rows() -> None:
 
 def limits_of(program: Program, *tables: torch.Tensor) -> list[int] | None:
     values = infer(program, dict(enumerate(tables, 1)), IDS)
-    found = id_limits(program, values)
-    return None if found is None else found.tolist()
+    limits = id_limits(program, values)
+    return None if limits is None else limits.tolist()
 
 
-def test_ids_are_those_of_the_smallest_table() -> None:
+def test_smallest_table_limits_ids() -> None:
     calls = (
         Call(EMBEDDING, (Ref(1), Ref(0))),
         Call(EMBEDDING, (Ref(2), Ref(0))),
@@ -120,8 +120,7 @@ def test_ids_are_those_of_the_smallest_table() -> None:
     assert limits_of(program, *tables) == [7, 7, 7, 7]
 
 
-def test_each_place_has_the_ids_of_its_own_tables() -> None:
-    """Ids and kinds of tokens in one sample, or columns of a table."""
+def test_positions_have_the_limits_of_their_own_tables() -> None:
     calls = (
         Call("aten.slice.Tensor", (Ref(0), 1, 0, 2, 1)),
         Call(EMBEDDING, (Ref(1), Ref(3))),
@@ -136,12 +135,12 @@ def test_each_place_has_the_ids_of_its_own_tables() -> None:
     assert limits_of(program, *reversed(tables)) == [7, 7, 10, 0]
 
 
-def test_without_a_lookup_any_number_is_fine() -> None:
+def test_program_without_a_lookup_has_no_limits() -> None:
     program = Program(0, (Call("aten.relu.default", (Ref(0),)),))
     assert limits_of(program) is None
 
 
-def test_lookups_are_bounded() -> None:
+def test_number_of_lookups_ids_and_moves_is_bounded() -> None:
     many = (Call(EMBEDDING, (Ref(1), Ref(0))),) * (MAX_LOOKUPS + 1)
     with pytest.raises(PackageError, match="more than 512 lookups"):
         infer(Program(1, many), {1: TABLE}, IDS)
@@ -150,21 +149,21 @@ def test_lookups_are_bounded() -> None:
         Call("aten.expand.default", (Ref(2), (Affine(1), MAX_IDS, 4))),
         Call(EMBEDDING, (Ref(1), Ref(3))),
     )
-    with pytest.raises(PackageError, match="131072 of a sample at most"):
+    with pytest.raises(PackageError, match="at most 131072 per sample"):
         infer(Program(1, wide), {1: TABLE}, IDS)
     large = SampleForm((MAX_IDS + 1,), torch.int64)
-    with pytest.raises(PackageError, match="131072 of a sample at most"):
+    with pytest.raises(PackageError, match="at most 131072 per sample"):
         infer(Program(1, many[:1]), {1: TABLE}, large)
     flips = [
         Call("aten.flip.default", (Ref(node and node + 1), (1,)))
         for node in range(MAX_MOVES + 1)
     ]
     last = Call(EMBEDDING, (Ref(1), Ref(MAX_MOVES + 2)))
-    with pytest.raises(PackageError, match="of a sample at most"):
+    with pytest.raises(PackageError, match="at most 131072 per sample"):
         infer(Program(1, (*flips, last)), {1: TABLE}, IDS)
 
 
-def test_many_moves_are_followed() -> None:
+def test_ids_are_followed_through_many_moves() -> None:
     flips = [
         Call("aten.flip.default", (Ref(node and node + 1), (1,)))
         for node in range(99)
@@ -187,7 +186,7 @@ def test_many_moves_are_followed() -> None:
         Call("aten.unsqueeze.default", (Ref(0), 1)),
     ],
 )
-def test_chosen_ids_are_looked_up(call: Call) -> None:
+def test_moved_ids_are_accepted(call: Call) -> None:
     program = Program(1, (call, Call(EMBEDDING, (Ref(1), Ref(2)))))
     assert infer(program, {1: TABLE}, IDS)[-1].shape[-1] == 3
 
@@ -208,10 +207,9 @@ COMPUTED = {
 
 @pytest.mark.parametrize("calls", COMPUTED.values(), ids=COMPUTED)
 def test_computed_ids_are_refused(calls: list[Call]) -> None:
-    """Whoever could compute them could end a GPU's process."""
     last = Call(EMBEDDING, (Ref(1), Ref(1 + len(calls))))
     program = Program(1, (*calls, last))
-    with pytest.raises(PackageError, match="nobody has checked the range"):
+    with pytest.raises(PackageError, match="cannot be checked"):
         infer(program, {1: TABLE}, IDS)
 
 
@@ -224,22 +222,23 @@ def test_computed_ids_are_refused(calls: list[Call]) -> None:
     ],
     ids=["empty", "float ids", "no rows"],
 )
-def test_lookup_that_cannot_be_safe_is_refused(table, form) -> None:
+def test_unsafe_table_or_ids_are_refused(table, form) -> None:
     program = Program(1, (Call(EMBEDDING, (Ref(1), Ref(0))),))
     with pytest.raises(PackageError):
         infer(program, {1: table}, form)
 
 
-def test_samples_are_no_table() -> None:
-    program = Program(0, (Call(EMBEDDING, (Ref(0), Ref(0))),))
-    with pytest.raises(PackageError):
-        infer(program, {}, IDS)
-
-
-def test_constant_ids_that_a_table_lacks_are_refused() -> None:
-    program = Program(2, (Call(EMBEDDING, (Ref(1), Ref(2))),))
-    weights = {1: TABLE, 2: torch.tensor([[99]])}
-    with pytest.raises(PackageError, match="nobody has checked the range"):
+@pytest.mark.parametrize(
+    ("args", "weights"),
+    [
+        ((Ref(0), Ref(0)), {}),
+        ((Ref(1), Ref(2)), {1: TABLE, 2: torch.tensor([[99]])}),
+    ],
+    ids=["samples as table", "constant ids out of range"],
+)
+def test_table_must_be_constant_and_ids_from_the_input(args, weights) -> None:
+    program = Program(len(weights), (Call(EMBEDDING, args),))
+    with pytest.raises(PackageError, match="cannot be checked"):
         infer(program, weights, IDS)
 
 
@@ -255,65 +254,64 @@ class Shifted(nn.Module):
         return self.head(self.table(ids + 1).mean(1))
 
 
-def test_model_that_computes_its_ids_is_told_why_it_cannot_be_frozen() -> None:
-    with pytest.raises(HapiError, match="whole numbers of the input as they"):
+def test_model_that_computes_its_ids_cannot_be_frozen() -> None:
+    with pytest.raises(HapiError, match="unchanged int64 ids of the input"):
         split(Shifted(), "table", transform=TOKENS)
 
 
-def test_images_for_a_text_model_are_an_error() -> None:
+def test_image_transform_for_a_text_model_is_refused() -> None:
     with pytest.raises(FreezeError) as caught:
         split(text_network(), "body", transform=ImageTransform(8, 8))
     assert caught.value.code == "cannot_trace"
 
 
-def changed(package: bytes, **fields: object) -> bytes:
-    members = container.unpack(memoryview(package))
+def with_fields(package: bytes, **fields: object) -> bytes:
+    members = zip_container.unpack(memoryview(package))
     hapi = json.loads(bytes(members["hapi.json"])) | fields
     parts = {name: bytes(data) for name, data in members.items()}
     parts["hapi.json"] = json.dumps(hapi).encode()
-    return b"".join(container.pack(parts))
+    return b"".join(zip_container.pack(parts))
 
 
-def test_packages_of_images_have_the_format_that_they_had() -> None:
+def test_packages_of_images_have_format_1() -> None:
     model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 2))
-    made = split(model, "0", transform=ImageTransform(8, 8)).frozen
-    package = package_bytes(made)
+    frozen = split(model, "0", transform=ImageTransform(8, 8)).frozen
+    package = package_bytes(frozen)
     assert b'"format":1,' in package
     with pytest.raises(PackageError, match="its format is 2"):
-        load_package(changed(package, format=2))
+        load_package(with_fields(package, format=2))
 
 
-def test_packages_of_arrays_have_a_format_of_their_own(
-    text: FrozenGraph,
-) -> None:
-    """So that what does not know arrays says so."""
+def test_packages_of_arrays_have_format_2(text: FrozenGraph) -> None:
     package = package_bytes(text)
     assert b'"format":2,' in package
     assert PackageHead.from_bytes(package).sample_shape == (NUM_TOKENS,)
     with pytest.raises(PackageError, match="its format is 1"):
-        load_package(changed(package, format=1))
+        load_package(with_fields(package, format=1))
     with pytest.raises(PackageError, match="neither 1 nor 2"):
-        load_package(changed(package, format=3))
+        load_package(with_fields(package, format=3))
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"sample": [3]}, r"yields \(16,\), the model takes \(3,\)"),
-        ({"sample": [[3]]}, "no sample has the shape"),
+        ({"sample": [[3]]}, "invalid sample shape"),
         (
             {"transform": {"shape": [NUM_TOKENS], "dtype": "bool"}},
             "dtype must be one of",
         ),
         (
             {"transform": {"shape": [NUM_TOKENS], "dtype": "float32"}},
-            "nobody has checked the range",
+            "cannot be checked",
         ),
     ],
 )
-def test_stated_input_is_checked(text: FrozenGraph, fields, said) -> None:
-    with pytest.raises(PackageError, match=said):
-        load_package(changed(package_bytes(text), **fields))
+def test_recorded_input_format_is_checked(
+    text: FrozenGraph, fields, message
+) -> None:
+    with pytest.raises(PackageError, match=message):
+        load_package(with_fields(package_bytes(text), **fields))
 
 
 def test_input_over_the_limit_is_refused(text: FrozenGraph) -> None:
@@ -322,20 +320,20 @@ def test_input_over_the_limit_is_refused(text: FrozenGraph) -> None:
         load_package(package_bytes(text), limits=limits)
 
 
-def test_arrays_of_one_channel_are_convolved_alike_on_both_tiers() -> None:
-    made = split(audio_network(), "body", transform=MELS).frozen
+def test_audio_model_is_equivalent_at_every_cut() -> None:
+    frozen = split(audio_network(), "body", transform=MELS).frozen
     whole = audio_network().eval()
-    mels = made.examples(3)
+    mels = frozen.examples(3)
     with torch.inference_mode():
         expected = whole.pool(whole.body(mels)).flatten(1)
-        fast = made.to("cpu", fast=True)
-        for cut in range(made.num_cuts + 1):
-            found = made.suffix(cut)(fast.prefix(cut)(mels))
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        fast = frozen.to("cpu", fast=True)
+        for cut in range(frozen.num_cuts + 1):
+            features = frozen.suffix(cut)(fast.prefix(cut)(mels))
+            assert_close(features, expected)
 
 
-def test_sample_shape_that_is_not_the_arrays_is_an_error() -> None:
-    with pytest.raises(FreezeError, match="not what the transform yields"):
+def test_sample_shape_other_than_the_transforms_is_refused() -> None:
+    with pytest.raises(FreezeError, match="not the transform's output"):
         split(
             text_network(),
             "body",
@@ -345,7 +343,7 @@ def test_sample_shape_that_is_not_the_arrays_is_an_error() -> None:
 
 
 class Encoded(nn.Module):
-    """Of a model of Hugging Face, with the mask of its padding."""
+    """A Hugging Face model with its padding mask."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -354,8 +352,8 @@ class Encoded(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         mask = (ids != 0)[:, None, None, :]
         mask = mask.expand(-1, -1, ids.shape[1], -1)
-        found = self.model(input_ids=ids, attention_mask=mask)
-        return found.last_hidden_state[:, 0]
+        output = self.model(input_ids=ids, attention_mask=mask)
+        return output.last_hidden_state[:, 0]
 
 
 def hugging_face_model(name: str) -> nn.Module:
@@ -377,7 +375,7 @@ def hugging_face_model(name: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", ["Bert", "DistilBert"])
-def test_models_of_hugging_face_can_be_frozen(name: str) -> None:
+def test_hugging_face_model_is_equivalent_at_every_cut(name: str) -> None:
     model = hugging_face_model(name)
     parts = split((Encoded(model), nn.Linear(32, 2)), transform=TOKENS)
     region = load_package(package_bytes(parts.frozen))
@@ -385,8 +383,8 @@ def test_models_of_hugging_face_can_be_frozen(name: str) -> None:
     ids[:, 10:] = 0
     with torch.inference_mode():
         mask = (ids != 0).long()
-        found = model(input_ids=ids, attention_mask=mask)
-        expected = found.last_hidden_state[:, 0]
+        output = model(input_ids=ids, attention_mask=mask)
+        expected = output.last_hidden_state[:, 0]
         for cut in range(region.num_cuts + 1):
-            found = region.suffix(cut)(region.prefix(cut)(ids))
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+            features = region.suffix(cut)(region.prefix(cut)(ids))
+            assert_close(features, expected)

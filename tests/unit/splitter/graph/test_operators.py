@@ -29,7 +29,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("operator", operators().values(), ids=operators())
-def test_row_is_a_functional_operator_with_these_arguments(
+def test_row_matches_a_functional_operator(
     operator: Operator,
 ) -> None:
     schema = operator.overload()._schema
@@ -59,13 +59,15 @@ def test_row_is_a_functional_operator_with_these_arguments(
     [row for row in operators().values() if row.inplace_name],
     ids=lambda row: row.name,
 )
-def test_inplace_twin_takes_the_same_and_writes_to_self(
+def test_in_place_variant_has_the_same_arguments_and_writes_to_self(
     operator: Operator,
 ) -> None:
     ours = operator.overload()._schema.arguments
-    twins = operator.inplace_overload()._schema.arguments
-    assert [a.name for a in ours] == [a.name for a in twins]
-    written = [a.name for a in twins if a.alias_info and a.alias_info.is_write]
+    in_place = operator.inplace_overload()._schema.arguments
+    assert [a.name for a in ours] == [a.name for a in in_place]
+    written = [
+        a.name for a in in_place if a.alias_info and a.alias_info.is_write
+    ]
     assert written == ["self"]
 
 
@@ -103,13 +105,12 @@ WITH_GAPS: list[tuple[str, tuple[Any, ...]]] = [
         (torch.ones(2, 4, 4), [9, 9], [1, 1], [1, 1], [0, 0], [8, 8]),
     ),
 ]
-"""Operators, and arguments with which their results have places that no
-input reaches."""
+"""Operators with arguments for which no input reaches some results."""
 
 
 @pytest.fixture
 def nan_in_new_tensors() -> Iterator[None]:
-    """torch fills what it allocates, as a worker has it not."""
+    """Makes torch fill allocated memory with NaN, unlike in the worker."""
     deterministic: Any = torch.utils.deterministic
     before = deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
@@ -126,11 +127,10 @@ def nan_in_new_tensors() -> Iterator[None]:
     ("name", "arguments"), WITH_GAPS, ids=[name for name, _ in WITH_GAPS]
 )
 @pytest.mark.usefixtures("nan_in_new_tensors")
-def test_result_is_written_in_full(
+def test_result_has_no_uninitialised_entries(
     name: str, arguments: tuple[Any, ...]
 ) -> None:
-    """The worker does not have torch fill what it allocates: whatever a
-    result leaves out would be another account's."""
+    """Uninitialised memory could hold another account's features."""
     run = operators()[f"aten.{name}"].overload()
     images, *others = arguments
     if isinstance(images, torch.Tensor) and images.ndim == 4:

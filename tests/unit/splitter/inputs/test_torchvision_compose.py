@@ -1,4 +1,4 @@
-"""Composed transforms become values that do the same, or are refused."""
+"""Conversion of torchvision's composed transforms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLOATS = v2.ToDtype(torch.float32, scale=True)
 NATIVE = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 TOLERANCE = 1e-5 if NATIVE else 2.002 / 255 / min(STD)
 
-TAKEN = [
+SUPPORTED = [
     v1.Compose([*SHAPES, v1.ConvertImageDtype(torch.float32)]),
     v1.Compose(
         [*SHAPES, v1.ConvertImageDtype(torch.float32), v1.Normalize(MEAN, STD)]
@@ -40,39 +40,39 @@ TAKEN = [
 ]
 
 
-@pytest.mark.parametrize("composition", TAKEN, ids=range(len(TAKEN)))
-def test_values_do_what_the_composition_does(composition) -> None:
+@pytest.mark.parametrize("composition", SUPPORTED, ids=range(len(SUPPORTED)))
+def test_converted_transform_gives_the_same_pixels(composition) -> None:
     transform = ImageTransform.from_preset(composition)
     image = decode_image(next(jpegs(1, size=133))[0])
-    found, expected = transform(image), composition(image)
+    actual, expected = transform(image), composition(image)
     if isinstance(composition, v1.Compose):
-        assert torch.equal(found, expected)
+        assert torch.equal(actual, expected)
     else:
-        # It multiplies by 1/255 where the first version divides by 255, and
-        # on some processors it takes floats as well.
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=TOLERANCE)
+        # v2 multiplies by 1/255 instead of dividing, and resizes with floats
+        # on some processors.
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=TOLERANCE)
 
 
-def test_to_tensor_is_taken() -> None:
-    found = ImageTransform.from_preset(
+def test_to_tensor_is_supported() -> None:
+    transform = ImageTransform.from_preset(
         v1.Compose([*SHAPES, v1.ToTensor(), v1.Normalize(MEAN, STD)])
     )
-    assert found == ImageTransform(64, 56, tuple(MEAN), STD)
+    assert transform == ImageTransform(64, 56, tuple(MEAN), STD)
 
 
 @pytest.mark.parametrize(
-    ("steps", "said"),
+    ("steps", "reason"),
     [
-        ([v1.Resize((64, 64)), v1.CenterCrop(56), FLOATS], "proportions"),
+        ([v1.Resize((64, 64)), v1.CenterCrop(56), FLOATS], "aspect ratio"),
         ([v1.Resize(64, max_size=80), v1.CenterCrop(5), FLOATS], "max_size"),
-        ([v1.Resize(64), v1.CenterCrop((56, 60)), FLOATS], "no square"),
-        ([v1.CenterCrop(56), v1.Resize(64), FLOATS], "before Resize"),
-        ([*SHAPES, v1.Resize(32), FLOATS], "behind CenterCrop"),
+        ([v1.Resize(64), v1.CenterCrop((56, 60)), FLOATS], "not square"),
+        ([v1.CenterCrop(56), v1.Resize(64), FLOATS], "precedes Resize"),
+        ([*SHAPES, v1.Resize(32), FLOATS], "follows CenterCrop"),
         ([v1.Resize(64), v1.Resize(64), FLOATS], "twice"),
-        ([v1.ToTensor(), *SHAPES], "behind what makes floats"),
-        ([*SHAPES, v1.Normalize(MEAN, STD)], "before floats"),
-        ([*SHAPES, FLOATS, v1.Normalize(MEAN, STD), FLOATS], "behind Norm"),
-        ([*SHAPES], "makes no floats"),
+        ([v1.ToTensor(), *SHAPES], "follows the conversion to floats"),
+        ([*SHAPES, v1.Normalize(MEAN, STD)], "precedes the conversion"),
+        ([*SHAPES, FLOATS, v1.Normalize(MEAN, STD), FLOATS], "follows Norm"),
+        ([*SHAPES], "no conversion to floats"),
         ([v1.Resize(64), FLOATS], "no CenterCrop"),
         ([FLOATS], "no Resize"),
         ([*SHAPES, v2.ToDtype(torch.float16, scale=True)], "float16"),
@@ -80,20 +80,20 @@ def test_to_tensor_is_taken() -> None:
         ([v1.RandomResizedCrop(56), FLOATS], "augment=Augmentation"),
         ([*SHAPES, v2.RandomHorizontalFlip(), FLOATS], "it is random"),
         ([*SHAPES, v1.ColorJitter(), FLOATS], "it is random"),
-        ([*SHAPES, v1.Grayscale(), FLOATS], "Grayscale.* not know it"),
-        ([*SHAPES, v1.Lambda(lambda x: x), FLOATS], "Lambda.* not know it"),
+        ([*SHAPES, v1.Grayscale(), FLOATS], "Grayscale.* no such step"),
+        ([*SHAPES, v1.Lambda(lambda x: x), FLOATS], "Lambda.* no such step"),
     ],
 )
 @pytest.mark.parametrize("compose", [v1.Compose, v2.Compose])
-def test_other_compositions_are_refused_with_the_remedy(
-    compose, steps, said
+def test_unsupported_composition_is_refused_with_a_remedy(
+    compose, steps, reason
 ) -> None:
-    with pytest.raises(TypeError, match=said) as caught:
+    with pytest.raises(TypeError, match=reason) as caught:
         ImageTransform.from_preset(compose(steps))
     assert "ImageTransform" in str(caught.value)
 
 
-def test_wrong_values_are_named() -> None:
+def test_unsupported_interpolation_is_named() -> None:
     with pytest.raises(ValueError, match="interpolation must be one of"):
         ImageTransform.from_preset(
             v2.Compose(

@@ -24,6 +24,7 @@ from hapi_splitter.inputs.sample_format import SampleForm
 from hapi_splitter.package.reader import load_package
 from hapi_splitter.package.subprocess_validation import probe_batchwise
 from hapi_splitter.package.writer import package_bytes, write_package
+from hapi_splitter.package.zip_container import MEMBERS
 from reference_models import BranchedNet
 
 SHAPE = (3, 16, 16)
@@ -36,7 +37,7 @@ def frozen() -> FrozenGraph:
     return split(BranchedNet().eval(), "mix", transform=transform).frozen
 
 
-def test_package_is_a_plain_zip_of_three_stored_members(
+def test_package_is_a_zip_of_three_stored_members(
     frozen: FrozenGraph, tmp_path: Path
 ) -> None:
     info = write_package(frozen, tmp_path / "p")
@@ -44,17 +45,15 @@ def test_package_is_a_plain_zip_of_three_stored_members(
         assert package.testzip() is None
         entries = package.infolist()
         tensors = safetensors.torch.load(package.read("weights.safetensors"))
-    assert [e.filename for e in entries] == [
-        "hapi.json",
-        "graph.json",
-        "weights.safetensors",
-    ]
+    assert tuple(e.filename for e in entries) == MEMBERS
     assert {e.compress_type for e in entries} == {zipfile.ZIP_STORED}
     for node, weight in frozen.weights.items():
         assert torch.equal(tensors[str(node)], weight)
 
 
-def test_info_names_the_bytes(frozen: FrozenGraph, tmp_path: Path) -> None:
+def test_info_has_digest_and_length(
+    frozen: FrozenGraph, tmp_path: Path
+) -> None:
     info = write_package(frozen, tmp_path / "p")
     data = info.path.read_bytes()
     assert info.digest == frozen.digest == hashlib.sha256(data).hexdigest()
@@ -68,7 +67,7 @@ def test_same_model_gives_the_same_bytes_in_another_process(
     script = (
         "import sys, torch; from pathlib import Path\n"
         "from hapi_splitter.freezing.split_model import split\n"
-        "from hapi_splitter.package.reader import write_package\n"
+        "from hapi_splitter.package.writer import write_package\n"
         "torch.manual_seed(3)\n"
         "m = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3), torch.nn.ReLU())\n"
         "f = split(m, '0', sample_shape=(3, 8, 8)).frozen\n"
@@ -90,7 +89,7 @@ def test_same_model_gives_the_same_bytes_in_another_process(
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, Path])
 @pytest.mark.filterwarnings("error")
-def test_any_kind_of_buffer_loads(
+def test_package_loads_from_any_buffer_or_file(
     frozen: FrozenGraph, kind: type, tmp_path: Path
 ) -> None:
     data = package_bytes(frozen)
@@ -104,16 +103,16 @@ def test_any_kind_of_buffer_loads(
     assert torch.equal(loaded.suffix(0)(samples), frozen.suffix(0)(samples))
 
 
-def test_augmentation_is_part_of_the_package() -> None:
+def test_package_contains_the_augmentation() -> None:
     model = BranchedNet().eval()
     digests = set()
     for augmentation in (None, Augmentation(), Augmentation(vertical_flip=1)):
         transform = ImageTransform(18, 16, augmentation=augmentation)
-        made = split(model, "mix", transform=transform).frozen
-        package = package_bytes(made)
+        frozen = split(model, "mix", transform=transform).frozen
+        package = package_bytes(frozen)
         assert load_package(package).transform == transform
         assert (b"augmentation" in package) == (augmentation is not None)
-        digests.add(made.digest)
+        digests.add(frozen.digest)
     assert len(digests) == 3
 
 
@@ -125,7 +124,9 @@ def test_modules_share_their_weights(frozen: FrozenGraph) -> None:
             assert not list(module.parameters())
 
 
-def test_cut_names_are_those_of_the_model(frozen: FrozenGraph) -> None:
+def test_cuts_have_module_names_and_increasing_flops(
+    frozen: FrozenGraph,
+) -> None:
     names = [cut.name for cut in frozen.cuts]
     assert names[0] == "stem"
     assert "mix" in names
@@ -138,27 +139,27 @@ def test_cut_names_are_those_of_the_model(frozen: FrozenGraph) -> None:
 
 
 @pytest.mark.parametrize("cut", [-1, 1000])
-def test_cut_out_of_range_is_an_error(frozen: FrozenGraph, cut: int) -> None:
+def test_cut_out_of_range_is_refused(frozen: FrozenGraph, cut: int) -> None:
     with pytest.raises(UnsupportedError, match=f"cut {cut} is not") as caught:
         frozen.prefix(cut)
     assert caught.value.code == "cut_out_of_range"
 
 
-def test_moving_keeps_everything_but_the_device(frozen: FrozenGraph) -> None:
+def test_moved_region_differs_only_in_its_device(frozen: FrozenGraph) -> None:
     moved = frozen.to("meta")
     assert (moved.digest, moved.cuts) == (frozen.digest, frozen.cuts)
     assert {w.device.type for w in moved.weights.values()} == {"meta"}
     assert {w.device.type for w in frozen.weights.values()} == {"cpu"}
 
 
-def test_probe_sees_samples_that_influence_one_another() -> None:
-    """The rules refuse this program, so they are bypassed here."""
+def test_probe_detects_samples_that_influence_one_another() -> None:
+    # The batch rules refuse this program, so they are bypassed.
     program = Program(0, (Call("aten.roll.default", (Ref(0), (1,), (0,))),))
-    honest = Program(0, (Call("aten.relu.default", (Ref(0),)),))
-    values = infer(honest, {}, SampleForm((4,)))
+    independent = Program(0, (Call("aten.relu.default", (Ref(0),)),))
+    values = infer(independent, {}, SampleForm((4,)))
     with pytest.raises(PackageError, match="other features"):
         probe_batchwise(FrozenGraph(program, {}, values, ["x"], None, ""))
-    probe_batchwise(FrozenGraph(honest, {}, values, ["x"], None, ""))
+    probe_batchwise(FrozenGraph(independent, {}, values, ["x"], None, ""))
 
 
 def test_program_survives_json(frozen: FrozenGraph) -> None:

@@ -13,7 +13,7 @@ from hapi_splitter.package.subprocess_validation import (
     ProcessLimits,
     validate_package,
 )
-from hostile import HOSTILE, honest_package, pickled_member
+from hostile import HOSTILE, pickled_member, valid_package
 
 
 @pytest.mark.parametrize(
@@ -31,13 +31,13 @@ def test_hostile_package_is_refused_by_name_and_leaves_no_trace(
     assert not list(tmp_path.iterdir())
 
 
-def test_honest_package_loads_so_the_builders_test_their_own_hole() -> None:
-    assert load_package(honest_package()).num_cuts == 4
+def test_valid_package_loads() -> None:
+    assert load_package(valid_package()).num_cuts == 4
 
 
 def test_another_digest_than_expected_is_refused() -> None:
     with pytest.raises(PackageError, match="has the digest"):
-        load_package(honest_package(), digest="0" * 64)
+        load_package(valid_package(), digest="0" * 64)
 
 
 @pytest.mark.parametrize(
@@ -51,12 +51,12 @@ def test_another_digest_than_expected_is_refused() -> None:
 )
 def test_each_limit_is_kept(limits: PackageLimits, reason: str) -> None:
     with pytest.raises(PackageError, match=reason):
-        load_package(honest_package(), limits=limits)
+        load_package(valid_package(), limits=limits)
 
 
 def test_changed_byte_is_refused() -> None:
     """At one position in seven, over the whole package."""
-    honest = honest_package()
+    honest = valid_package()
     for position in range(0, len(honest), 7):
         data = bytearray(honest)
         data[position] ^= 0x41
@@ -66,13 +66,13 @@ def test_changed_byte_is_refused() -> None:
 
 def test_validating_process_accepts_an_honest_package(tmp_path: Path) -> None:
     path = tmp_path / "package"
-    path.write_bytes(honest_package())
+    path.write_bytes(valid_package())
     digest = load_package(path).digest
     assert validate_package(path, digest=digest) == digest
 
 
 def test_validating_process_passes_on_what_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(PackageError, match="header cannot have"):
+    with pytest.raises(PackageError, match="invalid length"):
         validate_package(pickled_member(tmp_path / "trace"))
     assert not list(tmp_path.iterdir())
 
@@ -80,10 +80,10 @@ def test_validating_process_passes_on_what_is_wrong(tmp_path: Path) -> None:
 def test_validating_process_that_takes_too_long_is_ended() -> None:
     limits = ProcessLimits(wall_seconds=0.05)
     with pytest.raises(PackageError, match=r"took over 0\.05 s"):
-        validate_package(honest_package(), process_limits=limits)
+        validate_package(valid_package(), process_limits=limits)
 
 
 def test_validating_process_that_is_killed_is_a_refusal() -> None:
     limits = ProcessLimits(cpu_seconds=0)
     with pytest.raises(PackageError, match="ended the process with status"):
-        validate_package(honest_package(), process_limits=limits)
+        validate_package(valid_package(), process_limits=limits)

@@ -1,4 +1,4 @@
-"""The published rules choose as their authors' code does."""
+"""Baseline policies choose like the code of their authors."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from hapi_splitter.planner.baseline_policies import (
-    RULES,
-    RuleFacts,
+    POLICIES,
+    PolicyInputs,
     alternatives,
     hapi_2022,
     hapi_sc24,
@@ -25,7 +25,7 @@ def problem_of(
     raw_bytes: float = 133_802,
     memory: int = 1,
 ) -> Problem:
-    """Work grows evenly with the cut, all at the last is the seconds."""
+    """Builds a problem whose server work grows linearly with the cut."""
     last = max(sizes)
     options = [
         Option(
@@ -63,13 +63,13 @@ def problem_of(
 
 def facts_of(
     sizes: dict[int, int], batch_size: int, parameter_bytes: int = 0
-) -> RuleFacts:
+) -> PolicyInputs:
     last = max(sizes)
     sorted_sizes = {
         cut: sizes[min(c for c in sizes if c >= cut)]
         for cut in range(1, last + 1)
     }
-    return RuleFacts(
+    return PolicyInputs(
         batch_size=batch_size,
         raw_bytes=133_802,
         input_bytes=602_112,
@@ -95,36 +95,34 @@ def cut_of(plan: Plan) -> int:
         (10_000, 2000, 13),
     ],
 )
-def test_the_rule_of_2022_takes_the_first_cut_that_a_second_carries(
+def test_2022_takes_the_first_cut_whose_batch_takes_a_second(
     megabit: int, batch_size: int, cut: int
 ) -> None:
     sizes = {3: 774_400, 6: 140_000, 13: 30_000, 17: 16_384}
     problem = problem_of(sizes, megabit * 1e6 / 8)
-    found = hapi_2022(problem, facts_of(sizes, batch_size))
-    assert found.rule == "hapi-2022"
-    assert cut_of(found) == cut
+    plan = hapi_2022(problem, facts_of(sizes, batch_size))
+    assert plan.rule == "hapi-2022"
+    assert cut_of(plan) == cut
 
 
-def test_the_rule_of_2022_takes_the_freeze_point_when_nothing_is_small() -> (
-    None
-):
+def test_2022_takes_the_last_cut_if_no_cut_is_small() -> None:
     sizes = {1: 800_000, 2: 400_000, 3: 401_408}
     problem = problem_of(sizes, 1e9)
     assert cut_of(hapi_2022(problem, facts_of(sizes, 64))) == 3
 
 
-def test_the_rule_of_2022_skips_cuts_that_save_no_memory() -> None:
+def test_2022_skips_cuts_that_save_no_memory() -> None:
     sizes = {1: 100_000, 2: 90_000, 3: 1_000}
     problem = problem_of(sizes, 1e9)
-    # Weights twice are more than a batch of one saves: the last candidate.
+    # A second copy of the weights exceeds what a batch of one saves.
     facts = facts_of(sizes, 1, parameter_bytes=10**9)
     assert cut_of(hapi_2022(problem, facts)) == 3
-    # input + largest pair: 602,112 + 702,112 times 100, against 25 of it
-    # and (100,000 + 190,000) times 100.
+    # (602,112 + 702,112) * 100 bytes, against 25 times that sum and
+    # (100,000 + 190,000) * 100.
     assert cut_of(hapi_2022(problem, facts_of(sizes, 100))) == 1
 
 
-def test_the_rule_of_2024_adds_up_the_stages_of_the_server() -> None:
+def test_sc24_adds_the_stages_of_the_server() -> None:
     sizes = {1: 50_000, 2: 1_000}
     problem = problem_of(sizes, 5e6, server_seconds=8e-3, client_seconds=1e-3)
     facts = facts_of(sizes, 512)
@@ -138,13 +136,13 @@ def test_the_rule_of_2024_adds_up_the_stages_of_the_server() -> None:
     assert cut_of(hapi_sc24(middle, facts)) == 2
 
 
-def test_the_rule_of_2024_streams_when_a_batch_of_it_is_faster() -> None:
+def test_sc24_streams_if_a_streamed_batch_is_faster() -> None:
     sizes = {1: 50_000, 2: 40_000}
     problem = problem_of(sizes, 1e9, server_seconds=1.0)
     assert cut_of(hapi_sc24(problem, facts_of(sizes, 512))) == 0
 
 
-def test_the_rule_of_2024_skips_what_does_not_fit() -> None:
+def test_sc24_skips_cuts_that_do_not_fit() -> None:
     sizes = {1: 50_000, 2: 1_000}
     problem = problem_of(sizes, 5e6)
     assert cut_of(hapi_sc24(problem, facts_of(sizes, 512))) == 2
@@ -156,7 +154,7 @@ def test_the_rule_of_2024_skips_what_does_not_fit() -> None:
     assert cut_of(hapi_sc24(problem, facts_of(sizes, 512))) == 1
 
 
-def test_unpacking_is_not_overlapped_in_the_rule_of_2024() -> None:
+def test_sc24_does_not_overlap_unpacking() -> None:
     sizes = {1: 2_000, 2: 1_000}
     problem = problem_of(sizes, 1e6, server_seconds=1e-5)
     facts = facts_of(sizes, 512)
@@ -166,20 +164,20 @@ def test_unpacking_is_not_overlapped_in_the_rule_of_2024() -> None:
     assert cut_of(hapi_sc24(problem, costly)) == 1
 
 
-def test_all_rules_are_there_with_auto_first_and_the_fastest() -> None:
+def test_auto_is_first_and_fastest_of_all_policies() -> None:
     sizes = {6: 140_000, 13: 30_000, 17: 16_384}
     problem = problem_of(sizes, 20e6, server_seconds=3e-3)
     plans = alternatives(problem, facts_of(sizes, 256))
-    assert tuple(plans) == RULES
+    assert tuple(plans) == POLICIES
     assert {name: plan.rule for name, plan in plans.items()} == {
-        name: name for name in RULES
+        name: name for name in POLICIES
     }
     fastest = plans["auto"].total_seconds
     for plan in plans.values():
         assert fastest <= plan.total_seconds * (1 + 1e-5)
 
 
-def test_rules_that_cannot_run_are_missing() -> None:
+def test_policies_that_do_not_fit_are_omitted() -> None:
     sizes = {6: 140_000, 17: 16_384}
     problem = problem_of(sizes, 20e6, memory=99)
     plans = alternatives(problem, facts_of(sizes, 256))
@@ -188,7 +186,7 @@ def test_rules_that_cannot_run_are_missing() -> None:
         hapi_2022(problem, facts_of(sizes, 256))
 
 
-def test_layers_count_once_on_a_server_without_an_accelerator() -> None:
+def test_sc24_counts_layers_once_on_a_server_without_accelerator() -> None:
     sizes = {1: 100_000, 2: 1_000}
     facts = facts_of(sizes, 512)
     both = replace(facts, server_device="cpu")

@@ -1,4 +1,4 @@
-"""Kinds of work, and the resources that they take."""
+"""Cost components and the resources that they use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CAPACITIES = {
 }
 
 
-def worked(
+def problem_with(
     *, share: float = 1.0, server_threads: int = 0, client_threads: int = 0
 ) -> Problem:
     threads = {
@@ -35,33 +35,35 @@ def worked(
 @pytest.mark.parametrize(
     ("server", "client"), [(0, 0), (2, 4), (4, 8), (0, 8)]
 )
-def test_stages_of_a_resource_are_all_that_it_does(
+def test_stages_of_a_resource_sum_to_its_use(
     share: float, server: int, client: int
 ) -> None:
-    problem = worked(share=share, server_threads=server, client_threads=client)
+    problem = problem_with(
+        share=share, server_threads=server, client_threads=client
+    )
     (option,) = problem.options
-    found = stages(problem, option)
+    by_resource = stages(problem, option)
     for resource in UNITS:
         # 4 and 8 are all cores of their tier.
-        on_cores = (resource == "server device" and server == 4) or (
+        counts_for_cpu = (resource == "server device" and server == 4) or (
             resource == "client device" and client == 8
         )
-        assert sum(found[resource].values()) == pytest.approx(
-            0.0 if on_cores else problem.seconds(option, resource)
+        assert sum(by_resource[resource].values()) == pytest.approx(
+            0.0 if counts_for_cpu else problem.seconds(option, resource)
         )
 
 
-def test_layers_are_with_the_cores_that_compute_them() -> None:
-    problem = worked(server_threads=2, client_threads=4)
-    found = stages(problem, problem.options[0])
-    assert found["server cpu"] == pytest.approx(
+def test_layers_count_for_the_cores_that_compute_them() -> None:
+    problem = problem_with(server_threads=2, client_threads=4)
+    by_resource = stages(problem, problem.options[0])
+    assert by_resource["server cpu"] == pytest.approx(
         {
             "serving": 1e-3 / 4,
             "server decoding": 2e-3 / 4,
             "server layers": 2 * 3e-3 / 4,
         }
     )
-    assert found["client cpu"] == pytest.approx(
+    assert by_resource["client cpu"] == pytest.approx(
         {
             "client decoding": 4e-3 / 8,
             "client handling": 6e-3 / 8,
@@ -69,13 +71,13 @@ def test_layers_are_with_the_cores_that_compute_them() -> None:
             "training": 4 * 7e-3 / 8,
         }
     )
-    assert found["link"] == {"link": pytest.approx(1e-3)}
+    assert by_resource["link"] == {"link": pytest.approx(1e-3)}
 
 
-def test_of_a_bare_option_the_resources_are_known() -> None:
-    problem = worked()
+def test_option_without_components_has_its_use_by_resource() -> None:
+    problem = problem_with()
     bare = Option(0, "raw", {"link": 500.0, "client cpu": 4.0}, 0, 0)
-    found = stages(problem, bare)
-    assert found["link"] == {"link": pytest.approx(0.5e-3)}
-    assert found["client cpu"] == {"client cpu": pytest.approx(0.5)}
-    assert found["server device"] == {"server device": 0.0}
+    by_resource = stages(problem, bare)
+    assert by_resource["link"] == {"link": pytest.approx(0.5e-3)}
+    assert by_resource["client cpu"] == {"client cpu": pytest.approx(0.5)}
+    assert by_resource["server device"] == {"server device": 0.0}

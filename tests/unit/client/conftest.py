@@ -1,0 +1,43 @@
+"""A scripted Swift and a connection to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from hapi_client.swift.connection import Connection
+from hapi_client.swift.credentials import Credentials
+from hapi_client.swift.http_client import ConnectionOptions
+from hapi_client.swift.retry import Backoff
+from scripted_swift import ScriptedSwift, scripted_swift
+
+FAST = ConnectionOptions(
+    connect_seconds=5,
+    read_seconds=5,
+    body_seconds=10,
+    backoff=Backoff(attempts=3, first_seconds=0.01, max_seconds=0.02),
+)
+
+
+@pytest.fixture
+def fast() -> ConnectionOptions:
+    """Short timeouts, and three attempts in quick succession."""
+    return FAST
+
+
+@pytest.fixture
+def swift() -> Iterator[ScriptedSwift]:
+    with scripted_swift() as server:
+        yield server
+
+
+@pytest.fixture
+def credentials(swift: ScriptedSwift) -> Credentials:
+    return Credentials.v1(swift.auth_url, "test:tester", "testing")
+
+
+@pytest.fixture
+def connection(credentials: Credentials) -> Iterator[Connection]:
+    with Connection(credentials, FAST) as opened:
+        yield opened

@@ -1,0 +1,154 @@
+"""Decoding of image files."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.io import ImageReadMode, decode_jpeg
+
+from hapi_splitter.inputs.image_decode import SampleError, decode_image
+
+
+def picture(
+    mode: str = "RGB", kind: str = "JPEG", size: tuple[int, int] = (40, 30)
+) -> bytes:
+    """Returns a file with a smooth image."""
+    width, height = size
+    ramp = np.linspace(0, 255, width * height * 3).reshape(height, width, 3)
+    image = Image.fromarray(ramp.astype(np.uint8)).convert(mode)
+    buffer = io.BytesIO()
+    image.save(buffer, kind)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [
+        ("RGB", "JPEG"),
+        ("L", "JPEG"),
+        ("CMYK", "JPEG"),
+        ("RGB", "PNG"),
+        ("L", "PNG"),
+        ("P", "PNG"),
+        ("RGBA", "PNG"),
+        ("LA", "PNG"),
+        ("1", "PNG"),
+        ("I;16", "PNG"),
+    ],
+)
+def test_every_pixel_format_becomes_rgb_bytes(mode: str, kind: str) -> None:
+    if mode == "I;16":
+        grey = np.arange(40 * 30, dtype=np.uint16).reshape(30, 40) * 50
+        buffer = io.BytesIO()
+        Image.fromarray(grey).save(buffer, kind)
+        data = buffer.getvalue()
+        expected = torch.from_numpy((grey >> 8).astype(np.uint8))
+        assert torch.equal(decode_image(data)[0], expected)
+    else:
+        data = picture(mode, kind)
+    image = decode_image(data)
+    assert (image.dtype, image.shape) == (torch.uint8, (3, 30, 40))
+    if mode not in ("CMYK", "I;16", "1", "P"):
+        pillow = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+        error = image.permute(1, 2, 0).int() - torch.from_numpy(pillow).int()
+        assert error.abs().max() <= 2
+
+
+def test_jpeg_equals_torchvision_bit_for_bit() -> None:
+    data = picture()
+    buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    expected = decode_jpeg(buffer, mode=ImageReadMode.RGB)
+    assert torch.equal(decode_image(data), expected)
+
+
+def test_exif_orientation_is_ignored() -> None:
+    image = Image.open(io.BytesIO(picture()))
+    exif = image.getexif()
+    exif[0x0112] = 6
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", exif=exif)
+    assert decode_image(buffer.getvalue()).shape == (3, 30, 40)
+
+
+def png_header(width: int, height: int) -> bytes:
+    """Returns a PNG that states a size and has hardly any pixels."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(kind + body))
+        return struct.pack(">I", len(body)) + kind + body + check
+
+    header = struct.pack(">2I5B", width, height, 8, 2, 0, 0, 0)
+    pixels = zlib.compress(bytes(100))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        [chunk(b"IHDR", header), chunk(b"IDAT", pixels), chunk(b"IEND", b"")]
+    )
+
+
+@pytest.mark.filterwarnings("error")
+def test_huge_image_is_refused_from_its_header() -> None:
+    with pytest.raises(SampleError, match=r"50000x50000 .* over the limit"):
+        decode_image(png_header(50_000, 50_000))
+
+
+def test_max_pixels_is_enforced() -> None:
+    assert decode_image(picture(), max_pixels=1200).shape == (3, 30, 40)
+    with pytest.raises(SampleError, match="limit of 1199 pixels"):
+        decode_image(picture(), max_pixels=1199)
+
+
+def test_progressive_jpeg_may_have_100_scans() -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(buffer, "JPEG", progressive=True)
+    data = buffer.getvalue()
+    num_scans = data.count(b"\xff\xda")
+    start = data.rindex(b"\xff\xda")
+
+    def repeated(num_repeats: int) -> bytes:
+        return data[:start] + data[start:-2] * num_repeats + data[-2:]
+
+    at_limit = repeated(100 - num_scans + 1)
+    assert decode_image(at_limit).shape == (3, 64, 64)
+    with pytest.raises(SampleError, match="more than 100 scans"):
+        decode_image(repeated(100 - num_scans + 2))
+
+
+def test_lack_of_memory_is_no_sample_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object, **__: object) -> torch.Tensor:
+        return torch.empty(2**60, dtype=torch.uint8)
+
+    monkeypatch.setattr("torchvision.io.decode_jpeg", fail)
+    with pytest.raises(MemoryError):
+        decode_image(picture())
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "neither a JPEG nor a PNG"),
+        (b"GIF89a" + bytes(100), "neither a JPEG nor a PNG"),
+        (b"\xff\xd8\xff", "damaged JPEG"),
+        (b"\xff\xd8\xff" + bytes(100), "damaged JPEG"),
+        (b"\x89PNG\r\n\x1a\n", "damaged PNG"),
+        (picture()[:300], "damaged JPEG"),
+        (picture(size=(400, 300))[:2000], "damaged JPEG"),
+        (picture(kind="PNG")[:100], "damaged PNG"),
+        (png_header(64, 64), "damaged PNG"),
+    ],
+)
+def test_unusable_image_gives_the_same_error_each_time(
+    data: bytes, message: str
+) -> None:
+    messages = set()
+    for _ in range(3):
+        with pytest.raises(SampleError, match=message) as caught:
+            decode_image(data)
+        messages.add(str(caught.value))
+    assert len(messages) == 1
