@@ -49,7 +49,7 @@ class ProbeSamples:
     members: tuple[bytes, ...]
     bytes_each: float
     span_samples: float = MAX_SPAN_SAMPLES
-    lack: str = ""
+    missing_message: str = ""
 
 
 def read_samples(
@@ -98,7 +98,7 @@ def read_samples(
         )
     members = [sample.member(medium) for sample in found]
     lacks = [
-        sample.lack(medium)
+        sample.missing_message(medium)
         for sample, data in zip(found, members, strict=True)
         if data is None
     ]
