@@ -41,7 +41,7 @@ class ProbeSamples:
 
     Attributes:
         members: the images or arrays of those that have one.
-        lack: what is said of one that has none.
+        missing_message: error of a sample without such a member.
         bytes_each: in the shards, of the average sample of the data set.
         span_samples: that one request brings, on average.
     """
