@@ -1,8 +1,8 @@
-"""A real Swift on one machine, in one directory, without root.
+"""A real Swift cluster on one machine, in one directory, without root.
 
 ``Cluster.start(directory)`` runs the proxy, account, container and object
-servers of the pip package, with the hapi filter and hapi-worker beside
-them. Nothing is read from or written to /etc. Linux only (pidfds, prctl).
+servers of the pip package, with the hapi filter and hapi-worker.  Nothing is
+read from or written to /etc.  Linux only (pidfds, prctl).
 """
 
 from hapi_cluster.cluster import Cluster

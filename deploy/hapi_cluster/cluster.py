@@ -1,8 +1,4 @@
-"""The accounts of a fresh cluster.
-
-An account that nobody wrote to yet answers HEAD with 200 instead of 204,
-and tests that compare answers see the difference: each is made at start.
-"""
+"""An embedded Swift cluster: start, attach, status, stop."""
 
 from __future__ import annotations
 
@@ -41,8 +37,8 @@ from hapi_cluster.settings import (
 from hapi_cluster.start import spawn_supervisor
 from hapi_cluster.state import read_state
 
-# What the supervisor itself needs beside the grace its children have.
 STOP_MARGIN_SECONDS = 30.0
+"""Time for the supervisor's own end, added to its children's."""
 POLL_SECONDS = 0.05
 DEFAULT_USER = "test:tester"
 
@@ -55,8 +51,13 @@ class Cluster:
         with Cluster.start("/dev/shm/swift") as cluster:
             print(cluster.auth_url, cluster.user, cluster.key)
 
-    Leaving the ``with`` block stops it and keeps its data. Without one it
-    runs on, and any process may :meth:`attach` to it.
+    Leaving the ``with`` block stops it and keeps its data.  Without such a
+    block it keeps running, and any process may :meth:`attach` to it.
+
+    Attributes:
+        directory: absolute path of the cluster.
+        user: name of the default user.
+        key: key of the default user.
     """
 
     def __init__(
@@ -78,18 +79,20 @@ class Cluster:
         die_with_parent: bool = False,
         **settings: Any,
     ) -> Cluster:
-        """Start a cluster and return when all of it answers.
+        """Starts a cluster and returns when all servers answer.
 
-        ``settings`` are the fields of :class:`ClusterSettings`. With
-        ``die_with_parent`` it stops when this process ends, however that
-        happens. The directory is made if needed; one that held a cluster
-        before serves its data again.
+        Args:
+            directory: created if needed; a cluster that it already holds
+                serves its data again.
+            die_with_parent: stop the cluster when this process ends.
+            **settings: fields of :class:`ClusterSettings`.
 
-        Raises a :class:`hapi_cluster.errors.ClusterError`.
+        Raises:
+            ClusterError: see :mod:`hapi_cluster.errors`.
         """
         if die_with_parent:
             settings["parent_pid"] = os.getpid()
-        chosen = ClusterSettings(**settings)
+        cluster_settings = ClusterSettings(**settings)
         paths = ClusterPaths(_absolute(directory))
         require_swift()
         prepare_directory(paths)
@@ -101,14 +104,14 @@ class Cluster:
                 "Use it, or stop it first:"
                 f" hapi cluster stop {paths.directory}",
             )
-        return cls(paths.directory, spawn_supervisor(paths, chosen))
+        return cls(paths.directory, spawn_supervisor(paths, cluster_settings))
 
     @classmethod
     @contextlib.contextmanager
     def temporary(cls, **settings: Any) -> Iterator[Cluster]:
-        """A cluster that ends with this process and leaves no files.
+        """Runs a cluster that ends with this process and leaves no files.
 
-        In /dev/shm where there is one: ext4 keeps too little metadata.
+        It is in /dev/shm if possible, because ext4 limits metadata to 4 kB.
         """
         shm = Path("/dev/shm")  # noqa: S108
         parent = shm if os.access(shm, os.W_OK) else None
@@ -122,7 +125,11 @@ class Cluster:
 
     @classmethod
     def attach(cls, directory: str | os.PathLike[str]) -> Cluster:
-        """The running cluster of a directory; raises NotRunningError."""
+        """Returns the running cluster of a directory.
+
+        Raises:
+            NotRunningError: no cluster is running there.
+        """
         cluster = cls(directory)
         if not cluster.running:
             raise NotRunningError(
@@ -148,12 +155,12 @@ class Cluster:
 
     @property
     def supervisor_pid(self) -> int | None:
-        found = _supervisor(self._paths)
-        return None if found is None else found.pid
+        supervisor = _supervisor(self._paths)
+        return None if supervisor is None else supervisor.pid
 
     @property
     def proxy_url(self) -> str:
-        """The proxy's address, without a path."""
+        """URL of the proxy, without a path."""
         state = self._state()
         host = reachable(state["host"])
         host = f"[{host}]" if ":" in host else host
@@ -161,24 +168,24 @@ class Cluster:
 
     @property
     def auth_url(self) -> str:
-        """What swiftclient calls ST_AUTH."""
+        """URL of the authentication (ST_AUTH of swiftclient)."""
         return f"{self.proxy_url}/auth/v1.0"
 
     @property
     def worker_socket(self) -> Path | None:
-        """The worker's unix socket; None without a worker."""
+        """Path of the worker's unix socket; None without a worker."""
         path = self._state()["worker_socket"]
         return None if path is None else Path(path)
 
     @property
     def worker_pid(self) -> int | None:
-        """The present worker process; None while there is none."""
+        """Pid of the current worker process; None while there is none."""
         worker = self._worker()
         return None if worker is None else worker.pid
 
     @property
     def environment(self) -> dict[str, str]:
-        """ST_AUTH, ST_USER and ST_KEY."""
+        """Environment variables ST_AUTH, ST_USER and ST_KEY."""
         return {
             "ST_AUTH": self.auth_url,
             "ST_USER": self.user,
@@ -186,29 +193,34 @@ class Cluster:
         }
 
     def log(self, name: str) -> Path:
-        """The log of ``swift`` (or ``proxy`` …), ``worker``, …"""
+        """Path of the log of ``swift`` (or ``proxy`` …), ``worker``, …"""
         return self._paths.log(name)
 
     def restart_worker(
         self, timeout_seconds: float = DEFAULT_START_SECONDS
     ) -> None:
-        """End the worker in order, and return when a new one answers.
+        """Drains and replaces the worker; returns when a new one answers.
 
-        Starts it where :meth:`stop_worker` has ended it. Raises
-        NotRunningError, or StartError after the timeout.
+        Also starts a worker that :meth:`stop_worker` has stopped.
+
+        Raises:
+            NotRunningError: the cluster has no worker.
+            StartError: no new worker answers within the timeout.
         """
         old = self._worker()
-        self._send_for_worker(signal.SIGUSR1)
+        self._signal_supervisor(signal.SIGUSR1)
         self.wait_for_worker(old, timeout_seconds)
 
     def stop_worker(
         self, timeout_seconds: float = DEFAULT_START_SECONDS
     ) -> None:
-        """End the worker in order, until :meth:`restart_worker`.
+        """Drains and stops the worker until :meth:`restart_worker`.
 
-        Raises NotRunningError, or StopError after the timeout.
+        Raises:
+            NotRunningError: the cluster has no worker.
+            StopError: the worker has not ended within the timeout.
         """
-        self._send_for_worker(signal.SIGUSR2)
+        self._signal_supervisor(signal.SIGUSR2)
         deadline = time.monotonic() + timeout_seconds
         while self.worker_pid is not None:
             if time.monotonic() > deadline:
@@ -218,24 +230,30 @@ class Cluster:
                 )
             time.sleep(POLL_SECONDS)
 
-    def _send_for_worker(self, number: signal.Signals) -> None:
+    def _signal_supervisor(self, signum: signal.Signals) -> None:
         supervisor = _supervisor(self._paths)
         if supervisor is None or self.worker_socket is None:
-            raise _no_worker(self.directory)
-        supervisor.send(number)
+            raise _no_worker_error(self.directory)
+        supervisor.send(signum)
 
     def wait_for_worker(
         self,
         other_than: ProcessIdentity | int | None = None,
         timeout_seconds: float = DEFAULT_START_SECONDS,
     ) -> int:
-        """Wait for a worker that answers; its pid.
+        """Waits for a worker that answers and returns its pid.
 
-        ``other_than`` is a worker that does not count (it is going away).
+        Args:
+            other_than: a worker that is ending and does not count.
+            timeout_seconds: deadline.
+
+        Raises:
+            NotRunningError: the cluster has no worker.
+            StartError: no worker answers within the timeout.
         """
         old = getattr(other_than, "pid", other_than)
         if self.worker_socket is None:
-            raise _no_worker(self.directory)
+            raise _no_worker_error(self.directory)
         admin = admin_socket(self.worker_socket)
         deadline = time.monotonic() + timeout_seconds
         while time.monotonic() < deadline:
@@ -252,30 +270,33 @@ class Cluster:
         )
 
     def status(self) -> dict[str, Any]:
-        """The present state, JSON-able; never raises for a stopped one.
+        """The current state as JSON values, also of a stopped cluster.
 
         ``status`` is ``running``, ``starting``, ``stopping``, ``stopped``,
         ``died`` (its supervisor was killed) or ``absent``.
         """
         state = read_state(self._paths.state)
         if not state:
-            absent = not is_cluster(self._paths)
-            status = "absent" if absent else "stopped"
+            status = "stopped" if is_cluster(self._paths) else "absent"
             return {"directory": str(self.directory), "status": status}
         if not self.running and state["status"] != "stopped":
             state["status"] = "died"
         for child in state["children"].values():
-            child["pid"] = _living_pid(child.pop("process"))
+            process = _alive(child.pop("process"))
+            child["pid"] = None if process is None else process.pid
         state["supervisor_pid"] = self.supervisor_pid
         state.pop("supervisor")
         urls = {"proxy_url": self.proxy_url, "auth_url": self.auth_url}
         return {"directory": str(self.directory), **state, **urls}
 
     def stop(self) -> bool:
-        """Stop everything; False if nothing was running.
+        """Stops all processes; False if none was running.
 
-        Also ends what a killed supervisor may have left. Raises StopError,
-        and NotAClusterError for a directory that never was one.
+        Also ends processes that a killed supervisor has left.
+
+        Raises:
+            StopError: the supervisor had to be killed.
+            NotAClusterError: the directory never held a cluster.
         """
         supervisor = _supervisor(self._paths)
         if supervisor is None:
@@ -285,7 +306,7 @@ class Cluster:
         supervisor.send(signal.SIGTERM)
         ended = supervisor.wait(timeout_seconds)
         if not ended:
-            # Its children are killed with it.
+            # The kernel kills its children with it.
             supervisor.send(signal.SIGKILL)
             supervisor.wait(KILL_SECONDS)
         if self._process is not None:
@@ -298,8 +319,6 @@ class Cluster:
                 f"Read {self.log('supervisor')}.",
             )
         return True
-
-    # -- inside -----------------------------------------------------------
 
     def _state(self) -> dict[str, Any]:
         state = read_state(self._paths.state)
@@ -321,13 +340,12 @@ class Cluster:
 
     def _worker(self) -> ProcessIdentity | None:
         child = self._state()["children"].get("worker", {})
-        found = ProcessIdentity.parse(child.get("process") or "")
-        return found if found is not None and found.alive() else None
+        return _alive(child.get("process"))
 
 
-def _no_worker(directory: Path) -> NotRunningError:
+def _no_worker_error(directory: Path) -> NotRunningError:
     return NotRunningError(
-        f"the cluster in {directory} has no worker running.",
+        f"the cluster in {directory} has no running worker.",
         "Start it with a worker.",
     )
 
@@ -337,16 +355,14 @@ def _absolute(directory: str | os.PathLike[str]) -> Path:
 
 
 def _supervisor(paths: ClusterPaths) -> ProcessIdentity | None:
-    """The living supervisor of the directory."""
+    """The directory's supervisor, if it is alive."""
     try:
-        text = paths.pid_file.read_text()
+        return _alive(paths.pid_file.read_text())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    identity = ProcessIdentity.parse(text)
-    return identity if identity is not None and identity.alive() else None
 
 
-def _living_pid(process: str | None) -> int | None:
+def _alive(process: str | None) -> ProcessIdentity | None:
+    """The process named by a text, if it is alive."""
     identity = ProcessIdentity.parse(process or "")
-    alive = identity is not None and identity.alive()
-    return identity.pid if identity is not None and alive else None
+    return identity if identity is not None and identity.alive() else None

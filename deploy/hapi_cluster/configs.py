@@ -1,7 +1,7 @@
-"""The configuration files of a cluster, as text.
+"""Text of a cluster's configuration files.
 
-Pure: settings, ports and secrets in, ``{file name: text}`` out. Every start
-writes them anew; lasting choices are made through the settings.
+Settings, ports and secrets in, ``{file name: text}`` out; no I/O.  Each start
+rewrites the files; lasting changes are made through the settings.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ USERS: Mapping[str, tuple[str, str]] = {
     "test:tester3": ("testing3", ""),
     "admin:admin": ("admin", ".admin .reseller_admin"),
 }
-"""The users of every cluster: name -> (key, groups).
+"""Users of every cluster: (key, groups) by name.
 
-The same as in Swift's own functional tests, and as well known: a cluster
-is for one machine and its user, not for a network.
+They are those of Swift's own functional tests and publicly known: a cluster
+serves one machine and its user, not a network.
 """
 
 _HEADER = "# Written by hapi_cluster at every start: changes here are lost.\n"
@@ -37,7 +37,7 @@ _HEADER = "# Written by hapi_cluster at every start: changes here are lost.\n"
 
 @dataclass(frozen=True)
 class Secrets:
-    """What one cluster keeps to itself and keeps for good."""
+    """Secrets of one cluster; they never change."""
 
     hash_suffix: str
     fernet_key: str
@@ -46,7 +46,7 @@ class Secrets:
 
 @dataclass(frozen=True)
 class Deployment:
-    """All that the files are made from."""
+    """Input of :func:`render_all`."""
 
     settings: ClusterSettings
     layout: str
@@ -59,7 +59,7 @@ class Deployment:
 
 
 def render_all(deployment: Deployment) -> dict[str, str]:
-    """Every configuration file by its name."""
+    """Renders all configuration files, by name."""
     files = {
         "swift.conf": _swift(deployment),
         "proxy-server.conf": _proxy(deployment),
@@ -67,20 +67,20 @@ def render_all(deployment: Deployment) -> dict[str, str]:
     }
     for server in BACKENDS:
         files[f"{server}-server.conf"] = _backend(deployment, server)
-    more = deployment.settings.swift_options
+    additional = deployment.settings.swift_options
     texts = {
-        name: _text(_merged(sections, more.get(name, {})))
+        name: _text(_merged(sections, additional.get(name, {})))
         for name, sections in files.items()
     }
     rings = {"layout": deployment.layout, "ports": dict(deployment.ports)}
     return {**texts, RINGS_NAME: json.dumps(rings) + "\n"}
 
 
-def _merged(sections: Sections, more: Sections) -> Sections:
-    """The sections with more keys, which win."""
+def _merged(sections: Sections, additional: Sections) -> Sections:
+    """The sections with additional options, which take precedence."""
     return {
-        name: {**sections.get(name, {}), **more.get(name, {})}
-        for name in {**sections, **more}
+        name: {**sections.get(name, {}), **additional.get(name, {})}
+        for name in {**sections, **additional}
     }
 
 
@@ -126,8 +126,8 @@ def _defaults(
 
 
 def _backend(deployment: Deployment, server: str) -> Sections:
-    # The timeouts are generous because no updater runs here: an object
-    # whose container update timed out would stay out of the listing.
+    # Long timeouts, because no updater runs here: an object whose container
+    # update timed out would never be listed.
     return {
         "DEFAULT": {
             **_defaults(deployment, server, BACKEND_HOST),
@@ -176,8 +176,7 @@ def _proxy(deployment: Deployment) -> Sections:
             "use": "egg:swift#proxy",
             "account_autocreate": "true",
             "allow_account_management": "true",
-            # One busy machine must not put its only disk on the list of
-            # bad ones for a minute.
+            # A busy machine must not suppress its only disk for a minute.
             "conn_timeout": "5",
             "node_timeout": "60",
             "recoverable_node_timeout": "60",
@@ -198,8 +197,8 @@ def _special_filters(
     return {
         "proxy-logging": {
             "use": "egg:swift#proxy_logging",
-            # Its logger takes no custom handler. Its lines reach stderr all
-            # the same; the copy for syslog goes to the discard port.
+            # Its logger takes no custom handler.  Its lines reach stderr
+            # anyway; the copy for syslog goes to the discard port.
             "access_log_udp_host": BACKEND_HOST,
             "access_log_udp_port": "9",
         },
@@ -232,7 +231,7 @@ def _special_filters(
 
 
 def _keystone(url: str) -> dict[str, dict[str, str]]:
-    # Anonymous readers and temporary URLs are for what comes after these.
+    # Filters further right decide on anonymous readers and temporary URLs.
     common = {"delay_auth_decision": "true"}
     return {
         "authtoken": {

@@ -1,4 +1,4 @@
-"""What can go wrong with an embedded cluster.
+"""Errors of an embedded cluster.
 
 ::
 
@@ -10,14 +10,13 @@
     │   └── XattrError         its file system has no user xattrs
     ├── SocketPathError        no path short enough for the worker's socket
     ├── PortBusyError          a fixed port is taken
-    ├── AlreadyRunningError    the directory's cluster runs already
-    ├── NotRunningError        the directory's cluster does not run
-    ├── StartError             a server did not come up
-    └── StopError              a process did not go away
+    ├── AlreadyRunningError    the directory's cluster is running already
+    ├── NotRunningError        the directory's cluster is not running
+    ├── StartError             a server did not start
+    └── StopError              a process did not end
 
 Each has a ``message`` (what, with the value) and a ``remedy`` (what to do).
-They stay on one machine, so they are no part of the wire errors'
-tree in ``hapi_protocol.errors``.
+They are never sent over HTTP and so not in ``hapi_protocol.errors``.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class ClusterError(Exception):
         return f"{self.message}\n{self.remedy}"
 
     def to_json(self) -> dict[str, str]:
-        """The error as it crosses the supervisor's ready pipe."""
+        """The error as JSON, for the supervisor's ready pipe."""
         return {
             "error": type(self).__name__,
             "message": self.message,
@@ -62,7 +61,7 @@ class NotAClusterError(DirectoryError):
 
 
 class XattrError(DirectoryError):
-    """The directory's file system keeps no user extended attributes."""
+    """The directory's file system has no user extended attributes."""
 
 
 class SocketPathError(ClusterError):
@@ -70,7 +69,7 @@ class SocketPathError(ClusterError):
 
 
 class PortBusyError(ClusterError):
-    """A port that was asked for is taken."""
+    """A requested port is taken."""
 
 
 class AlreadyRunningError(ClusterError):
@@ -82,7 +81,7 @@ class NotRunningError(ClusterError):
 
 
 class StartError(ClusterError):
-    """A server died or did not answer in time while starting."""
+    """A server ended or did not answer in time while starting."""
 
 
 class StopError(ClusterError):
@@ -90,13 +89,13 @@ class StopError(ClusterError):
 
 
 def error_from_json(value: Mapping[str, str]) -> ClusterError:
-    """The inverse of :meth:`ClusterError.to_json`."""
-    kinds = {kind.__name__: kind for kind in _kinds(ClusterError)}
-    kind = kinds.get(value.get("error", ""), StartError)
-    return kind(value.get("message", ""), value.get("remedy", ""))
+    """Reads the result of :meth:`ClusterError.to_json`."""
+    classes = {cls.__name__: cls for cls in _subtree(ClusterError)}
+    cls = classes.get(value.get("error", ""), StartError)
+    return cls(value.get("message", ""), value.get("remedy", ""))
 
 
-def _kinds(kind: type[ClusterError]) -> Iterator[type[ClusterError]]:
-    yield kind
-    for sub in kind.__subclasses__():
-        yield from _kinds(sub)
+def _subtree(cls: type[ClusterError]) -> Iterator[type[ClusterError]]:
+    yield cls
+    for subclass in cls.__subclasses__():
+        yield from _subtree(subclass)

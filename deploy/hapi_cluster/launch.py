@@ -1,4 +1,4 @@
-"""From settings to the processes that make up a cluster."""
+"""Turns settings into ports, files and processes of a cluster."""
 
 from __future__ import annotations
 
@@ -29,57 +29,69 @@ from hapi_cluster.server_process import ChildSpec
 from hapi_cluster.settings import LAYOUTS, ClusterSettings
 from hapi_cluster.state import write_private
 
-# sizeof(sockaddr_un.sun_path), with the closing zero byte.
 MAX_SOCKET_PATH_BYTES = 107
+"""sizeof(sockaddr_un.sun_path) without the terminating zero byte."""
 MEMCACHED_MEGABYTES = 64
 
 
 @dataclass(frozen=True)
 class Socket:
-    """The worker's socket; ``made`` if its folder is a temporary one."""
+    """The worker's socket.
+
+    Attributes:
+        path: path of the socket.
+        is_temporary: its folder is temporary and removed with it.
+    """
 
     path: Path
-    made: bool
+    is_temporary: bool
 
 
 def reserve_ports(
     settings: ClusterSettings, last: Mapping[str, int]
 ) -> dict[str, PortReservation]:
-    """The proxy's and the backends' ports, last start's if still free."""
-    held = {}
+    """Reserves the servers' ports, those of the last start if still free."""
     if settings.port is None:
         proxy = PortReservation.prefer(settings.host, last.get("proxy", 0))
     else:
         proxy = PortReservation.take(settings.host, settings.port)
-    held["proxy"] = proxy
+    reservations = {"proxy": proxy}
     for server in BACKENDS:
-        held[server] = PortReservation.prefer(
+        reservations[server] = PortReservation.prefer(
             BACKEND_HOST, last.get(server, 0)
         )
-    return held
+    return reservations
 
 
 def choose_layout(settings: ClusterSettings, last: str | None) -> str:
-    """The layout of the directory; SettingsError if another is asked."""
+    """The layout of the directory.
+
+    Raises:
+        SettingsError: the settings ask for another layout.
+    """
     if last is None:
         return settings.layout or "single"
     if settings.layout not in (None, last):
         raise SettingsError(
             f"this cluster's layout is {last!r}, not {settings.layout!r}.",
-            "Leave the layout out, or start in a new directory.",
+            "Omit the layout, or start in a new directory.",
         )
     return last
 
 
 def choose_socket(run: Path) -> Socket:
-    """The socket in ``run``, or in a new private folder if too long."""
+    """A socket in ``run``, or in a temporary folder if its path is too long.
+
+    Raises:
+        SocketPathError: both paths are too long.
+    """
     path = run / "worker.sock"
     if _fits(path):
-        return Socket(path, made=False)
+        return Socket(path, is_temporary=False)
     folder = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX))
     path = folder / "worker.sock"
     if _fits(path):
-        return Socket(path, made=True)
+        return Socket(path, is_temporary=True)
     folder.rmdir()
     raise SocketPathError(
         f"{path} is too long for a unix socket"
@@ -94,7 +106,7 @@ def _fits(path: Path) -> bool:
 
 
 def load_secrets(path: Path) -> Secrets:
-    """The cluster's secrets, made on its first start."""
+    """Reads the cluster's secrets; creates them on its first start."""
     if path.exists():
         return Secrets(**json.loads(path.read_text()))
     fresh = Secrets(
@@ -113,7 +125,7 @@ def write_files(
     ports: Mapping[str, int],
     worker_socket: Path,
 ) -> None:
-    """Folders and configuration files."""
+    """Creates the device folders and writes the configuration files."""
     deployment = Deployment(
         settings=settings,
         layout=layout,
@@ -132,7 +144,7 @@ def write_files(
 
 
 def _user_name() -> str:
-    # Swift's servers look the name up to drop privileges to it.
+    # Swift's servers drop privileges to a user by name.
     uid = os.geteuid()
     try:
         return pwd.getpwuid(uid).pw_name
@@ -186,8 +198,8 @@ def _servers(
 
 def reachable(host: str) -> str:
     """An address that leads to a server listening on ``host``."""
-    every = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
-    return every.get(host, host)
+    loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
+    return loopback.get(host, host)
 
 
 def _memcached(paths: ClusterPaths, ports: Mapping[str, int]) -> ChildSpec:
@@ -223,5 +235,5 @@ def _worker(
 
 
 def admin_socket(worker_socket: Path) -> Path:
-    """Where the worker answers health questions even when it is busy."""
+    """Path of the worker's admin socket, which answers even when busy."""
     return Path(f"{worker_socket}.admin")

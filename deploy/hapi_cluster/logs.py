@@ -1,4 +1,4 @@
-"""Swift's log lines to the process's own log file instead of syslog."""
+"""Sends Swift's log lines to stderr instead of syslog; reads log files."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def to_stderr(
     logger: logging.Logger,
     adapted_logger: Any,
 ) -> None:
-    """Swift's ``log_custom_handlers`` hook: one handler, with times.
+    """Hook for ``log_custom_handlers``: one handler, with time stamps.
 
-    Swift always adds a syslog handler, which without ``/dev/log`` sends
-    each line to UDP port 514, and its console format has no time.
+    Swift always adds a syslog handler, which sends each line to UDP port 514
+    if there is no ``/dev/log``, and its console format has no time.
     """
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
@@ -36,10 +36,12 @@ def to_stderr(
 
 
 def tail(path: Path, num_lines: int = 15, *, since: int = 0) -> str:
-    """The last lines of a log, indented; empty if there is none.
+    """The last lines of a log, indented; empty if there is no log.
 
     Args:
-        since: bytes that were there before, and are left out.
+        path: path of the log.
+        num_lines: maximum number of lines.
+        since: offset in bytes before which nothing is read.
     """
     try:
         with path.open("rb") as log:

@@ -1,10 +1,10 @@
-"""A cache for a proxy that is one process: the ``cache`` filter.
+"""In-memory ``cache`` filter for a proxy that is a single process.
 
-Has the methods of ``swift.common.memcached.MemcacheRing`` that Swift's
-middleware calls, and its habits: values pass through JSON (tuples come back
-as lists), a count that is not there starts at the increment, nothing falls
-below zero. Only for one process: separate proxies would not see one
-another's invalidations, and need a memcached.
+It has the methods of ``swift.common.memcached.MemcacheRing`` that Swift's
+middleware calls, with the same behaviour: values pass through JSON (tuples
+become lists), a missing count starts at the increment, no count falls below
+zero.  Several proxies need a memcached, because they would not see each
+other's invalidations.
 """
 
 from __future__ import annotations
@@ -16,14 +16,19 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 DEFAULT_MAX_ENTRIES = 50_000
-# memcached reads larger numbers as a date.
 RELATIVE_LIMIT_SECONDS = 30 * 24 * 3600
+"""memcached reads larger expiry times as a date."""
 
 WSGIApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 class MemoryCache:
-    """The least recently used entries go when ``max_entries`` is reached."""
+    """A cache that evicts the least recently used entries.
+
+    Args:
+        max_entries: maximum number of entries.
+        clock: returns the time in seconds since the epoch.
+    """
 
     def __init__(
         self,
@@ -97,7 +102,7 @@ class MemoryCache:
 
 
 class MemoryCacheMiddleware:
-    """Puts the cache where Swift looks for it, ``swift.cache``."""
+    """Puts the cache into ``swift.cache`` of each request."""
 
     def __init__(self, app: WSGIApp, cache: MemoryCache) -> None:
         self.app = app
@@ -113,6 +118,6 @@ class MemoryCacheMiddleware:
 def filter_factory(
     global_conf: Mapping[str, str], **local_conf: str
 ) -> Callable[[WSGIApp], MemoryCacheMiddleware]:
-    """The paste factory; each loaded pipeline has its own cache."""
+    """Paste's filter factory; each loaded pipeline has its own cache."""
     cache = MemoryCache()
     return lambda app: MemoryCacheMiddleware(app, cache)

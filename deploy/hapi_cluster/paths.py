@@ -1,4 +1,4 @@
-"""Where everything of one cluster lies inside its directory."""
+"""Paths of a cluster's files inside its directory."""
 
 from __future__ import annotations
 
@@ -10,23 +10,27 @@ TEMPORARY_PREFIX = "hapi-run-"
 
 @dataclass(frozen=True)
 class ClusterPaths:
-    """The files of a cluster; ``directory`` is absolute."""
+    """Paths of a cluster's files.
+
+    Attributes:
+        directory: absolute path of the cluster.
+    """
 
     directory: Path
 
     @property
     def state(self) -> Path:
-        """Ports, processes, URLs: JSON, written by the supervisor only."""
+        """Ports, processes and URLs as JSON, written by the supervisor."""
         return self.directory / "cluster.json"
 
     @property
     def pid_file(self) -> Path:
-        """The supervisor's identity: ``PID START_TICKS BOOT_ID``."""
+        """Identity of the supervisor: ``PID START_TICKS BOOT_ID``."""
         return self.directory / "supervisor.pid"
 
     @property
     def lock(self) -> Path:
-        """Held (flock) by the supervisor for as long as it lives."""
+        """File that the supervisor locks (flock) as long as it runs."""
         return self.directory / "supervisor.lock"
 
     @property
@@ -45,7 +49,7 @@ class ClusterPaths:
 
     @property
     def devices(self) -> Path:
-        """The data: one folder per ring device."""
+        """Stored data, one folder per ring device."""
         return self.directory / "srv"
 
     @property
@@ -54,7 +58,7 @@ class ClusterPaths:
 
     @property
     def run(self) -> Path:
-        """The worker's sockets."""
+        """Folder of the worker's sockets."""
         return self.directory / "run"
 
     def server_config(self, server: str) -> Path:

@@ -1,8 +1,8 @@
-"""Ports that stay a cluster's own while its servers come and go.
+"""Reservation of a cluster's ports across restarts of its servers.
 
-The supervisor holds each port with a bound socket that never listens.
-With SO_REUSEPORT a server can bind the same port, restart after restart, and
-no other program gets it in between.
+The supervisor reserves each port with a bound socket that never listens.
+With SO_REUSEPORT a server can bind the same port after each restart, and no
+other program can take it in between.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hapi_cluster.errors import PortBusyError
 
 
 class PortReservation:
-    """One held port."""
+    """One reserved port."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -22,10 +22,11 @@ class PortReservation:
 
     @classmethod
     def take(cls, host: str, port: int) -> PortReservation:
-        """Hold ``port``, or a free one if 0.
+        """Reserves ``port``, or a free one if it is 0.
 
-        Raises PortBusyError when another program has it, even one that
-        would share it (SO_REUSEPORT is set only after binding).
+        Raises:
+            PortBusyError: another program has it, even one that would share
+                it (SO_REUSEPORT is set only after binding).
         """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -35,15 +36,15 @@ class PortReservation:
         except OSError as error:
             sock.close()
             raise _busy(host, port, error) from error
-        # SO_REUSEADDR was only for connections of the last run that linger.
-        # Kept, it would let others bind the port while no server listens.
+        # SO_REUSEADDR was needed for lingering connections of the last run.
+        # If kept, others could bind the port while no server listens.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         return cls(sock)
 
     @classmethod
     def prefer(cls, host: str, port: int) -> PortReservation:
-        """Hold ``port`` if it can be had, else a free one."""
+        """Reserves ``port`` if it is free, else another one."""
         try:
             return cls.take(host, port)
         except PortBusyError:

@@ -1,4 +1,4 @@
-"""What is found out about a directory before anything is started in it."""
+"""Checks of a directory before a cluster is started in it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from hapi_cluster.errors import (
 from hapi_cluster.paths import ClusterPaths
 
 XATTR_NAME = "user.hapi.probe"
-# Swift allows about this much metadata on an object.
 LARGE_XATTR_BYTES = 8000
+"""About the metadata that Swift allows on an object."""
 SMALL_XATTR_WARNING = (
     "on this file system (ext4) objects with more than 4 kB of metadata get "
-    "503; training data have less. /dev/shm and XFS have no such limit."
+    "503; training data has less. /dev/shm and XFS have no such limit."
 )
 
 
 def require_swift() -> None:
-    """Raise SwiftMissingError unless Swift's servers can be imported."""
+    """Raises SwiftMissingError unless Swift's servers can be imported."""
     try:
         found = importlib.util.find_spec("swift.proxy.server")
     except ModuleNotFoundError:
@@ -39,14 +39,15 @@ def require_swift() -> None:
 
 
 def prepare_directory(paths: ClusterPaths) -> None:
-    """Make the directory, or see that it is a cluster's and usable.
+    """Creates the directory, or checks that it holds a usable cluster.
 
-    Raises DirectoryError, NotAClusterError or XattrError.
+    Raises:
+        DirectoryError: see its subclasses for the cases.
     """
     directory = paths.directory
     if any(c in str(directory) for c in "%\r\n"):
         raise DirectoryError(
-            f"{str(directory)!r} cannot stand in Swift's configuration.",
+            f"{str(directory)!r} is not possible in Swift's configuration.",
             "Choose a directory without % and line breaks in its path.",
         )
     try:
@@ -61,17 +62,21 @@ def prepare_directory(paths: ClusterPaths) -> None:
             "Choose an empty or a new directory.",
         )
     check_xattrs(directory)
-    # From now on it is a cluster's, even if its first start fails.
+    # Marks it as a cluster's directory, even if its first start fails.
     paths.lock.touch(0o600)
 
 
 def is_cluster(paths: ClusterPaths) -> bool:
-    """Whether a cluster was ever started in this directory."""
+    """Returns True if a cluster was ever started in this directory."""
     return paths.state.is_file() or paths.lock.is_file()
 
 
 def check_xattrs(directory: Path) -> list[str]:
-    """Warnings about the file system; XattrError if it cannot be used."""
+    """Returns warnings about the file system.
+
+    Raises:
+        XattrError: the file system cannot be used.
+    """
     try:
         with tempfile.NamedTemporaryFile(dir=directory) as probe:
             return _probe_xattrs(directory, probe.name)
@@ -84,10 +89,10 @@ def _probe_xattrs(directory: Path, path: str) -> list[str]:
         os.setxattr(path, XATTR_NAME, b"1")
     except OSError as error:
         raise XattrError(
-            f"{directory} keeps no user extended attributes, in which Swift"
+            f"{directory} has no user extended attributes, in which Swift"
             f" stores its metadata ({error.strerror}).",
             "Choose a directory on XFS, ext4 or tmpfs (/dev/shm; tmpfs"
-            " keeps them since Linux 6.6).",
+            " has them since Linux 6.6).",
         ) from error
     try:
         os.setxattr(path, XATTR_NAME, bytes(LARGE_XATTR_BYTES))

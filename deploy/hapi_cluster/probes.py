@@ -1,4 +1,4 @@
-"""Small HTTP questions to the servers of a cluster."""
+"""HTTP probes of a cluster's servers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ REQUEST_SECONDS = 20.0
 
 
 def create_accounts(proxy: tuple[str, int]) -> None:
-    """Make the account of every user that may.
+    """Creates the account of each user with admin rights.
 
-    Raises OSError, HTTPException or ValueError (an unexpected status).
+    An account without any write answers HEAD with 200 instead of 204, which
+    tests that compare answers would notice.
+
+    Raises:
+        OSError, HTTPException: the proxy does not answer.
+        ValueError: it answers with an unexpected status.
     """
     for user, (key, groups) in USERS.items():
         if ".admin" not in groups.split():
@@ -45,9 +50,13 @@ def ask(
     headers: Mapping[str, str] | None = None,
     timeout_seconds: float = PROBE_SECONDS,
 ) -> tuple[int, Mapping[str, str]]:
-    """One request to a TCP address or a unix socket: status and headers.
+    """Sends one request to a TCP address or a unix socket.
 
-    Raises OSError or http.client.HTTPException when there is no answer.
+    Returns:
+        Status and headers of the answer.
+
+    Raises:
+        OSError, http.client.HTTPException: there is no answer.
     """
     connection: http.client.HTTPConnection
     if isinstance(address, Path):
@@ -66,7 +75,7 @@ def ask(
 
 
 def answers(address: tuple[str, int] | Path, path: str) -> bool:
-    """Whether a GET gets 200."""
+    """Returns True if a GET is answered with 200."""
     try:
         return ask(address, "GET", path)[0] == 200
     except (OSError, http.client.HTTPException):
@@ -74,7 +83,7 @@ def answers(address: tuple[str, int] | Path, path: str) -> bool:
 
 
 def connects(address: tuple[str, int]) -> bool:
-    """Whether something accepts connections there (a memcached)."""
+    """Returns True if the address accepts connections (memcached)."""
     try:
         with socket.create_connection(address, PROBE_SECONDS):
             return True

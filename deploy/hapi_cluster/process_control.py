@@ -1,4 +1,4 @@
-"""What a supervisor asks of Linux: locks, children, the parent's end."""
+"""Linux process control for the supervisor: locks, children, parent's end."""
 
 from __future__ import annotations
 
@@ -24,24 +24,26 @@ KILL_SECONDS = 5.0
 
 
 def remove_leftovers(paths: ClusterPaths) -> bool:
-    """End the last run's processes, remove its sockets.
+    """Kills the last run's processes and removes its sockets.
 
-    True if a process was still there. Call it only when the directory has
-    no living supervisor, or as the supervisor.
+    Only for the supervisor, or if the directory has no living supervisor.
+
+    Returns:
+        True if a process was still running.
     """
     state = read_state(paths.state)
-    found = False
+    was_running = False
     for child in state.get("children", {}).values():
         identity = ProcessIdentity.parse(child["process"] or "")
         if identity is not None and identity.send(signal.SIGKILL):
             identity.wait(KILL_SECONDS)
-            found = True
+            was_running = True
     for path in paths.run.glob("*"):
         path.unlink()
     folder = Path(state.get("temporary_folder") or "/")
     if folder.name.startswith(TEMPORARY_PREFIX) and folder.exists():
         shutil.rmtree(folder)
-    return found
+    return was_running
 
 
 PR_SET_PDEATHSIG = 1
@@ -50,9 +52,13 @@ PR_SET_CHILD_SUBREAPER = 36
 
 @contextlib.contextmanager
 def locked(paths: ClusterPaths) -> Iterator[None]:
-    """Hold the directory, and keep its pid file meanwhile.
+    """Locks the directory and keeps its pid file.
 
-    The lock decides: it ends with its process, which a pid file does not.
+    The lock decides, because it ends with its process; a pid file does not.
+
+    Raises:
+        AlreadyRunningError: another supervisor holds the lock.
+        DirectoryError: the lock cannot be written.
     """
     try:
         descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT, 0o600)
@@ -79,10 +85,10 @@ def locked(paths: ClusterPaths) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watched_parent(pid: int | None) -> Iterator[int | None]:
-    """A pidfd of the process to end with; readable when it ends.
+    """A pidfd that is readable when the given process ends.
 
-    Not PR_SET_PDEATHSIG, which fires when the *thread* that started the
-    supervisor ends.
+    PR_SET_PDEATHSIG would fire when the *thread* that started the supervisor
+    ends.
     """
     if pid is None:
         yield None
@@ -91,7 +97,7 @@ def watched_parent(pid: int | None) -> Iterator[int | None]:
         handle = os.pidfd_open(pid)
     except ProcessLookupError as error:
         raise StartError(
-            f"process {pid}, with which the cluster should end, is gone.",
+            f"process {pid}, at whose end the cluster should stop, has ended.",
             "Start it again.",
         ) from error
     try:
@@ -101,7 +107,7 @@ def watched_parent(pid: int | None) -> Iterator[int | None]:
 
 
 def become_subreaper() -> None:
-    """Inherit the orphans of one's children instead of leaving them."""
+    """Makes this process the parent of its children's orphans."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         number = ctypes.get_errno()
@@ -109,7 +115,7 @@ def become_subreaper() -> None:
 
 
 def die_with(parent_pid: int) -> Callable[[], None]:
-    """A ``preexec_fn``: the kernel kills the child when its parent ends."""
+    """A ``preexec_fn`` with which the kernel kills the child at our end."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def in_child() -> None:
@@ -122,17 +128,17 @@ def die_with(parent_pid: int) -> Callable[[], None]:
 
 
 def dead_child() -> int | None:
-    """A dead, not yet reaped child's number."""
+    """Pid of a dead child that is not yet reaped; None if there is none."""
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
     try:
-        found = os.waitid(os.P_ALL, 0, flags)
+        dead = os.waitid(os.P_ALL, 0, flags)
     except ChildProcessError:
         return None
-    return None if found is None else found.si_pid
+    return None if dead is None else dead.si_pid
 
 
 def kill_orphans() -> None:
-    """Kill and reap whatever grandchildren were left to this process."""
+    """Kills and reaps all remaining children and inherited orphans."""
     own = Path(f"/proc/self/task/{os.getpid()}/children")
     while pids := [int(pid) for pid in own.read_text().split()]:
         for pid in pids:

@@ -1,9 +1,8 @@
-"""Which process is meant, for longer than its number is its own.
+"""Identity of a process that stays unique after the process has ended.
 
-A process number is given again after its process ended. A number together
-with the start time (clock ticks since boot) and the boot's id is not, so that
-is what pid files keep here, and signals go through a pidfd that was
-checked against it.
+A pid is reused after its process ends.  A pid with the start time (clock
+ticks since boot) and the id of the boot is not.  Pid files hold all three, and
+signals go through a pidfd that was checked against them.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _DEAD_STATES = ("Z", "X", "x")
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """One process of one boot of this machine."""
+    """A process of one boot of this machine."""
 
     pid: int
     start_ticks: int
@@ -28,13 +27,13 @@ class ProcessIdentity:
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity | None:
-        """The identity of a living process; None for dead or zombie."""
+        """Identity of a living process; None if it is dead or a zombie."""
         ticks = _start_ticks(pid)
         return None if ticks is None else cls(pid, ticks, _boot_id())
 
     @classmethod
     def parse(cls, text: str) -> ProcessIdentity | None:
-        """Read :meth:`__str__`'s form; None if it is something else."""
+        """Reads the result of ``str()``; None if it is something else."""
         parts = text.split()
         if len(parts) != 3 or not (parts[0] + parts[1]).isdigit():
             return None
@@ -47,7 +46,7 @@ class ProcessIdentity:
         return ProcessIdentity.of(self.pid) == self
 
     def send(self, signum: signal.Signals) -> bool:
-        """Signal exactly this process; False if it is gone."""
+        """Sends a signal to exactly this process; False if it has ended."""
         try:
             handle = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -63,7 +62,7 @@ class ProcessIdentity:
         return True
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Wait for its end; False if it still lives after the timeout."""
+        """Waits for its end; False if it is alive after the timeout."""
         deadline = time.monotonic() + timeout_seconds
         try:
             handle = os.pidfd_open(self.pid)
@@ -71,10 +70,10 @@ class ProcessIdentity:
             return True
         try:
             while self.alive():
-                left = deadline - time.monotonic()
-                if left <= 0:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
                     return False
-                select.select([handle], [], [], left)
+                select.select([handle], [], [], remaining)
         finally:
             os.close(handle)
         return True
@@ -85,7 +84,7 @@ def _start_ticks(pid: int) -> int | None:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The command's name, in brackets, may itself hold spaces and brackets.
+    # The command's name, in brackets, may contain spaces and brackets.
     fields = stat[stat.rindex(")") + 2 :].split()
     return None if fields[0] in _DEAD_STATES else int(fields[19])
 

@@ -1,8 +1,8 @@
-"""The rings of a cluster: ``python -m hapi_cluster.rings ETC``.
+"""Builds the rings of a cluster: ``python -m hapi_cluster.rings ETC``.
 
-Made with Swift's own builder, so only server processes import this. A builder
-is kept and reused: making a new one could place partitions on other devices
-and lose sight of the data.
+It uses Swift's ring builder, so only server processes import this module.
+Builders are kept and reused: a new one could place partitions on other
+devices, where their data is not found.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PART_POWER = 6
 
 
 def ensure_rings(etc: Path) -> None:
-    """Make the rings, or give their devices the present ports.
+    """Creates the rings, or updates the ports of their devices.
 
     Layout and ports are read from ``rings.json``.
     """
@@ -49,7 +49,7 @@ def _ensure_ring(path: Path, layout: Layout, replicas: int, port: int) -> None:
 
 
 def _replicas(policy: Mapping[str, str], replicas: int) -> int:
-    """Of an object: its copies, or its fragments."""
+    """Number of copies, or of fragments, of an object."""
     if policy.get("policy_type") != "erasure_coding":
         return replicas
     data, parity = "ec_num_data_fragments", "ec_num_parity_fragments"

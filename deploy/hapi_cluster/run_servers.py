@@ -1,12 +1,12 @@
 """Runs Swift's servers: ``python -m hapi_cluster.run_servers ETC NAME…``.
 
-One name: that server alone, as its ``swift-NAME-server`` script would run
-it. Several: the rings are made, then all run in this one process, on one
+One server runs as its ``swift-NAME-server`` script would run it.  For several
+servers the rings are made first; then all run in this process, on one
 eventlet hub.
 
-Swift is imported inside the functions, for the order matters: ``swift_dir``
-in a server's configuration comes too late for the storage policies, which
-are read when their module is imported.
+Swift is imported inside the functions because the order matters: storage
+policies are read when their module is imported, before ``swift_dir`` of a
+server's configuration is known.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DEFAULT_CLIENT_TIMEOUT_SECONDS = 60.0
 
 
 def serve(etc: Path, names: Sequence[str]) -> int:
-    """Serve until killed; the exit status if a server returns."""
+    """Serves until killed; returns the exit status if a server ends."""
     from swift.common import utils
 
     utils.set_swift_dir(str(etc))
@@ -37,9 +37,9 @@ def serve(etc: Path, names: Sequence[str]) -> int:
 
 
 def _serve_together(configs: Sequence[tuple[str, str]]) -> int:
-    """All servers on one hub; ends with the first that ends.
+    """Runs all servers on one hub until the first one ends.
 
-    ``run_server`` cannot be used for it: each call makes a hub anew.
+    ``run_server`` cannot be used, because each call makes a new hub.
     """
     from swift.common import utils, wsgi
     from swift.common.concurrency import eventlet
@@ -61,7 +61,7 @@ def _serve_together(configs: Sequence[tuple[str, str]]) -> int:
 def _serve_one(
     conf: dict[str, Any], global_conf: dict[str, Any], listener: Any
 ) -> None:
-    """What ``swift.common.wsgi.run_server`` does after making its hub."""
+    """Does the same as ``swift.common.wsgi.run_server`` after its hub."""
     from swift.common import constraints, wsgi
     from swift.common.utils import NullLogger
 

@@ -1,8 +1,8 @@
-"""One watched process of a cluster.
+"""A server process that the supervisor restarts.
 
-Every child leads a session of its own, because Swift's servers signal
-their whole process group when they stop, and is killed by the kernel
-when the supervisor dies (PR_SET_PDEATHSIG): nothing outlives it.
+Each process has its own session, because Swift's servers signal their whole
+process group when they stop.  The kernel kills it when the supervisor ends
+(PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -19,46 +19,59 @@ from hapi_cluster.process_control import die_with
 from hapi_cluster.process_identity import ProcessIdentity
 
 FIRST_DELAY_SECONDS = 0.25
-LONGEST_DELAY_SECONDS = 15.0
-STEADY_SECONDS = 30.0
+MAX_DELAY_SECONDS = 15.0
+STABLE_SECONDS = 30.0
+"""Run time after which a process counts as stable: its delay is reset."""
 
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """What to run."""
+    """Specification of a server process.
+
+    Attributes:
+        name: name in status and logs.
+        argv: command line.
+        log: file for stdout and stderr.
+        answers: returns True if the process serves requests.
+        leftovers: sockets of a killed predecessor, removed before a start.
+    """
 
     name: str
     argv: tuple[str, ...]
     log: Path
     answers: Callable[[], bool]
-    """Whether it does its work (one short question)."""
     leftovers: tuple[Path, ...] = ()
-    """Sockets of a killed predecessor, removed before a start."""
 
 
 class Backoff:
-    """Seconds before the next restart: doubling, forgiven when steady."""
+    """Delay before a restart: doubles, and is reset by a stable run."""
 
     def __init__(self) -> None:
         self._delay = 0.0
 
-    def next_delay(self, lived_seconds: float) -> float:
-        if lived_seconds >= STEADY_SECONDS:
+    def next_delay(self, run_seconds: float) -> float:
+        if run_seconds >= STABLE_SECONDS:
             self._delay = 0.0
         delay = self._delay or FIRST_DELAY_SECONDS
-        self._delay = min(2 * delay, LONGEST_DELAY_SECONDS)
+        self._delay = min(2 * delay, MAX_DELAY_SECONDS)
         return delay
 
 
 class ServerProcess:
-    """A process that is started again whenever it ends."""
+    """A process that is restarted whenever it ends.
+
+    Attributes:
+        spec: command and log of the process.
+        identity: identity of the running process; None if there is none.
+        num_restarts: number of restarts so far.
+        is_paused: no restart while this is True.
+    """
 
     def __init__(self, spec: ChildSpec) -> None:
         self.spec = spec
         self.identity: ProcessIdentity | None = None
         self.num_restarts = 0
-        self.held = False
-        """Not started again until this is taken back."""
+        self.is_paused = False
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
         self._backoff = Backoff()
@@ -71,8 +84,8 @@ class ServerProcess:
 
     @property
     def due(self) -> float | None:
-        """When (monotonic seconds) :meth:`act` has something to do."""
-        start_at = None if self.held else self._start_at
+        """Time (monotonic seconds) of the next action; None for none."""
+        start_at = None if self.is_paused else self._start_at
         times = [t for t in (start_at, self._kill_at) if t is not None]
         return min(times, default=None)
 
@@ -81,7 +94,7 @@ class ServerProcess:
         for path in self.spec.leftovers:
             path.unlink(missing_ok=True)
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        # The readiness of the starter's own service is not the child's.
+        # The child must not report readiness for the starter's own service.
         environment.pop("NOTIFY_SOCKET", None)
         with self.spec.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -98,24 +111,24 @@ class ServerProcess:
         self.identity = ProcessIdentity.of(self._process.pid)
 
     def act(self, now: float) -> bool:
-        """Do what is due; True if a new process was started."""
+        """Kills or restarts if that is due; True if it was restarted."""
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             self.signal_group(signal.SIGKILL)
-        if self.held or self._start_at is None or now < self._start_at:
+        if self.is_paused or self._start_at is None or now < self._start_at:
             return False
         self.num_restarts += 1
         self.start()
         return True
 
     def terminate(self, grace_seconds: float) -> None:
-        """SIGTERM now, SIGKILL to its group after the grace."""
+        """Sends SIGTERM now, and SIGKILL to its group after the grace."""
         if self._process is not None:
             self._process.terminate()
             self._kill_at = time.monotonic() + grace_seconds
 
     def signal_group(self, signum: signal.Signals) -> None:
-        """To the child and to whatever it started itself."""
+        """Signals the process and all processes that it started."""
         if self._process is None:
             return
         try:
@@ -124,17 +137,19 @@ class ServerProcess:
             return
 
     def ended(self) -> tuple[int, float]:
-        """Reap it and plan its restart: exit status, delay in seconds.
+        """Reaps the dead process and schedules its restart.
 
-        Its group is killed while its number is still its own.
+        Returns:
+            Exit status, and delay of the restart in seconds.
         """
         assert self._process is not None
+        # Before the wait, after which the group's number may be reused.
         self.signal_group(signal.SIGKILL)
         status = self._process.wait()
-        asked = self._kill_at is not None
+        was_terminated = self._kill_at is not None
         now = time.monotonic()
         delay = 0.0
-        if not asked:
+        if not was_terminated:
             delay = self._backoff.next_delay(now - self._started)
         self._process = self.identity = self._kill_at = None
         self._start_at = now + delay

@@ -1,4 +1,4 @@
-"""What the caller of ``start`` may choose."""
+"""Settings of one start of a cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ DEFAULT_STOP_SECONDS = 15.0
 
 @dataclass(frozen=True)
 class Layout:
-    """Rings and storage policies of a cluster; the first is the default."""
+    """Rings and storage policies of a cluster.
+
+    Attributes:
+        replicas: replicas of accounts, containers and replicated objects.
+        devices: number of ring devices.
+        policies: options of the storage policies, the default one first.
+    """
 
     replicas: int
     devices: int
@@ -54,51 +60,53 @@ FILES = (
     "container-server.conf",
     "object-server.conf",
 )
-"""Configuration files of Swift."""
+"""Names of Swift's configuration files."""
 
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """How one start of a cluster is made.
+    """Settings of one start of a cluster.
 
-    The layout is fixed when the directory is first started; all else may
+    The layout is fixed at the directory's first start; everything else may
     differ from start to start.
     """
 
     processes: bool = False
     """Separate server processes instead of all four apps in one."""
     worker: bool = True
-    """Start and watch hapi-worker."""
+    """Start and supervise hapi-worker."""
     hapi_filter: bool = True
     """Put the hapi filter into the proxy's pipeline."""
     host: str = "127.0.0.1"
-    """Address the proxy listens on (the other servers: loopback)."""
+    """Address of the proxy; the other servers listen on loopback."""
     port: int | None = None
-    """The proxy's port; None: the last start's if free, else a free one."""
+    """Port of the proxy; None: the last start's if free, else a free one."""
     layout: str | None = None
-    """A name in LAYOUTS; None: as before, ``single`` when new."""
+    """Name in LAYOUTS; None: the directory's layout, ``single`` if new."""
     encryption: bool = False
     """Encrypt object data at rest (keymaster and encryption filters)."""
     keystone_url: str | None = None
-    """A Keystone (``http://…/v3``) that judges tokens in the place of
-    tempauth and its users; its service user is for ``swift_options``, in
+    """URL of a Keystone (``http://…/v3``) that validates tokens instead of
+    tempauth.  Its service user is set by ``swift_options``, in
     ``filter:authtoken``.  Needs keystonemiddleware."""
     worker_options: Mapping[str, str] = field(default_factory=dict)
-    """More keys of ``[hapi-worker]`` in the worker's configuration."""
+    """Additional options of ``[hapi-worker]``."""
     filter_options: Mapping[str, str] = field(default_factory=dict)
-    """More keys of ``[filter:hapi]`` in the proxy's configuration."""
+    """Additional options of ``[filter:hapi]``."""
     swift_options: Mapping[str, Mapping[str, Mapping[str, str]]] = field(
         default_factory=dict
     )
-    """More keys of Swift's files, as ``{"swift.conf": {section: {…}}}``."""
+    """Additional options of Swift's files: ``{"swift.conf": {section: {}}}``.
+    """
     worker_command: tuple[str, ...] | None = None
-    """Instead of ``python -m hapi_worker.main``; ``--config FILE`` follows."""
+    """Command instead of ``python -m hapi_worker.main``; ``--config FILE``
+    is appended."""
     parent_pid: int | None = None
-    """Stop when this process ends."""
+    """Process at whose end the cluster stops."""
     start_seconds: float = DEFAULT_START_SECONDS
-    """Deadline for all servers to answer."""
+    """Deadline for all servers to answer, in seconds."""
     stop_seconds: float = DEFAULT_STOP_SECONDS
-    """Time between SIGTERM and SIGKILL when stopping."""
+    """Time between SIGTERM and SIGKILL when stopping, in seconds."""
 
     def __post_init__(self) -> None:
         if self.layout is not None and self.layout not in LAYOUTS:
@@ -109,7 +117,7 @@ class ClusterSettings:
         if self.port is not None and not 1 <= self.port <= 65535:
             raise SettingsError(
                 f"port {self.port} is out of range.",
-                "Choose 1024 to 65535, or leave it out for a free one.",
+                "Choose 1024 to 65535, or omit it for a free one.",
             )
         for name in ("start_seconds", "stop_seconds"):
             if getattr(self, name) <= 0:
@@ -135,7 +143,7 @@ class ClusterSettings:
             if not section or set(section) & set("[]\r\n"):
                 raise SettingsError(
                     f"swift_options[{file!r}] has the section {section!r}.",
-                    "Give what stands between [ and ] in the file.",
+                    "Give the section's name without [ and ].",
                 )
             cls._check_options(f"swift_options[{file!r}]", options)
 

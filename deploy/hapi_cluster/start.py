@@ -1,4 +1,4 @@
-"""Starts a supervisor and waits for its verdict."""
+"""Starts a supervisor process and waits for its result."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from hapi_cluster.paths import ClusterPaths
 from hapi_cluster.process_control import KILL_SECONDS
 from hapi_cluster.settings import ClusterSettings
 
-# What the supervisor itself needs beside the deadline it is given.
 START_MARGIN_SECONDS = 30.0
+"""Time for the supervisor's own start, added to its deadline."""
 
 
 def spawn_supervisor(
     paths: ClusterPaths, settings: ClusterSettings
 ) -> subprocess.Popen[bytes]:
-    """Start it, and return when all that it started answers.
+    """Starts a supervisor and returns when all its servers answer.
 
-    Raises the ClusterError that the supervisor reports.
+    Raises:
+        ClusterError: the error that the supervisor reports.
     """
     paths.logs.mkdir(mode=0o700, exist_ok=True)
     read_end, write_end = os.pipe()
@@ -48,19 +49,19 @@ def spawn_supervisor(
     try:
         with process.stdin as stdin:
             stdin.write(settings.to_json().encode())
-        verdict = _read_verdict(read_end, settings.start_seconds)
+        result = _read_result(read_end, settings.start_seconds)
     except BaseException:
-        # Ctrl-C: the supervisor has a session of its own and hears nothing.
+        # Ctrl-C does not reach the supervisor: it has its own session.
         process.terminate()
-        _end(process, settings)
+        _wait_for_end(process, settings)
         raise
     finally:
         os.close(read_end)
-    if verdict.get("ok"):
+    if result.get("ok"):
         return process
-    _end(process, settings)
-    if verdict:
-        raise error_from_json(verdict)
+    _wait_for_end(process, settings)
+    if result:
+        raise error_from_json(result)
     log_path = paths.log("supervisor")
     raise StartError(
         f"the supervisor gave no answer. The end of {log_path}:\n"
@@ -69,13 +70,16 @@ def spawn_supervisor(
     )
 
 
-def _read_verdict(read_end: int, start_seconds: float) -> Mapping[str, Any]:
+def _read_result(read_end: int, start_seconds: float) -> Mapping[str, Any]:
     """The supervisor's message; empty if it died or missed the deadline."""
     deadline = time.monotonic() + start_seconds + START_MARGIN_SECONDS
     data = b""
     while True:
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([read_end], [], [], left)[0]:
+        remaining = deadline - time.monotonic()
+        if (
+            remaining <= 0
+            or not select.select([read_end], [], [], remaining)[0]
+        ):
             return {}
         piece = os.read(read_end, 65536)
         if not piece:
@@ -83,8 +87,10 @@ def _read_verdict(read_end: int, start_seconds: float) -> Mapping[str, Any]:
         data += piece
 
 
-def _end(process: subprocess.Popen[bytes], settings: ClusterSettings) -> None:
-    """A supervisor that failed ends by itself; one that hangs does not."""
+def _wait_for_end(
+    process: subprocess.Popen[bytes], settings: ClusterSettings
+) -> None:
+    """Waits for a failed supervisor's end; kills one that hangs."""
     try:
         process.wait(settings.stop_seconds + KILL_SECONDS)
     except subprocess.TimeoutExpired:

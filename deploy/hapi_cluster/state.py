@@ -1,4 +1,4 @@
-"""``cluster.json``: what a cluster says about itself to other processes."""
+"""``cluster.json``: the cluster's state, for other processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STATE_FORMAT = 1
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file at once, readable by its owner only."""
+    """Replaces a file atomically; only its owner may read it."""
     partial = path.with_name(path.name + ".new")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as out:
@@ -26,7 +26,7 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """The last state; empty when there is none or it cannot be read."""
+    """The last written state; empty if there is no readable one."""
     try:
         state = json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):

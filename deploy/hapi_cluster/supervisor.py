@@ -1,4 +1,4 @@
-"""What a killed supervisor may leave behind, and its removal."""
+"""The supervisor process: starts, watches and stops a cluster's servers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ logger = logging.getLogger("hapi_cluster")
 
 
 class Supervisor:
-    """One run of one cluster."""
+    """Supervises one run of a cluster."""
 
     def __init__(self, paths: ClusterPaths, settings: ClusterSettings) -> None:
         self._paths = paths
@@ -62,17 +62,21 @@ class Supervisor:
         self._children: list[ServerProcess] = []
         self._socket: Socket | None = None
         self._log_bytes: dict[Path, int] = {}
-        """Of logs, before this start."""
+        """Lengths of the logs before this start."""
         self._stopping = False
         self._restart_worker = False
-        self._hold_worker = False
+        self._pause_worker = False
         self._state: dict[str, Any] = {}
         self._wake_read, self._wake_write = os.pipe2(
             os.O_NONBLOCK | os.O_CLOEXEC
         )
 
     def run(self, ready: int) -> None:
-        """Start, report, watch, stop."""
+        """Starts the servers, reports the result, watches, stops.
+
+        Args:
+            ready: file descriptor to which the result is written as JSON.
+        """
         self._catch_signals()
         become_subreaper()
         with contextlib.ExitStack() as stack:
@@ -86,9 +90,9 @@ class Supervisor:
                 self._publish("running")
             except ClusterError as error:
                 logger.error("%s", error)
-                _tell(ready, error.to_json())
+                _report(ready, error.to_json())
                 return
-            _tell(ready, {"ok": True})
+            _report(ready, {"ok": True})
             logger.info("running")
             while not self._stopping:
                 self._step(parent, IDLE_SECONDS)
@@ -100,10 +104,10 @@ class Supervisor:
         last = read_state(paths.state)
         remove_leftovers(paths)
         layout = choose_layout(settings, last.get("layout"))
-        held = reserve_ports(settings, last.get("ports", {}))
-        for reservation in held.values():
+        reservations = reserve_ports(settings, last.get("ports", {}))
+        for reservation in reservations.values():
             stack.callback(reservation.close)
-        ports = {name: held[name].port for name in held}
+        ports = {name: each.port for name, each in reservations.items()}
         if settings.processes and shutil.which("memcached"):
             ports["memcached"] = _free_port()
         for folder in (paths.etc, paths.logs, paths.run, paths.devices):
@@ -120,7 +124,9 @@ class Supervisor:
             "hapi_filter": settings.hapi_filter,
             "worker": settings.worker,
             "worker_socket": str(sock.path) if settings.worker else None,
-            "temporary_folder": str(sock.path.parent) if sock.made else None,
+            "temporary_folder": (
+                str(sock.path.parent) if sock.is_temporary else None
+            ),
             "stop_seconds": settings.stop_seconds,
             "warnings": check_xattrs(paths.directory),
             "supervisor": str(ProcessIdentity.of(os.getpid())),
@@ -170,7 +176,7 @@ class Supervisor:
                 )
             if waiting and time.monotonic() > deadline:
                 raise self._start_error(
-                    f"{waiting[0].spec.name} gave no answer for"
+                    f"{waiting[0].spec.name} did not answer within"
                     f" {self._settings.start_seconds:g} s",
                     waiting[0].spec.log,
                 )
@@ -197,7 +203,7 @@ class Supervisor:
     # -- watching ---------------------------------------------------------
 
     def _step(self, parent: int | None, seconds: float) -> None:
-        """Sleep until something happens, then do what is due."""
+        """Waits for an event or a due action, then handles it."""
         now = time.monotonic()
         due = [child.due for child in self._children]
         times = [d - now for d in due if d is not None]
@@ -210,10 +216,10 @@ class Supervisor:
             logger.info("the parent process ended")
             self._stopping = True
         self._reap()
-        restart, hold = self._restart_worker, self._hold_worker
-        self._restart_worker = self._hold_worker = False
-        if restart or hold:
-            self._terminate_worker(hold)
+        restart, pause = self._restart_worker, self._pause_worker
+        self._restart_worker = self._pause_worker = False
+        if restart or pause:
+            self._terminate_worker(pause)
         if not self._stopping:
             now = time.monotonic()
             started = [child.act(now) for child in self._children]
@@ -221,7 +227,7 @@ class Supervisor:
                 self._publish(self._state["status"])
 
     def _reap(self) -> None:
-        """Collect every dead child, also orphans that became ours."""
+        """Reaps all dead children, including inherited orphans."""
         changed = False
         while (pid := dead_child()) is not None:
             child = next((c for c in self._children if c.pid == pid), None)
@@ -241,16 +247,16 @@ class Supervisor:
         if changed:
             self._publish(self._state["status"])
 
-    def _terminate_worker(self, hold: bool) -> None:
+    def _terminate_worker(self, pause: bool) -> None:
         for child in self._children:
             if child.spec.name == "worker":
-                child.held = hold
+                child.is_paused = pause
                 child.terminate(self._settings.stop_seconds)
 
     # -- stopping ---------------------------------------------------------
 
     def _stop(self) -> None:
-        """End all children and all that they left to us."""
+        """Ends all children and their orphans."""
         self._stopping = True
         if self._state:
             self._publish("stopping")
@@ -264,7 +270,7 @@ class Supervisor:
                     child.act(now)
         kill_orphans()
         self._children = []
-        # A worker that ends removes its sockets itself, and misses them.
+        # After the worker's end: it removes its sockets itself.
         if self._socket is not None:
             _remove_socket(self._socket)
         if self._state:
@@ -294,7 +300,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_stop)
         signal.signal(signal.SIGUSR1, self._on_restart)
-        signal.signal(signal.SIGUSR2, self._on_hold)
+        signal.signal(signal.SIGUSR2, self._on_pause)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
@@ -303,15 +309,15 @@ class Supervisor:
 
     def _on_restart(self, *_: object) -> None:
         self._restart_worker = True
-        self._hold_worker = False
+        self._pause_worker = False
 
-    def _on_hold(self, *_: object) -> None:
-        self._hold_worker = True
+    def _on_pause(self, *_: object) -> None:
+        self._pause_worker = True
         self._restart_worker = False
 
 
 def _free_port() -> int:
-    # memcached cannot share a held port: it does not set SO_REUSEPORT.
+    # memcached cannot share a reserved port: it does not set SO_REUSEPORT.
     reservation = PortReservation.take(BACKEND_HOST, 0)
     reservation.close()
     return reservation.port
@@ -320,19 +326,19 @@ def _free_port() -> int:
 def _remove_socket(sock: Socket) -> None:
     sock.path.unlink(missing_ok=True)
     admin_socket(sock.path).unlink(missing_ok=True)
-    if sock.made:
+    if sock.is_temporary:
         shutil.rmtree(sock.path.parent)
 
 
-def _tell(ready: int, message: dict[str, Any]) -> None:
-    """Answer the starter; it may have gone away meanwhile."""
+def _report(ready: int, message: dict[str, Any]) -> None:
+    """Writes the result of the start; its reader may have ended."""
     with contextlib.suppress(BrokenPipeError):
         os.write(ready, json.dumps(message).encode())
     os.close(ready)
 
 
 def main(argv: list[str]) -> int:
-    """Returns 0 also after a failed start: the pipe carried the error."""
+    """Returns 0 even after a failed start: the pipe has the error."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s supervisor: %(message)s"
     )
@@ -343,7 +349,7 @@ def main(argv: list[str]) -> int:
         with locked(paths):
             Supervisor(paths, settings).run(ready)
     except ClusterError as error:
-        _tell(ready, error.to_json())
+        _report(ready, error.to_json())
     return 0
 
 

@@ -1,12 +1,12 @@
-"""The index of a data set: what every sample is and where it lies.
+"""The index of a data set: key, position, bytes and label of each sample.
 
 One Arrow table, written by ``hapi upload`` and ``hapi index`` as one Swift
-object beside the shards.  It gives a client the data set's length and order,
+object next to the shards.  It gives a client the data set's length and order,
 random access and labels without reading a shard, and the *spans*: consecutive
 samples of one shard, the unit of work, planning, retry and caching.
 
-pyarrow is imported where an index is read or written: the command line is
-there sooner without it.
+pyarrow is imported only when an index is read or written, because it slows
+down the start of the command line.
 """
 
 from __future__ import annotations
@@ -50,7 +50,15 @@ def _schema() -> pa.Schema:
 
 @dataclass(frozen=True)
 class IndexRow:
-    """One sample: its position, key, bytes in the tar, and label."""
+    """One sample of a shard.
+
+    Attributes:
+        sample: zero-based position in the shard.
+        key: the sample's key.
+        offset: first byte of its members in the shard.
+        length: number of bytes of its members, with headers and padding.
+        label: integer label, if it has one.
+    """
 
     sample: int
     key: str
@@ -65,7 +73,8 @@ class ShardIndex:
 
     Attributes:
         name: object name inside the container.
-        etag: of the object the rows describe, without quotes.
+        etag: bare ETag of the object that the rows describe.
+        rows: the samples, by position.
     """
 
     name: str
@@ -91,11 +100,11 @@ class Span:
         return ByteRange(self.rows[0].offset, last.offset + last.length - 1)
 
     def __str__(self) -> str:
-        """``train/0003.tar 0-63``."""
+        """The span as text: ``train/0003.tar 0-63``."""
         return f"{self.shard} {self.samples}"
 
     def part(self, first: int, stop: int) -> Span:
-        """Its rows ``first`` to ``stop - 1``."""
+        """The span of the rows ``first`` to ``stop - 1``."""
         if (first, stop) == (0, len(self.rows)):
             return self
         return Span(self.shard, self.etag, self.rows[first:stop])
@@ -106,8 +115,8 @@ class DataIndex:
     """All shards of a data set, in order.
 
     Attributes:
-        shards: in name order.
-        class_names: name of each integer label, if the writer knew them.
+        shards: all shards, in name order.
+        class_names: name of each integer label; empty if unknown.
     """
 
     shards: tuple[ShardIndex, ...]
@@ -128,9 +137,8 @@ class DataIndex:
     ) -> list[Span]:
         """The fixed partition of the data set into spans.
 
-        A span ends where the next sample would pass ``max_samples`` or
-        ``max_bytes``; a sample larger than ``max_bytes`` is a span of its
-        own.
+        A span ends before the sample that would exceed ``max_samples`` or
+        ``max_bytes``; a sample larger than ``max_bytes`` is its own span.
         """
         return [
             Span(shard.name, shard.etag, tuple(rows))
@@ -157,9 +165,14 @@ class DataIndex:
 
     @classmethod
     def from_bytes(cls, data: bytes, *, name: str = INDEX_NAME) -> DataIndex:
-        """
+        """Reads an index.
+
+        Args:
+            data: the stored Arrow IPC stream.
+            name: name of the index object, for errors.
+
         Raises:
-            DataIndexError: naming the index object and what is wrong.
+            DataIndexError: names the index object and what is wrong.
         """
         import pyarrow as pa
 
@@ -177,7 +190,7 @@ class DataIndex:
         return cls(shards, tuple(facts.get("class_names", ())))
 
     def replace(self, new: Iterable[ShardIndex]) -> DataIndex:
-        """This index with shards added, or put in the place of others."""
+        """This index with shards added, or replaced by name."""
         shards = {shard.name: shard for shard in self.shards}
         shards.update((shard.name, shard) for shard in new)
         return DataIndex(
@@ -185,11 +198,11 @@ class DataIndex:
         )
 
 
-def _bad_index(name: str, why: str) -> DataIndexError:
+def _bad_index(name: str, reason: str) -> DataIndexError:
     return DataIndexError(
         "bad_index",
-        f"{name} is not an index of version {INDEX_VERSION}: {why}; write "
-        "it anew with 'hapi index'",
+        f"{name} is not an index of version {INDEX_VERSION}: {reason}; "
+        "rewrite it with 'hapi index'",
         object_name=name,
     )
 
@@ -233,14 +246,14 @@ def _group(
     shards: dict[tuple[str, str], list[IndexRow]] = {}
     for row in rows:
         fields = dict(row)
-        place = (str(fields.pop("shard")), str(fields.pop("source_etag")))
-        shards.setdefault(place, []).append(IndexRow(**fields))  # type: ignore[arg-type]
+        shard_key = (str(fields.pop("shard")), str(fields.pop("source_etag")))
+        shards.setdefault(shard_key, []).append(IndexRow(**fields))  # type: ignore[arg-type]
     names = [shard for shard, _ in shards]
     if len(set(names)) != len(names):
-        raise _bad_index(name, "a shard stands in it with two ETags")
-    for (shard, etag), found in shards.items():
-        _check_rows(shard, found, name)
-        yield ShardIndex(shard, etag, tuple(found))
+        raise _bad_index(name, "a shard is listed with two ETags")
+    for (shard, etag), shard_rows in shards.items():
+        _check_rows(shard, shard_rows, name)
+        yield ShardIndex(shard, etag, tuple(shard_rows))
 
 
 def _check_rows(shard: str, rows: Sequence[IndexRow], name: str) -> None:

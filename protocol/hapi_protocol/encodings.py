@@ -1,10 +1,10 @@
-"""How features may travel: names of the encodings, and their groups.
+"""Encodings of features on the wire: names and sizes.
 
-An encoding is a number format, and a compression of the Arrow buffers that
-loses nothing. Its text form is ``dtype`` or ``dtype;compression``, for
-instance ``float16`` or ``uint8;zstd``. What happens to the numbers is in
-``hapi_splitter.encodings``; this module is free of torch and NumPy, so that
-the filter can read it too.
+An encoding is a number format and a lossless compression of the Arrow
+buffers.  Its text form is ``dtype`` or ``dtype;compression``, for instance
+``float16`` or ``uint8;zstd``.  The conversion itself is in
+``hapi_splitter.encodings``; this module imports neither torch nor NumPy, so
+that the filter can use it.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ WIRE_DTYPES: Mapping[str, str] = MappingProxyType(
     {
         "float32": "float32",
         "float16": "float16",
-        # Arrow has no bfloat16: its bits travel as integers.
+        # Arrow has no bfloat16: its bits are sent as integers.
         "bfloat16": "uint16",
         "uint8": "uint8",
     }
 )
-"""NumPy's name of the type in which each dtype travels."""
+"""NumPy's name of the wire type of each dtype."""
 
 DTYPES = tuple(WIRE_DTYPES)
 COMPRESSIONS = ("none", "lz4", "zstd")
 
 MIN_CHANNEL_VALUES = 32
-"""Channels with fewer values share one scale and zero in the whole sample:
-eight bytes for each of them would add more than a quarter to its values."""
+"""Minimum values of a channel with its own scale and zero.  Smaller channels
+share one pair per sample: 8 bytes each would add over 25 % to their values."""
 
 _VALUE_BYTES: Mapping[str, int] = MappingProxyType(
     {"float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}
@@ -43,15 +43,14 @@ _VALUE_BYTES: Mapping[str, int] = MappingProxyType(
 class Encoding:
     """A number format and a compression.
 
-    ``str()`` gives the canonical text, which names no compression where
-    there is none.
+    ``str()`` gives the canonical text, without ``;none``.
 
     Attributes:
         dtype: one of :data:`DTYPES`.
         compression: one of :data:`COMPRESSIONS`.
 
     Raises:
-        AnnotationError: ``unknown_encoding``, naming what is allowed.
+        AnnotationError: ``unknown_encoding``, names what is allowed.
     """
 
     dtype: str
@@ -68,15 +67,15 @@ class Encoding:
 
     @classmethod
     def parse(cls, text: str, *, what: str = "encoding") -> Encoding:
-        """The encoding that a text names.
+        """Parses the text of an encoding.
 
         Args:
             text: ``dtype`` or ``dtype;compression``; ``dtype;none`` is
                 ``dtype``.
-            what: the thing that has this value, for the message.
+            what: name of the value in the error.
 
         Raises:
-            AnnotationError: ``unknown_encoding``, naming what is allowed.
+            AnnotationError: ``unknown_encoding``, names what is allowed.
         """
         dtype, separator, compression = text.partition(";")
         if not separator:
@@ -87,24 +86,24 @@ class Encoding:
 
     @property
     def wire_dtype(self) -> str:
-        """NumPy's name of the type in which the values travel."""
+        """NumPy's name of the values' type on the wire."""
         return WIRE_DTYPES[self.dtype]
 
     @property
     def value_bytes(self) -> int:
-        """Of one value on the wire, uncompressed."""
+        """Bytes of one value on the wire, uncompressed."""
         return _VALUE_BYTES[self.dtype]
 
     @property
     def is_quantised(self) -> bool:
-        """Whether each group of values has a scale and a zero."""
+        """True if each group of values has a scale and a zero."""
         return self.dtype == "uint8"
 
     def sample_bytes(self, shape: Sequence[int]) -> int:
-        """Of one sample's features on the wire, uncompressed.
+        """Bytes of one sample's features on the wire, uncompressed.
 
         Args:
-            shape: of the sample, without the batch dimension.
+            shape: shape of the sample, without the batch dimension.
         """
         values = self.value_bytes * math.prod(shape)
         return values + 8 * num_groups(shape) * self.is_quantised
@@ -118,7 +117,7 @@ ENCODINGS: tuple[str, ...] = tuple(
 """All canonical texts, the default first."""
 
 FLOORS = ("lossless", "half", "uint8")
-"""How much rounding may be accepted, from none to most."""
+"""Precision floors: accepted rounding, from none to most."""
 
 _FLOOR_DTYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -130,14 +129,14 @@ _FLOOR_DTYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def allowed_encodings(floor: str) -> tuple[str, ...]:
-    """The canonical texts of the encodings that a floor admits.
+    """The canonical texts of the encodings that a precision floor allows.
 
     Args:
-        floor: one of :data:`FLOORS`: ``lossless`` admits float32,
-            ``half`` the two 16-bit formats as well, ``uint8`` all.
+        floor: one of :data:`FLOORS`: ``lossless`` allows float32, ``half``
+            the two 16-bit formats as well, ``uint8`` all.
 
     Raises:
-        ValueError: for another floor.
+        ValueError: another floor.
     """
     if floor not in _FLOOR_DTYPES:
         raise ValueError(f"floor is {floor!r}; allowed: {', '.join(FLOORS)}")
@@ -148,14 +147,14 @@ def allowed_encodings(floor: str) -> tuple[str, ...]:
 
 
 def num_groups(shape: Sequence[int]) -> int:
-    """Groups of values of one sample that share a scale and a zero.
+    """Number of groups of one sample's values that share a scale and a zero.
 
     The groups are equal runs of the sample's values in row-major order: one
-    for each channel (dimension 0 of a shape with two dimensions or more)
-    where a channel has :data:`MIN_CHANNEL_VALUES` values or more, else one.
+    per channel (dimension 0 of a shape with two dimensions or more) if a
+    channel has :data:`MIN_CHANNEL_VALUES` values or more, else one.
 
     Args:
-        shape: of the sample, without the batch dimension.
+        shape: shape of the sample, without the batch dimension.
     """
     if len(shape) < 2 or shape[0] == 0:
         return 1

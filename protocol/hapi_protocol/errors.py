@@ -1,29 +1,29 @@
-"""The one tree of errors.
+"""The tree of all errors that users and operators meet.
 
 ::
 
     HapiError
     ├── AnnotationError      400  the request's annotation is wrong
-    ├── RightsError          401, 403, 404  as Swift's plain GET says
-    ├── MethodError          405
-    ├── ConflictError        409  the model's bytes are not what was said
+    ├── RightsError          401, 403, 404  as Swift answers the plain GET
+    ├── MethodError          405  the resource does not have this method
+    ├── ConflictError        409  the model's bytes are not the expected ones
     ├── SourceChangedError   412  the shard is not the one of the index
     ├── TooLargeError        413  over a limit of the operator
-    ├── UnsupportedError     422  understood, and cannot be done
-    │   ├── DoesNotFitError       needs more memory than there is
+    ├── UnsupportedError     422  not possible with this object or model
+    │   ├── DoesNotFitError       needs more memory than available
     │   └── PackageError          not a model package, or a hostile one
     ├── ShareError           429  over the caller's share
-    ├── InternalError        500  our bug
+    ├── InternalError        500  a bug of ours
     ├── UnavailableError     503  worker down, draining or its queue full
     ├── TooSlowError         504  a deadline passed
     └── ClientError               raised by the client library itself
         ├── TruncatedStreamError  a feature stream without its closing batch
         ├── DataIndexError        the index of the data set is unusable
         ├── LabelError            a sample without a label
-        └── FreezeError           the model cannot be split there
+        └── FreezeError           the model cannot be split at that place
 
-An error knows its ``code`` (a stable word, see :data:`CODES`), the status it
-travels with, the object it is about and the transaction id of the request.
+An error has a ``code`` (a stable word, see :data:`CODES`), the HTTP status,
+the object it is about and the transaction id of the request.
 """
 
 from __future__ import annotations
@@ -98,13 +98,13 @@ CODES: Mapping[str, int] = MappingProxyType(
         "bad_state": 0,
     }
 )
-"""HTTP status of each code; 0 for those that never travel."""
+"""HTTP status of each code; 0 for errors of the client library."""
 
 MAX_BODY_BYTES = 64 * 1024
-"""A longer error body is not one of ours and is not parsed."""
+"""Maximum length of an error body; a longer one is not parsed."""
 
 
-_CODE_IS = "code "
+_CODE_LABEL = "code "
 
 
 class HapiError(Exception):
@@ -112,17 +112,17 @@ class HapiError(Exception):
 
     Args:
         code: a key of :data:`CODES`.
-        message: one sentence naming the thing, its value and the remedy.
+        message: one sentence with the thing, its value and the remedy.
             Without it, ``code`` is a whole traceback that ends with such an
-            error: so torch raises errors of loader workers again.
+            error: torch re-raises errors of loader workers so.
         object_name: path of the Swift object it is about, if any.
         trans_id: ``X-Trans-Id`` of the request, if there was one.
-        retry_after: seconds after which a repetition may succeed.
-        details: further JSON-able facts (``needed_bytes``, ``allowed``, …).
-        status: the HTTP status when it is not the code's usual one.
+        retry_after: seconds after which a retry may succeed.
+        details: further JSON values (``needed_bytes``, ``allowed``, …).
+        status: HTTP status, if it is not the code's usual one.
 
     Raises:
-        KeyError: for a code that :data:`CODES` does not have.
+        KeyError: :data:`CODES` does not have the code.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class HapiError(Exception):
         status: int | None = None,
     ) -> None:
         if message is None:
-            code, message = _code_in(code), code
+            code, message = _find_code(code), code
         super().__init__(message)
         self.code = code
         self.message = message
@@ -163,7 +163,7 @@ class HapiError(Exception):
         }
 
     def __str__(self) -> str:
-        facts = [f"{_CODE_IS}{self.code}"]
+        facts = [f"{_CODE_LABEL}{self.code}"]
         if self.object_name:
             facts.append(f"object {self.object_name}")
         if self.trans_id:
@@ -183,10 +183,10 @@ class HapiError(Exception):
         return json.dumps(body).encode() + b"\n"
 
 
-def _code_in(traceback: str) -> str:
-    *_, told = traceback.rpartition(f"({_CODE_IS}")
-    found = re.match(r"\w+", told)
-    return found[0] if found and found[0] in CODES else "internal"
+def _find_code(traceback: str) -> str:
+    *_, end = traceback.rpartition(f"({_CODE_LABEL}")
+    word = re.match(r"\w+", end)
+    return word[0] if word and word[0] in CODES else "internal"
 
 
 def _rebuild(kind: type[HapiError], state: dict[str, Any]) -> HapiError:
@@ -202,11 +202,11 @@ class RightsError(HapiError):
 
 
 class MethodError(HapiError):
-    """405: this resource does not know the method."""
+    """405: this resource does not have the method."""
 
 
 class ConflictError(HapiError):
-    """409: the bytes of the model are not what was said of them."""
+    """409: the bytes of the model are not the expected ones."""
 
 
 class SourceChangedError(HapiError):
@@ -218,11 +218,11 @@ class TooLargeError(HapiError):
 
 
 class UnsupportedError(HapiError):
-    """422: understood, and cannot be done with this object or model."""
+    """422: understood, but not possible with this object or model."""
 
 
 class DoesNotFitError(UnsupportedError):
-    """422: needs more memory than there is; see ``details``."""
+    """422: needs more memory than available; see ``details``."""
 
 
 class PackageError(UnsupportedError):
@@ -234,7 +234,7 @@ class ShareError(HapiError):
 
 
 class InternalError(HapiError):
-    """500: a defect of ours."""
+    """500: a bug of ours."""
 
 
 class UnavailableError(HapiError):
@@ -246,11 +246,11 @@ class TooSlowError(HapiError):
 
 
 class ClientError(HapiError):
-    """Raised in the client library; never travels."""
+    """Base of the errors that the client library itself raises."""
 
 
 class TruncatedStreamError(ClientError):
-    """A feature stream that ended without its closing batch."""
+    """A feature stream ended without its closing batch."""
 
 
 class DataIndexError(ClientError):
@@ -258,11 +258,11 @@ class DataIndexError(ClientError):
 
 
 class LabelError(ClientError):
-    """A sample without a label."""
+    """A sample has no label."""
 
 
 class FreezeError(ClientError):
-    """The model cannot be split at the place asked for."""
+    """The model cannot be split at the requested place."""
 
 
 _BY_STATUS: Mapping[int, type[HapiError]] = MappingProxyType(
@@ -319,12 +319,12 @@ _CODE_OF_STATUS: Mapping[int, str] = MappingProxyType(
 
 
 def make_error(code: str, message: str, **facts: Any) -> HapiError:
-    """An error of the class that belongs to ``code``.
+    """Makes an error of the class that belongs to ``code``.
 
     Args:
         code: a key of :data:`CODES`.
-        message: as for :class:`HapiError`.
-        **facts: the keyword arguments of :class:`HapiError`.
+        message: message of the :class:`HapiError`.
+        **facts: keyword arguments of :class:`HapiError`.
     """
     kind = _BY_CODE.get(code) or _BY_STATUS[CODES[code]]
     return kind(code, message, **facts)
@@ -338,7 +338,7 @@ def error_from_body(
     trans_id: str | None = None,
     retry_after: float | None = None,
 ) -> HapiError:
-    """The error that an HTTP answer stands for.
+    """Makes the error that an HTTP answer reports.
 
     Bodies that are not ours (Swift's own HTML pages, a gateway's text)
     give an error by status, with the start of the body in its message.
@@ -346,7 +346,7 @@ def error_from_body(
     Args:
         status: HTTP status, 400 or more.
         body: the answer's body, or its start.
-        object_name: path of the object that was asked for.
+        object_name: path of the requested object.
         trans_id: ``X-Trans-Id`` of the answer.
         retry_after: seconds, from ``Retry-After``.
     """

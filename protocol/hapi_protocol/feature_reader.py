@@ -19,7 +19,8 @@ from hapi_protocol.feature_stream import (
     FeatureBatch,
     Row,
 )
-from hapi_protocol.summary import Summary, check_amount
+from hapi_protocol.json_messages import read_amount
+from hapi_protocol.summary import Summary
 
 _BROKEN = (
     pa.ArrowException,
@@ -31,18 +32,23 @@ _BROKEN = (
     AttributeError,
     OverflowError,
 )
-"""What reading a cut-off or damaged stream may raise."""
+"""Exceptions that reading a truncated or damaged stream may raise."""
 
 
 class FeatureStreamReader:
-    """Iterates over the batches of a stream; then ``summary`` is set.
+    """Iterates over the batches of a stream.
 
     Args:
         stream: bytes, or a binary file.
 
+    Attributes:
+        summary: the stream's summary; set when the iteration has ended.
+        schema: the stream's schema; set when the iteration has started.
+        num_rows: number of rows read so far.
+
     Raises:
-        TruncatedStreamError: while iterating, when the stream ends
-            without its closing batch or is not such a stream.
+        TruncatedStreamError: while iterating, if the stream ends without its
+            closing batch or is not a feature stream.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -62,9 +68,7 @@ class FeatureStreamReader:
         if self.summary is None:
             raise self._truncated("it ended without its closing batch")
         if self.summary.rows != self.num_rows:
-            raise self._truncated(
-                f"it says {self.summary.rows} rows and had {self.num_rows}"
-            )
+            raise self._truncated(f"its summary has {self.summary.rows} rows")
 
     def _batches(self, reader: Any) -> Iterator[FeatureBatch]:
         while self.summary is None:
@@ -79,16 +83,17 @@ class FeatureStreamReader:
             self.num_rows += batch.num_rows
             yield _read_batch(batch, facts.get(METADATA_TIMINGS))
 
-    def _truncated(self, why: str) -> TruncatedStreamError:
+    def _truncated(self, reason: str) -> TruncatedStreamError:
         return TruncatedStreamError(
             "truncated",
-            f"the feature stream broke off after {self.num_rows} rows: {why}",
+            f"the feature stream broke off after {self.num_rows} rows: "
+            f"{reason}",
             details={"rows": self.num_rows},
         )
 
 
 def read_features(stream: Any) -> FeatureStreamReader:
-    """A reader over ``stream``; see :class:`FeatureStreamReader`."""
+    """Returns a :class:`FeatureStreamReader` of ``stream``."""
     return FeatureStreamReader(stream)
 
 
@@ -122,13 +127,11 @@ def _read_batch(batch: Any, timings: bytes | None) -> FeatureBatch:
 
 def _read_timings(text: bytes | None) -> dict[str, float]:
     timings = dict(json.loads(text)) if text else {}
-    for stage, seconds in timings.items():
-        check_amount(seconds, stage)
-    return timings
+    return {stage: read_amount(value) for stage, value in timings.items()}
 
 
 def _read_lists(column: Any, shape: Sequence[int]) -> npt.NDArray[Any]:
-    # Copied: a tail's in-place ReLU would write into Arrow's memory.
+    # A copy, because a tail's in-place ReLU would write into Arrow's memory.
     good = column.drop_null()
     flat: npt.NDArray[Any] = np.array(
         good.flatten().to_numpy(zero_copy_only=False), copy=True

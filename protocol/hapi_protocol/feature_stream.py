@@ -1,14 +1,14 @@
-"""The feature stream: one Arrow IPC stream of rows in shard order.
+"""Schema of the feature stream: an Arrow IPC stream of rows in shard order.
 
 Columns ``index: int32``, ``key: utf8``, ``label: int64?``, ``meta: utf8?``,
-``error: utf8?`` and ``features: fixed_shape_tensor?``, null exactly where
-``error`` is set.  With uint8 features there are ``scale`` and ``zero``, of
-float32 lists of fixed size, one value for each group of the sample.  Buffers
-are compressed as the encoding says.  An index stream has ``offset: int64`` and
-``length: int64`` in the place of ``features``.  Each batch carries this
-request's seconds per stage in its ``custom_metadata``, or a batch of zero rows
-behind it does, in a stream that is being kept.  The last message is a batch of
-zero rows with the summary; a stream without it is truncated.
+``error: utf8?`` and ``features: fixed_shape_tensor?``, which is null exactly
+if ``error`` is set.  uint8 features have ``scale`` and ``zero``: float32 lists
+of fixed size, one value per group of the sample.  Buffers are compressed as
+the encoding says.  An index stream has ``offset: int64`` and ``length: int64``
+instead of ``features``.  Each batch has this request's seconds per stage in
+its ``custom_metadata``; in a stream that is being cached, a batch of zero rows
+after it has them.  The last message is a batch of zero rows with the summary;
+a stream without it is truncated.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ CLOCK_STAGES = (
     "encode",
     "send_blocked",
 )
-"""Stages whose seconds of the clock a batch may report."""
+"""Stages whose wall seconds a batch may report."""
 
 METADATA_TIMINGS = b"hapi.timings"
 METADATA_SUMMARY = b"hapi.summary"
 METADATA_STREAM = b"hapi.stream"
 STAGES = (*CLOCK_STAGES, "forward_cpu", "decode_cpu", "encode_cpu")
-"""All whose seconds it may report; ``_cpu``: core-seconds."""
+"""All stages whose seconds a batch may report; ``_cpu``: core-seconds."""
 
 SCALES = ("scale", "zero")
 ARRAYS = ("features", *SCALES)
@@ -51,7 +51,7 @@ _ROW_FIELDS = (
     pa.field("meta", pa.utf8()),
     pa.field("error", pa.utf8()),
 )
-_PLACE_FIELDS = (
+_OFFSET_FIELDS = (
     pa.field("offset", pa.int64(), nullable=False),
     pa.field("length", pa.int64(), nullable=False),
 )
@@ -61,10 +61,16 @@ _PLACE_FIELDS = (
 class Row:
     """One sample's row, without its features.
 
-    ``error`` is set for samples that fail the same way each time (an
-    undecodable image, a per-sample limit); what might succeed when
-    repeated aborts the stream instead.  ``offset`` and ``length`` are
-    used by index streams only.
+    Attributes:
+        index: zero-based position in the shard.
+        key: the sample's key.
+        label: integer label, if it has one.
+        meta: the sample's JSON metadata, if it has any.
+        error: error of a sample that fails the same way each time (an
+            undecodable image, a per-sample limit).  A failure that a retry
+            may cure aborts the stream instead.
+        offset: first byte in the shard; index streams only.
+        length: length in bytes; index streams only.
     """
 
     index: int
@@ -78,16 +84,16 @@ class Row:
 
 @dataclass(frozen=True)
 class FeatureBatch:
-    """Rows as read; all arrays are the reader's own copies.
+    """One batch of a stream; its arrays are copies.
 
     Attributes:
-        rows: all rows of the batch, in shard order; none where it only
-            tells timings.
+        rows: all rows of the batch, in shard order; empty if the batch only
+            reports timings.
         features: ``[good rows, *shape]`` in the wire dtype, for the rows
             without an error, in order; None in an index stream.
         timings: seconds per stage of this request.
         scale: ``[good rows, groups]`` float32; None unless quantised.
-        zero: as ``scale``.
+        zero: ``[good rows, groups]`` float32; None unless quantised.
     """
 
     rows: tuple[Row, ...]
@@ -105,7 +111,7 @@ def feature_schema(shape: Sequence[int], encoding: str) -> pa.Schema:
     """Schema of a stream of features.
 
     Args:
-        shape: of one sample's features, without the batch dimension.
+        shape: shape of one sample's features, without the batch dimension.
         encoding: one of :data:`hapi_protocol.encodings.ENCODINGS`.
 
     Raises:
@@ -124,7 +130,7 @@ def feature_schema(shape: Sequence[int], encoding: str) -> pa.Schema:
 def index_schema() -> pa.Schema:
     """Schema of a stream of index rows, without features."""
     return pa.schema(
-        [*_ROW_FIELDS, *_PLACE_FIELDS], metadata=_stream_metadata()
+        [*_ROW_FIELDS, *_OFFSET_FIELDS], metadata=_stream_metadata()
     )
 
 

@@ -26,10 +26,10 @@ from hapi_protocol.tee_stream import BOTH, CLIENT, KEPT
 
 
 def _write_options(schema: pa.Schema) -> pa.ipc.IpcWriteOptions:
-    """With the compression that the schema's own metadata names."""
+    """Arrow options with the compression named in the schema's metadata."""
     facts = json.loads(schema.metadata[METADATA_STREAM])
     compression = Encoding.parse(facts.get("encoding", "float32")).compression
-    # In the calling thread, whose processor time is measured.
+    # No Arrow threads: the CPU time of the calling thread is measured.
     return pa.ipc.IpcWriteOptions(
         compression=None if compression == "none" else compression,
         use_threads=False,
@@ -40,12 +40,11 @@ class FeatureStreamWriter:
     """Writes one feature stream, or one index stream, to a binary sink.
 
     Args:
-        sink: anything with ``write(bytes-like)``; each call gives whole
-            Arrow messages' pieces, never empty.
-        schema: of :func:`feature_schema` or :func:`index_schema`.
-        mark: called with the kind (:mod:`hapi_protocol.tee_stream`) of what is
-            written next; then the rows are told apart from what is true of
-            this one request.
+        sink: anything with ``write(bytes-like)``; it never gets empty data.
+        schema: result of :func:`feature_schema` or :func:`index_schema`.
+        mark: called with the kind (:mod:`hapi_protocol.tee_stream`) of the
+            bytes written next.  It separates rows, which may be cached, from
+            facts about this one request.
     """
 
     def __init__(
@@ -76,16 +75,17 @@ class FeatureStreamWriter:
         """Writes one batch.
 
         Args:
-            rows: in shard order, errors included; at least one.
+            rows: at least one, in shard order, including rows with errors.
             features: ``[rows without error, *shape]`` in the wire dtype,
                 C-contiguous; None in an index stream.
             timings: seconds per stage.
             scale: ``[rows without error, groups]`` float32, for quantised
                 features.
-            zero: as ``scale``.
+            zero: ``[rows without error, groups]`` float32, for quantised
+                features.
 
         Raises:
-            ValueError: when rows and features do not go together.
+            ValueError: rows and features do not match.
         """
         columns = _row_columns(rows)
         if self._has_features:
@@ -101,15 +101,15 @@ class FeatureStreamWriter:
                 pa.array([row.length for row in rows], pa.int64()),
             ]
         batch = pa.record_batch(columns, schema=self._schema)
-        told = _json_metadata(METADATA_TIMINGS, timings)
+        metadata = _json_metadata(METADATA_TIMINGS, timings)
         if self._mark is None:
-            self._writer.write_batch(batch, custom_metadata=told)
+            self._writer.write_batch(batch, custom_metadata=metadata)
         else:
             self._mark(BOTH)
             self._writer.write_batch(batch)
-            if told:
+            if metadata:
                 self._mark(CLIENT)
-                self._writer.write_batch(self._empty, custom_metadata=told)
+                self._writer.write_batch(self._empty, custom_metadata=metadata)
         self.num_rows += len(rows)
         self.num_errors += sum(row.error is not None for row in rows)
 
@@ -124,7 +124,8 @@ class FeatureStreamWriter:
     ) -> Summary:
         """Writes the closing batch and the end of the stream.
 
-        Args: as the attributes of :class:`Summary`.
+        Args:
+            source_etag: see :class:`Summary` for this and all others.
         """
         summary = Summary(
             rows=self.num_rows,
@@ -179,17 +180,17 @@ def _lists(
     kind: pa.DataType,
     shape: Sequence[int],
 ) -> pa.FixedSizeListArray:
-    """A column of lists, null exactly where a row has an error."""
+    """A column of lists; null exactly for rows with an error."""
     good = np.array([row.error is None for row in rows])
     num_good = int(good.sum())
-    wanted = (num_good, *shape)
+    expected = (num_good, *shape)
     dtype = kind.value_type.to_pandas_dtype()
     if values is None:
-        values = np.empty(wanted if num_good == 0 else (0,), dtype)
-    if values.shape != wanted or values.dtype != dtype:
+        values = np.empty(expected if num_good == 0 else (0,), dtype)
+    if values.shape != expected or values.dtype != dtype:
         raise ValueError(
-            f"{name} of shape {values.shape} and {values.dtype}; these rows "
-            f"need {wanted} and {np.dtype(dtype)}"
+            f"{name} has shape {values.shape} and type {values.dtype}; these "
+            f"rows need {expected} and {np.dtype(dtype)}"
         )
     width = math.prod(shape)
     flat = np.ascontiguousarray(values).reshape(num_good, width)
@@ -251,7 +252,7 @@ class _Sink:
         return self._position
 
     def flush(self) -> None:
-        """Arrow calls it; pieces are handed on at once."""
+        """Does nothing: data is never buffered."""
 
     def close(self) -> None:
-        """Arrow calls it; the sink belongs to the caller."""
+        """Does nothing: the sink belongs to the caller."""

@@ -2,7 +2,7 @@
 
 An *annotation* is the set of ``X-Hapi-*`` headers on a GET or HEAD of a data
 object.  Parsing is strict: an unknown header or value is refused with the
-value and what is allowed, since a misspelt annotation that is ignored would
+value and what is allowed, because a misspelt annotation that is ignored would
 be answered with raw bytes.
 """
 
@@ -56,12 +56,13 @@ CACHE_OFF = "off"
 CACHE_READ = "read"
 CACHE_READWRITE = "readwrite"
 CACHE_MODES = (CACHE_OFF, CACHE_READ, CACHE_READWRITE)
-"""What a request may say."""
+"""Values of ``X-Hapi-Cache`` in a request."""
 CACHE_HIT = "hit"
 CACHE_MISS = "miss"
 CACHE_STORE = "store"
 CACHE_STATES = (CACHE_OFF, CACHE_HIT, CACHE_MISS, CACHE_STORE)
-"""What an answer may say; ``store``: a miss that will be kept."""
+"""Values of ``X-Hapi-Cache`` in an answer; ``store``: a miss that will be
+cached."""
 
 MAX_CUT = 1_000_000
 MAX_INDEX = 2**31 - 1
@@ -72,7 +73,7 @@ _DIGITS = re.compile(r"[0-9]{1,18}")
 
 @dataclass(frozen=True)
 class ModelPath:
-    """Where a model package lies: decoded account, container and object."""
+    """Decoded account, container and object of a model package."""
 
     account: str
     container: str
@@ -85,8 +86,8 @@ class ModelPath:
 
     def quoted(self) -> str:
         """The header's value, URL-encoded UTF-8."""
-        place = f"{quote(self.account, safe='')}/{quote(self.container)}"
-        return f"/{place}/{quote(self.object)}"
+        container = f"{quote(self.account, safe='')}/{quote(self.container)}"
+        return f"/{container}/{quote(self.object)}"
 
 
 @dataclass(frozen=True)
@@ -127,13 +128,20 @@ class ByteRange:
 
 @dataclass(frozen=True)
 class Annotation:
-    """What a caller asks of the storage tier.
+    """A request for features, an index or a profile, as headers state it.
 
-    ``model`` is None, and ``cut`` 0, exactly when ``index`` or ``profile`` is
-    true: the answer is then the object's index rows, without features, or
-    the profile of the object, which is a package.  ``encoding``
-    is a canonical text of :mod:`hapi_protocol.encodings`, ``transform`` one
-    of :mod:`hapi_protocol.transforms`.
+    Attributes:
+        model: package of the model; None exactly for an index or a profile.
+        cut: cut index, 1..n; 0 exactly if ``model`` is None.
+        encoding: a canonical text of :mod:`hapi_protocol.encodings`.
+        transform: a text of :mod:`hapi_protocol.transforms`.
+        numerics: one of ``NUMERICS`` or ``RESERVED_NUMERICS``.
+        samples: requested samples; None for all.
+        byte_range: bytes of the object that hold exactly these samples.
+        if_source_etag: ETag that the object must have.
+        cache: one of ``CACHE_MODES``.
+        index: request the object's index rows, without features.
+        profile: request the profile of the object, which is a package.
     """
 
     model: ModelPath | None
@@ -149,7 +157,7 @@ class Annotation:
     profile: bool = False
 
     def to_headers(self) -> dict[str, str]:
-        """The request headers; values that are defaults are left out."""
+        """The request headers, without those that have default values."""
         values = {
             HEADER_MODEL: self.model.quoted() if self.model else None,
             HEADER_CUT: str(self.cut) if self.model else None,
@@ -171,12 +179,12 @@ def _unless_default(value: str, default: str) -> str | None:
 
 
 def is_annotated(names: Iterable[str]) -> bool:
-    """Whether any header name of a request begins with ``X-Hapi-``."""
+    """Returns True if any header name begins with ``X-Hapi-``."""
     return any(name.lower().startswith("x-hapi-") for name in names)
 
 
 def parse_annotation(headers: Mapping[str, str], account: str) -> Annotation:
-    """The annotation that a request's headers make.
+    """Parses the annotation of a request.
 
     Args:
         headers: all headers of the request; names in any case.
@@ -184,7 +192,7 @@ def parse_annotation(headers: Mapping[str, str], account: str) -> Annotation:
             ``<container>/<object>``.
 
     Raises:
-        AnnotationError: naming the header, its value and what is allowed.
+        AnnotationError: names the header, its value and what is allowed.
     """
     given = _own_headers(headers)
     if _parse_flag(given, HEADER_PROFILE):
@@ -230,8 +238,8 @@ def feature_etag(
 ) -> str:
     """The weak ETag of a feature stream (RFC 9110, 8.8.3).
 
-    Weak, because streams with equal rows may differ in their batches and
-    timings.
+    It is weak because streams with equal rows may differ in their batches
+    and timings.
     """
     parts = (
         source_etag,
@@ -242,7 +250,7 @@ def feature_etag(
         str(samples or ""),
         numerics_tag,
     )
-    # Length prefixes keep two different tuples from joining to one string.
+    # With length prefixes, different tuples never join to the same string.
     text = "".join(f"{len(part)}:{part}" for part in parts)
     return f'W/"{hashlib.sha256(text.encode()).hexdigest()}"'
 
@@ -276,8 +284,8 @@ def _parse_profile_request(given: Mapping[str, str]) -> Annotation:
     if others:
         raise AnnotationError(
             "bad_annotation",
-            f"{', '.join(others)}: no other X-Hapi header may stand beside "
-            f"{HEADER_PROFILE}: true",
+            f"{', '.join(others)}: not allowed with {HEADER_PROFILE}: true; "
+            "omit all other X-Hapi headers",
             details={"headers": others},
         )
     return Annotation(model=None, cut=0, profile=True)
@@ -289,7 +297,7 @@ def _parse_index_request(given: Mapping[str, str]) -> Annotation:
         if header not in allowed:
             raise AnnotationError(
                 "bad_annotation",
-                f"{header} has no meaning beside {HEADER_INDEX}: true",
+                f"{header} is not allowed with {HEADER_INDEX}: true; omit it",
             )
     return Annotation(
         model=None, cut=0, if_source_etag=_parse_etag(given), index=True
@@ -348,7 +356,7 @@ def _parse_encoding(given: Mapping[str, str]) -> str:
 
 def _parse_transform(given: Mapping[str, str]) -> str:
     value = given.get(HEADER_TRANSFORM, EVAL)
-    parse_transform(value, HEADER_TRANSFORM)  # it has one form only
+    parse_transform(value, HEADER_TRANSFORM)  # Each has one text form only.
     return value
 
 
@@ -361,11 +369,11 @@ def _parse_samples(
             raise AnnotationError(
                 "bad_samples",
                 f"{HEADER_RANGE} needs {HEADER_SAMPLES}: the samples whose "
-                "members lie in that range",
+                "members are in that range",
             )
         return None
     first, dash, last = value.partition("-")
-    if dash and _DIGITS.fullmatch(first) and _is_last(first, last):
+    if dash and _DIGITS.fullmatch(first) and _is_valid_last(first, last):
         samples = SampleRange(int(first), int(last) if last else None)
         if max(samples.first, samples.last or 0) <= MAX_INDEX:
             return samples
@@ -376,7 +384,7 @@ def _parse_samples(
     )
 
 
-def _is_last(first: str, last: str) -> bool:
+def _is_valid_last(first: str, last: str) -> bool:
     if not last:
         return True
     return bool(_DIGITS.fullmatch(last)) and int(last) >= int(first)

@@ -1,9 +1,9 @@
-"""Many objects in the body of one job: how the filter frames them.
+"""Framing of many objects in the body of one job.
 
-The body is one ustar stream.  Of the object asked for in place 12 it has a
-member ``00000012.json``, which says what the object's GET gave, and then,
-where that was the object, ``00000012.img`` with its bytes.  Names of objects
-stand in the JSON alone, so that no name can be taken for another's.
+The body is one ustar stream.  For the object with index 12 of the request it
+has a member ``00000012.json`` with the result of the object's GET and, if
+that succeeded, ``00000012.img`` with the object's bytes.  Only the JSON has
+names of objects, so that a hostile name cannot imitate another member.
 """
 
 from __future__ import annotations
@@ -12,32 +12,34 @@ import json
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from hapi_protocol.errors import AnnotationError
+from hapi_protocol.json_messages import parse_object, read_message_fields
 from hapi_protocol.shards import BLOCK_BYTES, Readable
 
+_NAME = "objects of a job"
+
 END = bytes(2 * BLOCK_BYTES)
-"""What a tar stream ends with."""
+"""The last two blocks of a tar stream."""
 
-ABOUT = "json"
-BYTES = "img"
+ENTRY_EXTENSION = "json"
+BYTES_EXTENSION = "img"
 
-_MAX_ABOUT_BYTES = 64 * 1024
+_MAX_ENTRY_BYTES = 64 * 1024
 _SKIP_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True)
 class ObjectEntry:
-    """What the GET of one object gave.
+    """Result of the GET of one object.
 
     Attributes:
-        index: its place in the request.
-        key: the object's name, as asked for.
-        status: Swift's; 413 for one that is too large to be read here, 503
-            for one that broke off.
-        etag: None where Swift gave none.
-        error: ``<code>: <message>``; None where the object's bytes follow.
+        index: zero-based position in the request.
+        key: the object's name, as requested.
+        status: Swift's status; 413 if the object is too large for the
+            filter, 503 if the answer broke off.
+        etag: None if Swift gave none.
+        error: ``<code>: <message>``; None if the object's bytes follow.
     """
 
     index: int
@@ -47,70 +49,69 @@ class ObjectEntry:
     error: str | None = None
 
     def failed(self, status: int, error: str) -> ObjectEntry:
-        """The same object, which cannot be used."""
+        """This entry with an error instead of the object's bytes."""
         return replace(self, status=status, error=error)
 
     def meta(self) -> str:
-        """The row's ``meta``."""
+        """The ``meta`` of the object's row."""
         return json.dumps({"status": self.status, "etag": self.etag})
 
 
 def entry_member(entry: ObjectEntry) -> bytes:
-    """The member that tells of an object."""
-    about = json.dumps(vars(entry)).encode()
-    return _header(entry.index, ABOUT, len(about)) + about + padding(about)
+    """The tar member with an object's entry."""
+    text = json.dumps(vars(entry)).encode()
+    header = _header(entry.index, ENTRY_EXTENSION, len(text))
+    return header + text + padding(len(text))
 
 
 def object_header(index: int, length_bytes: int) -> bytes:
-    """What stands in front of an object's bytes."""
-    return _header(index, BYTES, length_bytes)
+    """The tar header before an object's bytes."""
+    return _header(index, BYTES_EXTENSION, length_bytes)
 
 
-def padding(data: bytes | int) -> bytes:
-    """Zeros that fill up the last block of ``data``, or of so many bytes."""
-    length = data if isinstance(data, int) else len(data)
-    return bytes(-length % BLOCK_BYTES)
+def padding(length_bytes: int) -> bytes:
+    """Zeros that fill the last tar block of a member."""
+    return bytes(-length_bytes % BLOCK_BYTES)
 
 
 def iter_objects(
     stream: Readable, num_objects: int, max_bytes: int
 ) -> Iterator[tuple[ObjectEntry, bytes]]:
-    """The objects of a framed body, in order.
+    """Reads the objects of a framed body, in order.
 
     Args:
         stream: the body.
-        num_objects: that it must hold.
-        max_bytes: of one object; a larger one is passed over, and its entry
-            says so.
+        num_objects: number of objects that it must hold.
+        max_bytes: maximum length of one object; a larger one is skipped and
+            its entry has an error.
 
     Yields:
-        Each entry, and the object's bytes where it has no error.
+        Each entry, and the object's bytes if the entry has no error.
 
     Raises:
-        AnnotationError: ``bad_request``: it is framed in another way.
+        AnnotationError: ``bad_request``: the framing is wrong.
     """
-    reader = _Frames(stream)
+    reader = _FrameReader(stream)
     for index in range(num_objects):
-        entry = _parse_entry(
-            reader.read(reader.size(index, ABOUT, _MAX_ABOUT_BYTES)), index
-        )
+        size = reader.next_size(index, ENTRY_EXTENSION, _MAX_ENTRY_BYTES)
+        entry = _parse_entry(reader.read(size), index)
         if entry.error is not None:
             yield entry, b""
             continue
-        size = reader.size(index, BYTES)
+        size = reader.next_size(index, BYTES_EXTENSION)
         if size > max_bytes:
             reader.skip(size)
-            yield entry.failed(413, too_large(size, max_bytes)), b""
+            yield entry.failed(413, too_large_message(size, max_bytes)), b""
         else:
             yield entry, reader.read(size)
     reader.end()
 
 
-def too_large(length_bytes: int, max_bytes: int) -> str:
-    """The error of an object of so many bytes."""
+def too_large_message(length_bytes: int, max_bytes: int) -> str:
+    """The error in the row of an object that is too large."""
     return (
         f"object_too_large: {length_bytes} bytes; at most {max_bytes} in a "
-        "request for many objects: ask for it by itself"
+        "request for many objects: request it alone"
     )
 
 
@@ -124,14 +125,16 @@ def _member_name(index: int, extension: str) -> str:
     return f"{index:08d}.{extension}"
 
 
-class _Frames:
-    """Reads members whose order is known."""
+class _FrameReader:
+    """Reads members in a known order."""
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream
 
-    def size(self, index: int, extension: str, most: int | None = None) -> int:
-        """Of the member that comes next."""
+    def next_size(
+        self, index: int, extension: str, max_bytes: int | None = None
+    ) -> int:
+        """Reads the header of the next member and returns its length."""
         name = _member_name(index, extension)
         try:
             info = tarfile.TarInfo.frombuf(
@@ -140,24 +143,24 @@ class _Frames:
         except tarfile.HeaderError as error:
             raise _bad(f"no header of {name}: {error}") from error
         if info.name != name or info.type != tarfile.REGTYPE:
-            raise _bad(f"{info.name!r} in the place of {name}")
-        if info.size < 0 or (most is not None and info.size > most):
-            raise _bad(f"{name} of {info.size} bytes")
+            raise _bad(f"{info.name!r} instead of {name}")
+        if info.size < 0 or (max_bytes is not None and info.size > max_bytes):
+            raise _bad(f"{name} has {info.size} bytes")
         return info.size
 
     def read(self, size: int) -> bytes:
-        """A member's bytes; its padding is passed over."""
+        """Reads a member's bytes, and its padding."""
         data = self._read(size)
         self._read(-size % BLOCK_BYTES)
         return data
 
     def end(self) -> None:
-        """Checks that there is no more."""
+        """Checks that the stream ends here."""
         if self._read(len(END)) != END:
-            raise _bad("there are more than were announced")
+            raise _bad("more objects than announced")
 
     def skip(self, size: int) -> None:
-        """A member that is not wanted."""
+        """Skips a member's bytes and its padding."""
         left = size + -size % BLOCK_BYTES
         while left:
             left -= len(self._read(min(left, _SKIP_BYTES)))
@@ -167,29 +170,20 @@ class _Frames:
         while size:
             piece = self._stream.read(size)
             if not piece:
-                raise _bad(f"it ends {size} bytes too early")
+                raise _bad(f"the body ends {size} bytes too early")
             pieces.append(piece)
             size -= len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def _parse_entry(about: bytes, index: int) -> ObjectEntry:
-    try:
-        fields: Any = json.loads(about)
-        entry = ObjectEntry(**fields)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise _bad(f"object {index}: {error}") from error
-    is_sound = (
-        entry.index == index
-        and type(entry.status) is int
-        and isinstance(entry.key, str)
-        and isinstance(entry.etag, str | None)
-        and isinstance(entry.error, str | None)
+def _parse_entry(text: bytes, index: int) -> ObjectEntry:
+    entry = read_message_fields(
+        ObjectEntry, parse_object(text, _NAME), f"{_NAME}: object {index}"
     )
-    if not is_sound:
-        raise _bad(f"object {index}: {about!r:.200}")
+    if entry.index != index:
+        raise _bad(f"object {index}: its entry has the index {entry.index}")
     return entry
 
 
-def _bad(what: str) -> AnnotationError:
-    return AnnotationError("bad_request", f"the objects of a job: {what}")
+def _bad(reason: str) -> AnnotationError:
+    return AnnotationError("bad_request", f"{_NAME}: {reason}")

@@ -1,12 +1,12 @@
-"""WebDataset tar shards, read as a stream, one way on all tiers.
+"""Streaming reader of WebDataset tar shards, for client and worker.
 
 A *sample* is a run of consecutive regular members that share a key; the key
 is the member's path up to the first dot of its base name (the WebDataset
-convention), the rest is the extension.  Directories are passed over; links,
+convention), the rest is the extension.  Directories are skipped; links,
 devices and sparse members are refused.  Long names (GNU ``L``, POSIX ``x``)
-are read by the standard library from a bounded number of bytes, and a member
-is read only when its header keeps all limits, so a header cannot make any
-tier allocate what it claims.
+are read by the standard library from a bounded number of bytes.  A member is
+read only if its header keeps all limits, so that a header cannot make the
+reader allocate the size it claims.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LABEL_EXTENSION = "cls"
 META_EXTENSION = "json"
 
 SNIFF_BYTES = 512
-"""As many leading bytes :func:`sniff` wants to see."""
+"""Number of leading bytes that :func:`sniff` needs."""
 
 _EXTENDED_TYPES = (
     tarfile.XHDTYPE,
@@ -40,12 +40,12 @@ _ZERO_BLOCK = bytes(BLOCK_BYTES)
 
 @dataclass(frozen=True)
 class Medium:
-    """How samples are stored.
+    """A kind of stored samples: images or arrays.
 
     Attributes:
-        name: for people, ``image`` or ``array``.
-        extensions: of the member that is decoded.
-        kinds: what :func:`sniff` says of such an object.
+        name: ``image`` or ``array``, for people.
+        extensions: extensions of the member that is decoded.
+        kinds: results of :func:`sniff` for such an object.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Medium:
     kinds: tuple[str, ...]
 
     def has(self, extension: str) -> bool:
-        """Whether a member with this extension is one."""
+        """Returns True if a member with this extension has such content."""
         return extension.rpartition(".")[2].lower() in self.extensions
 
 
@@ -69,20 +69,20 @@ class Readable(Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds that are checked before anything is allocated."""
+    """Limits that are checked before anything is allocated."""
 
     max_member_bytes: int = 64 * 1024 * 1024
     max_sample_bytes: int = 64 * 1024 * 1024
-    """Of all members of a sample together."""
+    """Maximum length of all members of a sample together."""
     max_extended_header_bytes: int = 64 * 1024
-    """Of all that stand before one member, their own headers included."""
+    """Maximum length of all extended headers of one member."""
     max_key_bytes: int = 1024
     max_extension_bytes: int = 256
     max_text_bytes: int = 64 * 1024
-    """Of a ``.json`` or ``.cls`` member."""
+    """Maximum length of a ``.json`` or ``.cls`` member."""
     max_members_per_sample: int = 32
     max_skipped_members: int = 10_000
-    """Members without data (directories) in a row."""
+    """Maximum number of consecutive members without data (directories)."""
 
 
 DEFAULT_LIMITS = Limits()
@@ -97,9 +97,9 @@ class Sample:
         key: the members' common path without extension.
         offset: byte of the shard at which its first tar header begins.
         length: bytes up to the end of its last member's padding.
-        members: extension to content.
-        error: why it cannot be used, where that was known before it was
-            looked at; shards have no such samples.
+        members: content by extension.
+        error: reason why the sample cannot be used, if it is known before
+            decoding; never set for samples of shards.
     """
 
     index: int
@@ -110,24 +110,24 @@ class Sample:
     error: str | None = None
 
     def member(self, medium: Medium) -> bytes | None:
-        """The first one that is stored so."""
+        """Content of the first member of this medium, or None."""
         for extension, data in self.members.items():
             if medium.has(extension):
                 return data
         return None
 
-    def lack(self, medium: Medium) -> str:
-        """What is said where there is none."""
-        said = (
+    def missing_message(self, medium: Medium) -> str:
+        """The error message of a sample without a member of this medium."""
+        message = (
             f"has no {medium.name} member ({', '.join(medium.extensions)}) "
             f"but only: {', '.join(self.members):.200}"
         )
         if self.member(ARRAY) is not None:
-            said += "; for arrays a job is given an ArrayTransform"
-        return said
+            message += "; give the job an ArrayTransform for arrays"
+        return message
 
     def label_and_meta(self) -> tuple[int | None, str | None]:
-        """The integer of ``.cls`` if it is one, and the text beside it.
+        """The label (``.cls``, if it is an integer) and the meta text.
 
         The meta text is the ``.json`` member; without one, a ``.cls``
         that is no integer gives ``{"cls": "<text>"}``, so that a client
@@ -151,7 +151,7 @@ def _text(data: bytes | None) -> str | None:
 
 
 def sniff(start: bytes) -> str | None:
-    """``tar``, ``jpeg``, ``png`` or ``npy`` by magic bytes, else None.
+    """Detects ``tar``, ``jpeg``, ``png`` or ``npy`` by magic bytes.
 
     Args:
         start: the object's first :data:`SNIFF_BYTES` bytes, or all.
@@ -183,21 +183,21 @@ def iter_samples(
     first_index: int = 0,
     first_offset: int = 0,
 ) -> Iterator[Sample]:
-    """The samples of a tar stream, in its order.
+    """Yields the samples of a tar stream, in order.
 
-    The stream need not end with tar's two zero blocks: a byte range of
-    whole members is read the same way.
+    The stream need not end with tar's two zero blocks: it may be a byte
+    range of whole members.
 
     Args:
         stream: the shard's bytes, or those of a range of whole members.
         name: the shard's name, for errors.
-        limits: bounds checked before allocation.
+        limits: limits checked before allocation.
         first_index: index of the first sample in the stream.
         first_offset: offset in the shard of the stream's first byte.
 
     Raises:
-        UnsupportedError: ``damaged_shard`` for what is not a whole tar
-            member, ``limit_exceeded`` beyond ``limits``; both name the
+        UnsupportedError: ``damaged_shard`` if a tar member is invalid or
+            incomplete, ``limit_exceeded`` beyond ``limits``; both name the
             shard and the byte.
     """
     reader = _MemberReader(stream, name, limits, first_offset)
@@ -217,7 +217,7 @@ def iter_samples(
 
 @dataclass(frozen=True)
 class _Member:
-    """A member whose content comes next in the stream."""
+    """A member whose content is next in the stream."""
 
     key: str
     extension: str
@@ -226,7 +226,7 @@ class _Member:
 
 
 class _MemberReader:
-    """Reads tar members one by one and knows where it is."""
+    """Reads tar members one by one; ``position`` is the next byte."""
 
     def __init__(
         self, stream: Readable, name: str, limits: Limits, offset: int
@@ -237,14 +237,14 @@ class _MemberReader:
         self.position = offset
 
     def members(self) -> Iterator[_Member]:
-        """Yields each before its content, which must be read then."""
+        """Yields each member; its content must be read before the next."""
         skipped = 0
-        while (found := self._next_header()) is not None:
-            start, info = found
+        while (header := self._next_header()) is not None:
+            start, info = header
             if info.isdir():
                 skipped += 1
                 if skipped > self._limits.max_skipped_members:
-                    raise self.over(start, "too many empty members")
+                    raise self._over_limit(start, "too many empty members")
                 continue
             skipped = 0
             key, extension = self._name_parts(start, info)
@@ -252,33 +252,33 @@ class _MemberReader:
             yield _Member(key, extension, start, info.size)
 
     def check_fits(self, member: _Member, sample: Sample) -> None:
-        """Whether the sample may have this member too.
+        """Checks that the sample may have this member as well.
 
         Raises:
-            UnsupportedError: naming sample and limit.
+            UnsupportedError: names the sample and the limit.
         """
         limits = self._limits
         if member.extension in sample.members:
-            raise self.damaged(
+            raise self._damaged(
                 member.offset,
-                f"member {member.key}.{member.extension} stands twice",
+                f"member {member.key}.{member.extension} occurs twice",
             )
         if len(sample.members) >= limits.max_members_per_sample:
-            raise self.over(
+            raise self._over_limit(
                 member.offset,
                 f"sample {sample.key!r} has more than "
                 f"{limits.max_members_per_sample} members",
             )
         so_far = sum(map(len, sample.members.values()))
         if so_far + member.size > limits.max_sample_bytes:
-            raise self.over(
+            raise self._over_limit(
                 member.offset,
                 f"sample {sample.key!r} has {so_far + member.size} bytes or "
                 f"more; at most {limits.max_sample_bytes}",
             )
 
     def content(self, member: _Member) -> bytes:
-        """What the member holds; its padding is passed over."""
+        """Reads the member's content, and its padding."""
         data = self._read(member.size)
         self._read(_padded(member.size) - member.size)
         return data
@@ -287,27 +287,30 @@ class _MemberReader:
         start = self.position
         extended = b""
         while True:
-            block = self._read(BLOCK_BYTES, at_end_is_fine=not extended)
+            block = self._read(BLOCK_BYTES, may_be_at_end=not extended)
             if not block or (block == _ZERO_BLOCK and not extended):
                 return None
             info = self._parse_header(start, block)
             if info.type not in _EXTENDED_TYPES:
                 break
             extended += block + self._extended(start, info, len(extended))
-        # Before the names are resolved, which follows a sparse member's maps.
+        # Checked before names are resolved: that follows the maps of sparse
+        # members.
         if not (info.isdir() or info.type in _REGULAR_TYPES):
-            raise self.damaged(start, f"{info.name!r} is not a regular member")
+            raise self._damaged(
+                start, f"{info.name!r} is not a regular member"
+            )
         if extended:
             info = self._resolve(start, extended + block)
         if info.issparse():
-            raise self.damaged(start, f"{info.name!r} is sparse")
+            raise self._damaged(start, f"{info.name!r} is sparse")
         return start, info
 
     def _parse_header(self, start: int, block: bytes) -> tarfile.TarInfo:
         try:
             return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         except tarfile.HeaderError as error:
-            raise self.damaged(start, f"no tar header: {error}") from error
+            raise self._damaged(start, f"no tar header: {error}") from error
 
     def _extended(
         self, start: int, info: tarfile.TarInfo, so_far: int
@@ -315,7 +318,7 @@ class _MemberReader:
         limit = self._limits.max_extended_header_bytes
         total = so_far + BLOCK_BYTES + info.size
         if info.size < 0 or total > limit:
-            raise self.over(
+            raise self._over_limit(
                 start, f"extended headers of {total} bytes; at most {limit}"
             )
         return self._read(_padded(info.size))
@@ -330,11 +333,11 @@ class _MemberReader:
             ) as archive:
                 info = archive.next()
         except (tarfile.TarError, ValueError, OverflowError) as error:
-            raise self.damaged(
+            raise self._damaged(
                 start, f"a broken extended header: {error}"
             ) from error
         if info is None:
-            raise self.damaged(start, "a broken extended header")
+            raise self._damaged(start, "a broken extended header")
         return info
 
     def _name_parts(
@@ -345,14 +348,14 @@ class _MemberReader:
         key = folder + slash + stem
         raw = key.encode("utf-8", "surrogateescape")
         if len(raw) > self._limits.max_key_bytes:
-            raise self.over(
+            raise self._over_limit(
                 start,
                 f"a key of {len(raw)} bytes; at most "
                 f"{self._limits.max_key_bytes}",
             )
         num_bytes = len(extension.encode("utf-8", "surrogateescape"))
         if num_bytes > self._limits.max_extension_bytes:
-            raise self.over(
+            raise self._over_limit(
                 start,
                 f"an extension of {num_bytes} bytes; at most "
                 f"{self._limits.max_extension_bytes}",
@@ -369,12 +372,12 @@ class _MemberReader:
             else self._limits.max_member_bytes
         )
         if not 0 <= info.size <= limit:
-            raise self.over(
+            raise self._over_limit(
                 start,
                 f"member {info.name!r} has {info.size} bytes; at most {limit}",
             )
 
-    def _read(self, size: int, *, at_end_is_fine: bool = False) -> bytes:
+    def _read(self, size: int, *, may_be_at_end: bool = False) -> bytes:
         pieces = []
         missing = size
         while missing:
@@ -383,17 +386,17 @@ class _MemberReader:
                 break
             pieces.append(piece)
             missing -= len(piece)
-        if missing and not (at_end_is_fine and missing == size):
-            raise self.damaged(
+        if missing and not (may_be_at_end and missing == size):
+            raise self._damaged(
                 self.position, f"the shard ends {missing} bytes too early"
             )
         self.position += size - missing
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def damaged(self, offset: int, what: str) -> UnsupportedError:
+    def _damaged(self, offset: int, what: str) -> UnsupportedError:
         return self._error("damaged_shard", offset, what)
 
-    def over(self, offset: int, what: str) -> UnsupportedError:
+    def _over_limit(self, offset: int, what: str) -> UnsupportedError:
         return self._error("limit_exceeded", offset, what)
 
     def _error(self, code: str, offset: int, what: str) -> UnsupportedError:

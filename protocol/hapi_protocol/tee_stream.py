@@ -1,11 +1,11 @@
-"""A stream whose reader learns which of its bytes are worth keeping.
+"""The tee stream: one answer with bytes for the client and for the cache.
 
-What one request took (its timings, the worker's load) must not be told to the
-next one that asks for the same features.  The worker therefore marks the bytes
-of a stream that may be kept: the answer is a sequence of frames, of one byte
-of kind, four of length (big-endian) and the bytes.  Those for the client and
-those for both make one Arrow stream; those for keeping and those for both make
-another of the same rows.  The last frame says how the rows have fared.
+Facts about one request (its timings, the worker's load) must not be served to
+the next request for the same features.  So the worker marks the bytes that
+may be cached: the answer is a sequence of frames, each of one byte of kind,
+four bytes of length (big-endian) and the data.  Frames for the client and for
+both make one Arrow stream; frames for the cache and for both make another one
+of the same rows.  The last frame has the number of rows with errors.
 """
 
 from __future__ import annotations
@@ -25,52 +25,59 @@ END = b"E"
 KINDS = (BOTH, CLIENT, KEPT, END)
 
 MAX_END_BYTES = 4096
+"""Maximum length of the last frame."""
 
 _HEADER = struct.Struct(">cI")
 
 
 def frame(kind: bytes, data: bytes) -> bytes:
-    """``data`` with its mark, as it travels."""
+    """One frame of a tee stream.
+
+    Args:
+        kind: one of :data:`KINDS`.
+        data: bytes of the frame.
+    """
     return _HEADER.pack(kind, len(data)) + data
 
 
 def end_frame(errors: int) -> bytes:
-    """The last frame.
+    """The last frame of a tee stream.
 
     Args:
-        errors: rows with an error.
+        errors: number of rows with an error.
     """
     return frame(END, json.dumps({"errors": errors}).encode())
 
 
 class TeeReader:
-    """Takes pieces as they come; gives marked pieces.
+    """Splits a tee stream into data of known kinds.
 
     Attributes:
-        errors: rows with an error; None until the last frame has come.
+        errors: number of rows with an error; None before the last frame.
     """
 
     def __init__(self) -> None:
         self.errors: int | None = None
         self._kind = b""
-        self._left = 0
-        self._pending = b""
-        """Of a header, or of the last frame."""
+        self._missing_bytes = 0
+        """Bytes of the current frame that have not been fed yet."""
+        self._partial = b""
+        """Start of a header, or of the last frame."""
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yields kind and bytes, never empty; a frame may come in parts.
+        """Yields (kind, data); data is a part of a frame, never empty.
 
         Raises:
-            InternalError: it is no such stream.
+            InternalError: it is not a tee stream.
         """
         view = memoryview(data)
         while view:
-            if not self._left:
+            if not self._missing_bytes:
                 view = self._take_header(view)
                 continue
-            piece = bytes(view[: self._left])
+            piece = bytes(view[: self._missing_bytes])
             view = view[len(piece) :]
-            self._left -= len(piece)
+            self._missing_bytes -= len(piece)
             if self._kind == END:
                 self._take_end(piece)
             else:
@@ -78,36 +85,35 @@ class TeeReader:
 
     def _take_header(self, view: memoryview) -> memoryview:
         if self.errors is not None:
-            raise _broken("bytes behind its last frame")
-        missing = _HEADER.size - len(self._pending)
-        self._pending += bytes(view[:missing])
-        if len(self._pending) == _HEADER.size:
-            self._kind, self._left = _HEADER.unpack(self._pending)
-            self._pending = b""
+            raise _bad_stream("bytes after its last frame")
+        missing = _HEADER.size - len(self._partial)
+        self._partial += bytes(view[:missing])
+        if len(self._partial) == _HEADER.size:
+            self._kind, self._missing_bytes = _HEADER.unpack(self._partial)
+            self._partial = b""
             self._check_header()
         return view[missing:]
 
     def _check_header(self) -> None:
+        length = self._missing_bytes
         if self._kind not in KINDS:
-            raise _broken(f"a frame of kind {self._kind!r}")
-        if not self._left or (
-            self._kind == END and self._left > MAX_END_BYTES
-        ):
-            raise _broken(f"a frame {self._kind!r} of {self._left} bytes")
+            raise _bad_stream(f"a frame of kind {self._kind!r}")
+        if not length or (self._kind == END and length > MAX_END_BYTES):
+            raise _bad_stream(f"a frame {self._kind!r} of {length} bytes")
 
     def _take_end(self, piece: bytes) -> None:
-        self._pending += piece
-        if self._left:
+        self._partial += piece
+        if self._missing_bytes:
             return
         try:
-            errors = json.loads(self._pending)["errors"]
+            errors = json.loads(self._partial)["errors"]
         except (ValueError, KeyError, TypeError) as error:
-            raise _broken(f"its last frame: {error!r}") from error
+            raise _bad_stream(f"its last frame: {error!r}") from error
         if type(errors) is not int or errors < 0:
-            raise _broken(f"{errors!r} errors in its last frame")
-        self._pending = b""
+            raise _bad_stream(f"{errors!r} errors in its last frame")
+        self._partial = b""
         self.errors = errors
 
 
-def _broken(what: str) -> InternalError:
-    return InternalError("internal", f"the worker's split stream: {what}")
+def _bad_stream(reason: str) -> InternalError:
+    return InternalError("internal", f"the worker's tee stream: {reason}")

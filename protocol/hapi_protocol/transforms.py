@@ -1,8 +1,8 @@
-"""How images become samples: names of the transforms.
+"""Names of the transforms from images to samples.
 
-``eval`` is the package's own transform.  ``train;seed=S;epoch=E`` draws at
-random beside it; what it draws for a sample is fixed by the seed, the epoch
-and the sample's key (``hapi_splitter.inputs.augmentation``).
+``eval`` is the package's own transform.  ``train;seed=S;epoch=E`` adds random
+augmentation, which the seed, the epoch and the sample's key determine
+(``hapi_splitter.inputs.augmentation``).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ TRANSFORMS = (EVAL, TRAIN)
 """Kinds of transforms, the default first."""
 
 MAX_NUMBER = 2**63 - 1
-"""Of seeds and epochs."""
+"""Maximum seed and epoch."""
 
 FORMS = (EVAL, f"{TRAIN};seed=S;epoch=E")
-"""As they are written."""
+"""Text forms of the transforms."""
 
 _NUMBER = "(0|[1-9][0-9]{0,18})"
 _TRAINING = re.compile(f"{TRAIN};seed={_NUMBER};epoch={_NUMBER}")
@@ -33,10 +33,10 @@ class Training:
 
     Attributes:
         seed: 0 to :data:`MAX_NUMBER`.
-        epoch: likewise.
+        epoch: 0 to :data:`MAX_NUMBER`.
 
     Raises:
-        ValueError: naming the number that is out of range.
+        ValueError: names the number that is out of range.
     """
 
     seed: int
@@ -47,7 +47,8 @@ class Training:
             value = getattr(self, name)
             if type(value) is not int or not 0 <= value <= MAX_NUMBER:
                 raise ValueError(
-                    f"{name} is {value!r}; a whole number from 0 to 2**63 - 1"
+                    f"{name} is {value!r}; it must be a whole number from 0 "
+                    "to 2**63 - 1"
                 )
 
     def __str__(self) -> str:
@@ -55,21 +56,21 @@ class Training:
 
 
 def transform_text(training: Training | None) -> str:
-    """The text that :func:`parse_transform` reads; of None it is ``eval``."""
+    """The text of a transform; ``eval`` for None."""
     return EVAL if training is None else str(training)
 
 
 def parse_transform(text: str, what: str = "transform") -> Training | None:
-    """The transform that a text names; None for ``eval``.
+    """Parses the text of a transform; returns None for ``eval``.
 
-    A text has one form only: no spaces, no leading zeros, no signs.
+    Each transform has one text only: no spaces, leading zeros or signs.
 
     Args:
         text: one of :data:`FORMS`.
-        what: the thing that has this value, for the message.
+        what: name of the value in the error.
 
     Raises:
-        AnnotationError: ``unknown_transform``, naming what is allowed.
+        AnnotationError: ``unknown_transform``, names what is allowed.
     """
     if text == EVAL:
         return None

@@ -1,4 +1,4 @@
-"""HTTP over a unix socket, as ``http.client`` speaks it."""
+"""HTTP over a unix socket, for ``http.client``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class UnixConnection(http.client.HTTPConnection):
     """A connection to a server that listens on a unix socket.
 
     Args:
-        path: of the socket.
-        timeout: seconds, of each step.
+        path: path of the socket.
+        timeout: timeout of each step, in seconds.
     """
 
     def __init__(self, path: str | os.PathLike[str], timeout: float) -> None:
@@ -20,10 +20,10 @@ class UnixConnection(http.client.HTTPConnection):
         self._path = os.fspath(path)
 
     def connect(self) -> None:
-        """Called by the first request.
+        """Connects to the socket; called by the first request.
 
         Raises:
-            OSError: nobody listens there, or one may not connect.
+            OSError: nobody listens there, or this process may not connect.
         """
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)

@@ -1,9 +1,9 @@
-"""Green threads and green sockets: the only module that knows eventlet.
+"""Green threads and green sockets: the only module that imports eventlet.
 
 Swift is leaving eventlet and collects what it uses of it in
 ``swift.common.concurrency`` (since 2.38); older releases have eventlet only.
-The sockets made here are green whether or not the process is monkey-patched,
-so that waiting for the worker never stalls the other requests of a proxy.
+The sockets made here are green even if the process is not monkey-patched, so
+waiting for the worker never blocks the other requests of a proxy.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ except ImportError:  # Swift before 2.38
     from eventlet.green import socket
     from eventlet.support.greenlets import GreenletExit
 
-__all__ = ["Task", "Timeout", "connect_unix", "run_ahead"]
+__all__ = ["Task", "Timeout", "connect_unix", "map_ahead"]
 
 CANCEL_SECONDS = 10.0
 SEND_BUFFER_BYTES = 1 << 20
-"""Asked of the kernel, which gives twice ``net.core.wmem_max`` at most.  In
-its default buffer there is room for three pieces of a source, and waking up
-for them took a tenth to a fifth of a proxy's CPU seconds."""
+"""Send buffer requested from the kernel, which grants at most twice
+``net.core.wmem_max``.  The default buffer holds three chunks of a source;
+waking up for them took 10 to 20 % of a proxy's CPU time."""
 _BACKLOG_WAIT_SECONDS = 0.01
 
 _Item = TypeVar("_Item")
@@ -42,11 +42,10 @@ _Result = TypeVar("_Result")
 
 
 def _until_killed(function: Callable[..., Any], *args: Any) -> Any:
-    """What the function returns; None, for nobody, where it is killed.
+    """Returns the function's result; None if its thread is killed.
 
-    A green thread keeps the exception that ended it, and so the frames with
-    all that they hold, sockets and bodies among it, until the next collection
-    of garbage.
+    A green thread keeps the exception that ended it, and with it the frames
+    and their sockets and bodies, until the next garbage collection.
     """
     try:
         return function(*args)
@@ -61,9 +60,9 @@ class Task:
         self._thread = spawn(_until_killed, function)
 
     def cancel(self) -> None:
-        """End the function where it waits; return when it has ended.
+        """Stops the function at its next wait and returns when it ended.
 
-        Harmless after its end.  A function that has not begun never runs.
+        Does nothing after its end.  A function not yet started never runs.
         """
         self._thread.kill()
         with Timeout(CANCEL_SECONDS, False):
@@ -73,24 +72,25 @@ class Task:
                 return
 
 
-def run_ahead(
-    function: Callable[[_Item], _Result], items: Iterable[_Item], most: int
+def map_ahead(
+    function: Callable[[_Item], _Result],
+    items: Iterable[_Item],
+    concurrency: int,
 ) -> Generator[_Result, None, None]:
-    """What ``function`` makes of each item, in order.
+    """Maps a function over items, in order, in green threads.
 
-    The next items are worked on meanwhile, each in a green thread: there are
-    at most ``most`` of them and of results at a time, the one that the caller
-    has been given among them.  When the iterator ends, or is closed, all of
-    its threads have ended where they waited.
+    At most ``concurrency`` items and results exist at a time, including the
+    result that the caller holds.  When the iterator ends or is closed, all
+    its threads have ended.
     """
-    # Not its imap(): that runs in a pool of its own, which nobody closes,
-    # and holds twice as many results.
-    pool = ContextPool(most)
+    # GreenPool.imap() runs in a pool that nobody closes and holds twice as
+    # many results.
+    pool = ContextPool(concurrency)
     try:
         ahead: deque[Any] = deque()
         for item in items:
             ahead.append(pool.spawn(_until_killed, function, item))
-            if len(ahead) == most:
+            if len(ahead) == concurrency:
                 yield ahead.popleft().wait()
         while ahead:
             yield ahead.popleft().wait()
@@ -98,7 +98,7 @@ def run_ahead(
         try:
             pool.close()
         finally:
-            # Each kill lets others run, who may end this thread meanwhile.
+            # Each kill lets other threads run; one may kill this thread.
             pool.close()
             with Timeout(CANCEL_SECONDS, False):
                 while pool.running():
@@ -106,14 +106,14 @@ def run_ahead(
 
 
 def connect_unix(path: str, timeout_seconds: float) -> Any:
-    """A green socket connected to the unix socket at ``path``.
+    """Connects a green socket to the unix socket at ``path``.
 
-    A full backlog makes a non-blocking connect fail at once with EAGAIN,
-    which is not a state that can be polled for: so we ask again.
+    If the backlog is full, a non-blocking connect fails at once with EAGAIN,
+    which cannot be polled for: the connect is repeated.
 
     Raises:
         TimeoutError: the backlog stayed full for ``timeout_seconds``.
-        OSError: nobody listens there, or it must not be used by us.
+        OSError: nobody listens there, or this process may not connect.
     """
     deadline = time.monotonic() + timeout_seconds
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,4 +1,4 @@
-"""Options of the filter: parsed once, at start, into typed values."""
+"""Options of the filter, parsed into typed values at start."""
 
 from __future__ import annotations
 
@@ -22,85 +22,85 @@ _LOG_PREFIXES = ("log_", "access_log_", "statsd_")
 
 @dataclass(frozen=True)
 class FilterConfig:
-    """What ``[filter:hapi]`` says; see ``deploy/proxy-server.conf-sample``."""
+    """Options of ``[filter:hapi]``; see ``proxy-server.conf-sample``."""
 
     worker_socket: str = DEFAULT_WORKER_SOCKET
     """Path of the worker's unix socket on this host."""
 
     worker_connect_timeout: float = 1.0
-    """Seconds for the worker to accept a connection."""
+    """Timeout of a connection to the worker, in seconds."""
 
     worker_timeout: float = 120.0
-    """Seconds that any one step of the worker may take: to grant a job, to
-    begin its answer, to go on with it."""
+    """Timeout of each step of the worker, in seconds: granting a job,
+    beginning its answer, continuing it."""
 
     max_object_bytes: int = 5 * GIB
-    """Longest object, or ``X-Hapi-Range`` of one, sent to the worker."""
+    """Maximum length of an object, or of its ``X-Hapi-Range``."""
 
     max_package_bytes: int = 4 * GIB
-    """Longest model package sent to the worker."""
+    """Maximum length of a model package."""
 
     max_multi_objects: int = 1000
-    """Most objects of one request."""
+    """Maximum number of objects in one request."""
 
     max_multi_object_bytes: int = 16 * MIB
-    """Longest of them."""
+    """Maximum length of one object of a request for many."""
 
     multi_concurrency: int = 8
-    """Of them read at a time, and held in memory."""
+    """Objects of one request that are read, and held in memory, at a time."""
 
     reseller_prefix: str = "AUTH_"
-    """First reseller prefix of the auth middleware: with it the charged
-    account has the name that it has in URLs."""
+    """First reseller prefix of the auth middleware.  With it the charged
+    account has the same name as in URLs."""
 
     allow_unauthenticated_compute: bool = False
-    """Whether callers without a project (anonymous, TempURL) may compute."""
+    """Callers without a project (anonymous, TempURL) may compute."""
 
     allowed_accounts: frozenset[str] = frozenset()
-    """Charged accounts that may compute; empty for all of them."""
+    """Charged accounts that may compute; empty: all of them."""
 
     cache: bool = False
-    """Whether features are kept where a request's ``X-Hapi-Cache`` asks."""
+    """Features are cached if a request's ``X-Hapi-Cache`` asks for it."""
 
     cache_ttl_seconds: int = 14 * 24 * 3600
-    """After which Swift's object expirer deletes an entry."""
+    """Age at which Swift's object expirer deletes an entry."""
 
-    cache_max_entry_bytes: int = 16 * 1024**2
-    """Features that are more are not kept."""
+    cache_max_entry_bytes: int = 16 * MIB
+    """Maximum length of the features in one entry."""
 
     cache_max_account_bytes: int = 100 * GIB
-    """Of the entries in one account, as far as container listings know."""
+    """Maximum length of all entries in one account, by container listings."""
 
-    cache_buffer_bytes: int = 256 * 1024**2
-    """Of entries that one proxy process holds until they are stored."""
+    cache_buffer_bytes: int = 256 * MIB
+    """Memory of one proxy process for entries not yet stored."""
 
     cache_timeout: float = 5.0
-    """Seconds to read an entry, after which the features are computed."""
+    """Timeout of reading an entry, in seconds; then features are computed."""
 
     cache_policy: str = ""
-    """Storage policy of new containers of entries; empty for Swift's."""
+    """Storage policy of new cache containers; empty: the default policy."""
 
     @classmethod
     def from_conf(
         cls, global_conf: Mapping[str, str], local_conf: Mapping[str, str]
     ) -> FilterConfig:
-        """Parse what paste hands to a filter factory.
+        """Parses the configuration that paste hands to a filter factory.
 
         Args:
-            global_conf: the [DEFAULT] section and ``set`` values; only our
-                own options are looked at.
+            global_conf: the [DEFAULT] section and ``set`` values; other
+                keys than our options are ignored.
             local_conf: the filter's section; every key must be known.
 
         Raises:
-            ValueError: naming the key, the value and what is allowed.
+            ValueError: names the key, the value and what is allowed.
         """
         _refuse_unknown(local_conf)
-        given = {**global_conf, **local_conf}
+        conf = {**global_conf, **local_conf}
         config = cls(
             **{
-                name: _parse(name, given[name])
+                name: _parse(name, conf[name])
                 for name in OPTIONS
-                if name in given
+                if name in conf
             }
         )
         _check_accounts(config)
@@ -123,9 +123,9 @@ def _check_accounts(config: FilterConfig) -> None:
     for account in sorted(config.allowed_accounts):
         if not account.startswith(prefix):
             raise ValueError(
-                f"[filter:hapi] allowed_accounts has {account}, which is "
-                f"charged to nobody: names begin with the reseller_prefix "
-                f"{prefix}, as {prefix}{account}"
+                f"[filter:hapi] allowed_accounts has {account}, which no "
+                f"caller is charged as: names begin with the reseller_prefix "
+                f"{prefix}, for instance {prefix}{account}"
             )
 
 
@@ -195,13 +195,13 @@ def _policy(value: str) -> str:
 def _prefix(value: str) -> str:
     if "/" in value or "," in value:
         raise ValueError("one reseller prefix, as AUTH_, or empty")
-    # As Swift's auth middleware reads its own option of this name.
+    # Swift's auth middleware reads its option of this name the same way.
     prefix = "" if value in ("''", '""') else value
     return prefix if prefix.endswith("_") or not prefix else f"{prefix}_"
 
 
 def _flag(value: str) -> bool:
-    # config_true_value() of Swift takes a misspelt "ture" for false.
+    # Swift's config_true_value() reads a misspelt "ture" as false.
     words = {"true": True, "yes": True, "on": True, "1": True}
     words |= {"false": False, "no": False, "off": False, "0": False}
     if value.lower() not in words:

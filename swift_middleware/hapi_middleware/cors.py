@@ -1,10 +1,9 @@
-"""Cross-origin answers: what a browser may see of ours.
+"""CORS headers of the filter's answers.
 
-The container's owner says which origins may read (Swift's
-``X-Container-Meta-Access-Control-Allow-Origin``).  Swift judges our HEAD of
-the source, which carries the client's ``Origin``; what it says goes on all
-answers that we make from then on, and beside the headers that Swift exposes,
-ours are.
+The container's owner names the origins that may read (Swift's
+``X-Container-Meta-Access-Control-Allow-Origin``).  Swift checks the client's
+``Origin`` on our HEAD of the source; the CORS headers of its answer are put
+on the filter's answers to this request, with our own headers exposed as well.
 """
 
 from __future__ import annotations
@@ -14,59 +13,60 @@ from typing import Any
 
 from hapi_protocol.headers import RESPONSE_HEADERS
 
-_VERDICT = "hapi.cors"
+_ENV_KEY = "hapi.cors"
 _PREFIX = "access-control-"
 _ALLOW = "access-control-allow-origin"
 _EXPOSE = "access-control-expose-headers"
-_OURS = (*(name.lower() for name in RESPONSE_HEADERS), "retry-after")
-_OF_SOURCE = ("x-object-meta", "x-container-meta")
+_OWN_HEADERS = (*(name.lower() for name in RESPONSE_HEADERS), "retry-after")
+_METADATA_PREFIXES = ("x-object-meta", "x-container-meta")
 
 
-def note_verdict(env: dict[str, Any], headers: Mapping[str, str]) -> None:
-    """Keeps what Swift's answer on the source says of the client's origin."""
-    found = {
+def save_cors_headers(env: dict[str, Any], headers: Mapping[str, str]) -> None:
+    """Saves the CORS headers of Swift's answer on the source in ``env``."""
+    cors = {
         name.lower(): value
         for name, value in headers.items()
         if name.lower().startswith(_PREFIX)
     }
-    if _ALLOW not in found:
+    if _ALLOW not in cors:
         return
-    if _EXPOSE in found:
-        found[_EXPOSE] = _exposed(found[_EXPOSE])
-    env[_VERDICT] = found
+    if _EXPOSE in cors:
+        cors[_EXPOSE] = _exposed_headers(cors[_EXPOSE])
+    env[_ENV_KEY] = cors
 
 
-def sharing(
+def with_cors_headers(
     env: Mapping[str, Any], start_response: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """``start_response`` that adds the verdict, where there is one.
+    """Wraps ``start_response`` so that it adds the saved CORS headers.
 
-    Swift's own answers, which have it already, stay as they are.
+    Swift's own answers, which have them already, are not changed.
     """
 
     def start(
         status: str, headers: list[tuple[str, str]], *exc_info: Any
     ) -> Any:
-        return start_response(status, _shared(env, headers), *exc_info)
+        return start_response(status, _with_cors(env, headers), *exc_info)
 
     return start if "HTTP_ORIGIN" in env else start_response
 
 
-def _shared(
+def _with_cors(
     env: Mapping[str, Any], headers: list[tuple[str, str]]
 ) -> list[tuple[str, str]]:
-    verdict = env.get(_VERDICT)
-    if not verdict or _ALLOW in (name.lower() for name, _ in headers):
+    cors = env.get(_ENV_KEY)
+    if not cors or _ALLOW in (name.lower() for name, _ in headers):
         return headers
     others = [pair for pair in headers if pair[0].lower() != "vary"]
     vary = [value for name, value in headers if name.lower() == "vary"]
-    if verdict[_ALLOW] != "*":
+    if cors[_ALLOW] != "*":
         vary.append("Origin")
-    added = [(name.title(), value) for name, value in verdict.items()]
+    added = [(name.title(), value) for name, value in cors.items()]
     return [*others, *added, *([("Vary", ", ".join(vary))] if vary else [])]
 
 
-def _exposed(listed: str) -> str:
-    names = [name.strip() for name in listed.split(",")]
-    kept = [name for name in names if not name.startswith(_OF_SOURCE)]
-    return ", ".join(dict.fromkeys((*kept, *_OURS)))
+def _exposed_headers(swift_list: str) -> str:
+    """Our headers and Swift's, without the source's metadata."""
+    names = [name.strip() for name in swift_list.split(",")]
+    public = [n for n in names if not n.startswith(_METADATA_PREFIXES)]
+    return ", ".join(dict.fromkeys((*public, *_OWN_HEADERS)))

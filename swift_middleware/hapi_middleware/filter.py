@@ -1,11 +1,11 @@
-"""The paste filter: annotated GETs of objects are answered with features.
+"""The paste filter: answers annotated GETs of objects with features.
 
-Place it right of the auth middleware and left of ``copy``: there requests
-carry ``swift.authorize``, a COPY does not yet look like a GET, and what lies
-to the right assembles and decrypts objects for us.
+It belongs right of the auth middleware and left of ``copy``: there requests
+carry ``swift.authorize``, a COPY does not yet look like a GET, and the
+filters to the right assemble and decrypt objects.
 
-Requests without ``X-Hapi-*`` headers pass untouched.  The headers never pass:
-whatever is to the right sees requests as if they had never been there.
+Requests without ``X-Hapi-*`` headers pass unchanged.  The headers themselves
+never pass to the filters on the right.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hapi_middleware.cache.admin import CacheAdmin, is_cache_request
 from hapi_middleware.cache.store import FeatureCache
 from hapi_middleware.concurrency import Timeout
 from hapi_middleware.config import FilterConfig
-from hapi_middleware.cors import sharing
+from hapi_middleware.cors import with_cors_headers
 from hapi_middleware.handlers.context import HandlerContext
 from hapi_middleware.handlers.feature_handler import FeatureHandler
 from hapi_middleware.handlers.multi_object_handler import (
@@ -31,13 +31,13 @@ from hapi_middleware.handlers.multi_object_handler import (
 )
 from hapi_middleware.handlers.profile_handler import ProfileHandler
 from hapi_middleware.metrics import Metrics
-from hapi_middleware.pipeline_check import check_place
+from hapi_middleware.pipeline_check import check_pipeline_position
 from hapi_middleware.requests.annotation_request import (
     Env,
     is_annotated,
-    is_obeyed,
+    is_from_client,
     parse_request,
-    take_annotation,
+    pop_annotation,
 )
 from hapi_middleware.requests.responses import (
     HeadersOnly,
@@ -56,10 +56,11 @@ from hapi_protocol.transforms import TRANSFORMS
 from hapi_protocol.versions import API_VERSION, VERSIONS
 
 StartResponse = Callable[..., Any]
+Handler = CacheAdmin | MultiObjectHandler | ProfileHandler | FeatureHandler
 
 
 class HapiMiddleware:
-    """WSGI filter; holds configuration, never state of a request.
+    """The WSGI filter.  It holds configuration and no state of a request.
 
     Args:
         app: the rest of the pipeline.
@@ -68,52 +69,76 @@ class HapiMiddleware:
     """
 
     def __init__(self, app: Any, config: FilterConfig, logger: Any) -> None:
-        self.app = app
-        self.config = config
         self.logger = logger
-        self.metrics = Metrics(logger)
+        metrics = Metrics(logger)
         self.context = HandlerContext(
             app=app,
             config=config,
             logger=logger,
-            metrics=self.metrics,
+            metrics=metrics,
             worker=WorkerClient(
                 config.worker_socket,
                 config.worker_connect_timeout,
                 config.worker_timeout,
             ),
-            cache=FeatureCache(app, config, self.metrics, logger),
+            cache=FeatureCache(app, config, metrics, logger),
         )
 
+    @property
+    def app(self) -> Any:
+        """The rest of the pipeline; Swift walks it by this name."""
+        return self.context.app
+
     def __call__(self, env: Env, start_response: StartResponse) -> Any:
+        answer = self._answer(env)
+        if answer is None:
+            return self.app(env, start_response)
+        self.context.metrics.count("requests")
+        return answer(env, with_cors_headers(env, start_response))
+
+    def _choose_handler(self, env: Env) -> Handler | None:
+        """Decides which handler answers a request; None for Swift itself.
+
+        Removes the annotation from ``env`` in either case.
+
+        Raises:
+            HapiError: the annotation is wrong.
+        """
         if is_cache_request(env):
-            self.metrics.count("requests")
-            answer = self._guarded(env, lambda: self._tend_cache(env))
-            return answer(env, start_response)
+            return CacheAdmin(self.app, env)
         is_multi = is_multi_request(env)
         if not is_multi and not is_annotated(env):
-            return self.app(env, start_response)
-        headers = take_annotation(env)
-        if not is_multi and not (headers and is_obeyed(env)):
-            return self.app(env, start_response)
-        self.metrics.count("requests")
-        answer = self._guarded(env, lambda: self._call(env, headers).answer())
-        return answer(env, sharing(env, start_response))
+            return None
+        headers = pop_annotation(env)
+        if is_multi:
+            multi = parse_multi_request(env, headers)
+            return MultiObjectHandler(self.context, env, multi)
+        if not headers or not is_from_client(env):
+            return None
+        request = parse_request(env, headers)
+        if request.annotation.profile:
+            return ProfileHandler(self.context, env, request)
+        return FeatureHandler(self.context, env, request)
 
-    def _guarded(self, env: Env, answer: Callable[[], Any]) -> Any:
-        """A WSGI application, whatever happens meanwhile."""
+    def _answer(self, env: Env) -> Any:
+        """The WSGI application that answers; None for Swift itself."""
         try:
-            found = answer()
-            if isinstance(found, HeadersOnly):
-                self.metrics.count("headers_only")
-            return found
+            handler = self._choose_handler(env)
+            if handler is None:
+                return None
+            answer = handler.answer()
+            if isinstance(handler, CacheAdmin):
+                self.context.metrics.count("cache_requests")
+            if isinstance(answer, HeadersOnly):
+                self.context.metrics.count("headers_only")
+            return answer
         except SwiftAnswerError as error:
-            self.metrics.count("swift_answers")
+            self.context.metrics.count("swift_answers")
             return error.response
         except HapiError as error:
             return self._refuse(env, error)
         except Timeout as error:
-            self.logger.exception("hapi: a sub-request ran out of time")
+            self.logger.exception("hapi: a sub-request timed out")
             return self._refuse(
                 env, TooSlowError("too_slow", f"Swift was too slow: {error}")
             )
@@ -122,29 +147,13 @@ class HapiMiddleware:
             return self._refuse(
                 env,
                 InternalError(
-                    "internal", "the filter failed; its log says where"
+                    "internal", "the filter failed; see the proxy's log"
                 ),
             )
 
-    def _tend_cache(self, env: Env) -> Any:
-        answer = CacheAdmin(self.app, env).answer()
-        self.metrics.count("cache_requests")
-        return answer
-
-    def _call(
-        self, env: Env, headers: Mapping[str, str]
-    ) -> FeatureHandler | MultiObjectHandler | ProfileHandler:
-        if is_multi_request(env):
-            wanted = parse_multi_request(env, headers)
-            return MultiObjectHandler(self.context, env, wanted)
-        request = parse_request(env, headers)
-        if not request.annotation.profile:
-            return FeatureHandler(self.context, env, request)
-        return ProfileHandler(self.context, env, request)
-
     def _refuse(self, env: Env, error: HapiError) -> Response:
         error.trans_id = error.trans_id or env.get("swift.trans_id")
-        self.metrics.count(f"errors.{error.code}")
+        self.context.metrics.count(f"errors.{error.code}")
         if error.status >= 500:
             self.logger.warning("hapi: %s", error)
         return error_response(error, env.get("swift.source") == "S3")
@@ -156,8 +165,8 @@ def filter_factory(
     """Paste's entry point (``use = egg:swift-hapi#hapi``).
 
     Raises:
-        ValueError: for an unknown option or a bad value, or, from what is
-            returned, for a bad place in the pipeline.
+        ValueError: an unknown option or a bad value; from the returned
+            factory: a wrong position in the pipeline.
     """
     config = FilterConfig.from_conf(global_conf, local_conf)
     logger = get_logger({**global_conf, **local_conf}, log_route="hapi")
@@ -180,7 +189,7 @@ def filter_factory(
     )
 
     def factory(app: Any) -> HapiMiddleware:
-        check_place(app)
+        check_pipeline_position(app)
         return HapiMiddleware(app, config, logger)
 
     return factory

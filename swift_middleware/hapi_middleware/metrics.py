@@ -1,48 +1,46 @@
-"""What the filter counts, by the statsd settings of Swift's proxy.
+"""Metrics of the filter, sent by the statsd settings of Swift's proxy.
 
 ============================== ======= =======================================
 metric                         kind    meaning
 ============================== ======= =======================================
-``hapi.requests``              counter requests that were obeyed
-``hapi.errors.<code>``         counter of these, answered with an error of ours
+``hapi.requests``              counter requests that the filter answered
+``hapi.errors.<code>``         counter of these, answered with a HAPI error
 ``hapi.swift_answers``         counter of these, answered as Swift answers the
                                        plain request (401, 403, 404, ...)
 ``hapi.headers_only``          counter of these, HEAD and 304
 ``hapi.profiles``              counter of these, answered with a profile
-``hapi.kept_answers``          counter of these, answered with kept features
+``hapi.kept_answers``          counter of these, answered from the cache
 ``hapi.cache_requests``        counter of these, that list or empty a cache
 ``hapi.streams.done``          counter of these, features read to their end
-``hapi.streams.broken``        counter of these, broke off after they had begun
-``hapi.streams.gone``          counter of these, given up by their client
-``hapi.multi_requests``        counter requests for many objects, however they
-                                       ended
+``hapi.streams.broken``        counter of these, broken off after their start
+``hapi.streams.gone``          counter of these, closed early by the client
+``hapi.multi_requests``        counter requests for many objects, with any end
 ``hapi.source_bytes``          counter bytes of objects sent to the worker
-``hapi.sent_bytes``            counter bytes of features handed on
+``hapi.sent_bytes``            counter bytes of features sent to clients
 ``hapi.model_uploads``         counter packages sent to the worker
-``hapi.model_upload.timing``   timing  of those that it took over
-``hapi.grant.timing``          timing  until a job was granted, waiting for a
-                                       place or for others' uploads included
+``hapi.model_upload.timing``   timing  upload of a package that it accepted
+``hapi.grant.timing``          timing  until a job was granted, with the wait
+                                       for a slot and for others' uploads
 ``hapi.first_byte.timing``     timing  from the request to its first features
 ``hapi.stream.timing``         timing  from the first features to the end
-``hapi.cache.hits``            counter kept features that were found
-``hapi.cache.misses``          counter looks that found none
-``hapi.cache.read_failures``   counter looks that failed, or took longer than
+``hapi.cache.hits``            counter cache lookups that found features
+``hapi.cache.misses``          counter cache lookups that found none
+``hapi.cache.read_failures``   counter cache lookups that failed, or exceeded
                                        ``cache_timeout``
-``hapi.cache.damaged``         counter entries that were not as stored; deleted
-``hapi.cache.stores``          counter entries that were stored
-``hapi.cache.store_failures``  counter entries that Swift did not take; its
-                                       answer is in the log
-``hapi.cache.full``            counter not kept: ``cache_max_account_bytes``
-``hapi.cache.too_large``       counter not kept: ``cache_max_entry_bytes``
-``hapi.cache.no_buffer``       counter not kept, or not read:
+``hapi.cache.damaged``         counter damaged entries, which are deleted
+``hapi.cache.stores``          counter entries stored
+``hapi.cache.store_failures``  counter entries that Swift refused; its answer
+                                       is in the log
+``hapi.cache.full``            counter not cached: ``cache_max_account_bytes``
+``hapi.cache.too_large``       counter not cached: ``cache_max_entry_bytes``
+``hapi.cache.no_buffer``       counter not cached, or not read:
                                        ``cache_buffer_bytes``
-``hapi.cache.with_errors``     counter not kept: rows with errors
+``hapi.cache.with_errors``     counter not cached: rows with errors
 ============================== ======= =======================================
 
 Each request counts once among the nine kinds that follow ``hapi.requests``,
-and does so when it ends.  ``<code>`` is one of
-:data:`hapi_protocol.errors.CODES`.  Bytes are counted at the end of a stream,
-whichever end that is.  Timings are milliseconds.
+when it ends.  ``<code>`` is one of :data:`hapi_protocol.errors.CODES`.  Bytes
+are counted when a stream ends.  Timings are milliseconds.
 """
 
 from __future__ import annotations
@@ -75,26 +73,26 @@ class Metrics:
         self._logger.update_stats(f"hapi.{name}", amount)
 
     def timing(self, name: str, seconds: float) -> None:
-        """One value of ``hapi.<name>.timing``."""
+        """Records one value of ``hapi.<name>.timing``."""
         self._logger.timing(f"hapi.{name}.timing", 1000 * seconds)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """The seconds that the block takes, where it does not raise."""
-        begun = time.monotonic()
+        """Records the duration of the block, unless it raises."""
+        started = time.monotonic()
         yield
-        self.timing(name, time.monotonic() - begun)
+        self.timing(name, time.monotonic() - started)
 
 
 @dataclass(frozen=True)
 class StreamEnd:
-    """How a stream that had begun has ended.
+    """The end of a stream that had started.
 
     Attributes:
-        outcome: ``done``, ``broken``, or ``gone``: its reader closed it.
-        error: why it broke.
-        source_bytes: sent to the worker.
-        sent_bytes: of features that its reader took.
+        outcome: ``done``, ``broken``, or ``gone`` (closed by its reader).
+        error: the reason of ``broken``.
+        source_bytes: bytes sent to the worker.
+        sent_bytes: bytes of features that the reader took.
     """
 
     outcome: str
@@ -103,11 +101,11 @@ class StreamEnd:
     sent_bytes: int
 
 
-class StreamWatch:
-    """Is told of one stream's life, and tells metrics and log.
+class StreamReporter:
+    """Reports the start and the end of one stream to metrics and log.
 
     Args:
-        name: of the source.
+        name: name of the source.
         logger: Swift's, with statsd.
     """
 
@@ -116,27 +114,24 @@ class StreamWatch:
         self._logger = logger
         self._metrics = Metrics(logger)
         self._thread_locals = logger.thread_locals
-        self._asked = self._begun = time.monotonic()
+        self._requested = self._started = time.monotonic()
 
-    def sending(self) -> None:
-        """By the thread that is to read and send the source.
-
-        What Swift logs there is about this request, too.
-        """
+    def adopt_thread(self) -> None:
+        """Makes Swift's log lines of the calling thread name this request."""
         self._logger.thread_locals = self._thread_locals
 
-    def begun(self) -> None:
-        """The first features are there."""
-        self._begun = time.monotonic()
-        self._metrics.timing("first_byte", self._begun - self._asked)
+    def started(self) -> None:
+        """Reports that the first features have arrived."""
+        self._started = time.monotonic()
+        self._metrics.timing("first_byte", self._started - self._requested)
 
     def ended(self, end: StreamEnd) -> None:
-        """Once, after :meth:`begun`."""
+        """Reports the end of a started stream, once."""
         metrics = self._metrics
         metrics.count(f"streams.{end.outcome}")
         metrics.count("source_bytes", end.source_bytes)
         metrics.count("sent_bytes", end.sent_bytes)
-        metrics.timing("stream", time.monotonic() - self._begun)
+        metrics.timing("stream", time.monotonic() - self._started)
         if end.error:
             self._logger.warning(
                 "hapi: the answer on %s breaks off: %s", self._name, end.error

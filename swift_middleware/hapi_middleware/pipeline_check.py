@@ -1,8 +1,8 @@
-"""Whether the filter stands where it must in the proxy's pipeline.
+"""Checks the filter's position in the proxy's pipeline at start.
 
-A misplaced filter serves plain requests as ever and fails, or stores features
-for objects, in ways that nobody would lay at its place's door.  So the proxy
-does not start with one.
+A misplaced filter serves plain requests as before, but fails on others or
+stores features instead of objects, and nothing points at its position.  So
+the proxy does not start with one.
 """
 
 from __future__ import annotations
@@ -14,97 +14,96 @@ from typing import Any
 from swift.common.registry import get_swift_info
 
 _APPLICATION = "swift.proxy.server"
-_OURSELVES = "hapi_middleware.filter"
+_OWN_MODULE = "hapi_middleware.filter"
 _MAX_FILTERS = 1000
 
-_SWIFTS = "swift.common.middleware."
+_SWIFT = "swift.common.middleware."
 LEFT: Mapping[str, str] = MappingProxyType(
     {
-        f"{_SWIFTS}tempauth": "tempauth",
-        f"{_SWIFTS}keystoneauth": "keystoneauth",
+        f"{_SWIFT}tempauth": "tempauth",
+        f"{_SWIFT}keystoneauth": "keystoneauth",
         "keystonemiddleware.auth_token": "authtoken",
-        f"{_SWIFTS}s3api.s3api": "s3api",
-        f"{_SWIFTS}s3api.s3token": "s3token",
-        f"{_SWIFTS}tempurl": "tempurl",
-        f"{_SWIFTS}formpost": "formpost",
-        f"{_SWIFTS}staticweb": "staticweb",
+        f"{_SWIFT}s3api.s3api": "s3api",
+        f"{_SWIFT}s3api.s3token": "s3token",
+        f"{_SWIFT}tempurl": "tempurl",
+        f"{_SWIFT}formpost": "formpost",
+        f"{_SWIFT}staticweb": "staticweb",
     }
 )
-"""Modules of the filters that must be left of us: who asks, and for what
-object, is known behind them only."""
+"""Modules of the filters that must be left of hapi: they establish the caller
+and the object."""
 
 RIGHT: Mapping[str, str] = MappingProxyType(
     {
-        f"{_SWIFTS}copy": "copy",
-        f"{_SWIFTS}slo": "slo",
-        f"{_SWIFTS}dlo": "dlo",
-        f"{_SWIFTS}versioned_writes.legacy": "versioned_writes",
-        f"{_SWIFTS}symlink": "symlink",
-        f"{_SWIFTS}crypto.decrypter": "encryption",
+        f"{_SWIFT}copy": "copy",
+        f"{_SWIFT}slo": "slo",
+        f"{_SWIFT}dlo": "dlo",
+        f"{_SWIFT}versioned_writes.legacy": "versioned_writes",
+        f"{_SWIFT}symlink": "symlink",
+        f"{_SWIFT}crypto.decrypter": "encryption",
     }
 )
-"""Modules of the filters that must be right of us, where there are any."""
+"""Modules of the filters that must be right of hapi, if they are used."""
 
-_INSERTED = ("copy", "dlo", "versioned_writes")
-"""Of :data:`RIGHT`; Swift has them in every pipeline."""
+_MANDATORY = ("copy", "dlo", "versioned_writes")
+"""Filters of :data:`RIGHT` that Swift inserts into every pipeline."""
 
-_PLACE = "its place is right of the authentication, immediately left of copy"
+_POSITION = "its place is right of the authentication, directly left of copy"
 
 
-def check_place(app: Any) -> None:
-    """Looks at the filters to the right of us.
+def check_pipeline_position(app: Any) -> None:
+    """Checks that the right filters are to the right of hapi.
 
-    Nothing is said of an ``app`` that does not end in Swift's proxy.
+    An ``app`` that does not end in Swift's proxy is not checked.
 
     Args:
-        app: the rest of the pipeline.  All filters of a pipeline are made
-            before they are joined, so that those to the left of us are in
-            Swift's registry already.
+        app: the rest of the pipeline.  All filters are constructed before
+            they are joined: those left of hapi are in Swift's registry.
 
     Raises:
-        ValueError: naming what stands on the wrong side, and the remedy.
+        ValueError: names the filters on the wrong side, and the remedy.
     """
-    chain = [set(_modules(each)) for each in _chain(app)]
+    chain = [set(_class_modules(each)) for each in _pipeline(app)]
     if not chain or _APPLICATION not in chain[-1]:
         return
     modules = set().union(*chain)
-    wrong = list(_wrong(modules))
-    if wrong:
+    problems = list(_problems(modules))
+    if problems:
         raise ValueError(
-            f"[filter:hapi] in the pipeline, {'; '.join(wrong)}: {_PLACE}"
+            f"[filter:hapi] in the pipeline, {'; '.join(problems)}: "
+            f"{_POSITION}"
         )
 
 
-def _chain(app: Any) -> Iterator[Any]:
-    """The filters from left to right, and the application."""
+def _pipeline(app: Any) -> Iterator[Any]:
+    """Yields the filters from left to right, then the application."""
     for _ in range(_MAX_FILTERS):
         if app is None:
             return
         yield app
-        # s3token and authtoken write it so.
+        # s3token and authtoken call the attribute _app.
         app = getattr(app, "app", None) or getattr(app, "_app", None)
 
 
-def _modules(app: Any) -> Iterator[str]:
-    """Of its class and of those that it is derived from."""
+def _class_modules(app: Any) -> Iterator[str]:
     return (each.__module__ for each in type(app).__mro__)
 
 
-def _wrong(modules: set[str]) -> Iterator[str]:
-    if _OURSELVES in modules:
-        yield "hapi stands twice; name it once"
+def _problems(modules: set[str]) -> Iterator[str]:
+    if _OWN_MODULE in modules:
+        yield "hapi is listed twice; name it once"
     for module, name in LEFT.items():
         if module in modules:
-            yield f"{name} stands right of hapi; move hapi right of it"
+            yield f"{name} is right of hapi; move hapi right of it"
     missing = [name for module, name in RIGHT.items() if module not in modules]
-    lost = [name for name in missing if name in _INSERTED]
-    if lost:
-        names = ", ".join(lost)
+    mandatory = [name for name in missing if name in _MANDATORY]
+    if mandatory:
+        names = ", ".join(mandatory)
         yield (
-            f"{names} must stand right of hapi; name {names} there (Swift "
-            "inserts on the left of hapi what is not named)"
+            f"{names} must be right of hapi; name {names} there (Swift "
+            "inserts filters that are not named left of hapi)"
         )
     info = get_swift_info(admin=True)
     for name in missing:
-        if name not in lost and name in {**info, **info["admin"]}:
-            yield f"{name} stands left of hapi; move it right of hapi"
+        if name not in mandatory and name in {**info, **info["admin"]}:
+            yield f"{name} is left of hapi; move it right of hapi"

@@ -208,7 +208,7 @@ def test_job_streams_on_when_no_plan_can_be_made(
 
         assert job.plan is None
     assert "no plan, streaming" in caplog.text
-    assert "speaks version 1 of the protocol" in caplog.text
+    assert "supports version 1 of the protocol" in caplog.text
 
 
 def test_job_that_pushes_says_that_no_version_is_common(

@@ -572,7 +572,7 @@ def test_a_worker_that_never_answers_meets_the_deadline(
     silent = (sys.executable, "-c", "import time; time.sleep(600)")
     settings = {**WATCHED, "worker_command": silent, "start_seconds": 3.0}
     begin = time.monotonic()
-    with pytest.raises(StartError, match="worker gave no answer for 3 s"):
+    with pytest.raises(StartError, match="worker did not answer within 3 s"):
         start(directory, **settings, worker=True)
     assert time.monotonic() - begin < DEADLINE_SECONDS
 

@@ -20,8 +20,8 @@ from hapi_cluster.memory_cache import MemoryCache, filter_factory
 from hapi_cluster.process_identity import ProcessIdentity
 from hapi_cluster.server_process import (
     FIRST_DELAY_SECONDS,
-    LONGEST_DELAY_SECONDS,
-    STEADY_SECONDS,
+    MAX_DELAY_SECONDS,
+    STABLE_SECONDS,
     Backoff,
 )
 from hapi_cluster.settings import ClusterSettings
@@ -178,8 +178,8 @@ def test_restarts_back_off_and_a_steady_life_is_forgiven() -> None:
         2 * FIRST_DELAY_SECONDS,
         4 * FIRST_DELAY_SECONDS,
     ]
-    assert delays[-1] == LONGEST_DELAY_SECONDS
-    assert backoff.next_delay(STEADY_SECONDS) == FIRST_DELAY_SECONDS
+    assert delays[-1] == MAX_DELAY_SECONDS
+    assert backoff.next_delay(STABLE_SECONDS) == FIRST_DELAY_SECONDS
 
 
 def test_an_identity_survives_its_text_and_nothing_else_does() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hmac
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -36,15 +37,20 @@ TEMPURL_KEY = "secret"
 
 @dataclass(frozen=True)
 class Answer:
+    """The filter's answer to one request."""
+
     status: int
     headers: dict[str, str]
     body: bytes
 
     @property
     def json(self) -> Any:
-        import json
-
         return json.loads(self.body)
+
+    @property
+    def refusal(self) -> tuple[int, str]:
+        """Status and error code."""
+        return self.status, self.json["code"]
 
 
 class FilterUnderTest:
@@ -64,6 +70,10 @@ class FilterUnderTest:
         }
         auth = tempauth.filter_factory(auth_conf)(self.filter)
         self.pipeline = tempurl.filter_factory({})(auth)
+
+    def use(self, **parts: Any) -> None:
+        """Replaces parts of the filter's context, for instance ``app``."""
+        self.filter.context = replace(self.filter.context, **parts)
 
     def token(self, user: str) -> str:
         key = f"user_{user.replace(':', '_')}"
@@ -89,10 +99,10 @@ class FilterUnderTest:
         body: bytes | None = None,
         app: Any = None,
     ) -> Answer:
-        """One request of ``user`` (None: anonymous), read and closed.
+        """Sends a request of ``user`` (None: anonymous), reads the answer.
 
-        As Swift's ``proxy-logging`` does it, which takes what ``iter()`` gives
-        it of the body, and closes only that.
+        Reads and closes the iterator of the body only, as Swift's
+        ``proxy-logging`` does.
         """
         request = self.request(
             method, path, headers, user=user, query=query, env=env, body=body
@@ -132,7 +142,7 @@ class FilterUnderTest:
 
 
 class _Checker:
-    """What s3api leaves in a request for the auth middleware."""
+    """The signature checker that s3api puts into a request for auth."""
 
     def __init__(self, query: str) -> None:
         self.req = Request.blank(f"/bucket/key?{query}")
@@ -142,17 +152,17 @@ class _Checker:
 
 
 def s3_env(query: str = "") -> dict[str, Any]:
-    """What s3api puts into a request.
+    """The environment that s3api adds to a request.
 
     Args:
-        query: of the client; with a signature there, or in its headers.
+        query: the client's query; has a signature if the URL is presigned.
     """
     details = {"check_signature": _Checker(query).check_signature}
     return {"swift.source": "S3", "s3api.auth_details": details}
 
 
 def annotation(**changes: str | None) -> dict[str, str]:
-    """The headers of a good annotation, with some changed or left out."""
+    """The headers of a valid annotation, with some changed or omitted."""
     headers = {"X-Hapi-Model": MODEL, "X-Hapi-Cut": "3"}
     for name, value in changes.items():
         header = f"X-Hapi-{name.replace('_', '-').title()}"
@@ -163,7 +173,7 @@ def annotation(**changes: str | None) -> dict[str, str]:
 
 
 def signed(world: FilterUnderTest, path: str, method: str = "GET") -> str:
-    """Make ``path`` readable by TempURL; return the query string."""
+    """Makes ``path`` readable by TempURL; returns the query string."""
     expires = int(time.time()) + 600
     text = f"{method}\n{expires}\n/v1{path}"
     signature = hmac.new(TEMPURL_KEY.encode(), text.encode(), "sha256")
@@ -172,7 +182,7 @@ def signed(world: FilterUnderTest, path: str, method: str = "GET") -> str:
 
 
 def give_tempurl_key(world: FilterUnderTest) -> None:
-    """The account has the key that :func:`signed` signs with."""
+    """Gives the account the key that :func:`signed` signs with."""
     answer = world.swift._answer
 
     def with_key(request: Request) -> Response:
@@ -185,7 +195,7 @@ def give_tempurl_key(world: FilterUnderTest) -> None:
 
 
 def stocked_swift() -> FakeSwift:
-    """A shard and a package of the account ``AUTH_test``."""
+    """A Swift with a shard and a package in the account ``AUTH_test``."""
     swift = FakeSwift()
     swift.put(SOURCE, SHARD, X_Object_Meta_Colour="blue")
     swift.put(MODEL, PACKAGE)
@@ -196,7 +206,7 @@ def stocked_swift() -> FakeSwift:
 def filter_and_worker(
     directory: Path, **options: str
 ) -> Iterator[FilterUnderTest]:
-    """A stocked Swift, a running worker, and the filter between."""
+    """Runs a worker, and a filter between it and a stocked Swift."""
     worker = StubWorker(str(directory / "worker.sock"))
     with worker.running():
         yield FilterUnderTest(stocked_swift(), worker, **options)

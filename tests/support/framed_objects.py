@@ -24,7 +24,7 @@ def framed(objects: Iterable[tuple[ObjectEntry, bytes]]) -> bytes:
         parts.append(entry_member(entry))
         if entry.error is None:
             parts += [object_header(entry.index, len(data)), data]
-            parts.append(padding(data))
+            parts.append(padding(len(data)))
     return b"".join(parts) + END
 
 

@@ -1,4 +1,4 @@
-"""``hapi cache``: features that the store keeps in an account."""
+"""``hapi cache``: the features cached in an account."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from hapi_client.cli.context import (
     print_table,
     write_json,
 )
-from hapi_client.progress import ConsoleReporter
+from hapi_client.reports.terminal import ConsoleReporter
 from hapi_client.swift.cache_admin import FeatureCache
 from hapi_splitter.units import bytes_text
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Features that the store keeps in your account (X-Hapi-Cache).",
+    help="List and delete the features cached in your account.",
 )
 
 Source: TypeAlias = Annotated[
     str | None,
     typer.Argument(
         metavar="[CONTAINER[/OBJECT or PREFIX]]",
-        help="Only features of these objects; swift:// before it is allowed.",
+        help="Only features of these objects. The swift:// prefix is "
+        "optional.",
     ),
 ]
 
@@ -36,7 +37,7 @@ Source: TypeAlias = Annotated[
 def ls_command(
     context: typer.Context, source: Source = None, json_path: JsonPath = None
 ) -> None:
-    """List what is kept, object by object; times are UTC.
+    """List the cached features of each object; times are UTC.
 
     Examples:
 
@@ -55,7 +56,7 @@ def ls_command(
             for entry in page.entries
         ]
     if not entries:
-        typer.echo(_nothing(source), err=True)
+        typer.echo(_nothing_cached(source), err=True)
     print_table(
         ("object", "bytes", "stored", "key"),
         [
@@ -73,10 +74,9 @@ def ls_command(
 
 @app.command("stats")
 def stats_command(context: typer.Context, json_path: JsonPath = None) -> None:
-    """Say how much is kept, in all and container by container.
+    """Show the size of the cache, in total and by container.
 
-    The figures in all are those of Swift's container, which knows of changes
-    after some seconds.
+    Swift updates the total some seconds after a change.
 
     Example:
 
@@ -123,14 +123,14 @@ def purge_command(
     context: typer.Context,
     source: Source = None,
     is_sure: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask.")
+        bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")
     ] = False,
     json_path: JsonPath = None,
 ) -> None:
-    """Delete what is kept; it is computed again when it is asked for.
+    """Delete cached features; jobs compute them again when needed.
 
-    Without a source it is all of the account, and is asked about first.
-    Exits with 1 where nothing is kept of a source.
+    Without a source, deletes the whole cache of the account after
+    confirmation. Exits with 1 if nothing is cached for the source.
 
     Examples:
 
@@ -144,28 +144,27 @@ def purge_command(
     with connect(context) as connection, ConsoleReporter() as reporter:
         cache = FeatureCache(connection)
         if source is None and not is_sure:
-            _ask(cache)
+            _confirm(cache)
         for count in cache.purge(source):
             deleted += count
             if count:
                 reporter.note(f"{deleted} deleted")
         if not deleted:
-            reporter.note(_nothing(source))
+            reporter.note(_nothing_cached(source))
     write_json(json_path, {"deleted": deleted})
     if source is not None and not deleted:
         raise typer.Exit(1)
 
 
-def _ask(cache: FeatureCache) -> None:
-    known = next(cache.pages())
+def _confirm(cache: FeatureCache) -> None:
+    page = next(cache.pages())
     typer.confirm(
-        "Delete all that is kept in the account "
-        f"(entries: {known.num_entries}, {bytes_text(known.length_bytes)})?",
+        "Delete the whole cache of the account "
+        f"({page.num_entries} entries, {bytes_text(page.length_bytes)})?",
         abort=True,
         err=True,
     )
 
 
-def _nothing(source: str | None) -> str:
-    what = f" of {source}" if source else ""
-    return f"nothing is kept{what}"
+def _nothing_cached(source: str | None) -> str:
+    return f"nothing is cached for {source or 'this account'}"

@@ -1,4 +1,4 @@
-"""``hapi cluster``: a real Swift on this machine, in one directory."""
+"""``hapi cluster``: runs Swift on this machine, in one directory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from hapi_client.cli import completion
 from hapi_client.cli.context import JsonPath, write_json
+from hapi_client.cli.options import one_of
 
 app = typer.Typer(
     help="Run a Swift cluster on this machine, without root.",
@@ -30,42 +30,42 @@ def start(
     directory: Directory,
     processes: Annotated[
         bool,
-        typer.Option(help="Separate server processes, instead of one."),
+        typer.Option(help="Run each server in its own process."),
     ] = False,
-    worker: Annotated[
-        bool, typer.Option(help="Run hapi-worker beside the servers.")
-    ] = True,
+    worker: Annotated[bool, typer.Option(help="Also run hapi-worker.")] = True,
     hapi: Annotated[
-        bool, typer.Option(help="Put the hapi filter into the proxy.")
+        bool, typer.Option(help="Add the hapi filter to the proxy.")
     ] = True,
     host: Annotated[
         str, typer.Option(help="Address the proxy listens on.")
     ] = "127.0.0.1",
     port: Annotated[
-        int | None, typer.Option(help="The proxy's port (else a free one).")
+        int | None,
+        typer.Option(help="Port of the proxy. Default: a free port."),
     ] = None,
     layout: Annotated[
         str | None,
         typer.Option(
-            autocompletion=completion.layouts,
-            help="single, replicated, ec or mixed; fixed at first start.",
+            autocompletion=one_of("single", "replicated", "ec", "mixed"),
+            help="Storage layout: single, replicated, ec or mixed; fixed "
+            "when the cluster is created.",
         ),
     ] = None,
     encryption: Annotated[
-        bool, typer.Option(help="Encrypt the data at rest.")
+        bool, typer.Option(help="Encrypt stored data.")
     ] = False,
     worker_option: Annotated[
         list[str] | None,
-        typer.Option(help="KEY=VALUE for hapi-worker.conf; repeatable."),
+        typer.Option(help="KEY=VALUE for hapi-worker.conf. Repeatable."),
     ] = None,
     filter_option: Annotated[
         list[str] | None,
-        typer.Option(help="KEY=VALUE for \\[filter:hapi]; repeatable."),
+        typer.Option(help="KEY=VALUE for \\[filter:hapi]. Repeatable."),
     ] = None,
 ) -> None:
-    """Start the cluster in DIR and return when all of it answers.
+    """Start the cluster in DIR and return when all servers answer.
 
-    DIR is made if it does not exist. A stopped cluster serves its old data.
+    DIR is created if it does not exist. A restarted cluster has its old data.
 
     Examples:
 
@@ -76,7 +76,7 @@ def start(
     """
     from hapi_cluster import Cluster
 
-    with _clear_errors():
+    with _readable_errors():
         cluster = Cluster.start(
             directory,
             processes=processes,
@@ -86,8 +86,8 @@ def start(
             port=port,
             layout=layout,
             encryption=encryption,
-            worker_options=_pairs(worker_option or []),
-            filter_options=_pairs(filter_option or []),
+            worker_options=_parse_pairs(worker_option or []),
+            filter_options=_parse_pairs(filter_option or []),
         )
         for warning in cluster.status()["warnings"]:
             typer.echo(f"Warning: {warning}", err=True)
@@ -98,7 +98,7 @@ def start(
 
 @app.command()
 def stop(directory: Directory) -> None:
-    """Stop the cluster in DIR; its data stays.
+    """Stop the cluster in DIR and keep its data.
 
     Example:
 
@@ -106,9 +106,9 @@ def stop(directory: Directory) -> None:
     """
     from hapi_cluster import Cluster
 
-    with _clear_errors():
+    with _readable_errors():
         stopped = Cluster(directory).stop()
-        typer.echo("Stopped." if stopped else "It was not running.")
+        typer.echo("Stopped." if stopped else "The cluster was not running.")
 
 
 @app.command()
@@ -116,7 +116,7 @@ def status(
     directory: Directory,
     json_path: JsonPath = None,
 ) -> None:
-    """Show the cluster in DIR; exit status 1 unless it is running.
+    """Show the state of the cluster in DIR; exit with 1 unless it runs.
 
     Examples:
 
@@ -125,13 +125,13 @@ def status(
         hapi cluster status ./swift --json -
 
     Keys of --json: directory, status (running, starting, stopping, stopped,
-    died or absent). Once it was started also proxy_url, auth_url, layout,
-    children (by name: pid, restarts, log), supervisor_pid, warnings and how
-    it was started.
+    died or absent). If it was ever started also proxy_url, auth_url, layout,
+    children (by name: pid, restarts, log), supervisor_pid, warnings and the
+    options of the start.
     """
     from hapi_cluster import Cluster
 
-    with _clear_errors():
+    with _readable_errors():
         state = Cluster(directory).status()
         _print_status(state)
         write_json(json_path, state)
@@ -141,7 +141,7 @@ def status(
 
 @app.command()
 def env(directory: Directory) -> None:
-    """Print export lines for the swift and hapi commands, for eval.
+    """Print the credentials as shell exports, for swift and hapi commands.
 
     Example:
 
@@ -149,15 +149,15 @@ def env(directory: Directory) -> None:
     """
     from hapi_cluster import Cluster
 
-    with _clear_errors():
+    with _readable_errors():
         values = Cluster.attach(directory).environment
         words = [f"{k}={shlex.quote(v)}" for k, v in values.items()]
         typer.echo("export " + " ".join(words))
 
 
 @contextlib.contextmanager
-def _clear_errors() -> Iterator[None]:
-    """Print a cluster's error and its remedy, and exit with 1."""
+def _readable_errors() -> Iterator[None]:
+    """Prints an error of the cluster with its remedy, and exits with 1."""
     from hapi_cluster import ClusterError
 
     try:
@@ -170,11 +170,11 @@ def _clear_errors() -> Iterator[None]:
         raise typer.Exit(1) from error
 
 
-def _pairs(words: list[str]) -> dict[str, str]:
+def _parse_pairs(words: list[str]) -> dict[str, str]:
     pairs = [word.partition("=") for word in words]
     for key, equals, _ in pairs:
         if not equals:
-            raise typer.BadParameter(f"{key!r} is not KEY=VALUE.")
+            raise typer.BadParameter(f"{key!r} is not KEY=VALUE")
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 

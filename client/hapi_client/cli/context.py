@@ -1,4 +1,4 @@
-"""What all commands share: the connection, tables, JSON files."""
+"""The connection, tables and JSON files of all commands."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hapi_client.cli.options import OUTPUT
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.credentials import Credentials
 from hapi_protocol.errors import ClientError
 
 
 def checked_path(path: Path | None) -> Path | None:
-    """Refuses before any work a path that could not be written after it.
+    """Checks, before any work, that a file can be written.
 
     Raises:
-        BadParameter: naming it.
+        BadParameter: naming the path.
     """
     if path is None:
         return None
     folder = path.parent
     if path.is_dir() or str(path) == "-":
-        raise typer.BadParameter(f"{path} is no file name")
+        raise typer.BadParameter(f"{path} is not a file name")
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise typer.BadParameter(f"{folder} is no folder one can write to")
+        raise typer.BadParameter(f"{folder} is not a writable folder")
     return path
 
 
 @dataclass(frozen=True)
 class JsonOutput:
-    """Where a result goes as JSON.
+    """The destination of a result as JSON.
 
     Attributes:
         path: of a file; None for the stream.
@@ -50,9 +51,10 @@ class JsonOutput:
     stream: TextIO
 
     def write(self, text: str) -> None:
-        """
+        """Writes ``text``.
+
         Raises:
-            ClientError: ``bad_configuration`` when that fails.
+            ClientError: ``bad_configuration`` if the file cannot be written.
         """
         if self.path is None:
             self.stream.write(text)
@@ -62,7 +64,8 @@ class JsonOutput:
             self.path.write_text(text)
         except OSError as error:
             raise ClientError(
-                "bad_configuration", f"the result cannot be written: {error}"
+                "bad_configuration",
+                f"the result cannot be written as JSON: {error}",
             ) from error
 
 
@@ -71,57 +74,62 @@ def _json_output(text: str) -> JsonOutput:
     return JsonOutput(path, sys.stdout)
 
 
-def _free_standard_output(
+def _redirect_prints(
     context: typer.Context, output: JsonOutput | None
 ) -> JsonOutput | None:
-    """Where JSON goes to standard output, all else goes to standard error."""
+    """Sends prints to standard error if JSON goes to standard output."""
     if output is not None and output.path is None:
         context.with_resource(contextlib.redirect_stdout(sys.stderr))
     return output
 
 
-JsonPath: TypeAlias = Annotated[
-    JsonOutput | None,
-    typer.Option(
+def _json_option(panel: str | None) -> Any:
+    return typer.Option(
         "--json",
         metavar="PATH",
-        help="Also write the result there, as JSON; - is standard output, "
-        "and all else goes to standard error then.",
+        help='Also write the result as JSON to PATH. With "-", JSON goes to '
+        "stdout and everything else to stderr.",
         parser=_json_output,
-        callback=_free_standard_output,
-    ),
-]
+        callback=_redirect_prints,
+        rich_help_panel=panel,
+    )
+
+
+JsonPath: TypeAlias = Annotated[JsonOutput | None, _json_option(None)]
+# For commands whose other options are grouped, too.
+GroupedJsonPath: TypeAlias = Annotated[JsonOutput | None, _json_option(OUTPUT)]
 DataArgument: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="CONTAINER[/PREFIX]",
-        help="Where the data set lies; swift:// before it is allowed.",
+        help="Data set in Swift. The swift:// prefix is optional.",
     ),
 ]
 
 
 @dataclass(frozen=True)
 class Login:
-    """What the command line says of credentials, endpoints and TLS.
+    """Credentials, endpoints and TLS settings given on the command line.
 
     Attributes:
-        given: by environment variable, as if it had been set there.
+        variables: values by the environment variable that they replace.
     """
 
-    given: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def credentials(self) -> Credentials:
-        """
+        """Reads credentials from the command line and the environment.
+
         Raises:
-            ClientError: ``bad_configuration`` naming what is missing.
+            ClientError: ``bad_configuration`` naming the missing variables.
         """
-        environ = {**os.environ, **self.given}
-        cloud = self.given.get("OS_CLOUD")
-        is_v1 = any(name.startswith("ST_") for name in self.given)
+        environ = {**os.environ, **self.variables}
+        cloud = self.variables.get("OS_CLOUD")
+        is_v1 = any(name.startswith("ST_") for name in self.variables)
         if is_v1 and cloud:
             raise ClientError(
                 "bad_configuration",
-                "--os-cloud goes without --auth, --user and --key",
+                "--os-cloud cannot be combined with --auth, --user and --key",
             )
         if is_v1 and not environ.get("ST_AUTH"):
             raise ClientError(
@@ -134,20 +142,26 @@ class Login:
 
 
 def find_login(context: typer.Context) -> Login:
-    """What the command line says; empty where it says nothing."""
+    """Returns the login options of the command line."""
     return context.find_object(Login) or Login()
 
 
 def connect(context: typer.Context) -> Connection:
-    """The connection that the command line or environment asks for."""
+    """Creates the connection; no request is sent yet.
+
+    Commands call it before they import torch, which takes seconds.
+
+    Raises:
+        ClientError: ``bad_configuration`` if credentials are missing.
+    """
     return Connection(find_login(context).credentials())
 
 
 def write_json(output: JsonOutput | None, facts: Mapping[str, Any]) -> None:
-    """Writes ``facts`` where the command line says, if it does.
+    """Writes ``facts`` if the command line has ``--json``.
 
     Raises:
-        ClientError: ``bad_configuration`` when that fails.
+        ClientError: ``bad_configuration`` if the file cannot be written.
     """
     if output is not None:
         text = json.dumps(_finite(facts), indent=2, allow_nan=False)
@@ -155,7 +169,7 @@ def write_json(output: JsonOutput | None, facts: Mapping[str, Any]) -> None:
 
 
 def _finite(facts: Any) -> Any:
-    """JSON has no word for a loss that has become infinite: null."""
+    """Replaces infinite numbers, which JSON does not have, by None."""
     if isinstance(facts, float) and not math.isfinite(facts):
         return None
     if isinstance(facts, Mapping):
@@ -165,18 +179,23 @@ def _finite(facts: Any) -> Any:
     return facts
 
 
+def say(line: str) -> None:
+    """Prints one line to standard output, without wrapping or markup."""
+    Console(highlight=False, soft_wrap=True).print(line, markup=False)
+
+
 def print_table(
     columns: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,
     right: bool = True,
 ) -> None:
-    """Prints to standard output.
+    """Prints a table to standard output.
 
     Args:
-        columns: their titles.
-        rows: a text for each column.
-        right: all columns but the first stand to the right.
+        columns: titles.
+        rows: one text per column.
+        right: align all columns but the first to the right.
     """
     table = Table()
     for number, column in enumerate(columns):
@@ -184,5 +203,5 @@ def print_table(
         table.add_column(column, justify="right" if is_right else "left")
     for row in rows:
         table.add_row(*row)
-    # Names of objects are no markup.
+    # Names of objects may look like markup.
     Console(highlight=False, markup=False).print(table)

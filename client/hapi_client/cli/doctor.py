@@ -26,29 +26,29 @@ def doctor_command(
         str,
         typer.Argument(
             metavar="[CONTAINER[/PREFIX]]",
-            help="A data set to look at, too; swift:// before it is allowed.",
+            help="Also check this data set. The swift:// prefix is optional.",
         ),
     ] = "",
     models_container: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Where jobs store packages."),
+        typer.Option(metavar="NAME", help="Container of the model packages."),
     ] = DEFAULT_MODELS_CONTAINER,
     timeout: Annotated[
         float,
         typer.Option(
             metavar="SECONDS",
             min=0.1,
-            help="For one answer; a check takes three times that at most.",
+            help="Timeout of one HTTP request, in seconds.",
         ),
     ] = DEFAULT_SECONDS,
     json_path: JsonPath = None,
 ) -> None:
-    """Find out what stands between you and push-down.
+    """Check everything that push-down needs, and name the remedies.
 
-    One line for each check: ok, warning, failure with the remedy, or skipped
-    because an earlier one failed. A shard of one sample is stored in the
-    container of packages, which is made if need be, given to the worker and
-    deleted again. Exits with 1 if a check failed.
+    Prints one line per check: ok, warning, failure with its remedy, or
+    skipped because an earlier check failed. A shard of one sample is stored
+    in the container of the model packages (created if needed), processed by
+    the worker and deleted again. Exits with 1 if a check failed.
 
     Examples:
 
@@ -56,9 +56,9 @@ def doctor_command(
 
         hapi --os-cloud lab doctor swift://photos/train
 
-    Keys of --json: ok; checks (check, state, found, remedy, trans_id). The
-    checks: credentials, auth, storage_url, account, filter, versions,
-    limits, cache, models, worker; of a data set index, read, list, etags.
+    Keys of --json: ok; checks (check, state, found, remedy, trans_id). Names
+    of the checks: credentials, auth, storage_url, account, filter, versions,
+    limits, cache, models, worker; for a data set index, read, list, etags.
     """
     options = DoctorOptions(
         data=parse_location(data) if data else None,
@@ -93,5 +93,5 @@ def _print(finding: Finding) -> None:
     line = Text.assemble(
         state, f" {finding.check:<12} {' '.join(text.split())}"
     )
-    # Unlike typer's, rich's colours heed NO_COLOR.
+    # Unlike typer, rich respects NO_COLOR.
     Console(highlight=False, soft_wrap=True).print(line)

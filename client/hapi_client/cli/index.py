@@ -14,17 +14,17 @@ from hapi_client.cli.context import (
     write_json,
 )
 from hapi_client.data.index import update_index
-from hapi_client.progress import ConsoleReporter
+from hapi_client.reports.terminal import ConsoleReporter
 from hapi_client.swift.swift_url import parse_location
 
 
 def index_command(
     context: typer.Context, data: DataArgument, json_path: JsonPath = None
 ) -> None:
-    """Write the index of shards that are in the store already.
+    """Write the index of a data set whose shards are stored in Swift.
 
-    The store reads each shard once, next to the data; only the index rows
-    travel. Shards that the index knows by their ETag are passed over.
+    Each shard is read once on the storage side; only index rows travel.
+    Shards whose ETag is in the index already are skipped.
 
     Example:
 
@@ -39,7 +39,7 @@ def index_command(
             lambda name: reporter.note(f"reading {name}"),
         )
     print_table(
-        ("indexed shards", "known already", "gone", "samples in index"),
+        ("indexed shards", "unchanged", "removed", "samples in index"),
         [
             (
                 str(report.indexed),

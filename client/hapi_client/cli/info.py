@@ -14,7 +14,7 @@ from hapi_client.cli.context import (
     print_table,
     write_json,
 )
-from hapi_client.data.dataset_summary import DataDescription, describe_data
+from hapi_client.data.dataset_summary import DataSetSummary, summarize_data_set
 from hapi_client.model.package_store import read_details
 from hapi_client.swift.account import ObjectInfo
 from hapi_client.swift.capabilities import hapi_rows, swift_rows
@@ -34,19 +34,18 @@ def info_command(
         str,
         typer.Argument(
             metavar="[CONTAINER[/PREFIX]|CONTAINER/PACKAGE.hapi]",
-            help="A data set with an index, or a model package; swift:// "
-            "before it is allowed. The store itself and your account if "
-            "absent.",
+            help="Data set with an index, or model package. The swift:// "
+            "prefix is optional. Default: your account and the Swift "
+            "cluster.",
         ),
     ] = "",
     json_path: JsonPath = None,
 ) -> None:
-    """Tell what the store can do, or what a data set or model package is.
+    """Describe the Swift cluster, a data set or a model package.
 
-    Of the store, what /info of its proxy says; whether its worker runs is
-    what 'hapi doctor' finds out. Of a data set, what its index says, and a
-    few samples that are read. Of a package only its head is read; nobody has
-    checked what it says.
+    The cluster is described by /info of its proxy ('hapi doctor' checks if
+    the worker runs), a data set by its index and a few samples, a package by
+    its head, which is not verified.
 
     Examples:
 
@@ -65,11 +64,11 @@ def info_command(
     """
     with connect(context) as connection:
         if not thing:
-            facts = _tell_store(connection)
+            facts = _describe_cluster(connection)
         elif thing.endswith(PACKAGE_SUFFIX):
-            facts = _tell_package(connection, parse_location(thing))
+            facts = _describe_package(connection, parse_location(thing))
         else:
-            facts = _tell_data(connection, parse_location(thing))
+            facts = _describe_data_set(connection, parse_location(thing))
     write_json(json_path, facts)
 
 
@@ -77,20 +76,21 @@ def _print_rows(title: str, rows: Iterator[tuple[str, str]]) -> None:
     print_table((title, ""), rows, right=False)
 
 
-# -- the store -----------------------------------------------------------
+# -- the cluster ---------------------------------------------------------
 
 
-def _tell_store(connection: Connection) -> dict[str, Any]:
+def _describe_cluster(connection: Connection) -> dict[str, Any]:
     info = connection.info()
     account = _account_facts(connection)
     _print_rows("account", _account_rows(account))
-    _print_rows("store", swift_rows(info))
+    _print_rows("cluster", swift_rows(info))
     section = info.get("hapi")
     if isinstance(section, dict):
         _print_rows("hapi filter", hapi_rows(section))
     else:
         typer.echo(
-            "The proxy has no hapi filter (no section in /info): jobs stream."
+            "The proxy has no hapi filter (no section in /info): jobs read "
+            "samples raw."
         )
     return {"account": account, "info": info}
 
@@ -123,45 +123,47 @@ def _account_rows(account: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 # -- a data set ----------------------------------------------------------
 
 
-def _tell_data(connection: Connection, location: Location) -> dict[str, Any]:
-    found = describe_data(connection, location)
-    _print_rows("data set", _data_rows(found))
-    if found.classes:
-        print_table(("class", "samples"), _class_rows(found.classes))
-    facts = asdict(found) | {
+def _describe_data_set(
+    connection: Connection, location: Location
+) -> dict[str, Any]:
+    summary = summarize_data_set(connection, location)
+    _print_rows("data set", _data_rows(summary))
+    if summary.classes:
+        print_table(("class", "samples"), _class_rows(summary.classes))
+    facts = asdict(summary) | {
         "location": str(location),
-        "mean_sample_bytes": found.mean_sample_bytes,
+        "mean_sample_bytes": summary.mean_sample_bytes,
     }
     return {"data_set": facts}
 
 
-def _data_rows(found: DataDescription) -> Iterator[tuple[str, str]]:
-    yield "location", str(found.location)
-    stored = found.stored.partition(".")[0]
+def _data_rows(summary: DataSetSummary) -> Iterator[tuple[str, str]]:
+    yield "location", str(summary.location)
+    stored = summary.stored.partition(".")[0]
     yield (
         "index",
-        f"{found.index}, version {found.index_version}"
+        f"{summary.index}, version {summary.index_version}"
         + (f", of {stored} UTC" if stored else ""),
     )
-    total = found.shard_bytes
-    size = "which may not be listed" if total is None else bytes_text(total)
-    yield "shards", f"{found.shards:,}, {size}"
-    mean = bytes_text(found.mean_sample_bytes)
-    yield "samples", f"{found.samples:,}, {mean} each in the mean"
-    yield "spans", f"{found.spans:,}"
-    yield "classes", f"{len(found.classes):,}"
-    if found.unlabelled:
-        yield "without a label", count_text(found.unlabelled, "sample")
+    total = summary.shard_bytes
+    size = "which you may not list" if total is None else bytes_text(total)
+    yield "shards", f"{summary.shards:,}, {size}"
+    mean = bytes_text(summary.mean_sample_bytes)
+    yield "samples", f"{summary.samples:,}, {mean} each on average"
+    yield "spans", f"{summary.spans:,}"
+    yield "classes", f"{len(summary.classes):,}"
+    if summary.unlabelled:
+        yield "without a label", count_text(summary.unlabelled, "sample")
     kinds = ", ".join(
-        f"{kind} ({count})" for kind, count in found.kinds.items()
+        f"{kind} ({count})" for kind, count in summary.kinds.items()
     )
-    yield "members", f"{kinds} of {count_text(found.looked_at, 'sample')}"
+    yield "members", f"{kinds} of {count_text(summary.looked_at, 'sample')}"
 
 
 def _class_rows(classes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     for number, (name, count) in enumerate(classes.items()):
         if number == MAX_CLASSES:
-            yield f"({len(classes) - number} more: --json has them)", ""
+            yield f"({len(classes) - number} more: see --json)", ""
             return
         yield name, f"{count:,}"
 
@@ -169,7 +171,9 @@ def _class_rows(classes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
 # -- a package -----------------------------------------------------------
 
 
-def _tell_package(connection: Connection, place: Location) -> dict[str, Any]:
+def _describe_package(
+    connection: Connection, place: Location
+) -> dict[str, Any]:
     info = connection.head(place.container, place.prefix)
     if info is None:
         raise ClientError(
@@ -177,10 +181,10 @@ def _tell_package(connection: Connection, place: Location) -> dict[str, Any]:
             f"there is no object {place}; 'hapi models ls' lists packages",
             object_name=f"{place.container}/{place.prefix}",
         )
-    found = read_details(connection, place.container, info)
-    _print_rows("package", _package_rows(info, found))
+    details = read_details(connection, place.container, info)
+    _print_rows("package", _package_rows(info, details))
     print_table(
-        ("cut", "module", "shape", "bytes a sample"),
+        ("cut", "module", "shape", "bytes per sample"),
         [
             (
                 str(cut.index),
@@ -188,27 +192,27 @@ def _tell_package(connection: Connection, place: Location) -> dict[str, Any]:
                 _shape_text(cut.shape),
                 bytes_text(cut.sample_bytes),
             )
-            for cut in found.cuts
+            for cut in details.cuts
         ],
     )
-    return {"package": _package_facts(info, found)}
+    return {"package": _package_facts(info, details)}
 
 
 def _package_rows(
-    info: ObjectInfo, found: PackageDetails
+    info: ObjectInfo, details: PackageDetails
 ) -> Iterator[tuple[str, str]]:
     yield "object", info.name
     yield "bytes", bytes_text(info.length_bytes)
-    versions = found.head.producer.items()
+    versions = details.head.producer.items()
     yield "written by", ", ".join(f"{name} {v}" for name, v in versions)
-    yield "sample", _shape_text(found.head.sample_shape)
-    yield "transform", _transform_text(found.transform)
+    yield "sample", _shape_text(details.head.sample_shape)
+    yield "transform", _transform_text(details.transform)
     yield (
         "weights",
-        f"{found.num_values:,} values, {bytes_text(found.weight_bytes)}",
+        f"{details.num_values:,} values, {bytes_text(details.weight_bytes)}",
     )
-    yield "cuts", str(found.head.num_cuts)
-    yield "ends with", found.head.last_module
+    yield "cuts", str(details.head.num_cuts)
+    yield "ends with", details.head.last_module
 
 
 def _transform_text(transform: Mapping[str, Any] | None) -> str:
@@ -217,15 +221,17 @@ def _transform_text(transform: Mapping[str, Any] | None) -> str:
     return ", ".join(f"{name} {value}" for name, value in transform.items())
 
 
-def _package_facts(info: ObjectInfo, found: PackageDetails) -> dict[str, Any]:
+def _package_facts(
+    info: ObjectInfo, details: PackageDetails
+) -> dict[str, Any]:
     return {
         "name": info.name,
         "bytes": info.length_bytes,
-        "sample": list(found.head.sample_shape),
-        "transform": found.transform,
-        "producer": found.head.producer,
-        "values": found.num_values,
-        "weight_bytes": found.weight_bytes,
+        "sample": list(details.head.sample_shape),
+        "transform": details.transform,
+        "producer": details.head.producer,
+        "values": details.num_values,
+        "weight_bytes": details.weight_bytes,
         "cuts": [
             {
                 "cut": cut.index,
@@ -233,7 +239,7 @@ def _package_facts(info: ObjectInfo, found: PackageDetails) -> dict[str, Any]:
                 "shape": list(cut.shape),
                 "bytes": cut.sample_bytes,
             }
-            for cut in found.cuts
+            for cut in details.cuts
         ],
     }
 

@@ -12,9 +12,9 @@ from hapi_client.cli.context import (
     print_table,
     write_json,
 )
-from hapi_client.data.catalog import ListedData, list_data_sets
+from hapi_client.data.catalog import CatalogEntry, list_data_sets
 from hapi_client.data.index import find_index, list_shards, load_index
-from hapi_client.progress import ConsoleReporter
+from hapi_client.reports.terminal import ConsoleReporter
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location, parse_location
 from hapi_protocol.data_index import DataIndex
@@ -27,8 +27,8 @@ def ls_command(
         str,
         typer.Argument(
             metavar="[CONTAINER[/PREFIX]]",
-            help="What to look into; swift:// before it is allowed. The "
-            "account if absent.",
+            help="Container or data set. The swift:// prefix is optional. "
+            "Default: all containers of the account.",
         ),
     ] = "",
     json_path: JsonPath = None,
@@ -36,9 +36,9 @@ def ls_command(
     """List containers, the data sets of one, or the shards of a data set.
 
     A data set is a folder of shards (.tar). Its index is there, missing,
-    damaged, or stale: shards have come, gone or changed; 'hapi index' mends
-    that. Without an index the samples are not known. Swift counts what
-    containers hold some time after it has changed.
+    damaged, or stale (shards were added, removed or changed); 'hapi index'
+    repairs it. Without an index the number of samples is unknown. Swift
+    updates the counts of containers some time after a change.
 
     Examples:
 
@@ -50,12 +50,12 @@ def ls_command(
 
     Keys of --json: containers (name, objects, bytes); or data_sets (name,
     index, shards, samples, bytes); or shards (name, samples, bytes, etag)
-    and classes, where bytes are those of the samples, and of the whole
-    object where there is no index.
+    and classes; bytes are those of the samples, or of the whole object if
+    there is no index.
     """
     with connect(context) as connection:
         if data:
-            facts = _look_into(connection, parse_location(data))
+            facts = _list_location(connection, parse_location(data))
         else:
             facts = _list_containers(connection)
     write_json(json_path, facts)
@@ -82,19 +82,21 @@ def _list_containers(connection: Connection) -> dict[str, Any]:
     }
 
 
-def _look_into(connection: Connection, location: Location) -> dict[str, Any]:
+def _list_location(
+    connection: Connection, location: Location
+) -> dict[str, Any]:
     index = find_index(connection, location)
     if index:
         return _list_indexed(index)
     data_sets = list_data_sets(connection, location)
     if index is not None or not data_sets:
-        load_index(connection, location)  # says what is missing
+        load_index(connection, location)  # raises what is missing
     if [each.location for each in data_sets] == [location]:
         return _list_unindexed(connection, location)
     return _list_data_sets(data_sets)
 
 
-def _list_data_sets(data_sets: list[ListedData]) -> dict[str, Any]:
+def _list_data_sets(data_sets: list[CatalogEntry]) -> dict[str, Any]:
     print_table(
         ("data set", "index", "shards", "samples", "bytes"),
         [
@@ -151,7 +153,7 @@ def _list_unindexed(
     _print_shards(shards)
     with ConsoleReporter() as reporter:
         reporter.note(
-            f"{location} has no index; write it with 'hapi index {location}'"
+            f"{location} has no index; create it by 'hapi index {location}'"
         )
     return {"shards": shards, "classes": []}
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from urllib3.exceptions import InsecureRequestWarning
 
-from hapi_client.cli import cache, cluster, completion, models, worker
+from hapi_client.cli import cache, cluster, models, worker
 from hapi_client.cli.context import Login
 from hapi_client.cli.demo.command import demo_command
 from hapi_client.cli.doctor import doctor_command
@@ -32,15 +32,14 @@ EXIT_TERMINATED = 128 + signal.SIGTERM
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Transfer learning on data in OpenStack Swift, with the frozen "
-    "layers computed next to the data.\n\nCredentials are the first of: the "
-    "options --auth, --user, --key, or --os-cloud; ST_AUTH, ST_USER, ST_KEY; "
-    "OS_CLOUD; OS_AUTH_URL with OS_USERNAME, OS_PASSWORD, OS_PROJECT_NAME, or "
-    "with OS_APPLICATION_CREDENTIAL_ID and _SECRET.\n\nExit statuses: 0 "
-    "done; 1 failed, or the answer is no; 2 wrong command line; 130 Ctrl-C; "
-    "143 SIGTERM.",
+    "layers computed next to the data.\n\nThe first complete set of "
+    "credentials is used: the options --auth, --user, --key, or --os-cloud; "
+    "ST_AUTH, ST_USER, ST_KEY; OS_CLOUD; OS_AUTH_URL with OS_USERNAME, "
+    "OS_PASSWORD, OS_PROJECT_NAME, or with OS_APPLICATION_CREDENTIAL_ID and "
+    "_SECRET.\n\nExit status: 0 done; 1 failed, or a check has failed; "
+    "2 wrong command line; 130 Ctrl-C; 143 SIGTERM.",
 )
 app.command("upload")(upload_command)
 app.command("index")(index_command)
@@ -56,7 +55,6 @@ app.add_typer(cache.app, name="cache")
 app.add_typer(models.app, name="models")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(worker.app, name="worker")
-app.command("completion")(completion.completion_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -70,64 +68,67 @@ def root(
     context: typer.Context,
     auth_url: Annotated[
         str | None,
-        typer.Option("--auth", "-A", help="Auth URL; else ST_AUTH."),
+        typer.Option("--auth", "-A", help="Auth URL. Default: $ST_AUTH."),
     ] = None,
     user: Annotated[
-        str | None, typer.Option("--user", "-U", help="User; else ST_USER.")
+        str | None,
+        typer.Option("--user", "-U", help="User. Default: $ST_USER."),
     ] = None,
     key: Annotated[
-        str | None, typer.Option("--key", "-K", help="Key; else ST_KEY.")
+        str | None, typer.Option("--key", "-K", help="Key. Default: $ST_KEY.")
     ] = None,
     os_cloud: Annotated[
         str | None,
-        typer.Option(help="A cloud of clouds.yaml; else OS_CLOUD."),
+        typer.Option(
+            help="Name of a cloud in clouds.yaml. Default: $OS_CLOUD."
+        ),
     ] = None,
     os_region_name: Annotated[
         str | None,
-        typer.Option(help="Keystone region; else OS_REGION_NAME."),
+        typer.Option(help="Keystone region. Default: $OS_REGION_NAME."),
     ] = None,
     os_interface: Annotated[
         str | None,
         typer.Option(
-            help="public, internal or admin endpoint; else OS_INTERFACE or "
-            "OS_ENDPOINT_TYPE."
+            help="Endpoint: public, internal or admin. Default: "
+            "$OS_INTERFACE or $OS_ENDPOINT_TYPE."
         ),
     ] = None,
     os_cacert: Annotated[
         str | None,
-        typer.Option(help="CA bundle for TLS; else OS_CACERT."),
+        typer.Option(help="CA bundle for TLS. Default: $OS_CACERT."),
     ] = None,
     os_cert: Annotated[
         str | None,
-        typer.Option(help="Our own TLS certificate; else OS_CERT."),
+        typer.Option(help="TLS client certificate. Default: $OS_CERT."),
     ] = None,
     os_key: Annotated[
         str | None,
-        typer.Option(help="Key of that certificate; else OS_KEY."),
+        typer.Option(help="Key of --os-cert. Default: $OS_KEY."),
     ] = None,
     insecure: Annotated[
         bool,
         typer.Option(
             "--insecure",
-            help="Check no TLS certificate: whoever is between may read all; "
-            "else OS_INSECURE.",
+            help="Do not verify TLS certificates (insecure). Default: "
+            "$OS_INSECURE.",
         ),
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Log what is done.")
+        bool, typer.Option("--verbose", "-v", help="Log each step.")
     ] = False,
     _version: Annotated[
         bool,
         typer.Option(
             "--version",
-            help="Show the version.",
+            help="Show the version and exit.",
             callback=_print_version,
             is_eager=True,
         ),
     ] = False,
 ) -> None:
-    """Reads the options that stand before a command."""
-    given = {
+    """Reads the options in front of a command."""
+    variables = {
         "ST_AUTH": auth_url,
         "ST_USER": user,
         "ST_KEY": key,
@@ -139,8 +140,8 @@ def root(
         "OS_KEY": os_key,
         "OS_INSECURE": "true" if insecure else None,
     }
-    context.obj = Login({k: v for k, v in given.items() if v})
-    # It is said once, by us.
+    context.obj = Login({k: v for k, v in variables.items() if v})
+    # The connection warns once itself.
     warnings.simplefilter("ignore", InsecureRequestWarning)
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING,
@@ -148,22 +149,21 @@ def root(
         handlers=[TqdmLogHandler()],
     )
     if not verbose:
-        # Its lines on each retry say what ours say, at greater length.
+        # Its warnings on each retry repeat ours at greater length.
         logging.getLogger("urllib3").setLevel(logging.ERROR)
 
 
 def main() -> None:
     """Runs a command; errors become one line and an exit status.
 
-    Exits with 1 after an error of ours, 2 after a wrong command line,
+    Exits with 1 after a ``HapiError``, 2 after a wrong command line,
     130 after Ctrl-C, 143 after SIGTERM.
     """
-    # Unwinds, so that temporary files and a demo's Swift are removed.
+    # The exception unwinds, so temporary files and a demo's Swift go away.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
-    completion.prepare()
     try:
-        # However it was started: completion asks for it by that name.
-        app(prog_name=completion.PROGRAM)
+        # The shell asks for completions by this name, however we were run.
+        app(prog_name="hapi")
     except HapiError as error:
         print(f"hapi: {error}", file=sys.stderr)
         sys.exit(EXIT_FAILURE)

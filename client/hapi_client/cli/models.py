@@ -1,4 +1,4 @@
-"""``hapi models``: the model packages of an account."""
+"""``hapi models``: the model packages stored in an account."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from hapi_client.cli.parse import parse_age
 from hapi_client.model.package_store import (
     DEFAULT_MODELS_CONTAINER,
     StoredPackage,
-    chosen,
     delete_package,
     list_packages,
     older_than,
     read_heads,
+    select_packages,
 )
-from hapi_client.progress import ConsoleReporter
+from hapi_client.reports.terminal import ConsoleReporter
 from hapi_client.swift.connection import Connection
 from hapi_protocol.errors import ClientError, HapiError
 from hapi_splitter.package.inspection import PackageHead
@@ -34,12 +34,14 @@ SHOWN_DIGITS = 12
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Model packages that jobs have stored in your account.",
+    help="List and delete the model packages in your account.",
 )
 
 Container: TypeAlias = Annotated[
     str,
-    typer.Option("--container", metavar="NAME", help="Where packages lie."),
+    typer.Option(
+        "--container", metavar="NAME", help="Container of the packages."
+    ),
 ]
 
 
@@ -49,9 +51,9 @@ def ls_command(
     container: Container = DEFAULT_MODELS_CONTAINER,
     json_path: JsonPath = None,
 ) -> None:
-    """List the packages, the latest first, and what they are.
+    """List the packages, latest first.
 
-    Only the first bytes of each are read.
+    Only the first bytes of each package are read.
 
     Examples:
 
@@ -60,8 +62,8 @@ def ls_command(
         hapi models ls --container shared-models --json models.json
 
     Keys of --json: packages (digest, bytes, stored, sample, output, cuts,
-    ends_with, producer, problem). sample and output are shapes; problem says
-    why the others are null.
+    ends_with, producer, problem). sample and output are shapes; problem is
+    the reason if the others are null.
     """
     with connect(context) as connection:
         packages = list_packages(connection, container)
@@ -133,31 +135,32 @@ def rm_command(
         list[str] | None,
         typer.Argument(
             metavar="DIGEST…",
-            help="Of packages, or the first digits of theirs.",
+            help="Digests of packages, or their first digits.",
         ),
     ] = None,
     all_packages: Annotated[
-        bool, typer.Option("--all", help="All packages of the container.")
+        bool,
+        typer.Option("--all", help="Delete all packages of the container."),
     ] = False,
     age: Annotated[
         str | None,
         typer.Option(
             "--older-than",
             metavar="AGE",
-            help="Those stored longer ago: 12h, 30d, 8w.",
+            help="Delete packages stored longer ago: 12h, 30d, 8w.",
         ),
     ] = None,
     container: Container = DEFAULT_MODELS_CONTAINER,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask.")
+        bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")
     ] = False,
     json_path: JsonPath = None,
 ) -> None:
-    """Delete packages; a job that needs one stores it anew.
+    """Delete packages; a job that needs one stores it again.
 
-    Nothing is deleted when one of the DIGESTs is that of no package, or
-    might be that of several. When a package was stored says nothing of when
-    it was used: jobs that run lose push-down once their worker needs it.
+    Nothing is deleted if a DIGEST matches no package or several. The time of
+    storing is not the time of last use: running jobs fall back to raw reads
+    when the worker needs a deleted package.
 
     Examples:
 
@@ -165,8 +168,8 @@ def rm_command(
 
         hapi models rm --older-than 30d
 
-    Keys of --json: deleted, missing (digests; missing ones were gone by
-    then), bytes.
+    Keys of --json: deleted, missing (digests; missing ones were deleted
+    meanwhile), bytes.
     """
     if sum((bool(digests), all_packages, age is not None)) != 1:
         raise typer.BadParameter("give DIGESTs, or --all, or --older-than")
@@ -174,7 +177,7 @@ def rm_command(
     with connect(context) as connection:
         packages = list_packages(connection, container)
         if digests:
-            packages = chosen(packages, digests)
+            packages = select_packages(packages, digests)
         elif oldest is not None:
             packages = older_than(packages, oldest, datetime.now(timezone.utc))
         if packages and not yes:
@@ -196,7 +199,7 @@ def _delete(
                 num_bytes += package.info.length_bytes
             else:
                 missing.append(package.digest)
-                reporter.note(f"{package.digest} was gone already")
+                reporter.note(f"{package.digest} was deleted meanwhile")
         reporter.note(
             f"{len(deleted)} deleted from {container}, {bytes_text(num_bytes)}"
         )
@@ -204,10 +207,11 @@ def _delete(
 
 
 def _confirm(packages: list[StoredPackage], container: str) -> None:
-    """
+    """Asks before packages are deleted.
+
     Raises:
-        ClientError: ``bad_configuration``: nobody is there to ask.
-        Abort: the answer is no.
+        ClientError: ``bad_configuration`` if standard input is no terminal.
+        Abort: if the answer is no.
     """
     num_bytes = sum(each.info.length_bytes for each in packages)
     question = (
@@ -217,6 +221,6 @@ def _confirm(packages: list[StoredPackage], container: str) -> None:
     if not sys.stdin.isatty():
         raise ClientError(
             "bad_configuration",
-            f"{question} Nobody can be asked here; give --yes",
+            f"{question} There is no terminal for the answer; give --yes",
         )
     typer.confirm(question, abort=True, err=True)

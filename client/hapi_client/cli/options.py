@@ -1,61 +1,209 @@
-"""Options that several commands have: which model, and what the store does."""
+"""Options that several commands share, with TAB completion of their values."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    TypeAlias,
+    TypeVar,
+    get_type_hints,
+)
 
 import typer
 
-from hapi_client.cli import completion
+from hapi_client.model.torchvision_names import classifier_names
+from hapi_protocol.encodings import DTYPES, FLOORS
 from hapi_splitter.units import count_text
 
 if TYPE_CHECKING:
     from hapi_client.job.transfer_job import TransferJob
 
+OptionsType = TypeVar("OptionsType")
+
+# Titles of the groups of options in --help.
+DATA, MODEL, TRAINING = "Data", "Model", "Training"
+PUSH_DOWN, OUTPUT, EXPERT = "Push-down", "Output", "Expert"
+
+
+def command_with(
+    options_type: type[OptionsType],
+) -> Callable[
+    [Callable[[typer.Context, OptionsType], None]], Callable[..., None]
+]:
+    """Makes a command from a function that takes its options as a dataclass.
+
+    Args:
+        options_type: dataclass whose fields are annotated for typer.
+    """
+
+    def decorate(
+        function: Callable[[typer.Context, OptionsType], None],
+    ) -> Callable[..., None]:
+        @functools.wraps(function)
+        def command(context: typer.Context, **values: Any) -> None:
+            function(context, options_type(**values))
+
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        hints = get_type_hints(options_type, include_extras=True)
+        parameters = [
+            inspect.Parameter("context", keyword, annotation=typer.Context)
+        ]
+        for each in fields(options_type):  # type: ignore[arg-type]
+            default = each.default
+            if default is MISSING:
+                default = inspect.Parameter.empty
+            parameters.append(
+                inspect.Parameter(
+                    each.name,
+                    keyword,
+                    default=default,
+                    annotation=hints[each.name],
+                )
+            )
+        signature = inspect.Signature(parameters)
+        command.__signature__ = signature  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def one_of(*values: str) -> Callable[[str], list[str]]:
+    """Returns a function that completes to one of ``values``."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [each for each in values if each.startswith(incomplete)]
+
+    return complete
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Completes to the names of torchvision's classifiers."""
+    return one_of(*classifier_names())(incomplete)
+
+
+# Compressions are not completed: a shell ends a command at their semicolon.
+complete_encoding = one_of(*DTYPES)
+
+DataOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        metavar="CONTAINER[/PREFIX]",
+        help="Data set in Swift with an index (see hapi index). The "
+        "swift:// prefix is optional.",
+        rich_help_panel=DATA,
+    ),
+]
+SkipBadSamplesOption: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        help="Leave out samples that cannot be decoded, and count them. "
+        "Without it, the first one is an error.",
+        rich_help_panel=DATA,
+    ),
+]
+TorchvisionModelOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        autocompletion=complete_model,
+        help="Name of a model in torchvision.models.",
+        rich_help_panel=MODEL,
+    ),
+]
+MODEL_HELP = (
+    "Name of a model in torchvision.models, or MODULE:FUNCTION, which returns "
+    "your own model (or a pair: frozen, tail)."
+)
+ModelOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        autocompletion=complete_model,
+        help=MODEL_HELP,
+        rich_help_panel=MODEL,
+    ),
+]
+FreezeOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="Name of the last frozen module, or several names separated by "
+        "commas. Default: all but the last linear layer. Layers without "
+        "parameters after it (pooling, flatten) are frozen, too.",
+        rich_help_panel=MODEL,
+    ),
+]
+WeightsOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        autocompletion=one_of("DEFAULT"),
+        help="Published weights to download (DEFAULT) with their image "
+        "transform. Default: random weights.",
+        rich_help_panel=MODEL,
+    ),
+]
 CheckpointOption: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        exists=True, dir_okay=False, help="A state dict of the model."
+        exists=True,
+        dir_okay=False,
+        help="File with a state dict of the model.",
+        rich_help_panel=MODEL,
     ),
 ]
 CutOption: TypeAlias = Annotated[
     str,
     typer.Option(
-        autocompletion=completion.cuts,
-        help="How much the store computes: 'auto' plans it, 'freeze' "
-        "for the whole frozen region, 'stream' for nothing, or a number.",
+        autocompletion=one_of("auto", "freeze", "stream"),
+        help="Last layer that is computed in Swift: 'auto' plans it, "
+        "'freeze' pushes down the whole frozen region, 'stream' pushes down "
+        "nothing; or the number of a cut.",
+        rich_help_panel=PUSH_DOWN,
     ),
 ]
 FloorOption: TypeAlias = Annotated[
     str,
     typer.Option(
-        autocompletion=completion.floors,
-        help="What a plan may round on the wire: lossless (nothing), half "
-        "(to 16 bits), uint8 (to 8); beside an --encoding it has to allow "
-        "that.",
+        autocompletion=one_of(*FLOORS),
+        help="Lowest precision a plan may use on the wire: lossless, half "
+        "(16 bits) or uint8 (8 bits). An --encoding must satisfy it, too.",
+        rich_help_panel=EXPERT,
     ),
 ]
 EncodingOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        autocompletion=completion.encodings,
-        help="On the wire: float32, float16, bfloat16 or uint8, each "
-        "also with ;lz4 or ;zstd. Left to the plan if absent; float32 "
-        "with a fixed cut.",
+        autocompletion=complete_encoding,
+        help="Encoding on the wire: float32, float16, bfloat16 or uint8, "
+        "each optionally with ;lz4 or ;zstd. Default: chosen by the plan; "
+        "float32 with a fixed cut.",
+        rich_help_panel=EXPERT,
+    ),
+]
+DeviceOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        autocompletion=one_of("cpu", "cuda"),
+        help="Device of this machine: cpu, cuda, cuda:1.",
+        rich_help_panel=EXPERT,
     ),
 ]
 
 
-def cut_value(cut: str) -> int | str:
-    """A cut of the command line; names are judged by the job."""
+def parse_cut(cut: str) -> int | str:
+    """Returns the number of a cut, or its name; the job checks names."""
     return int(cut) if cut.isdecimal() else cut
 
 
-def what_is_cut(job: TransferJob) -> str:
-    """What the store computes, as the end of a line."""
+def describe_cut(job: TransferJob) -> str:
+    """Describes what is pushed down, as the end of a line."""
     if job.cut == "auto":
         return f"the plan chooses among {count_text(job.num_cuts, 'cut')}"
     if job.cut == 0:
-        return "all streamed"
+        return "all samples are read raw"
     return f"cut {job.cut} of {job.num_cuts}"

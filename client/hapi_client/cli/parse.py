@@ -1,4 +1,4 @@
-"""The speed of a link, as people write it."""
+"""Parses link bandwidths and ages of the command line."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ _FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
 def parse_link(text: str) -> float:
-    """``"100mbit"`` → 12.5e6 bytes per second; ``"12MB/s"`` → 12e6.
+    """Parses ``"100mbit"`` (12.5e6) or ``"12MB/s"`` (12e6) to bytes/s.
 
-    ``bit`` is a bit, as networks are sold, and ``B`` a byte, of powers of
-    1000; ``b`` alone could be either and is refused.
+    Prefixes are powers of 1000. ``b`` alone is ambiguous and refused.
 
     Raises:
         ClientError: ``bad_configuration`` naming what is allowed.
@@ -36,7 +35,7 @@ _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def parse_age(text: str) -> timedelta:
-    """``"30d"`` → 30 days; ``m``, ``h`` and ``w`` are minutes, hours, weeks.
+    """Parses ``"30d"``; units are minutes, hours, days and weeks.
 
     Raises:
         ClientError: ``bad_configuration`` naming what is allowed.

@@ -1,24 +1,39 @@
-"""``hapi plan``."""
+"""``hapi plan``: options, checks and output; imports torch only to plan."""
 
 from __future__ import annotations
 
-import contextlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from hapi_client.cli import completion
 from hapi_client.cli.context import (
-    JsonPath,
+    GroupedJsonPath,
     checked_path,
     connect,
+    say,
     write_json,
 )
-from hapi_client.cli.options import CheckpointOption
+from hapi_client.cli.options import (
+    DATA,
+    MODEL,
+    MODEL_HELP,
+    OUTPUT,
+    PUSH_DOWN,
+    TRAINING,
+    CheckpointOption,
+    DeviceOption,
+    FloorOption,
+    FreezeOption,
+    WeightsOption,
+    command_with,
+    complete_model,
+)
 from hapi_client.cli.parse import parse_link
-from hapi_client.progress import ConsoleReporter
+from hapi_client.progress import Reporter
+from hapi_client.reports.terminal import ConsoleReporter
+from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import parse_location
 from hapi_protocol.encodings import FLOORS
 from hapi_protocol.errors import ClientError
@@ -28,119 +43,125 @@ if TYPE_CHECKING:
     from hapi_client.reports.table import Table
 
 
-def plan_command(
-    context: typer.Context,
+@dataclass(frozen=True)
+class PlanOptions:
+    """Options of ``hapi plan``."""
+
     model: Annotated[
         str,
         typer.Argument(
-            autocompletion=completion.models,
-            help="As in torchvision.models; or MODULE:FUNCTION, which "
-            "yields a model of yours (or a pair: frozen, tail).",
+            metavar="MODEL",
+            autocompletion=complete_model,
+            help=MODEL_HELP,
         ),
-    ],
-    freeze: Annotated[
-        str | None,
-        typer.Option(
-            help="Name of the last frozen module, or several, separated by "
-            "commas; all but the last linear layer if absent."
-        ),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="swift://CONTAINER[/PREFIX]",
-            help="An indexed data set, to measure with.",
-        ),
-    ] = None,
-    link: Annotated[
-        str | None,
-        typer.Option(help="Speed of the link: 100mbit, 1gbit, 12MB/s."),
-    ] = None,
-    measure: Annotated[
-        bool,
-        typer.Option(
-            "--measure",
-            help="Measure the link by reading from --data (as is done "
-            "without --link).",
-        ),
-    ] = False,
-    epochs: Annotated[
-        float, typer.Option(min=0.001, help="Epochs to be trained.")
-    ] = 1.0,
-    samples: Annotated[
-        int | None,
-        typer.Option(min=1, help="Samples of the data set, if not --data's."),
-    ] = None,
-    floor: Annotated[
-        str,
-        typer.Option(
-            autocompletion=completion.floors,
-            help="What may be rounded: lossless (nothing), half (to 16 "
-            "bits), uint8 (to 8).",
-        ),
-    ] = "lossless",
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Samples of a step of the training.")
-    ] = 32,
+    ]
+    freeze: FreezeOption = None
+    weights: WeightsOption = None
+    checkpoint: CheckpointOption = None
     size: Annotated[
         int,
         typer.Option(
             min=8,
-            help="Pixels of the square the model takes; the shorter side of "
-            "an image is resized to 8/7 of it first, as ImageNet's "
-            "evaluation does.",
+            help="Width and height of the model's images in pixels. The "
+            "shorter side of a stored image is first resized to 8/7 of it, "
+            "as in ImageNet's evaluation.",
+            rich_help_panel=MODEL,
         ),
-    ] = 224,
+    ] = 224
     array: Annotated[
         str | None,
         typer.Option(
             metavar="SIZES[:DTYPE]",
-            help="The model takes NumPy arrays instead of images: 1x64x100 "
-            "of float32, or 128:int64.",
+            help="Shape of the model's samples if they are NumPy arrays: "
+            "1x64x100 (float32), or 128:int64.",
+            rich_help_panel=MODEL,
         ),
-    ] = None,
-    weights: Annotated[
+    ] = None
+    data: Annotated[
         str | None,
         typer.Option(
-            autocompletion=completion.published_weights,
-            help="Published weights (DEFAULT), downloaded; random if absent, "
-            "which changes no cost but that of compression.",
+            metavar="CONTAINER[/PREFIX]",
+            help="Data set in Swift with an index, to measure with. The "
+            "swift:// prefix is optional.",
+            rich_help_panel=DATA,
         ),
-    ] = None,
-    checkpoint: CheckpointOption = None,
-    device: Annotated[
-        str,
+    ] = None
+    samples: Annotated[
+        int | None,
         typer.Option(
-            autocompletion=completion.devices,
-            help="Of this machine: cpu, cuda, cuda:1.",
+            min=1,
+            help="Number of samples. Default: that of --data.",
+            rich_help_panel=DATA,
         ),
-    ] = "cpu",
+    ] = None
+    link: Annotated[
+        str | None,
+        typer.Option(
+            help="Bandwidth of the link: 100mbit, 1gbit, 12MB/s.",
+            rich_help_panel=PUSH_DOWN,
+        ),
+    ] = None
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Measure the bandwidth by reading from --data. Default "
+            "without --link.",
+            rich_help_panel=PUSH_DOWN,
+        ),
+    ] = False
     upload: Annotated[
         bool,
         typer.Option(
-            help="Store the model package with --data, so that the worker "
-            "can profile it; without, it is taken to be like this machine."
+            help="Store the model package in Swift, so that the worker can "
+            "profile it. Without it, the worker is assumed to be as fast as "
+            "this machine.",
+            rich_help_panel=PUSH_DOWN,
         ),
-    ] = True,
-    all_cuts: Annotated[
-        bool,
-        typer.Option("--all-cuts", help="Cuts not worth measuring, too."),
-    ] = False,
+    ] = True
+    epochs: Annotated[
+        float,
+        typer.Option(
+            min=0.001,
+            help="Number of epochs to plan for.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = 1.0
+    batch_size: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Samples per batch.", rich_help_panel=TRAINING
+        ),
+    ] = 32
     plot: Annotated[
         Path | None,
         typer.Option(
             metavar="PATH.png|PATH.html",
             callback=checked_path,
-            help="Draw sizes and times at the cuts.",
+            help="Draw sizes and times of all cuts to this file.",
+            rich_help_panel=OUTPUT,
         ),
-    ] = None,
-    json_path: JsonPath = None,
-) -> None:
+    ] = None
+    all_cuts: Annotated[
+        bool,
+        typer.Option(
+            "--all-cuts",
+            help="Also list cuts that are not worth measuring.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False
+    json_path: GroupedJsonPath = None
+    floor: FloorOption = "lossless"
+    device: DeviceOption = "cpu"
+
+
+@command_with(PlanOptions)
+def plan_command(context: typer.Context, options: PlanOptions) -> None:
     """Show where a model can be cut, what each cut costs, and the best plan.
 
-    Nothing is trained. Without --data nothing but this machine is asked:
-    the worker is taken to be like it, images like a photograph, and arrays
-    like random numbers.
+    Nothing is trained. Without --data only this machine is measured: the
+    worker is assumed to be as fast, images to be like a photograph, and
+    arrays to be random numbers.
 
     Examples:
 
@@ -156,93 +177,99 @@ def plan_command(
     cuts, samples, epochs, push_one_off_seconds, server_limit_bytes,
     client_limit_bytes.
     """
-    from hapi_client.plan_report.plan_page import write_plot
-    from hapi_client.plan_report.plan_tables import (
-        check_plot_path,
-        report_body,
-    )
+    check_options(options)
+    with ConsoleReporter() as reporter:
+        if options.data is None:
+            result = study(options, reporter)
+        else:
+            with connect(context) as connection:
+                result = study(options, reporter, connection)
+    print_study(result, options.all_cuts)
+    write_json(options.json_path, study_facts(options, result))
+    if options.plot is not None:
+        _write_plot(options.plot, result)
 
-    if plot is not None:
+
+def check_options(options: PlanOptions) -> None:
+    """Checks what can be checked without torch.
+
+    Raises:
+        BadParameter: for options that exclude each other.
+        ClientError: ``bad_configuration`` naming a wrong value.
+    """
+    if options.plot is not None:
+        # Imported late: it imports SciPy.
+        from hapi_client.plan_report.plan_tables import check_plot_path
+
         try:
-            check_plot_path(plot)
+            check_plot_path(options.plot)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
-    if measure and data is None:
+    if options.measure and options.data is None:
         raise typer.BadParameter(
             "--measure reads from a data set: name it with --data"
         )
-    if measure and link is not None:
+    if options.measure and options.link is not None:
         raise typer.BadParameter("--measure and --link exclude each other")
-    rate = None if link is None else parse_link(link)
-    checked_floor(floor)
-    location = None if data is None else parse_location(data)
-    # torch takes seconds to import; --help must not wait for it.
+    if options.link is not None:
+        parse_link(options.link)
+    if options.floor not in FLOORS:
+        raise ClientError(
+            "bad_configuration",
+            f"floor is {options.floor!r}; allowed: {', '.join(FLOORS)}",
+        )
+    if options.data is not None:
+        parse_location(options.data)
+
+
+def study(
+    options: PlanOptions,
+    reporter: Reporter,
+    connection: Connection | None = None,
+) -> PlanStudy:
+    """Measures the model and computes its plans.
+
+    Args:
+        options: checked by :func:`check_options`.
+        reporter: receives the steps.
+        connection: needed if the options name a data set.
+
+    Raises:
+        HapiError: naming a wrong option, or of a measurement.
+    """
+    # torch takes seconds to import.
     from hapi_client.model.registry import (
         ModelSource,
-        arrays_of,
-        images_of,
+        imagenet_transform,
         load_region,
+        parse_array,
     )
     from hapi_client.plan_report.plan_study import PlanRequest, advise
 
-    question = PlanRequest(
-        floor=floor,
-        epochs=epochs,
-        batch_size=batch_size,
-        link=rate,
-        num_samples=samples,
-        upload=upload,
-        name=model,
+    request = PlanRequest(
+        floor=options.floor,
+        epochs=options.epochs,
+        batch_size=options.batch_size,
+        link=None if options.link is None else parse_link(options.link),
+        num_samples=options.samples,
+        upload=options.upload,
+        name=options.model,
     )
-    with contextlib.ExitStack() as opened:
-        connection = None
-        if location is not None:
-            connection = opened.enter_context(connect(context))
-        reporter = opened.enter_context(ConsoleReporter())
-        reporter.note(f"splitting {model}")
-        source = ModelSource(model, weights, checkpoint)
-        transform = images_of(size) if array is None else arrays_of(array)
-        region = load_region(source, freeze, transform, device)
-        if source.is_random:
-            reporter.note("weights are random: no --weights, no --checkpoint")
-        advice = advise(region, question, reporter, connection, location)
-    print_advice(advice, all_cuts)
-    write_json(
-        json_path,
-        {
-            "model": model,
-            "freeze": region.freeze,
-            "floor": floor,
-            "link_bytes_per_second": advice.conditions.link_bytes_per_second,
-            "assumptions": list(advice.assumptions),
-            "other_floors": list(advice.other_floors),
-            **report_body(advice.report),
-        },
+    reporter.note(f"splitting {options.model}")
+    source = ModelSource(options.model, options.weights, options.checkpoint)
+    transform = (
+        imagenet_transform(options.size)
+        if options.array is None
+        else parse_array(options.array)
     )
-    if plot is not None:
-        try:
-            write_plot(plot, advice.report)
-        except OSError as error:
-            raise ClientError(
-                "bad_configuration", f"the plot cannot be written: {error}"
-            ) from error
-        say(f"plot: {plot}")
+    region = load_region(source, options.freeze, transform, options.device)
+    if source.is_random:
+        reporter.note("weights are random: no --weights, no --checkpoint")
+    location = None if options.data is None else parse_location(options.data)
+    return advise(region, request, reporter, connection, location)
 
 
-def checked_floor(floor: str) -> str:
-    """
-    Raises:
-        ClientError: ``bad_configuration`` naming what is allowed.
-    """
-    if floor not in FLOORS:
-        raise ClientError(
-            "bad_configuration",
-            f"floor is {floor!r}; allowed: {', '.join(FLOORS)}",
-        )
-    return floor
-
-
-def print_advice(advice: PlanStudy, every: bool) -> None:
+def print_study(study: PlanStudy, all_cuts: bool) -> None:
     """Prints tables and sentences to standard output."""
     from hapi_client.plan_report.plan_tables import (
         cost_table,
@@ -251,22 +278,44 @@ def print_advice(advice: PlanStudy, every: bool) -> None:
         summary,
     )
 
-    report = advice.report
+    report = study.report
     for note in report.notes:
         say(note)
-    _print_table(cut_table(report, every=every))
+    _print_table(cut_table(report, every=all_cuts))
     _print_table(cost_table(report))
     _print_table(plans_table(report))
-    for line in (*summary(report), *advice.other_floors):
+    for line in (*summary(report), *study.other_floors):
         say(line)
-
-
-def say(line: str) -> None:
-    """One line to standard output, as it is."""
-    Console(highlight=False, soft_wrap=True).print(line, markup=False)
 
 
 def _print_table(table: Table) -> None:
-    # Plain lines: a narrow terminal would squeeze a drawn table.
+    # Plain lines: a drawn table would be squeezed on a narrow terminal.
     for line in ("", *table.lines(), table.note, ""):
         say(line)
+
+
+def study_facts(options: PlanOptions, study: PlanStudy) -> dict[str, object]:
+    """Returns the JSON form of a study."""
+    from hapi_client.plan_report.plan_tables import report_body
+
+    return {
+        "model": options.model,
+        "freeze": study.freeze,
+        "floor": options.floor,
+        "link_bytes_per_second": study.conditions.link_bytes_per_second,
+        "assumptions": list(study.assumptions),
+        "other_floors": list(study.other_floors),
+        **report_body(study.report),
+    }
+
+
+def _write_plot(path: Path, study: PlanStudy) -> None:
+    from hapi_client.plan_report.plan_page import write_plot
+
+    try:
+        write_plot(path, study.report)
+    except OSError as error:
+        raise ClientError(
+            "bad_configuration", f"the plot cannot be written: {error}"
+        ) from error
+    say(f"plot: {path}")

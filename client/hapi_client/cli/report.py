@@ -7,8 +7,12 @@ from typing import Annotated
 
 import typer
 
-from hapi_client.cli.context import JsonPath, checked_path, write_json
-from hapi_client.cli.plan import say
+from hapi_client.cli.context import (
+    JsonPath,
+    checked_path,
+    say,
+    write_json,
+)
 from hapi_protocol.errors import ClientError
 
 
@@ -17,7 +21,7 @@ def report_command(
         Path,
         typer.Argument(
             metavar="PATH.json",
-            help="What 'hapi train --report' or '--json' has written.",
+            help="File written by 'hapi train --report' or '--json'.",
         ),
     ],
     html_path: Annotated[
@@ -25,13 +29,13 @@ def report_command(
         typer.Option(
             "--html",
             metavar="PATH.html",
-            help="Also write a page with pictures and these tables.",
+            help="Also write a page with figures and these tables.",
             callback=checked_path,
         ),
     ] = None,
     json_path: JsonPath = None,
 ) -> None:
-    """Tell what each epoch of a training run took, and where its time went.
+    """Show throughput, traffic and time by stage of each epoch of a run.
 
     Examples:
 
@@ -39,17 +43,18 @@ def report_command(
 
         hapi report run.json --html run.html
 
-    Keys of --json: version, title, reports (one for each pass over the data;
-    the documentation's page "Following a run" has their keys).
+    Keys of --json: version, title, reports (one for each epoch; the
+    documentation's page "Following a run" has their keys).
     """
-    # These take a second to import; --help and TAB must not wait for it.
+    # Imported late: they take a second, and --help need not wait.
     from hapi_client.reports.run_page import write_reports
     from hapi_client.reports.run_report import read_reports, run_body
     from hapi_client.reports.run_tables import tables
 
     if html_path is not None and html_path.suffix.lower() != ".html":
         raise ClientError(
-            "bad_configuration", f"--html is {html_path}; it ends in .html"
+            "bad_configuration",
+            f"--html is {html_path}; the name must end in .html",
         )
     run = read_reports(path)
     say(run.title)

@@ -19,7 +19,7 @@ from hapi_client.data.shard_writer import (
     DEFAULT_SHARD_SAMPLES,
 )
 from hapi_client.data.upload import PackOptions, upload
-from hapi_client.progress import ConsoleReporter
+from hapi_client.reports.terminal import ConsoleReporter
 from hapi_client.swift.swift_url import parse_location
 from hapi_splitter.units import bytes_text
 
@@ -30,26 +30,27 @@ def upload_command(
         list[str],
         typer.Argument(
             metavar="SOURCE… CONTAINER[/PREFIX]",
-            help="Tar files, folders of them, or one folder of class "
-            "folders; then where to.",
+            help="Tar files, folders of tar files, or one folder of class "
+            "folders; then the destination. The swift:// prefix is optional.",
         ),
     ],
     shard_samples: Annotated[
         int,
-        typer.Option(min=1, help="Most samples of a packed shard."),
+        typer.Option(min=1, help="Maximum samples of a packed shard."),
     ] = DEFAULT_SHARD_SAMPLES,
     shard_bytes: Annotated[
-        int, typer.Option(min=1, help="Most sample bytes of a packed shard.")
+        int,
+        typer.Option(min=1, help="Maximum sample bytes of a packed shard."),
     ] = DEFAULT_SHARD_BYTES,
     json_path: JsonPath = None,
 ) -> None:
     """Store a data set and its index.
 
-    WebDataset tar files are stored as they are. A folder of class folders
-    (DIR/cat/1.jpg, DIR/dog/2.jpg), of images or of NumPy arrays (.npy), is
+    WebDataset tar files are stored unchanged. A folder of class folders
+    (DIR/cat/1.jpg, DIR/dog/2.jpg) with images or NumPy arrays (.npy) is
     packed into shards; labels are the positions in the sorted class names.
-    What is in the store already is passed over, so a broken upload is
-    repeated by the same command.
+    Shards that are stored already are skipped: repeat the command to
+    continue an interrupted upload.
 
     Examples:
 
@@ -60,25 +61,27 @@ def upload_command(
     Keys of --json: uploaded, skipped, bytes, samples, classes.
     """
     if len(arguments) < 2:
-        raise typer.BadParameter("give at least one SOURCE and the place")
-    *sources, place = arguments
+        raise typer.BadParameter(
+            "give at least one SOURCE and the destination"
+        )
+    *sources, destination = arguments
     with connect(context) as connection, ConsoleReporter() as reporter:
         try:
             report = upload(
                 connection,
-                parse_location(place),
+                parse_location(destination),
                 [Path(source) for source in sources],
                 reporter,
                 PackOptions(shard_samples, shard_bytes),
             )
         except KeyboardInterrupt:
             reporter.note(
-                "interrupted, and no index is written; the same command goes "
-                "on behind what is stored"
+                "interrupted before the index was written; run the same "
+                "command again to continue"
             )
             raise
     print_table(
-        ("uploaded shards", "already there", "bytes", "samples in index"),
+        ("uploaded shards", "already stored", "bytes", "samples in index"),
         [
             (
                 str(report.uploaded),

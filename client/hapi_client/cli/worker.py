@@ -1,4 +1,4 @@
-"""``hapi worker``: a look at the worker of this host."""
+"""``hapi worker``: the status of the local worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULT_SOCKET = Path("/run/hapi/worker.sock.admin")
 TIMEOUT_SECONDS = 10.0
 
 app = typer.Typer(
-    help="Look at the worker of this host.", no_args_is_help=True
+    help="Show the status of the local worker.", no_args_is_help=True
 )
 
 
@@ -34,22 +34,22 @@ def status(
     socket: Annotated[
         Path,
         typer.Option(
-            help="The worker's socket, or its .admin one.", metavar="PATH"
+            help="Socket of the worker, or its .admin socket.", metavar="PATH"
         ),
     ] = DEFAULT_SOCKET,
     watch: Annotated[
         float | None,
         typer.Option(
-            help="Look again each SECONDS, until Ctrl-C.",
+            help="Refresh every SECONDS until Ctrl-C.",
             metavar="SECONDS",
             min=0.2,
         ),
     ] = None,
     json_path: JsonPath = None,
 ) -> None:
-    """Show devices, models and accounts of the worker on this host.
+    """Show devices, models and accounts of the local worker.
 
-    Names of accounts are shown to root and to the worker's own user only.
+    Only root and the worker's own user see the names of accounts.
 
     Examples:
 
@@ -64,27 +64,27 @@ def status(
     reserved_bytes, longest_pass_seconds, models), queues, accounts (account,
     weight, share, streams, waiting, buffered_bytes).
     """
-    found = ask(socket)
+    state = request_status(socket)
     if watch is None:
-        Console().print(tables(found))
-        write_json(json_path, found)
+        Console().print(tables(state))
+        write_json(json_path, state)
         return
-    with Live(tables(found), auto_refresh=False) as live:
+    with Live(tables(state), auto_refresh=False) as live:
         while True:
-            write_json(json_path, found)
-            before, asked = found, time.monotonic()
+            write_json(json_path, state)
+            before, requested = state, time.monotonic()
             time.sleep(watch)
-            found = ask(socket)
-            seconds = time.monotonic() - asked
-            live.update(tables(found, before, seconds), refresh=True)
+            state = request_status(socket)
+            seconds = time.monotonic() - requested
+            live.update(tables(state, before, seconds), refresh=True)
 
 
-def ask(socket: Path) -> dict[str, Any]:
-    """``GET /status`` of a worker.
+def request_status(socket: Path) -> dict[str, Any]:
+    """Requests the status of a worker.
 
     Raises:
-        UnavailableError: nobody listens there, or one may not connect.
-        HapiError: what the worker answered.
+        UnavailableError: if the socket cannot be connected to.
+        HapiError: if the worker's response is an error.
     """
     connection = UnixConnection(socket, TIMEOUT_SECONDS)
     try:
@@ -94,46 +94,50 @@ def ask(socket: Path) -> dict[str, Any]:
     except (OSError, http.client.HTTPException) as error:
         raise UnavailableError(
             "worker_unavailable",
-            f"no worker answers at {socket} ({error}): is hapi-worker "
-            "running, is this its option socket, and may you read and write "
-            "it?",
+            f"no worker answers at {socket} ({error}); check that hapi-worker "
+            "runs, that this is its socket (option socket), and that you may "
+            "read and write it",
         ) from error
     finally:
         connection.close()
     if answer.status != 200:
         raise error_from_body(answer.status, body)
-    found = json.loads(body)
-    if not isinstance(found, dict):
-        raise InternalError("internal", f"{socket} did not answer as a worker")
-    return found
+    state = json.loads(body)
+    if not isinstance(state, dict):
+        raise InternalError(
+            "internal", f"the response at {socket} is not that of a worker"
+        )
+    return state
 
 
 def tables(
-    found: dict[str, Any],
+    state: dict[str, Any],
     before: dict[str, Any] | None = None,
     seconds: float = 0.0,
 ) -> Group:
-    """What is shown of a worker.
+    """Formats the status of a worker.
 
     Args:
-        found: an answer of it.
-        before: an earlier one, for rates.
+        state: the status.
+        before: an earlier status, for rates.
         seconds: between the two.
     """
     return Group(
-        _headline(found, before, seconds), _devices(found), _accounts(found)
+        _headline(state, before, seconds),
+        _devices(state),
+        _accounts(state),
     )
 
 
 def _headline(
-    found: dict[str, Any], before: dict[str, Any] | None, seconds: float
+    state: dict[str, Any], before: dict[str, Any] | None, seconds: float
 ) -> str:
-    totals = found["totals"]
+    totals = state["totals"]
     line = (
-        f"hapi-worker {found['version']}, pid {found['pid']}: "
-        f"{found['status']}, up {_duration(found['uptime_seconds'])}; "
-        f"{found['jobs_running']} of {found['max_streams']} streams, "
-        f"{found['jobs_waiting']} waiting; "
+        f"hapi-worker {state['version']}, pid {state['pid']}: "
+        f"{state['status']}, up {_duration(state['uptime_seconds'])}; "
+        f"{state['jobs_running']} of {state['max_streams']} streams, "
+        f"{state['jobs_waiting']} waiting; "
         f"{totals['samples']:.0f} samples, {totals['errors']:.0f} errors"
     )
     if before is None or seconds <= 0:
@@ -150,7 +154,7 @@ def _headline(
     )
 
 
-def _devices(found: dict[str, Any]) -> Table:
+def _devices(state: dict[str, Any]) -> Table:
     table = Table(title="Devices", title_justify="left")
     for name in (
         "device",
@@ -162,7 +166,7 @@ def _devices(found: dict[str, Any]) -> Table:
     ):
         table.add_column(name, justify="left" if name == "device" else "right")
     table.add_column("in use (jobs)")
-    for each in found["devices"]:
+    for each in state["devices"]:
         name = each["name"] + ("" if each["in_service"] else " (failed)")
         models = [
             f"{m['digest'][:12]} ({m['jobs']})"
@@ -181,12 +185,12 @@ def _devices(found: dict[str, Any]) -> Table:
     return table
 
 
-def _accounts(found: dict[str, Any]) -> Table:
+def _accounts(state: dict[str, Any]) -> Table:
     table = Table(title="Accounts with streams", title_justify="left")
     table.add_column("account")
     for name in ("weight", "share", "streams", "waiting", "buffered"):
         table.add_column(name, justify="right")
-    for each in found["accounts"]:
+    for each in state["accounts"]:
         table.add_row(
             each["account"] or "(hidden)",
             f"{each['weight']:g}",

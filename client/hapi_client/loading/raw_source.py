@@ -212,7 +212,7 @@ class RawSource:
         for row, sample in enumerate(samples):
             data = sample.member(self._medium)
             if data is None:
-                failures[row] = sample.lack(self._medium)
+                failures[row] = sample.missing_message(self._medium)
             else:
                 futures[row] = self._pool.submit(
                     data, found[row], sample.key, training

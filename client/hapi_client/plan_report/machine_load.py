@@ -1,4 +1,4 @@
-"""Whether this machine did something else while it was measured."""
+"""CPU use of other processes during a measurement."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from pathlib import Path
 
 STAT = Path("/proc/stat")
 _BUSY_FIELDS = (1, 2, 3, 6, 7)
-"""user, nice, system, irq and softirq; proc(5). What the host takes from a
-virtual machine (steal) is not known to be another's."""
+"""Columns user, nice, system, irq and softirq; see proc(5). Time that a host
+takes from a virtual machine (steal) is not counted."""
 
 
 @dataclass
 class BackgroundLoad:
-    """Of all other processes.
+    """CPU use of all other processes.
 
     Attributes:
-        cores: that they used on average; 0 where the system does not tell.
+        cores: mean number of cores in use; 0 if the system does not report
+            it.
     """
 
     cores: float = 0.0
 
 
 @contextmanager
-def other_work() -> Iterator[BackgroundLoad]:
-    """Measures what others compute meanwhile; set at the end."""
-    found = BackgroundLoad()
+def background_load() -> Iterator[BackgroundLoad]:
+    """Measures the load inside the context; set when it ends."""
+    load = BackgroundLoad()
     started, before, own = time.monotonic(), _machine_seconds(), _own_seconds()
-    yield found
+    yield load
     seconds = time.monotonic() - started
-    spent = _machine_seconds() - before - (_own_seconds() - own)
+    cpu_seconds = _machine_seconds() - before - (_own_seconds() - own)
     if seconds > 0:
-        found.cores = max(0.0, spent / seconds)
+        load.cores = max(0.0, cpu_seconds / seconds)
 
 
 def _own_seconds() -> float:
@@ -44,7 +45,7 @@ def _own_seconds() -> float:
 
 
 def _machine_seconds() -> float:
-    """CPU seconds of all processes since the machine began; 0 if unknown."""
+    """Returns CPU seconds of all processes since boot; 0 if unknown."""
     try:
         fields = STAT.read_text().splitlines()[0].split()
     except OSError:

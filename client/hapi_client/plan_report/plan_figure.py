@@ -1,8 +1,7 @@
-"""The picture of a plan; see :func:`hapi_splitter.report.write_plot`.
+"""Draws a plan. Importing it imports matplotlib.
 
-Above, how many bytes a sample is at each cut; below, how long each stage
-takes for one sample when all goes through one cut. Import this only where a
-plot is wanted: it needs Matplotlib.
+The upper plot shows the size of a sample at each cut, the lower one the time
+of each stage for one sample if all samples go through one cut.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ from hapi_splitter.planner.resource_use import (
 from hapi_splitter.units import bytes_text, number_text, percent_text
 
 _ORDER = (SERVER_CPU, SERVER_DEVICE, LINK, CLIENT_CPU, CLIENT_DEVICE)
-"""Resources in the order of a sample's way."""
-_LOOKS = {
+"""Resources in the order in which a sample passes them."""
+_STYLES = {
     SERVING: ("storage side: Swift reads and sends", "#f9dcc0"),
     SERVER_DECODING: ("storage side: decode, encode", "#f2b36b"),
     SERVER_LAYERS: ("storage side: first layers of the model", "#c8601d"),
@@ -60,13 +59,13 @@ _LOOKS = {
     CLIENT_HANDLING: ("training side: requests, copies", "#d9e8cf"),
     CLIENT_LAYERS: ("training side: remaining layers", "#3f7f3a"),
     TRAINING: ("training side: the training step", "#1d4420"),
-    # Where no more is known than the resource.
+    # If no more is known than the resource.
     SERVER_CPU: ("storage side: cores", "#f2b36b"),
     SERVER_DEVICE: ("storage side: device", "#c8601d"),
     CLIENT_CPU: ("training side: cores", "#a6cf8c"),
     CLIENT_DEVICE: ("training side: device", "#3f7f3a"),
 }
-"""Words and colour of each kind of work."""
+"""Label and colour of each cost component or resource."""
 _OTHER_COLOUR = "#999999"
 _CHOSEN = "#c2185b"
 _IMAGE = "#555555"
@@ -76,19 +75,19 @@ _BAR_INCHES = 0.36
 _FRAME_INCHES = 3.2
 _LABEL_WIDTH = 46
 _MAX_BARS = 24
-_LONGEST_BAR = 3.0
-"""Bars end at so many times the longest that is not far off the others."""
+_MAX_BAR_RATIO = 3.0
+"""Bars are truncated at this multiple of the median bar."""
 
 
 def png_image(report: Report) -> bytes:
-    """The plot, 120 dots per inch."""
+    """Returns the figure as PNG with 120 dots per inch."""
     buffer = io.BytesIO()
     _figure(report).savefig(buffer, format="png", dpi=120)
     return buffer.getvalue()
 
 
 def svg_image(report: Report) -> str:
-    """The plot as an ``<svg>`` element, the same for the same plan."""
+    """Returns the figure as ``<svg>``; equal plans give equal text."""
     return svg_element(_figure(report))
 
 
@@ -97,7 +96,7 @@ class _Bar:
     """One row of the lower plot.
 
     Attributes:
-        stages: seconds by resource, and in each by kind of work.
+        stages: seconds by resource and cost component.
     """
 
     label: str
@@ -106,14 +105,16 @@ class _Bar:
 
     @property
     def length(self) -> float:
-        return sum(sum(kinds.values()) for kinds in self.stages.values())
+        return sum(
+            sum(components.values()) for components in self.stages.values()
+        )
 
     @property
-    def kinds(self) -> set[str]:
+    def components(self) -> set[str]:
         return {
-            kind
-            for kinds in self.stages.values()
-            for kind, seconds in kinds.items()
+            component
+            for components in self.stages.values()
+            for component, seconds in components.items()
             if seconds
         }
 
@@ -130,12 +131,12 @@ def _figure(report: Report) -> Figure:
     figure.suptitle(_title(report), fontsize=13, fontweight="bold")
     _draw_sizes(upper_axes, report)
     _draw_stages(lower_axes, report, bars)
-    drawn = set().union(*(bar.kinds for bar in bars))
+    drawn = set().union(*(bar.components for bar in bars))
     figure.legend(
         handles=[
             Patch(color=colour, label=words)
-            for kind, (words, colour) in _LOOKS.items()
-            if kind in drawn
+            for component, (words, colour) in _STYLES.items()
+            if component in drawn
         ],
         title=_assumed(report),
         title_fontsize=8,
@@ -148,7 +149,7 @@ def _figure(report: Report) -> Figure:
 
 
 def _assumed(report: Report) -> str | None:
-    """What was not measured, in lines; None where everything was."""
+    """Returns the assumptions as lines; None if there are none."""
     notes = [each for each in report.notes if each.startswith(ASSUMED)]
     lines = [line for note in notes for line in textwrap.wrap(note, 140)]
     return "\n".join(lines) or None
@@ -185,7 +186,7 @@ def _draw_sizes(axes: Axes, report: Report) -> None:
     )
     for option, share in report.plan.mix:
         _mark(axes, report, option, share)
-    _dress_sizes(axes, len(report.cuts))
+    _format_sizes(axes, len(report.cuts))
     axes.legend(
         handles=_size_handles(image),
         loc="upper center",
@@ -196,7 +197,7 @@ def _draw_sizes(axes: Axes, report: Report) -> None:
     )
 
 
-def _dress_sizes(axes: Axes, num_cuts: int) -> None:
+def _format_sizes(axes: Axes, num_cuts: int) -> None:
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
     axes.yaxis.set_minor_formatter(NullFormatter())
@@ -206,12 +207,12 @@ def _dress_sizes(axes: Axes, num_cuts: int) -> None:
     axes.margins(y=0.15)
     axes.grid(axis="y", color="#e4e4e4")
     axes.set_title(
-        "How big one sample is at each place where the model can be cut",
+        "Size of one sample at each cut",
         loc="left",
     )
     axes.set_xlabel(
-        "cut: layers before it run next to the data, layers after it where "
-        "you train (0: the sample)"
+        "cut: layers before it run on the storage side, layers after it where "
+        "you train (0: the stored sample)"
     )
     axes.set_ylabel("bytes per sample (log scale)")
 
@@ -238,14 +239,14 @@ def _size_handles(image: float) -> list[Line2D]:
 
 
 def _mark(axes: Axes, report: Report, option: Option, share: float) -> None:
-    """A chosen option, its share beside it where there is room."""
-    place = (option.cut, option.use.get(LINK, 0.0))
-    axes.plot(*place, "o", color=_CHOSEN, markersize=11)
+    """Marks a chosen option and its share of the samples."""
+    point = (option.cut, option.use.get(LINK, 0.0))
+    axes.plot(*point, "o", color=_CHOSEN, markersize=11)
     what = f"cut {option.cut}" if option.cut else "samples"
     right = option.cut <= 0.8 * len(report.cuts)
     axes.annotate(
         f"{percent_text(share)} {what}",
-        place,
+        point,
         xytext=(12 if right else -12, -4 if option.cut else -16),
         textcoords="offset points",
         ha="left" if right else "right",
@@ -256,7 +257,7 @@ def _mark(axes: Axes, report: Report, option: Option, share: float) -> None:
 
 
 def _smallest(report: Report) -> list[Option]:
-    """For each measured cut what takes the fewest bytes."""
+    """Returns the option with the fewest bytes for each measured cut."""
     by_cut: dict[int, Option] = {}
     for option in sorted(report.problem.options, key=lambda o: o.key):
         size = option.use.get(LINK, 0.0)
@@ -287,7 +288,7 @@ def _bars(report: Report) -> list[_Bar]:
 
 
 def _cuts_to_show(report: Report) -> list[int]:
-    """Streaming, what the plan uses, and the fastest of the others."""
+    """Returns streaming, the plan's cuts, and the fastest of the others."""
     used = {0, *(option.cut for option, _ in report.plan.mix)}
     problem = report.problem
     others = sorted(
@@ -300,17 +301,17 @@ def _cuts_to_show(report: Report) -> list[int]:
 def _mixed_stages(
     problem: Problem, mix: Sequence[tuple[Option, float]]
 ) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = {
+    mixed: dict[str, dict[str, float]] = {
         name: {}
         for name in _ORDER
         if name in {r.name for r in problem.resources}
     }
     for option, share in mix:
-        for name, kinds in stages(problem, option).items():
-            sums = found.setdefault(name, {})
-            for kind, seconds in kinds.items():
-                sums[kind] = sums.get(kind, 0.0) + share * seconds
-    return found
+        for name, components in stages(problem, option).items():
+            sums = mixed.setdefault(name, {})
+            for component, seconds in components.items():
+                sums[component] = sums.get(component, 0.0) + share * seconds
+    return mixed
 
 
 def _draw_stages(axes: Axes, report: Report, bars: Sequence[_Bar]) -> None:
@@ -327,37 +328,40 @@ def _draw_stages(axes: Axes, report: Report, bars: Sequence[_Bar]) -> None:
     axes.set_xlim(0, 1000 * limit * (1.2 if max(lengths) > limit else 1.1))
     axes.grid(axis="x", color="#e4e4e4")
     axes.set_axisbelow(True)
-    title = "How long each stage takes for one sample, if all are cut there"
+    title = "Time of each stage for one sample, if all use this cut"
     hidden = len({o.cut for o in report.problem.options}) - _MAX_BARS
     if hidden > 0:
         title += f"\n(without the {hidden} slowest cuts)"
     axes.set_title(title, loc="left")
     axes.set_xlabel(
-        "milliseconds per sample\nProcessors and network work at the same "
-        "time: the one with the most to do (outlined) sets the pace."
+        "milliseconds per sample\nProcessors and network work concurrently: "
+        "the slowest one (outlined) limits the throughput."
     )
 
 
 def _draw_bar(axes: Axes, row: int, bar: _Bar, limit: float) -> None:
     left = 0.0
-    totals = {name: sum(kinds.values()) for name, kinds in bar.stages.items()}
+    totals = {
+        name: sum(components.values())
+        for name, components in bar.stages.items()
+    }
     longest = max(totals.values())
-    for name, kinds in bar.stages.items():
+    for name, components in bar.stages.items():
         began = left
-        for kind, seconds in kinds.items():
+        for component, seconds in components.items():
             width = min(seconds, max(0.0, limit - left))
             if width > 0:
-                _draw_part(axes, row, left, width, color=_look(kind)[1])
+                _draw_part(axes, row, left, width, color=_style(component)[1])
             left += width
         if left > began and totals[name] >= BINDING * longest:
             _draw_part(
                 axes, row, began, left - began,
                 fill=False, edgecolor="black", linewidth=1.6, zorder=3,
             )  # fmt: skip
-    whole = bar.length
+    length = bar.length
     note = percent_text(bar.share) if bar.share else ""
-    if whole > limit:
-        note = f"→ {number_text(1000 * whole)} ms  {note}"
+    if length > limit:
+        note = f"→ {number_text(1000 * length)} ms  {note}"
     axes.annotate(
         note,
         (1000 * left, row),
@@ -371,26 +375,26 @@ def _draw_bar(axes: Axes, row: int, bar: _Bar, limit: float) -> None:
 
 
 def _draw_part(
-    axes: Axes, row: int, left: float, width: float, **look: Any
+    axes: Axes, row: int, left: float, width: float, **style: Any
 ) -> None:
-    look = {"edgecolor": "white", "linewidth": 0.4, "zorder": 2, **look}
+    style = {"edgecolor": "white", "linewidth": 0.4, "zorder": 2, **style}
     axes.barh(
         row,
         1000 * width,
         left=1000 * left,
         height=0.62,
-        **look,
+        **style,
     )
 
 
 def _limit(lengths: Sequence[float]) -> float:
-    """Where bars are cut off, so that one slow cut does not hide the rest."""
+    """Returns where bars end, so that a slow cut does not hide the others."""
     finite = sorted(each for each in lengths if each != float("inf"))
     if not finite:
         return 1.0
     middle = finite[len(finite) // 2]
-    return min(finite[-1], _LONGEST_BAR * max(middle, finite[0]))
+    return min(finite[-1], _MAX_BAR_RATIO * max(middle, finite[0]))
 
 
-def _look(kind: str) -> tuple[str, str]:
-    return _LOOKS.get(kind, (kind, _OTHER_COLOUR))
+def _style(component: str) -> tuple[str, str]:
+    return _STYLES.get(component, (component, _OTHER_COLOUR))

@@ -1,4 +1,4 @@
-"""HTML files that load nothing; a plan's, and the parts of any."""
+"""Writes a plan as a PNG figure or one HTML page."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def write_plot(path: str | os.PathLike[str], report: Report) -> None:
     """Draws sizes at the cuts and times of the stages.
 
     Args:
-        path: ``.png``, or ``.html``: one file with everything in it, the
-            tables and reasons too.
+        path: ``.png`` for the figure; ``.html`` for a self-contained page
+            with figure, tables and reasons.
         report: of one plan.
 
     Raises:
-        ValueError: another suffix.
+        ValueError: for another suffix.
     """
     check_plot_path(path)
-    # Matplotlib takes a second to import, and only this needs it.
+    # Imported late: matplotlib takes a second.
     from hapi_client.plan_report.plan_figure import png_image
 
     if Path(path).suffix.lower() == ".png":
@@ -43,7 +43,7 @@ def write_plot(path: str | os.PathLike[str], report: Report) -> None:
 
 
 def html_page(report: Report) -> str:
-    """A plan's; see :func:`hapi_client.plan_report.plan_page.write_plot`."""
+    """Returns a page with figure, tables and reasons."""
     from hapi_client.plan_report.plan_figure import svg_image
 
     parts = [
@@ -57,5 +57,9 @@ def html_page(report: Report) -> str:
         ),
     ]
     if report.notes:
-        parts.append(html_section("What it rests on", html_list(report.notes)))
+        parts.append(
+            html_section(
+                "Measurements and assumptions", html_list(report.notes)
+            )
+        )
     return html_document(f"Where to cut {report.model}", parts)

@@ -1,4 +1,4 @@
-"""What ``hapi plan`` finds out: costs, plan and alternatives, untrained."""
+"""Measures costs and computes plans without training, for ``hapi plan``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from hapi_client.data.index import load_index
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
-from hapi_client.plan_report.machine_load import other_work
+from hapi_client.plan_report.machine_load import background_load
 from hapi_client.plan_report.plan_tables import ASSUMED, Report
 from hapi_client.planning.device_profile import LocalFacts, measure
 from hapi_client.planning.planner import PROFILE_SECONDS, READ_SECONDS
@@ -48,32 +48,32 @@ from hapi_splitter.units import (
 logger = logging.getLogger(__name__)
 
 ASSUMED_LINK = 125e6
-"""Bytes per second of a link that nobody has told or measured: 1 Gbit/s."""
+"""Bandwidth in bytes per second if none is given or measured: 1 Gbit/s."""
 ASSUMED_SAMPLES = 10_000
 LINK_FLOWS = 4
 LINK_SECONDS = 3.0
 FIRST_PART_BYTES = 64 * 1024
 MAX_PART_BYTES = 4 * 1024 * 1024
-"""Of one read: each is twice as long as the one before."""
+"""Longest read of the link measurement; each is twice the one before."""
 TRAIN_STEPS = 3
-BUSY = 0.3
-"""Cores: what others use beside us may make all figures longer."""
+MAX_BACKGROUND_CORES = 0.3
+"""Other processes that use more cores are reported as an assumption."""
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What a plan is wanted for.
+    """The training run to plan for.
 
     Attributes:
-        floor: what may be rounded.
-        epochs: that will be trained.
+        floor: lowest precision that a plan may use.
+        epochs: number of epochs.
         batch_size: of the training loop.
-        link: bytes per second; None to measure it, or to assume.
+        link: bytes per second; None to measure or assume it.
         num_samples: None for those of the data set, or an assumed number.
-        upload: whether the package may be stored, for the worker's own
-            profile; else the worker is taken to be like this machine.
+        upload: if True, stores the package so that the worker can profile
+            it; otherwise the worker is assumed to be like this machine.
         name: of the model, for titles.
-        cuts: to measure beside those that may be part of a plan.
+        cuts: cuts to measure in addition to those that a plan may use.
     """
 
     floor: str
@@ -88,16 +88,19 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class PlanStudy:
-    """The answer.
+    """The plan, its alternatives and what they are based on.
 
     Attributes:
+        freeze: last frozen module.
         report: plan, alternatives and costs.
-        other_floors: what they would change.
-        conditions: measured, told or assumed.
-        facts: that were measured here.
+        other_floors: gain of lower precision floors, as sentences.
+        conditions: link and training step, measured, given or assumed.
+        facts: measured on this machine.
         server: profile of the worker, or of this machine in its place.
-        assumptions: of what was not measured.
+        assumptions: sentences on everything that was not measured.
     """
+
+    freeze: Any
 
     report: Report
     other_floors: tuple[str, ...]
@@ -109,45 +112,45 @@ class PlanStudy:
 
 def advise(
     region: FrozenRegion,
-    question: PlanRequest,
+    request: PlanRequest,
     reporter: Reporter,
     connection: Connection | None = None,
     location: Location | None = None,
 ) -> PlanStudy:
-    """Measures, and plans without training.
+    """Measures the costs of all cuts and plans, without training.
 
     Args:
-        region: of the model.
-        question: see there.
-        reporter: is told of the steps.
+        region: frozen region of the model.
+        request: the training run to plan for.
+        reporter: receives the steps.
         connection: to the account; None to measure on this machine only.
-        location: of an indexed data set, with ``connection``.
+        location: of a data set with an index; needs ``connection``.
 
     Raises:
         HapiError: naming what is wrong and the remedy.
     """
     assumptions: list[str] = []
-    finder = _Finder(region, question, reporter, assumptions.append)
-    probe, link, num_samples = finder.data(connection, location)
+    inputs = _Inputs(region, request, reporter, assumptions.append)
+    probe, link, num_samples = inputs.data(connection, location)
     reporter.note("measuring samples and this machine's device")
-    with other_work() as others:
-        facts = measure(region, probe, ENCODINGS, question.cuts)
-    if others.cores > BUSY:
+    with background_load() as background:
+        facts = measure(region, probe, ENCODINGS, request.cuts)
+    if background.cores > MAX_BACKGROUND_CORES:
         assumptions.append(
-            f"other work on this machine, {others.cores:.1f} cores of "
-            f"{number_text(allowed_cores())} while it was measured, goes on; "
-            "without it, streaming may be several times as fast: plan again "
-            "then"
+            f"other processes keep using {background.cores:.1f} of "
+            f"{number_text(allowed_cores())} cores of this machine, as they "
+            "did during the measurement; without them, streaming may be "
+            "several times as fast: plan again then"
         )
     if facts.skipped:
         assumptions.append(
-            f"cuts {', '.join(map(str, facts.skipped))}, for which there was "
-            "no time, are none of the best"
+            f"cuts {', '.join(map(str, facts.skipped))}, which there was no "
+            "time to measure, are not among the best"
         )
-    server, one_off = finder.server(facts, connection)
+    server, one_off = inputs.server(facts, connection)
     conditions = Conditions(
         link_bytes_per_second=link,
-        train_seconds=train_seconds(region, question.batch_size),
+        train_seconds=train_seconds(region, request.batch_size),
     )
 
     def problem(floor: str) -> Problem:
@@ -159,7 +162,7 @@ def advise(
             conditions,
             floor=floor,
             num_samples=num_samples,
-            epochs=question.epochs,
+            epochs=request.epochs,
             one_off=one_off,
         )
 
@@ -167,21 +170,24 @@ def advise(
         facts.cuts,
         server,
         facts.samples,
-        batch_size=question.batch_size,
+        batch_size=request.batch_size,
         input_bytes=region.form.num_bytes,
     )
-    asked = problem(question.floor)
+    requested = problem(request.floor)
     measured = _measured(facts, server, conditions)
-    coarser = FLOORS[FLOORS.index(question.floor) + 1 :]
+    coarser = FLOORS[FLOORS.index(request.floor) + 1 :]
     return PlanStudy(
+        region.freeze,
         Report(
             facts.cuts,
-            asked,
-            alternatives(asked, rule_facts),
-            model=question.name,
+            requested,
+            alternatives(requested, rule_facts),
+            model=request.name,
             notes=(*measured, *(f"{ASSUMED}{each}" for each in assumptions)),
         ),
-        what_if(solve(asked), {floor: problem(floor) for floor in coarser}),
+        what_if(
+            solve(requested), {floor: problem(floor) for floor in coarser}
+        ),
         conditions,
         facts,
         server,
@@ -192,72 +198,74 @@ def advise(
 def _measured(
     facts: LocalFacts, server: ModelProfile, conditions: Conditions
 ) -> tuple[str, ...]:
-    """What was measured, and how: sentences' beginnings."""
-    tiers = [("this machine", facts.client)]
+    """Describes what was measured and how."""
+    machines = [("this machine", facts.client)]
     if server is not facts.client:
-        tiers.append(("the worker", server))
+        machines.append(("the worker", server))
     return (
         f"link: {link_text(conditions.link_bytes_per_second)}",
         *(
             f"{name}: {profile.device_name}, {number_text(profile.cores)} "
             f"cores; layers in batches of {profile.best().batch}"
-            for name, profile in tiers
+            for name, profile in machines
         ),
         f"bytes, decoding and encoding: mean of {facts.num_probed} samples, "
         "on one core",
-        f"the training step: {seconds_text(conditions.train_seconds)} a "
-        "sample, SGD",
+        f"training step: {seconds_text(conditions.train_seconds)} per sample, "
+        "SGD",
     )
 
 
-_SAMPLES_MADE = {
+_GENERATED_SAMPLES = {
     IMAGE: "images are like a photograph of 500 x 375 pixels",
-    ARRAY: "arrays hold random numbers, stored as the model takes them,",
+    ARRAY: "arrays hold random numbers in the model's own shape and type",
 }
 
 
-class _Finder:
-    """Finds what is not on this machine, or says what it assumes."""
+class _Inputs:
+    """Measures samples, link and worker, or notes what it assumes."""
 
     def __init__(
         self,
         region: FrozenRegion,
-        question: PlanRequest,
+        request: PlanRequest,
         reporter: Reporter,
         assume: Callable[[str], None],
     ) -> None:
         self._region = region
-        self._question = question
+        self._request = request
         self._reporter = reporter
         self._assume = assume
 
     def data(
         self, connection: Connection | None, location: Location | None
     ) -> tuple[ProbeSamples, float, int]:
-        """Samples, bytes per second of the link, number of samples."""
-        question = self._question
+        """Returns samples, link in bytes per second, number of samples."""
+        request = self._request
         if connection is None or location is None:
             self._assume(
-                f"{_SAMPLES_MADE[self._region.transform.medium]} made here; "
+                f"{_GENERATED_SAMPLES[self._region.transform.medium]}; "
                 "--data measures yours"
             )
-            if question.link is None:
-                self._assume("the link has 1 Gbit/s; --link tells another")
-            if question.num_samples is None:
+            if request.link is None:
                 self._assume(
-                    f"there are {ASSUMED_SAMPLES} samples; --samples tells "
+                    "the link has 1 Gbit/s; --link sets another bandwidth"
+                )
+            if request.num_samples is None:
+                self._assume(
+                    f"there are {ASSUMED_SAMPLES} samples; --samples sets "
                     "another number"
                 )
             return (
                 reference_samples(self._region),
-                question.link or ASSUMED_LINK,
-                question.num_samples or ASSUMED_SAMPLES,
+                request.link or ASSUMED_LINK,
+                request.num_samples or ASSUMED_SAMPLES,
             )
-        if question.upload:
+        if request.upload:
             _require_hapi(connection)
         index = load_index(connection, location)
         spans = index.spans()
-        link = question.link
+        link = request.link
         if link is None:
             self._reporter.note("measuring the link")
             link = measure_link(connection, location.container, spans)
@@ -269,46 +277,46 @@ class _Finder:
             medium=self._region.transform.medium,
             most_bytes=READ_SECONDS * link,
         )
-        return probe, link, question.num_samples or len(index)
+        return probe, link, request.num_samples or len(index)
 
     def server(
         self, facts: LocalFacts, connection: Connection | None
     ) -> tuple[ModelProfile, OneOff]:
-        """The worker's profile, and what push-down costs once."""
-        if connection is None or not self._question.upload:
+        """Returns the worker's profile and the startup cost of push-down."""
+        if connection is None or not self._request.upload:
             self._assume(
                 "the storage side's worker is as fast as this machine"
-                + ("" if connection else "; --data asks the worker itself")
+                + ("" if connection else "; --data profiles the worker")
             )
             self._assume(
                 "the worker checks, loads and profiles the model in no time; "
-                "only its upload is counted"
+                "only the upload is counted"
             )
             return facts.client, OneOff(
                 package_bytes=self._region.parameter_bytes
             )
-        self._reporter.note("storing the model package unless it is there")
+        self._reporter.note("uploading the model package if needed")
         model, sent_bytes = self._region.store(
             connection, DEFAULT_MODELS_CONTAINER, self._reporter.reading
         )
-        place = f"{model.container}/{model.object}"
+        path = f"{model.container}/{model.object}"
         self._reporter.note(
-            f"stored as {place}, {bytes_text(sent_bytes)}; a job with this "
-            "model uses it"
+            f"stored as {path}, {bytes_text(sent_bytes)}; jobs with this "
+            "model use it"
             if sent_bytes
-            else f"the store has it as {place}"
+            else f"already stored as {path}"
         )
         self._reporter.note("the worker profiles the model")
         started = time.monotonic()
         profile = connection.get_profile(
             model.container, model.object, seconds=PROFILE_SECONDS
         )
-        waited = time.monotonic() - started
-        # What this very command has sent is counted: a job would have.
+        seconds = time.monotonic() - started
+        # The upload of this command counts: a job would have to do it.
         return profile, OneOff(
             package_bytes=sent_bytes,
             load_seconds=profile.load_seconds,
-            profile_seconds=max(0.0, waited - profile.load_seconds),
+            profile_seconds=max(0.0, seconds - profile.load_seconds),
         )
 
 
@@ -318,17 +326,16 @@ def _require_hapi(connection: Connection) -> None:
     except ClientError as error:
         raise ClientError(
             error.code,
-            f"{error.message}; --no-upload plans with a worker like this "
-            "machine",
+            f"{error.message}; --no-upload assumes a worker like this machine",
         ) from error
 
 
 def measure_link(
     connection: Connection, container: str, spans: Sequence[Span]
 ) -> float:
-    """Bytes per second of several plain reads at a time, undecoded.
+    """Returns the bytes per second of concurrent raw reads.
 
-    They begin small, so that a slow link takes little longer than a fast one.
+    Reads begin small, so that a slow link takes little longer than a fast one.
 
     Raises:
         HapiError: of a read.
@@ -366,26 +373,24 @@ def _beginning(span: Span, most_bytes: int) -> ByteRange:
 
 
 def train_seconds(region: FrozenRegion, batch_size: int) -> float:
-    """Seconds per sample of a step of SGD on a copy of the tail.
+    """Returns the seconds per sample of an SGD step on a copy of the tail.
+
+    The fastest of a few steps counts; 0 if there is nothing to train.
 
     Args:
-        region: of the model; its tail is left as it is.
+        region: of the model; its tail is not changed.
         batch_size: of the step.
 
-    Returns:
-        The fastest of a few, divided by the batch; 0 where there is nothing
-        to train.
-
     Raises:
-        ClientError: ``bad_configuration`` when the tail fails.
+        ClientError: ``bad_configuration`` if the tail fails.
     """
     try:
         return _train_seconds(region, batch_size)
     except (RuntimeError, TypeError, ValueError) as error:
         raise ClientError(
             "bad_configuration",
-            f"a training step of the tail fails with a batch size of "
-            f"{batch_size}: {error}; --batch-size takes that of your training",
+            f"a training step of the tail fails with batch size {batch_size}: "
+            f"{error}; set --batch-size to that of your training",
         ) from error
 
 
@@ -414,7 +419,7 @@ def _train_seconds(region: FrozenRegion, batch_size: int) -> float:
 
 
 def _any_loss(outputs: Any) -> torch.Tensor | None:
-    """A number that all outputs have a part in; None if none is trained."""
+    """Returns a loss of all outputs; None if none depends on parameters."""
     trained = [
         each.float().square().mean()
         for each in tree_leaves(outputs)

@@ -1,6 +1,6 @@
-"""A plan for people: tables, a summary, a plot; and the same as JSON.
+"""A plan as tables, summary and JSON.
 
-The JSON form (:func:`report_body`) has these keys, which stay as they are:
+The JSON form (:func:`report_body`) has these stable keys:
 
 ``plan``
     Name of the rule that made the plan; ``plans`` has it.
@@ -14,17 +14,17 @@ The JSON form (:func:`report_body`) has these keys, which stay as they are:
     List of ``name``, ``capacity``, ``unit``.
 ``cuts``
     List, cut 0 first, of ``cut``, ``name``, ``op``, ``shape``,
-    ``float32_bytes``, ``candidate`` (was it measured), ``share`` and
+    ``float32_bytes``, ``candidate`` (true if measured), ``share`` and
     ``options``: list of ``encoding``, ``bytes``, ``seconds`` (by resource,
     with all its capacity), ``samples_per_second``, ``server_bytes``,
     ``client_bytes``, ``fits``.
 ``samples``, ``epochs``, ``push_one_off_seconds``
-    What the totals are for.
+    Amount of training that the totals are for.
 ``server_limit_bytes``, ``client_limit_bytes``
-    Memory that an option may take.
+    Memory that an option may use.
 
-Seconds and bytes are per sample but for those of memory, of one-off costs
-and totals; what is infinite is null.
+Seconds and bytes are per sample, except for memory, startup costs and totals.
+Infinite numbers are null.
 """
 
 from __future__ import annotations
@@ -50,33 +50,33 @@ from hapi_splitter.units import (
 
 PLOT_SUFFIXES = (".png", ".html")
 ASSUMED = "assumed: "
-"""How notes begin on what was not measured."""
+"""Prefix of notes on values that were not measured."""
 _NAME_WIDTH = 36
 _CUTS_NOTE = (
     "Sizes are bytes of one sample on the link, in the best compression of "
-    "each number format. The share is of the samples, by the plan."
+    "each number format. share: part of the samples that the plan sends "
+    "through the cut."
 )
 _COSTS_NOTE = (
-    "For one sample in the encoding named, the plan's or else the fastest: "
-    "bytes on the link, then milliseconds of each resource, had it nothing "
-    "else to do; the largest of a row sets its pace. Memory is for one "
-    "sample; ! is more than there is."
+    "For one sample in this encoding (the plan's, otherwise the fastest): "
+    "bytes on the link, then milliseconds of each resource; the largest "
+    "limits the throughput. Memory is for one sample; ! marks more than is "
+    "available."
 )
 
 
 @dataclass(frozen=True)
 class Report:
-    """All that there is to tell.
+    """A plan with its alternatives and costs.
 
     Attributes:
         cuts: all cuts, first to last.
-        problem: what was asked.
-        plans: by rule, at least ``chosen``; as
-            :func:`hapi_splitter.planner.baseline_policies.alternatives` makes
-            them.
-        chosen: the rule whose plan is in force.
-        model: for titles.
-        notes: what the figures rest on, sentences.
+        problem: the planning problem.
+        plans: by rule, at least ``chosen``, from
+            :func:`hapi_splitter.planner.baseline_policies.alternatives`.
+        chosen: the rule whose plan is used.
+        model: name, for titles.
+        notes: sentences on measurements and assumptions.
     """
 
     cuts: tuple[CutFacts, ...]
@@ -92,12 +92,12 @@ class Report:
 
     @property
     def raw_bytes(self) -> float:
-        """Of an average sample, as it is stored."""
+        """Mean size of a stored sample."""
         streaming = next(o for o in self.problem.options if o.cut == 0)
         return streaming.use.get("link", 0.0)
 
     def options(self, cut: int) -> tuple[Option, ...]:
-        """All of a cut, the fastest first."""
+        """Returns the options of a cut, fastest first."""
         return tuple(
             sorted(
                 (o for o in self.problem.options if o.cut == cut),
@@ -106,22 +106,25 @@ class Report:
         )
 
     def shown(self, cut: int) -> Option | None:
-        """The plan's choice for a cut, else the fastest; None: unmeasured."""
+        """Returns a cut's option: the plan's, else the fastest.
+
+        None if the cut was not measured.
+        """
         used = (option for option, _ in self.plan.mix if option.cut == cut)
         return next(used, next(iter(self.options(cut)), None))
 
     def share(self, cut: int) -> float:
-        """Of the samples that the plan sends through a cut."""
+        """Returns the fraction of samples that the plan sends through it."""
         return math.fsum(w for option, w in self.plan.mix if option.cut == cut)
 
 
 def cut_table(report: Report, *, every: bool = False) -> Table:
-    """Where the model can be cut: a row for streaming and for each cut.
+    """Sizes at each cut: a row for streaming and one per cut.
 
     Args:
         report: of one plan.
-        every: also cuts that were not measured; of these only what the
-            trace says is known.
+        every: include cuts that were not measured; of these only module,
+            operator, shape and float32 size are known.
     """
     dtypes = _dtypes(report.problem.options)
     rows = tuple(
@@ -134,7 +137,7 @@ def cut_table(report: Report, *, every: bool = False) -> Table:
 
 
 def cost_table(report: Report) -> Table:
-    """What streaming and each measured cut costs."""
+    """Costs of streaming and of each measured cut."""
     resources = [resource.name for resource in report.problem.resources]
     rows = []
     for cut in (0, *(facts.index for facts in report.cuts)):
@@ -154,7 +157,7 @@ def cost_table(report: Report) -> Table:
 
 
 def plans_table(report: Report) -> Table:
-    """The plan and its alternatives."""
+    """Throughput and total time of the plan and its alternatives."""
     chosen = report.plan
     rows = [
         (
@@ -170,7 +173,7 @@ def plans_table(report: Report) -> Table:
     ]
     header = (
         "plan",
-        "what it does",
+        "routes",
         "samples/s",
         "once",
         "total",
@@ -179,9 +182,9 @@ def plans_table(report: Report) -> Table:
     )
     note = (
         f"Totals are for {number_text(report.problem.samples_to_come)} "
-        f"samples, one-off costs included. The hapi plans choose their cut by "
-        f"the published rules, with the costs measured here in the place of "
-        f"their authors' constants."
+        f"samples, startup costs included. The hapi plans choose their cut by "
+        f"the published rules, with measured costs instead of the authors' "
+        f"constants."
     )
     if missing := [name for name in POLICIES if name not in report.plans]:
         note += f" Their cut does not fit into memory: {', '.join(missing)}."
@@ -189,12 +192,12 @@ def plans_table(report: Report) -> Table:
 
 
 def summary(report: Report) -> tuple[str, ...]:
-    """The plan in a few lines."""
+    """Returns the plan and its reasons, one line each."""
     return (f"Plan: {report.plan.label}", *report.plan.reasons)
 
 
 def report_body(report: Report) -> dict[str, Any]:
-    """The JSON form; keys as in this module's description."""
+    """Returns the JSON form; the module's docstring has the keys."""
     problem = report.problem
     return {
         "plan": report.chosen,
@@ -216,16 +219,16 @@ def report_body(report: Report) -> dict[str, Any]:
 
 
 def check_plot_path(path: str | os.PathLike[str]) -> None:
-    """So that a wrong name is told before any work.
+    """Checks the suffix before any work is done.
 
     Raises:
-        ValueError: the suffix is not one of :data:`PLOT_SUFFIXES`.
+        ValueError: if the suffix is not one of :data:`PLOT_SUFFIXES`.
     """
     suffix = Path(path).suffix.lower()
     if suffix not in PLOT_SUFFIXES:
         raise ValueError(
-            f"a plot cannot be written as {os.fspath(path)!r}: its name must "
-            f"end in {' or '.join(PLOT_SUFFIXES)}"
+            f"plot is {os.fspath(path)!r}; the name must end in "
+            f"{' or '.join(PLOT_SUFFIXES)}"
         )
 
 
@@ -284,10 +287,10 @@ def _finite(number: float) -> float | None:
 
 
 def _dtypes(options: Sequence[Option]) -> list[str]:
-    """Of the encodings, in the order of their size, largest first."""
-    found = {Encoding.parse(o.encoding).dtype for o in options if o.cut}
+    """Returns the data types of the encodings, largest first."""
+    dtypes = {Encoding.parse(o.encoding).dtype for o in options if o.cut}
     return sorted(
-        found, key=lambda dtype: (-Encoding(dtype).value_bytes, dtype)
+        dtypes, key=lambda dtype: (-Encoding(dtype).value_bytes, dtype)
     )
 
 
@@ -297,7 +300,7 @@ def _cut_row(
     cut = facts.index if facts else 0
     return (
         str(cut),
-        _place(report, facts),
+        _cut_name(report, facts),
         op_text(facts.op) if facts else "",
         _shape(facts),
         *_sizes(report, facts, dtypes),
@@ -323,14 +326,14 @@ def _share_text(report: Report, cut: int) -> str:
     return percent_text(share) if share else ""
 
 
-def _place(report: Report, facts: CutFacts | None) -> str:
+def _cut_name(report: Report, facts: CutFacts | None) -> str:
     if facts is None:
         return f"stream: the sample, {bytes_text(report.raw_bytes)}"
     return shortened(facts.name, _NAME_WIDTH)
 
 
 def op_text(op: str) -> str:
-    """``conv2d`` of ``aten.conv2d.default``."""
+    """Shortens ``aten.conv2d.default`` to ``conv2d``."""
     parts = op.split(".")
     name = parts[1] if len(parts) > 1 else op
     for addition in ("_native_", "_legit", "_no_training"):
@@ -339,7 +342,7 @@ def op_text(op: str) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """Without its beginning where it is longer than the width."""
+    """Removes the beginning of a text that is longer than ``width``."""
     return text if len(text) <= width else f"…{text[len(text) - width + 1 :]}"
 
 
@@ -350,17 +353,17 @@ def _shape(facts: CutFacts | None) -> str:
 def _sizes(
     report: Report, facts: CutFacts | None, dtypes: Sequence[str]
 ) -> list[str]:
-    """Of the best compression for each number format."""
+    """Returns sizes in the best compression of each number format."""
     if facts is None:
         return [""] * len(dtypes)
-    found: dict[str, float] = {}
+    sizes: dict[str, float] = {}
     for option in report.options(facts.index):
         dtype = Encoding.parse(option.encoding).dtype
         size = option.use.get("link", 0.0)
-        found[dtype] = min(size, found.get(dtype, math.inf))
-    if not found:
-        found = {"float32": facts.float32_bytes}
-    return [bytes_text(found[d]) if d in found else "" for d in dtypes]
+        sizes[dtype] = min(size, sizes.get(dtype, math.inf))
+    if not sizes:
+        sizes = {"float32": facts.float32_bytes}
+    return [bytes_text(sizes[d]) if d in sizes else "" for d in dtypes]
 
 
 def _milliseconds(

@@ -196,7 +196,7 @@ def _decode(
     """The samples that can be decoded, and core-seconds of one."""
     found = []
     seconds = 0.0
-    failure = f"one {probe.lack}"
+    failure = f"one {probe.missing_message}"
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

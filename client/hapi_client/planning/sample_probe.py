@@ -41,7 +41,7 @@ class ProbeSamples:
 
     Attributes:
         members: the images or arrays of those that have one.
-        lack: what is said of one that has none.
+        missing_message: error of a sample without such a member.
         bytes_each: in the shards, of the average sample of the data set.
         span_samples: that one request brings, on average.
     """
@@ -49,7 +49,7 @@ class ProbeSamples:
     members: tuple[bytes, ...]
     bytes_each: float
     span_samples: float = MAX_SPAN_SAMPLES
-    lack: str = ""
+    missing_message: str = ""
 
 
 def read_samples(
@@ -98,7 +98,7 @@ def read_samples(
         )
     members = [sample.member(medium) for sample in found]
     lacks = [
-        sample.lack(medium)
+        sample.missing_message(medium)
         for sample, data in zip(found, members, strict=True)
         if data is None
     ]

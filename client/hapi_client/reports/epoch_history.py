@@ -1,4 +1,4 @@
-"""All passes of a job over its data: their reports, and what is shown."""
+"""The epochs of a job: their recorders, reports and progress bars."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from hapi_client.planning.replanner import way_label
 from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_client.reports.epoch_recorder import (
     EpochRecorder,
-    NoLine,
+    NullProgressBar,
     PlanChangeCounter,
     PlanStatus,
 )
-from hapi_client.reports.epoch_report import EpochReport, pass_name
-from hapi_client.reports.progress_bar import open_line
+from hapi_client.reports.epoch_report import EpochReport, epoch_name
+from hapi_client.reports.progress_bar import start_progress_bar
 from hapi_client.swift.traffic_counters import Traffic
 from hapi_splitter.planner.problem import Route
 from hapi_splitter.units import percent_text
 
 
 class EpochHistory:
-    """Makes tallies, and keeps what they have found.
+    """Creates the recorder of each epoch and collects the reports.
 
     Args:
-        wanted: as of :func:`hapi_client.reports.progress_bar.progress_wanted`.
-        mixer: deals the spans.
-        traffic: over the wire.
+        wanted: from :func:`hapi_client.reports.progress_bar.progress_wanted`.
+        mixer: schedules spans over routes.
+        traffic: bytes over the wire.
     """
 
     def __init__(
@@ -43,68 +43,68 @@ class EpochHistory:
         self._traffic = traffic
         self._planner: JobPlanner | None = None
         self._lock = threading.Lock()
-        self._tallies: list[EpochRecorder] = []
+        self._recorders: list[EpochRecorder] = []
         self._plans = PlanChangeCounter()
 
     def follow(self, planner: JobPlanner) -> None:
-        """From now on the cut is not fixed."""
+        """Reports plans of ``planner`` from now on: the cut is not fixed."""
         self._planner = planner
 
     def begin(
         self, epoch: int | None, split: str, *, shown: bool
     ) -> EpochRecorder:
-        """For a loader.
+        """Returns the recorder for a new loader.
 
         Args:
-            epoch: of training; None for the index's order.
+            epoch: number of the training epoch; None for evaluation.
             split: of the data.
-            shown: whether this process may show anything.
+            shown: True if this process may show a progress bar.
         """
-        # No reference to this object, which would make a cycle of the two.
-        now = partial(in_force, self._planner, self._mixer)
-        show = partial(
-            open_line,
-            pass_name(epoch, split),
+        # A reference to self would be a cycle with the recorder.
+        plan_status = partial(current_plan_status, self._planner, self._mixer)
+        start_bar = partial(
+            start_progress_bar,
+            epoch_name(epoch, split),
             wanted=self._wanted,
-            in_force=now,
+            plan_status=plan_status,
             traffic=self._traffic,
         )
-        tally = EpochRecorder(
-            # NumPy's integers are not fit for JSON.
+        recorder = EpochRecorder(
+            # JSON cannot represent NumPy's integers.
             epoch if epoch is None else operator.index(epoch),
             split,
-            in_force=now,
-            open_line=show if shown else lambda samples: NoLine(),
+            plan_status=plan_status,
+            start_bar=start_bar if shown else lambda _: NullProgressBar(),
             plans=self._plans,
         )
         with self._lock:
-            self._tallies.append(tally)
-        return tally
+            self._recorders.append(recorder)
+        return recorder
 
     @property
     def reports(self) -> list[EpochReport]:
-        """Of all that have begun, in the order of their loaders."""
+        """Reports of all epochs that have begun, in order of creation."""
         with self._lock:
-            tallies = list(self._tallies)
-        found = (tally.report for tally in tallies)
-        return [each for each in found if each is not None]
+            recorders = list(self._recorders)
+        reports = (recorder.report for recorder in recorders)
+        return [each for each in reports if each is not None]
 
     def close(self) -> None:
-        """Ends those that are under way."""
+        """Ends the epochs that still run."""
         with self._lock:
-            tallies = list(self._tallies)
-        for tally in tallies:
-            tally.end()
+            recorders = list(self._recorders)
+        for recorder in recorders:
+            recorder.end()
 
 
-def in_force(
+def current_plan_status(
     planner: JobPlanner | None, mixer: RouteScheduler[Route]
 ) -> PlanStatus:
-    """What is done at present.
+    """Returns the plan in use, or the routes in use without one.
 
     Args:
-        planner: None where the cut is fixed.
-        mixer: deals the spans.
+        planner: None if the cut is fixed.
+        mixer: schedules spans over routes.
     """
     plan = planner.plan if planner else None
     if planner is None or plan is None:
@@ -118,10 +118,10 @@ def in_force(
 
 
 def _mix_label(weights: Mapping[Route, float]) -> str:
-    """As :attr:`hapi_splitter.planner.plan.Plan.label`."""
+    """Formats weights like :attr:`hapi_splitter.planner.plan.Plan.label`."""
     if len(weights) == 1:
         return way_label(*weights)
     parts = sorted(weights.items(), key=lambda part: -part[1])
     return " + ".join(
-        f"{percent_text(weight)} {way_label(way)}" for way, weight in parts
+        f"{percent_text(weight)} {way_label(route)}" for route, weight in parts
     )

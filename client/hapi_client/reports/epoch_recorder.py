@@ -1,8 +1,7 @@
-"""What one pass over the data takes, summed up while it goes on.
+"""Sums time, traffic and samples of one epoch while it runs.
 
-The meter (:mod:`hapi_client.metrics.window_collector`) measures for the
-planner, window by window and for the job as a whole; a tally belongs to one
-loader, and nobody takes anything out of it.
+:mod:`hapi_client.metrics.window_collector` measures the whole job in windows
+for the planner; a recorder belongs to one loader and covers its whole epoch.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from hapi_protocol.feature_stream import CLOCK_STAGES
 
 @dataclass(frozen=True)
 class PlanStatus:
-    """The plan of a moment, or what is done without one.
+    """The plan in use, or how samples are read without one.
 
     Attributes:
         label: for people.
-        samples_per_second: that are predicted; None without a plan.
-        binding: resources that are in use all the time.
-        num_changes: plans so far.
+        samples_per_second: predicted throughput; None without a plan.
+        binding: resources that limit the throughput.
+        num_changes: number of plans so far.
     """
 
     label: str = "stream"
@@ -48,42 +47,46 @@ class PlanStatus:
 
 
 class PlanChangeCounter:
-    """Of a job's passes: a plan that is made between two is of the second.
+    """Assigns plan changes to epochs.
 
-    The first plan comes from a thread of its own, at any time.
+    A plan made between two epochs counts for the second one. The first plan
+    is made by another thread, at any time.
     """
 
     def __init__(self) -> None:
-        # As that of a tally: a forgotten loop may be closed meanwhile.
+        # Reentrant for the same reason as the recorder's lock.
         self._lock = threading.RLock()
-        self._under_way = 0
-        self._so_far = 0
+        self._num_running = 0
+        self._num_assigned = 0
 
     def begin(self, num_changes: int) -> int:
-        """How many plans are not of the pass that begins, of those so far."""
+        """Returns how many of the changes so far belong to earlier epochs."""
         with self._lock:
-            self._under_way += 1
-            if self._under_way > 1:
+            self._num_running += 1
+            if self._num_running > 1:
                 return num_changes
-            return min(num_changes, self._so_far)
+            return min(num_changes, self._num_assigned)
 
     def end(self, num_changes: int) -> None:
-        """A pass ends, after so many plans."""
+        """Assigns the changes so far, at the end of an epoch."""
         with self._lock:
-            self._under_way -= 1
-            self._so_far = num_changes
+            self._num_running -= 1
+            self._num_assigned = num_changes
 
 
-class Line(Protocol):
-    """What is shown of a pass; see :mod:`hapi_client.reports.progress_bar`."""
+class ProgressBar(Protocol):
+    """The display of an epoch's progress.
+
+    :mod:`hapi_client.reports.progress_bar` has one for terminals.
+    """
 
     def add(self, samples: int) -> None: ...
 
     def close(self) -> None: ...
 
 
-class NoLine:
-    """Nothing is shown."""
+class NullProgressBar:
+    """Shows nothing."""
 
     def add(self, samples: int) -> None:
         pass
@@ -93,14 +96,16 @@ class NoLine:
 
 
 class EpochRecorder:
-    """Sums of one pass; thread-safe.
+    """Records one epoch of training or evaluation. Thread-safe.
 
     Args:
-        epoch: of training; None for the index's order.
+        epoch: number of the training epoch; None for evaluation, which reads
+            samples in the order of the index.
         split: of the data.
-        in_force: asked for after each batch.
-        open_line: called with the samples to come when the pass begins.
-        plans: of all passes of the job.
+        plan_status: returns the present plan; called after each batch.
+        start_bar: called with the number of remaining samples when the epoch
+            begins.
+        plans: counter of the job's plan changes.
         clock: monotonic seconds.
     """
 
@@ -109,20 +114,21 @@ class EpochRecorder:
         epoch: int | None = None,
         split: str = TRAIN,
         *,
-        in_force: Callable[[], PlanStatus] = PlanStatus,
-        open_line: Callable[[int], Line] = lambda samples: NoLine(),
+        plan_status: Callable[[], PlanStatus] = PlanStatus,
+        start_bar: Callable[[int], ProgressBar] = lambda _: NullProgressBar(),
         plans: PlanChangeCounter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._epoch = epoch
         self._split = split
-        self._in_force = in_force
-        self._open_line = open_line
+        self._plan_status = plan_status
+        self._start_bar = start_bar
         self._plans = plans or PlanChangeCounter()
         self._clock = clock
-        # Python's collector may close a forgotten loop in this very thread.
+        # Reentrant: the garbage collector may close an abandoned loop, and
+        # so end its epoch, in the thread that holds the lock.
         self._lock = threading.RLock()
-        self._line: Line = NoLine()
+        self._bar: ProgressBar = NullProgressBar()
         self._expected: tuple[int, int] | None = None
         self._report: EpochReport | None = None
         self._traffic = TrafficCount()
@@ -134,23 +140,23 @@ class EpochRecorder:
         self._storage_cpu = 0.0
         self._num_batches = self._num_samples = self._num_skipped = 0
         self._prediction: defaultdict[str, float] = defaultdict(float)
-        self._started = self._seen = 0.0
+        self._started = self._last_batch = 0.0
         self._plans_before = 0
         self._has_failed = False
 
     # --- the training loop's thread ---
 
     @contextmanager
-    def running(self, reading: ReadPlan) -> Iterator[None]:
-        """What happens inside is the pass."""
+    def running(self, read_plan: ReadPlan) -> Iterator[None]:
+        """Covers the epoch: records until the context ends."""
         with self._lock:
-            self._started = self._seen = self._clock()
-            samples = sum(len(batch) for batch in reading.batches)
-            self._expected = len(reading.batches), samples
+            self._started = self._last_batch = self._clock()
+            samples = sum(len(batch) for batch in read_plan.batches)
+            self._expected = len(read_plan.batches), samples
             self._plans_before = self._plans.begin(
-                self._in_force().num_changes
+                self._plan_status().num_changes
             )
-        self._line = self._open_line(samples)
+        self._bar = self._start_bar(samples)
         try:
             yield
         except Exception:
@@ -160,11 +166,11 @@ class EpochRecorder:
             self.end()
 
     def end(self) -> None:
-        """The pass is over, or given up; more than once does no harm."""
-        self._line.close()
+        """Ends the epoch, finished or not; further calls do nothing."""
+        self._bar.close()
         with self._lock:
-            # What it holds is not kept for as long as the report.
-            self._line = NoLine()
+            # The recorder outlives the bar and what the bar refers to.
+            self._bar = NullProgressBar()
             if self._expected is not None and self._report is None:
                 self._predict(0)
                 report = self._report = self._summed(*self._expected)
@@ -172,39 +178,39 @@ class EpochRecorder:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """What happens inside is a stage of :data:`LOOP_STAGES`."""
+        """Adds the time inside to a stage of :data:`LOOP_STAGES`."""
         started = self._clock()
         try:
             yield
         finally:
-            spent = self._clock() - started
+            seconds = self._clock() - started
             with self._lock:
-                self._loop[name] += spent
+                self._loop[name] += seconds
 
     def came(self, cut: int, samples: int, skipped: int) -> None:
-        """Notes a span's samples that the loop will be given."""
+        """Counts the samples of a span that the loop will receive."""
         with self._lock:
             self._by_cut[cut] += samples
             self._num_skipped += skipped
 
     def delivered(self, samples: int) -> None:
-        """Notes a batch, before the loop has it."""
+        """Counts a batch, before the loop receives it."""
         with self._lock:
             self._num_batches += 1
             self._num_samples += samples
             self._predict(samples)
-        self._line.add(samples)
+        self._bar.add(samples)
 
     def _predict(self, samples: int) -> None:
-        """What the plan has said of the time since the last batch."""
+        """Sums what the plan predicted for the time since the last batch."""
         now = self._clock()
-        rate = self._in_force().samples_per_second
+        rate = self._plan_status().samples_per_second
         if rate:
             sums = self._prediction
-            sums["seconds"] += now - self._seen
+            sums["seconds"] += now - self._last_batch
             sums["samples"] += samples
             sums["predicted_seconds"] += samples / rate
-        self._seen = now
+        self._last_batch = now
 
     # --- threads that fetch ---
 
@@ -212,18 +218,18 @@ class EpochRecorder:
     def fetching(
         self, traffic: Traffic, counters: JobCounters
     ) -> Iterator[None]:
-        """What the running thread adds to these inside is the pass's."""
+        """Counts traffic and events of the calling thread for the epoch."""
         traffic_before, counts_before = traffic.of_thread, counters.of_thread
         try:
             yield
         finally:
-            more = counters.of_thread - counts_before
+            counts = counters.of_thread - counts_before
             with self._lock:
                 self._traffic += traffic.of_thread - traffic_before
-                self._counts += more
+                self._counts += counts
 
     def loaded(self, report: SpanMetrics) -> None:
-        """Notes what a span took."""
+        """Adds the time that a span took."""
         unpacking = report.unpack_cpu_seconds
         with self._lock:
             for stage, seconds in report.server_seconds.items():
@@ -237,7 +243,7 @@ class EpochRecorder:
 
     @property
     def report(self) -> EpochReport | None:
-        """So far, if it is under way; None before it begins."""
+        """The report so far; None before the epoch begins."""
         with self._lock:
             if self._expected is None:
                 return None
@@ -246,7 +252,7 @@ class EpochRecorder:
     def _summed(
         self, expected_batches: int, expected_samples: int
     ) -> EpochReport:
-        traffic, counts, now = self._traffic, self._counts, self._in_force()
+        traffic, counts, now = self._traffic, self._counts, self._plan_status()
         sums = self._prediction
         predicted = None
         if sums["predicted_seconds"]:

@@ -1,8 +1,8 @@
-"""What one pass over the data took: figures, text, JSON.
+"""The report of one epoch: fields, text, JSON.
 
-The JSON form (:func:`report_body`) has the names of the attributes of
-:class:`EpochReport`, its properties among them, as keys; they stay as they
-are. A file has these under the key ``reports``, a list.
+The JSON keys (:func:`report_body`) are the attributes and properties of
+:class:`EpochReport`; they are stable. A file has a list of these objects
+under the key ``reports``.
 """
 
 from __future__ import annotations
@@ -25,67 +25,66 @@ WAITING, LAYERS, TRAINING = "waiting", "layers", "training"
 PLANNING = "planning"
 LOOP_STAGES = (WAITING, LAYERS, TRAINING, PLANNING)
 _MIN_SECONDS = 1e-3
-"""Stages of less are left out of texts."""
+"""Shorter stages are left out of texts."""
 FETCH, DECODE = "fetch", "decode"
 FETCH_STAGES = (FETCH, DECODE)
 
 
 @dataclass(frozen=True)
 class EpochReport:
-    """Figures of one pass of ``job.loader`` over its data, on this rank.
+    """Report of one epoch of ``job.loader``, on this rank.
 
-    Seconds are those of the clock, but where they are called core-seconds.
-    ``loop_seconds`` are of one thread and no more than ``seconds``;
-    ``fetch_seconds`` and ``storage_seconds`` are sums over requests that run
-    beside one another, and may be more.
+    Seconds are wall-clock seconds unless called core-seconds.
+    ``loop_seconds`` belong to one thread and sum to at most ``seconds``;
+    ``fetch_seconds`` and ``storage_seconds`` are sums over concurrent
+    requests and may be larger.
 
     Attributes:
-        epoch: number of the training epoch; None for a pass in the index's
-            order, as evaluation makes it.
+        epoch: number of the training epoch; None for evaluation, which reads
+            samples in the order of the index.
         split: of the data.
-        is_finished: whether the loop was given all batches.
-        samples: that the loop was given.
-        expected_samples: of the whole pass; of a resumed epoch, what was
-            left of it.
+        is_finished: True if the loop received all batches.
+        samples: received by the loop.
+        expected_samples: of the whole epoch; of a resumed epoch, of its
+            remainder.
         seconds: from the first request to the end of the loop.
-        received_bytes: bodies of the answers to its requests, failed and
-            repeated ones too.
-        sent_bytes: bodies of these requests.
-        requests: these.
-        storage_seconds: of pushed samples next to the data, by stage:
-            ``queue`` (waiting for a turn on the device), ``read``, ``decode``,
+        received_bytes: response bodies, including failed and repeated
+            requests.
+        sent_bytes: request bodies.
+        requests: number of requests.
+        storage_seconds: time of pushed-down samples on the storage side, by
+            stage: ``queue`` (waiting for the device), ``read``, ``decode``,
             ``forward``, ``encode`` and ``send_blocked`` (the link or the
-            client took no more). Nothing of plain reads, nor of kept
-            features.
-        storage_cpu_seconds: core-seconds of the worker for these.
-        fetch_seconds: of the threads here that fetch: ``fetch`` (requests,
-            from the question to the last byte; the work of the storage tier
-            for pushed samples is in it) and ``decode`` (core-seconds: images
-            decoded, features unpacked).
-        loop_seconds: of the training loop's thread: ``waiting`` for data,
-            ``layers`` behind the cut, ``training`` (the body of the loop),
-            ``planning`` (a plan is measured or looked at again); the rest of
-            ``seconds`` makes batches. An accelerator works on while the
-            thread goes on, and its seconds fall where the thread waits for
-            it.
-        samples_by_cut: by the cut at which they came, 0 for images. Of an
-            unfinished pass also those that the loop was not given yet.
-        cached_samples: whose features the store had kept.
-        retries: requests that were repeated.
-        fallbacks: spans that were streamed because push-down failed, or left
-            out a sample that can be decoded here.
-        skipped_samples: left out under ``on_error="skip"``.
-        saturated_features: that the encoding clipped.
-        plan: in force at its end: ``60 % cut 9 · uint8 + 40 % stream``.
-        plan_changes: meanwhile or since the pass before it, a first plan
-            included.
-        predicted_samples_per_second: of the plans in force, for the samples
-            that came under one; None where none did.
-        measured_per_predicted: how fast these came, over that; None where
-            some had been kept, of which no plan tells.
-        limited_by: resources that are in use all the time by the last plan:
+            client accepts no more). Raw reads and cached features have none.
+        storage_cpu_seconds: core-seconds of the worker for these samples.
+        fetch_seconds: time of the client's fetching threads: ``fetch``
+            (requests, from sending to the last byte; contains the storage
+            side's time for pushed-down samples) and ``decode``
+            (core-seconds for decoding images and unpacking features).
+        loop_seconds: time of the training loop's thread: ``waiting`` for
+            data, ``layers`` after the cut, ``training`` (the loop's body),
+            ``planning`` (measurements for a plan and re-plans); the rest of
+            ``seconds`` assembles batches. Time of an accelerator counts where
+            the thread waits for it.
+        samples_by_cut: number of samples by cut, 0 for raw reads. Of an
+            unfinished epoch, includes samples that the loop has not received.
+        cached_samples: samples whose features were cached in Swift.
+        retries: repeated requests.
+        fallbacks: spans read raw because push-down failed or could not
+            decode one of their samples.
+        skipped_samples: left out because of ``on_error="skip"``.
+        saturated_features: clipped by the encoding.
+        plan: in use at the end: ``60 % cut 9 · uint8 + 40 % stream``.
+        plan_changes: during the epoch and since the previous one, the first
+            plan included.
+        predicted_samples_per_second: throughput predicted by the plans for
+            the samples read under one; None without a plan.
+        measured_per_predicted: measured throughput of these samples divided
+            by the prediction; None if some were cached, because plans do not
+            predict those.
+        limited_by: resources that limit the throughput by the last plan:
             ``link``, ``server cpu``, ``server device``, ``client cpu``,
-            ``client device``; none without a plan.
+            ``client device``; empty without a plan.
     """
 
     epoch: int | None = None
@@ -115,8 +114,8 @@ class EpochReport:
 
     @property
     def name(self) -> str:
-        """``epoch 3``, or the split."""
-        return pass_name(self.epoch, self.split)
+        """``epoch 3``, or the name of the split."""
+        return epoch_name(self.epoch, self.split)
 
     @property
     def samples_per_second(self) -> float:
@@ -124,25 +123,25 @@ class EpochReport:
 
     @property
     def waiting_share(self) -> float:
-        """Of its seconds, the part in which the loop had no data."""
+        """Fraction of the seconds in which the loop waited for data."""
         waiting = self.loop_seconds.get(WAITING, 0.0)
         return waiting / self.seconds if self.seconds else 0.0
 
     def __str__(self) -> str:
-        """A few lines for people."""
+        """Formats the report as a few lines for people."""
         return "\n".join(
             [
-                self._pace_text(),
+                self._throughput_text(),
                 f"  plan: {self._plan_text()}",
                 f"  over the wire: {self._wire_text()}",
                 f"  training loop: {_stages_text(self.loop_seconds)}",
                 f"  fetching threads: {_stages_text(self.fetch_seconds)}",
-                f"  storage tier: {_stages_text(self.storage_seconds)}",
+                f"  storage side: {_stages_text(self.storage_seconds)}",
                 f"  samples: {self._samples_text()}",
             ]
         )
 
-    def _pace_text(self) -> str:
+    def _throughput_text(self) -> str:
         count = count_text(self.samples, "sample")
         if not self.is_finished:
             count += f" of {self.expected_samples:,}, unfinished,"
@@ -179,11 +178,11 @@ class EpochReport:
             for cut, count in sorted(self.samples_by_cut.items())
         ]
         for count, noun in (
-            (self.cached_samples, "kept sample"),
+            (self.cached_samples, "cached sample"),
             (self.skipped_samples, "skipped sample"),
             (self.saturated_features, "saturated feature"),
             (self.retries, "retry"),
-            (self.fallbacks, "fall-back"),
+            (self.fallbacks, "fallback"),
         ):
             if count:
                 plural = "retries" if noun == "retry" else ""
@@ -191,8 +190,8 @@ class EpochReport:
         return ", ".join(parts) or "none"
 
 
-def pass_name(epoch: int | None, split: str) -> str:
-    """``epoch 3``, or the split that was gone through in its order."""
+def epoch_name(epoch: int | None, split: str) -> str:
+    """Returns ``epoch 3``, or the name of the split that is evaluated."""
     if epoch is not None:
         return f"epoch {epoch}"
     return f"{split}, in order" if split == TRAIN else split
@@ -208,7 +207,7 @@ def _stages_text(seconds: Mapping[str, float]) -> str:
 
 
 def report_body(report: EpochReport) -> dict[str, Any]:
-    """The JSON form."""
+    """Returns the JSON form of a report."""
     body: dict[str, Any] = {"name": report.name}
     for each in fields(report):
         body[each.name] = getattr(report, each.name)
@@ -223,36 +222,36 @@ def report_body(report: EpochReport) -> dict[str, Any]:
 
 
 def report_from_body(body: Any) -> EpochReport:
-    """Reads what :func:`report_body` has made; unknown keys are ignored.
+    """Reads the JSON form of a report; unknown keys are ignored.
 
     Raises:
-        ValueError: naming the key that is missing or makes no sense.
+        ValueError: naming the key that is missing or has a wrong value.
     """
     if not isinstance(body, Mapping):
-        raise ValueError(f"{body!r:.80} stands where a report should")
-    given = {}
+        raise ValueError(f"{body!r:.80} is not a JSON object")
+    values = {}
     for each in fields(EpochReport):
         if each.name not in body:
-            raise ValueError(f"a report has no {each.name!r}")
+            raise ValueError(f"key {each.name!r} is missing")
         value = body[each.name]
         try:
-            given[each.name] = _READERS[str(each.type)](value)
+            values[each.name] = _READERS[str(each.type)](value)
         except (TypeError, ValueError, AttributeError) as error:
             raise ValueError(
-                f"{each.name} is {value!r:.80}; that should be {error}"
+                f"{each.name} is {value!r:.80}; expected {error}"
             ) from error
-    return EpochReport(**given)
+    return EpochReport(**values)
 
 
 def _count(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError("a whole number from 0 on")
+        raise ValueError("a whole number >= 0")
     return value
 
 
 def _amount(value: Any) -> float:
     if type(value) not in (int, float) or not 0 <= value < math.inf:
-        raise ValueError("a number from 0 on")
+        raise ValueError("a number >= 0")
     return float(value)
 
 
@@ -278,7 +277,7 @@ def _counts(value: Any) -> dict[int, int]:
     if not isinstance(value, Mapping) or not all(
         key.isdecimal() for key in value
     ):
-        raise ValueError("samples by the number of a cut")
+        raise ValueError("numbers of samples by cut")
     return {int(cut): _count(count) for cut, count in value.items()}
 
 

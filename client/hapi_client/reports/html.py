@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def svg_element(figure: Figure) -> str:
-    """Any figure, the same for the same figure."""
+    """Renders a figure as ``<svg>``; equal figures give equal text."""
     import matplotlib as mpl
 
     buffer = io.StringIO()
-    # Without these the same plan would give another file each time.
+    # Random ids and the date would make each file different.
     with mpl.rc_context({"svg.hashsalt": "hapi"}):
         figure.savefig(
             buffer, format="svg", metadata={"Date": None, "Creator": None}
@@ -28,11 +28,11 @@ def svg_element(figure: Figure) -> str:
 
 
 def html_document(title: str, parts: Sequence[str]) -> str:
-    """A whole file.
+    """Returns an HTML document that loads no other file.
 
     Args:
-        title: as text.
-        parts: as HTML, one below the other.
+        title: plain text.
+        parts: HTML elements, one below the other.
     """
     title = html.escape(title)
     content = "\n".join(parts)
@@ -54,22 +54,18 @@ tr:nth-child(even) {{ background: #f3f3f3; }}
 
 
 def html_section(title: str, content: str) -> str:
-    """
-    Args:
-        title: as text.
-        content: as HTML.
-    """
+    """Returns HTML ``content`` below a heading of plain text."""
     return f"<h2>{html.escape(title)}</h2>\n{content}"
 
 
 def html_list(lines: Sequence[str]) -> str:
-    """Of lines of text."""
+    """Returns lines of plain text as a list."""
     items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
     return f"<ul>{items}</ul>"
 
 
 def html_table(table: Table) -> str:
-    """A table of text, with its note below."""
+    """Returns a table of plain text with its note below."""
 
     def row(cells: Sequence[str], tag: str) -> str:
         content = "".join(

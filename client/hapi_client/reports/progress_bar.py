@@ -1,7 +1,7 @@
-"""How far a pass over the data is, in one line on a terminal.
+"""A progress bar for each epoch on a terminal.
 
-The line is tqdm's, below those of the user's own bars. It vanishes when the
-pass ends, however it does; what the user prints meanwhile stands above it.
+The bar is tqdm's, below the user's own bars. It vanishes when the epoch ends
+or fails; prints and warnings of the meantime stay above it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
-from hapi_client.reports.epoch_recorder import Line, NoLine, PlanStatus
+from hapi_client.reports.epoch_recorder import (
+    NullProgressBar,
+    PlanStatus,
+    ProgressBar,
+)
 from hapi_client.reports.terminal import (
     TqdmLogHandler,
     TqdmSafeStream,
     is_terminal,
+    make_bar,
 )
 from hapi_client.swift.traffic_counters import Traffic
 from hapi_protocol.errors import ClientError
@@ -25,8 +29,8 @@ from hapi_protocol.errors import ClientError
 ENVIRONMENT = "HAPI_PROGRESS"
 REDRAW_SECONDS = 0.2
 SMOOTHING = 0.3
-"""Of the newest interval in the moving averages of rates, as tqdm has it."""
-PLAN_WIDTH = 40
+"""Smoothing weight of the newest interval in moving averages of rates."""
+MAX_PLAN_CHARACTERS = 40
 BAR_FORMAT = (
     "{desc} |{bar}| {n_fmt}/{total_fmt}, {remaining} left, "
     "{rate_noinv_fmt}{postfix}"
@@ -36,14 +40,14 @@ BAR_FORMAT = (
 def progress_wanted(
     progress: bool | None, environ: Mapping[str, str]
 ) -> bool | None:
-    """Whether lines are shown; None where there is somebody to see them.
+    """Returns if progress is shown; None if only on a terminal or notebook.
 
     Args:
-        progress: what a program says; None leaves it to the environment.
-        environ: with ``HAPI_PROGRESS``, or without.
+        progress: the program's choice; None leaves it to the environment.
+        environ: environment variables; ``HAPI_PROGRESS`` is read.
 
     Raises:
-        ClientError: ``bad_configuration`` for a value that is none.
+        ClientError: ``bad_configuration`` for another value than 0 and 1.
     """
     if progress is not None:
         return progress
@@ -51,34 +55,34 @@ def progress_wanted(
     if value not in (None, "0", "1"):
         raise ClientError(
             "bad_configuration",
-            f"{ENVIRONMENT} is {value!r}; 0 shows no progress, 1 shows it "
-            "also without a terminal, and unset where there is one",
+            f"{ENVIRONMENT} is {value!r}; set 0 to never show progress, 1 to "
+            "show it without a terminal, too, or unset it",
         )
     return None if value is None else value == "1"
 
 
-def open_line(
+def start_progress_bar(
     name: str,
-    samples: int,
+    num_samples: int,
     *,
     wanted: bool | None,
-    in_force: Callable[[], PlanStatus],
+    plan_status: Callable[[], PlanStatus],
     traffic: Traffic,
-) -> Line:
-    """A line for one pass, or nothing.
+) -> ProgressBar:
+    """Starts the progress bar of an epoch, or one that shows nothing.
 
     Args:
-        name: of the pass.
-        samples: that are to come.
-        wanted: as of :func:`progress_wanted`.
-        in_force: the present plan.
-        traffic: over the wire.
+        name: of the epoch.
+        num_samples: remaining samples of the epoch.
+        wanted: from :func:`progress_wanted`.
+        plan_status: returns the present plan.
+        traffic: bytes over the wire.
     """
     if wanted is None:
-        wanted = _is_watched()
+        wanted = is_terminal(sys.stderr) or _is_notebook()
     if not wanted or _is_loader_worker():
-        return NoLine()
-    return ProgressLine(name, samples, in_force, traffic)
+        return NullProgressBar()
+    return TqdmProgressBar(name, num_samples, plan_status, traffic)
 
 
 def _is_loader_worker() -> bool:
@@ -87,19 +91,15 @@ def _is_loader_worker() -> bool:
     return get_worker_info() is not None
 
 
-def _is_watched() -> bool:
-    return is_terminal(sys.stderr) or _is_notebook()
-
-
 def _is_notebook() -> bool:
-    # As tqdm.autonotebook asks, but without an import.
+    # The test of tqdm.autonotebook, without importing anything.
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     return shell is not None and "IPKernelApp" in shell.config
 
 
-class ProgressLine:
-    """A line that is shown until it is closed.
+class TqdmProgressBar:
+    """A bar with throughput, traffic, limiting resource and plan.
 
     ::
 
@@ -107,94 +107,87 @@ class ProgressLine:
         limit link, cut 42 · float16
 
     Args:
-        name: of the pass.
-        samples: that are to come.
-        in_force: the present plan.
-        traffic: over the wire.
+        name: of the epoch.
+        num_samples: remaining samples of the epoch.
+        plan_status: returns the present plan.
+        traffic: bytes over the wire.
         clock: monotonic seconds.
     """
 
     def __init__(
         self,
         name: str,
-        samples: int,
-        in_force: Callable[[], PlanStatus],
+        num_samples: int,
+        plan_status: Callable[[], PlanStatus],
         traffic: Traffic,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        # It takes a while, and only this needs it.
+        # Imported late: it takes a while, and only bars need it.
         from tqdm.std import EMA
 
-        self._in_force = in_force
+        self._plan_status = plan_status
         self._traffic = traffic
         self._clock = clock
         self._lock = threading.RLock()
-        self._bytes_before, self._seconds_before = self._bytes(), clock()
-        self._new_bytes, self._new_seconds = EMA(SMOOTHING), EMA(SMOOTHING)
-        self._undrawn = 0
-        self._bar = _bar_class()(
-            total=samples,
+        self._bytes_before, self._seconds_before = self._num_bytes(), clock()
+        self._mean_bytes, self._mean_seconds = EMA(SMOOTHING), EMA(SMOOTHING)
+        self._undrawn_samples = 0
+        self._bar = make_bar(
             desc=name,
+            total=num_samples,
             unit=" samples",
             bar_format=BAR_FORMAT,
             smoothing=SMOOTHING,
             mininterval=0,
             miniters=1,
-            leave=False,
-            dynamic_ncols=True,
             postfix=self._postfix(0.0),
-            file=sys.stderr,
         )
-        self._beside = TqdmSafeStream()
-        self._log = _OwnWarnings()
+        self._stdout = TqdmSafeStream()
+        self._warnings = _WarningsAboveBars()
 
     def add(self, samples: int) -> None:
-        """Notes samples; draws a few times a second."""
-        self._undrawn += samples
+        """Counts samples; draws at most once in ``REDRAW_SECONDS``."""
+        self._undrawn_samples += samples
         now = self._clock()
         seconds = now - self._seconds_before
-        if seconds < REDRAW_SECONDS or self._beside.has_open_line:
+        if seconds < REDRAW_SECONDS or self._stdout.has_incomplete_line:
             return
         self._seconds_before = now
-        before, self._bytes_before = self._bytes_before, self._bytes()
-        rate = self._new_bytes(self._bytes_before - before)
-        rate /= self._new_seconds(seconds)
+        before, self._bytes_before = self._bytes_before, self._num_bytes()
+        bytes_per_second = self._mean_bytes(self._bytes_before - before)
+        bytes_per_second /= self._mean_seconds(seconds)
         with self._lock:
-            self._bar.set_postfix_str(self._postfix(rate), refresh=False)
-            self._bar.update(self._undrawn)
-        self._undrawn = 0
+            postfix = self._postfix(bytes_per_second)
+            self._bar.set_postfix_str(postfix, refresh=False)
+            self._bar.update(self._undrawn_samples)
+        self._undrawn_samples = 0
 
     def close(self) -> None:
         with self._lock:
-            self._log.end()
-            self._beside.end()
+            self._warnings.end()
+            self._stdout.end()
             self._bar.close()
 
-    def _bytes(self) -> int:
+    def _num_bytes(self) -> int:
         return self._traffic.count().total_bytes
 
     def _postfix(self, bytes_per_second: float) -> str:
-        now = self._in_force()
+        status = self._plan_status()
         parts = [f"{bytes_per_second / 1e6:.1f} MB/s"]
-        if now.binding:
-            parts.append(f"limit {' + '.join(now.binding)}")
-        plan = now.label
-        if len(plan) > PLAN_WIDTH:
-            plan = f"{plan[: PLAN_WIDTH - 1]}…"
+        if status.binding:
+            parts.append(f"limit {' + '.join(status.binding)}")
+        plan = status.label
+        if len(plan) > MAX_PLAN_CHARACTERS:
+            plan = f"{plan[: MAX_PLAN_CHARACTERS - 1]}…"
         return ", ".join([*parts, plan])
 
 
-def _bar_class() -> Any:
-    from tqdm.auto import tqdm
+class _WarningsAboveBars:
+    """Shows our warnings above bars if the program configured no logging.
 
-    # No thread of tqdm's own, which would outlive the line.
-    return type("Bar", (tqdm,), {"monitor_interval": 0})
-
-
-class _OwnWarnings:
-    """Shows our warnings above the line, where a program has set up no log:
-    Python would write them into it."""
+    Python's handler of last resort would write them into the bar.
+    """
 
     def __init__(self) -> None:
         self._logger = logging.getLogger("hapi_client")

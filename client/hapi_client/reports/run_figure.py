@@ -1,5 +1,4 @@
-"""The picture of a run, pass by pass. Import this only where it is wanted:
-it needs Matplotlib."""
+"""Draws the epochs of a run. Importing it imports matplotlib."""
 
 from __future__ import annotations
 
@@ -24,26 +23,26 @@ _Key = TypeVar("_Key")
 _REST = "rest"
 _S = "seconds"
 _S_SUMMED = "seconds, summed over requests"
-_LOOP_LOOKS = {
+_LOOP_STYLES = {
     "waiting": ("waiting for data", "#c2185b"),
-    "layers": ("layers behind the cut", "#3f7f3a"),
+    "layers": ("layers after the cut", "#3f7f3a"),
     "training": ("the loop's own step", "#1d4420"),
     "planning": ("planning", "#8c6bb1"),
-    _REST: ("making batches, the rest", "#cccccc"),
+    _REST: ("assembling batches, rest", "#cccccc"),
 }
-_FETCH_LOOKS = {
-    FETCH: ("requests: asking, waiting, receiving", "#4878b8"),
+_FETCH_STYLES = {
+    FETCH: ("requests: sending, waiting, receiving", "#4878b8"),
     DECODE: ("decoding images, unpacking features", "#a6cf8c"),
 }
-_STORAGE_LOOKS = {
+_STORAGE_STYLES = {
     "queue": ("waiting for the device", "#bbbbbb"),
     "read": ("reading from Swift", "#f9dcc0"),
     "decode": ("decoding images", "#f2b36b"),
     "forward": ("first layers of the model", "#c8601d"),
     "encode": ("encoding features", "#7f3b08"),
-    "send_blocked": ("blocked: the link takes no more", "#4878b8"),
+    "send_blocked": ("blocked: the link accepts no more", "#4878b8"),
 }
-_WIRE_LOOKS = {
+_WIRE_STYLES = {
     "received_bytes": ("received", "#4878b8"),
     "sent_bytes": ("sent", "#b8cde8"),
 }
@@ -59,40 +58,43 @@ _STREAM_COLOUR = "#4878b8"
 _MEASURED, _PREDICTED = "#3f7f3a", "#c2185b"
 _WIDTH_INCHES, _HEIGHT_INCHES = 12.5, 14.0
 _MAX_LABELS = 12
-_MIN_PART = 0.002
-"""Of the highest bar: less cannot be seen."""
-_MIN_PLACES = 6
+_MIN_VISIBLE_RATIO = 0.002
+"""Parts smaller than this ratio of the highest bar are not drawn."""
+_MIN_BAR_PLACES = 6
 
 
 def figure(reports: Sequence[EpochReport]) -> Figure:
-    """Six pictures side by side.
+    """Returns six plots: throughput, cuts, traffic and times.
 
     Args:
-        reports: of one pass at least.
+        reports: of at least one epoch.
     """
     layout = ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.12)
-    made = Figure(figsize=(_WIDTH_INCHES, _HEIGHT_INCHES), layout=layout)
-    axes = made.subplots(3, 2)
-    _draw_pace(axes[0, 0], reports)
+    drawing = Figure(figsize=(_WIDTH_INCHES, _HEIGHT_INCHES), layout=layout)
+    axes = drawing.subplots(3, 2)
+    _draw_throughput(axes[0, 0], reports)
     _draw_cuts(axes[0, 1], reports)
-    _draw_stacks(axes[1, 0], reports, _loop_seconds, _LOOP_LOOKS)
-    _dress(axes[1, 0], reports, "Training loop: where its time went", _S)
-    _draw_stacks(axes[1, 1], reports, _wire_bytes, _WIRE_LOOKS)
-    _dress(axes[1, 1], reports, "Over the wire", "bytes")
+    _draw_stacks(axes[1, 0], reports, _loop_seconds, _LOOP_STYLES)
+    _format_axes(axes[1, 0], reports, "Training loop: time by stage", _S)
+    _draw_stacks(axes[1, 1], reports, _wire_bytes, _WIRE_STYLES)
+    _format_axes(axes[1, 1], reports, "Traffic", "bytes")
     axes[1, 1].yaxis.set_major_formatter(
         FuncFormatter(lambda y, _: bytes_text(y))
     )
-    _draw_stacks(axes[2, 0], reports, lambda r: r.fetch_seconds, _FETCH_LOOKS)
-    _dress(
-        axes[2, 0], reports, "Fetching threads here, all together", _S_SUMMED
+    _draw_stacks(axes[2, 0], reports, lambda r: r.fetch_seconds, _FETCH_STYLES)
+    _format_axes(
+        axes[2, 0],
+        reports,
+        "Fetching threads, summed",
+        _S_SUMMED,
     )
     _draw_stacks(
-        axes[2, 1], reports, lambda r: r.storage_seconds, _STORAGE_LOOKS
+        axes[2, 1], reports, lambda r: r.storage_seconds, _STORAGE_STYLES
     )
-    _dress(
-        axes[2, 1], reports, "Storage tier, all requests together", _S_SUMMED
+    _format_axes(
+        axes[2, 1], reports, "Storage side, all requests summed", _S_SUMMED
     )
-    return made
+    return drawing
 
 
 def _loop_seconds(report: EpochReport) -> Mapping[str, float]:
@@ -107,7 +109,7 @@ def _wire_bytes(report: EpochReport) -> Mapping[str, float]:
     }
 
 
-def _draw_pace(axes: Axes, reports: Sequence[EpochReport]) -> None:
+def _draw_throughput(axes: Axes, reports: Sequence[EpochReport]) -> None:
     places = range(len(reports))
     axes.bar(
         places,
@@ -129,22 +131,22 @@ def _draw_pace(axes: Axes, reports: Sequence[EpochReport]) -> None:
             markersize=7,
             label="predicted by the plan",
         )
-    _dress(axes, reports, "How fast", "samples per second")
+    _format_axes(axes, reports, "Throughput", "samples per second")
 
 
 def _draw_cuts(axes: Axes, reports: Sequence[EpochReport]) -> None:
     cuts = sorted({cut for each in reports for cut in each.samples_by_cut})
     pushed = [cut for cut in cuts if cut]
-    looks = {0: ("images (streamed)", _STREAM_COLOUR)} | {
+    styles = {0: ("raw reads", _STREAM_COLOUR)} | {
         cut: (f"cut {cut}", _CUT_COLOURS[number % len(_CUT_COLOURS)])
         for number, cut in enumerate(pushed)
     }
-    _draw_stacks(axes, reports, lambda r: r.samples_by_cut, looks)
-    kept = [each.cached_samples for each in reports]
-    if any(kept):
+    _draw_stacks(axes, reports, lambda r: r.samples_by_cut, styles)
+    cached = [each.cached_samples for each in reports]
+    if any(cached):
         axes.bar(
             range(len(reports)),
-            kept,
+            cached,
             bottom=[
                 sum(each.samples_by_cut.values()) - each.cached_samples
                 for each in reports
@@ -153,31 +155,31 @@ def _draw_cuts(axes: Axes, reports: Sequence[EpochReport]) -> None:
             edgecolor="#444444",
             linewidth=0,
             hatch="///",
-            label="kept by the store",
+            label="cached in Swift",
         )
-    _dress(axes, reports, "How the samples came", "samples")
+    _format_axes(axes, reports, "Samples by cut", "samples")
 
 
 def _draw_stacks(
     axes: Axes,
     reports: Sequence[EpochReport],
     amounts: Callable[[EpochReport], Mapping[_Key, float]],
-    looks: Mapping[_Key, tuple[str, str]],
+    styles: Mapping[_Key, tuple[str, str]],
 ) -> None:
-    """A bar for each pass, of what has words and a colour and can be seen."""
+    """Draws a stacked bar for each epoch, without parts too small to see."""
     places = range(len(reports))
     below = [0.0] * len(reports)
     largest = max(sum(amounts(each).values()) for each in reports)
-    least = _MIN_PART * largest
-    for key, (words, colour) in looks.items():
+    smallest = _MIN_VISIBLE_RATIO * largest
+    for key, (label, colour) in styles.items():
         heights = [amounts(each).get(key, 0.0) for each in reports]
-        if max(heights) <= least:
+        if max(heights) <= smallest:
             continue
-        axes.bar(places, heights, bottom=below, color=colour, label=words)
+        axes.bar(places, heights, bottom=below, color=colour, label=label)
         below = [a + b for a, b in zip(below, heights, strict=True)]
 
 
-def _dress(
+def _format_axes(
     axes: Axes, reports: Sequence[EpochReport], title: str, unit: str
 ) -> None:
     axes.set_title(title, loc="left")
@@ -186,12 +188,12 @@ def _dress(
     shown = range(0, len(reports), step)
     names = [_short(reports[place]) for place in shown]
     axes.set_xticks(shown, names, parse_math=False)
-    axes.set_xlabel("epoch, or the split gone through in its order")
-    # Few passes are not drawn as walls.
-    axes.set_xlim(-0.6, max(len(reports), _MIN_PLACES) - 0.4)
+    axes.set_xlabel("epoch, or the split that was evaluated")
+    # Bars of a few epochs stay narrow.
+    axes.set_xlim(-0.6, max(len(reports), _MIN_BAR_PLACES) - 0.4)
     axes.grid(axis="y", color="#e4e4e4")
     axes.set_axisbelow(True)
-    # Else the highest of some bars would touch the frame.
+    # Otherwise the highest bar may touch the frame.
     axes.use_sticky_edges = False
     axes.margins(y=0.08)
     axes.set_ylim(bottom=0)
@@ -210,6 +212,6 @@ def _dress(
 
 
 def _short(report: EpochReport) -> str:
-    """``3``, or ``val``; with * where it was not finished."""
+    """Returns ``3`` or ``val``; with * if the epoch is unfinished."""
     name = report.split if report.epoch is None else str(report.epoch)
     return name if report.is_finished else f"{name} *"

@@ -1,4 +1,4 @@
-"""Reports of passes as one HTML file that loads nothing."""
+"""Writes the reports of a run as JSON or as one HTML page."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def write_reports(
     reports: Sequence[EpochReport],
     title: str = DEFAULT_TITLE,
 ) -> None:
-    """Writes ``.json``, or ``.html``: one file with everything in it.
+    """Writes reports as ``.json`` or as self-contained ``.html``.
 
     Raises:
-        ClientError: ``bad_configuration`` for another suffix, or a file that
+        ClientError: ``bad_configuration`` for another suffix, or if the file
             cannot be written.
     """
     check_report_path(path)
@@ -46,10 +46,10 @@ def write_reports(
 
 
 def html_page(run: RunReport) -> str:
-    """Pictures and tables."""
+    """Returns an HTML page with figures and tables."""
     if not run.reports:
-        return html_document(run.title, ["<p>No pass over the data.</p>"])
-    # Matplotlib takes a second to import, and only HTML needs it.
+        return html_document(run.title, ["<p>No epoch was begun.</p>"])
+    # Imported late: matplotlib takes a second, and JSON does not need it.
     from hapi_client.reports.run_figure import figure
 
     sections = [

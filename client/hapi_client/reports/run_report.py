@@ -1,4 +1,4 @@
-"""Reports of passes in files: JSON, and a page with pictures."""
+"""The reports of a run, read from and converted to JSON."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ DEFAULT_TITLE = "A training run"
 
 @dataclass(frozen=True)
 class RunReport:
-    """The passes of one run.
+    """The epochs of one run.
 
     Attributes:
-        title: of it.
-        reports: in the order of their beginning.
+        title: of the run.
+        reports: in order of their beginning.
     """
 
     title: str
@@ -35,21 +35,21 @@ class RunReport:
 
 
 def check_report_path(path: str | os.PathLike[str]) -> None:
-    """So that a wrong name is told before any work.
+    """Checks the suffix before any work is done.
 
     Raises:
-        ClientError: ``bad_configuration`` for another suffix.
+        ClientError: ``bad_configuration`` for another than ``SUFFIXES``.
     """
     if Path(path).suffix.lower() not in SUFFIXES:
         raise ClientError(
             "bad_configuration",
-            f"a report cannot be written as {os.fspath(path)!r}: its name "
-            f"must end in {' or '.join(SUFFIXES)}",
+            f"report is {os.fspath(path)!r}; the name must end in "
+            f"{' or '.join(SUFFIXES)}",
         )
 
 
 def run_body(run: RunReport) -> dict[str, Any]:
-    """The JSON form: ``version``, ``title``, ``reports``."""
+    """Returns the JSON form: ``version``, ``title``, ``reports``."""
     return {
         "version": VERSION,
         "title": run.title,
@@ -58,7 +58,7 @@ def run_body(run: RunReport) -> dict[str, Any]:
 
 
 def read_reports(path: str | os.PathLike[str]) -> RunReport:
-    """What ``hapi train --report`` or ``--json`` has written.
+    """Reads a file written by ``hapi train --report`` or ``--json``.
 
     Raises:
         ClientError: ``bad_configuration`` naming the file, what is wrong
@@ -75,15 +75,15 @@ def read_reports(path: str | os.PathLike[str]) -> RunReport:
 
 def _run_from_body(body: Any) -> RunReport:
     if not isinstance(body, Mapping) or "reports" not in body:
-        raise ValueError("there is no key 'reports'")
+        raise ValueError("key 'reports' is missing")
     version = body.get("version", VERSION)
     if version != VERSION:
         raise ValueError(
-            f"it is of version {version!r}, and this release reads {VERSION}"
+            f"its version is {version!r}; this release reads {VERSION}"
         )
     bodies = body["reports"]
     if not isinstance(bodies, list):
-        raise ValueError("'reports' is no list")
+        raise ValueError("'reports' is not a list")
     reports = []
     for number, each in enumerate(bodies):
         try:
@@ -93,9 +93,9 @@ def _run_from_body(body: Any) -> RunReport:
     return RunReport(str(body.get("title", DEFAULT_TITLE)), tuple(reports))
 
 
-def _unusable(path: str | os.PathLike[str], why: str) -> ClientError:
+def _unusable(path: str | os.PathLike[str], reason: str) -> ClientError:
     return ClientError(
         "bad_configuration",
-        f"{os.fspath(path)} cannot be read as a report: {why}; give a file "
-        "that 'hapi train --report PATH.json' or '--json PATH' has written",
+        f"{os.fspath(path)} cannot be read as a report: {reason}; give a "
+        "file written by 'hapi train --report PATH.json' or '--json PATH'",
     )

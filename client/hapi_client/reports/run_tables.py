@@ -1,4 +1,4 @@
-"""Reports of passes as tables."""
+"""The reports of a run as tables."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hapi_splitter.units import bytes_text, number_text, percent_text
 
 _Cell = Callable[[EpochReport], str]
 
-_PACE: Sequence[tuple[str, _Cell]] = (
-    ("pass", lambda r: label(r)),
+_THROUGHPUT: Sequence[tuple[str, _Cell]] = (
+    ("epoch", lambda r: label(r)),
     ("plan", lambda r: r.plan),
     ("limited by", lambda r: ", ".join(r.limited_by)),
     ("samples", lambda r: f"{r.samples:,}"),
@@ -27,19 +27,19 @@ _PACE: Sequence[tuple[str, _Cell]] = (
     ("waiting", lambda r: percent_text(r.waiting_share)),
 )
 _TRAFFIC: Sequence[tuple[str, _Cell]] = (
-    ("pass", lambda r: label(r)),
+    ("epoch", lambda r: label(r)),
     ("samples by cut", lambda r: by_cut_text(r)),
     ("received", lambda r: bytes_text(r.received_bytes)),
     ("sent", lambda r: bytes_text(r.sent_bytes)),
     ("requests", lambda r: f"{r.requests:,}"),
     ("retries", lambda r: _count(r.retries)),
-    ("fall-backs", lambda r: _count(r.fallbacks)),
-    ("kept", lambda r: _count(r.cached_samples)),
+    ("fallbacks", lambda r: _count(r.fallbacks)),
+    ("cached", lambda r: _count(r.cached_samples)),
     ("skipped", lambda r: _count(r.skipped_samples)),
     ("new plans", lambda r: _count(r.plan_changes)),
 )
 _ESSENTIALS: Sequence[tuple[str, _Cell]] = (
-    ("pass", lambda r: label(r)),
+    ("epoch", lambda r: label(r)),
     ("samples/s", lambda r: number_text(r.samples_per_second)),
     ("predicted", lambda r: _number(r.predicted_samples_per_second)),
     ("received", lambda r: bytes_text(r.received_bytes)),
@@ -47,56 +47,54 @@ _ESSENTIALS: Sequence[tuple[str, _Cell]] = (
     ("limited by", lambda r: ", ".join(r.limited_by) or "-"),
     ("plan", lambda r: r.plan),
 )
-_PACE_NOTE = (
-    "Samples/s are those of the whole pass. Predicted are those of its plans, "
-    "reached is how fast the samples under a plan came, over that. Waiting is "
-    "the part of the seconds in which the training loop had no data. A pass "
-    "with * was not finished."
+_THROUGHPUT_NOTE = (
+    "samples/s: of the whole epoch. predicted: by its plans. reached: "
+    "measured throughput of the samples read under a plan, relative to that. "
+    "waiting: part of the seconds in which the training loop had no data. "
+    "* marks an unfinished epoch."
 )
 _TRAFFIC_NOTE = (
-    "Bytes are bodies of requests and answers, failed ones too. Cut 0 stands "
-    "for samples that came as images. Fall-backs are spans that should have "
-    "been pushed, and were streamed; kept are samples whose features the "
-    "store had."
+    "received, sent: bodies of responses and requests, including failed ones. "
+    "Cut 0: raw reads. fallbacks: spans that were read raw because push-down "
+    "failed. cached: samples whose features were cached in Swift."
 )
-_HERE_NOTE = (
-    "Seconds: those of the training loop are of one thread; those of the "
-    "threads that fetch are sums over requests beside one another, and may be "
-    "more. In 'fetch' is what the storage tier did for pushed samples; "
-    "'decode' counts core-seconds."
+_CLIENT_NOTE = (
+    "Seconds of the training loop's thread, and of the fetching threads: sums "
+    "over concurrent requests. 'fetch' contains the storage side's time for "
+    "pushed-down samples; 'decode' counts core-seconds."
 )
 _STORAGE_NOTE = (
-    "Seconds for pushed samples, summed over requests beside one another; "
-    "'cpu' counts core-seconds of the worker. Kept features take none of "
-    "them, and plain reads do not tell."
+    "Seconds for pushed-down samples, summed over concurrent requests; 'cpu' "
+    "counts core-seconds of the worker. Cached features and raw reads have "
+    "none."
 )
 
 
 def label(report: EpochReport) -> str:
-    """The name of a pass, marked where it was not finished."""
+    """Returns the name of an epoch, marked if it is unfinished."""
     return report.name if report.is_finished else f"{report.name} *"
 
 
 def by_cut_text(report: EpochReport) -> str:
-    """``0: 64, 42: 256``."""
+    """Formats samples by cut: ``0: 64, 42: 256``."""
     return ", ".join(
         f"{cut}: {count:,}"
         for cut, count in sorted(report.samples_by_cut.items())
     )
 
 
-def pace_table(reports: Sequence[EpochReport]) -> Table:
-    """How fast each pass was, and what it was limited by."""
-    return _table(_PACE, reports, 3, _PACE_NOTE)
+def throughput_table(reports: Sequence[EpochReport]) -> Table:
+    """Throughput of each epoch and its limiting resources."""
+    return _table(_THROUGHPUT, reports, 3, _THROUGHPUT_NOTE)
 
 
 def traffic_table(reports: Sequence[EpochReport]) -> Table:
-    """What went over the wire, and what went wrong."""
+    """Traffic, retries, fallbacks and cache hits of each epoch."""
     return _table(_TRAFFIC, reports, 2, _TRAFFIC_NOTE)
 
 
 def client_table(reports: Sequence[EpochReport]) -> Table:
-    """Where the time went on this side."""
+    """Time of the client's threads by stage."""
     rows = tuple(
         (
             label(each),
@@ -105,13 +103,13 @@ def client_table(reports: Sequence[EpochReport]) -> Table:
         )
         for each in reports
     )
-    header = ("pass", *(f"loop: {name}" for name in LOOP_STAGES))
+    header = ("epoch", *(f"loop: {name}" for name in LOOP_STAGES))
     header += tuple(f"threads: {name}" for name in FETCH_STAGES)
-    return Table(header, rows, 1, _HERE_NOTE)
+    return Table(header, rows, 1, _CLIENT_NOTE)
 
 
 def storage_table(reports: Sequence[EpochReport]) -> Table:
-    """Where the time went next to the data."""
+    """Time of the storage side by stage."""
     rows = tuple(
         (
             label(each),
@@ -121,21 +119,21 @@ def storage_table(reports: Sequence[EpochReport]) -> Table:
         for each in reports
     )
     stages = (name.replace("_", "-") for name in CLOCK_STAGES)
-    return Table(("pass", *stages, "cpu"), rows, 1, _STORAGE_NOTE)
+    return Table(("epoch", *stages, "cpu"), rows, 1, _STORAGE_NOTE)
 
 
 def essentials(reports: Sequence[EpochReport]) -> Table:
-    """What is worth a glance behind each run."""
+    """The summary that is printed after each run."""
     return _table(_ESSENTIALS, reports, 1, "")
 
 
 def tables(reports: Sequence[EpochReport]) -> dict[str, Table]:
-    """All, by their title."""
+    """Returns all tables by title."""
     return {
-        "How fast": pace_table(reports),
-        "Over the wire": traffic_table(reports),
-        "Where the time went here": client_table(reports),
-        "Where the time went in the storage tier": storage_table(reports),
+        "Throughput": throughput_table(reports),
+        "Traffic": traffic_table(reports),
+        "Time on the client": client_table(reports),
+        "Time on the storage side": storage_table(reports),
     }
 
 

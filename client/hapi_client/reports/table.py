@@ -1,4 +1,4 @@
-"""Text tables, printed on a terminal or rendered as HTML."""
+"""Tables of text, for terminals and HTML."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Table:
-    """Text in rows and columns.
+    """Rows and columns of text.
 
     Attributes:
         header: names of the columns.
         rows: each as long as the header.
-        num_text: columns from the left that hold words, not numbers.
+        num_text: number of leading columns that are left-aligned text; the
+            others are right-aligned numbers.
         note: explains the columns.
     """
 
@@ -22,7 +23,7 @@ class Table:
     note: str
 
     def lines(self) -> tuple[str, ...]:
-        """With columns aligned: words to the left, numbers to the right."""
+        """Formats header and rows with aligned columns."""
         table = (self.header, *self.rows)
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         return tuple(

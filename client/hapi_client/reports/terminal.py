@@ -1,47 +1,123 @@
-"""What else is written to a terminal, beside tqdm's bars on it."""
+"""Terminal output next to tqdm's bars: notes, logs and the user's prints."""
 
 from __future__ import annotations
 
 import logging
 import sys
 import threading
-from contextlib import ExitStack
-from typing import Any, TextIO
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, BinaryIO, TextIO, cast
 
 
 def is_terminal(stream: Any) -> bool:
-    """What stands for a stream may be closed, None, or know little."""
-    ask = getattr(stream, "isatty", None)
-    return ask is not None and not getattr(stream, "closed", False) and ask()
+    """Returns True if ``stream`` is open and a terminal.
+
+    Programs replace standard streams with None or with objects that have few
+    methods.
+    """
+    isatty = getattr(stream, "isatty", None)
+    if isatty is None or getattr(stream, "closed", False):
+        return False
+    return bool(isatty())
+
+
+def make_bar(**options: Any) -> Any:
+    """Starts a tqdm bar on standard error that vanishes when it is closed."""
+    # Imported late: commands without a bar need not wait for it.
+    from tqdm.auto import tqdm
+
+    # tqdm's monitor thread would outlive the bar.
+    bar_class = type("Bar", (tqdm,), {"monitor_interval": 0})
+    return bar_class(
+        file=sys.stderr, leave=False, dynamic_ncols=True, **options
+    )
+
+
+@contextmanager
+def bars_hidden(stream: TextIO) -> Iterator[None]:
+    """Hides all tqdm bars while the caller writes to ``stream``."""
+    # If tqdm is not (completely) imported, there is no bar.
+    tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    if tqdm is None:
+        yield
+        return
+    with tqdm.external_write_mode(file=stream):
+        yield
 
 
 class TqdmLogHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """A log on standard error, above bars where some are shown."""
+    """A log handler that writes above tqdm's bars.
+
+    ``tqdm.contrib.logging`` replaces the handlers of a logger for as long as
+    a bar is shown, and so loses those that a program adds meanwhile.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
-        # Where nobody has imported it, or not all of it, there is no bar.
-        tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
-        if tqdm is None:
+        with bars_hidden(self.stream):
             super().emit(record)
-            return
-        with tqdm.external_write_mode(file=self.stream):
-            super().emit(record)
+
+
+class ConsoleReporter:
+    """Shows notes, and on a terminal bars of files, on standard error.
+
+    Use it as a context manager.
+    """
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def __enter__(self) -> ConsoleReporter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close_bar()
+
+    def reading(
+        self, file: BinaryIO, description: str, length_bytes: int
+    ) -> BinaryIO:
+        """Shows how much of ``file`` was read until the next call."""
+        self._close_bar()
+        if not is_terminal(sys.stderr):
+            return file
+        bar = self._bar = make_bar(
+            desc=description, total=length_bytes, unit="B", unit_scale=True
+        )
+        from tqdm.utils import CallbackIOWrapper
+
+        # A repeated request reads the file again from its beginning.
+        wrapped = CallbackIOWrapper(
+            lambda _: bar.update(file.tell() - bar.n), file, "read"
+        )
+        return cast(BinaryIO, wrapped)
+
+    def note(self, text: str) -> None:
+        self._close_bar()
+        with bars_hidden(sys.stderr):
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
+
+    def _close_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
 
 
 class TqdmSafeStream:
-    """Stands for ``sys.stdout`` while bars are shown on the same terminal.
+    """Replaces ``sys.stdout`` while bars are shown on the same terminal.
 
-    What is printed goes above them: whole lines at once; what was flushed
-    without an end has the terminal's last line to itself until it ends.
+    Complete lines are printed above the bars. An incomplete line that is
+    flushed (a prompt) hides the bars until it ends; ``tqdm.write`` and
+    ``tqdm.contrib.DummyTqdmFile`` would overwrite or withhold it.
     """
 
     def __init__(self) -> None:
         self._stream: TextIO = sys.stdout
         self._lock = threading.RLock()
-        self._held = ""
-        self._is_shown = True
-        # Not empty while the bars are away.
-        self._away: ExitStack | None = None
+        self._incomplete_line = ""
+        self._is_closed = False
+        # Not None while the bars are hidden.
+        self._hidden_bars: ExitStack | None = None
         if is_terminal(self._stream):
             sys.stdout = self
 
@@ -49,54 +125,55 @@ class TqdmSafeStream:
         return getattr(self._stream, name)
 
     @property
-    def has_open_line(self) -> bool:
-        """Whether no bar should be drawn."""
-        return self._away is not None
+    def has_incomplete_line(self) -> bool:
+        """True while an incomplete line is shown and bars are hidden."""
+        return self._hidden_bars is not None
 
     def write(self, text: str) -> int:
         with self._lock:
-            if not self._is_shown:
+            if self._is_closed:
                 return self._stream.write(text)
-            lines, end, self._held = (self._held + text).rpartition("\n")
+            lines, end, rest = (self._incomplete_line + text).rpartition("\n")
+            self._incomplete_line = rest
             if end:
                 self._write(lines + end)
-                self._bars_return()
+                self._show_bars()
         return len(text)
 
     def flush(self) -> None:
         with self._lock:
-            if self._held:
-                self._write(self._held)
-                self._held = ""
+            if self._incomplete_line:
+                self._write(self._incomplete_line)
+                self._incomplete_line = ""
         self._stream.flush()
 
     def _write(self, text: str) -> None:
-        if self._away is None:
+        if self._hidden_bars is None:
             from tqdm import tqdm
 
-            self._away = ExitStack()
-            self._away.enter_context(
-                # Their lock is not kept: the line may be open for long.
+            self._hidden_bars = ExitStack()
+            self._hidden_bars.enter_context(
+                # Without tqdm's lock: the line may stay incomplete for long.
                 tqdm.external_write_mode(file=sys.stderr, nolock=True)
             )
         self._stream.write(text)
         self._stream.flush()
 
-    def _bars_return(self) -> None:
-        if self._away is not None:
-            self._away.close()
-            self._away = None
+    def _show_bars(self) -> None:
+        if self._hidden_bars is not None:
+            self._hidden_bars.close()
+            self._hidden_bars = None
 
     def end(self) -> None:
-        """From now on it only hands on: somebody may still refer to it."""
+        """Restores ``sys.stdout``; references to this object still work."""
         with self._lock:
-            if not self._is_shown:
+            if self._is_closed:
                 return
             self.flush()
-            self._is_shown = False
-            # Of those below, some may have ended before this one.
+            self._is_closed = True
+            # Streams below this one may have ended before it.
             while (
                 isinstance(sys.stdout, TqdmSafeStream)
-                and not sys.stdout._is_shown
+                and sys.stdout._is_closed
             ):
                 sys.stdout = sys.stdout._stream

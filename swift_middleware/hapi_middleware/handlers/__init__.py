@@ -1,4 +1,5 @@
-"""One handler for each kind of request, and its access-log entry.
+"""Handlers of the kinds of requests, and their access-log entries.
 
-In: a typed request and the ``HandlerContext``. Out: a WSGI answer.
+``filter`` chooses the handler.  In: a typed request and the
+``HandlerContext``.  Out: a WSGI application that answers.
 """

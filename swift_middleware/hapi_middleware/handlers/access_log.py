@@ -1,13 +1,13 @@
-"""What a request used, in Swift's access log.
+"""Entries with a request's resource use in Swift's access log.
 
-Swift's proxy-logging joins ``swift.log_info`` once the answer's iterator has
-ended; when the client went away, it does so *before* it closes the iterator.
-Nobody tells us of such a client in time, so that the line must ask: a stream's
-entry is completed at the moment when the log is written, which ends the stream
-if it still runs, and asks the worker what its job used.
+Swift's proxy-logging joins ``swift.log_info`` when the answer's iterator has
+ended; if the client disconnected, it does so *before* it closes the iterator.
+A stream's entry is therefore completed at the moment the log is written: this
+ends the stream if it still runs, and asks the worker what the job used.
 
-s3api hands on a copy of the request, whose log info no proxy-logging reads:
-for its callers the entry goes to the filter's own log, when the stream ends.
+s3api passes on a copy of the request, whose log info proxy-logging does not
+read.  For its callers the entry goes to the filter's own log when the stream
+ends.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from hapi_protocol.errors import HapiError
 from hapi_protocol.headers import Annotation
 from hapi_protocol.job_messages import Usage
 
-ENDED_SECONDS = 1.0
-"""For the usage of a stream that has ended: the worker has it already."""
-GONE_SECONDS = 2.5
-"""For that of a stream which its client gave up.  The worker has to notice,
-and may have a micro-batch on the device; nobody waits meanwhile."""
+ENDED_TIMEOUT_SECONDS = 1.0
+"""Timeout of asking for the usage of an ended stream: it is known already."""
+DISCONNECTED_TIMEOUT_SECONDS = 2.5
+"""Timeout of asking for the usage of a stream that its client closed early.
+The worker has to notice, and may have a micro-batch on the device.  Nobody
+waits for the answer."""
 
 HIT_ENTRY = "hapi:cache=hit"
-"""Beside the entry of a request that was answered from the cache."""
+"""Second entry of a request that was answered from the cache."""
 
 _LOG_INFO = "swift.log_info"
 
 
 class AnswerStream(Protocol):
-    """What an answer's bytes are taken from."""
+    """The body of a streaming answer."""
 
     def __iter__(self) -> Iterator[bytes]: ...
     def __next__(self) -> bytes: ...
@@ -52,10 +53,12 @@ def request_entry(
 ) -> str:
     """The entry of a request for features or an index.
 
-    Args:
-        num_objects: of a request for many.
+    No value contains a space, comma or semicolon.
 
-    No space, comma or semicolon is in any value.
+    Args:
+        annotation: annotation of the request.
+        account: charged account.
+        num_objects: number of objects in a request for many, else None.
     """
     model = annotation.model.quoted() if annotation.model else "-"
     wanted = f";wanted={annotation.samples}" if annotation.samples else ""
@@ -73,7 +76,7 @@ def profile_entry(account: str) -> str:
 
 
 def usage_fields(usage: Usage) -> str:
-    """What follows in the entry when the job has ended."""
+    """The part of an entry that is known after the job's end."""
     reason = f";reason={usage.reason}" if usage.reason else ""
     return (
         f";samples={usage.samples};errors={usage.errors}"
@@ -85,43 +88,44 @@ def usage_fields(usage: Usage) -> str:
 
 
 def add_entry(env: Env, entry: str) -> None:
-    """An entry that is complete."""
+    """Adds an entry to the request's line in the access log."""
     append_log_info(env, entry)
 
 
-class LateEntries(UserList[str]):
-    """``swift.log_info`` whose last entry is completed when it is read.
+class DeferredLogInfo(UserList[str]):
+    """A ``swift.log_info`` whose last entry is completed when it is read.
 
     Args:
-        entries: all so far; the last one is the one to complete.
-        complete: called once, by the first reader, for the entry's rest.
+        entries: all entries; the last one is to be completed.
+        complete: returns the rest of that entry; called once, by the first
+            reader.
     """
 
     def __init__(
         self, entries: list[str], complete: Callable[[], str]
     ) -> None:
         super().__init__(entries)
-        self._place = len(entries) - 1
+        self._position = len(entries) - 1
         self._complete: Callable[[], str] | None = complete
 
     def __iter__(self) -> Iterator[str]:
         complete, self._complete = self._complete, None
         if complete is not None:
-            self.data[self._place] += complete()
+            self.data[self._position] += complete()
         return iter(self.data)
 
 
-class UsageQuestion:
-    """Asks for a job's usage when the access log is written.
+class UsageQuery:
+    """Asks the worker for a job's usage when the access log is written.
 
     Args:
-        worker: that ran the job.
-        job_id: of its grant.
-        trans_id: of the client's request.
+        worker: client of the worker that ran the job.
+        job_id: id from the job's grant.
+        trans_id: transaction id of the client's request.
         logger: Swift's.
 
     Attributes:
-        stream: of the job, once it has begun.
+        stream: the job's stream, once it has started.
     """
 
     def __init__(
@@ -134,51 +138,55 @@ class UsageQuestion:
         self.stream: FeatureStream | None = None
 
     def __call__(self) -> str:
-        """The entry's rest; empty where the worker does not tell."""
-        is_given_up = self.stream is not None and not self.stream.is_closed
-        seconds = GONE_SECONDS if is_given_up else ENDED_SECONDS
+        """The rest of the entry; empty if the worker does not answer."""
+        is_running = self.stream is not None and not self.stream.is_closed
+        timeout = (
+            DISCONNECTED_TIMEOUT_SECONDS
+            if is_running
+            else ENDED_TIMEOUT_SECONDS
+        )
         try:
             if self.stream is not None:
                 self.stream.close()
             usage = self._worker.get_usage(
-                self._job_id, self._trans_id, seconds
+                self._job_id, self._trans_id, timeout
             )
         except HapiError as error:
-            self._logger.debug("hapi: a job's usage is not known: %s", error)
+            self._logger.debug("hapi: a job's usage is unknown: %s", error)
             return ""
         except (Exception, Timeout):
             # The line must be written, whatever happens here.
-            self._logger.exception("hapi: a job's usage is not known")
+            self._logger.exception("hapi: a job's usage is unknown")
             return ""
         return usage_fields(usage)
 
 
-def complete_when_read(env: Env, question: UsageQuestion) -> None:
-    """The request's last entry gets its rest when the log is written."""
-    env[_LOG_INFO] = LateEntries(list(env[_LOG_INFO]), question)
+def complete_at_logging(env: Env, usage_query: UsageQuery) -> None:
+    """Defers the rest of the last entry until the log is written."""
+    env[_LOG_INFO] = DeferredLogInfo(list(env[_LOG_INFO]), usage_query)
 
 
 class LoggedStream:
     """A stream whose entry goes to the filter's log when it ends.
 
     Args:
-        stream: of the answer.
-        question: for the stream's usage.
-        entry: to complete.
-        trans_id: of the request; Swift adds none to lines of this level.
+        stream: the answer's body.
+        usage_query: asks for the stream's usage.
+        entry: the entry to complete.
+        trans_id: transaction id; Swift adds none to lines of this level.
         logger: Swift's.
     """
 
     def __init__(
         self,
         stream: AnswerStream,
-        question: UsageQuestion,
+        usage_query: UsageQuery,
         entry: str,
         trans_id: str,
         logger: Any,
     ) -> None:
         self._stream = stream
-        self._question = question
+        self._usage_query = usage_query
         self._entry = entry
         self._trans_id = trans_id
         self._logger = logger
@@ -195,13 +203,13 @@ class LoggedStream:
             raise
 
     def close(self) -> None:
-        """Ends the stream and writes the line; harmless when repeated."""
+        """Ends the stream and writes the line.  Idempotent."""
         if self._is_logged:
             return
         self._is_logged = True
         try:
-            entry = self._entry + self._question()
+            entry = self._entry + self._usage_query()
         finally:
-            # The question ends the worker's stream, and knows no other.
+            # The query ends the worker's stream only, not its wrappers.
             self._stream.close()
         self._logger.info("%s (txn: %s)", entry, self._trans_id)

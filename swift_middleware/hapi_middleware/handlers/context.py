@@ -1,4 +1,4 @@
-"""The parts of the filter that every handler works with."""
+"""Parts of the filter that the handlers share."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hapi_middleware.worker.worker_client import WorkerClient
 
 @dataclass(frozen=True)
 class HandlerContext:
-    """Parts of the filter, shared by the handlers of all requests.
+    """Parts of the filter that the handlers of all requests share.
 
     Attributes:
         app: the WSGI application to the right of the filter.
-        config: of the filter.
-        logger: Swift's.
+        config: options of the filter.
+        logger: Swift's, with statsd.
         metrics: counters of the filter.
         worker: client of this host's worker.
         cache: features cached in Swift.

@@ -1,8 +1,8 @@
-"""Handles one annotated GET of an object: authorization to answer."""
+"""Handler of annotated GETs and HEADs of one object."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +14,13 @@ from hapi_middleware.handlers.access_log import (
     HIT_ENTRY,
     AnswerStream,
     LoggedStream,
-    UsageQuestion,
+    UsageQuery,
     add_entry,
-    complete_when_read,
+    complete_at_logging,
     request_entry,
 )
 from hapi_middleware.handlers.context import HandlerContext
-from hapi_middleware.metrics import StreamWatch
+from hapi_middleware.metrics import StreamReporter
 from hapi_middleware.requests.annotation_request import (
     Env,
     FeatureRequest,
@@ -37,11 +37,11 @@ from hapi_middleware.requests.subrequests import (
     ObjectHead,
     Package,
     Source,
-    job_length,
-    source_changed,
+    source_changed_error,
+    source_length_for_job,
 )
 from hapi_middleware.worker.feature_stream import FeatureStream
-from hapi_middleware.worker.package_upload import granted
+from hapi_middleware.worker.package_upload import request_grant
 from hapi_protocol.errors import UnsupportedError
 from hapi_protocol.headers import CACHE_HIT
 from hapi_protocol.job_messages import (
@@ -54,7 +54,13 @@ from hapi_protocol.job_messages import (
 
 
 class FeatureHandler:
-    """One obeyed request, from rights to answer."""
+    """Handles one annotated request, from authorization to answer.
+
+    Args:
+        context: shared parts of the filter.
+        env: of the client's request, its annotation removed.
+        request: the parsed annotation.
+    """
 
     def __init__(
         self, context: HandlerContext, env: Env, request: FeatureRequest
@@ -62,7 +68,7 @@ class FeatureHandler:
         self._config = context.config
         self._logger = context.logger
         self._metrics = context.metrics
-        self._watch = StreamWatch(request.name, context.logger)
+        self._reporter = StreamReporter(request.name, context.logger)
         self._worker = context.worker
         self._env = env
         self._request = request
@@ -81,40 +87,40 @@ class FeatureHandler:
         )
 
     def answer(self) -> Any:
-        """A WSGI application: features, their headers, or 304.
+        """Returns a WSGI application: features, their headers, or 304.
 
         Raises:
             SwiftAnswerError: Swift refuses the client's plain request.
-            HapiError: everything else that can go wrong.
+            HapiError: any other failure.
         """
-        # Rights come first: only who may read both objects learns anything
-        # about them from the checks that follow.
+        # Authorization first: the checks below reveal facts about both
+        # objects, so the caller must be allowed to read them.
         head = self._source.head()
         model = self._package.identify() if self._package else None
         account = paying_account(self._env, self._config)
         add_entry(self._env, request_entry(self._annotation, account))
         job = self._job(head, model, account)
-        caching = CacheLookup(self._cache, self._env, self._request, head)
-        etag = self._known_etag(job, is_wanted=caching.is_used)
+        lookup = CacheLookup(self._cache, self._env, self._request, head)
+        etag = self._etag_before_job(job, is_needed=lookup.is_used)
         headers = stream_headers(head.etag, etag)
         if etag and is_match(self._request.if_none_match, etag):
             return HeadersOnly("304 Not Modified", headers)
         if self._request.method == "HEAD":
             return HeadersOnly("200 OK", headers)
-        kept = caching.find(etag) if etag else None
-        if etag and kept is not None:
-            return self._kept_response(head, etag, kept)
-        return self._features(head, job, caching)
+        cached = lookup.find(etag) if etag else None
+        if etag and cached is not None:
+            return self._cached_response(head, etag, cached)
+        return self._compute(head, job, lookup)
 
     def _job(
         self, head: ObjectHead, model: ModelIdentity | None, account: str
     ) -> JobRequest:
         annotation = self._annotation
         name = self._request.name
-        wanted = annotation.if_source_etag
-        if wanted is not None and wanted != head.etag:
-            raise source_changed(name, wanted, head.etag)
-        length = job_length(
+        expected_etag = annotation.if_source_etag
+        if expected_etag is not None and expected_etag != head.etag:
+            raise source_changed_error(name, expected_etag, head.etag)
+        length = source_length_for_job(
             name, head, annotation.byte_range, self._config.max_object_bytes
         )
         return JobRequest(
@@ -133,17 +139,20 @@ class FeatureHandler:
             trans_id=self._request.trans_id,
         )
 
-    def _known_etag(self, job: JobRequest, *, is_wanted: bool) -> str | None:
-        """The answer's ETag as far as it is known without computing.
+    def _etag_before_job(
+        self, job: JobRequest, *, is_needed: bool
+    ) -> str | None:
+        """The answer's ETag, if it is known without computing.
 
         Args:
-            is_wanted: even if the request asks for no comparison.
+            job: the job that would compute the answer.
+            is_needed: ask the worker even if the request compares nothing.
         """
         request = self._request
         if self._annotation.index:
             return stream_etag(self._annotation, job.source_etag, "", "")
         if not job.model or not (
-            is_wanted or request.method == "HEAD" or request.if_none_match
+            is_needed or request.method == "HEAD" or request.if_none_match
         ):
             return None
         info = self._worker.find_model(job.model, job.trans_id)
@@ -160,13 +169,13 @@ class FeatureHandler:
             self._annotation, job.source_etag, info.digest, info.numerics_tag
         )
 
-    def _features(
-        self, head: ObjectHead, job: JobRequest, caching: CacheLookup
+    def _compute(
+        self, head: ObjectHead, job: JobRequest, lookup: CacheLookup
     ) -> Any:
-        grant = granted(
+        grant = request_grant(
             self._worker,
             self._metrics,
-            replace(job, is_split=caching.stores),
+            replace(job, is_split=lookup.stores),
             self._package,
         )
         etag = stream_etag(
@@ -175,59 +184,52 @@ class FeatureHandler:
             grant.model_digest or "",
             grant.numerics_tag,
         )
-        # Was the model not on this host before?  Then the grant may lapse.
+        # The ETag is new if the worker had no model before.  On a match the
+        # unused grant lapses.
         if is_match(self._request.if_none_match, etag):
             headers = stream_headers(head.etag, etag)
             return HeadersOnly("304 Not Modified", headers)
-        kept = caching.find(etag)
-        if kept is not None:
-            return self._kept_response(head, etag, kept)
+        cached = lookup.find(etag)
+        if cached is not None:
+            return self._cached_response(head, etag, cached)
         body = self._source.open(head, self._annotation.byte_range)
-        stream = self._open(
-            grant,
-            body,
-            job,
-            lambda found: caching.wrap(found, etag),
+        stream = self._open_stream(
+            grant, body, job, lambda stream: lookup.wrap(stream, etag)
         )
-        headers = stream_headers(head.etag, etag, caching.state)
-        return self._stream_response(stream, headers)
+        # Each batch is sent at once.
+        self._env["eventlet.minimum_write_chunk_size"] = 0
+        headers = stream_headers(head.etag, etag, lookup.state)
+        return Response(status=200, headers=headers, app_iter=stream)
 
-    def _kept_response(
-        self, head: ObjectHead, etag: str, kept: KeptFeatures
+    def _cached_response(
+        self, head: ObjectHead, etag: str, cached: KeptFeatures
     ) -> Response:
         add_entry(self._env, HIT_ENTRY)
         self._metrics.count("kept_answers")
         headers = stream_headers(head.etag, etag, CACHE_HIT)
-        headers["Content-Length"] = str(kept.length_bytes)
-        return Response(status=200, headers=headers, app_iter=kept)
+        headers["Content-Length"] = str(cached.length_bytes)
+        return Response(status=200, headers=headers, app_iter=cached)
 
-    def _open(
+    def _open_stream(
         self,
         grant: JobGrant,
         body: ObjectBody,
         job: JobRequest,
         wrap: Callable[[FeatureStream], AnswerStream],
     ) -> AnswerStream:
-        question = UsageQuestion(
+        usage_query = UsageQuery(
             self._worker, grant.job_id, job.trans_id, self._logger
         )
         if not self._request.is_s3:
-            complete_when_read(self._env, question)
-        found = self._worker.open_stream(
-            grant, body, job.trans_id, self._watch
+            complete_at_logging(self._env, usage_query)
+        worker_stream = self._worker.open_stream(
+            grant, body, job.trans_id, self._reporter
         )
-        question.stream = found
-        stream = wrap(found)
+        usage_query.stream = worker_stream
+        stream = wrap(worker_stream)
         if not self._request.is_s3:
             return stream
         entry = request_entry(self._annotation, job.charged_account)
         return LoggedStream(
-            stream, question, entry, job.trans_id, self._logger
+            stream, usage_query, entry, job.trans_id, self._logger
         )
-
-    def _stream_response(
-        self, stream: AnswerStream, headers: Mapping[str, str]
-    ) -> Response:
-        # Each batch is worth sending at once.
-        self._env["eventlet.minimum_write_chunk_size"] = 0
-        return Response(status=200, headers=dict(headers), app_iter=stream)

@@ -1,8 +1,8 @@
-"""``POST /v1/<account>/<container>?hapi``: features of many objects.
+"""Handler of ``POST /v1/<account>/<container>?hapi``: many objects.
 
-The objects are read by sub-requests of the caller's own and sent to the
-worker as one body.  One that cannot be read is a row with an error, and no
-row says more of an object than the caller's plain GET of it would.
+The objects are read by sub-requests with the caller's own rights and sent to
+the worker as one body.  An object that cannot be read is a row with an error.
+No row reveals more about an object than the caller's plain GET of it would.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from swift.common.swob import Response
 from swift.common.utils import close_if_possible, split_path
 
 from hapi_middleware.handlers.access_log import (
-    UsageQuestion,
+    UsageQuery,
     add_entry,
-    complete_when_read,
+    complete_at_logging,
     request_entry,
 )
 from hapi_middleware.handlers.context import HandlerContext
-from hapi_middleware.metrics import StreamWatch
+from hapi_middleware.metrics import StreamReporter
 from hapi_middleware.requests.annotation_request import (
     Env,
     read_annotation,
@@ -31,16 +31,16 @@ from hapi_middleware.requests.annotation_request import (
 )
 from hapi_middleware.requests.authorization import (
     paying_account,
-    refuse_overridden,
+    refuse_delegated,
 )
 from hapi_middleware.requests.multi_object_reads import (
-    ObjectFrames,
+    FramedObjects,
     ObjectReader,
 )
-from hapi_middleware.requests.object_names import read_names
+from hapi_middleware.requests.object_names import read_object_names
 from hapi_middleware.requests.responses import multi_headers
 from hapi_middleware.requests.subrequests import Package, SwiftAnswerError
-from hapi_middleware.worker.package_upload import granted
+from hapi_middleware.worker.package_upload import request_grant
 from hapi_protocol.errors import AnnotationError, HapiError, UnavailableError
 from hapi_protocol.headers import (
     HEADER_CACHE,
@@ -63,7 +63,7 @@ from hapi_protocol.job_messages import (
 
 QUERY = "hapi"
 
-_OF_ONE_OBJECT = (
+_SINGLE_OBJECT_HEADERS = (
     HEADER_SAMPLES,
     HEADER_RANGE,
     HEADER_IF_SOURCE_ETAG,
@@ -81,11 +81,13 @@ _CONDITIONALS = {
 
 @dataclass(frozen=True)
 class MultiRequest:
-    """A request for many objects, but for their names.
+    """A request for many objects, without their names.
 
     Attributes:
         container_path: ``/v1/account/container``, decoded.
-        model: the annotation's, which has one.
+        annotation: the parsed headers.
+        model: the annotation's model; it always has one.
+        trans_id: transaction id of the request.
     """
 
     container_path: str
@@ -100,9 +102,9 @@ class MultiRequest:
 
 
 def is_multi_request(env: Env) -> bool:
-    """Whether this is a client's POST of a container with ``?hapi``.
+    """Returns True for a client's POST of a container with ``?hapi``.
 
-    It never becomes a POST of the container's metadata.
+    Such a request never becomes a POST of the container's metadata.
     """
     return (
         env["REQUEST_METHOD"] == "POST"
@@ -113,19 +115,19 @@ def is_multi_request(env: Env) -> bool:
 
 
 def parse_multi_request(env: Env, headers: Mapping[str, str]) -> MultiRequest:
-    """What a request for many objects asks for, by its headers alone.
+    """Parses the headers of a request for many objects.
 
     Args:
-        env: WSGI environment, its annotation already taken.
+        env: WSGI environment, its annotation removed.
         headers: that annotation.
 
     Raises:
-        HapiError: naming what is wrong and what is allowed.
+        HapiError: names what is wrong and what is allowed.
     """
     path = _container_path(env)
-    assert path is not None, "is_multi_request() has looked"
-    refuse_overridden(env)
-    _refuse_others(env, headers)
+    assert path is not None, "is_multi_request() has checked it"
+    refuse_delegated(env)
+    _refuse_single_object_options(env, headers)
     try:
         decoded = path.encode("latin1").decode("utf-8")
     except ValueError:
@@ -133,12 +135,12 @@ def parse_multi_request(env: Env, headers: Mapping[str, str]) -> MultiRequest:
             "bad_annotation", "the container's name is not UTF-8"
         ) from None
     annotation = read_annotation(headers, decoded.split("/")[2])
-    assert annotation.model is not None, "only an index or a profile has none"
+    assert annotation.model is not None, "index and profile are refused above"
     if annotation.cache != "off":
         raise AnnotationError(
             "bad_cache",
-            f"{HEADER_CACHE} is {annotation.cache!r}; a request for many "
-            "objects is never cached: use off",
+            f"{HEADER_CACHE} is {annotation.cache!r}; requests for many "
+            "objects are not cached: use off",
         )
     return MultiRequest(
         decoded, annotation, annotation.model, env.get("swift.trans_id", "")
@@ -161,46 +163,43 @@ def _container_path(env: Env) -> str | None:
     return f"/{version}/{account}/{container}"
 
 
-def _refuse_others(env: Env, headers: Mapping[str, str]) -> None:
-    """Refuses what has no meaning for many objects."""
+def _refuse_single_object_options(
+    env: Env, headers: Mapping[str, str]
+) -> None:
     if not headers:
         raise AnnotationError(
             "bad_annotation",
             f"POST of a container with ?{QUERY} asks for features of its "
-            f"objects and needs {HEADER_MODEL} and {HEADER_CUT}; leave "
-            f"?{QUERY} out to change the container's metadata",
+            f"objects and needs {HEADER_MODEL} and {HEADER_CUT}; omit "
+            f"?{QUERY} to change the container's metadata",
         )
     if _query(env) != [(QUERY, "")]:
         raise AnnotationError(
             "bad_annotation",
-            f"the query is {env['QUERY_STRING']!r}; nothing may stand beside "
-            f"?{QUERY}",
+            f"the query is {env['QUERY_STRING']!r}; it must be ?{QUERY} alone",
         )
     refuse_range(env)
     for key, header in _CONDITIONALS.items():
         if key in env:
             raise AnnotationError(
                 "conditional_not_allowed",
-                f"{header} has no meaning for many objects; leave it out",
+                f"{header} is not allowed for many objects; omit it",
             )
-    for header in _OF_ONE_OBJECT:
+    for header in _SINGLE_OBJECT_HEADERS:
         if header in headers:
             raise AnnotationError(
                 "bad_annotation",
-                f"{header} has a meaning for one object only; leave it out",
+                f"{header} is allowed for a single object only; omit it",
             )
 
 
 class MultiObjectHandler:
-    """One obeyed request for many objects, from rights to answer.
+    """Handles one request for many objects, from authorization to answer.
 
     Args:
-        app: the rest of the pipeline.
-        config: options of the filter.
-        logger: Swift's, with statsd.
-        worker: that computes.
-        env: of the client's request, its annotation taken off.
-        request: what its headers ask for.
+        context: shared parts of the filter.
+        env: of the client's request, its annotation removed.
+        request: the parsed headers.
     """
 
     def __init__(
@@ -210,7 +209,7 @@ class MultiObjectHandler:
         self._config = config
         self._logger = logger
         self._metrics = context.metrics
-        self._watch = StreamWatch(request.container, logger)
+        self._reporter = StreamReporter(request.container, logger)
         self._worker = context.worker
         self._env = env
         self._request = request
@@ -226,28 +225,30 @@ class MultiObjectHandler:
         )
 
     def answer(self) -> Any:
-        """A WSGI application: the features, or Swift's own refusal.
+        """Returns a WSGI application that streams the features.
 
         Raises:
             SwiftAnswerError: the caller can read none of the objects.
-            HapiError: everything else that can go wrong.
+            HapiError: any other failure.
         """
         self._metrics.count("multi_requests")
         model = self._package.identify()
         account = paying_account(self._env, self._config)
-        names = read_names(self._env, self._config.max_multi_objects)
+        names = read_object_names(self._env, self._config.max_multi_objects)
         annotation = self._request.annotation
         add_entry(self._env, request_entry(annotation, account, len(names)))
-        frames = ObjectFrames(
+        frames = FramedObjects(
             self._reader.read, names, self._config.multi_concurrency
         )
         try:
-            # No place in the worker is taken for what cannot be read.
-            if not frames.find_readable():
+            # Unreadable objects must not take a slot of the worker.
+            if not frames.fetch_first_readable():
                 raise self._plain_answer(names[0])
             job = self._job(model, account, len(names))
-            grant = granted(self._worker, self._metrics, job, self._package)
-            return self._features(grant, frames)
+            grant = request_grant(
+                self._worker, self._metrics, job, self._package
+            )
+            return self._stream_response(grant, frames)
         except BaseException:
             frames.close()
             raise
@@ -259,8 +260,8 @@ class MultiObjectHandler:
         close_if_possible(response.app_iter)
         return UnavailableError(
             "service_unavailable",
-            f"none of the objects of {self._request.container} could be read "
-            "just now; repeat",
+            f"none of the objects of {self._request.container} could be read; "
+            "retry",
             retry_after=1,
         )
 
@@ -285,14 +286,18 @@ class MultiObjectHandler:
             num_objects=num_objects,
         )
 
-    def _features(self, grant: JobGrant, frames: ObjectFrames) -> Response:
+    def _stream_response(
+        self, grant: JobGrant, frames: FramedObjects
+    ) -> Response:
         trans_id = self._request.trans_id
-        question = UsageQuestion(
+        usage_query = UsageQuery(
             self._worker, grant.job_id, trans_id, self._logger
         )
-        complete_when_read(self._env, question)
-        stream = self._worker.open_stream(grant, frames, trans_id, self._watch)
-        question.stream = stream
-        # Each batch is worth sending at once.
+        complete_at_logging(self._env, usage_query)
+        stream = self._worker.open_stream(
+            grant, frames, trans_id, self._reporter
+        )
+        usage_query.stream = stream
+        # Each batch is sent at once.
         self._env["eventlet.minimum_write_chunk_size"] = 0
         return Response(status=200, headers=multi_headers(), app_iter=stream)

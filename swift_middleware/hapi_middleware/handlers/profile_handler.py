@@ -1,4 +1,4 @@
-"""``X-Hapi-Profile``: what a package's frozen layers cost on this host."""
+"""Handler of ``X-Hapi-Profile``: cost of a package's layers on this host."""
 
 from __future__ import annotations
 
@@ -17,25 +17,22 @@ from hapi_middleware.requests.responses import (
     profile_headers,
 )
 from hapi_middleware.requests.subrequests import Package, Source
-from hapi_middleware.worker.package_upload import PackageSender
+from hapi_middleware.worker.package_upload import PackageUploader
 from hapi_protocol.headers import ModelPath
 from hapi_protocol.job_messages import ModelIdentity, ProfileRequest
 from hapi_protocol.profiles import ModelProfile
 
 
 class ProfileHandler:
-    """One obeyed request for a profile, from rights to answer.
+    """Handles one request for a profile, from authorization to answer.
 
     The package is the object that the client's own request names, and is
-    read as such: who may GET it, by whatever right, may know its costs.
+    read as such: a caller who may GET it, by any right, may see its profile.
 
     Args:
-        app: the rest of the pipeline.
-        config: options of the filter.
-        metrics: of the filter.
-        worker: that measures.
-        env: of the client's request, its annotation taken off.
-        request: what it asks for.
+        context: shared parts of the filter.
+        env: of the client's request, its annotation removed.
+        request: the parsed annotation.
     """
 
     def __init__(
@@ -57,18 +54,18 @@ class ProfileHandler:
         )
 
     def answer(self) -> Any:
-        """A WSGI application: the profile, its headers, or 304.
+        """Returns a WSGI application: the profile, its headers, or 304.
 
         Raises:
             SwiftAnswerError: Swift refuses the client's plain request.
-            HapiError: everything else that can go wrong.
+            HapiError: any other failure.
         """
-        # Rights come first, as for features.
-        model = self._package.identity_by(self._source.head())
+        # Authorization first, as for features.
+        model = self._package.identity_from_head(self._source.head())
         account = paying_account(self._env, self._config)
         add_entry(self._env, profile_entry(account))
-        etag = self._known_etag(model)
-        if etag and self._is_known_to_client(etag):
+        etag = self._etag_before_profiling(model)
+        if etag and is_match(self._request.if_none_match, etag):
             return HeadersOnly(
                 "304 Not Modified", profile_headers(model.etag, etag)
             )
@@ -76,8 +73,8 @@ class ProfileHandler:
             return HeadersOnly("200 OK", profile_headers(model.etag, etag))
         return self._profile(model, account)
 
-    def _known_etag(self, model: ModelIdentity) -> str | None:
-        """The answer's ETag as far as it is known without computing."""
+    def _etag_before_profiling(self, model: ModelIdentity) -> str | None:
+        """The answer's ETag, if it is known without computing."""
         request = self._request
         if request.method != "HEAD" and not request.if_none_match:
             return None
@@ -86,24 +83,21 @@ class ProfileHandler:
             return None
         return profile_etag(model.etag, info.digest, info.numerics_tag)
 
-    def _is_known_to_client(self, etag: str) -> bool:
-        return is_match(self._request.if_none_match, etag)
-
     def _profile(self, model: ModelIdentity, account: str) -> Any:
         trans_id = self._request.trans_id
 
         def ask(identity: ModelIdentity) -> tuple[ModelIdentity, ModelProfile]:
-            wanted = ProfileRequest(account, identity, trans_id)
-            return identity, self._worker.get_profile(wanted)
+            request = ProfileRequest(account, identity, trans_id)
+            return identity, self._worker.get_profile(request)
 
-        sender = PackageSender(
+        uploader = PackageUploader(
             self._worker, self._package, self._metrics, trans_id
         )
-        model, profile = sender.ask(model, ask)
+        model, profile = uploader.ask(model, ask)
         etag = profile_etag(model.etag, profile.digest, profile.numerics_tag)
         headers = profile_headers(model.etag, etag)
-        if self._is_known_to_client(etag):
-            # The model was not on this host before.
+        # The ETag is new if the worker had no model before.
+        if is_match(self._request.if_none_match, etag):
             return HeadersOnly("304 Not Modified", headers)
         self._metrics.count("profiles")
         return Response(status=200, headers=headers, body=profile.to_body())

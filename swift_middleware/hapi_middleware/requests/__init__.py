@@ -1,5 +1,5 @@
 """Annotated requests: parsing, authorization, sub-requests, answers.
 
-In: the WSGI environment of a client. Out: typed requests, authorized object
+In: a client's WSGI environment.  Out: typed requests, authorised object
 bodies, response headers.
 """

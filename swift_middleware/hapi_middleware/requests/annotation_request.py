@@ -1,7 +1,7 @@
-"""The client's request: is it annotated, is it obeyed, what does it ask.
+"""Parses annotated requests of clients.
 
-Everything refused here is refused by the request's headers alone, before
-any object is looked at, so that no answer tells what exists.
+All refusals here are decided by the request's headers alone, before any
+object is read, so that no answer reveals what exists.
 """
 
 from __future__ import annotations
@@ -38,7 +38,15 @@ _CONDITIONALS = (
 class FeatureRequest:
     """An annotated GET or HEAD of an object.
 
-    ``account``, ``container`` and ``object`` are text, not WSGI strings.
+    Attributes:
+        method: GET or HEAD.
+        account: decoded text, not a WSGI string.
+        container: decoded text.
+        object: decoded text.
+        annotation: the parsed ``X-Hapi-*`` headers.
+        if_none_match: value of ``If-None-Match``, or empty.
+        trans_id: transaction id of the request.
+        is_s3: the request came through s3api.
     """
 
     method: str
@@ -56,13 +64,13 @@ class FeatureRequest:
 
 
 def is_annotated(env: Env) -> bool:
-    """Whether the request has any ``X-Hapi-*`` header."""
-    # One search in one string: four times faster than asking every key.
+    """Returns True if the request may have an ``X-Hapi-*`` header."""
+    # One search in one string is four times faster than testing each key.
     return _ENV_PREFIX in "\n".join(env)
 
 
-def take_annotation(env: Env) -> dict[str, str]:
-    """Remove all ``X-Hapi-*`` headers from ``env`` and return them."""
+def pop_annotation(env: Env) -> dict[str, str]:
+    """Removes all ``X-Hapi-*`` headers from ``env`` and returns them."""
     names = [name for name in env if name.startswith(_ENV_PREFIX)]
     return {
         name[len("HTTP_") :].replace("_", "-").title(): env.pop(name)
@@ -70,14 +78,14 @@ def take_annotation(env: Env) -> dict[str, str]:
     }
 
 
-def is_obeyed(env: Env) -> bool:
-    """Whether an annotation of this request is the client's own wish.
+def is_from_client(env: Env) -> bool:
+    """Returns True if the client itself sent this request.
 
-    Sub-requests of other middleware carry a ``swift.source``, and some carry
-    the client's headers.  s3api marks with S3 the client's own request, and
-    as well those that it makes for it: HEADs before a copy, a deletion or a
-    GET under ``s3_acl``, GETs of containers.  Only a GET of an object is
-    always the client's.
+    Sub-requests of other middleware have a ``swift.source``, and some carry
+    the client's headers.  s3api marks both the client's request and its own
+    sub-requests with S3: HEADs before a copy, a deletion or a GET under
+    ``s3_acl``, GETs of containers.  Only a GET of an object is always the
+    client's.
     """
     if env["REQUEST_METHOD"] not in ("GET", "HEAD"):
         return False
@@ -89,7 +97,7 @@ def is_obeyed(env: Env) -> bool:
 
 
 def _is_storage_path(path: str, num_parts: int = 2) -> bool:
-    """Whether it is ``/v1/account…``, of at least so many parts."""
+    """Returns True for ``/v1/account…`` with at least ``num_parts`` parts."""
     try:
         version, *_names = split_path(path, num_parts, 4, True)
     except ValueError:
@@ -98,17 +106,19 @@ def _is_storage_path(path: str, num_parts: int = 2) -> bool:
 
 
 def parse_request(env: Env, headers: Mapping[str, str]) -> FeatureRequest:
-    """What an obeyed request asks for.
+    """Parses the annotated request of a client.
 
     Args:
-        env: WSGI environment, its annotation already taken.
+        env: WSGI environment, its annotation removed.
         headers: that annotation.
 
     Raises:
-        AnnotationError: naming what is wrong and what is allowed.
+        AnnotationError: names what is wrong and what is allowed.
+        UnsupportedError: ``unsupported_numerics``.
     """
     account, container, name = _object_path(env["PATH_INFO"])
-    _refuse_partial(env)
+    refuse_range(env)
+    _refuse_conditionals(env)
     _refuse_manifest(env.get("QUERY_STRING", ""))
     return FeatureRequest(
         method=env["REQUEST_METHOD"],
@@ -123,10 +133,10 @@ def parse_request(env: Env, headers: Mapping[str, str]) -> FeatureRequest:
 
 
 def read_annotation(headers: Mapping[str, str], account: str) -> Annotation:
-    """What the headers of an annotation say, if it can be had here.
+    """Parses the headers of an annotation and checks that it is supported.
 
     Raises:
-        AnnotationError: naming what is wrong and what is allowed.
+        AnnotationError: names what is wrong and what is allowed.
         UnsupportedError: ``unsupported_numerics``.
     """
     for header, value in headers.items():
@@ -140,8 +150,8 @@ def read_annotation(headers: Mapping[str, str], account: str) -> Annotation:
     if annotation.numerics not in NUMERICS:
         raise make_error(
             "unsupported_numerics",
-            f"{HEADER_NUMERICS}: {annotation.numerics} cannot be had here; "
-            f"use {', '.join(NUMERICS)}",
+            f"{HEADER_NUMERICS}: {annotation.numerics} is not supported "
+            f"here; use {', '.join(NUMERICS)}",
             details={"allowed": list(NUMERICS)},
         )
     return annotation
@@ -156,32 +166,32 @@ def _object_path(path: str) -> tuple[str, str, str]:
     except (ValueError, AttributeError):
         raise AnnotationError(
             "bad_annotation",
-            "X-Hapi-* headers have a meaning on the GET or HEAD of an object "
+            "X-Hapi-* headers are allowed on the GET or HEAD of an object "
             f"only, not of {wsgi_to_str(path)!r}",
         ) from None
     return account, container, name
 
 
-def _refuse_partial(env: Env) -> None:
-    refuse_range(env)
+def _refuse_conditionals(env: Env) -> None:
     for key, header in _CONDITIONALS:
         if key in env:
             raise AnnotationError(
                 "conditional_not_allowed",
-                f"{header} has no meaning for a feature stream; allowed are "
-                "If-None-Match and X-Hapi-If-Source-Etag",
+                f"{header} is not allowed for a feature stream; use "
+                "If-None-Match or X-Hapi-If-Source-Etag",
             )
 
 
 def refuse_range(env: Env) -> None:
-    """
+    """Refuses requests with a ``Range``.
+
     Raises:
         AnnotationError: ``range_not_allowed``.
     """
     if "HTTP_RANGE" in env:
         raise AnnotationError(
             "range_not_allowed",
-            "Range has no meaning for a feature stream; use X-Hapi-Samples",
+            "Range is not allowed for a feature stream; use X-Hapi-Samples",
         )
 
 
@@ -190,7 +200,7 @@ def _refuse_manifest(query: str) -> None:
         if name == "part-number":
             raise AnnotationError(
                 "range_not_allowed",
-                "part-number has no meaning for a feature stream; use "
+                "part-number is not allowed for a feature stream; use "
                 "X-Hapi-Samples",
             )
         if (name, value) in (
@@ -200,5 +210,5 @@ def _refuse_manifest(query: str) -> None:
             raise AnnotationError(
                 "manifest_not_allowed",
                 f"{name}={value} asks for a manifest, not for an object's "
-                "content; leave it out",
+                "content; omit it",
             )

@@ -1,19 +1,18 @@
-"""Who asks, who pays, and by whose right an object is read.
+"""Authorization: rights of sub-requests, and the account that is charged.
 
 Four rules, each with a test:
 
 * A sub-request for the *source* goes to the client's own path and inherits
-  all that the client's request has been granted.
-* One for an object of *many* goes to another path, so that Swift judges it as
-  the caller's own GET.  A request that another's grant has let through cannot
-  have them.
-* One for the *model* likewise goes to another path.  It inherits the
-  caller's identity, so that Swift judges it as the caller's own GET; but who
-  holds another's grant for one path (a temporary or presigned URL, what
-  s3_acl has decided) has no identity.  Then the model is read as an anonymous
-  caller would.
-* The account that is *charged* is the caller's project, from what the auth
-  middleware has found out, never from a header and never the owner's.
+  every right that Swift granted to the client's request.
+* A sub-request for one of *many objects* goes to another path; Swift
+  authorises it as the caller's own GET.  A request that only holds someone
+  else's grant for one path may not ask for many objects.
+* A sub-request for the *model* goes to another path; Swift authorises it as
+  the caller's own GET.  A caller that only holds someone else's grant for one
+  path (a temporary or presigned URL, a decision of s3_acl) has no identity:
+  the model is then read as an anonymous caller would read it.
+* The *charged* account is the caller's project as the auth middleware
+  established it, never a header's value and never the owner's account.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ SWIFT_SOURCE = "HP"
 _OVERRIDE = "swift.authorize_override"
 _S3_DETAILS = "s3api.auth_details"
 _PRESIGNED = ("X-Amz-Credential", "AWSAccessKeyId")
-"""Parameters of URLs that are signed, version 4 and 2."""
-_CARRIED = {
+"""Parameters of presigned URLs of signature versions 4 and 2."""
+_FORWARDED_HEADERS = {
     "HTTP_X_NEWEST": "X-Newest",
     "HTTP_X_OPEN_EXPIRED": "X-Open-Expired",
 }
@@ -48,22 +47,22 @@ def source_request(
     method: str,
     headers: Mapping[str, str] | None = None,
 ) -> Request:
-    """The client's own request again, at exactly its path and query."""
+    """A sub-request with the path and query of the client's request."""
     # Without a path, make_subrequest() keeps the path and the query.
     return make_subrequest(
         env,
         method=method,
-        headers={**_carried(env), **(headers or {})},
+        headers={**_forwarded_headers(env), **(headers or {})},
         swift_source=SWIFT_SOURCE,
     )
 
 
 def is_delegated(env: Mapping[str, Any]) -> bool:
-    """Whether the caller has another's grant for this path, and no name.
+    """Returns True if the caller only holds someone else's grant for a path.
 
-    TempURL, formpost and s3_acl override ``swift.authorize``: theirs knows
-    one path only, or nods to everything.  Who has a presigned URL of S3 is
-    taken for its signer by Swift, but the signer has not signed the
+    TempURL, formpost and s3_acl override ``swift.authorize`` with a function
+    that allows one path only, or everything.  Swift treats the holder of a
+    presigned S3 URL as its signer, but the signer has not signed the
     annotation.
     """
     if env.get(_OVERRIDE):
@@ -72,9 +71,9 @@ def is_delegated(env: Mapping[str, Any]) -> bool:
 
 
 def _is_presigned(env: Mapping[str, Any]) -> bool:
-    # An Authorization header tells nothing: s3api ignores it beside a
-    # signature in the URL.  So we look at the request that s3api has
-    # checked; its checker knows it, or is it (Swift before 2.38).
+    # An Authorization header proves nothing: s3api ignores it if the URL is
+    # signed.  The request that s3api has verified decides; the verifier has
+    # it as an attribute, or is it (Swift before 2.38).
     details = env.get(_S3_DETAILS) or {}
     checker = getattr(details.get("check_signature"), "__self__", None)
     checked = getattr(checker, "req", checker)
@@ -84,29 +83,40 @@ def _is_presigned(env: Mapping[str, Any]) -> bool:
 
 
 def object_request(env: Mapping[str, Any], path: str) -> Request:
-    """A GET of another object than the client's own, by the caller's right.
+    """A GET of one of many objects, with the caller's own rights.
 
     Args:
-        env: of a request that :func:`refuse_overridden` lets through.
+        env: of a request that :func:`refuse_delegated` accepts.
         path: ``/v1/account/container/object``, quoted.
     """
+    headers = _forwarded_headers(env)
+    return _subrequest_to(env, "GET", path, headers)
+
+
+def _subrequest_to(
+    env: Mapping[str, Any],
+    method: str,
+    path: str,
+    headers: Mapping[str, str] | None = None,
+) -> Request:
     request = make_subrequest(
         env,
-        method="GET",
+        method=method,
         path=path,
-        headers=_carried(env),
+        headers=dict(headers or {}),
         swift_source=SWIFT_SOURCE,
     )
-    # make_subrequest() repeats the client's query where there is none.
+    # make_subrequest() repeats the client's query if the path has none.
     request.environ["QUERY_STRING"] = ""
     return request
 
 
-def refuse_overridden(env: Mapping[str, Any]) -> None:
-    """
+def refuse_delegated(env: Mapping[str, Any]) -> None:
+    """Refuses a request for many objects without an identity of its own.
+
     Raises:
         RightsError: ``multi_not_allowed``: a ``swift.authorize`` that was
-            meant for one path would nod to every other.
+            meant for one path may allow any other.
     """
     if is_delegated(env):
         raise make_error(
@@ -116,21 +126,23 @@ def refuse_overridden(env: Mapping[str, Any]) -> None:
         )
 
 
-def _carried(env: Mapping[str, Any]) -> dict[str, str]:
-    return {name: env[key] for key, name in _CARRIED.items() if key in env}
+def _forwarded_headers(env: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        name: env[key]
+        for key, name in _FORWARDED_HEADERS.items()
+        if key in env
+    }
 
 
 def model_request(env: Mapping[str, Any], method: str, path: str) -> Request:
-    """A request for the model at ``path``, by the caller's own right.
+    """A request for the model, with the caller's own rights.
 
     Args:
+        env: of the client's request.
+        method: GET or HEAD.
         path: ``/v1/account/container/object``, quoted.
     """
-    request = make_subrequest(
-        env, method=method, path=path, swift_source=SWIFT_SOURCE
-    )
-    # make_subrequest() repeats the client's query where there is none.
-    request.environ["QUERY_STRING"] = ""
+    request = _subrequest_to(env, method, path)
     if is_delegated(env):
         request.environ.pop(_OVERRIDE, None)
         request.environ.pop("REMOTE_USER", None)
@@ -139,11 +151,11 @@ def model_request(env: Mapping[str, Any], method: str, path: str) -> Request:
 
 
 def authorize_anonymous(request: Request) -> Any:
-    """``swift.authorize`` of one without identity: the container's read ACL.
+    """A ``swift.authorize`` for anonymous callers: the container's read ACL.
 
     Returns:
-        None where a referrer rule of the ACL (``.r:*``) admits the GET or
-        HEAD of an object, else Swift's 401.
+        None if a referrer rule of the ACL (``.r:*``) allows the GET or HEAD
+        of an object, else Swift's 401.
     """
     try:
         _version, _account, _container, name = request.split_path(4, 4, True)
@@ -157,71 +169,51 @@ def authorize_anonymous(request: Request) -> Any:
 
 
 def owner_refusal(env: Mapping[str, Any], account: str) -> Any:
-    """Why the caller does not own the account; None where it does.
+    """Swift's refusal to a caller that does not own the account.
 
-    It does where Swift would let it see the account itself as its owner
-    (``swift_owner``: admins of the account, operators of the project).  What
-    a temporary URL or an ACL of S3 has granted counts for nothing here.
+    An owner is a caller to whom Swift gives ``swift_owner`` on a GET of the
+    account (admins of the account, operators of the project).  Grants of
+    temporary URLs and S3 ACLs do not count.
 
     Returns:
-        A WSGI application, which answers as Swift does.
+        None for an owner, else a WSGI application that answers as Swift does.
     """
     authorize = env.get("swift.authorize")
     if authorize is None or is_delegated(env):
         return HTTPForbidden()
-    request = make_subrequest(
-        env,
-        method="GET",
-        path=f"/v1/{quote(account)}",
-        swift_source=SWIFT_SOURCE,
-    )
-    request.environ["QUERY_STRING"] = ""
+    request = _subrequest_to(env, "GET", f"/v1/{quote(account)}")
     denied = authorize(request)
     if denied is not None:
         return denied
-    is_ours = bool(request.environ.get("swift_owner"))
-    return None if is_ours else HTTPForbidden(request=request)
+    is_owner = bool(request.environ.get("swift_owner"))
+    return None if is_owner else HTTPForbidden(request=request)
 
 
 def is_owner(env: Mapping[str, Any], account: str) -> bool:
-    """Whether the caller owns the account; see :func:`owner_refusal`."""
+    """Returns True if the caller owns the account (:func:`owner_refusal`)."""
     return owner_refusal(env, account) is None
 
 
-def charged_account(
-    env: Mapping[str, Any], reseller_prefix: str, allow_unauthenticated: bool
-) -> str:
-    """The name under which the caller's computing is accounted.
-
-    Raises:
-        RightsError: ``compute_not_allowed``, for a caller without project.
-    """
-    project = _project(env)
-    if project:
-        return f"{reseller_prefix}{project}"
-    if allow_unauthenticated:
-        return UNAUTHENTICATED_ACCOUNT
-    raise make_error(
-        "compute_not_allowed",
-        "only callers with a project may compute here; authenticate with a "
-        "token (anonymous requests and temporary URLs have none)",
-    )
-
-
 def paying_account(env: Mapping[str, Any], config: FilterConfig) -> str:
-    """The charged account, which the operator lets compute.
+    """The account that is charged for the caller's computing.
 
-    ``allowed_accounts`` is about projects: callers without one are admitted
-    or not by ``allow_unauthenticated_compute`` alone.
+    ``allowed_accounts`` limits projects; callers without a project are
+    admitted by ``allow_unauthenticated_compute`` alone.
 
     Raises:
         RightsError: ``compute_not_allowed``.
     """
-    account = charged_account(
-        env, config.reseller_prefix, config.allow_unauthenticated_compute
-    )
-    allowed = config.allowed_accounts
-    if not allowed or account in allowed or account == UNAUTHENTICATED_ACCOUNT:
+    project = _project(env)
+    if not project:
+        if config.allow_unauthenticated_compute:
+            return UNAUTHENTICATED_ACCOUNT
+        raise make_error(
+            "compute_not_allowed",
+            "only callers with a project may compute here; authenticate with "
+            "a token (anonymous requests and temporary URLs have none)",
+        )
+    account = f"{config.reseller_prefix}{project}"
+    if not config.allowed_accounts or account in config.allowed_accounts:
         return account
     raise make_error(
         "compute_not_allowed",
@@ -244,15 +236,15 @@ def _project(env: Mapping[str, Any]) -> str | None:
 
 
 def _keystone_project(identity: Mapping[str, Any]) -> str | None:
-    # keystoneauth sets this key for confirmed tokens only; the headers of
-    # authtoken are as good as the client's word where authtoken is absent.
+    # keystoneauth sets this key for validated tokens only.  The headers of
+    # authtoken prove nothing: without authtoken the client can set them.
     project_id, _name = identity["tenant"]
     return project_id or None
 
 
 def _tempauth_project(groups: str) -> str | None:
-    # tempauth: "<account>,<account>:<user>[,group...]"; only a user that is
-    # admin of its account has the account's storage name among the groups.
+    # tempauth: "<account>,<account>:<user>[,group...]"; only an admin of the
+    # account has the account's storage name among the groups.
     account, _, rest = groups.partition(",")
     user = rest.partition(",")[0]
     if not account or account.startswith("."):
@@ -265,7 +257,7 @@ def refusal(status: int, what: str, name: str) -> HapiError:
 
     Args:
         status: Swift's answer to the caller's own HEAD, 400 or more.
-        what: ``model``, for the message.
+        what: role of the object in the message, for instance ``model``.
         name: ``/account/container/object``.
     """
     facts = {"object_name": name, "details": {"object_role": what}}

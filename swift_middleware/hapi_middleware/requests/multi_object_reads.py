@@ -1,4 +1,4 @@
-"""Objects of a request for many: each read whole, some at a time."""
+"""Concurrent reads of the objects of a request for many."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from urllib.parse import quote
 from swift.common.swob import Response
 from swift.common.utils import close_if_possible, drain_and_close
 
-from hapi_middleware.concurrency import Timeout, run_ahead
-from hapi_middleware.cors import note_verdict
+from hapi_middleware.concurrency import Timeout, map_ahead
+from hapi_middleware.cors import save_cors_headers
 from hapi_middleware.requests.annotation_request import Env
 from hapi_middleware.requests.authorization import object_request
 from hapi_middleware.requests.subrequests import ObjectHead
@@ -22,11 +22,11 @@ from hapi_protocol.multi_object import (
     entry_member,
     object_header,
     padding,
-    too_large,
+    too_large_message,
 )
 
-_BROKEN = "service_unavailable: it could not be read to its end; repeat"
-_UNKNOWN = (
+_INCOMPLETE = "service_unavailable: it could not be read to its end; retry"
+_NO_LENGTH = (
     "unsupported_object: it has no length or no ETag (a dynamic large object "
     "of too many segments); store it as a static large object"
 )
@@ -34,18 +34,18 @@ _CODES = {401: "unauthorized", 403: "forbidden", 404: "not_found"}
 _TEMPORARY = (408, 429, 498)
 
 
-class BrokenReadError(Exception):
-    """An answer that has not as many bytes as it said."""
+class IncompleteReadError(Exception):
+    """An answer's body has another length than announced."""
 
 
 @dataclass
-class ReadObject:
-    """What one object's GET gave.
+class FetchedObject:
+    """The result of one object's GET.
 
     Attributes:
-        entry: for the worker.
-        is_readable: Swift lets the caller read it.
-        pieces: its bytes, where it has no error.
+        entry: description for the worker.
+        is_readable: Swift lets the caller read the object.
+        pieces: the object's bytes, if ``entry`` has no error.
     """
 
     entry: ObjectEntry
@@ -53,7 +53,7 @@ class ReadObject:
     pieces: deque[bytes] = field(default_factory=deque)
 
     def frames(self) -> Iterator[bytes]:
-        """It as members of the job's tar stream; can be asked for once."""
+        """Yields the object's members of the job's tar stream, once."""
         entry = self.entry
         if entry.error is not None:
             yield entry_member(entry)
@@ -62,18 +62,18 @@ class ReadObject:
         yield entry_member(entry) + object_header(entry.index, length)
         while self.pieces:
             yield self.pieces.popleft()
-        if rest := padding(length):
-            yield rest
+        if zeros := padding(length):
+            yield zeros
 
 
 class ObjectReader:
-    """Reads objects of one container as the caller's own GETs would.
+    """Reads objects of one container with the caller's own rights.
 
     Args:
         app: the rest of the pipeline.
-        env: of the client's request, which no middleware has overridden.
+        env: of a request that ``refuse_delegated`` accepts.
         container_path: ``/v1/account/container``, decoded.
-        max_bytes: of one object.
+        max_bytes: maximum length of one object.
         logger: Swift's.
     """
 
@@ -97,12 +97,12 @@ class ObjectReader:
         path = quote(f"{self._container_path}/{name}")
         return object_request(self._env, path).get_response(self._app)
 
-    def read(self, numbered: tuple[int, str]) -> ReadObject:
-        """An object that stands in this place of the request.
+    def read(self, numbered: tuple[int, str]) -> FetchedObject:
+        """Reads one object, given as (index in the request, name).
 
-        Nothing that happens to it harms the others.
+        Never raises: a failure of one object must not stop the others.
         """
-        # What Swift logs here is about this request, too.
+        # Swift's log lines of this thread name the request.
         self._logger.thread_locals = self._thread_locals
         index, name = numbered
         try:
@@ -115,60 +115,63 @@ class ObjectReader:
             self._logger.warning(
                 "hapi: %s/%s breaks off: %s", self._container_path, name, error
             )
-            # Its text goes to the log alone: it may name hosts.
-            entry = ObjectEntry(index, name, 503, None, _BROKEN)
-            return ReadObject(entry, is_readable=False)
+            # The error's text may name hosts: it goes to the log only.
+            entry = ObjectEntry(index, name, 503, None, _INCOMPLETE)
+            return FetchedObject(entry, is_readable=False)
 
-    def _read(self, index: int, name: str, response: Response) -> ReadObject:
+    def _read(
+        self, index: int, name: str, response: Response
+    ) -> FetchedObject:
         status = response.status_int
         if not response.is_success:
             drain_and_close(response)
             entry = ObjectEntry(index, name, status, None, _refusal(status))
-            return ReadObject(entry, is_readable=False)
-        note_verdict(self._env, response.headers)
+            return FetchedObject(entry, is_readable=False)
+        save_cors_headers(self._env, response.headers)
         head = ObjectHead.from_response(response)
         entry = ObjectEntry(index, name, status, head.etag or None)
         length = head.length_bytes
         if length is None or not head.etag:
-            return ReadObject(entry.failed(status, _UNKNOWN), is_readable=True)
+            entry = entry.failed(status, _NO_LENGTH)
+            return FetchedObject(entry, is_readable=True)
         if length > self._max_bytes:
-            why = too_large(length, self._max_bytes)
-            return ReadObject(entry.failed(413, why), is_readable=True)
+            message = too_large_message(length, self._max_bytes)
+            return FetchedObject(entry.failed(413, message), is_readable=True)
         pieces = _pieces(response.app_iter, length)
-        return ReadObject(entry, is_readable=True, pieces=pieces)
+        return FetchedObject(entry, is_readable=True, pieces=pieces)
 
 
-class ObjectFrames:
-    """The body of a job over many objects, in their order.
+class FramedObjects:
+    """The body of a job over many objects, in the request's order.
 
     Args:
-        read: an object, by its place and name; never raises.
-        names: of the objects.
-        concurrency: objects that are read, or held in memory, at a time.
+        read: reads an object by (index, name); never raises.
+        names: names of the objects.
+        concurrency: number of objects read, or held in memory, at a time.
     """
 
     def __init__(
         self,
-        read: Callable[[tuple[int, str]], ReadObject],
+        read: Callable[[tuple[int, str]], FetchedObject],
         names: Iterable[str],
         concurrency: int,
     ) -> None:
-        self._objects = run_ahead(read, enumerate(names), concurrency)
-        self._first: deque[ReadObject] = deque()
+        self._objects = map_ahead(read, enumerate(names), concurrency)
+        self._first: deque[FetchedObject] = deque()
 
-    def find_readable(self) -> bool:
-        """Reads up to the first object that the caller may read."""
-        for found in self._objects:
-            self._first.append(found)
-            if found.is_readable:
+    def fetch_first_readable(self) -> bool:
+        """Reads up to the first readable object; False if there is none."""
+        for fetched in self._objects:
+            self._first.append(fetched)
+            if fetched.is_readable:
                 return True
         return False
 
     def __iter__(self) -> Iterator[bytes]:
         while self._first:
             yield from self._first.popleft().frames()
-        for found in self._objects:
-            yield from found.frames()
+        for fetched in self._objects:
+            yield from fetched.frames()
         yield END
 
     def close(self) -> None:
@@ -178,21 +181,20 @@ class ObjectFrames:
 
 def _pieces(chunks: Iterable[bytes], length: int) -> deque[bytes]:
     pieces: deque[bytes] = deque()
-    left = length
+    missing = length
     for chunk in chunks:
-        left -= len(chunk)
-        if left < 0:
+        missing -= len(chunk)
+        if missing < 0:
             break
         if chunk:
             pieces.append(chunk)
-    if left:
-        raise BrokenReadError(f"{left} of {length} bytes are missing")
+    if missing:
+        raise IncompleteReadError(f"{missing} of {length} bytes are missing")
     return pieces
 
 
 def _refusal(status: int) -> str:
     if status >= 500 or status in _TEMPORARY:
-        code, when = "service_unavailable", "now"
-    else:
-        code, when = _CODES.get(status, "unsupported_object"), "to your GET"
-    return f"{code}: Swift answers {status} {when}"
+        return f"service_unavailable: Swift answers {status} now; retry"
+    code = _CODES.get(status, "unsupported_object")
+    return f"{code}: Swift answers {status} to your GET"

@@ -1,4 +1,4 @@
-"""The body of a request for many objects: their names, line by line."""
+"""Parses the body of a request for many objects: one name per line."""
 
 from __future__ import annotations
 
@@ -11,78 +11,80 @@ from hapi_middleware.concurrency import Timeout
 from hapi_middleware.requests.annotation_request import Env
 from hapi_protocol.errors import AnnotationError, HapiError, make_error
 
-BODY_SECONDS = 60.0
-"""For a client to send all names."""
+BODY_TIMEOUT_SECONDS = 60.0
 READ_BYTES = 64 * 1024
 
-_SHOWN_BYTES = 80
+_MAX_SHOWN_BYTES = 80
 
 
-def read_names(env: Env, most: int) -> list[str]:
-    """The names of objects in a request's body, decoded, in order.
+def read_object_names(env: Env, max_names: int) -> list[str]:
+    """Reads the object names in a request's body, decoded, in order.
 
-    One URL-encoded name to a line, as for Swift's bulk delete, but without a
-    container.  White space around a name and empty lines are passed over.
+    The format is that of Swift's bulk delete without the container: one
+    URL-encoded name per line.  White space around a name and empty lines are
+    ignored.
 
     Args:
         env: of the request, its body not yet read.
-        most: names that are allowed.
+        max_names: maximum number of names.
 
     Raises:
-        AnnotationError: ``bad_names``: none, or one that no object can have;
-            ``bad_request``: the body breaks off.
+        AnnotationError: ``bad_names``: no name, or one that no object can
+            have; ``bad_request``: the body is incomplete.
         TooLargeError: ``request_too_large``.
-        TooSlowError: the client takes too long.
+        TooSlowError: the client did not send the body in time.
     """
-    # Three bytes for each one that is URL-encoded, and the line's end.
-    max_bytes = most * (3 * constraints.MAX_OBJECT_NAME_LENGTH + 2)
+    # Three bytes for each URL-encoded byte, and the end of the line.
+    max_bytes = max_names * (3 * constraints.MAX_OBJECT_NAME_LENGTH + 2)
     names: list[str] = []
-    lines = _read_body(env, max_bytes, most).split(b"\n")
+    lines = _read_body(env, max_bytes, max_names).split(b"\n")
     for number, line in enumerate(lines, 1):
         quoted = line.strip()
         if not quoted:
             continue
-        if len(names) == most:
-            raise _too_large(f"more than {most} names", most)
+        if len(names) == max_names:
+            raise _too_large(f"more than {max_names} names", max_names)
         names.append(_parse_name(number, quoted))
     if not names:
         raise _bad_names(
-            "the body has no names of objects; give one to a line, URL-encoded"
+            "the body has no object names; give one per line, URL-encoded"
         )
     return names
 
 
-def _read_body(env: Env, max_bytes: int, most: int) -> bytes:
+def _read_body(env: Env, max_bytes: int, max_names: int) -> bytes:
     length = _content_length(env)
     if length is not None and length > max_bytes:
-        raise _too_large(f"a body of {length} bytes", most)
+        raise _too_large(f"a body of {length} bytes", max_names)
     body = bytearray()
     try:
-        with Timeout(BODY_SECONDS):
+        with Timeout(BODY_TIMEOUT_SECONDS):
             while piece := _read_piece(env, length):
                 body += piece
                 if len(body) > max_bytes:
-                    raise _too_large(f"a body over {max_bytes} bytes", most)
+                    raise _too_large(
+                        f"a body over {max_bytes} bytes", max_names
+                    )
     except Timeout as error:
         raise make_error(
             "too_slow", f"the request's body did not end in {error}"
         ) from error
-    # A broken chunk is a ValueError of the server's.
+    # The server raises ValueError for a broken chunk.
     except (OSError, ValueError) as error:
-        raise _broken(str(error)) from error
+        raise _incomplete(str(error)) from error
     if length is not None and len(body) < length:
-        raise _broken(f"it ends after {len(body)} of {length} bytes")
+        raise _incomplete(f"it ends after {len(body)} of {length} bytes")
     return bytes(body)
 
 
 def _content_length(env: Env) -> int | None:
-    """0 where there is no body, None where its length is not known."""
+    """The body's length: 0 without a body, None if it is unknown."""
     if env.get("HTTP_TRANSFER_ENCODING", "").lower() == "chunked":
         return None
     try:
         return max(0, int(env.get("CONTENT_LENGTH") or 0))
     except ValueError:
-        raise _broken("its Content-Length is no number") from None
+        raise _incomplete("its Content-Length is not a number") from None
 
 
 def _read_piece(env: Env, length: int | None) -> bytes:
@@ -94,35 +96,35 @@ def _read_piece(env: Env, length: int | None) -> bytes:
 
 def _parse_name(number: int, quoted: bytes) -> str:
     if b"?" in quoted:
-        raise _bad_line(number, quoted, "'?' begins no query here: quote it")
+        raise _bad_line(number, quoted, "a query is not allowed; quote '?'")
     name = unquote_to_bytes(quoted)
-    longest = constraints.MAX_OBJECT_NAME_LENGTH
-    if len(name) > longest:
+    max_bytes = constraints.MAX_OBJECT_NAME_LENGTH
+    if len(name) > max_bytes:
         raise _bad_line(
-            number, quoted, f"it has {len(name)} bytes; at most {longest}"
+            number, quoted, f"it has {len(name)} bytes; at most {max_bytes}"
         )
-    # No NUL, which begins the reserved names, among others.
+    # Refuses NUL as well, which begins reserved names.
     if not constraints.check_utf8(name):
         raise _bad_line(number, quoted, "it is not UTF-8, or has a NUL")
     return name.decode()
 
 
-def _bad_line(number: int, quoted: bytes, why: str) -> AnnotationError:
-    shown = quoted[:_SHOWN_BYTES].decode("ascii", "backslashreplace")
-    return _bad_names(f"line {number}, {shown!r}, names no object: {why}")
+def _bad_line(number: int, quoted: bytes, reason: str) -> AnnotationError:
+    shown = quoted[:_MAX_SHOWN_BYTES].decode("ascii", "backslashreplace")
+    return _bad_names(f"line {number}, {shown!r}, names no object: {reason}")
 
 
 def _bad_names(message: str) -> AnnotationError:
     return AnnotationError("bad_names", message)
 
 
-def _broken(why: str) -> AnnotationError:
-    return AnnotationError("bad_request", f"the request's body: {why}")
+def _incomplete(reason: str) -> AnnotationError:
+    return AnnotationError("bad_request", f"the request's body: {reason}")
 
 
-def _too_large(what: str, most: int) -> HapiError:
+def _too_large(what: str, max_names: int) -> HapiError:
     return make_error(
         "request_too_large",
-        f"{what}; at most {most} objects may be asked for at a time",
-        details={"max_objects": most},
+        f"{what}; a request may name at most {max_names} objects",
+        details={"max_objects": max_names},
     )

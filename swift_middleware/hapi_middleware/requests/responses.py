@@ -1,4 +1,4 @@
-"""Answers to the client: features, not modified, errors."""
+"""Headers and bodies of the filter's answers."""
 
 from __future__ import annotations
 
@@ -27,13 +27,21 @@ INDEX_NUMERICS = "index"
 _S3_STATUS: Mapping[int, int] = MappingProxyType(
     {413: 400, 422: 400, 504: 503}
 )
-"""s3api makes an InternalError of these, which S3 clients then repeat."""
+"""Statuses for S3 callers: s3api turns the original ones into an
+InternalError, which S3 clients retry."""
 
 
 def stream_etag(
     annotation: Annotation, source_etag: str, digest: str, numerics_tag: str
 ) -> str:
-    """The ETag of the answer; rows of an index depend on no model."""
+    """The weak ETag of a feature stream or an index.
+
+    Args:
+        annotation: annotation of the request.
+        source_etag: ETag of the source, bare.
+        digest: sha256 of the package; not used for an index.
+        numerics_tag: numerics of the worker; not used for an index.
+    """
     return feature_etag(
         source_etag=source_etag,
         model_digest="" if annotation.index else digest,
@@ -46,7 +54,7 @@ def stream_etag(
 
 
 def profile_etag(package_etag: str, digest: str, numerics_tag: str) -> str:
-    """The weak ETag of a profile: two of one kind of host are as good."""
+    """The weak ETag of a profile, equal for all hosts of one kind."""
     return feature_etag(
         source_etag=package_etag,
         model_digest=digest,
@@ -59,7 +67,7 @@ def profile_etag(package_etag: str, digest: str, numerics_tag: str) -> str:
 
 
 def profile_headers(package_etag: str, etag: str | None) -> dict[str, str]:
-    """Headers of a profile: none of the package's but its ETag."""
+    """Headers of a profile; of the package's headers only the ETag."""
     headers = stream_headers(package_etag, etag)
     return headers | {"Content-Type": "application/json; charset=UTF-8"}
 
@@ -67,10 +75,11 @@ def profile_headers(package_etag: str, etag: str | None) -> dict[str, str]:
 def stream_headers(
     source_etag: str, etag: str | None, cache: str = CACHE_OFF
 ) -> dict[str, str]:
-    """Headers of a feature stream: none of the source's but its ETag.
+    """Headers of a feature stream; of the source's headers only the ETag.
 
     Args:
-        etag: of the features, where it is known.
+        source_etag: ETag of the source, bare.
+        etag: ETag of the features, if it is known.
         cache: one of :data:`hapi_protocol.headers.CACHE_STATES`.
     """
     headers = {
@@ -84,21 +93,21 @@ def stream_headers(
 
 
 def multi_headers() -> dict[str, str]:
-    """Headers of a stream of many objects, which have no ETag together."""
+    """Headers of a stream of many objects, which has no ETag."""
     headers = stream_headers("", None)
     del headers[HEADER_SOURCE_ETAG]
     return headers
 
 
 def is_match(if_none_match: str, etag: str) -> bool:
-    """Weak comparison (RFC 9110, 13.1.2) of a list of ETags with one."""
+    """Compares a list of ETags with one, weakly (RFC 9110, 13.1.2)."""
     if if_none_match.strip() == "*":
         return True
     return _opaque(etag) in map(_opaque, if_none_match.split(","))
 
 
 def _opaque(tag: str) -> str:
-    # s3api tells its clients "W/..." in the place of W/"...".
+    # s3api gives its clients "W/..." instead of W/"...".
     return tag.replace('"', "").strip().removeprefix("W/")
 
 
@@ -106,7 +115,7 @@ def _opaque(tag: str) -> str:
 class HeadersOnly:
     """An answer without body and without a Content-Length.
 
-    The length of a stream is unknown; swob would say 0.
+    The length of a stream is unknown; swob would send 0.
     """
 
     status: str
@@ -120,7 +129,7 @@ class HeadersOnly:
 
 
 def error_response(error: HapiError, is_s3: bool) -> Response:
-    """The JSON answer that carries an error."""
+    """The JSON answer for an error."""
     status = error.status
     if is_s3:
         status = _S3_STATUS.get(status, status)
@@ -128,7 +137,7 @@ def error_response(error: HapiError, is_s3: bool) -> Response:
     if error.retry_after is not None:
         headers["Retry-After"] = str(math.ceil(error.retry_after))
     return Response(
-        # swob has no words for some (429).
+        # swob has no reason phrase for some (429).
         status=f"{status} {http.client.responses.get(status, 'Error')}",
         headers=headers,
         body=error.to_body(),

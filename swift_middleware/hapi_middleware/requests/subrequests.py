@@ -1,4 +1,4 @@
-"""Objects read by sub-requests: what their HEAD says, and their bytes."""
+"""Reads the source and the model package by sub-requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from swift.common.swob import Request, Response
 from swift.common.utils import close_if_possible, drain_and_close
 
 from hapi_middleware.concurrency import Timeout
-from hapi_middleware.cors import note_verdict
+from hapi_middleware.cors import save_cors_headers
 from hapi_middleware.requests.annotation_request import Env
 from hapi_middleware.requests.authorization import (
     model_request,
@@ -30,13 +30,13 @@ from hapi_protocol.headers import ByteRange, ModelPath
 from hapi_protocol.job_messages import ModelIdentity
 
 MIN_PACKAGE_BYTES = 22
-"""An empty zip archive: its end-of-central-directory record alone."""
+"""Length of an empty zip archive (its end-of-central-directory record)."""
 
 _RETRY_SECONDS = 1.0
 
 
 class SwiftAnswerError(Exception):
-    """Swift's own answer, which goes to the client as it is."""
+    """Carries an answer of Swift that goes to the client unchanged."""
 
     def __init__(self, response: Response) -> None:
         super().__init__(response.status)
@@ -45,7 +45,13 @@ class SwiftAnswerError(Exception):
 
 @dataclass(frozen=True)
 class ObjectHead:
-    """What the HEAD of a readable object says."""
+    """Facts about a readable object, from the headers of its HEAD or GET.
+
+    Attributes:
+        etag: bare ETag; empty if there is none.
+        length_bytes: None if Swift does not know the length.
+        is_manifest: the object is a static or dynamic large object.
+    """
 
     etag: str
     length_bytes: int | None
@@ -63,15 +69,16 @@ class ObjectHead:
 
 
 def bare_etag(value: str) -> str:
-    """An ETag without quotes and weakness (etag-quoter adds them)."""
+    """An ETag without quotes and ``W/`` (etag-quoter adds them)."""
     return value.strip().removeprefix("W/").strip('"')
 
 
 class ObjectBody:
-    """The bytes of one GET answer, once, and no fewer than announced.
+    """The bytes of one GET answer; can be iterated once.
 
     Raises:
-        UnavailableError: while iterating, when Swift cannot deliver all.
+        UnavailableError: while iterating, if the answer has another length
+            than announced or breaks off.
     """
 
     def __init__(self, response: Response, length_bytes: int, name: str):
@@ -80,29 +87,36 @@ class ObjectBody:
         self._name = name
 
     def __iter__(self) -> Iterator[bytes]:
-        left = self.length_bytes
+        missing = self.length_bytes
         try:
             for chunk in self._response.app_iter:
-                left -= len(chunk)
-                if left < 0:
+                missing -= len(chunk)
+                if missing < 0:
                     break
                 if chunk:
                     yield chunk
         except (Exception, Timeout) as error:
-            raise self._broken(str(error)) from error
-        if left:
-            raise self._broken(f"{left} bytes are missing")
+            raise self._incomplete(str(error)) from error
+        if missing:
+            raise self._incomplete(f"{missing} bytes are missing")
 
     def close(self) -> None:
         close_if_possible(self._response.app_iter)
 
-    def _broken(self, why: str) -> UnavailableError:
-        return UnavailableError(
-            "service_unavailable",
-            f"{self._name} could not be read to its end: {why}",
-            object_name=self._name,
-            retry_after=_RETRY_SECONDS,
+    def _incomplete(self, reason: str) -> UnavailableError:
+        return _unavailable(
+            self._name,
+            f"{self._name} could not be read to its end: {reason}",
         )
+
+
+def _unavailable(name: str, message: str) -> UnavailableError:
+    return UnavailableError(
+        "service_unavailable",
+        message,
+        object_name=name,
+        retry_after=_RETRY_SECONDS,
+    )
 
 
 class Source:
@@ -114,57 +128,60 @@ class Source:
         self._name = name
 
     def head(self) -> ObjectHead:
-        """
+        """Reads the object's headers with the client's rights.
+
         Raises:
-            SwiftAnswerError: the client's plain request would fail, thus.
+            SwiftAnswerError: Swift's answer to the client's plain request,
+                if that fails.
+            UnavailableError: only the filter's own HEAD fails.
         """
         response = source_request(self._env, "HEAD").get_response(self._app)
         drain_and_close(response)
         if not response.is_success:
             raise self._plain_answer(response)
-        note_verdict(self._env, response.headers)
+        save_cors_headers(self._env, response.headers)
         return ObjectHead.from_response(response)
 
     def _plain_answer(self, head: Response) -> SwiftAnswerError | HapiError:
-        why = self._why_only_head_fails(head)
-        # The client's own request, its annotation taken off.
+        # Decided first: the request below may change the environment.
+        reason = self._why_only_head_fails(head)
+        # The client's own request, without its annotation.
         response = Request(self._env).get_response(self._app)
         if response.status_int >= 400:
             return SwiftAnswerError(response)
         close_if_possible(response.app_iter)
-        return UnavailableError(
-            "service_unavailable",
-            f"{self._name}: {why}",
-            object_name=self._name,
-            retry_after=_RETRY_SECONDS,
-        )
+        return _unavailable(self._name, f"{self._name}: {reason}")
 
     def _why_only_head_fails(self, head: Response) -> str:
         if head.status_int == 404:
-            return "it appeared while it was being read; repeat"
+            return "it was created during this request; retry"
         text = f"Swift answers {head.status} to the filter's own HEAD of it"
         if (
             head.status_int in (401, 403)
             and "swift.authorize" not in self._env
         ):
             return (
-                f"{text}, and grants the request itself: the filter must "
-                "stand right of the authentication"
+                f"{text}, and allows the request itself: the filter must be "
+                "right of the authentication in the pipeline"
             )
-        return f"{text}, and then grants the request itself; repeat"
+        return f"{text}, and then allows the request itself; retry"
 
     def open(self, head: ObjectHead, part: ByteRange | None) -> ObjectBody:
-        """The bytes, of the version that ``head`` has seen.
+        """Opens the bytes of the version that ``head`` describes.
+
+        Args:
+            head: result of :meth:`head`.
+            part: the range to read; None for the whole object.
 
         Raises:
-            SourceChangedError: the client named a version; it is gone.
-            UnavailableError: it changed since our own HEAD; repeat.
+            SourceChangedError: a range was given and the version is gone.
+            UnavailableError: the object changed since ``head``.
             SwiftAnswerError: Swift refuses the GET.
         """
-        wanted = {}
+        headers = {}
         if part:
-            wanted = {"Range": str(part), "If-Match": f'"{head.etag}"'}
-        request = source_request(self._env, "GET", wanted)
+            headers = {"Range": str(part), "If-Match": f'"{head.etag}"'}
+        request = source_request(self._env, "GET", headers)
         response = request.get_response(self._app)
         expected = part.length_bytes if part else head.length_bytes
         try:
@@ -183,46 +200,51 @@ class Source:
     ) -> None:
         status = response.status_int
         if status == 412 and part:
-            raise source_changed(self._name, head.etag, None)
+            raise source_changed_error(self._name, head.etag, None)
         if not response.is_success:
             raise SwiftAnswerError(response)
         etag = bare_etag(response.headers.get("Etag", ""))
-        found = response.content_length
-        if (status, etag, found) != (
+        length = response.content_length
+        if (status, etag, length) != (
             206 if part else 200,
             head.etag,
             expected,
         ):
-            raise UnavailableError(
-                "service_unavailable",
+            raise _unavailable(
+                self._name,
                 f"{self._name} changed while it was being read (status "
-                f"{status}, ETag {etag}, {found} bytes); repeat",
-                object_name=self._name,
-                retry_after=_RETRY_SECONDS,
+                f"{status}, ETag {etag}, {length} bytes); retry",
             )
 
 
-def source_changed(
-    name: str, wanted: str, found: str | None
+def source_changed_error(
+    name: str, expected_etag: str, etag: str | None
 ) -> SourceChangedError:
-    """The error for an object that is not the version that was named."""
-    now = f"it is now {found}" if found else "it is another one now"
+    """The error for an object that is not the version the client named."""
+    now = f"it is now {etag}" if etag else "it has another one now"
     return SourceChangedError(
         "source_changed",
-        f"{name} no longer has the ETag {wanted}: {now}; renew the index",
+        f"{name} no longer has the ETag {expected_etag}: {now}; renew the "
+        "index",
         object_name=name,
-        details={"wanted_etag": wanted, "found_etag": found},
+        details={"wanted_etag": expected_etag, "found_etag": etag},
     )
 
 
-def job_length(
+def source_length_for_job(
     name: str, head: ObjectHead, part: ByteRange | None, max_bytes: int
 ) -> int:
-    """Bytes that the worker will be sent.
+    """Number of bytes of the source that the worker will be sent.
+
+    Args:
+        name: ``/account/container/object``.
+        head: facts about the source.
+        part: requested range; None for the whole object.
+        max_bytes: the filter's ``max_object_bytes``.
 
     Raises:
         UnsupportedError: the object's length or ETag is unknown.
-        AnnotationError: ``bad_range``, beyond the object's end.
+        AnnotationError: ``bad_range``: beyond the object's end.
         TooLargeError: ``object_too_large``.
     """
     if head.length_bytes is None or not head.etag:
@@ -235,7 +257,7 @@ def job_length(
     if part and part.last >= head.length_bytes:
         raise make_error(
             "bad_range",
-            f"{part} reaches beyond the {head.length_bytes} bytes of {name}",
+            f"{part} is beyond the {head.length_bytes} bytes of {name}",
             object_name=name,
         )
     length = part.length_bytes if part else head.length_bytes
@@ -243,7 +265,7 @@ def job_length(
         raise TooLargeError(
             "object_too_large",
             f"{name}: {length} bytes; at most {max_bytes} may be sent to "
-            "the worker: ask for a part by X-Hapi-Range",
+            "the worker: request a part with X-Hapi-Range",
             object_name=name,
             details={"length_bytes": length, "max_object_bytes": max_bytes},
         )
@@ -256,10 +278,10 @@ class Package:
     Args:
         app: the rest of the pipeline.
         env: of the client's request.
-        path: of the package.
-        max_bytes: it may have.
-        is_own: it is the object that the client's own request names, and
-            is read with all that this request has been granted.
+        path: path of the package.
+        max_bytes: the filter's ``max_package_bytes``.
+        is_own: the client's own request names the package, which is then
+            read with every right that Swift granted to that request.
     """
 
     def __init__(
@@ -280,48 +302,48 @@ class Package:
         self.name = f"/{path.account}/{path.container}/{path.object}"
 
     def identify(self) -> ModelIdentity:
-        """Who the model is, once the caller has shown the right to GET it.
+        """The model's identity, if the caller may GET the package.
 
         Raises:
             RightsError: as Swift answers the caller's own GET.
             PackageError: a manifest, or too short to be a package.
             TooLargeError: ``package_too_large``.
         """
-        response = self._ask("HEAD")
+        response = self._get_response("HEAD")
         drain_and_close(response)
         if not response.is_success:
             raise refusal(response.status_int, "model", self.name)
-        return self.identity_by(ObjectHead.from_response(response))
+        return self.identity_from_head(ObjectHead.from_response(response))
 
     def open(self, identity: ModelIdentity) -> ObjectBody | None:
-        """The package's bytes, or None when it is another version now.
+        """Opens the package's bytes; None if its version has changed.
 
         Raises:
             RightsError: the caller may no longer read it.
         """
-        response = self._ask("GET")
+        response = self._get_response("GET")
         if not response.is_success:
             drain_and_close(response)
             raise refusal(response.status_int, "model", self.name)
         try:
-            found = self.identity_by(ObjectHead.from_response(response))
+            now = self.identity_from_head(ObjectHead.from_response(response))
         except HapiError:
             close_if_possible(response.app_iter)
             raise
-        if found != identity:
+        if now != identity:
             close_if_possible(response.app_iter)
             return None
         return ObjectBody(response, identity.length_bytes, self.name)
 
-    def _ask(self, method: str) -> Response:
+    def _get_response(self, method: str) -> Response:
         if self._is_own:
             request = source_request(self._env, method)
         else:
             request = model_request(self._env, method, self._url)
         return request.get_response(self._app)
 
-    def identity_by(self, head: ObjectHead) -> ModelIdentity:
-        """Who the model is, by a HEAD that the caller had the right to.
+    def identity_from_head(self, head: ObjectHead) -> ModelIdentity:
+        """The model's identity, by an authorised HEAD of the package.
 
         Raises:
             PackageError: a manifest, or too short to be a package.
@@ -339,8 +361,8 @@ class Package:
         if length < MIN_PACKAGE_BYTES or not head.etag:
             raise PackageError(
                 "bad_package",
-                f"the model {self.name} has {length} bytes and is no model "
-                "package",
+                f"the model {self.name} has {length} bytes and is not a "
+                "model package",
                 object_name=self.name,
             )
         if length > self._max_bytes:

@@ -1,4 +1,4 @@
-"""The filter's side of the exchange with the worker.
+"""The filter's client of the worker.
 
-In: job requests, object bytes. Out: feature streams, typed errors.
+In: job requests, object bytes.  Out: feature streams, typed errors.
 """

@@ -1,4 +1,4 @@
-"""A job's stream: the source to the worker, and features from it."""
+"""Streams of one job: source bytes to the worker, features from it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from hapi_middleware.metrics import (
     OUTCOME_DONE,
     OUTCOME_GONE,
     StreamEnd,
-    StreamWatch,
+    StreamReporter,
 )
-from hapi_middleware.worker.worker_errors import named_failures, read_answer
+from hapi_middleware.worker.worker_errors import (
+    read_answer,
+    socket_errors_as_hapi_errors,
+)
 from hapi_protocol.errors import HapiError, InternalError, TooSlowError
 
 READ_BYTES = 256 * 1024
 
 
-class SourceBody(Protocol):
-    """What a job is sent: chunks that are not empty, once.
+class JobBody(Protocol):
+    """The body of a job: chunks that are not empty, iterated once.
 
     Raises:
-        HapiError: while iterating, when it cannot be had to its end.
+        HapiError: while iterating, if it cannot be read to its end.
     """
 
     def __iter__(self) -> Iterator[bytes]: ...
@@ -34,24 +37,29 @@ class SourceBody(Protocol):
 
 
 class FeatureStream:
-    """Source bytes to the worker, feature bytes from it, both at once.
+    """Sends source bytes to the worker while features are read from it.
 
     A green thread sends the source while the caller of this iterator reads
-    the features; whichever ends first ends the other.  The iterator ends
-    cleanly only where the worker's answer did: else it raises, and the WSGI
-    server breaks the client's connection.
+    the features; the first to end ends the other.  The iterator ends cleanly
+    only if the worker's answer did: otherwise it raises, and the WSGI server
+    breaks the client's connection.
+
+    Args:
+        sock: connected to the worker, the job's request head sent.
+        body: the source; owned by the stream.
+        reporter: reports the stream's start and end.
     """
 
     def __init__(
-        self, sock: Any, body: SourceBody, watch: StreamWatch
+        self, sock: Any, body: JobBody, reporter: StreamReporter
     ) -> None:
         self._sock = sock
         self._body = body
-        self._watch = watch
+        self._reporter = reporter
         self._answer = http.client.HTTPResponse(sock, method="POST")
-        self._failure: HapiError | None = None
-        self._first = b""
-        self._has_begun = False
+        self._send_error: HapiError | None = None
+        self._first_chunk = b""
+        self._has_started = False
         self._closed = False
         self._outcome = OUTCOME_GONE
         self._error: HapiError | None = None
@@ -59,44 +67,44 @@ class FeatureStream:
         self._sent_bytes = 0
         self._sender = Task(self._send)
 
-    def begin(self) -> None:
-        """Wait for the worker's status and the first bytes of its answer.
+    def start(self) -> None:
+        """Waits for the worker's status and the first bytes of its answer.
 
         Raises:
-            HapiError: what the worker answered, or why it could not.
+            HapiError: the worker's error, or the failure to reach it.
         """
         try:
-            with named_failures("begin its answer", None):
+            with socket_errors_as_hapi_errors("begin its answer", None):
                 self._answer.begin()
                 if self._answer.status != 200:
                     read_answer(self._answer, 200)
                 if not self._answer.chunked:
-                    # Its end could not be told from a break.
+                    # Without chunks a break looks like the end.
                     raise InternalError(
                         "internal", "the worker's answer is not chunked"
                     )
-                self._first = self._answer.read1(READ_BYTES)
-                if not self._first:
+                self._first_chunk = self._answer.read1(READ_BYTES)
+                if not self._first_chunk:
                     raise InternalError(
                         "internal", "the worker's answer is empty"
                     )
         except HapiError as error:
             self.close()
-            if self._failure:
-                # The worker only complains of what we did not send.
-                raise self._failure from error
+            if self._send_error:
+                # The worker's error is a consequence of the missing source.
+                raise self._send_error from error
             raise
         except BaseException:
             self.close()
             raise
-        self._has_begun = True
-        self._watch.begun()
+        self._has_started = True
+        self._reporter.started()
 
     def __iter__(self) -> FeatureStream:
         return self
 
     def __next__(self) -> bytes:
-        data, self._first = self._first, b""
+        data, self._first_chunk = self._first_chunk, b""
         if not data and not self._closed:
             data = self._read()
         if data:
@@ -108,61 +116,61 @@ class FeatureStream:
 
     @property
     def content_type(self) -> str:
-        """Of the worker's answer, once it has begun."""
+        """Content type of the worker's answer, once it has started."""
         return self._answer.getheader("Content-Type", "")
 
     @property
     def is_closed(self) -> bool:
-        """Whether it has ended, broken or been closed."""
+        """True after the end, a failure or :meth:`close`."""
         return self._closed
 
     def close(self) -> None:
-        """End both directions and free all they hold.  Idempotent."""
+        """Ends both directions and frees their resources.  Idempotent."""
         if self._closed:
             return
         self._closed = True
-        self._first = b""
+        self._first_chunk = b""
         with ExitStack() as closing:
-            closing.callback(self._tell_end)
+            closing.callback(self._report_end)
             closing.callback(self._body.close)
             closing.callback(self._sock.close)
             closing.callback(self._answer.close)
-            # This one runs first: a green thread that waits for a socket
-            # must not see it closed, since its number is soon another's.
+            # Runs first: a green thread that waits for a socket must not see
+            # it closed, because its descriptor is soon reused.
             closing.callback(self._sender.cancel)
 
-    def _tell_end(self) -> None:
-        if self._has_begun:
+    def _report_end(self) -> None:
+        if self._has_started:
             end = StreamEnd(
                 self._outcome,
                 self._error,
                 self._source_bytes,
                 self._sent_bytes,
             )
-            self._watch.ended(end)
+            self._reporter.ended(end)
 
     def _read(self) -> bytes:
         try:
-            with named_failures("go on with its answer", None):
+            with socket_errors_as_hapi_errors("go on with its answer", None):
                 data = self._answer.read1(READ_BYTES)
         except HapiError as error:
-            raise self.broken(self._failure or error) from None
+            raise self.broken(self._send_error or error) from None
         except BaseException:
             self.close()
             raise
-        if not data and self._failure:
-            raise self.broken(self._failure)
+        if not data and self._send_error:
+            raise self.broken(self._send_error)
         return data
 
     def broken(self, error: HapiError) -> HapiError:
-        """Ends it as one that broke off, by that error."""
+        """Ends the stream as broken by ``error``, and returns the error."""
         self._outcome = OUTCOME_BROKEN
         self._error = error
         self.close()
         return error
 
     def _send(self) -> None:
-        self._watch.sending()
+        self._reporter.adopt_thread()
         try:
             for chunk in self._body:
                 self._sock.sendall(b"%x\r\n%b\r\n" % (len(chunk), chunk))
@@ -170,21 +178,21 @@ class FeatureStream:
             self._sock.sendall(b"0\r\n\r\n")
         except TimeoutError as error:
             self._stop_sending(
-                TooSlowError("too_slow", f"the worker takes no bytes: {error}")
+                TooSlowError("too_slow", f"the worker reads no bytes: {error}")
             )
         except OSError:
-            # The worker has closed: it has answered, or it is gone.  The
-            # reading side finds out which.
+            # The worker has closed: it has answered or ended.  The reading
+            # side finds out which.
             return
         except HapiError as error:
             self._stop_sending(error)
         finally:
             self._body.close()
 
-    def _stop_sending(self, failure: HapiError) -> None:
-        self._failure = failure
+    def _stop_sending(self, error: HapiError) -> None:
+        self._send_error = error
         try:
-            # No last chunk: to the worker the source is cut off.
+            # Without a last chunk, the worker sees a truncated source.
             self._sock.shutdown(1)
         except OSError:
             return

@@ -1,4 +1,4 @@
-"""Requests to the worker that need a package there."""
+"""Uploads a model package to the worker if a request needs it there."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from hapi_protocol.errors import ConflictError, UnavailableError
 from hapi_protocol.job_messages import JobGrant, JobRequest, ModelIdentity
 
 MAX_UPLOADS = 2
-"""Uploads of a package for one request; more means the worker drops it."""
+"""Maximum uploads of a package for one request.  If the worker needs more, it
+does not keep the package."""
 
 T = TypeVar("T")
 
 
-def granted(
+def request_grant(
     worker: WorkerClient,
     metrics: Metrics,
     job: JobRequest,
     package: Package | None,
 ) -> JobGrant:
-    """The worker's grant, the package handed over where it is missing.
+    """Requests a grant for a job, and uploads the package if it is missing.
 
     Args:
-        worker: that is asked.
-        metrics: of the filter.
-        job: whose model is the package, if it has one.
-        package: the caller may read it; None for a job without model.
+        worker: client of the worker.
+        metrics: metrics of the filter.
+        job: the job; its model, if it has one, is the package.
+        package: a package that the caller may read; None for a job without
+            model.
 
     Raises:
-        HapiError: as :meth:`PackageSender.ask`.
+        HapiError: as :meth:`PackageUploader.ask`.
     """
 
     def ask(model: ModelIdentity | None) -> JobGrant:
@@ -42,19 +44,19 @@ def granted(
 
     if package is None or job.model is None:
         return ask(None)
-    return PackageSender(worker, package, metrics, job.trans_id).ask(
+    return PackageUploader(worker, package, metrics, job.trans_id).ask(
         job.model, ask
     )
 
 
-class PackageSender:
-    """Asks the worker, and hands over the package where it is missing.
+class PackageUploader:
+    """Asks the worker, and uploads the package if it is missing.
 
     Args:
-        worker: that is asked.
-        package: the caller may read it.
-        metrics: of the filter.
-        trans_id: of the client's request.
+        worker: client of the worker.
+        package: a package that the caller may read.
+        metrics: metrics of the filter.
+        trans_id: transaction id of the client's request.
     """
 
     def __init__(
@@ -72,16 +74,20 @@ class PackageSender:
     def ask(
         self, identity: ModelIdentity, ask: Callable[[ModelIdentity], T]
     ) -> T:
-        """What ``ask`` returns, once it does not need the package.
+        """Calls ``ask``, after uploads of the package if it needs them.
 
         Args:
-            identity: who the package was when it was looked at.
-            ask: called with who it is now.
+            identity: identity of the package at its authorisation.
+            ask: called with the package's current identity; raises
+                ``model_needed`` if the worker does not have it.
+
+        Returns:
+            The result of ``ask``.
 
         Raises:
-            ConflictError: ``model_changed``: it changes all the time.
-            UnavailableError: the worker does not keep it.
-            HapiError: what ``ask`` and the upload raise.
+            ConflictError: ``model_changed``: the package keeps changing.
+            UnavailableError: the worker does not keep the package.
+            HapiError: errors of ``ask`` and of the upload.
         """
         for _ in range(MAX_UPLOADS + 1):
             try:
@@ -97,7 +103,7 @@ class PackageSender:
         )
 
     def _upload(self, identity: ModelIdentity) -> ModelIdentity:
-        """Hand the package to the worker; return who it now is."""
+        """Uploads the package and returns its current identity."""
         for _ in range(MAX_UPLOADS):
             body = self._package.open(identity)
             if body is None:
@@ -112,7 +118,7 @@ class PackageSender:
             return identity
         raise ConflictError(
             "model_changed",
-            f"the model {identity.path} changes while it is read; store "
-            "each version under a name of its own",
+            f"the model {identity.path} changed while it was read; store "
+            "each version under its own name",
             object_name=identity.path,
         )

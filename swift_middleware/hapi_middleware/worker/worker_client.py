@@ -1,7 +1,7 @@
-"""The exchange with the worker: HTTP/1.1 over its unix socket.
+"""Client of the worker: HTTP/1.1 over its unix socket.
 
-Each request has a connection of its own: that costs 0.1 ms and leaves
-nothing behind in a proxy that forks, reloads and outlives its workers.
+Each request has its own connection.  That costs 0.1 ms and leaves no state in
+a proxy that forks, reloads and outlives its workers.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 from urllib.parse import quote
 
 from hapi_middleware.concurrency import connect_unix
-from hapi_middleware.metrics import StreamWatch
+from hapi_middleware.metrics import StreamReporter
 from hapi_middleware.requests.subrequests import ObjectBody
-from hapi_middleware.worker.feature_stream import FeatureStream, SourceBody
+from hapi_middleware.worker.feature_stream import FeatureStream, JobBody
 from hapi_middleware.worker.worker_errors import (
     RETRY_SECONDS,
-    named_failures,
     read_answer,
+    socket_errors_as_hapi_errors,
 )
 from hapi_protocol.errors import (
     AnnotationError,
@@ -41,7 +41,7 @@ from hapi_protocol.profiles import MAX_PROFILE_BYTES, ModelProfile
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a worker knows of a model it has hashed."""
+    """Facts about a model that the worker has hashed."""
 
     digest: str
     num_cuts: int
@@ -49,18 +49,18 @@ class ModelInfo:
 
 
 class WorkerClient:
-    """One host's worker, as a request of the proxy sees it.
+    """Client of the worker on this host.
 
     Args:
         socket_path: the worker's unix socket.
-        connect_timeout: seconds for a connection.
-        timeout: seconds for each further step.
+        connect_timeout: timeout of connecting, in seconds.
+        timeout: timeout of each further step, in seconds.
 
     Raises:
         UnavailableError: from all methods, ``worker_unavailable``: nobody
-            listens, or the worker ended in the middle.
+            listens, or the worker ended during the exchange.
         TooSlowError: from all methods, ``too_slow``.
-        HapiError: from all methods, what the worker itself answered.
+        HapiError: from all methods, the worker's own error.
     """
 
     def __init__(
@@ -71,19 +71,19 @@ class WorkerClient:
         self._timeout = timeout
 
     def create_job(self, job: JobRequest) -> JobGrant:
-        """Ask for a job; ``model_needed`` is raised as a ConflictError."""
+        """Requests a job; raises ConflictError for ``model_needed``."""
         with self._exchange(job.trans_id) as connection:
             _send_head(
                 connection, "POST", "/jobs", job.trans_id, job.to_body()
             )
             body = read_answer(connection.getresponse(), 201)
-        with _own_answers("job"):
+        with _answer_errors("job"):
             return JobGrant.from_body(body)
 
     def find_model(
         self, identity: ModelIdentity, trans_id: str
     ) -> ModelInfo | None:
-        """What is known of a model, or None; asks for no upload."""
+        """Facts about a model; None if the worker does not have it."""
         with self._exchange(trans_id) as connection:
             _send_head(
                 connection,
@@ -102,7 +102,7 @@ class WorkerClient:
     def put_model(
         self, identity: ModelIdentity, body: ObjectBody, trans_id: str
     ) -> None:
-        """Hand over a package; the worker hashes the bytes itself."""
+        """Uploads a package; the worker hashes the bytes itself."""
         with self._exchange(trans_id) as connection:
             _send_head(
                 connection,
@@ -118,7 +118,7 @@ class WorkerClient:
             read_answer(connection.getresponse(), 201)
 
     def get_profile(self, request: ProfileRequest) -> ModelProfile:
-        """The model's profile; ``model_needed`` is a ConflictError."""
+        """Requests a profile; raises ConflictError for ``model_needed``."""
         with self._exchange(request.trans_id) as connection:
             _send_head(
                 connection,
@@ -130,22 +130,23 @@ class WorkerClient:
             body = read_answer(
                 connection.getresponse(), 200, MAX_PROFILE_BYTES
             )
-        with _own_answers("profile"):
+        with _answer_errors("profile"):
             return ModelProfile.from_body(body)
 
     def open_stream(
         self,
         grant: JobGrant,
-        body: SourceBody,
+        body: JobBody,
         trans_id: str,
-        watch: StreamWatch,
+        reporter: StreamReporter,
     ) -> FeatureStream:
-        """Send the source and return the features once they begin to come.
-
-        The stream owns ``body`` from here on, whether this returns or not.
+        """Starts a job's stream and waits for its first features.
 
         Args:
-            watch: is told of the stream's life.
+            grant: the job's grant.
+            body: the source; closed by the stream, or if this raises.
+            trans_id: transaction id of the client's request.
+            reporter: reports the stream's start and end.
         """
         try:
             with self._exchange(trans_id) as connection:
@@ -156,59 +157,61 @@ class WorkerClient:
                     trans_id,
                     headers={"Transfer-Encoding": "chunked"},
                 )
-                # The stream takes the socket over; the exchange's end then
-                # closes nothing.
+                # The stream takes over the socket, so that the exchange's
+                # end does not close it.
                 sock, connection.sock = connection.sock, None
         except BaseException:
             body.close()
             raise
-        stream = FeatureStream(sock, body, watch)
-        stream.begin()
+        stream = FeatureStream(sock, body, reporter)
+        stream.start()
         return stream
 
-    def get_usage(self, job_id: str, trans_id: str, seconds: float) -> Usage:
-        """What a job has used that was sent, or is ending.
+    def get_usage(self, job_id: str, trans_id: str, timeout: float) -> Usage:
+        """The resource use of a job that has ended or is ending.
 
         Args:
-            seconds: for each step; less than those of other requests.
+            job_id: id from the job's grant.
+            trans_id: transaction id of the client's request.
+            timeout: timeout of each step, in seconds.
         """
-        with self._exchange(trans_id, seconds) as connection:
+        with self._exchange(trans_id, timeout) as connection:
             _send_head(connection, "GET", _job_path(job_id), trans_id)
             body = read_answer(connection.getresponse(), 200)
-        with _own_answers("usage"):
+        with _answer_errors("usage"):
             return Usage.from_body(body)
 
     @contextmanager
     def _exchange(
-        self, trans_id: str, seconds: float | None = None
+        self, trans_id: str, timeout: float | None = None
     ) -> Iterator[http.client.HTTPConnection]:
         connection = http.client.HTTPConnection("hapi-worker")
-        connection.sock = self._connect(trans_id, seconds or self._timeout)
+        connection.sock = self._connect(trans_id, timeout or self._timeout)
         try:
-            with named_failures("answer", trans_id):
+            with socket_errors_as_hapi_errors("answer", trans_id):
                 yield connection
         finally:
             connection.close()
 
-    def _connect(self, trans_id: str, seconds: float) -> Any:
-        patience = min(self._connect_timeout, seconds)
+    def _connect(self, trans_id: str, timeout: float) -> Any:
+        connect_timeout = min(self._connect_timeout, timeout)
         try:
-            sock = connect_unix(self._socket_path, patience)
+            sock = connect_unix(self._socket_path, connect_timeout)
         except OSError as error:
             raise UnavailableError(
                 "worker_unavailable",
-                f"the worker of this host takes no connection ({error}): is "
+                f"cannot connect to the worker of this host ({error}): is "
                 "hapi-worker running?",
                 trans_id=trans_id,
                 retry_after=RETRY_SECONDS,
             ) from error
-        sock.settimeout(seconds)
+        sock.settimeout(timeout)
         return sock
 
 
 @contextmanager
-def _own_answers(subject: str) -> Iterator[None]:
-    """A wrong answer of the worker is no fault of the request."""
+def _answer_errors(subject: str) -> Iterator[None]:
+    """Turns a malformed answer of the worker into an internal error."""
     try:
         yield
     except AnnotationError as error:
@@ -250,7 +253,7 @@ def _send_chunks(
         except TimeoutError:
             raise
         except OSError:
-            # It has refused the rest; its answer says why.
+            # The worker has refused the rest; its answer has the reason.
             return
 
 

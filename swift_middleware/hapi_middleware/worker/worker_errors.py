@@ -1,4 +1,4 @@
-"""What the worker answers, and how it fails to."""
+"""Errors of the exchange with the worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hapi_protocol.errors import (
 
 RETRY_SECONDS = 2.0
 
-_MEANT_FOR_US = (401, 403, 404, 405)
+_INTERNAL_STATUSES = (401, 403, 404, 405)
 """Statuses between worker and filter that would mislead a client."""
 
 
@@ -24,15 +24,15 @@ def read_answer(
     expected: int,
     max_bytes: int = MAX_BODY_BYTES,
 ) -> bytes:
-    """The body of an answer that is as expected.
+    """Reads the body of an answer with the expected status.
 
     Raises:
         http.client.IncompleteRead: the worker ended in the middle of it.
-        HapiError: what the worker answers instead.
+        HapiError: the worker's error, if it has another status.
     """
     with answer:
         body = answer.read(max_bytes + 1)
-        # A read of so many bytes says nothing of those that did not come.
+        # read() with a size does not report missing bytes.
         if answer.length and len(body) <= max_bytes:
             raise http.client.IncompleteRead(body, answer.length)
         if answer.status == expected:
@@ -40,7 +40,7 @@ def read_answer(
     error = error_from_body(
         answer.status, body, retry_after=_retry_after(answer)
     )
-    if answer.status in _MEANT_FOR_US or answer.status < 400:
+    if answer.status in _INTERNAL_STATUSES or answer.status < 400:
         raise UnavailableError(
             "worker_unavailable",
             f"the worker answers {answer.status}: {error.message}",
@@ -58,7 +58,15 @@ def _retry_after(answer: http.client.HTTPResponse) -> float | None:
 
 
 @contextmanager
-def named_failures(step: str, trans_id: str | None) -> Iterator[None]:
+def socket_errors_as_hapi_errors(
+    step: str, trans_id: str | None
+) -> Iterator[None]:
+    """Turns socket and HTTP errors of the block into HAPI errors.
+
+    Args:
+        step: the worker's part of the exchange, as an infinitive.
+        trans_id: transaction id of the request, if there is one.
+    """
     try:
         yield
     except TimeoutError as error:
@@ -71,7 +79,8 @@ def named_failures(step: str, trans_id: str | None) -> Iterator[None]:
     except (OSError, http.client.HTTPException) as error:
         raise UnavailableError(
             "worker_unavailable",
-            f"the worker ended before it could {step}: {error!r}",
+            f"the worker closed the connection before it could {step}: "
+            f"{error!r}",
             trans_id=trans_id,
             retry_after=RETRY_SECONDS,
         ) from error

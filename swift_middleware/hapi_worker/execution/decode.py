@@ -58,7 +58,8 @@ def _decoder(
     def decoded(sample: Sample) -> torch.Tensor:
         data = sample.member(medium)
         if data is None:
-            raise SampleError(f"sample {sample.key!r} {sample.lack(medium)}")
+            message = sample.missing_message(medium)
+            raise SampleError(f"sample {sample.key!r} {message}")
         try:
             return decode(data, sample.key)
         except SampleError as error:

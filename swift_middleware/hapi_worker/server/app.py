@@ -27,11 +27,11 @@ from hapi_protocol.errors import (
 )
 from hapi_protocol.job_messages import (
     HEADER_IDENTITY,
-    MAX_MESSAGE_BYTES,
     JobRequest,
     ModelIdentity,
     ProfileRequest,
 )
+from hapi_protocol.json_messages import MAX_MESSAGE_BYTES
 from hapi_worker.jobs.request_validation import check_package
 from hapi_worker.jobs.worker import MAX_UPLOADS, Worker
 from hapi_worker.models.registry import KnownModel

@@ -200,8 +200,8 @@ def is_of_cache(name: str) -> bool:
 def test_what_becomes_of_kept_features_is_counted(
     world: FilterUnderTest, statsd: Statsd
 ) -> None:
-    usual = replace(world.filter.config, cache=True)
-    cache = world.filter.cache
+    usual = replace(world.filter.context.config, cache=True)
+    cache = world.filter.context.cache
     seen: set[str] = set()
 
     def expect(*names: str, mode: str = "readwrite", **options: Any) -> None:
@@ -353,7 +353,7 @@ def test_one_request_has_one_line_without_a_source(
     inner = filter_factory({}, worker_socket=world.worker.socket_path)
     with_filter = inner(logged(world.swift))
     read(world)
-    monkeypatch.setattr(world.filter, "app", with_filter.app)
+    world.use(app=with_filter.app)
     answer = world.send(headers=annotation(), app=logged(world.pipeline))
     assert answer.body == SHARD.upper()
 

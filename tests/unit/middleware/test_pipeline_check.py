@@ -95,10 +95,10 @@ def test_filter_starts_in_its_place(tmp_path: Path, names: str) -> None:
 def test_what_says_who_asks_must_be_left_of_the_filter(
     tmp_path: Path, name: str
 ) -> None:
-    with pytest.raises(ValueError, match=f"{name} stands right of hapi") as e:
+    with pytest.raises(ValueError, match=f"{name} is right of hapi") as e:
         load(tmp_path, swapped(name))
     assert "[filter:hapi]" in str(e.value)
-    assert "immediately left of copy" in str(e.value)
+    assert "directly left of copy" in str(e.value)
 
 
 def test_filters_of_keystone_must_be_left_of_the_filter(
@@ -107,7 +107,7 @@ def test_filters_of_keystone_must_be_left_of_the_filter(
     names = "hapi authtoken s3token keystoneauth copy"
     with pytest.raises(ValueError, match="right of hapi") as caught:
         load(tmp_path, names)
-    found = re.findall(r"(\S+) stands right of hapi", str(caught.value))
+    found = re.findall(r"(\S+) is right of hapi", str(caught.value))
     assert found == ["keystoneauth", "authtoken", "s3token"]
 
 
@@ -123,7 +123,7 @@ def test_what_is_in_every_pipeline_must_be_right_of_the_filter(
 def test_what_assembles_or_decrypts_must_be_right_of_the_filter(
     tmp_path: Path, name: str
 ) -> None:
-    with pytest.raises(ValueError, match=f"{name} stands left of hapi"):
+    with pytest.raises(ValueError, match=f"{name} is left of hapi"):
         load(tmp_path, swapped(name))
 
 
@@ -133,7 +133,7 @@ def test_copy_that_swift_would_insert_must_be_named(tmp_path: Path) -> None:
 
 
 def test_filter_that_is_named_twice_does_not_start(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="hapi stands twice"):
+    with pytest.raises(ValueError, match="hapi is listed twice"):
         load(tmp_path, GOOD.replace(" hapi ", " hapi hapi "))
 
 

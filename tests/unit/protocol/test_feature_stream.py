@@ -150,7 +150,7 @@ def test_stream_cut_anywhere_before_its_closing_batch_is_truncated(encoding):
 
 def test_lying_summary_is_truncation():
     data = stream_of().replace(b'"rows": 5', b'"rows": 6')
-    with pytest.raises(TruncatedStreamError, match="says 6 rows"):
+    with pytest.raises(TruncatedStreamError, match="has 6 rows"):
         list(read_features(data))
 
 
@@ -175,7 +175,7 @@ def test_features_that_do_not_go_with_their_rows_are_refused():
 )
 def test_quantised_features_without_their_scales_are_refused(scales):
     writer = FeatureStreamWriter(io.BytesIO(), feature_schema((2,), "uint8"))
-    with pytest.raises(ValueError, match=r"^(scale|zero) of shape"):
+    with pytest.raises(ValueError, match=r"^(scale|zero) has shape"):
         writer.write(ROWS, np.zeros((3, 2), np.uint8), **scales)
 
 

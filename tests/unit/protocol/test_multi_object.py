@@ -118,7 +118,7 @@ def about(place: int = 0, **changes: Any) -> bytes:
 def member(name: str, data: bytes, kind: bytes = tarfile.REGTYPE) -> bytes:
     info = tarfile.TarInfo(name)
     info.size, info.type = len(data), kind
-    return info.tobuf(tarfile.USTAR_FORMAT) + data + padding(data)
+    return info.tobuf(tarfile.USTAR_FORMAT) + data + padding(len(data))
 
 
 GOOD = about(error=None)

@@ -70,7 +70,7 @@ def test_body_that_is_no_profile_is_refused(
     changed: dict[str, object],
 ) -> None:
     fields = {**json.loads(PROFILE.to_body()), **changed}
-    with pytest.raises(AnnotationError, match="no profile"):
+    with pytest.raises(AnnotationError, match="bad_request"):
         ModelProfile.from_body(json.dumps(fields).encode())
 
 

@@ -322,13 +322,13 @@ def test_kind_is_told_by_magic_bytes(start, kind):
     [
         (["txt"], IMAGE, "has no image member (jpg, jpeg, png) but only: txt"),
         (["jpg", "cls"], ARRAY, "no array member (npy) but only: jpg, cls"),
-        (["npy"], IMAGE, "npy; for arrays a job is given an ArrayTransform"),
+        (["npy"], IMAGE, "npy; give the job an ArrayTransform for arrays"),
     ],
 )
 def test_sample_says_what_it_lacks(members, medium, said):
     sample = Sample(0, "a", 0, members=dict.fromkeys(members, b""))
     assert sample.member(medium) is None
-    assert said in sample.lack(medium)
+    assert said in sample.missing_message(medium)
 
 
 def test_medium_of_a_member_is_its_last_extension():

@@ -76,7 +76,7 @@ def test_stream_without_its_last_frame_has_no_errors_to_tell() -> None:
     ],
 )
 def test_other_streams_are_refused(broken: bytes) -> None:
-    with pytest.raises(InternalError, match="split stream"):
+    with pytest.raises(InternalError, match="tee stream"):
         read(TeeReader(), [broken])
 
 

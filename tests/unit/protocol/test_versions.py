@@ -65,10 +65,14 @@ def test_newest_common_version_is_taken(monkeypatch):
         ({"version": 2}, "version 2", "a newer client"),
         ({"versions": [3, 2], "version": 3}, "versions 3, 2", "a newer"),
         ({"version": 0}, "version 0", "an older client"),
-        ({}, "no version that can be read", "an older client"),
-        ({"version": "1"}, "no version that can be read", "client"),
-        ({"version": True}, "no version that can be read", "client"),
-        ({"versions": "2", "version": "2"}, "no version", "a newer client"),
+        ({}, "no readable version", "an older client"),
+        ({"version": "1"}, "no readable version", "client"),
+        ({"version": True}, "no readable version", "client"),
+        (
+            {"versions": "2", "version": "2"},
+            "no readable version",
+            "a newer client",
+        ),
     ],
 )
 def test_no_common_version_is_named_with_the_remedy(section, theirs, remedy):

@@ -1,4 +1,4 @@
-"""A connection to a Swift that lives as long as the demo."""
+"""Runs the demo's temporary Swift cluster."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def demo_connection() -> Iterator[Connection]:
     """Starts Swift in a temporary directory and connects to it.
 
     Raises:
-        ClientError: ``bad_configuration`` when it cannot be started.
+        ClientError: ``bad_configuration`` if it cannot be started.
     """
     try:
         from hapi_cluster import Cluster, ClusterError
     except ImportError as error:
         raise ClientError(
             "bad_configuration",
-            "the demo runs Swift on this machine; run "
+            "the demo runs Swift on this machine; install it by "
             "pip install '.[demo]' in a checkout of the project",
         ) from error
     try:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hapi_client.cli import completion
 from hapi_client.cli.context import (
     JsonPath,
     print_table,
     write_json,
 )
-from hapi_client.progress import ConsoleReporter
+from hapi_client.cli.options import TorchvisionModelOption, complete_encoding
+from hapi_client.reports.terminal import ConsoleReporter
 from hapi_splitter.units import bytes_text, count_text
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ def demo_command(
         typer.Option(
             exists=True,
             metavar="TAR|DIR",
-            help="Your own WebDataset tar, folder of such tars, or image "
-            "folder; may be given several times.",
+            help="Your own WebDataset tar file, folder of tar files, or image "
+            "folder. Repeatable.",
         ),
     ] = None,
     more_data: Annotated[
@@ -35,18 +35,13 @@ def demo_command(
         typer.Argument(
             exists=True,
             metavar="[TAR]...",
-            help="More tars, so that --data *.tar works in a shell.",
+            help="More tar files, so that --data *.tar works in a shell.",
         ),
     ] = None,
     epochs: Annotated[
         int, typer.Option(min=1, help="Epochs of each of the two runs.")
     ] = 3,
-    model: Annotated[
-        str,
-        typer.Option(
-            autocompletion=completion.models, help="As in torchvision.models."
-        ),
-    ] = "resnet18",
+    model: TorchvisionModelOption = "resnet18",
     freeze: Annotated[
         str, typer.Option(help="Name of the last frozen module.")
     ] = "layer4",
@@ -54,38 +49,38 @@ def demo_command(
         int | None,
         typer.Option(
             min=1,
-            help="Where the frozen region is cut for push-down, 1 being "
-            "nearest the image; behind all of it if absent.",
+            help="Number of the cut for push-down, 1 being nearest to the "
+            "image. Default: the end of the frozen region.",
         ),
     ] = None,
     encoding: Annotated[
         str,
         typer.Option(
-            autocompletion=completion.encodings,
-            help="On the wire: float32, float16, bfloat16 or uint8, each "
-            "also with ;lz4 or ;zstd.",
+            autocompletion=complete_encoding,
+            help="Encoding on the wire: float32, float16, bfloat16 or uint8, "
+            "each optionally with ;lz4 or ;zstd.",
         ),
     ] = "float32",
     seed: Annotated[
         int,
         typer.Option(
-            min=0, help="Of the random weights, and of the order of samples."
+            min=0, help="Seed for weight initialisation and sample order."
         ),
     ] = 0,
     json_path: JsonPath = None,
 ) -> None:
-    """Train one tail twice on a Swift of its own: streamed, pushed down.
+    """Train a tail twice on a temporary Swift: with raw reads, pushed down.
 
     Starts Swift with the hapi filter and a worker in a temporary directory
     on this machine, stores a few hundred photographs, trains, compares the
-    two loss curves, and stops it all. Nothing is downloaded, so the weights
-    are random: the losses show that both runs are the same run, not how
-    well the model learns. Both tiers share this machine's cores, so the
-    bytes are what push-down saves here, not the seconds.
+    two loss curves, and stops everything. Nothing is downloaded, so the
+    weights are random: the losses show that both runs are equal, not how well
+    the model learns. Client and storage share this machine's cores, so
+    push-down saves bytes here, not seconds.
 
-    Exits with 1 when the loss curves differ by more than 1e-4 (a tail with
-    BatchNorm: by more than 10 times what two streaming runs with other
-    batch splits differ), or when spans of the push-down run were streamed.
+    Exits with 1 if the loss curves differ by more than 1e-4 (for a tail with
+    BatchNorm: by more than 10 times the difference of two streaming runs with
+    different batch splits), or if the push-down run fell back to raw reads.
 
     Examples:
 
@@ -111,7 +106,7 @@ def demo_command(
     from hapi_client.cli.demo.cluster import demo_connection
 
     with ConsoleReporter() as reporter:
-        reporter.note(f"splitting {model} at {freeze}, to see that it can be")
+        reporter.note(f"checking that {model} can be split at {freeze}")
         check_plan(plan)
         reporter.note("starting Swift and a worker in a temporary directory")
         with demo_connection() as connection:
@@ -123,16 +118,16 @@ def demo_command(
         raise typer.Exit(1)
     if result.pushdown.fallbacks:
         typer.echo(
-            "hapi: the push-down run streamed "
-            f"{count_text(result.pushdown.fallbacks, 'span')}, since the "
-            "worker could not be had",
+            "hapi: the push-down run read "
+            f"{count_text(result.pushdown.fallbacks, 'span')} raw, because "
+            "the worker was not available",
             err=True,
         )
         raise typer.Exit(1)
 
 
 def demo_facts(result: DemoResult) -> dict[str, Any]:
-    """The JSON form of both runs."""
+    """Returns the JSON form of both runs."""
     return {
         "streaming": _run_facts(result.streaming),
         "pushdown": _run_facts(result.pushdown),
@@ -175,30 +170,31 @@ def _print(result: DemoResult) -> None:
             for run in (result.streaming, result.pushdown)
         ],
     )
-    typer.echo(_bytes_sentence(result))
+    typer.echo(compare_bytes(result))
     typer.echo(
         "Largest relative difference between the loss curves: "
-        f"{result.max_loss_difference:.1e} (up to {result.tolerance:.1e} "
-        "counts as equal)"
+        f"{result.max_loss_difference:.1e} (tolerance: "
+        f"{result.tolerance:.1e})"
     )
     typer.echo(
-        "Compare bytes, not seconds: both tiers share this machine's cores."
+        "Compare bytes, not seconds: client and storage share this machine's "
+        "cores."
     )
     typer.echo(
-        "Weights were random, nothing was downloaded: the accuracy says "
-        "little."
+        "The weights were random (nothing was downloaded), so the accuracy is "
+        "not meaningful."
     )
 
 
-def _bytes_sentence(result: DemoResult) -> str:
+def compare_bytes(result: DemoResult) -> str:
     streaming, pushdown = result.streaming.bytes, result.pushdown.bytes
     package_bytes = result.pushdown.package_bytes
     if pushdown >= streaming:
         return (
             f"Push-down moved {pushdown / max(1, streaming):.1f} times the "
             "bytes of streaming: features at this cut are larger than these "
-            "images. Choose a later --freeze or --cut. The model package, "
-            f"sent once, was {bytes_text(package_bytes)} more."
+            "images. Choose a later --freeze or --cut. The model package "
+            f"added {bytes_text(package_bytes)} once."
         )
     ratio = streaming / max(1, pushdown)
     saved_bytes = (streaming - pushdown) / result.pushdown.num_epochs
@@ -206,6 +202,6 @@ def _bytes_sentence(result: DemoResult) -> str:
     return (
         f"Push-down moved 1/{ratio:.1f} of the bytes, and "
         f"{bytes_text(package_bytes)} more for the model package, which is "
-        "sent once: with it push-down moves less from "
-        f"{count_text(epochs, 'epoch')} on."
+        "sent once: in total it moves less after "
+        f"{count_text(epochs, 'epoch')}."
     )

@@ -1,4 +1,4 @@
-"""A small labelled data set of photographs, without any download."""
+"""Creates a small labelled data set of photographs without a download."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PHOTOGRAPHS = (
     "motorcycle_left.png",
     "rocket.jpg",
 )
-"""Files that scikit-image's wheel carries; the label is the position."""
+"""Files in scikit-image's wheel; the label is the position."""
 
 
 def write_shards(
@@ -36,11 +36,12 @@ def write_shards(
 
     Args:
         folder: must exist.
-        num_samples: in all, equally many of each photograph.
-        seed: of the crops.
+        num_samples: total number of crops, distributed equally over the
+            photographs.
+        seed: seed of the crops.
 
     Raises:
-        ClientError: ``bad_configuration`` without scikit-image.
+        ClientError: ``bad_configuration`` if scikit-image is missing.
     """
     samples = list(_samples(num_samples, seed))
     paths = []
@@ -56,17 +57,17 @@ def write_shards(
 
 
 def photograph_folder() -> Path:
-    """Where scikit-image keeps its photographs.
+    """Returns the folder with scikit-image's photographs.
 
     Raises:
-        ClientError: ``bad_configuration`` when it is not installed.
+        ClientError: ``bad_configuration`` if it is not installed.
     """
     try:
         import skimage
     except ImportError as error:
         raise ClientError(
             "bad_configuration",
-            "the demo's photographs come with scikit-image; run "
+            "the demo uses the photographs of scikit-image; run "
             "pip install '.[demo]' in a checkout of the project, or give tar "
             "files with --data",
         ) from error

@@ -1,4 +1,4 @@
-"""One training run twice: streamed, and pushed down."""
+"""Trains the same tail twice: with raw reads, and with push-down."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from hapi_client.cli.demo.data import photograph_folder, write_shards
+from hapi_client.data.index import load_index
 from hapi_client.data.upload import upload
 from hapi_client.job.options import checked_encodings
 from hapi_client.job.transfer_job import TransferJob
@@ -24,16 +25,15 @@ from hapi_protocol.errors import LabelError
 from hapi_training.loop import History, train_tail
 
 LOSS_TOLERANCE = 1e-4
-"""Largest relative difference of two loss curves that counts as equal, for
-tails without BatchNorm."""
+"""Largest relative difference between equal loss curves, for tails without
+BatchNorm."""
 
 BATCH_NORM_FACTOR = 10.0
-"""A tail with BatchNorm amplifies rounding: its curves count as equal up to
-this many times the difference of two streaming runs that only split their
-forwards differently."""
+"""A tail with BatchNorm amplifies rounding: its tolerance is this multiple of
+the difference of two streaming runs with different forward batches."""
 
 OTHER_FORWARD_SAMPLES = 5
-"""Of that second streaming run."""
+"""Samples per forward pass of the second streaming run."""
 
 LOCATION = Location("hapi-demo", "train")
 BATCH_SIZE = 32
@@ -42,16 +42,16 @@ LEARNING_RATE = 0.002
 
 @dataclass(frozen=True)
 class DemoPlan:
-    """What the demo trains.
+    """Settings of the demo.
 
     Attributes:
         model: name in ``torchvision.models``.
         freeze: last frozen module.
-        epochs: of each run.
-        cut: of the push-down run, as for a job.
-        encoding: of its features.
-        seed: of weights and order, the same in both runs.
-        data: tar files of the user; none for the photographs.
+        epochs: number of epochs of each run.
+        cut: cut of the push-down run, as for a job.
+        encoding: of the features of the push-down run.
+        seed: of weights and sample order, the same in both runs.
+        data: tar files of the user; empty for the photographs.
     """
 
     model: str = "resnet18"
@@ -70,14 +70,14 @@ class RunResult:
     Attributes:
         name: ``streaming`` or ``push-down``.
         bytes: over the wire, without the package.
-        package_bytes: sent once for the model package.
-        seconds: of the training, from the first request on.
+        package_bytes: size of the model package, which is sent once.
+        seconds: training time from the first request.
         losses: of each batch.
         accuracy: of the last epoch, on the training data.
-        cut: that was used.
-        fallbacks: spans streamed though they should have been pushed.
-        has_batch_norm: whether the tail has BatchNorm.
-        num_epochs: of the training.
+        cut: number or name of the cut.
+        fallbacks: spans that were read raw because push-down failed.
+        has_batch_norm: True if the tail has BatchNorm.
+        num_epochs: number of epochs.
     """
 
     name: str
@@ -98,9 +98,9 @@ class DemoResult:
 
     Attributes:
         streaming: cut 0.
-        pushdown: the cut asked for.
-        other_streaming: cut 0 with forwards of another size; only for a
-            tail with BatchNorm.
+        pushdown: the requested cut.
+        other_streaming: cut 0 with another number of samples per forward
+            pass; only for a tail with BatchNorm.
     """
 
     streaming: RunResult
@@ -113,13 +113,13 @@ class DemoResult:
 
     @property
     def tolerance(self) -> float:
-        """Largest difference that counts as equal."""
+        """Largest relative difference between equal loss curves."""
         if self.other_streaming is None:
             return LOSS_TOLERANCE
-        own = largest_difference(
+        rounding = largest_difference(
             self.streaming.losses, self.other_streaming.losses
         )
-        return max(LOSS_TOLERANCE, BATCH_NORM_FACTOR * own)
+        return max(LOSS_TOLERANCE, BATCH_NORM_FACTOR * rounding)
 
     @property
     def curves_agree(self) -> bool:
@@ -143,8 +143,8 @@ def check_plan(plan: DemoPlan) -> None:
     """Splits the model once, before anything is started.
 
     Raises:
-        HapiError: naming the model, freeze, cut or encoding that is none, or
-            the package that has the photographs.
+        HapiError: naming a wrong model, freeze, cut or encoding, or the
+            missing package with the photographs.
     """
     checked_encodings(plan.encoding, "lossless")
     if not plan.data:
@@ -160,12 +160,12 @@ def run_demo(
     """Stores the data set and trains the same tail twice.
 
     Raises:
-        HapiError: of the upload or of a run.
+        HapiError: if the upload or a run fails.
     """
     with tempfile.TemporaryDirectory(prefix="hapi-demo-") as folder:
         shards = list(plan.data)
         if not shards:
-            reporter.note("cutting photographs of scikit-image into JPEGs")
+            reporter.note("cropping photographs of scikit-image to JPEGs")
             shards = write_shards(Path(folder))
         upload(connection, LOCATION, shards, reporter)
     run = _Runner(connection, plan, reporter)
@@ -210,22 +210,19 @@ class _Runner:
             connection=self._connection,
             options=options,
         ) as job:
-            with self._reporter.resting():
-                history = train_tail(
-                    job,
-                    epochs=plan.epochs,
-                    learning_rate=LEARNING_RATE,
-                    on_epoch=lambda number, result: note(
-                        f"{name}: epoch {number}, loss "
-                        f"{result.mean_loss:.4f}, {result.seconds:.1f} s"
-                    ),
-                )
+            history = train_tail(
+                job,
+                epochs=plan.epochs,
+                learning_rate=LEARNING_RATE,
+                on_epoch=lambda number, result: note(
+                    f"{name}: epoch {number}, loss "
+                    f"{result.mean_loss:.4f}, {result.seconds:.1f} s"
+                ),
+            )
             return _result(name, job, history)
 
 
 def _num_classes(connection: Connection) -> int:
-    from hapi_client.data.index import load_index
-
     labels = [
         row.label
         for shard in load_index(connection, LOCATION).shards
@@ -234,7 +231,8 @@ def _num_classes(connection: Connection) -> int:
     largest = max((each for each in labels if each is not None), default=-1)
     if largest < 0:
         raise LabelError(
-            "missing_label", "the demo's shards need .cls members"
+            "missing_label",
+            "the demo's data has no labels; shards need .cls members",
         )
     return max(2, largest + 1)
 

@@ -753,11 +753,11 @@ def told_loader(source, **options):
     """A loader, its tally, and the lines that it has opened."""
     lines = []
 
-    def open_line(samples):
+    def start_bar(samples):
         lines.append(Line(samples))
         return lines[-1]
 
-    tally = EpochRecorder(0, open_line=open_line)
+    tally = EpochRecorder(0, start_bar=open_line)
     loader, counters = make_loader(
         source, SIZES, job={"tally": tally}, **options
     )

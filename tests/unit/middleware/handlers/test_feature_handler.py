@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from swift.common.registry import get_swift_info
 from swift.common.swob import Request, Response
@@ -16,7 +13,6 @@ from filter_under_test import (
     SOURCE,
     FilterUnderTest,
     annotation,
-    filter_and_worker,
     s3_env,
 )
 from hapi_protocol.encodings import ENCODINGS
@@ -27,13 +23,6 @@ from hapi_protocol.headers import (
     feature_etag,
 )
 from stub_worker import NUMERICS_TAG
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[FilterUnderTest]:
-    with filter_and_worker(tmp_path) as world:
-        yield world
-        world.swift.assert_nothing_is_open()
 
 
 def _etag(world: FilterUnderTest) -> str:
@@ -253,7 +242,7 @@ def test_plain_requests_are_passed_as_they_are(
         passed.update(env)
         return [b"whatever"]
 
-    world.filter.app = app
+    world.use(app=app)
     result = world.filter(request.environ, None)
 
     assert result == [b"whatever"]
@@ -332,7 +321,7 @@ def test_paths_that_are_no_storage_are_passed(
     world: FilterUnderTest,
 ) -> None:
     seen = []
-    world.filter.app = lambda env, start: seen.append(env) or [b"{}"]
+    world.use(app=lambda env, start: seen.append(env) or [b"{}"])
     request = Request.blank("/info", headers=annotation())
 
     assert world.filter(request.environ, None) == [b"{}"]

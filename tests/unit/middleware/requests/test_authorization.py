@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,11 @@ from filter_under_test import (
     s3_env,
     signed,
 )
+from hapi_middleware.config import FilterConfig
 from hapi_middleware.requests.authorization import (
     authorize_anonymous,
-    charged_account,
     is_owner,
+    paying_account,
 )
 from hapi_protocol.errors import RightsError
 from hapi_protocol.job_messages import ModelIdentity
@@ -39,21 +39,6 @@ DATA = f"/{ACCOUNT}/data"
 MODELS = f"/{ACCOUNT}/models"
 TESTER3 = "test:tester3"
 TESTER2 = "test2:tester2"
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[FilterUnderTest]:
-    with filter_and_worker(tmp_path) as world:
-        yield world
-        world.swift.assert_nothing_is_open()
-
-
-@pytest.fixture
-def open_world(tmp_path: Path) -> Iterator[FilterUnderTest]:
-    options = {"allow_unauthenticated_compute": "yes"}
-    with filter_and_worker(tmp_path, **options) as world:
-        yield world
-        world.swift.assert_nothing_is_open()
 
 
 def _same(answer: Answer, plain: Answer) -> bool:
@@ -147,8 +132,8 @@ def test_missing_model_is_told_only_to_those_who_may_know(
     owner = world.send(headers=headers)
     stranger = world.send(headers=headers, user=TESTER3)
 
-    assert (owner.status, owner.json["code"]) == (404, "not_found")
-    assert (stranger.status, stranger.json["code"]) == (403, "forbidden")
+    assert owner.refusal == (404, "not_found")
+    assert stranger.refusal == (403, "forbidden")
 
 
 def test_anonymous_without_right_on_the_model_gets_401(
@@ -157,7 +142,7 @@ def test_anonymous_without_right_on_the_model_gets_401(
     open_world.swift.read_acls[DATA] = ".r:*"
     answer = open_world.send(headers=annotation(), user=None)
 
-    assert (answer.status, answer.json["code"]) == (401, "unauthorized")
+    assert answer.refusal == (401, "unauthorized")
     assert "Www-Authenticate" in answer.headers
 
 
@@ -180,7 +165,7 @@ def test_failing_swift_is_no_verdict_on_the_model(
     )
     answer = world.send(headers=annotation())
 
-    assert (answer.status, answer.json["code"]) == (503, "service_unavailable")
+    assert answer.refusal == (503, "service_unavailable")
     assert answer.headers["Retry-After"] == "1"
 
 
@@ -192,7 +177,7 @@ def test_odd_refusal_of_the_model_is_a_bad_model(
     )
     answer = world.send(headers=annotation())
 
-    assert (answer.status, answer.json["code"]) == (400, "bad_model")
+    assert answer.refusal == (400, "bad_model")
 
 
 # --- identity: bytes, not names -------------------------------------------
@@ -238,7 +223,7 @@ def test_manifest_as_a_package_is_refused(
     world.swift.put(MODEL, PACKAGE, **{header: "True"})
     answer = world.send(headers=annotation())
 
-    assert (answer.status, answer.json["code"]) == (422, "package_is_manifest")
+    assert answer.refusal == (422, "package_is_manifest")
     assert world.worker.calls == []
 
 
@@ -284,7 +269,7 @@ def test_model_that_keeps_changing_is_refused(world: FilterUnderTest) -> None:
     world.swift.objects[MODEL].on_request = always_another
     answer = world.send(headers=annotation())
 
-    assert (answer.status, answer.json["code"]) == (409, "model_changed")
+    assert answer.refusal == (409, "model_changed")
     assert ("PUT", "/models") not in world.worker.calls
 
 
@@ -298,7 +283,7 @@ def test_package_right_lost_before_its_get_is_a_refusal(
     )
     answer = world.send(headers=annotation())
 
-    assert (answer.status, answer.json["code"]) == (403, "forbidden")
+    assert answer.refusal == (403, "forbidden")
 
 
 # --- who pays -------------------------------------------------------------
@@ -321,7 +306,7 @@ def test_anonymous_compute_is_refused_by_default(
     world.swift.read_acls.update({DATA: ".r:*", MODELS: ".r:*"})
     answer = world.send(headers=annotation(), user=None)
 
-    assert (answer.status, answer.json["code"]) == (403, "compute_not_allowed")
+    assert answer.refusal == (403, "compute_not_allowed")
     assert world.worker.calls == []
 
 
@@ -439,10 +424,11 @@ def test_no_project_is_found_where_none_is_proved(
     env: dict[str, Any],
 ) -> None:
     with pytest.raises(RightsError) as caught:
-        charged_account(env, "AUTH_", False)
+        paying_account(env, FilterConfig())
 
     assert caught.value.code == "compute_not_allowed"
-    assert charged_account(env, "AUTH_", True) == ".unauthenticated"
+    anybody = FilterConfig(allow_unauthenticated_compute=True)
+    assert paying_account(env, anybody) == ".unauthenticated"
 
 
 @pytest.mark.parametrize(
@@ -470,7 +456,7 @@ def test_no_project_is_found_where_none_is_proved(
 def test_project_is_what_the_auth_middleware_found(
     env: dict[str, Any], account: str
 ) -> None:
-    assert charged_account(env, "AUTH_", False) == account
+    assert paying_account(env, FilterConfig()) == account
 
 
 @pytest.mark.parametrize(
@@ -534,7 +520,8 @@ def test_operators_of_the_project_own_the_account(
 def test_prefix_of_the_charged_account_is_the_operators() -> None:
     env = {"REMOTE_USER": "rich,rich:user"}
 
-    assert charged_account(env, "KEY_", False) == "KEY_rich"
+    config = FilterConfig(reseller_prefix="KEY_")
+    assert paying_account(env, config) == "KEY_rich"
 
 
 # --- temporary URLs and other overrides -----------------------------------
@@ -554,7 +541,7 @@ def test_tempurl_itself_works_and_is_refused_compute(
 
     assert world.send(user=None, query=query).body == SHARD
     answer = world.send(headers=annotation(), user=None, query=query)
-    assert (answer.status, answer.json["code"]) == (403, "compute_not_allowed")
+    assert answer.refusal == (403, "compute_not_allowed")
     assert world.worker.calls == []
 
 
@@ -579,7 +566,7 @@ def test_tempurl_does_not_open_private_models(
 
     answer = _tempurl(open_world)
 
-    assert (answer.status, answer.json["code"]) == (401, "unauthorized")
+    assert answer.refusal == (401, "unauthorized")
     assert open_world.worker.calls == []
 
 
@@ -614,7 +601,7 @@ def test_override_with_consent_to_all_opens_nothing(
     answer = open_world.send(
         headers=annotation(), user=None, env=env, app=open_world.filter
     )
-    assert (answer.status, answer.json["code"]) == (401, "unauthorized")
+    assert answer.refusal == (401, "unauthorized")
 
     open_world.swift.read_acls[MODELS] = ".r:*"
     answer = open_world.send(
@@ -646,7 +633,7 @@ def test_holder_of_a_presigned_url_is_not_its_signer(
     open_world: FilterUnderTest, env: dict[str, Any]
 ) -> None:
     answer = open_world.send(headers=annotation(), env=env)
-    assert (answer.status, answer.json["code"]) == (401, "unauthorized")
+    assert answer.refusal == (401, "unauthorized")
     assert open_world.worker.calls == []
 
     open_world.swift.read_acls[MODELS] = ".r:*"

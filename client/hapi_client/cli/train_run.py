@@ -1,0 +1,280 @@
+"""Trains a tail as ``hapi train`` was asked to, and prints the result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch.nn import Module
+
+from hapi_client.atomic_file import check_writable
+from hapi_client.cli.context import print_table
+from hapi_client.cli.options import describe_cut, parse_cut
+from hapi_client.cli.train import TrainOptions
+from hapi_client.job.options import check_cache, check_cut, checked_encodings
+from hapi_client.job.transfer_job import TransferJob
+from hapi_client.metrics.counters import JobStats
+from hapi_client.model.frozen_region import input_transform
+from hapi_client.model.registry import parse_freeze
+from hapi_client.model.torchvision_registry import build_model
+from hapi_client.planning.replanner import PlanChange, describe_mix
+from hapi_client.progress import Reporter
+from hapi_client.reports.epoch_report import EpochReport, report_body
+from hapi_client.reports.run_tables import essentials
+from hapi_client.swift.connection import Connection
+from hapi_protocol.errors import LabelError
+from hapi_protocol.headers import CACHE_OFF
+from hapi_splitter.inputs.augmentation import Augmentation
+from hapi_splitter.units import bytes_text, count_text
+from hapi_training.checkpoint_file import Checkpoint, write_whole
+from hapi_training.loop import EpochResult, History, train_tail
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """A finished training run.
+
+    Attributes:
+        model: name of the model.
+        freeze: last frozen module.
+        cut: of the job: a number or ``auto``.
+        history: losses and accuracies.
+        stats: counters of the job.
+        plan: label of the last plan; None without one.
+        no_plan_reason: set if ``cut`` is ``auto`` and there is no plan.
+        plan_changes: all plans with their reasons.
+        reports: one per epoch.
+    """
+
+    model: str
+    freeze: Any
+    cut: int | str
+    history: History
+    stats: JobStats
+    plan: str | None
+    no_plan_reason: str | None
+    plan_changes: Sequence[PlanChange]
+    reports: Sequence[EpochReport]
+
+
+def train(
+    options: TrainOptions, connection: Connection, reporter: Reporter
+) -> TrainResult:
+    """Trains the tail and writes the files that ``options`` name.
+
+    Raises:
+        HapiError: naming a wrong option, or of the job.
+    """
+    check_cut(parse_cut(options.cut))
+    checked_encodings(options.encoding, options.floor)
+    check_cache(options.cache)
+    network, transform = build_model(
+        options.model,
+        num_classes=options.classes,
+        seed=options.seed,
+        weights=options.weights,
+        checkpoint=options.checkpoint,
+    )
+    if options.save:
+        check_writable(options.save, num_bytes_of(network))
+    if options.weights is None and options.checkpoint is None:
+        reporter.note("weights are random: no --weights, no --checkpoint")
+    uploads = options.cut not in ("auto", "stream", "0")
+    reporter.note(
+        "splitting the model"
+        + (", and uploading its package if needed" if uploads else "")
+    )
+    freeze = parse_freeze(network, options.freeze, input_transform(transform))
+    with TransferJob(
+        network,
+        freeze=freeze,
+        data=options.data,
+        batch_size=options.batch_size,
+        transform=transform,
+        augment=Augmentation() if options.augment else None,
+        augment_epochs=options.augment_epochs,
+        cut=parse_cut(options.cut),
+        floor=options.floor,
+        epochs=options.epochs,
+        encoding=options.encoding,
+        cache=options.cache,
+        on_error="skip" if options.skip_bad_samples else "raise",
+        seed=options.seed,
+        connection=connection,
+    ) as job:
+        history = _train_job(job, network, options, reporter)
+        return TrainResult(
+            model=options.model,
+            freeze=freeze,
+            cut=job.cut,
+            history=history,
+            stats=job.stats,
+            plan=job.plan.label if job.plan else None,
+            no_plan_reason=job.no_plan_reason,
+            plan_changes=job.plan_changes,
+            reports=job.reports,
+        )
+
+
+def _train_job(
+    job: TransferJob,
+    network: Module,
+    options: TrainOptions,
+    reporter: Reporter,
+) -> History:
+    if job.num_classes > options.classes:
+        raise LabelError(
+            "missing_label",
+            f"--classes is {options.classes}, but the data set has labels up "
+            f"to {job.num_classes - 1}; give at least {job.num_classes}",
+        )
+    if options.resume:
+        # The optimizer's momentum is as large as the tail.
+        check_writable(options.resume, 2 * num_bytes_of(job.tail))
+    reporter.note(
+        f"{count_text(job.num_samples, 'sample')}, {describe_cut(job)}"
+    )
+    with _report_written(job, options):
+        history = train_tail(
+            job,
+            epochs=options.epochs,
+            learning_rate=options.learning_rate,
+            on_epoch=lambda number, result: reporter.note(
+                f"epoch {number}: {describe_epoch(result)}"
+                + (f"; {job.plan.label}" if job.plan else "")
+            ),
+            on_resume=lambda trained, samples: reporter.note(
+                resumed_text(trained, samples, options.epochs)
+            ),
+            checkpoint=Checkpoint(options.resume) if options.resume else None,
+        )
+        # Before the report, whose writing may fail for lack of space.
+        if options.save:
+            write_whole(network.state_dict(), options.save)
+    if job.stats.samples:
+        if job.cut == "auto" and job.plan is None:
+            reporter.note(
+                f"no plan, all samples were read raw: {job.no_plan_reason}"
+            )
+        unused = unused_cache_text(options.cache, job.stats)
+        if unused:
+            reporter.note(unused)
+    return history
+
+
+@contextmanager
+def _report_written(job: TransferJob, options: TrainOptions) -> Iterator[None]:
+    """Writes the report at the end, also after an error or interrupt."""
+    try:
+        yield
+    finally:
+        if options.report is not None:
+            title = f"{options.model} on {options.data}"
+            job.write_report(options.report, title)
+
+
+def num_bytes_of(network: Module) -> int:
+    """Returns the size of the network's state dict."""
+    return sum(each.nbytes for each in network.state_dict().values())
+
+
+def resumed_text(trained: int, samples: int, epochs: int) -> str:
+    """Describes a checkpoint's progress in a run of ``epochs`` epochs."""
+    if trained >= epochs:
+        return (
+            f"all {count_text(trained, 'epoch')} are trained already; "
+            "give a larger --epochs to continue"
+        )
+    return f"resuming in epoch {trained} after {samples} of its samples"
+
+
+def unused_cache_text(cache: str, stats: JobStats) -> str:
+    """Explains why an enabled cache stored nothing; empty if it may have."""
+    if cache == CACHE_OFF or any(cut > 0 for cut in stats.samples_by_cut):
+        return ""
+    return (
+        f"--cache {cache} was not used: only pushed-down features are cached, "
+        "and all samples were read raw; --cut freeze pushes down"
+    )
+
+
+def describe_epoch(result: EpochResult) -> str:
+    return (
+        f"loss {result.mean_loss:.4f}, accuracy {result.accuracy:.3f}, "
+        f"{result.num_samples / result.seconds:.0f} samples/s"
+    )
+
+
+def result_facts(result: TrainResult) -> dict[str, Any]:
+    """Returns the JSON form of a run."""
+    return {
+        "model": result.model,
+        "freeze": result.freeze,
+        "cut": result.cut,
+        "epochs": [
+            {
+                "loss": each.mean_loss,
+                "accuracy": each.accuracy,
+                "seconds": each.seconds,
+                "samples": each.num_samples,
+            }
+            for each in result.history.epochs
+        ],
+        "losses": result.history.losses,
+        "stats": asdict(result.stats),
+        "plan": result.plan,
+        "no_plan_reason": result.no_plan_reason,
+        "plan_changes": [
+            {
+                "seconds": change.seconds,
+                "mix": [
+                    {"cut": cut, "encoding": encoding, "share": share}
+                    for (cut, encoding), share in change.mix.items()
+                ],
+                "samples_per_second": change.samples_per_second,
+                "why": change.why,
+            }
+            for change in result.plan_changes
+        ],
+        "reports": [report_body(each) for each in result.reports],
+    }
+
+
+def print_result(result: TrainResult) -> None:
+    """Prints losses, throughput, plans and counters of a run."""
+    print_table(
+        ("epoch", "loss", "accuracy", "seconds", "samples"),
+        [
+            (
+                str(number),
+                f"{each.mean_loss:.4f}",
+                f"{each.accuracy:.3f}",
+                f"{each.seconds:.1f}",
+                str(each.num_samples),
+            )
+            for number, each in enumerate(result.history.epochs)
+        ],
+    )
+    summary = essentials(result.reports)
+    print_table(summary.header, summary.rows)
+    if result.plan_changes:
+        print_table(
+            ("seconds", "plan", "why"),
+            [
+                (f"{each.seconds:.0f}", describe_mix(each.mix), each.why)
+                for each in result.plan_changes
+            ],
+        )
+    stats = result.stats
+    counters = {
+        "cut": str(result.cut),
+        "over the wire": bytes_text(stats.bytes),
+        "package": bytes_text(stats.package_bytes),
+        "retries": str(stats.retries),
+        "fallbacks": str(stats.fallbacks),
+        "skipped": str(stats.skipped),
+        "cached": str(stats.cached),
+    }
+    print_table(tuple(counters), [tuple(counters.values())])
