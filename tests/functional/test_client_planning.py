@@ -265,7 +265,7 @@ class _Endless(io.RawIOBase):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"min_precision": "low"}, "floor is 'low'"),
+        ({"min_precision": "low"}, "min_precision is 'low'"),
         ({"encoding": "float8"}, "encoding is 'float8'"),
         ({"epochs": 0}, "epochs is 0"),
     ],

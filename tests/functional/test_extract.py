@@ -227,7 +227,7 @@ def test_command_writes_a_file_and_what_it_is(hapi, photos, images, capsys):
         (("/proc/f.npz",), "/proc/f.npz cannot be written"),
         (("f.npz", "--cut", "banana"), "cut is 'banana'"),
         (("f.npz", "--device", "abacus"), "device is 'abacus'"),
-        (("f.npz", "--floor", "low"), "floor is 'low'"),
+        (("f.npz", "--min-precision", "low"), "min_precision is 'low'"),
     ],
 )
 def test_wrong_words_are_told_before_any_work(

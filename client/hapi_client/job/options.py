@@ -13,7 +13,7 @@ from hapi_client.model.frozen_region import AUTO, FREEZE, STREAM
 from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
 from hapi_client.planning.replanner import ReplanOptions
 from hapi_client.swift.connection import Connection
-from hapi_protocol.encodings import FLOORS, Encoding, allowed_encodings
+from hapi_protocol.encodings import PRECISIONS, Encoding, allowed_encodings
 from hapi_protocol.errors import AnnotationError, ClientError
 from hapi_protocol.headers import CACHE_MODES, CACHE_OFF
 from hapi_splitter.inputs.augmentation import Augmentation
@@ -41,7 +41,7 @@ class PlanConfig:
     """
 
     encoding: str | None = None
-    min_precision: str = FLOORS[0]
+    min_precision: str = PRECISIONS[0]
     epochs: float | None = None
     replan_seconds: float = 5.0
     replan_min_spans: int = 4
@@ -68,7 +68,7 @@ class PlanConfig:
         except (AnnotationError, ValueError) as error:
             raise _bad(getattr(error, "message", str(error))) from error
         # The default precision is no request of the user.
-        if self.min_precision != FLOORS[0] and chosen not in allowed:
+        if self.min_precision != PRECISIONS[0] and chosen not in allowed:
             raise _bad(
                 f"encoding is {self.encoding!r}, which rounds more than "
                 f"min_precision {self.min_precision!r} allows: leave one of "

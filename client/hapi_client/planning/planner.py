@@ -36,7 +36,7 @@ from hapi_client.planning.replanner import (
 )
 from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_client.swift.transport import CancelScope
-from hapi_protocol.encodings import ENCODINGS, FLOORS
+from hapi_protocol.encodings import ENCODINGS, PRECISIONS
 from hapi_protocol.errors import HapiError
 from hapi_protocol.profiles import BatchProfile, ModelProfile
 from hapi_splitter.planner.costs import (
@@ -362,7 +362,7 @@ class JobPlanner:
             with_encodings(facts.samples, self._encodings),
             conditions,
             # Only what the floor allows was measured.
-            floor=FLOORS[-1],
+            min_precision=PRECISIONS[-1],
             num_samples=parts.horizon.num_samples,
             epochs=self._epochs_to_come(),
             one_off=self._one_off,

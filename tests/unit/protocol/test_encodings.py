@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hapi_protocol.encodings import (
     DTYPES,
     ENCODINGS,
-    FLOORS,
     MIN_CHANNEL_VALUES,
+    PRECISIONS,
     Encoding,
     allowed_encodings,
     num_groups,
@@ -75,7 +75,7 @@ def test_encoding_cannot_be_made_of_unknown_parts() -> None:
 
 
 def test_floor_admits_what_rounds_no_more() -> None:
-    admitted = [set(allowed_encodings(floor)) for floor in FLOORS]
+    admitted = [set(allowed_encodings(floor)) for floor in PRECISIONS]
     assert admitted[0] == {"float32", "float32;lz4", "float32;zstd"}
     assert admitted[0] < admitted[1] < admitted[2] == set(ENCODINGS)
     assert admitted[1] - admitted[0] == {

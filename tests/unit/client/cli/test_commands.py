@@ -74,7 +74,7 @@ def hapi(monkeypatch, *arguments):
     ("arguments", "message"),
     [
         (("--link", "fast"), "link is 'fast'"),
-        (("--floor", "low"), "floor is 'low'"),
+        (("--min-precision", "low"), "min_precision is 'low'"),
         (("--data", "http://x/y"), "'http://x/y'"),
     ],
 )
@@ -90,15 +90,15 @@ def test_plan_judges_its_options_before_it_works(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "augment", "augment_epochs"),
+    ("arguments", "augment", "augment_period_epochs"),
     [
         ((), None, None),
         (("--augment",), Augmentation(), None),
-        (("--augment", "--augment-epochs", 3), Augmentation(), 3),
+        (("--augment", "--augment-period-epochs", 3), Augmentation(), 3),
     ],
 )
 def test_train_hands_on_what_is_random(
-    swift, monkeypatch, capsys, arguments, augment, augment_epochs
+    swift, monkeypatch, capsys, arguments, augment, augment_period_epochs
 ):
     given = {}
 
@@ -114,8 +114,8 @@ def test_train_hands_on_what_is_random(
     words = ("train", "--data", "c/p", "--classes", 2, *arguments)
     assert hapi(monkeypatch, *words) == 1
     assert "no job" in capsys.readouterr().err
-    assert given["augment"] == augment
-    assert given["augment_epochs"] == augment_epochs
+    assert given["config"].augment == augment
+    assert given["config"].augment_period_epochs == augment_period_epochs
 
 
 @pytest.mark.parametrize(
@@ -124,11 +124,18 @@ def test_train_hands_on_what_is_random(
         (("--cut", "banana"), "cut is 'banana'"),
         (("--cut", "-1"), "cut is '-1'"),
         (("--encoding", "uint9"), "encoding is 'uint9'"),
-        (("--floor", "low"), "floor is 'low'"),
+        (("--min-precision", "low"), "min_precision is 'low'"),
         (("--cache", "on"), "cache is 'on'"),
         (
-            ("--cut", "3", "--encoding", "uint8;zstd", "--floor", "half"),
-            "'uint8;zstd', which rounds more than floor 'half'",
+            (
+                "--cut",
+                "3",
+                "--encoding",
+                "uint8;zstd",
+                "--min-precision",
+                "half",
+            ),
+            "'uint8;zstd', which rounds more than min_precision 'half'",
         ),
         (("--save", "nowhere/model.pt"), "nowhere is not a folder"),
         (("--save", "/proc/model.pt"), "/proc/model.pt cannot be written"),

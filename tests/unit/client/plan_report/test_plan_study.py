@@ -110,7 +110,7 @@ def test_plan_tells_of_other_work_on_this_machine(
     region: FrozenRegion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     question = PlanRequest(
-        floor="lossless",
+        min_precision="lossless",
         epochs=1.0,
         batch_size=2,
         link=1e6,
@@ -377,11 +377,11 @@ def test_plan_without_data_says_what_it_assumes(tmp_path: Path) -> None:
     assert "assumed: the storage side's worker" in text
     assert "link: 20 Mbit/s" in text
     assert "hapi-2022" in text
-    assert "--floor half" in text
+    assert "--min-precision half" in text
     found = json.loads((tmp_path / "plan.json").read_text())
     assert found["link_bytes_per_second"] == 2.5e6
     assert (found["samples"], found["epochs"]) == (5000, 3.0)
-    assert found["floor"] == "lossless"
+    assert found["min_precision"] == "lossless"
     assert {
         option["encoding"].partition(";")[0]
         for cut in found["cuts"][1:]
@@ -414,7 +414,7 @@ def test_plan_of_a_model_of_arrays(tmp_path: Path) -> None:
         (["resnet18", "--plot", "/nowhere/plan.png"], "/nowhere is no folder"),
         (["resnet18", "--json", "/nowhere/plan.json"], "/nowhere is no fold"),
         (["resnet18", "--measure"], "--measure reads from a data set"),
-        (["resnet18", "--floor", "low"], "floor is 'low'"),
+        (["resnet18", "--min-precision", "low"], "min_precision is 'low'"),
         (["resnet18", "--link", "fast"], "link is 'fast'"),
         (["resnet19"], "no model 'resnet19'"),
         (["resnet18", "--epochs", "0"], "epochs"),
