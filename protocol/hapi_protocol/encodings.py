@@ -132,15 +132,16 @@ def allowed_encodings(min_precision: str) -> tuple[str, ...]:
     """The canonical texts of the encodings of a lowest precision.
 
     Args:
-        min_precision: one of :data:`PRECISIONS`: ``lossless`` allows float32, ``half``
-            the two 16-bit formats as well, ``uint8`` all.
+        min_precision: one of :data:`PRECISIONS`: ``lossless`` allows
+            float32, ``half`` the two 16-bit formats as well, ``uint8`` all.
 
     Raises:
         ValueError: another precision.
     """
     if min_precision not in _PRECISION_DTYPES:
         raise ValueError(
-            f"min_precision is {min_precision!r}; allowed: {', '.join(PRECISIONS)}"
+            f"min_precision is {min_precision!r}; allowed: "
+            f"{', '.join(PRECISIONS)}"
         )
     dtypes = _PRECISION_DTYPES[min_precision]
     return tuple(
