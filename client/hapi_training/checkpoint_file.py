@@ -1,4 +1,4 @@
-"""Checkpoints of ``hapi train``: a run goes on where it ended."""
+"""Checkpoint files of ``hapi train``, from which a run resumes."""
 
 from __future__ import annotations
 
@@ -21,52 +21,52 @@ logger = logging.getLogger(__name__)
 
 VERSION = 1
 SAVE_SECONDS = 30.0
-"""Between two checkpoints inside an epoch."""
-_OTHER_WEIGHTS = (
-    "its frozen layers have other weights (another model, --weights or "
+"""Interval between checkpoints within an epoch."""
+_DIFFERENT_WEIGHTS = (
+    "its frozen layers have different weights (another model, --weights or "
     "--checkpoint, or another --seed of random ones)"
 )
 
 
 class Checkpoint:
-    """A file that a run writes now and then, and goes on from.
+    """A checkpoint file that a run writes at intervals and resumes from.
 
-    Written beside its place (``.part``) and moved there, so that it is whole
-    at every moment.
+    It is written as ``.part`` and renamed, so that it is always complete.
 
     Args:
         path: of the file.
     """
 
     def __init__(self, path: Path) -> None:
-        # Of a link, what it names is locked, and replaced.
+        # The target of a link is locked and replaced, not the link.
         self._path = path.resolve()
-        self._saved = time.monotonic()
+        self._last_save = time.monotonic()
 
     @property
     def is_due(self) -> bool:
-        return time.monotonic() - self._saved >= SAVE_SECONDS
+        """True if the last save was ``SAVE_SECONDS`` ago."""
+        return time.monotonic() - self._last_save >= SAVE_SECONDS
 
-    def file_lock(self) -> AbstractContextManager[None]:
-        """Holds the lock of this file (:func:`file_lock`)."""
+    def lock(self) -> AbstractContextManager[None]:
+        """Keeps other runs from using the file meanwhile."""
         return file_lock(self._path)
 
     def load(self) -> dict[str, Any] | None:
-        """What :meth:`save` wrote last; None where there is no file.
+        """Returns what :meth:`save` wrote last; None if there is no file.
 
         Raises:
-            ClientError: ``bad_state`` for a file of something else,
-                ``bad_configuration`` where it cannot be read.
+            ClientError: ``bad_state`` if the file is not a checkpoint,
+                ``bad_configuration`` if it cannot be read.
         """
         if not self._path.exists():
             return None
         try:
-            found = torch.load(
+            content = torch.load(
                 self._path, map_location="cpu", weights_only=True
             )
-            if found["version"] == VERSION:
-                return dict(found)
-            why = f"its version is {found['version']!r}"
+            if content["version"] == VERSION:
+                return dict(content)
+            reason = f"its version is {content['version']!r}"
         except OSError as error:
             raise ClientError(
                 "bad_configuration",
@@ -74,104 +74,113 @@ class Checkpoint:
             ) from error
         except MemoryError:
             raise
-        except Exception as error:  # whatever is in the file
-            why = f"{type(error).__name__}: {error}"
+        except Exception as error:  # the file may contain anything
+            reason = f"{type(error).__name__}: {error}"
         raise ClientError(
             "bad_state",
-            f"{self._path} is no checkpoint of version {VERSION}: {why}; "
-            "give another file, or remove it to begin anew",
+            f"{self._path} is not a checkpoint of version {VERSION} "
+            f"({reason}); give another file, or delete it to start from the "
+            "beginning",
         )
 
     def save(self, **parts: Any) -> None:
-        """Keeps tensors, numbers, texts, and lists and mappings of them.
+        """Writes tensors, numbers, texts, and lists and mappings of them.
 
         Raises:
-            ClientError: ``bad_configuration`` where it cannot be written.
+            ClientError: ``bad_configuration`` if the file cannot be written.
         """
-        write_whole({"version": VERSION, **parts}, self._path)
-        self._saved = time.monotonic()
+        save_atomically({"version": VERSION, **parts}, self._path)
+        self._last_save = time.monotonic()
 
 
-def check_same(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    """Compares what the features depend on
-    (:meth:`hapi_client.job.transfer_job.TransferJob.features_facts`).
+def check_features_match(
+    saved: Mapping[str, Any], present: Mapping[str, Any]
+) -> None:
+    """Compares what the features of a checkpoint and of a run depend on.
+
+    Args:
+        saved: ``TransferJob.features_facts()`` of the checkpoint.
+        present: the same of the run.
 
     Raises:
         ClientError: ``bad_state`` naming each difference.
     """
-    found = [
-        _OTHER_WEIGHTS
+    differences = [
+        _DIFFERENT_WEIGHTS
         if name == "weights"
-        else f"its {name} is {saved.get(name)!r}, and this run's {value!r}"
-        for name, value in mine.items()
+        else f"its {name} is {saved.get(name)!r}, this run's {value!r}"
+        for name, value in present.items()
         if saved.get(name) != value
     ]
-    if found:
+    if differences:
         raise ClientError(
             "bad_state",
-            f"the checkpoint is of other features: {'; '.join(found)}; run "
-            "as it was begun, or give another file",
+            f"the checkpoint has different features: {'; '.join(differences)}"
+            "; use the options of its run, or give another file",
         )
 
 
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:
-    """Of the generators that a tail draws from, as dropout does."""
-    found = {"cpu": torch.get_rng_state()}
+    """Returns the state of the generators that dropout etc. use."""
+    state = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
-        found["cuda"] = torch.cuda.get_rng_state(device)
-    return found
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
 
 
 def set_random_state(
     device: torch.device, state: Mapping[str, torch.Tensor]
 ) -> None:
-    """What :func:`random_state` gave, also on a device of another kind.
+    """Restores a state from :func:`random_state`.
 
-    There the generator of the device stays as it is.
+    The generator of a device of another kind is not changed.
     """
     torch.set_rng_state(state["cpu"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
 
 
-def write_whole(content: Any, path: Path) -> None:
-    """``torch.save`` that leaves no half of a file.
+def save_atomically(content: Any, path: Path) -> None:
+    """Saves like ``torch.save``, but never leaves an incomplete file.
 
     Raises:
-        ClientError: ``bad_configuration`` where it cannot be written.
+        ClientError: ``bad_configuration`` if the file cannot be written.
     """
-    # Not to the file: an interrupt inside torch's writer, whose end writes
-    # to what is closed then, would abort the process.
-    made = io.BytesIO()
-    torch.save(content, made)
+    # Through memory: torch's writer, interrupted while it writes to a file,
+    # writes again when it is destroyed, and aborts the process if the file
+    # is closed by then.
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
     with write_atomically(path) as file:
-        file.write(made.getbuffer())
+        file.write(buffer.getbuffer())
 
 
 @contextmanager
-def heeding_interrupts() -> Iterator[threading.Event]:
-    """Ctrl-C sets an event, for the end of a step; a second one interrupts.
+def defer_interrupts() -> Iterator[threading.Event]:
+    """Makes the first Ctrl-C set an event; a second one interrupts.
 
-    In another thread than the main one nothing changes, nor where somebody
-    has decided that interrupts do not matter.
+    Changes nothing in a thread other than the main thread, or if SIGINT is
+    ignored.
     """
-    asked = threading.Event()
+    stop_requested = threading.Event()
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before in (
         signal.SIG_IGN,
         None,
     ):
-        yield asked
+        yield stop_requested
         return
 
     def interrupted(*_: object) -> None:
-        if asked.is_set():
+        if stop_requested.is_set():
             raise KeyboardInterrupt
-        asked.set()
-        logger.warning("ending behind this step; once more ends it at once")
+        stop_requested.set()
+        logger.warning(
+            "stopping after this step; press Ctrl-C again to stop now"
+        )
 
     signal.signal(signal.SIGINT, interrupted)
     try:
-        yield asked
+        yield stop_requested
     finally:
         signal.signal(signal.SIGINT, before)

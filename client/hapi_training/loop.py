@@ -15,14 +15,14 @@ from hapi_client.job.transfer_job import TransferJob
 from hapi_protocol.errors import ClientError
 from hapi_training.checkpoint_file import (
     Checkpoint,
-    check_same,
-    heeding_interrupts,
+    check_features_match,
+    defer_interrupts,
     random_state,
     set_random_state,
 )
 
 MOMENTUM = 0.9
-_NOT_OURS = (
+_LOAD_ERRORS = (
     AttributeError,
     IndexError,
     KeyError,
@@ -30,18 +30,18 @@ _NOT_OURS = (
     TypeError,
     ValueError,
 )
-"""What parts of another form or size raise."""
+"""Errors of loading state with missing parts or other shapes."""
 
 
 @dataclass
 class EpochResult:
-    """One epoch of training, or what is done of it.
+    """Results of one epoch of training, so far.
 
     Attributes:
         losses: of each batch, before its step.
         num_correct: samples whose largest output was their label.
-        num_samples: of the epoch.
-        seconds: of the epoch.
+        num_samples: trained samples.
+        seconds: training time.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -60,7 +60,7 @@ class EpochResult:
 
 @dataclass
 class History:
-    """All epochs of a training run."""
+    """Results of all epochs of a training run."""
 
     epochs: list[EpochResult] = field(default_factory=list)
 
@@ -86,57 +86,60 @@ def train_tail(
     """Trains ``job.tail`` with SGD and cross entropy.
 
     Args:
-        job: gives features and labels.
-        epochs: of the whole run, those of the checkpoint counted.
+        job: loads features and labels.
+        epochs: number of epochs, including those of the checkpoint.
         learning_rate: constant; the momentum is 0.9.
-        on_epoch: told each epoch's number, from 0 on, and result.
-        on_samples: told after each batch the epoch's number, and its
+        on_epoch: called after each epoch with its number (from 0) and result.
+        on_samples: called after each batch with the epoch's number and its
             samples so far.
-        on_resume: told the epochs that the checkpoint has, and the samples
-            of the one that it has begun, before any further.
-        checkpoint: goes on from it, and writes it now and then, behind each
-            epoch, and when interrupted.
+        on_resume: called first if the checkpoint exists, with its number of
+            finished epochs and of samples in the unfinished one.
+        checkpoint: is resumed from, and written at intervals, after each
+            epoch and on an interrupt.
 
     Returns:
-        All epochs, those before the checkpoint among them.
+        Results of all epochs, including those of the checkpoint.
 
     Raises:
-        ClientError: ``bad_configuration`` when there is nothing to train,
-            or the checkpoint is in use or cannot be written; ``bad_state``
-            when it is of another run.
+        ClientError: ``bad_configuration`` if there is nothing to train, or
+            the checkpoint is in use or cannot be written; ``bad_state``
+            if it belongs to another run.
         HapiError: of the job's loader.
-        KeyboardInterrupt: behind the step that was under way.
+        KeyboardInterrupt: after the step in which the interrupt came.
     """
     if not any(p.requires_grad for p in job.tail.parameters()):
         raise ClientError(
             "bad_configuration",
-            "no parameter is left to train behind the freeze point; freeze "
+            "there is no parameter to train after the freeze point; freeze "
             "less of the model (freeze=, --freeze)",
         )
-    with _kept(checkpoint) as asked:
+    with _locked(checkpoint) as stop_requested:
         run = _Run(job, learning_rate, checkpoint)
         if run.is_resumed:
             on_resume(len(run.history.epochs), run.num_samples)
         for epoch in range(len(run.history.epochs), epochs):
-            run.train_epoch(epoch, on_samples, asked)
+            run.train_epoch(epoch, on_samples, stop_requested)
             on_epoch(epoch, run.history.epochs[-1])
-            if asked.is_set():
+            if stop_requested.is_set():
                 raise KeyboardInterrupt
     return run.history
 
 
 @contextmanager
-def _kept(checkpoint: Checkpoint | None) -> Iterator[threading.Event]:
-    """Set when the run shall end; without a checkpoint an interrupt is one."""
+def _locked(checkpoint: Checkpoint | None) -> Iterator[threading.Event]:
+    """Locks the checkpoint, and yields an event that an interrupt sets.
+
+    Without a checkpoint, interrupts are not deferred.
+    """
     if checkpoint is None:
         yield threading.Event()
         return
-    with checkpoint.file_lock(), heeding_interrupts() as asked:
-        yield asked
+    with checkpoint.lock(), defer_interrupts() as stop_requested:
+        yield stop_requested
 
 
 class _Run:
-    """A training run, and what it is at when it is interrupted."""
+    """State of a training run: everything that a checkpoint saves."""
 
     def __init__(
         self,
@@ -152,51 +155,51 @@ class _Run:
         )
         self._device = next(job.tail.parameters()).device
         self.history = History()
-        self._begun = EpochResult()
+        self._current = EpochResult()
         saved = checkpoint.load() if checkpoint else None
         self.is_resumed = saved is not None
         if saved is not None:
-            self._go_on_from(saved)
+            self._restore(saved)
 
     @property
     def num_samples(self) -> int:
-        """Of the epoch that has begun."""
-        return self._begun.num_samples
+        """Trained samples of the current epoch."""
+        return self._current.num_samples
 
     def train_epoch(
         self,
         epoch: int,
         on_samples: Callable[[int, int], None],
-        asked: threading.Event,
+        stop_requested: threading.Event,
     ) -> None:
-        """What is left of an epoch.
+        """Trains the rest of an epoch.
 
         Args:
             epoch: its number.
-            on_samples: as of :func:`train_tail`.
-            asked: set when the run shall end behind a step.
+            on_samples: see :func:`train_tail`.
+            stop_requested: ends the run after the current step if set.
         """
         self._job.tail.train()
-        started = time.monotonic() - self._begun.seconds
+        started = time.monotonic() - self._current.seconds
         for features, labels in self._job.loader(epoch):
             self._take_step(features, labels)
-            self._begun.seconds = time.monotonic() - started
-            on_samples(epoch, self._begun.num_samples)
-            # Behind its last step the job stands in the next epoch already.
+            self._current.seconds = time.monotonic() - started
+            on_samples(epoch, self._current.num_samples)
+            # After the last step the job is already in the next epoch.
             if self._job.epoch == epoch:
-                self._pause(asked)
-        self._close()
+                self._after_step(stop_requested)
+        self._finish_epoch()
 
-    def _pause(self, asked: threading.Event) -> None:
-        if asked.is_set():
+    def _after_step(self, stop_requested: threading.Event) -> None:
+        if stop_requested.is_set():
             self._save()
             raise KeyboardInterrupt
         if self._checkpoint and self._checkpoint.is_due:
             self._save()
 
-    def _close(self) -> None:
-        self.history.epochs.append(self._begun)
-        self._begun = EpochResult()
+    def _finish_epoch(self) -> None:
+        self.history.epochs.append(self._current)
+        self._current = EpochResult()
         self._save()
 
     def _take_step(self, features: torch.Tensor, labels: torch.Tensor) -> None:
@@ -206,9 +209,9 @@ class _Run:
         loss.backward()
         self._optimizer.step()
         correct = int((outputs.argmax(1) == labels).sum())
-        self._begun.losses.append(float(loss.detach()))
-        self._begun.num_correct += correct
-        self._begun.num_samples += len(labels)
+        self._current.losses.append(float(loss.detach()))
+        self._current.num_correct += correct
+        self._current.num_samples += len(labels)
 
     def _save(self) -> None:
         if self._checkpoint is None:
@@ -220,31 +223,31 @@ class _Run:
             random=random_state(self._device),
             data=self._job.state_dict(),
             epochs=[asdict(each) for each in self.history.epochs],
-            begun=asdict(self._begun),
+            begun=asdict(self._current),
         )
 
-    def _go_on_from(self, saved: Mapping[str, Any]) -> None:
+    def _restore(self, saved: Mapping[str, Any]) -> None:
         try:
-            check_same(saved["features"], self._job.features_facts())
+            check_features_match(saved["features"], self._job.features_facts())
             self._job.load_state_dict(saved["data"])
             self._job.tail.load_state_dict(saved["tail"])
             self._optimizer.load_state_dict(saved["optimizer"])
             self.history.epochs += [
                 EpochResult(**each) for each in saved["epochs"]
             ]
-            self._begun = EpochResult(**saved["begun"])
+            self._current = EpochResult(**saved["begun"])
             set_random_state(self._device, saved["random"])
-        except _NOT_OURS as error:
+        except _LOAD_ERRORS as error:
             raise ClientError(
                 "bad_state",
-                "the checkpoint is of another model or release: "
+                "the checkpoint belongs to another model or release: "
                 f"{type(error).__name__}: {error}",
             ) from error
         if len(self.history.epochs) != self._job.epoch:
             raise ClientError(
                 "bad_state",
                 f"the checkpoint has results of {len(self.history.epochs)} "
-                f"epochs, and its data stands in epoch {self._job.epoch}",
+                f"epochs, but its data is in epoch {self._job.epoch}",
             )
         for group in self._optimizer.param_groups:
             group["lr"] = self._learning_rate

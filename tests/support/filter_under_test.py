@@ -75,6 +75,10 @@ class FilterUnderTest:
         """Replaces parts of the filter's context, for instance ``app``."""
         self.filter.context = replace(self.filter.context, **parts)
 
+    def configure(self, **options: Any) -> None:
+        """Replaces typed options of the filter."""
+        self.use(config=replace(self.filter.context.config, **options))
+
     def token(self, user: str) -> str:
         key = f"user_{user.replace(':', '_')}"
         request = Request.blank(

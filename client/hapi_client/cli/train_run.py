@@ -29,7 +29,7 @@ from hapi_protocol.errors import LabelError
 from hapi_protocol.headers import CACHE_OFF
 from hapi_splitter.inputs.augmentation import Augmentation
 from hapi_splitter.units import bytes_text, count_text
-from hapi_training.checkpoint_file import Checkpoint, write_whole
+from hapi_training.checkpoint_file import Checkpoint, save_atomically
 from hapi_training.loop import EpochResult, History, train_tail
 
 
@@ -157,7 +157,7 @@ def _train_job(
         )
         # Before the report, whose writing may fail for lack of space.
         if options.save:
-            write_whole(network.state_dict(), options.save)
+            save_atomically(network.state_dict(), options.save)
     if job.stats.samples:
         if job.cut == "auto" and job.plan is None:
             reporter.note(

@@ -315,7 +315,7 @@ class _Delivery:
 
     def _ready(self, piece: SpanSlice, loaded: LoadedSpan) -> _Ready:
         count = len(loaded.features)
-        self._plan.counters.came(loaded.cut, count)
+        self._plan.counters.span_arrived(loaded.cut, count)
         self._plan.tally.came(loaded.cut, count, len(loaded.failures))
         with (
             self._plan.meter.running_suffix(

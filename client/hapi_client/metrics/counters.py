@@ -1,4 +1,4 @@
-"""What a job counts."""
+"""Counters of a job."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from dataclasses import dataclass, field, fields
 
 @dataclass(frozen=True)
 class JobStats:
-    """Figures of a job so far.
+    """Totals of a job so far.
 
     Attributes:
-        bytes: of all request and response bodies of the job's connection,
-            since it began, but the package's; see
-            :class:`hapi_client.swift.traffic_counters.TrafficCount` for what
-            counts.
-        package_bytes: sent to store the model package; 0 if it was there.
-        retries: requests that were repeated.
-        fallbacks: spans that were streamed because push-down failed, or left
-            out a sample that can be decoded here.
+        bytes: size of all request and response bodies of the job's
+            connection except the package, counted as in
+            :class:`hapi_client.swift.traffic_counters.TrafficCount`.
+        package_bytes: bytes sent to store the model package; 0 if it was
+            already stored.
+        retries: repeated requests.
+        fallbacks: spans read raw because push-down failed or left out a
+            sample that the client can decode.
         skipped: samples left out under ``on_error="skip"``.
         saturated: features that the encoding clipped.
-        cached: samples whose features the store had kept.
-        samples: delivered in batches.
-        samples_by_cut: that the loop was given or will be, by the cut at
-            which they came; 0 for those that were streamed.
-        seconds: spent inside loaders, the training step included.
+        cached: samples whose features came from the feature cache.
+        samples: samples delivered in batches.
+        samples_by_cut: samples received for the training loop, by the cut
+            of their features; 0 for raw reads.
+        seconds: time spent inside loaders, training steps included.
     """
 
     bytes: int = 0
@@ -82,7 +82,7 @@ class JobCounters:
         samples: int = 0,
         seconds: float = 0.0,
     ) -> None:
-        self._note(
+        self._add(
             JobStats(
                 package_bytes=package_bytes,
                 retries=retries,
@@ -95,18 +95,18 @@ class JobCounters:
             )
         )
 
-    def came(self, cut: int, samples: int) -> None:
-        """Notes good samples of a span."""
-        self._note(JobStats(samples_by_cut={cut: samples}))
+    def span_arrived(self, cut: int, samples: int) -> None:
+        """Counts the decodable samples of a span."""
+        self._add(JobStats(samples_by_cut={cut: samples}))
 
-    def _note(self, more: JobStats) -> None:
+    def _add(self, more: JobStats) -> None:
         self._local.stats = self.of_thread + more
         with self._lock:
             self._stats += more
 
     @property
     def of_thread(self) -> JobStats:
-        """What the running thread has added."""
+        """The current thread's own share of the totals."""
         stats: JobStats = getattr(self._local, "stats", JobStats())
         return stats
 

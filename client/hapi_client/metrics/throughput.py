@@ -1,4 +1,4 @@
-"""How fast spans come, and when one more would (pure)."""
+"""Throughput of spans, and the expected time of one more. No I/O."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from hapi_splitter.planner.problem import Route
 
 @dataclass(frozen=True)
 class Throughput:
-    """How fast spans come.
+    """Throughput of one loader.
 
     Attributes:
-        samples_per_second: of one loop, without those that the store had
-            kept: measured, or planned where that is more, since where all
-            have waited for a late span less was measured; 0 before the
-            first window and plan.
-        sample_seconds: by way, from the start of a span to its end for
-            each of its samples: a moving average, halved with each window
-            in which no span was on that way, so that it is tried again.
-        under_way: spans by way that have not come.
-        waiting: samples by cut that have come, and whose layers behind it
-            are still to be computed here.
-        finish_seconds: that these layers take for each sample: a moving
-            average.
-        link_seconds: by way, that the whole link takes for a sample; what
-            comes at the same time shares it.
+        samples_per_second: samples per second of one loop, cached samples
+            excluded: the larger of measured and planned throughput, because
+            a straggler lowers the measured value; 0 before the first window
+            and plan.
+        sample_seconds: moving average by route of the seconds per sample of
+            a span, from its start to its end.  It is halved with each window
+            without a span on that route, so that the route is tried again.
+        in_flight: spans by route that have not arrived.
+        waiting: samples by cut that wait for their suffix.
+        suffix_seconds: moving average by cut of the seconds per sample of
+            the suffix.
+        link_seconds: seconds per sample by route at the full bandwidth of
+            the link, which concurrent spans share.
     """
 
     samples_per_second: float = 0.0
@@ -36,27 +35,29 @@ class Throughput:
     suffix_seconds: Mapping[int, float] = field(default_factory=dict)
     link_seconds: Mapping[Route, float] = field(default_factory=dict)
 
-    def pending_samples(self, way: Route, span_samples: int) -> float:
-        """Samples that were dealt to a way, and are not done with.
+    def pending_samples(self, route: Route, span_samples: int) -> float:
+        """Returns the scheduled samples of a route that are not finished.
 
         Args:
-            way: cut and encoding; ways of one cut share what waits.
-            span_samples: of one span under way.
+            route: cut and encoding; routes of one cut share their waiting
+                samples.
+            span_samples: samples of one span in flight.
         """
-        coming = self.in_flight.get(way, 0.0) * span_samples
-        return coming + self.waiting.get(way[0], 0.0)
+        in_flight = self.in_flight.get(route, 0.0) * span_samples
+        return in_flight + self.waiting.get(route[0], 0.0)
 
-    def span_seconds(self, way: Route, span_samples: int) -> float:
-        """From now on until one more span of a way would be done with.
+    def span_seconds(self, route: Route, span_samples: int) -> float:
+        """Returns the seconds until one more span of a route is finished.
 
-        What it takes may have been measured while it was alone.
+        The link bounds it from below, because the measured average may stem
+        from spans that had the link to themselves.
         """
-        ahead = self.pending_samples(way, span_samples) + span_samples
-        coming = (self.in_flight.get(way, 0.0) + 1) * span_samples
+        pending = self.pending_samples(route, span_samples) + span_samples
+        in_flight = (self.in_flight.get(route, 0.0) + 1) * span_samples
         return (
             max(
-                self.sample_seconds.get(way, 0.0) * span_samples,
-                self.link_seconds.get(way, 0.0) * coming,
+                self.sample_seconds.get(route, 0.0) * span_samples,
+                self.link_seconds.get(route, 0.0) * in_flight,
             )
-            + self.suffix_seconds.get(way[0], 0.0) * ahead
+            + self.suffix_seconds.get(route[0], 0.0) * pending
         )

@@ -1,4 +1,4 @@
-"""What a job measures while it trains, window by window."""
+"""Collector of a job's metrics, by measurement window."""
 
 from __future__ import annotations
 
@@ -16,26 +16,28 @@ from hapi_splitter.planner.problem import RAW_ROUTE, Route
 
 Key = TypeVar("Key")
 
-NEW_WEIGHT = 0.3
-"""Of the newest span in the moving average of its way."""
-NEW_RATE_WEIGHT = 0.5
-"""Of the newest window in that of the rate."""
+SPAN_WEIGHT = 0.3
+"""Smoothing weight of the newest span in the average of its route."""
+WINDOW_WEIGHT = 0.5
+"""Smoothing weight of the newest window in the average throughput."""
 MIN_WINDOW_SECONDS = 1.0
-"""A shorter window says nothing of the rate."""
+"""Length below which a window does not count for the throughput."""
 
 
 class MetricsCollector:
-    """Adds up what threads report; :meth:`take` begins a new window.
+    """Sums the reports of threads; :meth:`take` starts a new window.
 
-    Time, CPU time and bytes count while the job loads
-    (:meth:`loading`) and no other: what a process does between its epochs
-    says nothing of the job.
+    Time, CPU time and bytes count only while the job loads
+    (:meth:`loading`), because a process may do other work between epochs.
 
     Args:
-        received_bytes: bytes received by the job so far.
-        clock: monotonic seconds.
-        cpu_clock: CPU seconds of this process.
-        thread_clock: CPU seconds of the calling thread.
+        received_bytes: returns the bytes received by the job so far.
+        clock: returns monotonic seconds.
+        cpu_clock: returns CPU seconds of this process.
+        thread_clock: returns CPU seconds of the calling thread.
+
+    Attributes:
+        num_spans: spans that arrived so far, in all windows.
     """
 
     def __init__(
@@ -50,18 +52,18 @@ class MetricsCollector:
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._thread_clock = thread_clock
-        # Python's collector may close a forgotten loop in this very thread.
+        # Reentrant: the garbage collector may close an abandoned loop in
+        # the thread that holds the lock.
         self._lock = threading.RLock()
         self._load: Load | None = None
         self._rate = 0.0
         self._planned_rate = 0.0
         self._sample_seconds: dict[Route, float] = {}
-        self._under_way: Counter[Route] = Counter()
+        self._in_flight: Counter[Route] = Counter()
         self._waiting: Counter[int] = Counter()
-        self._finish_seconds: dict[int, float] = {}
+        self._suffix_seconds: dict[int, float] = {}
         self._link_seconds: Mapping[Route, float] = {}
         self.num_spans = 0
-        """That came so far, in all windows."""
         self._num_loading = 0
         self._num_reading = 0
         self._num_flows = 0.0
@@ -71,46 +73,45 @@ class MetricsCollector:
     def _begin(self) -> None:
         self._samples: Counter[Route] = Counter()
         self._cached: Counter[Route] = Counter()
-        self._finished: Counter[int] = Counter()
+        self._suffix_samples: Counter[int] = Counter()
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._most_pushed = self._num_pushed()
 
     def _num_pushed(self) -> int:
-        """Pushed reads that are under way."""
-        return self._under_way.total() - self._under_way[RAW_ROUTE]
+        """Returns the number of pushed-down reads in flight."""
+        return self._in_flight.total() - self._in_flight[RAW_ROUTE]
 
     def record_span(
         self,
-        way: Route,
+        route: Route,
         num_samples: int,
         seconds: float,
         report: SpanMetrics,
     ) -> None:
-        """Notes a span that has come.
+        """Records a span that has arrived.
 
         Args:
-            way: it was meant to go.
-            num_samples: of it.
-            seconds: from its start to its end.
-            report: of its source.
+            route: scheduled route of the span.
+            num_samples: number of its samples.
+            seconds: time from its start to its end.
+            report: metrics of its source.
         """
         with self._lock:
             self.num_spans += 1
             sums = self._sums
-            plain = report.fell_back or report.raw_seconds > 0
-            came = RAW_ROUTE if plain else way
-            if came == RAW_ROUTE:
-                # Not what was tried before, and waited for.
+            is_raw = report.fell_back or report.raw_seconds > 0
+            taken = RAW_ROUTE if is_raw else route
+            if taken == RAW_ROUTE:
+                # Excludes failed attempts before the raw read.
                 seconds = report.raw_seconds or seconds
-            self._waiting[came[0]] += num_samples
+            self._waiting[taken[0]] += num_samples
             if report.was_cached:
-                # Nothing of the worker's, so that it says nothing of those
-                # that will be computed.
-                self._samples[way] += num_samples
-                self._cached[way] += num_samples
+                # The worker computed nothing, so there are no costs.
+                self._samples[route] += num_samples
+                self._cached[route] += num_samples
                 return
-            _average(self._sample_seconds, came, seconds, num_samples)
-            if came == RAW_ROUTE:
+            _average(self._sample_seconds, taken, seconds, num_samples)
+            if taken == RAW_ROUTE:
                 self._samples[RAW_ROUTE] += num_samples
                 sums["stream"] += seconds
                 sums["read"] += report.read_seconds
@@ -119,7 +120,7 @@ class MetricsCollector:
                 if report.fell_back:
                     sums["fell_back"] += num_samples
                 return
-            self._samples[way] += num_samples
+            self._samples[route] += num_samples
             sums["push"] += seconds
             for name in (
                 "server_cpu_seconds",
@@ -132,16 +133,16 @@ class MetricsCollector:
             self._load = report.load or self._load
 
     @contextmanager
-    def in_flight(self, way: Route) -> Iterator[None]:
-        """What happens inside loads a span that was dealt to a way."""
+    def in_flight(self, route: Route) -> Iterator[None]:
+        """Counts a span of a route as in flight during the block."""
         with self._lock:
-            self._under_way[way] += 1
+            self._in_flight[route] += 1
             self._most_pushed = max(self._most_pushed, self._num_pushed())
         try:
             yield
         finally:
             with self._lock:
-                self._under_way[way] -= 1
+                self._in_flight[route] -= 1
 
     @property
     def throughput(self) -> Throughput:
@@ -150,30 +151,30 @@ class MetricsCollector:
             return Throughput(
                 max(self._rate, self._planned_rate / loops),
                 dict(self._sample_seconds),
-                {way: n / loops for way, n in self._under_way.items()},
+                {route: n / loops for route, n in self._in_flight.items()},
                 {cut: n / loops for cut, n in self._waiting.items()},
-                dict(self._finish_seconds),
+                dict(self._suffix_seconds),
                 self._link_seconds,
             )
 
     def set_link_seconds(self, link_seconds: Mapping[Route, float]) -> None:
-        """Takes in what the whole link takes for a sample, by way."""
+        """Sets the seconds per sample of the whole link, by route."""
         with self._lock:
             self._link_seconds = dict(link_seconds)
 
     def set_planned_rate(self, samples_per_second: float) -> None:
-        """Takes in what the mix in force is planned to reach."""
+        """Sets the planned throughput of the current plan."""
         with self._lock:
             self._planned_rate = samples_per_second
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """What happens inside belongs to the job."""
+        """Counts time, CPU time and bytes of the block for the job."""
         with self._lock:
             self._add_up()
             self._num_loading += 1
             if self._num_loading == 1:
-                # Loops that were left have not come back for these.
+                # Samples of abandoned loops will not be finished.
                 self._waiting.clear()
         try:
             yield
@@ -184,10 +185,10 @@ class MetricsCollector:
 
     @contextmanager
     def reading(self, flows: float = 1.0) -> Iterator[None]:
-        """What happens inside is a plain read that waits for bytes.
+        """Counts the block as a raw read that waits for bytes.
 
         Args:
-            flows: at a time that it is known to carry as much as.
+            flows: number of concurrent reads to which it is equivalent.
         """
         with self._lock:
             self._add_up()
@@ -207,7 +208,7 @@ class MetricsCollector:
         self._bytes_before = self._received_bytes()
 
     def _add_up(self) -> None:
-        """Adds what has passed since the last mark, if it counts."""
+        """Adds time and bytes since the last mark while the job loads."""
         wall, cpu = self._wall_before, self._cpu_before
         received = self._bytes_before
         self._mark()
@@ -224,14 +225,14 @@ class MetricsCollector:
 
     @property
     def window_seconds(self) -> float:
-        """Of loading, since the present window began."""
+        """Seconds of loading in the current window."""
         with self._lock:
             self._add_up()
             return self._sums["wall"]
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Measures how long the training loop waits for a span."""
+        """Measures the training loop's wait for a span."""
         started = self._clock()
         try:
             yield
@@ -243,12 +244,12 @@ class MetricsCollector:
     def running_suffix(
         self, cut: int, num_samples: int, num_failed: int = 0
     ) -> Iterator[None]:
-        """Measures the layers behind a cut, in the loop's thread.
+        """Measures the suffix of a cut, in the loop's thread.
 
         Args:
-            cut: at which they begin.
-            num_samples: for which they are computed.
-            num_failed: further samples that came, and have none.
+            cut: cut after which the suffix begins.
+            num_samples: number of samples that it computes.
+            num_failed: samples that arrived but cannot be decoded.
         """
         wall, cpu = self._clock(), self._thread_clock()
         try:
@@ -257,10 +258,10 @@ class MetricsCollector:
             spent = self._clock() - wall
             used = self._thread_clock() - cpu
             with self._lock:
-                self._finished[cut] += num_samples
+                self._suffix_samples[cut] += num_samples
                 self._waiting[cut] -= num_samples + num_failed
-                _average(self._finish_seconds, cut, spent, num_samples)
-                self._sums["finish_cpu"] += used
+                _average(self._suffix_seconds, cut, spent, num_samples)
+                self._sums["suffix_cpu"] += used
 
     @contextmanager
     def training(self, num_samples: int) -> Iterator[None]:
@@ -277,18 +278,18 @@ class MetricsCollector:
                 self._sums["train_cpu"] += used
 
     def take(self) -> WindowMetrics:
-        """The window so far; the next one begins."""
+        """Returns the metrics of the window and starts the next one."""
         with self._lock:
             self._add_up()
             sums = self._sums
-            found = WindowMetrics(
+            window = WindowMetrics(
                 seconds=sums["wall"],
                 samples=dict(self._samples),
                 received_bytes=int(sums["received"]),
                 client_cpu_seconds=sums["cpu"],
                 decode_cpu_seconds=sums["decode_cpu"],
-                suffix_samples=dict(self._finished),
-                suffix_cpu_seconds=sums["finish_cpu"],
+                suffix_samples=dict(self._suffix_samples),
+                suffix_cpu_seconds=sums["suffix_cpu"],
                 train_samples=int(sums["train_samples"]),
                 train_cpu_seconds=sums["train_cpu"],
                 train_seconds=sums["train"],
@@ -312,35 +313,35 @@ class MetricsCollector:
                 load=self._load,
             )
             self._begin()
-            self._note_rate(found)
-            return found
+            self._update_throughput(window)
+            return window
 
-    def _note_rate(self, seen: WindowMetrics) -> None:
-        # Without the ways on which all had been kept.
-        dealt = +Counter(seen.without_cached().samples)
-        if not dealt or seen.seconds < MIN_WINDOW_SECONDS:
+    def _update_throughput(self, window: WindowMetrics) -> None:
+        # Unary plus drops routes whose samples were all cached.
+        computed = +Counter(window.without_cached().samples)
+        if not computed or window.seconds < MIN_WINDOW_SECONDS:
             return
-        rate = dealt.total() / seen.seconds / max(1, self._num_loading)
+        rate = computed.total() / window.seconds / max(1, self._num_loading)
         before = self._rate or rate
-        self._rate = before + NEW_RATE_WEIGHT * (rate - before)
-        unused = self._sample_seconds.keys() - dealt.keys()
-        for way in unused - set(self._under_way.elements()):
-            self._sample_seconds[way] /= 2
+        self._rate = before + WINDOW_WEIGHT * (rate - before)
+        unused = self._sample_seconds.keys() - computed.keys()
+        for route in unused - set(self._in_flight.elements()):
+            self._sample_seconds[route] /= 2
 
 
 def _average(
     averages: dict[Key, float], key: Key, seconds: float, num_samples: int
 ) -> None:
-    """Takes another span's seconds into those of a sample."""
+    """Adds a span to a moving average of seconds per sample."""
     new = seconds / max(num_samples, 1)
     before = averages.get(key, new)
-    averages[key] = before + NEW_WEIGHT * (new - before)
+    averages[key] = before + SPAN_WEIGHT * (new - before)
 
 
 def _flows(sums: Mapping[str, float]) -> float:
-    """A flow for each plain read, and for as many bytes of pushed answers."""
-    plain = _share(sums["flows"], sums["reading"])
-    return plain * max(1.0, _share(sums["reading_bytes"], sums["read_bytes"]))
+    """Returns the flows of raw reads, scaled up by other bytes received."""
+    raw = _share(sums["flows"], sums["reading"])
+    return raw * max(1.0, _share(sums["reading_bytes"], sums["read_bytes"]))
 
 
 def _share(part: float, whole: float) -> float:

@@ -1,4 +1,4 @@
-"""What was seen of a span, and of all of a window of time (pure)."""
+"""Metrics of one span, and of one measurement window. No I/O."""
 
 from __future__ import annotations
 
@@ -12,30 +12,28 @@ from hapi_splitter.planner.problem import Route
 
 @dataclass(frozen=True)
 class SpanMetrics:
-    """What loading one span took.
+    """Costs of loading one span.
 
     Attributes:
-        read_seconds: of a plain read, until its last byte was here.
-        read_bytes: of a plain read.
-        plain_seconds: of a plain read, decoding included; of the try that
-            succeeded, without what may have failed before. 0 for a span
-            that came as features.
-        decode_cpu_seconds: of a plain read.
-        server_cpu_seconds: CPU seconds of the worker for a pushed span.
-        forward_seconds: wall seconds of its forwards there.
-        forward_cpu_seconds: CPU seconds of them.
-        send_blocked_seconds: for which the worker's answer did not find
-            room on its way here.
-        server_seconds: of the worker by stage, by the clock; as
+        read_seconds: seconds of a raw read, until its last byte.
+        read_bytes: bytes of a raw read.
+        raw_seconds: seconds of a raw read with its decoding, without earlier
+            failed attempts; 0 for a span of features.
+        decode_cpu_seconds: CPU seconds of decoding after a raw read.
+        server_cpu_seconds: CPU seconds of the worker for a pushed-down span.
+        forward_seconds: wall seconds of the worker's forward passes.
+        forward_cpu_seconds: CPU seconds of these passes.
+        send_blocked_seconds: seconds in which the worker's response was
+            blocked by the link or the client.
+        server_seconds: wall seconds of the worker by stage of
             :data:`hapi_protocol.feature_stream.STAGES`.
-        request_seconds: of a pushed span, until its features were here and
-            unpacked; of the try that succeeded.
-        unpack_cpu_seconds: of the thread that received them: handling,
-            decompressing, undoing their encoding.
-        load: what the worker said of itself.
-        fell_back: the span should have been pushed.
-        was_kept: its features were computed before, and nothing of the
-            worker's was needed.
+        request_seconds: seconds of a pushed-down span until its features are
+            unpacked, without earlier failed attempts.
+        unpack_cpu_seconds: CPU seconds of receiving, decompressing and
+            decoding the features.
+        load: load that the worker reported.
+        fell_back: True if the span fell back to a raw read.
+        was_cached: True if the features came from the feature cache.
     """
 
     read_seconds: float = 0.0
@@ -56,42 +54,42 @@ class SpanMetrics:
 
 @dataclass(frozen=True)
 class WindowMetrics:
-    """Sums over one window of time.
+    """Sums over one measurement window.
 
     Attributes:
         seconds: length of the window.
-        samples: that arrived, by the way they came.
-        received_bytes: of all answers.
-        client_cpu_seconds: of the whole process, all threads.
-        decode_cpu_seconds: of the plain reads.
-        finished: samples whose layers behind the cut were computed here, by
-            cut.
-        finish_cpu_seconds: CPU seconds of the loop's own thread, for these.
-        train_samples: that the training loop took.
-        train_cpu_seconds: CPU seconds of the loop's own thread, outside
-            the loader.
-        train_seconds: wall seconds, likewise.
-        waiting_seconds: in which the loader had no span for the loop.
-        reading_share: of the plain reads' time, the part in which they
-            waited for bytes (the rest decodes); 0 without such spans.
-        reading_seconds: in which at least one of them did.
-        reading_bytes: of all answers, received in these.
-        reading_flows: how many of them did at a time, on average; what came
-            by other answers meanwhile counts as if it were plain reads.
-        blocked_share: of the pushed reads' time, the part in which the
+        samples: samples that arrived, by the route they took.
+        received_bytes: bytes of all responses.
+        client_cpu_seconds: CPU seconds of all threads of the process.
+        decode_cpu_seconds: CPU seconds of decoding after raw reads.
+        suffix_samples: samples by cut whose suffix was computed.
+        suffix_cpu_seconds: CPU seconds of the loop's thread for suffixes.
+        train_samples: samples that the training loop took.
+        train_cpu_seconds: CPU seconds of the loop's thread outside the
+            loader.
+        train_seconds: wall seconds of the loop's thread outside the loader.
+        waiting_seconds: seconds in which the loop waited for a span.
+        reading_share: fraction of the raw reads' time in which they waited
+            for bytes rather than decoded; 0 without raw reads.
+        reading_seconds: seconds in which at least one raw read waited for
+            bytes.
+        reading_bytes: bytes of all responses received in these seconds.
+        reading_flows: average number of raw reads that waited concurrently
+            in these seconds, scaled up by the bytes of other responses.
+        blocked_share: fraction of the pushed-down reads' time in which the
             worker could not send.
-        stream_seconds: summed durations of the plain reads.
-        push_seconds: summed durations of the pushed reads, without what
-            the store had kept.
-        most_pushed: how many pushed reads were under way at a time, at most.
-        pushed_samples: that were pushed and computed, without those that
-            fell back or that the store had kept.
-        kept: samples that the store had kept, by the way they came.
-        server_cpu_seconds: of the worker, for these.
-        forward_seconds: wall seconds of the worker's forwards, for these.
-        forward_cpu_seconds: CPU seconds of them.
-        fell_back: samples that should have been pushed.
-        load: the worker's last report.
+        raw_read_seconds: summed durations of the raw reads.
+        push_seconds: summed durations of the pushed-down reads, cached ones
+            excluded.
+        max_pushed: maximum number of concurrent pushed-down reads.
+        pushed_samples: samples computed by the worker, without fallbacks and
+            cached samples.
+        cached: cached samples by the route they took.
+        server_cpu_seconds: CPU seconds of the worker for the pushed samples.
+        forward_seconds: wall seconds of the worker's forward passes.
+        forward_cpu_seconds: CPU seconds of these passes.
+        fell_back: samples that fell back to a raw read.
+        load: last load that the worker reported.
     """
 
     seconds: float
@@ -123,16 +121,16 @@ class WindowMetrics:
 
     @property
     def num_samples(self) -> int:
-        """That arrived on any way."""
+        """Samples that arrived on any route."""
         return sum(self.samples.values())
 
     @property
     def num_cached(self) -> int:
-        """That the store had kept."""
+        """Cached samples on any route."""
         return sum(self.cached.values())
 
     def without_cached(self) -> WindowMetrics:
-        """The same, had nothing come of what the store had kept."""
+        """Returns the metrics without the cached samples."""
         computed = Counter(self.samples)
         computed.subtract(self.cached)
         return replace(self, samples=dict(computed), cached={})

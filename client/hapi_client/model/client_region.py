@@ -1,4 +1,4 @@
-"""What of the frozen region runs on this side, in any process."""
+"""Part of the frozen region that runs on the client, in any process."""
 
 from __future__ import annotations
 
@@ -18,33 +18,32 @@ from hapi_splitter.profiling.memory_model import largest_sample_bytes
 from hapi_splitter.profiling.profiler import LARGEST_BATCH
 
 SMALL_BATCH_CPU = 8
-"""Samples of one forward on the CPU where more would have tensors above
-``MMAP_THRESHOLD_BYTES``."""
+"""Samples of a forward pass on the CPU if a larger batch would have tensors
+above ``MMAP_THRESHOLD_BYTES``."""
 MMAP_THRESHOLD_BYTES = 32 << 20
-"""Blocks above that are mapped anew each time by the C library, and their
-page faults cost more than larger batches save: on one core a sample of
-mobilenet_v3_small takes 20 % less in batches of 16 than of 8 and one of
-shufflenet_v2 31 %, but one of resnet18 6 % and one of convnext_tiny 12 % more
-(EPYC, family 26)."""
+"""Size above which the C library maps each block anew, with page faults that
+cost more than larger batches save.  Measured on one core for batches of 16
+instead of 8: mobilenet_v3_small takes 20 % less per sample and shufflenet_v2
+31 % less, but resnet18 6 % and convnext_tiny 12 % more (EPYC, family 26)."""
 
 
 class ClientRegion:
-    """The input transform, and what is computed here behind each cut.
+    """The input transform, and the frozen layers after each cut.
 
-    Pickled as the package of its graph; whoever unpickles it has it on the
-    CPU, as loader workers want it.
+    It is pickled as the package of its graph and unpickled on the CPU, for
+    loader workers.
 
     Args:
-        graph: of the region, on the CPU, with its input transform.
-        device: of what runs here.
-        forward_samples: of one forward here; None for what suits the
-            device.
+        graph: graph of the region on the CPU, with its input transform.
+        device: device of the client's layers.
+        forward_samples: samples of one forward pass on the client; None for
+            a default that suits the device.
 
     Attributes:
-        local: the region as it runs fastest on the device, with weights
-            of its own there.
-        device: of what runs here.
-        forward_samples: of one forward here.
+        device_graph: the region optimised for the device, with its own copy
+            of the weights there.
+        device: device of the client's layers.
+        forward_samples: samples of one forward pass on the client.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class ClientRegion:
         self._graph = graph
         self.device_graph = graph.to(device, fast=True)
         self.device = device
-        self._asked_samples = forward_samples
+        self._given_samples = forward_samples
         self.forward_samples = forward_samples or default_forward_samples(
             graph, device
         )
@@ -67,13 +66,13 @@ class ClientRegion:
         self._asked_samples = self.forward_samples = forward_samples
 
     def on_cpu(self) -> ClientRegion:
-        """The same without anything else, on the CPU."""
+        """Returns the same region on the CPU, without the tail."""
         return ClientRegion(
-            self._graph, torch.device("cpu"), self._asked_samples
+            self._graph, torch.device("cpu"), self._given_samples
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (package_bytes(self._graph), self._asked_samples)
+        return _unpickled, (package_bytes(self._graph), self._given_samples)
 
     @property
     def num_cuts(self) -> int:
@@ -81,33 +80,37 @@ class ClientRegion:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Of one transformed image or array."""
+        """Shape of one transformed image or array."""
         return tuple(self._graph.input_shape)
 
     @property
     def transform(self) -> InputTransform:
-        """From what is stored to a sample."""
-        assert self._graph.transform is not None, "jobs give one"
+        """Transform from a stored file to a sample."""
+        assert self._graph.transform is not None, "jobs always give one"
         return self._graph.transform
 
     @property
     def form(self) -> SampleForm:
-        """Of one sample."""
+        """Format of one sample."""
         return self._graph.form
 
     def decode(
         self, data: bytes, key: str = "", training: Training | None = None
     ) -> torch.Tensor:
-        """A transformed image ``[C, H, W]`` float32, or an array; on the CPU.
+        """Decodes and transforms a sample on the CPU.
 
         Args:
-            data: the bytes of its file.
-            key: of its sample.
-            training: seed and epoch of random changes; None for evaluation.
+            data: bytes of the image or array file.
+            key: key of the sample.
+            training: seed and epoch of the augmentation; None for
+                evaluation.
+
+        Returns:
+            An image ``[C, H, W]`` float32, or an array.
 
         Raises:
-            SampleError: when it cannot be decoded, the same text on
-                every tier.
+            SampleError: if it cannot be decoded, with the same message on
+                client and storage.
         """
         transform = self.transform
         if isinstance(transform, ArrayTransform):
@@ -115,44 +118,44 @@ class ClientRegion:
         return transform.sample(decode_image(data), key, training)
 
     def run_suffix(self, cut: int, features: torch.Tensor) -> torch.Tensor:
-        """From features at ``cut`` to features at the freeze point.
+        """Computes features at the freeze point from features at ``cut``.
 
         Args:
-            cut: 0 for samples as the model takes them.
+            cut: cut of the features; 0 for transformed samples.
             features: ``[n, *shape at cut]`` on the CPU.
 
         Returns:
-            ``[n, *shape at the freeze point]`` float32 on the device, in
-            one piece: a tail may view them in another shape.
+            ``[n, *shape at the freeze point]`` float32 on the device,
+            contiguous, because a tail may view them in another shape.
         """
         if cut not in self._suffixes:
             self._suffixes[cut] = self.device_graph.suffix(cut)
         suffix = self._suffixes[cut]
         with exact_numerics(self.device):
-            pieces = [
-                suffix(piece.to(self.device))
-                for piece in torch.split(features, self.forward_samples)
+            outputs = [
+                suffix(batch.to(self.device))
+                for batch in torch.split(features, self.forward_samples)
             ]
-        found = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        return found.contiguous()
+        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return joined.contiguous()
 
     def cut_shape(self, cut: int) -> tuple[int, ...]:
-        """Of one sample's features at a cut, from 1 on."""
+        """Returns the shape of one sample's features at a cut, from 1."""
         return tuple(self._graph.cuts[cut - 1].shape)
 
 
 def default_forward_samples(graph: FrozenGraph, device: torch.device) -> int:
-    """Of one forward of the region, or of a part of it.
+    """Returns the samples of one forward pass of the region or a part of it.
 
     Args:
-        graph: of the region.
-        device: that computes.
+        graph: graph of the region.
+        device: device of the pass.
     """
     if device.type != "cpu":
         return LARGEST_BATCH["cuda"]
-    many = LARGEST_BATCH["cpu"]
-    is_mapped = many * largest_sample_bytes(graph) > MMAP_THRESHOLD_BYTES
-    return SMALL_BATCH_CPU if is_mapped else many
+    batch = LARGEST_BATCH["cpu"]
+    is_mapped = batch * largest_sample_bytes(graph) > MMAP_THRESHOLD_BYTES
+    return SMALL_BATCH_CPU if is_mapped else batch
 
 
 def _unpickled(package: bytes, forward_samples: int | None) -> ClientRegion:

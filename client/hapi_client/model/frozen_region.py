@@ -1,4 +1,4 @@
-"""The client's part of the frozen region."""
+"""Split model on the client: frozen region, tail and package."""
 
 from __future__ import annotations
 
@@ -30,28 +30,29 @@ AUTO = "auto"
 FREEZE = "freeze"
 STREAM = "stream"
 IMAGENET_TRANSFORM = ImageTransform(resize_size=256, crop_size=224)
-"""torchvision's usual evaluation transform, the default."""
+"""torchvision's usual evaluation transform, which is the default."""
 
 
 class FrozenRegion(ClientRegion):
-    """A split model: what runs here after each cut, and the tail.
+    """A split model: the frozen layers after each cut, and the tail.
 
     Args:
         model: the whole network, or ``(frozen, tail)``.
-        freeze: as for :func:`hapi_splitter.freezing.split_model.split`.
+        freeze: freeze point, see
+            :func:`hapi_splitter.freezing.split_model.split`.
         transform: ``ImageTransform``, a torchvision preset,
-            ``ArrayTransform``, or None.
-        device: of the tail and of what runs here.
-        forward_samples: of one forward here; None for what suits the
-            device.
-        augment: what is random about training images; None for what the
-            transform says.
+            ``ArrayTransform``, or None for ImageNet's.
+        device: device of the tail and of the client's frozen layers.
+        forward_samples: samples of one forward pass on the client; None for
+            a default that suits the device.
+        augment: random augmentation of training images; None for that of
+            the transform.
         augment_period_epochs: epochs after which the random changes of
             training images repeat; None for never.
 
     Attributes:
-        tail: the trainable rest.
-        freeze: what is frozen, in words.
+        tail: the trainable layers.
+        freeze: description of the freeze point.
 
     Raises:
         FreezeError: naming the value and valid names.
@@ -70,19 +71,19 @@ class FrozenRegion(ClientRegion):
         parts = split(
             model, freeze, transform=input_transform(transform, augment)
         )
-        # The package is written from the CPU, before anything moves.
+        # The package is written from the CPU, before weights move.
         super().__init__(parts.frozen, device, forward_samples)
         self.tail: torch.nn.Module = parts.tail.to(device)
         self.freeze = parts.freeze
         self.augment_period_epochs = augment_period_epochs
-        self._weights = _weights_before(model, self.tail)
+        self._weights = _frozen_weights(model, self.tail)
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """What features at the freeze point depend on, fit for JSON.
+        """Everything that features at the freeze point depend on, as JSON.
 
-        Whatever the cut, and whatever release of torch wrote the package,
-        whose digest depends on that.
+        Unlike the digest of the package, it depends neither on the cut nor
+        on the release of torch.
         """
         transform = self.transform.to_json()
         augmentation = transform.pop("augmentation", None)
@@ -94,10 +95,10 @@ class FrozenRegion(ClientRegion):
         }
 
     def cut_number(self, cut: int | str) -> int:
-        """What a user's ``cut`` means, but for :data:`AUTO`.
+        """Returns the number of a user's ``cut``, except :data:`AUTO`.
 
         Raises:
-            ClientError: ``bad_configuration`` naming what is allowed.
+            ClientError: ``bad_configuration`` naming the allowed values.
         """
         if cut == FREEZE:
             return self.num_cuts
@@ -107,9 +108,9 @@ class FrozenRegion(ClientRegion):
             return cut
         raise ClientError(
             "bad_configuration",
-            f"cut is {cut!r}; this frozen region has cuts 1 to "
-            f"{self.num_cuts}, 'freeze' is the last of them, 0 or 'stream' "
-            "pushes nothing down, and 'auto' plans",
+            f"cut is {cut!r}; give 1 to {self.num_cuts}, 'freeze' for the "
+            "last of these, 0 or 'stream' to push nothing down, or 'auto' to "
+            "plan",
         )
 
     def store(
@@ -118,10 +119,15 @@ class FrozenRegion(ClientRegion):
         container: str,
         progress: Callable[[BinaryIO, str, int], BinaryIO] | None = None,
     ) -> tuple[ModelPath, int]:
-        """Stores the package unless it is there.
+        """Stores the package unless it is already stored.
+
+        Args:
+            connection: connection to the account.
+            container: container of packages.
+            progress: wraps (file, description, bytes) to show progress.
 
         Returns:
-            Its :class:`ModelPath`, and the bytes sent for it.
+            The path of the package, and the number of bytes sent.
         """
         with tempfile.TemporaryDirectory(prefix="hapi-package-") as folder:
             path = Path(folder) / "model.hapi"
@@ -131,13 +137,13 @@ class FrozenRegion(ClientRegion):
             )
 
     def is_stored(self, connection: Connection, container: str) -> bool:
-        """Whether the package is in the store already."""
+        """Returns True if the package is already stored."""
         name = package_name(self._graph.digest)
         return connection.head(container, name) is not None
 
     @property
     def parameter_bytes(self) -> int:
-        """Of the region's weights, nearly all of the package."""
+        """Size of the region's weights, nearly that of the package."""
         return self._graph.parameter_bytes
 
 
@@ -188,11 +194,11 @@ def split_model(
     return frozen, frozen.tail
 
 
-def _weights_before(
+def _frozen_weights(
     model: torch.nn.Module | tuple[torch.nn.Module, torch.nn.Module],
     tail: torch.nn.Module,
 ) -> dict[str, torch.Tensor]:
-    """What of a model's state dict its tail does not have, by name."""
+    """Returns the part of a model's state dict that is not in its tail."""
     if not isinstance(model, torch.nn.Module):
         return unwrapped(model[0]).state_dict()
     trained = tail.state_dict()
@@ -204,21 +210,21 @@ def _weights_before(
 
 
 def _digest(weights: Mapping[str, torch.Tensor]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, weight in sorted(weights.items()):
-        found.update(f"{name} {weight.dtype} {[*weight.shape]}\n".encode())
+        digest.update(f"{name} {weight.dtype} {[*weight.shape]}\n".encode())
         values = weight.detach().cpu().contiguous().flatten()
-        found.update(values.view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        digest.update(values.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def input_transform(
     transform: Any, augment: Augmentation | None = None
 ) -> InputTransform:
-    """What a user's ``transform`` and ``augment`` mean.
+    """Makes the input transform of a user's ``transform`` and ``augment``.
 
     Raises:
-        ClientError: ``bad_configuration`` naming what is allowed.
+        ClientError: ``bad_configuration`` naming the allowed values.
     """
     if augment is not None and not isinstance(augment, Augmentation):
         raise ClientError(
@@ -229,8 +235,8 @@ def input_transform(
         if augment is not None:
             raise ClientError(
                 "bad_configuration",
-                "augment is given for arrays; random changes are those of "
-                "images: change the tail's input, or leave it out",
+                "augment is given for arrays, but only images can be "
+                "augmented; leave it out, or augment the input of the tail",
             )
         return transform
     try:
@@ -244,6 +250,6 @@ def input_transform(
     except (TypeError, ValueError) as error:
         raise ClientError(
             "bad_configuration",
-            f"{error}; or give weights.transforms(), or for arrays an "
-            "ArrayTransform",
+            f"{error}; or give weights.transforms(), or an ArrayTransform "
+            "for arrays",
         ) from error

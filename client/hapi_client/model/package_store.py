@@ -1,4 +1,4 @@
-"""Model packages in the store: named by their digest, uploaded once."""
+"""Store of model packages, which are named by their digest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hapi_protocol.headers import ByteRange, ModelPath
 from hapi_splitter.package.inspection import (
     PackageDetails,
     PackageHead,
-    Read,
+    ReadBytes,
     head_bytes,
 )
 
@@ -31,22 +31,22 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_MODELS_CONTAINER = "hapi-models"
 USUAL_HEAD_BYTES = 64 * 1024
-READERS = 8
+NUM_THREADS = 8
 _NAME = re.compile(r"([0-9a-f]{64})\.hapi")
 
 
 def package_name(digest: str) -> str:
-    """Object name of a package; ``digest`` is 64 hex digits."""
+    """Returns the object name of a package; ``digest`` is 64 hex digits."""
     return f"{digest}.hapi"
 
 
 @dataclass(frozen=True)
 class StoredPackage:
-    """A package in the store, as its container's listing has it.
+    """A package as the listing of its container describes it.
 
     Attributes:
-        digest: its sha256, in hex.
-        info: of the object.
+        digest: sha256 of the package, in hex.
+        info: its object.
     """
 
     digest: str
@@ -54,36 +54,36 @@ class StoredPackage:
 
     @property
     def stored(self) -> datetime:
-        """When."""
-        found = datetime.fromisoformat(self.info.stored)
-        return found.replace(tzinfo=timezone.utc)
+        """Time of storage (UTC)."""
+        stored = datetime.fromisoformat(self.info.stored)
+        return stored.replace(tzinfo=timezone.utc)
 
 
 def list_packages(
     connection: Connection, container: str
 ) -> list[StoredPackage]:
-    """The packages of a container, the latest first; other objects are none.
+    """Lists the packages of a container, the newest first.
 
     Raises:
-        HapiError: the container is not there, or may not be listed.
+        HapiError: if the container does not exist, or may not be listed.
     """
-    found = [
+    packages = [
         StoredPackage(match.group(1), info)
         for info in connection.list(container)
         if (match := _NAME.fullmatch(info.name))
     ]
-    return sorted(found, key=lambda each: each.info.stored, reverse=True)
+    return sorted(packages, key=lambda each: each.info.stored, reverse=True)
 
 
 def read_heads(
     connection: Connection, container: str, packages: Sequence[StoredPackage]
 ) -> Iterator[PackageHead | PackageError | RightsError]:
-    """What the packages say of themselves, in their order.
+    """Reads the heads of packages, in the given order.
 
-    Only their first bytes are read.
+    Only the first bytes of each package are read.
 
     Yields:
-        The head, or why there is none.
+        The head, or the error that prevents reading it.
     """
 
     def read(
@@ -96,23 +96,23 @@ def read_heads(
         except SourceChangedError as error:
             return RightsError(
                 "not_found",
-                "it was stored anew, or is gone",
+                "it was replaced or deleted",
                 object_name=error.object_name,
                 trans_id=error.trans_id,
             )
 
-    with ThreadPoolExecutor(READERS) as pool:
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
         yield from pool.map(read, packages)
 
 
 def read_details(
     connection: Connection, container: str, info: ObjectInfo
 ) -> PackageDetails:
-    """What is in a package, from a few of its bytes.
+    """Reads the details of a package from a few of its bytes.
 
     Raises:
-        PackageError: it is none.
-        HapiError: it cannot be read, or was stored anew meanwhile.
+        PackageError: if it is not a package.
+        HapiError: if it cannot be read, or is replaced meanwhile.
     """
     read = _reader(connection, container, info)
     return PackageDetails.read(read, _first_bytes(read))
@@ -125,14 +125,16 @@ def _read_head(
     return PackageHead.from_bytes(_first_bytes(read))
 
 
-def _first_bytes(read: Read) -> bytes:
-    """All of a package's head."""
+def _first_bytes(read: ReadBytes) -> bytes:
+    """Returns at least the whole head of a package."""
     data = read(0, USUAL_HEAD_BYTES)
     length_bytes = head_bytes(data)
     return data if length_bytes <= len(data) else read(0, length_bytes)
 
 
-def _reader(connection: Connection, container: str, info: ObjectInfo) -> Read:
+def _reader(
+    connection: Connection, container: str, info: ObjectInfo
+) -> ReadBytes:
     def read(position: int, length_bytes: int) -> bytes:
         stop = min(position + length_bytes, info.length_bytes)
         if stop <= position:
@@ -150,41 +152,41 @@ def _reader(connection: Connection, container: str, info: ObjectInfo) -> Read:
 def select_packages(
     packages: Sequence[StoredPackage], prefixes: Sequence[str]
 ) -> list[StoredPackage]:
-    """The packages whose digests begin so, each once.
+    """Returns the packages with the given prefixes of digests, each once.
 
     Raises:
-        ClientError: ``bad_configuration`` naming every prefix that no
-            package has, or several.
+        ClientError: ``bad_configuration`` naming every unknown or ambiguous
+            prefix.
     """
-    found: dict[str, StoredPackage] = {}
+    selected: dict[str, StoredPackage] = {}
     problems = []
     for prefix in prefixes:
         matches = [
             each for each in packages if each.digest.startswith(prefix.lower())
         ]
         if len(matches) == 1:
-            found[matches[0].digest] = matches[0]
+            selected[matches[0].digest] = matches[0]
         elif matches:
             names = ", ".join(each.digest[:16] for each in matches)
-            problems.append(f"{prefix!r} may be any of {names}")
+            problems.append(f"{prefix!r} is ambiguous: {names}")
         else:
             problems.append(f"there is no package {prefix!r}")
     if problems:
         raise ClientError("bad_configuration", "; ".join(problems))
-    return list(found.values())
+    return list(selected.values())
 
 
 def older_than(
     packages: Sequence[StoredPackage], age: timedelta, now: datetime
 ) -> list[StoredPackage]:
-    """Those stored longer ago than ``age``."""
+    """Returns the packages stored longer ago than ``age``."""
     return [each for each in packages if now - each.stored > age]
 
 
 def delete_package(
     connection: Connection, container: str, package: StoredPackage
 ) -> bool:
-    """Whether it was there still."""
+    """Deletes a package; returns False if it did not exist."""
     try:
         connection.delete(container, package.info.name)
     except RightsError as error:
@@ -201,25 +203,25 @@ def upload_package(
     digest: str,
     progress: Callable[[BinaryIO, str, int], BinaryIO] | None = None,
 ) -> tuple[ModelPath, int]:
-    """Stores a package unless it is there.
+    """Stores a package unless it is already stored.
 
     Args:
-        connection: to the account that will own it.
-        container: made if need be.
-        path: of the package file.
-        digest: its sha256, in hex; the object's name.
+        connection: connection to the account that will own it.
+        container: container of packages, created if necessary.
+        path: path of the package file.
+        digest: sha256 of the package in hex, which names the object.
         progress: wraps (file, description, bytes) to show progress.
 
     Returns:
-        Where it lies, and the bytes that had to be sent: 0 if it was
-        there.
+        The path of the package, and the number of bytes sent: 0 if it was
+        already stored.
     """
     name = package_name(digest)
     model = connection.model_path(container, name)
     length_bytes = path.stat().st_size
-    found = connection.head(container, name)
-    if found is not None and found.length_bytes == length_bytes:
-        logger.info("package %s/%s is there", container, name)
+    stored = connection.head(container, name)
+    if stored is not None and stored.length_bytes == length_bytes:
+        logger.info("package %s/%s is already stored", container, name)
         return model, 0
     connection.put_container(container)
     with path.open("rb") as file:

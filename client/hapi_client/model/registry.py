@@ -1,4 +1,4 @@
-"""Models by name: torchvision's, or a function of the user's own."""
+"""Registry of models by name: torchvision's, or a user's function."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from hapi_splitter.inputs.sample_format import InputTransform
 
 Model: TypeAlias = torch.nn.Module | tuple[torch.nn.Module, torch.nn.Module]
 
-RESIZE_BY_CROP = 256 / 224
-"""Of ImageNet's usual evaluation transform."""
+RESIZE_CROP_RATIO = 256 / 224
+"""Ratio of the sizes in ImageNet's usual evaluation transform."""
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model comes from.
+    """The source of a model and its weights.
 
     Attributes:
-        name: in ``torchvision.models``, or ``MODULE:FUNCTION``: called
-            without arguments, it yields a module or ``(frozen, tail)``.
-        weights: name of published weights, for torchvision's.
-        checkpoint: a state dict, likewise.
+        name: name in ``torchvision.models``, or ``MODULE:FUNCTION``, a
+            function without arguments that returns a module or
+            ``(frozen, tail)``.
+        weights: name of published weights of a torchvision model.
+        checkpoint: file with a state dict of a torchvision model.
     """
 
     name: str
@@ -42,7 +43,7 @@ class ModelSource:
 
     @property
     def is_random(self) -> bool:
-        """Whether nobody has said where weights come from."""
+        """True if the weights of a torchvision model are random."""
         return (
             ":" not in self.name
             and self.weights is None
@@ -50,14 +51,17 @@ class ModelSource:
         )
 
     def build(self) -> Model:
-        """
+        """Builds the model.
+
         Raises:
             ClientError: ``bad_configuration`` naming the value.
         """
         return self.build_with_transform()[0]
 
     def build_with_transform(self) -> tuple[Model, Any]:
-        """And the transform of its published weights; None without any.
+        """Builds the model and the transform of its published weights.
+
+        The transform is None without published weights.
 
         Raises:
             ClientError: ``bad_configuration`` naming the value.
@@ -67,8 +71,8 @@ class ModelSource:
                 raise ClientError(
                     "bad_configuration",
                     f"model {self.name!r} makes its own weights; --weights "
-                    "and --checkpoint go with models of torchvision only, so "
-                    "load yours in that function",
+                    "and --checkpoint are for torchvision's models only, so "
+                    "load the weights in that function",
                 )
             return _own_model(self.name), None
         return build_model(
@@ -86,35 +90,35 @@ def load_region(
     transform: InputTransform,
     device: str,
 ) -> FrozenRegion:
-    """The split model of a command line.
+    """Builds and splits the model of a command line.
 
     Args:
-        source: of the model.
+        source: source of the model.
         freeze: a module, several separated by commas, or None for all but
             the last linear layer.
-        transform: from what is stored to what the model takes.
-        device: of this machine.
+        transform: transform from a stored file to the model's input.
+        device: name of the client's device.
 
     Raises:
-        HapiError: naming what is wrong and the remedy.
+        HapiError: naming the invalid value and a remedy.
     """
     model = source.build()
-    chosen = parse_freeze(model, freeze, transform)
-    return FrozenRegion(model, chosen, transform, parse_device(device))
+    freeze_point = parse_freeze(model, freeze, transform)
+    return FrozenRegion(model, freeze_point, transform, parse_device(device))
 
 
 def imagenet_transform(size: int) -> ImageTransform:
-    """ImageNet's evaluation, for squares of so many pixels."""
+    """Returns ImageNet's evaluation transform for ``size`` x ``size``."""
     return ImageTransform(
-        resize_size=round(size * RESIZE_BY_CROP), crop_size=size
+        resize_size=round(size * RESIZE_CROP_RATIO), crop_size=size
     )
 
 
 def parse_array(text: str) -> ArrayTransform:
-    """What ``--array`` means: ``1x64x100``, or ``128:int64``.
+    """Parses ``--array``: ``1x64x100``, or ``128:int64``.
 
     Raises:
-        ClientError: ``bad_configuration`` naming what is allowed.
+        ClientError: ``bad_configuration`` naming the allowed format.
     """
     sizes, _, dtype = text.partition(":")
     try:
@@ -123,19 +127,20 @@ def parse_array(text: str) -> ArrayTransform:
     except ValueError as error:
         raise ClientError(
             "bad_configuration",
-            f"array is {text!r:.80}: {error}; give sizes, and a type if it "
-            "is not float32: 1x64x100, or 128:int64",
+            f"array is {text!r:.80}: {error}; give sizes, and a type other "
+            "than float32 if necessary: 1x64x100, or 128:int64",
         ) from error
 
 
 def parse_freeze(
     model: Model, freeze: str | None, transform: InputTransform
 ) -> Any:
-    """What ``--freeze`` means: a module, several separated by commas, or
-    all but the last linear layer.
+    """Parses ``--freeze``: a module, or several separated by commas.
+
+    None freezes all but the last linear layer.
 
     Raises:
-        FreezeError: when the model has no such place.
+        FreezeError: if the model has no such module.
     """
     if not isinstance(model, torch.nn.Module):
         return freeze
@@ -147,9 +152,10 @@ def parse_freeze(
 
 
 def parse_device(name: str) -> torch.device:
-    """
+    """Parses the name of a device and allocates on it once.
+
     Raises:
-        ClientError: ``bad_configuration`` for one that is not there.
+        ClientError: ``bad_configuration`` for an unavailable device.
     """
     try:
         device = torch.device(name)
@@ -162,31 +168,31 @@ def parse_device(name: str) -> torch.device:
 
 
 def _own_model(text: str) -> Model:
-    """Runs the user's own function, on the user's own machine.
+    """Calls the user's own function on the user's own machine.
 
-    With a fixed seed: the same random weights are the same package.
+    The seed is fixed, so that the same random weights give the same package.
     """
     torch.manual_seed(0)
     module_name, _, function_name = text.partition(":")
-    # As python -m does: what lies in the present folder can be imported.
+    # As with python -m, modules in the current folder can be imported.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        made = getattr(importlib.import_module(module_name), function_name)()
+        result = getattr(importlib.import_module(module_name), function_name)()
     except (ImportError, AttributeError, TypeError) as error:
         raise ClientError(
             "bad_configuration",
-            f"model {text!r} cannot be made: {error}; give MODULE:FUNCTION, "
+            f"model {text!r} cannot be built: {error}; give MODULE:FUNCTION, "
             "a function without arguments",
         ) from error
-    parts = made if isinstance(made, tuple) else (made,)
-    if len(parts) in (1, 2) and all(
-        isinstance(each, torch.nn.Module) for each in parts
+    modules = result if isinstance(result, tuple) else (result,)
+    if len(modules) in (1, 2) and all(
+        isinstance(each, torch.nn.Module) for each in modules
     ):
-        model: Model = made
+        model: Model = result
         return model
     raise ClientError(
         "bad_configuration",
-        f"model {text!r} is {type(made).__name__}; it must be a torch module, "
-        "or a pair of them (frozen, tail)",
+        f"model {text!r} returns a {type(result).__name__}; it must return a "
+        "torch module, or a pair (frozen, tail)",
     )

@@ -1,4 +1,7 @@
-"""Names of torchvision's models, found without importing it."""
+"""Names of torchvision's models, read without importing torchvision.
+
+Importing takes seconds, too long for shell completion.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,14 @@ _REGISTERED = re.compile(r"^@register_model\(\).*?^def (\w+)\(", re.M | re.S)
 
 
 def classifier_names() -> list[str]:
-    """Of the models that classify images, as in ``torchvision.models``.
+    """Returns the names of image classifiers in ``torchvision.models``.
 
-    Empty where there is no torchvision.  It takes seconds to import, which
-    nobody who presses TAB waits for: its files are read instead.
+    The list is empty without torchvision.
     """
-    found = find_spec("torchvision")
-    if found is None or not found.submodule_search_locations:
+    spec = find_spec("torchvision")
+    if spec is None or not spec.submodule_search_locations:
         return []
-    folder = Path(found.submodule_search_locations[0]) / "models"
+    folder = Path(spec.submodule_search_locations[0]) / "models"
     return sorted(
         name
         for path in folder.glob("*.py")

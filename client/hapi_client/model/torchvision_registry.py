@@ -1,4 +1,4 @@
-"""torchvision's models by name, for the commands."""
+"""Builds torchvision's models by name, for the commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torchvision
 from hapi_protocol.errors import ClientError
 
 MAX_NAMES = 5
-"""That an error tells."""
+"""Maximum number of suggestions in an error message."""
 
 
 def build_model(
@@ -24,16 +24,16 @@ def build_model(
     weights: str | None = None,
     checkpoint: Path | None = None,
 ) -> tuple[torch.nn.Module, Any]:
-    """A torchvision model with a head of ``num_classes`` outputs.
+    """Builds a torchvision model with a head of ``num_classes`` outputs.
 
     Args:
-        name: as in ``torchvision.models``.
-        num_classes: outputs of the last linear layer; None leaves the
-            head as it is.
-        seed: of random weights, the new head's too.
-        weights: name of published weights (``DEFAULT``), which
-            torchvision downloads; None for random ones.
-        checkpoint: a state dict of that model, read without pickle code.
+        name: name in ``torchvision.models``.
+        num_classes: outputs of the last linear layer; None keeps the head.
+        seed: seed of random weights, including those of a new head.
+        weights: name of published weights (``DEFAULT``), which torchvision
+            downloads; None for random weights.
+        checkpoint: file with a state dict of the model, which is read
+            without running pickled code.
 
     Returns:
         The model, and the weights' transform or None.
@@ -45,9 +45,11 @@ def build_model(
     try:
         builder = torchvision.models.get_model_builder(name)
     except ValueError as error:
-        known = torchvision.models.list_models()
-        what = f"torchvision has no model {name!r}"
-        raise _unknown(what, name, known) from error
+        raise _unknown(
+            f"torchvision has no model {name!r}",
+            name,
+            torchvision.models.list_models(),
+        ) from error
     chosen = None
     if weights is not None:
         offered = torchvision.models.get_model_weights(builder)
@@ -67,13 +69,13 @@ def build_model(
     return model, chosen.transforms() if chosen is not None else None
 
 
-def _unknown(what: str, name: str, known: Sequence[str]) -> ClientError:
-    near = difflib.get_close_matches(name, known, MAX_NAMES, cutoff=0.5)
-    there_are = "near it are" if near else "there are"
-    names = ", ".join(near or known[:MAX_NAMES])
-    more = "" if near or len(known) <= MAX_NAMES else ", ..."
+def _unknown(problem: str, name: str, known: Sequence[str]) -> ClientError:
+    similar = difflib.get_close_matches(name, known, MAX_NAMES, cutoff=0.5)
+    label = "similar names:" if similar else "choose from"
+    names = ", ".join(similar or known[:MAX_NAMES])
+    more = "" if similar or len(known) <= MAX_NAMES else ", ..."
     return ClientError(
-        "bad_configuration", f"{what}; {there_are} {names}{more}"
+        "bad_configuration", f"{problem}; {label} {names}{more}"
     )
 
 
@@ -86,7 +88,7 @@ def _published(
         raise ClientError(
             "bad_configuration",
             f"the weights {weights} cannot be downloaded: {error}; give a "
-            "file of them with --checkpoint",
+            "file with --checkpoint",
         ) from error
 
 
@@ -99,26 +101,26 @@ def _from_checkpoint(
         outputs = len(state[f"{head}.weight"])
         model = builder(num_classes=outputs)
         model.load_state_dict(state)
-    except Exception as error:  # whatever is in the file
+    except Exception as error:  # the file may contain anything
         raise ClientError(
             "bad_configuration",
-            f"{path} is no state dict of this model: {error}",
+            f"{path} is not a state dict of this model: {error}",
         ) from error
     return model
 
 
 def _last_linear(model: torch.nn.Module) -> tuple[str, torch.nn.Linear]:
-    found = [
+    layers = [
         (name, module)
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear)
     ]
-    if not found:
+    if not layers:
         raise ClientError(
             "bad_configuration",
             f"{type(model).__name__} has no linear layer to replace",
         )
-    return found[-1]
+    return layers[-1]
 
 
 def _replace_head(model: torch.nn.Module, num_classes: int) -> None:

@@ -131,7 +131,7 @@ def test_filters_take_nothing_before_a_request(
     first = make(swift)
     before = taken()
     filters = [
-        HapiMiddleware(swift, first.config, first.logger)
+        HapiMiddleware(swift, first.context.config, first.logger)
         for _ in range(NUM_FILTERS)
     ]
     made = [filter_factory({})(swift) for _ in range(NUM_FACTORIES)]

@@ -1,4 +1,4 @@
-"""Files that a run keeps: whole at every moment, and of one run only."""
+"""Checkpoint files are always complete and belong to one run."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from hapi_client.atomic_file import TRIAL_BYTES, check_writable
 from hapi_protocol.errors import ClientError
 from hapi_training.checkpoint_file import (
     Checkpoint,
-    heeding_interrupts,
+    defer_interrupts,
     random_state,
+    save_atomically,
     set_random_state,
-    write_whole,
 )
 
 CPU = torch.device("cpu")
@@ -37,64 +37,53 @@ DEVICES = [
 ]
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.pt"
+
+
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_is_written_is_on_the_disk_before_it_takes_the_place(
-    tmp_path, monkeypatch
-):
-    done = []
-
-    def recorded(name):
-        do = getattr(os, name)
-
-        def called(*arguments):
-            done.append(name)
-            do(*arguments)
-
-        return called
-
-    for name in ("fsync", "replace"):
-        monkeypatch.setattr(os, name, recorded(name))
-    write_whole({"x": 1}, tmp_path / "run.pt")
-    assert done == ["fsync", "replace"]
-    assert names(tmp_path) == ["run.pt"]
+# --- saving ---
 
 
-def test_what_a_killed_run_left_is_used_again(tmp_path):
-    (tmp_path / "run.pt.part").write_bytes(b"half of a checkpoint")
-    (tmp_path / "run.pt.lock").touch()
-    checkpoint = Checkpoint(tmp_path / "run.pt")
-    with checkpoint.held():
+def test_file_is_synced_before_it_replaces_the_old_one(path, monkeypatch):
+    calls = []
+
+    def record(name):
+        function = getattr(os, name)
+
+        def recorded(*arguments):
+            calls.append(name)
+            function(*arguments)
+
+        monkeypatch.setattr(os, name, recorded)
+
+    record("fsync")
+    record("replace")
+    save_atomically({"x": 1}, path)
+    assert calls == ["fsync", "replace"]
+    assert names(path.parent) == ["run.pt"]
+
+
+def test_files_of_a_killed_run_are_reused(path):
+    path.with_name("run.pt.part").write_bytes(b"half of a checkpoint")
+    path.with_name("run.pt.lock").touch()
+    checkpoint = Checkpoint(path)
+    with checkpoint.lock():
         checkpoint.save(number=7)
-    assert names(tmp_path) == ["run.pt"]
+    assert names(path.parent) == ["run.pt"]
     assert checkpoint.load()["number"] == 7
 
 
-def test_a_save_that_fails_leaves_the_one_before(tmp_path):
-    path = tmp_path / "run.pt"
-    write_whole({"x": 1}, path)
+def test_failed_save_keeps_the_previous_file(path):
+    save_atomically({"x": 1}, path)
     too_large = pytest.raises(ClientError, match="File too large")
     with too_large, no_file_beyond(100_000):
-        write_whole({"x": torch.zeros(10**6)}, path)
-    assert names(tmp_path) == ["run.pt"]
-    assert torch.load(path, weights_only=True) == {"x": 1}
-
-
-def test_a_save_that_is_interrupted_leaves_the_one_before(
-    tmp_path, monkeypatch
-):
-    path = tmp_path / "run.pt"
-    write_whole({"x": 1}, path)
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fsync", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write_whole({"x": 2}, path)
-    assert names(tmp_path) == ["run.pt"]
+        save_atomically({"x": torch.zeros(10**6)}, path)
+    assert names(path.parent) == ["run.pt"]
     assert torch.load(path, weights_only=True) == {"x": 1}
 
 
@@ -102,7 +91,7 @@ INTERRUPTED = """
 import sys
 from pathlib import Path
 import torch
-from hapi_training.checkpoint_file import write_whole
+from hapi_training.checkpoint_file import save_atomically
 
 path = Path(sys.argv[1])
 large = {"new": torch.zeros(20_000)}
@@ -121,14 +110,14 @@ def trace(frame, event, argument):
         raise KeyboardInterrupt
     return trace
 
-write_whole(large, path)
+save_atomically(large, path)
 num_interrupts = 0
 for moment in range(1, 10_000):
-    write_whole({"old": 1}, path)
+    save_atomically({"old": 1}, path)
     lines = 0
     sys.settrace(trace)
     try:
-        write_whole(large, path)
+        save_atomically(large, path)
     except KeyboardInterrupt:
         num_interrupts += 1
     sys.settrace(None)
@@ -139,9 +128,9 @@ print(num_interrupts)
 """
 
 
-def test_a_save_may_be_interrupted_at_any_line(tmp_path):
+def test_save_interrupted_at_any_line_leaves_a_complete_file(path):
     done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, str(tmp_path / "run.pt")],
+        [sys.executable, "-c", INTERRUPTED, str(path)],
         capture_output=True,
         text=True,
         timeout=100,
@@ -150,24 +139,22 @@ def test_a_save_may_be_interrupted_at_any_line(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 20
+    assert names(path.parent) == ["run.pt"]
 
 
-def test_a_link_is_locked_and_written_where_it_points_to(tmp_path):
-    path, link = tmp_path / "run.pt", tmp_path / "link.pt"
+def test_target_of_a_link_is_locked_and_written(path, tmp_path):
+    link = tmp_path / "link.pt"
     link.symlink_to(path)
-    refused = pytest.raises(ClientError, match="another run uses")
-    with Checkpoint(path).held(), refused, Checkpoint(link).held():
-        pytest.fail("two runs have the file")
+    refused = pytest.raises(ClientError, match="another run")
+    with Checkpoint(path).lock(), refused, Checkpoint(link).lock():
+        pytest.fail("two runs have the lock")
     Checkpoint(link).save(number=7)
     assert link.is_symlink()
     assert Checkpoint(path).load()["number"] == 7
 
 
-def test_a_file_that_cannot_be_read_is_not_said_to_be_something_else(
-    tmp_path, monkeypatch
-):
-    path = tmp_path / "run.pt"
-    write_whole({"version": 1}, path)
+def test_unreadable_file_is_not_reported_as_damaged(path, monkeypatch):
+    save_atomically({"version": 1}, path)
 
     def broken(*_, **__):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -177,120 +164,127 @@ def test_a_file_that_cannot_be_read_is_not_said_to_be_something_else(
         Checkpoint(path).load()
 
 
-def test_folder_in_the_place_of_the_part_is_a_named_error(tmp_path):
-    (tmp_path / "run.pt.part").mkdir()
+def test_folder_at_the_temporary_path_is_a_named_error(path):
+    path.with_name("run.pt.part").mkdir()
     with pytest.raises(ClientError, match=r"run\.pt cannot be written"):
-        write_whole({"x": 1}, tmp_path / "run.pt")
+        save_atomically({"x": 1}, path)
 
 
-def test_first_interrupt_is_told_and_the_second_interrupts(caplog):
-    with interruptible(), heeding_interrupts() as asked:
+# --- interrupts ---
+
+
+def test_first_interrupt_is_deferred_and_the_second_one_is_not(caplog):
+    with interruptible(), defer_interrupts() as stop_requested:
         signal.raise_signal(signal.SIGINT)
-        assert asked.is_set()
-        assert "ending behind this step; once more" in caplog.text
+        assert stop_requested.is_set()
+        assert "Ctrl-C again" in caplog.text
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
 
-def test_interrupts_that_do_not_matter_still_do_not(caplog):
+def test_ignored_interrupts_stay_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with heeding_interrupts() as asked:
+        with defer_interrupts() as stop_requested:
             signal.raise_signal(signal.SIGINT)
-            assert not asked.is_set()
+            assert not stop_requested.is_set()
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_second_run_with_the_same_file_is_refused(tmp_path):
-    path = tmp_path / "run.pt"
-    with Checkpoint(path).held():
-        refused = pytest.raises(ClientError, match="another run uses")
-        with refused as caught, Checkpoint(path).held():
-            pytest.fail("two runs have the file")
+# --- locks ---
+
+
+def test_second_run_with_the_same_file_is_refused(path):
+    with Checkpoint(path).lock():
+        refused = pytest.raises(ClientError, match="another run")
+        with refused as caught, Checkpoint(path).lock():
+            pytest.fail("two runs have the lock")
         assert caught.value.code == "bad_configuration"
         assert str(path) in caught.value.message
-        with Checkpoint(tmp_path / "other.pt").held():
+        with Checkpoint(path.with_name("other.pt")).lock():
             pass
-    with Checkpoint(path).held():
+    with Checkpoint(path).lock():
         pass
-    assert names(tmp_path) == []
+    assert names(path.parent) == []
 
 
-def test_a_lock_whose_file_is_gone_is_none(tmp_path, monkeypatch):
-    path = tmp_path / "run.pt"
-
-    def too_late(file, how):
+def test_lock_whose_file_was_removed_is_refused(path, monkeypatch):
+    def flock(file, how):
         Path(file.name).unlink()
 
-    monkeypatch.setattr(fcntl, "flock", too_late)
-    refused = pytest.raises(ClientError, match="another run uses")
-    with refused, Checkpoint(path).held():
-        pytest.fail("the lock is nobody's")
+    monkeypatch.setattr(fcntl, "flock", flock)
+    refused = pytest.raises(ClientError, match="another run")
+    with refused, Checkpoint(path).lock():
+        pytest.fail("the lock belongs to nobody")
 
 
-def test_a_file_system_without_locks_is_told_of(tmp_path, monkeypatch, caplog):
-    def unknown(*_):
+def test_file_system_without_locks_is_a_warning(path, monkeypatch, caplog):
+    def flock(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(fcntl, "flock", unknown)
-    with Checkpoint(tmp_path / "run.pt").held():
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with Checkpoint(path).lock():
         assert "cannot be locked" in caplog.text
 
 
-def test_a_trial_leaves_everything_as_it_is(tmp_path):
-    (tmp_path / "run.pt").write_bytes(b"kept")
-    (tmp_path / "run.pt.part").write_bytes(b"of another run")
-    check_writable(tmp_path / "run.pt", TRIAL_BYTES + 1)
-    assert names(tmp_path) == ["run.pt", "run.pt.part"]
-    assert (tmp_path / "run.pt").read_bytes() == b"kept"
-    assert (tmp_path / "run.pt.part").read_bytes() == b"of another run"
+# --- space ---
+
+
+def test_check_for_space_changes_nothing(path):
+    part = path.with_name("run.pt.part")
+    path.write_bytes(b"previous")
+    part.write_bytes(b"of another run")
+    check_writable(path, TRIAL_BYTES + 1)
+    assert names(path.parent) == ["run.pt", "run.pt.part"]
+    assert path.read_bytes() == b"previous"
+    assert part.read_bytes() == b"of another run"
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "room"),
+    ("num_bytes", "free_bytes"),
     [(1, 0), (TRIAL_BYTES, TRIAL_BYTES // 2), (3 * TRIAL_BYTES, TRIAL_BYTES)],
 )
-def test_a_disk_without_room_is_found_by_the_trial(tmp_path, num_bytes, room):
-    with pytest.raises(ClientError) as caught, no_file_beyond(room):
-        check_writable(tmp_path / "run.pt", num_bytes)
+def test_full_disk_is_found_before_training(path, num_bytes, free_bytes):
+    with pytest.raises(ClientError) as caught, no_file_beyond(free_bytes):
+        check_writable(path, num_bytes)
     assert caught.value.code == "bad_configuration"
-    for words in (str(tmp_path / "run.pt"), "make room, or choose a"):
-        assert words in caught.value.message
-    assert names(tmp_path) == []
+    assert str(path) in caught.value.message
+    assert "make room" in caught.value.message
+    assert names(path.parent) == []
 
 
-def test_a_folder_that_cannot_be_written_to_is_named():
+def test_folder_that_cannot_be_written_is_named(tmp_path):
     path = Path("/proc/run.pt")
     words = r"/proc/run\.pt cannot be written"
     with pytest.raises(ClientError, match=words):
         check_writable(path)
-    with pytest.raises(ClientError, match=words), Checkpoint(path).held():
-        pytest.fail("it is held")
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ClientError, match="nowhere is not a folder"):
+    with pytest.raises(ClientError, match=words), Checkpoint(path).lock():
+        pytest.fail("the file is locked")
+    with pytest.raises(ClientError, match="nowhere"):
         check_writable(tmp_path / "nowhere" / "run.pt")
 
 
+# --- random numbers ---
+
+
 @pytest.mark.parametrize("device", DEVICES)
-def test_random_numbers_go_on_where_they_were(device):
+def test_random_numbers_continue_after_restoring(device):
     with torch.random.fork_rng():
         state = random_state(device)
-        first = torch.rand(3), torch.rand(3, device=device)
+        expected = torch.rand(3), torch.rand(3, device=device)
         set_random_state(device, state)
-        assert torch.equal(torch.rand(3), first[0])
-        assert torch.equal(torch.rand(3, device=device), first[1])
+        assert torch.equal(torch.rand(3), expected[0])
+        assert torch.equal(torch.rand(3, device=device), expected[1])
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_random_numbers_of_another_device_are_left_alone(device):
+def test_state_of_another_device_is_ignored(device):
     with torch.random.fork_rng():
         state = random_state(CPU)
-        first = torch.rand(3)
+        expected = torch.rand(3)
         set_random_state(device, state)
-        assert torch.equal(torch.rand(3), first)
+        assert torch.equal(torch.rand(3), expected)
         set_random_state(CPU, {**state, "cuda": torch.zeros(16).byte()})
-        assert torch.equal(torch.rand(3), first)
+        assert torch.equal(torch.rand(3), expected)

@@ -757,7 +757,7 @@ def told_loader(source, **options):
         lines.append(Line(samples))
         return lines[-1]
 
-    tally = EpochRecorder(0, start_bar=open_line)
+    tally = EpochRecorder(0, start_bar=start_bar)
     loader, counters = make_loader(
         source, SIZES, job={"tally": tally}, **options
     )

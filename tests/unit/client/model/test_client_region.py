@@ -1,4 +1,4 @@
-"""What of the frozen region the client computes itself."""
+"""Frozen region on the client."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SMALL = ImageTransform(resize_size=36, crop_size=32)
 
 
 class Flat(nn.Module):
-    """A tail that takes its features for one piece of memory."""
+    """A tail that needs contiguous features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def frozen_part() -> nn.Module:
     return frozen.eval()
 
 
-def test_features_of_every_cut_are_finished_in_one_piece() -> None:
+def test_suffix_of_every_cut_gives_contiguous_features() -> None:
     frozen = frozen_part()
     region = FrozenRegion(
         (frozen, Flat()), None, SMALL, CPU, forward_samples=2
@@ -61,52 +61,48 @@ def test_features_of_every_cut_are_finished_in_one_piece() -> None:
     with torch.inference_mode():
         expected = frozen(images)
         for cut in range(region.num_cuts + 1):
-            crossing = region.device_graph.prefix(cut)(images).contiguous()
-            found = region.run_suffix(cut, crossing)
+            at_cut = region.device_graph.prefix(cut)(images).contiguous()
+            found = region.run_suffix(cut, at_cut)
             found = found.view(3, *expected.shape[1:])
             assert found.is_contiguous()
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-            assert region.tail(region.run_suffix(cut, crossing)).shape == (
-                3,
-                3,
-            )
+            assert region.tail(region.run_suffix(cut, at_cut)).shape == (3, 3)
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"), [(3, 3), (None, LARGEST_BATCH["cpu"])]
+    ("given", "expected"), [(3, 3), (None, LARGEST_BATCH["cpu"])]
 )
-def test_workers_of_a_loader_compute_with_the_samples_that_were_asked_for(
-    asked: int | None, found: int
+def test_loader_workers_get_a_region_on_the_cpu(
+    given: int | None, expected: int
 ) -> None:
-    """Those of a device would be too many for the CPU."""
     meta = torch.device("meta")
-    region = FrozenRegion((frozen_part(), Flat()), None, SMALL, meta, asked)
-    assert region.forward_samples == (asked or LARGEST_BATCH["cuda"])
-    for there in (
+    region = FrozenRegion((frozen_part(), Flat()), None, SMALL, meta, given)
+    assert region.forward_samples == (given or LARGEST_BATCH["cuda"])
+    for copy in (
         region.on_cpu(),
         pickle.loads(pickle.dumps(region)),
         pickle.loads(pickle.dumps(region.on_cpu())),
     ):
-        assert there.device == CPU
-        assert there.forward_samples == found
+        assert copy.device == CPU
+        assert copy.forward_samples == expected
 
 
 @pytest.mark.parametrize(
-    ("channels", "found"),
+    ("channels", "expected"),
     [
         (MMAP_THRESHOLD_BYTES // 16 // (4 * 32 * 32), LARGEST_BATCH["cpu"]),
         (MMAP_THRESHOLD_BYTES // 16 // (4 * 32 * 32) + 1, SMALL_BATCH_CPU),
     ],
 )
-def test_forwards_have_few_samples_where_many_have_tensors_that_are_mapped(
-    channels: int, found: int
+def test_forward_batch_is_small_if_its_tensors_would_be_mapped(
+    channels: int, expected: int
 ) -> None:
     body = nn.Sequential(nn.Conv2d(3, channels, 1), nn.AvgPool2d(32))
     region = FrozenRegion((body.eval(), nn.Linear(1, 1)), None, SMALL, CPU)
-    assert region.forward_samples == found
+    assert region.forward_samples == expected
 
 
-def test_region_is_computed_fast_and_stored_as_it_was_split() -> None:
+def test_region_is_optimised_for_the_device_but_not_in_its_package() -> None:
     region = FrozenRegion((frozen_part(), Flat()), None, SMALL, CPU)
     assert region.device_graph.is_fast
     ops = [str(n.target) for n in region.device_graph.suffix(0).graph.nodes]
@@ -114,7 +110,7 @@ def test_region_is_computed_fast_and_stored_as_it_was_split() -> None:
     assert region.parameter_bytes == 4 * (3 * 6 * 9 + 6 + 4 * 6)
 
 
-def test_augmentation_is_the_jobs_or_else_the_transforms() -> None:
+def test_augmentation_of_the_job_overrides_that_of_the_transform() -> None:
     model, image = (frozen_part(), Flat()), reference_image()
     own = Augmentation(scale=(0.2, 0.3))
     with_own = ImageTransform(36, 32, augmentation=own)
@@ -141,7 +137,7 @@ def test_augmentation_is_the_jobs_or_else_the_transforms() -> None:
 
 
 @pytest.mark.parametrize(
-    ("transform", "augment", "said"),
+    ("transform", "augment", "message"),
     [
         (None, {"scale": (0, 1)}, "give an Augmentation"),
         (ImageTransform(2304, 2304), Augmentation(), "1 to 2048 pixels"),
@@ -149,10 +145,10 @@ def test_augmentation_is_the_jobs_or_else_the_transforms() -> None:
         (ArrayTransform((3, 32, 32)), {"scale": 1}, "give an Augmentation"),
     ],
 )
-def test_augmentation_that_cannot_be_is_named(
-    transform: InputTransform | None, augment: Augmentation, said: str
+def test_invalid_augmentation_is_named(
+    transform: InputTransform | None, augment: Augmentation, message: str
 ) -> None:
-    with pytest.raises(ClientError, match=said) as caught:
+    with pytest.raises(ClientError, match=message) as caught:
         FrozenRegion(
             (frozen_part(), Flat()), None, transform, CPU, None, augment
         )
@@ -164,7 +160,7 @@ def facts_of(model=None, freeze="body", transform=SMALL, **options):
     return FrozenRegion(model, freeze, transform, CPU, **options).facts
 
 
-def test_facts_of_features_are_those_of_what_is_frozen() -> None:
+def test_facts_depend_on_the_frozen_part_only() -> None:
     facts = facts_of()
     model = small_network()
     with torch.no_grad():
@@ -191,19 +187,19 @@ def test_facts_of_features_are_those_of_what_is_frozen() -> None:
         assert facts_of((frozen, Flat()), None)["weights"] != pair["weights"]
 
 
-def test_facts_of_features_are_the_same_with_another_torch(
+def test_facts_do_not_depend_on_the_release_of_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The package's digest is not: it has the versions that wrote it."""
-    here = FrozenRegion(small_network(), "body", SMALL, CPU)
+    """The digest of the package does: it contains the versions."""
+    region = FrozenRegion(small_network(), "body", SMALL, CPU)
     monkeypatch.setattr("importlib.metadata.version", lambda name: "99.1")
-    there = FrozenRegion(small_network(), "body", SMALL, CPU)
-    assert there._graph.digest != here._graph.digest
-    assert there.facts == here.facts
+    other = FrozenRegion(small_network(), "body", SMALL, CPU)
+    assert other._graph.digest != region._graph.digest
+    assert other.facts == region.facts
 
 
-class Sorts(nn.Module):
-    """Buffers of every sort that may stand beside weights."""
+class Buffers(nn.Module):
+    """A module with buffers of unusual dtypes and shapes."""
 
     def __init__(self, last: float) -> None:
         super().__init__()
@@ -216,9 +212,9 @@ class Sorts(nn.Module):
         return images + 1
 
 
-def test_facts_know_weights_of_every_dtype_and_shape() -> None:
+def test_facts_cover_weights_of_every_dtype_and_shape() -> None:
     digests = {
-        facts_of((Sorts(last).eval(), Flatten()), None)["weights"]
+        facts_of((Buffers(last).eval(), Flatten()), None)["weights"]
         for last in (1.0, 2.0, 2.0)
     }
     assert len(digests) == 2

@@ -1,4 +1,4 @@
-"""Packages in the store: which they are, and which to delete."""
+"""Packages in the store: listing, reading and selection."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from hapi_client.cli.parse import parse_age
-from hapi_client.data.catalog import IndexDifference, list_data_sets
 from hapi_client.model.package_store import (
     StoredPackage,
     list_packages,
@@ -18,10 +16,6 @@ from hapi_client.model.package_store import (
     select_packages,
 )
 from hapi_client.swift.account import ObjectInfo
-from hapi_client.swift.connection import Connection
-from hapi_client.swift.credentials import Credentials
-from hapi_client.swift.swift_url import Location
-from hapi_protocol.data_index import DataIndex, IndexRow, ShardIndex
 from hapi_protocol.errors import ClientError, PackageError, RightsError
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.package.inspection import (
@@ -31,7 +25,7 @@ from hapi_splitter.package.inspection import (
 )
 from hapi_splitter.package.writer import package_bytes
 from networks import small_network, small_transform
-from scripted_swift import Answer, scripted_swift
+from scripted_swift import Answer
 
 NOW = datetime(2026, 3, 31, 12, tzinfo=timezone.utc)
 HEAD = {
@@ -40,18 +34,6 @@ HEAD = {
     "names": ["a", "b"],
     "producer": {"torch": "2"},
 }
-
-
-@pytest.fixture
-def swift():
-    with scripted_swift() as server:
-        yield server
-
-
-@pytest.fixture
-def connection(swift):
-    with Connection(Credentials.v1(swift.auth_url, "u", "k")) as made:
-        yield made
 
 
 def package_start(document: object, name: bytes = b"hapi.json") -> bytes:
@@ -70,7 +52,7 @@ def stored(
     return StoredPackage(digest, info)
 
 
-def test_the_head_is_what_the_package_says():
+def test_head_is_that_of_the_package():
     parts = split(small_network(), "body", transform=small_transform())
     data = package_bytes(parts.frozen)
     head = PackageHead.from_bytes(data[: head_bytes(data)])
@@ -81,7 +63,7 @@ def test_the_head_is_what_the_package_says():
     assert set(head.producer) == {"torch", "torchvision"}
 
 
-def test_the_details_are_those_of_the_region():
+def test_details_are_those_of_the_region():
     parts = split(small_network(), "body", transform=small_transform())
     data = package_bytes(parts.frozen)
     read = []
@@ -114,7 +96,7 @@ def test_the_details_are_those_of_the_region():
         (b'"call":', b'"cell":'),
     ],
 )
-def test_details_of_what_is_no_package_are_refused(old, new):
+def test_details_of_a_damaged_package_are_refused(old, new):
     parts = split(small_network(), "body", transform=small_transform())
     data = package_bytes(parts.frozen).replace(old, new)
     with pytest.raises(PackageError):
@@ -140,14 +122,12 @@ def test_details_of_what_is_no_package_are_refused(old, new):
         b"PK\x03\x04" + b"\xff" * 26 + b"hapi.json",
     ],
 )
-def test_what_is_no_package_is_refused(data):
+def test_damaged_head_is_refused(data):
     with pytest.raises(PackageError):
         PackageHead.from_bytes(data)
 
 
-def test_only_packages_are_listed_and_the_latest_comes_first(
-    swift, connection
-):
+def test_only_packages_are_listed_with_the_newest_first(swift, connection):
     entries = [
         {
             "name": name,
@@ -169,7 +149,7 @@ def test_only_packages_are_listed_and_the_latest_comes_first(
     assert found[0].stored == datetime(2026, 1, 2, tzinfo=timezone.utc)
 
 
-def test_a_long_head_is_read_to_its_end(swift, connection):
+def test_long_head_is_read_to_its_end(swift, connection):
     data = package_start({**HEAD, "names": ["n" * 70_000]})
     package = stored("a", length_bytes=len(data) + 1000)
     swift.script(Answer(206, data[: 64 * 1024]), Answer(206, data))
@@ -189,7 +169,7 @@ def test_a_long_head_is_read_to_its_end(swift, connection):
         (Answer(412), 7, RightsError),
     ],
 )
-def test_what_cannot_be_read_is_told_of(
+def test_unreadable_package_gives_an_error_in_its_place(
     swift, connection, answer, length_bytes, kind
 ):
     swift.script(answer)
@@ -198,7 +178,7 @@ def test_what_cannot_be_read_is_told_of(
     assert isinstance(found, kind)
 
 
-def test_digests_are_chosen_by_their_first_digits():
+def test_packages_are_selected_by_prefix():
     packages = [stored("a1"), stored("a2"), stored("b")]
     assert select_packages(packages, ["A1", "b", "b0"]) == [
         packages[0],
@@ -206,100 +186,15 @@ def test_digests_are_chosen_by_their_first_digits():
     ]
 
 
-def test_ambiguous_and_unknown_digits_are_all_named():
+def test_all_ambiguous_and_unknown_prefixes_are_named():
     packages = [stored("a1"), stored("a2"), stored("b")]
     with pytest.raises(ClientError) as caught:
         select_packages(packages, ["b", "a", "ff", "ee"])
-    assert "'a' may be any of a100000000000000, a2" in caught.value.message
+    assert "'a' is ambiguous: a100000000000000, a2" in caught.value.message
     assert "no package 'ff'" in caught.value.message
     assert "no package 'ee'" in caught.value.message
 
 
-def test_age_is_counted_from_when_a_package_was_stored():
+def test_age_is_counted_from_the_time_of_storage():
     packages = [stored("a", 1), stored("b", 29.9), stored("c", 30.1)]
-    assert older_than(packages, parse_age("30d"), NOW) == [packages[2]]
-
-
-@pytest.mark.parametrize(
-    ("text", "age"),
-    [
-        ("30d", timedelta(days=30)),
-        ("1.5 h", timedelta(minutes=90)),
-        ("2W", timedelta(weeks=2)),
-        ("90m", timedelta(minutes=90)),
-    ],
-)
-def test_ages_have_units(text, age):
-    assert parse_age(text) == age
-
-
-@pytest.mark.parametrize(
-    "text", ["", "30", "-1d", "1y", "d", "9e9d", "9" * 30 + "d"]
-)
-def test_what_is_no_age_is_named(text):
-    with pytest.raises(ClientError, match="as in 30d"):
-        parse_age(text)
-
-
-# --- data sets --------------------------------------------------------------
-
-
-def index_of(**etags: str) -> DataIndex:
-    row = IndexRow(0, "k", 0, 1024, 1)
-    return DataIndex(
-        tuple(ShardIndex(name, etag, (row,)) for name, etag in etags.items())
-    )
-
-
-@pytest.mark.parametrize(
-    ("etags", "changed", "missing", "added"),
-    [
-        ({"a": "1", "b": "2"}, (), (), ()),
-        ({"a": "1", "b": "3"}, ("b",), (), ()),
-        ({"a": "1"}, (), ("b",), ()),
-        ({"a": "1", "b": "2", "c": "3"}, (), (), ("c",)),
-    ],
-)
-def test_index_differs_where_shards_do(etags, changed, missing, added):
-    found = IndexDifference.between(index_of(a="1", b="2"), etags)
-    assert found == IndexDifference(changed, missing, added)
-    assert found.is_stale is bool(changed or missing or added)
-
-
-def test_shards_belong_to_all_indices_above_them(swift, connection):
-    names = (
-        "all/hapi-index.arrow",
-        "all/a.tar",
-        "all/train/b.tar",
-        "all/train/hapi-index.arrow",
-        "val/c.tar",
-        "val/more/d.tar",
-        "photo.jpg",
-    )
-    entries = [{"name": n, "hash": "1", "bytes": 5} for n in names]
-    both = index_of(**{"all/a.tar": "1", "all/train/b.tar": "1"})
-    stale = index_of(**{"all/train/b.tar": "2"})
-    swift.script(
-        Answer(200, json.dumps(entries).encode()),
-        Answer(200, both.to_bytes()),
-        Answer(200, stale.to_bytes()),
-    )
-    found = list_data_sets(connection, Location("c"))
-    assert [
-        (str(e.location), e.index, e.num_shards, e.num_samples, e.length_bytes)
-        for e in found
-    ] == [
-        ("swift://c/all", "there", 2, 2, 10),
-        ("swift://c/all/train", "stale", 1, 1, 5),
-        ("swift://c/val", "missing", 1, None, 5),
-        ("swift://c/val/more", "missing", 1, None, 5),
-    ]
-
-
-def test_a_damaged_index_is_told_of(swift, connection):
-    entries = [{"name": "hapi-index.arrow", "hash": "1", "bytes": 5}]
-    swift.script(
-        Answer(200, json.dumps(entries).encode()), Answer(200, b"none")
-    )
-    [found] = list_data_sets(connection, Location("c"))
-    assert (found.index, found.num_samples) == ("damaged", None)
+    assert older_than(packages, timedelta(days=30), NOW) == [packages[2]]

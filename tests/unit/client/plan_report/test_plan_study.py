@@ -76,12 +76,12 @@ def test_links_that_say_no_speed_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "weights", "message"),
     [
-        ("resnet19", None, r"no model 'resnet19'; near it are .*resnet18"),
+        ("resnet19", None, r"no model 'resnet19'; similar names: .*resnet18"),
         ("qqqqq", None, r"no model 'qqqqq'; there are alexnet, .*\.\.\."),
         (
             "resnet18",
             "DEFALT",
-            r"no weights 'DEFALT' of .*near it are DEFAULT",
+            r"no weights 'DEFALT' of .*similar names: DEFAULT",
         ),
     ],
 )

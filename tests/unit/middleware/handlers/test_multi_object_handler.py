@@ -1,4 +1,4 @@
-"""Requests for many objects: what is refused, read, sent and answered."""
+"""Requests for many objects: refusals, reads, the job's body, answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -30,15 +29,13 @@ from filter_under_test import (
     Answer,
     FilterUnderTest,
     annotation,
-    filter_and_worker,
 )
 from framed_objects import taken_apart
-from hapi_middleware.concurrency import map_ahead
+from hapi_middleware.requests import object_names
 from hapi_middleware.requests.multi_object_reads import (
     FetchedObject,
     ObjectReader,
 )
-from hapi_middleware.requests.object_names import BODY_TIMEOUT_SECONDS
 from hapi_protocol.errors import make_error
 from hapi_protocol.headers import CONTENT_TYPE_STREAM, REQUEST_HEADERS
 
@@ -51,18 +48,20 @@ CONCURRENCY = 3
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[FilterUnderTest]:
-    options = {
+def filter_options() -> dict[str, str]:
+    return {
         "multi_concurrency": str(CONCURRENCY),
         "max_multi_object_bytes": "3000000",
         "max_multi_objects": "50",
         "worker_timeout": "5.0",
     }
-    with filter_and_worker(tmp_path, **options) as world:
-        for name, content in GOOD.items():
-            world.swift.put(f"{DATA}/{name}", content)
-        yield world
-        world.swift.assert_nothing_is_open()
+
+
+@pytest.fixture
+def world(world: FilterUnderTest) -> FilterUnderTest:
+    for name, content in GOOD.items():
+        world.swift.put(f"{DATA}/{name}", content)
+    return world
 
 
 def ask(
@@ -74,11 +73,11 @@ def ask(
     query: str = "?hapi",
     **options: Any,
 ) -> Answer:
-    """Asks for objects by their names, or by a body as it is."""
+    """Requests objects by their names, or with a raw body."""
     body = names if isinstance(names, bytes) else body_of(names)
     if headers is None:
         headers = annotation()
-    body = body or None  # a given one would hide that of "env"
+    body = body or None  # A body would hide the one in "env".
     return world.send("POST", path, headers, query=query, body=body, **options)
 
 
@@ -91,7 +90,7 @@ def sent(world: FilterUnderTest) -> list[tuple[dict[str, Any], bytes | None]]:
 
 
 def reads(world: FilterUnderTest) -> list[str]:
-    """Objects that were read, in the order of the requests."""
+    """Names of the objects that were read, in order."""
     return [
         path.removeprefix(f"/v1{DATA}/")
         for method, path, _ in world.swift.requests()
@@ -123,8 +122,8 @@ def test_objects_are_sent_in_the_order_of_their_names(
     ]
 
 
-def test_object_may_come_in_any_pieces(world: FilterUnderTest) -> None:
-    """An empty one would end the worker's body."""
+def test_object_may_arrive_in_any_chunks(world: FilterUnderTest) -> None:
+    """An empty chunk would end the body to the worker."""
     pieces = [b"", b"a", b"", b"bc", b""]
     world.swift.put(f"{DATA}/x", b"abc").stream = lambda: iter(pieces)
     assert ask(world, ["x", "0.jpg"]).status == 200
@@ -132,7 +131,7 @@ def test_object_may_come_in_any_pieces(world: FilterUnderTest) -> None:
     assert [data for _, data in sent(world)] == [b"abc", GOOD["0.jpg"]]
 
 
-def test_job_says_how_many_objects_and_who_pays(
+def test_job_has_the_number_of_objects_and_the_charged_account(
     world: FilterUnderTest,
 ) -> None:
     ask(world, ["0.jpg", "1.jpg"], annotation(encoding="uint8;zstd"))
@@ -147,7 +146,7 @@ def test_job_says_how_many_objects_and_who_pays(
     assert job.trans_id == "tx1"
 
 
-def test_answer_has_a_streams_headers_and_no_etag(
+def test_answer_has_the_headers_of_a_stream_and_no_etag(
     world: FilterUnderTest,
 ) -> None:
     answer = ask(world, ["0.jpg"])
@@ -174,7 +173,7 @@ def test_answer_has_a_streams_headers_and_no_etag(
         "~" * 1024,
     ],
 )
-def test_any_name_of_an_object_can_be_asked_for(
+def test_objects_with_any_name_can_be_requested(
     world: FilterUnderTest, name: str
 ) -> None:
     world.swift.put(f"{DATA}/{name}", b"found " + name.encode())
@@ -185,7 +184,7 @@ def test_any_name_of_an_object_can_be_asked_for(
     assert (entry["key"], data) == (name, b"found " + name.encode())
 
 
-def test_lines_are_stripped_and_empty_ones_passed_over(
+def test_lines_are_stripped_and_empty_lines_ignored(
     world: FilterUnderTest,
 ) -> None:
     answer = ask(world, b"\r\n\n  0.jpg \r\n\t\n1.jpg\n\n")
@@ -206,14 +205,14 @@ def test_body_may_be_chunked(world: FilterUnderTest) -> None:
     assert [entry["key"] for entry, _ in sent(world)] == ["1.jpg", "0.jpg"]
 
 
-def test_other_paths_of_the_container_are_the_same(
+def test_other_spellings_of_path_and_query_are_accepted(
     world: FilterUnderTest,
 ) -> None:
     assert ask(world, ["0.jpg"], path=f"{DATA}/").status == 200
     assert ask(world, ["0.jpg"], query="?%68api=").status == 200
 
 
-def test_subrequests_are_plain_gets_of_the_callers_own(
+def test_subrequests_are_plain_requests_of_the_caller(
     world: FilterUnderTest,
 ) -> None:
     extra = {"X-Newest": "true", "X-Container-Read": ".r:*"}
@@ -240,10 +239,10 @@ def test_model_that_is_missing_is_uploaded(world: FilterUnderTest) -> None:
     assert world.worker.calls.count(("PUT", "/models")) == 1
 
 
-# --- objects that cannot --------------------------------------------------
+# --- objects that cannot be read -------------------------------------------
 
 
-def test_objects_that_fail_are_rows_beside_the_others(
+def test_failed_objects_are_rows_with_errors_among_the_others(
     world: FilterUnderTest,
 ) -> None:
     swift = world.swift
@@ -306,7 +305,7 @@ def breaking(error: BaseException) -> Callable[[], Iterator[bytes]]:
     return stream
 
 
-def test_request_that_cannot_be_made_is_one_objects_error(
+def test_failed_subrequest_is_the_error_of_one_object(
     world: FilterUnderTest,
 ) -> None:
     def fail(request: Request) -> None:
@@ -321,7 +320,7 @@ def test_request_that_cannot_be_made_is_one_objects_error(
     assert "10.0.0.7" not in entry["error"]
 
 
-def test_failed_objects_before_the_first_good_one_keep_their_places(
+def test_failed_objects_before_the_first_readable_one_keep_their_order(
     world: FilterUnderTest,
 ) -> None:
     names = [f"none{n}" for n in range(2 * CONCURRENCY)] + ["3.jpg", "none"]
@@ -334,7 +333,7 @@ def test_failed_objects_before_the_first_good_one_keep_their_places(
 
 
 @pytest.mark.parametrize("user", [READER, STRANGER, "test:tester"])
-def test_where_none_can_be_read_swifts_answer_on_the_first_comes(
+def test_answer_is_swifts_for_the_first_object_if_none_is_readable(
     world: FilterUnderTest, user: str
 ) -> None:
     world.swift.read_acls[MODELS] = f"{READER},{STRANGER}"
@@ -349,7 +348,9 @@ def test_where_none_can_be_read_swifts_answer_on_the_first_comes(
     assert world.worker.calls == []
 
 
-def test_none_that_can_be_read_now_is_503(world: FilterUnderTest) -> None:
+def test_answer_is_503_if_no_object_can_be_read_now(
+    world: FilterUnderTest,
+) -> None:
     world.swift.may_be_unread = True
     world.swift.objects[f"{DATA}/0.jpg"].stream = breaking(OSError("disk"))
     answer = ask(world, ["0.jpg"])
@@ -362,25 +363,26 @@ def test_none_that_can_be_read_now_is_503(world: FilterUnderTest) -> None:
 # --- rights ---------------------------------------------------------------
 
 
-def test_reader_by_acl_pays_itself(world: FilterUnderTest) -> None:
+def test_reader_by_acl_is_charged_itself(world: FilterUnderTest) -> None:
     world.swift.read_acls.update({DATA: STRANGER, MODELS: STRANGER})
     answer = ask(world, ["0.jpg", "none"], user=STRANGER)
 
     assert answer.status == 200
     assert world.worker.jobs[-1].charged_account == OTHER
-    # As its own GET: without listing rights all is forbidden or there.
+    # Without the right to list, a missing object is forbidden as well.
     plain = world.send(path=f"{DATA}/none", user=STRANGER)
     assert sent(world)[1][0]["status"] == plain.status
 
 
-def test_rights_are_asked_for_each_object(world: FilterUnderTest) -> None:
-    """As Swift does, at the moment of the GET."""
+def test_rights_are_checked_at_the_get_of_each_object(
+    world: FilterUnderTest,
+) -> None:
     world.swift.read_acls.update({DATA: READER, MODELS: READER})
 
-    def take_back(request: Request) -> None:
+    def revoke(request: Request) -> None:
         world.swift.read_acls[DATA] = ""
 
-    world.swift.objects[f"{DATA}/0.jpg"].on_request = take_back
+    world.swift.objects[f"{DATA}/0.jpg"].on_request = revoke
     names = [f"{n}.jpg" for n in range(6)]
     assert ask(world, names, user=READER).status == 200
 
@@ -390,7 +392,7 @@ def test_rights_are_asked_for_each_object(world: FilterUnderTest) -> None:
     assert sent(world)[-1][0]["error"].startswith("forbidden: ")
 
 
-def test_model_is_asked_for_first(world: FilterUnderTest) -> None:
+def test_right_on_the_model_is_checked_first(world: FilterUnderTest) -> None:
     world.swift.read_acls[DATA] = READER
     answer = ask(world, ["0.jpg"], user=READER)
 
@@ -401,41 +403,40 @@ def test_model_is_asked_for_first(world: FilterUnderTest) -> None:
 
 def test_anonymous_caller_may_not_compute(world: FilterUnderTest) -> None:
     world.swift.read_acls.update({DATA: ".r:*", MODELS: ".r:*"})
-    answer = ask(world, ["0.jpg"], user=None)
 
+    answer = ask(world, ["0.jpg"], user=None)
     assert answer.refusal == (403, "compute_not_allowed")
     assert reads(world) == []
 
 
-def test_account_that_is_not_admitted_may_not(tmp_path: Path) -> None:
-    options = {"allowed_accounts": OTHER}
-    with filter_and_worker(tmp_path, **options) as world:
-        answer = ask(world, ["shard 0.tar"])
-
-        assert answer.json["code"] == "compute_not_allowed"
-        assert reads(world) == []
-
-
-def test_anonymous_reader_computes_where_that_is_allowed(
-    tmp_path: Path,
-) -> None:
-    options = {"allow_unauthenticated_compute": "yes"}
-    with filter_and_worker(tmp_path, **options) as world:
-        world.swift.read_acls.update({DATA: ".r:*", MODELS: ".r:*"})
-        world.swift.put(f"/{ACCOUNT}/data/x", b"x")
-        assert ask(world, ["x"], user=None).status == 200
-        world.swift.read_acls[DATA] = ""
-        plain = world.send(path=f"{DATA}/x", user=None)
-        answer = ask(world, ["x"], user=None)
-
-        assert answer.status == plain.status == 401
-        assert answer.body == plain.body
-
-
-def test_overridden_authorisation_has_no_many_objects(
+def test_account_that_is_not_allowed_may_not_compute(
     world: FilterUnderTest,
 ) -> None:
-    """TempURL and s3_acl let a request through by a nod to everything."""
+    world.configure(allowed_accounts=frozenset({OTHER}))
+
+    answer = ask(world, ["0.jpg"])
+    assert answer.refusal == (403, "compute_not_allowed")
+    assert reads(world) == []
+
+
+def test_anonymous_caller_computes_if_that_is_allowed(
+    world: FilterUnderTest,
+) -> None:
+    world.configure(allow_unauthenticated_compute=True)
+    world.swift.read_acls.update({DATA: ".r:*", MODELS: ".r:*"})
+    assert ask(world, ["0.jpg"], user=None).status == 200
+    world.swift.read_acls[DATA] = ""
+    plain = world.send(path=f"{DATA}/0.jpg", user=None)
+    answer = ask(world, ["0.jpg"], user=None)
+
+    assert answer.status == plain.status == 401
+    assert answer.body == plain.body
+
+
+def test_request_with_an_overridden_authorisation_is_refused(
+    world: FilterUnderTest,
+) -> None:
+    """TempURL and s3_acl put a function there that allows everything."""
     world.swift.read_acls.update({DATA: ".r:*", MODELS: ".r:*"})
     env = {
         "swift.authorize_override": True,
@@ -447,31 +448,49 @@ def test_overridden_authorisation_has_no_many_objects(
     assert world.swift.calls == []
 
 
-# --- requests that are wrong ----------------------------------------------
+# --- wrong requests -------------------------------------------------------
+
+
+def with_header(name: str) -> dict[str, Any]:
+    return {"headers": {**annotation(), name: "bytes=0-1"}}
+
+
+def annotated(**changes: str | None) -> dict[str, Any]:
+    return {"headers": annotation(**changes)}
 
 
 @pytest.mark.parametrize(
-    ("changes", "code"),
+    ("code", "request_"),
     [
-        ({"model": None}, "bad_model"),
-        ({"cut": None}, "bad_cut"),
-        ({"cut": "0"}, "bad_cut"),
-        ({"samples": "0-3"}, "bad_annotation"),
-        ({"range": "bytes=0-9"}, "bad_annotation"),
-        ({"if_source_etag": "x"}, "bad_annotation"),
-        ({"index": "true"}, "bad_annotation"),
-        ({"index": "false"}, "bad_annotation"),
-        ({"profile": "true"}, "bad_annotation"),
-        ({"cache": "readwrite"}, "bad_cache"),
-        ({"unheard_of": "1"}, "bad_annotation"),
-        ({"encoding": "float64"}, "unknown_encoding"),
-        ({"model": "m\xe9"}, "bad_annotation"),
+        ("bad_model", annotated(model=None)),
+        ("bad_cut", annotated(cut=None)),
+        ("bad_cut", annotated(cut="0")),
+        ("bad_annotation", annotated(samples="0-3")),
+        ("bad_annotation", annotated(range="bytes=0-9")),
+        ("bad_annotation", annotated(if_source_etag="x")),
+        ("bad_annotation", annotated(index="true")),
+        ("bad_annotation", annotated(index="false")),
+        ("bad_annotation", annotated(profile="true")),
+        ("bad_annotation", annotated(unheard_of="1")),
+        ("bad_annotation", annotated(model="m\xe9")),
+        ("bad_cache", annotated(cache="readwrite")),
+        ("unknown_encoding", annotated(encoding="float64")),
+        ("range_not_allowed", with_header("Range")),
+        ("conditional_not_allowed", with_header("If-Match")),
+        ("conditional_not_allowed", with_header("If-None-Match")),
+        ("conditional_not_allowed", with_header("If-Modified-Since")),
+        ("conditional_not_allowed", with_header("If-Unmodified-Since")),
+        ("conditional_not_allowed", with_header("If-Range")),
+        ("bad_annotation", {"env": {"PATH_INFO": f"/v1/{ACCOUNT}/\xff"}}),
+        ("bad_annotation", {"query": "?hapi&format=json"}),
+        ("bad_annotation", {"query": "?x&hapi"}),
+        ("bad_annotation", {"query": "?hapi=1"}),
     ],
 )
-def test_annotation_that_has_no_meaning_here_is_refused(
-    world: FilterUnderTest, changes: dict[str, str | None], code: str
+def test_wrong_request_is_refused_before_any_object_is_read(
+    world: FilterUnderTest, code: str, request_: dict[str, Any]
 ) -> None:
-    answer = ask(world, ["0.jpg"], annotation(**changes))
+    answer = ask(world, ["0.jpg"], **request_)
 
     assert answer.refusal == (400, code)
     assert world.swift.calls == []
@@ -481,56 +500,15 @@ def test_cache_may_be_off(world: FilterUnderTest) -> None:
     assert ask(world, ["0.jpg"], annotation(cache="off")).status == 200
 
 
-@pytest.mark.parametrize(
-    ("header", "value", "code"),
-    [
-        ("Range", "bytes=0-1", "range_not_allowed"),
-        ("If-Match", "x", "conditional_not_allowed"),
-        ("If-None-Match", "*", "conditional_not_allowed"),
-        ("If-Modified-Since", "x", "conditional_not_allowed"),
-        ("If-Unmodified-Since", "x", "conditional_not_allowed"),
-        ("If-Range", "x", "conditional_not_allowed"),
-    ],
-)
-def test_conditions_and_ranges_are_refused(
-    world: FilterUnderTest, header: str, value: str, code: str
-) -> None:
-    answer = ask(world, ["0.jpg"], {**annotation(), header: value})
-
-    assert answer.refusal == (400, code)
-    assert header in answer.json["message"]
-    assert world.swift.calls == []
-
-
-def test_container_that_is_no_text_is_refused(
-    world: FilterUnderTest,
-) -> None:
-    env = {"PATH_INFO": f"/v1/{ACCOUNT}/\xff"}
-    answer = ask(world, ["0.jpg"], env=env)
-
-    assert answer.refusal == (400, "bad_annotation")
-    assert world.swift.calls == []
-
-
-@pytest.mark.parametrize("query", ["?hapi&format=json", "?x&hapi", "?hapi=1"])
-def test_nothing_stands_beside_hapi(
-    world: FilterUnderTest, query: str
-) -> None:
-    answer = ask(world, ["0.jpg"], query=query)
-
-    assert answer.refusal == (400, "bad_annotation")
-    assert world.swift.calls == []
-
-
 @pytest.mark.parametrize("query", ["?hapi", "?hapi=", "?%68api", "?hapi&x=y"])
 @pytest.mark.parametrize("path", [DATA, f"{DATA}/"])
 @pytest.mark.parametrize("user", ["test:tester", READER, None])
-def test_without_annotation_nothing_is_changed(
+def test_request_without_annotation_changes_no_metadata(
     world: FilterUnderTest, query: str, path: str, user: str | None
 ) -> None:
-    headers = {"X-Container-Read": ".r:*", "X-Container-Meta-Colour": "red"}
-    for given in ({}, headers):
-        answer = ask(world, b"", given, path=path, query=query, user=user)
+    metadata = {"X-Container-Read": ".r:*", "X-Container-Meta-Colour": "red"}
+    for headers in ({}, metadata):
+        answer = ask(world, b"", headers, path=path, query=query, user=user)
 
         assert answer.refusal == (400, "bad_annotation")
         assert "X-Hapi-Model" in answer.json["message"]
@@ -538,39 +516,35 @@ def test_without_annotation_nothing_is_changed(
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "query"),
+    ("method", "path", "query", "env"),
     [
-        ("POST", DATA, ""),
-        ("POST", DATA, "?hapi-cache"),
-        ("POST", f"/{ACCOUNT}", "?hapi"),
-        ("POST", SOURCE, "?hapi"),
-        ("PUT", DATA, "?hapi"),
-        ("DELETE", DATA, "?hapi"),
+        ("POST", DATA, "", {}),
+        ("POST", DATA, "?hapi-cache", {}),
+        ("POST", f"/{ACCOUNT}", "?hapi", {}),
+        ("POST", SOURCE, "?hapi", {}),
+        ("PUT", DATA, "?hapi", {}),
+        ("DELETE", DATA, "?hapi", {}),
+        ("POST", DATA, "?hapi", {"swift.source": "S3"}),
+        ("POST", DATA, "?hapi", {"swift.source": "SW"}),
     ],
 )
 def test_other_requests_pass_without_their_annotation(
-    world: FilterUnderTest, method: str, path: str, query: str
+    world: FilterUnderTest,
+    method: str,
+    path: str,
+    query: str,
+    env: dict[str, str],
 ) -> None:
-    world.send(method, path, annotation(), query=query, body=b"0.jpg")
+    world.send(method, path, annotation(), query=query, body=b"0", env=env)
 
     (call,) = world.swift.calls
-    assert (call["REQUEST_METHOD"], call.get("swift.source")) == (method, None)
-    assert not any("HAPI" in key for key in call)
-
-
-@pytest.mark.parametrize("source", ["S3", "SW"])
-def test_requests_of_other_middleware_pass(
-    world: FilterUnderTest, source: str
-) -> None:
-    ask(world, ["0.jpg"], env={"swift.source": source})
-
-    (call,) = world.swift.calls
-    assert call["REQUEST_METHOD"] == "POST"
+    assert call["REQUEST_METHOD"] == method
+    assert call.get("swift.source") == env.get("swift.source")
     assert not any("HAPI" in key for key in call)
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_reads_of_a_container_stay_what_they_are(
+def test_reads_of_a_container_are_not_changed(
     world: FilterUnderTest, method: str
 ) -> None:
     assert world.send(method, DATA, query="?hapi").status == 204
@@ -582,7 +556,7 @@ def test_reads_of_a_container_stay_what_they_are(
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "code", "said"),
+    ("body", "status", "code", "words"),
     [
         (b"", 400, "bad_names", "no object names"),
         (b"\n \r\n\n", 400, "bad_names", "no object names"),
@@ -597,8 +571,8 @@ def test_reads_of_a_container_stay_what_they_are(
         (b"\n" * 153_701, 413, "request_too_large", "at most 50"),
     ],
 )
-def test_bodies_that_name_no_objects_are_refused(
-    world: FilterUnderTest, body: bytes, status: int, code: str, said: str
+def test_wrong_body_is_refused(
+    world: FilterUnderTest, body: bytes, status: int, code: str, words: str
 ) -> None:
     for chunked in (False, True):
         env: dict[str, Any] = {}
@@ -608,96 +582,82 @@ def test_bodies_that_name_no_objects_are_refused(
         answer = ask(world, b"" if chunked else body, env=env)
 
         assert answer.refusal == (status, code)
-        assert said in answer.json["message"]
+        assert words in answer.json["message"]
     assert reads(world) == []
     assert world.worker.calls == []
 
 
-def test_most_names_are_allowed(world: FilterUnderTest) -> None:
+def test_maximum_number_of_names_is_allowed(world: FilterUnderTest) -> None:
     assert ask(world, ["0.jpg"] * 50).status == 200
     assert len(sent(world)) == 50
 
 
-class Endless:
-    """A body that is read to where it must not be."""
+class Body:
+    """A ``wsgi.input`` that calls a function at each read."""
 
-    def __init__(self, data: bytes = b"a") -> None:
-        self.data = data
+    def __init__(self, respond: Callable[[int], bytes]) -> None:
+        self._respond = respond
         self.num_read = 0
 
     def read(self, size: int) -> bytes:
         self.num_read += size
         assert self.num_read < 10_000_000
-        return self.data * size
+        return self._respond(size)
 
 
-def test_body_over_its_bound_is_not_read_to_its_end(
+def test_body_over_its_limit_is_not_read_to_its_end(
     world: FilterUnderTest,
 ) -> None:
-    body = Endless()
-    answer = ask(
-        world, b"", env={"wsgi.input": body, "CONTENT_LENGTH": "153701"}
-    )
-    assert answer.json["code"] == "request_too_large"
+    body = Body(lambda size: b"a" * size)
+    env = {"wsgi.input": body, "CONTENT_LENGTH": "153701"}
+    assert ask(world, b"", env=env).refusal == (413, "request_too_large")
     assert body.num_read == 0
 
     env = {"wsgi.input": body, "HTTP_TRANSFER_ENCODING": "chunked"}
-    answer = ask(world, b"", env=env)
-    assert answer.json["code"] == "request_too_large"
+    assert ask(world, b"", env=env).refusal == (413, "request_too_large")
     assert body.num_read < 500_000
 
 
-class Breaks:
-    def __init__(self, error: BaseException | None) -> None:
-        self.error = error
-
-    def read(self, size: int) -> bytes:
-        if self.error:
-            raise self.error
-        return b""
+def fail(error: BaseException) -> bytes:
+    raise error
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "code"),
+    "respond",
     [
-        (OSError("gone"), 400, "bad_request"),
-        (ValueError("no chunk"), 400, "bad_request"),
-        (None, 400, "bad_request"),
+        lambda size: fail(OSError("disconnected")),
+        lambda size: fail(ValueError("no chunk")),
+        lambda size: b"",
     ],
 )
-def test_body_that_breaks_off_is_refused(
-    world: FilterUnderTest, error: BaseException | None, status: int, code: str
+def test_incomplete_body_is_refused(
+    world: FilterUnderTest, respond: Callable[[int], bytes]
 ) -> None:
-    env = {"wsgi.input": Breaks(error), "CONTENT_LENGTH": "10"}
+    env = {"wsgi.input": Body(respond), "CONTENT_LENGTH": "10"}
     answer = ask(world, b"", env=env)
 
-    assert answer.refusal == (status, code)
+    assert answer.refusal == (400, "bad_request")
     assert reads(world) == []
 
 
 def test_client_that_sends_its_names_too_slowly_is_refused(
     world: FilterUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "hapi_middleware.requests.object_names.BODY_TIMEOUT_SECONDS", 0.05
-    )
+    monkeypatch.setattr(object_names, "BODY_TIMEOUT_SECONDS", 0.05)
 
-    class Slow:
-        def read(self, size: int) -> bytes:
-            eventlet.sleep(BODY_TIMEOUT_SECONDS)
-            return b"a"
+    def wait(size: int) -> bytes:
+        eventlet.sleep(60)
+        return b"a"
 
-    env = {"wsgi.input": Slow(), "HTTP_TRANSFER_ENCODING": "chunked"}
-    answer = ask(world, b"", env=env)
-
-    assert answer.refusal == (504, "too_slow")
+    env = {"wsgi.input": Body(wait), "HTTP_TRANSFER_ENCODING": "chunked"}
+    assert ask(world, b"", env=env).refusal == (504, "too_slow")
 
 
 # --- overlapped reads -----------------------------------------------------
 
 
 class Gauge:
-    """How many objects are being read."""
+    """Counts objects that are being read."""
 
     def __init__(self) -> None:
         self.now = self.most = self.begun = 0
@@ -726,7 +686,7 @@ def gauged(
     for number, name in enumerate(names):
         content = bytes([65 + number % 26]) * size
         found = world.swift.put(f"{DATA}/{name}", content)
-        # The later ones come first.
+        # Later objects arrive first.
         delay = seconds * (2 - number % 2)
         found.stream = gauge.stream(content, delay)
     return gauge, names
@@ -743,7 +703,7 @@ def test_reads_overlap_and_keep_their_order(world: FilterUnderTest) -> None:
         assert data == bytes([65 + number % 26]) * 1000
 
 
-def test_reads_of_names_that_fail_overlap_too(world: FilterUnderTest) -> None:
+def test_failing_reads_overlap_as_well(world: FilterUnderTest) -> None:
     begun: list[int] = []
     now = 0
 
@@ -764,7 +724,7 @@ def test_reads_of_names_that_fail_overlap_too(world: FilterUnderTest) -> None:
 
 
 def stalled(release: threading.Event) -> Any:
-    """An answer of a worker that takes no more for a while."""
+    """An answer of a worker that pauses its reads."""
 
     def answer(source: Iterator[bytes]) -> Iterator[bytes]:
         first = next(source)
@@ -794,7 +754,7 @@ def test_slow_worker_stops_the_reads(world: FilterUnderTest) -> None:
         assert (status, next(iter(chunks))) == (200, b"first")
         eventlet.sleep(0.3)
         begun = gauge.begun
-        # One is being sent, and one may fit into the socket's buffer.
+        # One object is being sent, one may be in the socket's buffer.
         assert begun <= CONCURRENCY + 2
         eventlet.sleep(0.2)
         assert (gauge.begun, gauge.now) == (begun, 0)
@@ -807,7 +767,7 @@ def test_slow_worker_stops_the_reads(world: FilterUnderTest) -> None:
     assert rest.count(b".") >= 20
 
 
-def test_client_that_leaves_ends_all_reads_and_the_job(
+def test_disconnected_client_ends_all_reads_and_the_job(
     world: FilterUnderTest,
 ) -> None:
     world.swift.may_be_unread = True
@@ -832,7 +792,7 @@ def test_client_that_leaves_ends_all_reads_and_the_job(
 
 
 @pytest.mark.parametrize("in_begin", [True, False])
-def test_worker_that_is_gone_ends_all_reads(
+def test_ended_worker_ends_all_reads(
     world: FilterUnderTest, in_begin: bool
 ) -> None:
     world.swift.may_be_unread = True
@@ -857,9 +817,7 @@ def test_worker_that_is_gone_ends_all_reads(
 
 
 @pytest.mark.parametrize("code", ["queue_full", "bad_package"])
-def test_refusal_of_the_job_ends_all_reads(
-    world: FilterUnderTest, code: str
-) -> None:
+def test_refused_job_ends_all_reads(world: FilterUnderTest, code: str) -> None:
     world.swift.may_be_unread = True
     gauge, names = gauged(world, 20, 1000, 30.0)
     world.worker.refuse_job = make_error(code, "no")
@@ -870,103 +828,17 @@ def test_refusal_of_the_job_ends_all_reads(
     assert gauge.begun <= CONCURRENCY
 
 
-def test_worker_that_is_not_there_is_503(world: FilterUnderTest) -> None:
+def test_missing_worker_is_503(world: FilterUnderTest) -> None:
     os.unlink(world.worker.socket_path)
     answer = ask(world, ["0.jpg", "1.jpg"])
 
     assert answer.refusal == (503, "worker_unavailable")
 
 
-def test_results_come_in_order_and_no_more_are_held_than_asked() -> None:
-    held = most = 0
-
-    def work(number: int) -> int:
-        nonlocal held, most
-        held += 1
-        most = max(most, held)
-        eventlet.sleep(0.003 * (3 - number % 3))
-        return number
-
-    results = []
-    for number in map_ahead(work, range(10), 4):
-        results.append(number)
-        eventlet.sleep(0.02)
-        held -= 1
-
-    assert results == list(range(10))
-    assert most == 4
-
-
-def test_failure_of_one_piece_of_work_ends_the_others() -> None:
-    ended = []
-
-    def work(number: int) -> int:
-        try:
-            if number == 0:
-                raise ValueError("no")
-            eventlet.sleep(30)
-        finally:
-            ended.append(number)
-        return number
-
-    with pytest.raises(ValueError, match="no"):
-        list(map_ahead(work, range(10), 3))
-    # A thread that has not begun never does.
-    assert ended == [0] or sorted(ended) == [0, 1, 2]
-
-
-def test_all_work_ends_where_its_reader_is_ended_meanwhile() -> None:
-    ended: list[int] = []
-
-    def work(number: int) -> int:
-        try:
-            eventlet.sleep(30 if number else 0)
-        finally:
-            ended.append(number)
-            if len(ended) == 2:
-                reader.kill()
-        return number
-
-    def read() -> None:
-        results = map_ahead(work, range(10), 4)
-        assert next(results) == 0
-        results.close()
-
-    reader = eventlet.spawn(read)
-    eventlet.sleep(0.05)
-
-    assert reader.dead
-    assert sorted(ended) == [0, 1, 2, 3]
-
-
-def test_work_that_is_given_up_holds_nothing() -> None:
-    class Socket:
-        pass
-
-    held: list[weakref.ref[Socket]] = []
-
-    def work(number: int) -> int:
-        mine = Socket()
-        held.append(weakref.ref(mine))
-        eventlet.sleep(30 if number else 0)
-        return number
-
-    gc.collect()
-    gc.disable()
-    try:
-        results = map_ahead(work, range(10), 4)
-        assert next(results) == 0
-        results.close()
-        assert len(held) == 4
-        assert not any(ref() for ref in held)
-    finally:
-        gc.enable()
-
-
-def test_stream_that_is_given_up_holds_no_objects(
+def test_closed_stream_keeps_no_objects_in_memory(
     world: FilterUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even until the next collection of garbage, which may be far."""
+    """Not even until the next garbage collection."""
     world.swift.may_be_unread = True
     _, names = gauged(world, 20, 1000, 30.0)
     held: list[weakref.ref[FetchedObject]] = []
@@ -997,17 +869,17 @@ def test_stream_that_is_given_up_holds_no_objects(
         gc.enable()
 
 
-# --- what operators and clients are told ----------------------------------
+# --- /info, logs, other requests ------------------------------------------
 
 
-def test_info_says_how_many(world: FilterUnderTest) -> None:
+def test_info_has_the_limits(world: FilterUnderTest) -> None:
     assert get_swift_info()["hapi"]["multi"] == {
         "max_objects": 50,
         "max_object_bytes": 3_000_000,
     }
 
 
-def test_plain_requests_and_shards_stay_as_they_are(
+def test_other_requests_are_answered_as_before(
     world: FilterUnderTest,
 ) -> None:
     assert world.send().body == SHARD
@@ -1015,10 +887,10 @@ def test_plain_requests_and_shards_stay_as_they_are(
     assert world.worker.jobs[-1].num_objects is None
 
 
-def test_what_swift_logs_of_an_object_names_the_request(
+def test_swifts_log_lines_about_an_object_name_the_request(
     world: FilterUnderTest,
 ) -> None:
-    """Each object is read by a green thread of its own."""
+    """Each object is read in its own green thread."""
     logger = world.filter.logger
     seen = []
 
@@ -1036,7 +908,9 @@ def test_what_swift_logs_of_an_object_names_the_request(
     assert seen == [("tx1", "192.0.2.1")] * len(GOOD)
 
 
-def test_no_row_says_more_than_json_can(world: FilterUnderTest) -> None:
+def test_control_characters_in_names_are_valid_json(
+    world: FilterUnderTest,
+) -> None:
     world.swift.put(f"{DATA}/\x1b\x07", b"x")
     assert ask(world, ["\x1b\x07"]).status == 200
     assert json.dumps(sent(world)[0][0])

@@ -1,4 +1,4 @@
-"""Who may compute what, judged by Swift's own auth middleware."""
+"""Rights and charged accounts, with Swift's own auth middleware."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_reader_by_acl_may_compute(world: FilterUnderTest) -> None:
     assert world.send(headers=annotation(), user=TESTER3).status == 200
 
 
-def test_reader_of_another_account_pays_itself(
+def test_reader_of_another_account_is_charged_itself(
     world: FilterUnderTest,
 ) -> None:
     world.swift.read_acls.update({DATA: TESTER2, MODELS: TESTER2})
@@ -123,7 +123,7 @@ def test_model_of_another_account_needs_its_acl(
     assert world.send(headers=headers).status == 200
 
 
-def test_missing_model_is_told_only_to_those_who_may_know(
+def test_missing_model_is_404_only_for_callers_that_may_know(
     world: FilterUnderTest,
 ) -> None:
     world.swift.read_acls[DATA] = TESTER3
@@ -136,7 +136,7 @@ def test_missing_model_is_told_only_to_those_who_may_know(
     assert stranger.refusal == (403, "forbidden")
 
 
-def test_anonymous_without_right_on_the_model_gets_401(
+def test_anonymous_caller_without_right_on_the_model_gets_401(
     open_world: FilterUnderTest,
 ) -> None:
     open_world.swift.read_acls[DATA] = ".r:*"
@@ -146,7 +146,7 @@ def test_anonymous_without_right_on_the_model_gets_401(
     assert "Www-Authenticate" in answer.headers
 
 
-def test_source_right_is_judged_before_the_model(
+def test_right_on_the_source_is_checked_before_the_model(
     world: FilterUnderTest,
 ) -> None:
     headers = annotation(model="/AUTH_test/models/none")
@@ -157,33 +157,37 @@ def test_source_right_is_judged_before_the_model(
     assert [r[1] for r in world.swift.requests()] == [f"/v1{DATA}/none"] * 2
 
 
-def test_failing_swift_is_no_verdict_on_the_model(
+@pytest.mark.parametrize(
+    ("swift_status", "method", "refusal"),
+    [
+        (503, "HEAD", (503, "service_unavailable")),
+        (412, "HEAD", (400, "bad_model")),
+        (403, "GET", (403, "forbidden")),
+    ],
+)
+def test_failing_subrequest_for_the_model_is_refused(
     world: FilterUnderTest,
+    swift_status: int,
+    method: str,
+    refusal: tuple[int, str],
 ) -> None:
-    world.swift.objects[MODEL].on_request = lambda request: Response(
-        status=503, request=request
+    """403 at GET: the right was lost after the HEAD."""
+    world.swift.objects[MODEL].on_request = lambda request: (
+        Response(status=swift_status, request=request)
+        if request.method == method
+        else None
     )
     answer = world.send(headers=annotation())
 
-    assert answer.refusal == (503, "service_unavailable")
-    assert answer.headers["Retry-After"] == "1"
-
-
-def test_odd_refusal_of_the_model_is_a_bad_model(
-    world: FilterUnderTest,
-) -> None:
-    world.swift.objects[MODEL].on_request = lambda request: Response(
-        status=412, request=request
-    )
-    answer = world.send(headers=annotation())
-
-    assert answer.refusal == (400, "bad_model")
+    assert answer.refusal == refusal
+    expected = "1" if swift_status == 503 else None
+    assert answer.headers.get("Retry-After") == expected
 
 
 # --- identity: bytes, not names -------------------------------------------
 
 
-def test_resident_model_needs_the_right_all_the_same(
+def test_loaded_model_needs_the_right_as_well(
     world: FilterUnderTest,
 ) -> None:
     world.send(headers=annotation())
@@ -196,7 +200,7 @@ def test_resident_model_needs_the_right_all_the_same(
 
 @pytest.mark.parametrize("body", [b"", b"P" * 21])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_empty_object_named_as_a_resident_model_is_refused_here(
+def test_empty_object_named_like_a_loaded_model_is_refused(
     world: FilterUnderTest, body: bytes, method: str
 ) -> None:
     world.send(headers=annotation())
@@ -227,7 +231,7 @@ def test_manifest_as_a_package_is_refused(
     assert world.worker.calls == []
 
 
-def test_model_changed_between_head_and_get_is_identified_anew(
+def test_model_changed_between_head_and_get_is_identified_again(
     world: FilterUnderTest,
 ) -> None:
     second = PACKAGE + b"!"
@@ -273,23 +277,10 @@ def test_model_that_keeps_changing_is_refused(world: FilterUnderTest) -> None:
     assert ("PUT", "/models") not in world.worker.calls
 
 
-def test_package_right_lost_before_its_get_is_a_refusal(
-    world: FilterUnderTest,
-) -> None:
-    world.swift.objects[MODEL].on_request = lambda request: (
-        Response(status=403, request=request)
-        if request.method == "GET"
-        else None
-    )
-    answer = world.send(headers=annotation())
-
-    assert answer.refusal == (403, "forbidden")
+# --- charged account -------------------------------------------------------
 
 
-# --- who pays -------------------------------------------------------------
-
-
-def test_admin_and_member_of_an_account_are_one_payer(
+def test_admin_and_member_of_an_account_are_charged_to_it(
     world: FilterUnderTest,
 ) -> None:
     world.swift.read_acls.update({DATA: TESTER3, MODELS: TESTER3})
@@ -310,80 +301,76 @@ def test_anonymous_compute_is_refused_by_default(
     assert world.worker.calls == []
 
 
-# --- who of those may compute ---------------------------------------------
+# --- which accounts may compute -------------------------------------------
 
 
-def _shared(world: FilterUnderTest) -> FilterUnderTest:
-    """Both objects may be read by everybody, with and without a token."""
+def _public(world: FilterUnderTest) -> FilterUnderTest:
+    """Lets everybody read both objects, with and without a token."""
     acl = f"{TESTER2},.r:*"
     world.swift.read_acls.update({DATA: acl, MODELS: acl})
     return world
 
 
-ASKED = {
+REQUESTS = {
     "features": (SOURCE, annotation()),
     "index": (SOURCE, {"X-Hapi-Index": "true"}),
     "profile": (MODEL, {"X-Hapi-Profile": "true"}),
 }
 
 
-@pytest.mark.parametrize("kind", ASKED)
+@pytest.mark.parametrize("kind", REQUESTS)
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_account_that_is_not_listed_computes_nothing(
-    tmp_path: Path, kind: str, method: str
+def test_account_that_is_not_listed_may_not_compute(
+    world: FilterUnderTest, kind: str, method: str
 ) -> None:
-    path, headers = ASKED[kind]
-    options = {"allowed_accounts": f"{OTHER}, AUTH_more"}
-    with filter_and_worker(tmp_path, **options) as world:
-        refused = _shared(world).send(method, path, headers)
-        assert refused.status == 403
-        assert world.worker.calls == []
-        if method == "GET":
-            assert refused.json["code"] == "compute_not_allowed"
-            assert ACCOUNT in refused.json["message"]
-            assert OTHER not in refused.json["message"]
-            # It is the caller who counts, not the owner of the data.
-            found = world.send(method, path, headers, user=TESTER2)
-            assert found.status == 200
-        assert world.send(method, path).status == 200
+    path, headers = REQUESTS[kind]
+    world.configure(allowed_accounts=frozenset({OTHER, "AUTH_more"}))
+    refused = _public(world).send(method, path, headers)
+    assert refused.status == 403
+    assert world.worker.calls == []
+    if method == "GET":
+        assert refused.json["code"] == "compute_not_allowed"
+        assert ACCOUNT in refused.json["message"]
+        assert OTHER not in refused.json["message"]
+        # The caller counts, not the owner of the data.
+        allowed = world.send(method, path, headers, user=TESTER2)
+        assert allowed.status == 200
+    assert world.send(method, path).status == 200
 
 
-def test_unreadable_object_is_answered_as_ever_to_an_account_not_listed(
-    tmp_path: Path,
+def test_unreadable_object_is_answered_as_before_to_an_account_not_listed(
+    world: FilterUnderTest,
 ) -> None:
-    with filter_and_worker(tmp_path, allowed_accounts="AUTH_more") as world:
-        plain = world.send(user=TESTER2)
-        answer = world.send(headers=annotation(), user=TESTER2)
-        assert (plain.status, answer.status) == (403, 403)
-        assert _same(answer, plain)
+    world.configure(allowed_accounts=frozenset({"AUTH_more"}))
+    plain = world.send(user=TESTER2)
+    answer = world.send(headers=annotation(), user=TESTER2)
+    assert (plain.status, answer.status) == (403, 403)
+    assert _same(answer, plain)
 
 
-def test_callers_without_a_project_need_no_listing(tmp_path: Path) -> None:
-    options = {
-        "allowed_accounts": OTHER,
-        "allow_unauthenticated_compute": "yes",
-    }
-    with filter_and_worker(tmp_path, **options) as world:
-        answer = _shared(world).send(headers=annotation(), user=None)
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_list_of_accounts_does_not_decide_on_callers_without_a_project(
+    world: FilterUnderTest, is_allowed: bool
+) -> None:
+    world.configure(
+        allowed_accounts=frozenset({OTHER}),
+        allow_unauthenticated_compute=is_allowed,
+    )
+    answer = _public(world).send(headers=annotation(), user=None)
+    if is_allowed:
         assert answer.status == 200
+    else:
+        assert answer.refusal == (403, "compute_not_allowed")
 
 
-def test_list_of_accounts_admits_nobody_without_a_project(
-    tmp_path: Path,
-) -> None:
-    with filter_and_worker(tmp_path, allowed_accounts=OTHER) as world:
-        answer = _shared(world).send(headers=annotation(), user=None)
-        assert answer.json["code"] == "compute_not_allowed"
-
-
-def test_info_tells_nothing_of_the_accounts(tmp_path: Path) -> None:
+def test_info_does_not_reveal_the_allowed_accounts(tmp_path: Path) -> None:
     with filter_and_worker(tmp_path, allowed_accounts=OTHER):
-        found = repr(get_swift_info(admin=True))
-    assert OTHER not in found
-    assert "allowed_accounts" not in found
+        info = repr(get_swift_info(admin=True))
+    assert OTHER not in info
+    assert "allowed_accounts" not in info
 
 
-def test_anonymous_compute_is_charged_to_a_class_of_its_own(
+def test_anonymous_compute_is_charged_to_an_account_of_its_own(
     open_world: FilterUnderTest,
 ) -> None:
     open_world.swift.read_acls.update({DATA: ".r:*", MODELS: ".r:*"})
@@ -420,7 +407,7 @@ def test_anonymous_compute_is_charged_to_a_class_of_its_own(
         },
     ],
 )
-def test_no_project_is_found_where_none_is_proved(
+def test_caller_without_a_proven_project_has_none(
     env: dict[str, Any],
 ) -> None:
     with pytest.raises(RightsError) as caught:
@@ -453,37 +440,45 @@ def test_no_project_is_found_where_none_is_proved(
         ),
     ],
 )
-def test_project_is_what_the_auth_middleware_found(
+def test_project_is_the_one_that_the_auth_middleware_established(
     env: dict[str, Any], account: str
 ) -> None:
     assert paying_account(env, FilterConfig()) == account
 
 
-@pytest.mark.parametrize(
-    ("status", "answered"), [("Confirmed", 200), ("Invalid", 403)]
-)
-def test_project_that_keystone_confirmed_pays(
-    world: FilterUnderTest, status: str, answered: int
-) -> None:
-    world.swift.read_acls.update({DATA: ".r:*", MODELS: ".r:*"})
+def _keystone(
+    world: FilterUnderTest, project: str, roles: str, status: str = "Confirmed"
+) -> dict[str, Any]:
+    """Arguments of ``send`` for a caller behind keystoneauth."""
     env = {
         "HTTP_X_IDENTITY_STATUS": status,
-        "HTTP_X_PROJECT_ID": "5ad7",
-        "HTTP_X_PROJECT_NAME": "Rich",
+        "HTTP_X_PROJECT_ID": project,
+        "HTTP_X_PROJECT_NAME": "Project",
         "HTTP_X_USER_ID": "77",
         "HTTP_X_USER_NAME": "joe",
-        "HTTP_X_ROLES": "member",
+        "HTTP_X_ROLES": roles,
     }
     app = keystoneauth.filter_factory({})(world.filter)
-    answer = world.send(headers=annotation(), user=None, env=env, app=app)
-
-    assert answer.status == answered
-    accounts = [job.charged_account for job in world.worker.jobs]
-    assert set(accounts) == ({"AUTH_5ad7"} if answered == 200 else set())
+    return {"user": None, "env": env, "app": app}
 
 
 @pytest.mark.parametrize(
-    ("project", "roles", "owns"),
+    ("token_status", "expected"), [("Confirmed", 200), ("Invalid", 403)]
+)
+def test_project_of_a_validated_keystone_token_is_charged(
+    world: FilterUnderTest, token_status: str, expected: int
+) -> None:
+    world.swift.read_acls.update({DATA: ".r:*", MODELS: ".r:*"})
+    caller = _keystone(world, "5ad7", "member", token_status)
+    answer = world.send(headers=annotation(), **caller)
+
+    assert answer.status == expected
+    accounts = {job.charged_account for job in world.worker.jobs}
+    assert accounts == ({"AUTH_5ad7"} if expected == 200 else set())
+
+
+@pytest.mark.parametrize(
+    ("project", "roles", "is_owner"),
     [
         ("test", "swiftoperator", True),
         ("test", "admin", True),
@@ -493,31 +488,18 @@ def test_project_that_keystone_confirmed_pays(
     ],
 )
 def test_operators_of_the_project_own_the_account(
-    world: FilterUnderTest, project: str, roles: str, owns: bool
+    world: FilterUnderTest, project: str, roles: str, is_owner: bool
 ) -> None:
-    env = {
-        "HTTP_X_IDENTITY_STATUS": "Confirmed",
-        "HTTP_X_PROJECT_ID": project,
-        "HTTP_X_PROJECT_NAME": "Project",
-        "HTTP_X_USER_ID": "77",
-        "HTTP_X_USER_NAME": "joe",
-        "HTTP_X_ROLES": roles,
-    }
-    app = keystoneauth.filter_factory({})(world.filter)
+    caller = _keystone(world, project, roles)
     path = f"/{ACCOUNT}"
-    answer = world.send(
-        path=path, user=None, env=env, app=app, query="?hapi-cache"
-    )
-    assert answer.status == (200 if owns else 403)
-    delete = world.send(
-        "DELETE", path, user=None, env=env, app=app, query="?hapi-cache"
-    )
-    assert delete.status == (200 if owns else 403)
-    found = [(e["REQUEST_METHOD"], e["PATH_INFO"]) for e in world.swift.calls]
-    assert ("DELETE", f"/v1{path}") not in found
+    for method in ("GET", "DELETE"):
+        answer = world.send(method, path, query="?hapi-cache", **caller)
+        assert answer.status == (200 if is_owner else 403)
+    calls = [(e["REQUEST_METHOD"], e["PATH_INFO"]) for e in world.swift.calls]
+    assert ("DELETE", f"/v1{path}") not in calls
 
 
-def test_prefix_of_the_charged_account_is_the_operators() -> None:
+def test_charged_account_begins_with_the_reseller_prefix() -> None:
     env = {"REMOTE_USER": "rich,rich:user"}
 
     config = FilterConfig(reseller_prefix="KEY_")
@@ -533,7 +515,7 @@ def _tempurl(world: FilterUnderTest, **changes: str | None) -> Answer:
     return world.send(headers=headers, user=None, query=query)
 
 
-def test_tempurl_itself_works_and_is_refused_compute(
+def test_tempurl_works_and_may_not_compute(
     world: FilterUnderTest,
 ) -> None:
     world.swift.read_acls[MODELS] = ".r:*"
@@ -558,10 +540,10 @@ def test_tempurl_with_a_public_model_computes_unauthenticated(
     "acl",
     ["", "test:tester", ".rlistings", ".r:example.com", ".r:*,.r:-unknown"],
 )
-def test_tempurl_does_not_open_private_models(
+def test_tempurl_gives_no_right_on_private_models(
     open_world: FilterUnderTest, acl: str
 ) -> None:
-    # TempURL's own authorize would admit any object of the account.
+    # TempURL's own authorize would allow any object of the account.
     open_world.swift.read_acls[MODELS] = acl
 
     answer = _tempurl(open_world)
@@ -570,7 +552,7 @@ def test_tempurl_does_not_open_private_models(
     assert open_world.worker.calls == []
 
 
-def test_tempurl_does_not_open_the_signed_container_either(
+def test_tempurl_gives_no_right_on_models_in_the_signed_container(
     open_world: FilterUnderTest,
 ) -> None:
     open_world.swift.put(f"{DATA}/net.hapi", PACKAGE)
@@ -578,7 +560,7 @@ def test_tempurl_does_not_open_the_signed_container_either(
     assert _tempurl(open_world, model=f"{DATA}/net.hapi").status == 401
 
 
-def test_tempurl_does_not_tell_whether_a_private_model_exists(
+def test_tempurl_does_not_reveal_that_a_private_model_exists(
     open_world: FilterUnderTest,
 ) -> None:
     existing = _tempurl(open_world)
@@ -587,10 +569,10 @@ def test_tempurl_does_not_tell_whether_a_private_model_exists(
     assert existing.status == missing.status == 401
 
 
-def test_override_with_consent_to_all_opens_nothing(
+def test_override_that_allows_everything_gives_no_right_on_the_model(
     open_world: FilterUnderTest,
 ) -> None:
-    # What s3_acl puts into a request.
+    # The environment of a request under s3_acl.
     env = {
         "swift.source": "S3",
         "swift.authorize": lambda request: None,
@@ -619,17 +601,17 @@ PRESIGNED = "X-Amz-Credential=test:tester/20261123/us-east-1/s3"
     [
         s3_env(PRESIGNED),
         s3_env("AWSAccessKeyId=test:tester&Signature=s"),
-        # An Authorization header does not count beside it.
+        # An Authorization header does not count if the URL is signed.
         {
             **s3_env(f"versionId=1&{PRESIGNED}"),
             "HTTP_AUTHORIZATION": "AWS4-HMAC-SHA256 Credential=x",
         },
-        # Some other s3api.
+        # An unknown s3api.
         {"swift.source": "S3"},
         {"swift.source": "S3", "s3api.auth_details": {"signature": "s"}},
     ],
 )
-def test_holder_of_a_presigned_url_is_not_its_signer(
+def test_holder_of_a_presigned_url_is_not_treated_as_its_signer(
     open_world: FilterUnderTest, env: dict[str, Any]
 ) -> None:
     answer = open_world.send(headers=annotation(), env=env)
@@ -641,9 +623,11 @@ def test_holder_of_a_presigned_url_is_not_its_signer(
     assert open_world.worker.jobs[-1].charged_account == ".unauthenticated"
 
 
-@pytest.mark.parametrize(("query", "owns"), [("", True), (PRESIGNED, False)])
+@pytest.mark.parametrize(
+    ("query", "expected"), [("", True), (PRESIGNED, False)]
+)
 def test_holder_of_a_presigned_url_owns_no_account(
-    query: str, owns: bool
+    query: str, expected: bool
 ) -> None:
     def authorize(request: Request) -> None:
         request.environ["swift_owner"] = True
@@ -651,10 +635,10 @@ def test_holder_of_a_presigned_url_owns_no_account(
     env = Request.blank(f"/v1{SOURCE}", environ=s3_env(query)).environ
     env["swift.authorize"] = authorize
 
-    assert is_owner(env, ACCOUNT) == owns
+    assert is_owner(env, ACCOUNT) == expected
 
 
-def test_s3_caller_that_signs_its_request_is_itself(
+def test_s3_caller_that_signs_its_request_is_charged_itself(
     world: FilterUnderTest,
 ) -> None:
     env = s3_env("versionId=1")
@@ -662,7 +646,7 @@ def test_s3_caller_that_signs_its_request_is_itself(
     assert world.worker.jobs[-1].charged_account == ACCOUNT
 
 
-def test_acl_probe_of_s3api_is_left_alone(world: FilterUnderTest) -> None:
+def test_acl_probe_of_s3api_passes_unchanged(world: FilterUnderTest) -> None:
     env = {
         "swift.source": "S3",
         "swift.authorize": lambda request: None,
@@ -672,11 +656,11 @@ def test_acl_probe_of_s3api_is_left_alone(world: FilterUnderTest) -> None:
         "HEAD", headers=annotation(), user=None, env=env, app=world.filter
     )
 
-    # Its ACL is in headers that an annotated HEAD does not have.
+    # The ACL is in headers that an annotated HEAD would not have.
     assert answer.headers["X-Object-Meta-Colour"] == "blue"
 
 
-def test_override_reads_the_source_at_its_own_path_only(
+def test_override_applies_to_the_path_of_the_source_only(
     open_world: FilterUnderTest,
 ) -> None:
     open_world.swift.read_acls[MODELS] = ".r:*"
@@ -701,7 +685,7 @@ def test_override_reads_the_source_at_its_own_path_only(
         ("GET", "/v1/a", False),
     ],
 )
-def test_anonymous_reader_of_a_public_container_reads_objects_only(
+def test_anonymous_reader_of_a_public_container_may_read_objects_only(
     method: str, path: str, admitted: bool
 ) -> None:
     request = Request.blank(path, environ={"REQUEST_METHOD": method})
@@ -736,19 +720,18 @@ def test_identity_is_path_etag_and_length(world: FilterUnderTest) -> None:
     ]
 
 
-MAY_SPEAK_FOR_SWIFT = ("cache/entries.py",)
-"""Modules whose sub-requests may be authorised beforehand."""
+PRE_AUTHORISED_MODULES = ("cache/entries.py",)
+"""Modules whose sub-requests may be pre-authorised."""
 
 
-def test_no_request_is_authorised_beforehand() -> None:
-    """But for a cache's own containers, every byte is read by the caller's
-    right."""
+def test_no_subrequest_is_pre_authorised() -> None:
+    """Except in the cache's own containers, the caller's right decides."""
     modules = sorted(Path(hapi_middleware.__file__).parent.rglob("*.py"))
     assert len(modules) > 5
     found = [
         f"{module.name}:{node.lineno} {name}"
         for module in modules
-        if f"{module.parent.name}/{module.name}" not in MAY_SPEAK_FOR_SWIFT
+        if f"{module.parent.name}/{module.name}" not in PRE_AUTHORISED_MODULES
         for node in ast.walk(ast.parse(module.read_text()))
         for name in _names(node)
         if "pre_auth" in name.lower() or "preauth" in name.lower()

@@ -1,4 +1,4 @@
-"""Streams that break, stall or are given up: who notices, what is freed."""
+"""Streams that break, stall or are closed: their errors and resources."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from filter_under_test import (
     SOURCE,
     FilterUnderTest,
     annotation,
-    filter_and_worker,
 )
 from hapi_middleware.concurrency import SEND_BUFFER_BYTES, connect_unix
 from hapi_protocol.errors import HapiError, UnavailableError, make_error
@@ -35,25 +34,25 @@ BIG = bytes(1 << 20) * 24
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[FilterUnderTest]:
-    options = {"worker_connect_timeout": "0.3", "worker_timeout": "2.0"}
-    with filter_and_worker(tmp_path, **options) as world:
-        world.swift.may_be_unread = True
-        world.send(headers=annotation())
-        yield world
-        world.swift.assert_nothing_is_open()
+def filter_options() -> dict[str, str]:
+    return {"worker_connect_timeout": "0.3", "worker_timeout": "2.0"}
+
+
+@pytest.fixture
+def world(world: FilterUnderTest) -> FilterUnderTest:
+    world.swift.may_be_unread = True
+    world.send(headers=annotation())
+    return world
 
 
 def _open_fds() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-# --- before the answer has begun ------------------------------------------
+# --- failures before the stream -------------------------------------------
 
 
-def test_worker_that_is_not_there_is_503_and_named(
-    world: FilterUnderTest, tmp_path: Path
-) -> None:
+def test_missing_worker_is_503(world: FilterUnderTest) -> None:
     os.unlink(world.worker.socket_path)
     answer = world.send(headers=annotation())
 
@@ -63,13 +62,12 @@ def test_worker_that_is_not_there_is_503_and_named(
     assert world.send().body == SHARD
 
 
-def test_worker_that_nobody_serves_is_503(world: FilterUnderTest) -> None:
-    # A socket file that a dead worker has left behind.
+def test_socket_without_a_listener_is_503(world: FilterUnderTest) -> None:
+    # A socket file that a dead worker has left.
     path = world.worker.socket_path
     os.unlink(path)
-    left = socket.socket(socket.AF_UNIX)
-    left.bind(path)
-    left.close()
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(path)
 
     answer = world.send(headers=annotation())
     assert answer.refusal == (503, "worker_unavailable")
@@ -80,83 +78,64 @@ def test_full_backlog_is_503_after_the_connect_timeout(
 ) -> None:
     path = world.worker.socket_path
     os.unlink(path)
-    with socket.socket(socket.AF_UNIX) as deaf:
-        deaf.bind(path)
-        deaf.listen(0)
-        waiting = [connect_unix(path, 1.0)]
-        before = time.monotonic()
-        answer = world.send(headers=annotation())
-        waited = time.monotonic() - before
-        for each in waiting:
-            each.close()
+    with socket.socket(socket.AF_UNIX) as busy:
+        busy.bind(path)
+        busy.listen(0)
+        with connect_unix(path, 1.0):
+            before = time.monotonic()
+            answer = world.send(headers=annotation())
+            waited = time.monotonic() - before
 
     assert answer.refusal == (503, "worker_unavailable")
     assert 0.25 < waited < 1.9
 
 
-def test_sources_are_sent_through_the_largest_buffer_there_may_be(
+def test_sources_are_sent_through_the_largest_possible_buffer(
     world: FilterUnderTest,
 ) -> None:
-    most = int(Path("/proc/sys/net/core/wmem_max").read_text())
+    maximum = int(Path("/proc/sys/net/core/wmem_max").read_text())
     with connect_unix(world.worker.socket_path, 1.0) as connected:
-        found = connected.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        size = connected.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
 
-    # Linux doubles what it is asked for (socket(7)).
-    assert found == 2 * min(SEND_BUFFER_BYTES, most)
+    # Linux doubles the requested size (socket(7)).
+    assert size == 2 * min(SEND_BUFFER_BYTES, maximum)
 
 
 def test_worker_that_does_not_answer_is_504(world: FilterUnderTest) -> None:
     world.worker.delay_seconds = 3.0
-    answer = world.send(headers=annotation())
 
-    assert answer.refusal == (504, "too_slow")
+    assert world.send(headers=annotation()).refusal == (504, "too_slow")
 
 
-def _then(error: Exception) -> Any:
+@pytest.mark.parametrize("source", [SHARD, BIG])
+@pytest.mark.parametrize(
+    ("error", "refusal"),
+    [
+        (make_error("damaged_shard", "no tar"), (422, "damaged_shard")),
+        (make_error("not_found", "lapsed"), (503, "worker_unavailable")),
+        (RuntimeError("killed"), (503, "worker_unavailable")),
+    ],
+)
+def test_error_of_the_worker_before_its_stream_is_reported(
+    world: FilterUnderTest,
+    source: bytes,
+    error: Exception,
+    refusal: tuple[int, str],
+) -> None:
+    """Even if the source is not yet sent to its end."""
+
     def answer(source: Iterator[bytes]) -> Iterator[bytes]:
         next(source)
         raise error
         yield b""
 
-    return answer
+    world.swift.put(SOURCE, source)
+    world.worker.answer = answer
+
+    assert world.send(headers=annotation()).refusal == refusal
 
 
-def test_error_of_the_worker_before_its_stream_is_passed_on(
-    world: FilterUnderTest,
-) -> None:
-    world.worker.answer = _then(make_error("damaged_shard", "no tar"))
-    answer = world.send(headers=annotation())
-
-    assert answer.refusal == (422, "damaged_shard")
-
-
-def test_early_error_wins_though_the_source_is_not_yet_sent(
-    world: FilterUnderTest,
-) -> None:
-    world.swift.put(SOURCE, BIG)
-    world.worker.answer = _then(make_error("unsupported_object", "no tar"))
-    answer = world.send(headers=annotation())
-
-    assert answer.refusal == (422, "unsupported_object")
-
-
-def test_worker_that_dies_before_its_status_is_503(
-    world: FilterUnderTest,
-) -> None:
-    world.worker.answer = _then(RuntimeError("killed"))
-    answer = world.send(headers=annotation())
-
-    assert answer.refusal == (503, "worker_unavailable")
-
-
-def test_grant_that_has_lapsed_is_503(world: FilterUnderTest) -> None:
-    world.worker.answer = _then(make_error("not_found", "no such job"))
-    answer = world.send(headers=annotation())
-
-    assert answer.refusal == (503, "worker_unavailable")
-
-
-def test_worker_that_never_begins_its_answer_is_504(
+def test_worker_that_never_starts_its_answer_is_504(
     world: FilterUnderTest,
 ) -> None:
     release = threading.Event()
@@ -192,7 +171,7 @@ def test_source_that_breaks_before_the_stream_is_503(
     before = time.monotonic()
     answer = world.send(headers=annotation())
 
-    # The worker is told at once; it does not wait for what never comes.
+    # The worker learns it at once and does not wait for missing bytes.
     assert time.monotonic() - before < 1.6
 
     assert answer.refusal == (503, "service_unavailable")
@@ -202,7 +181,7 @@ def test_source_that_breaks_before_the_stream_is_503(
 @pytest.mark.parametrize(
     ("is_chunked", "features"), [(False, b"features"), (True, b"")]
 )
-def test_answer_whose_end_cannot_be_told_from_a_break_is_refused(
+def test_answer_without_a_recognisable_end_is_refused(
     world: FilterUnderTest, is_chunked: bool, features: bytes
 ) -> None:
     world.worker.is_chunked = is_chunked
@@ -212,7 +191,7 @@ def test_answer_whose_end_cannot_be_told_from_a_break_is_refused(
     assert answer.refusal == (500, "internal")
 
 
-def test_package_that_breaks_is_503_and_not_taken_over(
+def test_incomplete_package_is_503_and_not_stored(
     world: FilterUnderTest,
 ) -> None:
     world.worker.digests.clear()
@@ -223,7 +202,7 @@ def test_package_that_breaks_is_503_and_not_taken_over(
     assert world.worker.digests == {}
 
 
-def test_early_refusal_of_a_package_wins_though_it_is_not_yet_sent(
+def test_package_refused_before_it_is_sent_to_its_end_is_reported(
     world: FilterUnderTest,
 ) -> None:
     world.swift.put(MODEL, BIG)
@@ -233,7 +212,7 @@ def test_early_refusal_of_a_package_wins_though_it_is_not_yet_sent(
     assert answer.refusal == (422, "bad_package")
 
 
-def test_worker_that_dies_between_grant_and_stream_is_503(
+def test_worker_that_ends_between_grant_and_stream_is_503(
     world: FilterUnderTest,
 ) -> None:
     def kill(request: Request) -> None:
@@ -246,12 +225,12 @@ def test_worker_that_dies_between_grant_and_stream_is_503(
     assert answer.refusal == (503, "worker_unavailable")
 
 
-# --- after it has begun ---------------------------------------------------
+# --- running streams ------------------------------------------------------
 
 
 @contextmanager
 def _served(world: FilterUnderTest) -> Iterator[tuple[str, int]]:
-    """The whole left of a proxy's pipeline, on eventlet's WSGI server."""
+    """Serves all filters left of hapi on eventlet's WSGI server."""
     app = proxy_logging.ProxyLoggingMiddleware(world.pipeline, {})
     app = catch_errors.CatchErrorMiddleware(
         gatekeeper.GatekeeperMiddleware(app, {}), {}
@@ -287,7 +266,7 @@ def _get(
 ) -> http.client.HTTPResponse:
     connection = http.client.HTTPConnection(*address, timeout=10)
     headers = {**annotation(), "X-Auth-Token": world.token("test:tester")}
-    # Then the response alone holds the socket, and its close() closes it.
+    # The response alone has the socket then, and its close() closes it.
     headers["Connection"] = "close"
     connection.request(
         "GET", f"/v1{SOURCE.replace(' ', '%20')}", None, headers
@@ -308,7 +287,7 @@ def test_clean_stream_ends_cleanly_for_the_client(
         assert response.read() == SHARD.upper()
 
 
-def test_batches_reach_the_client_as_they_come(
+def test_batches_reach_the_client_immediately(
     world: FilterUnderTest,
 ) -> None:
     release = threading.Event()
@@ -342,10 +321,10 @@ def test_stream_that_breaks_in_the_worker_breaks_for_the_client(
             response.read()
 
 
-def test_source_that_breaks_later_breaks_for_the_client(
+def test_source_that_breaks_breaks_the_stream_for_the_client(
     world: FilterUnderTest,
 ) -> None:
-    # Even where the worker makes a clean end of what it got.
+    # Even if the worker ends its answer cleanly.
     def answer(source: Iterator[bytes]) -> Iterator[bytes]:
         try:
             yield from source
@@ -361,7 +340,7 @@ def test_source_that_breaks_later_breaks_for_the_client(
             response.read()
 
 
-def test_worker_that_stops_midway_breaks_the_stream_in_time(
+def test_stalled_worker_breaks_the_stream_after_the_timeout(
     world: FilterUnderTest,
 ) -> None:
     release = threading.Event()
@@ -381,7 +360,7 @@ def test_worker_that_stops_midway_breaks_the_stream_in_time(
     assert 1.8 < time.monotonic() - before < 4
 
 
-def test_client_that_goes_away_frees_everything(
+def test_disconnected_client_frees_everything(
     world: FilterUnderTest,
 ) -> None:
     world.swift.put(SOURCE, BIG)
@@ -402,7 +381,7 @@ def _wait_until(condition: Any) -> None:
         time.sleep(0.01)
 
 
-def test_stalled_client_holds_up_the_source_not_the_memory(
+def test_stalled_client_stops_the_reading_of_the_source(
     world: FilterUnderTest,
 ) -> None:
     sent = []
@@ -417,12 +396,12 @@ def test_stalled_client_holds_up_the_source_not_the_memory(
         response = _get(world, address)
         time.sleep(0.5)
 
-        # Socket buffers hold a few MB; of 24 MB most is still to come.
+        # Socket buffers hold a few MB of 24 MB.
         assert len(sent) << 16 < len(BIG) // 2
         response.close()
 
 
-def test_worker_that_needs_only_the_beginning_ends_the_source(
+def test_worker_that_needs_only_the_start_ends_the_source(
     world: FilterUnderTest,
 ) -> None:
     world.swift.put(SOURCE, BIG)
@@ -444,7 +423,7 @@ def test_response_closed_unread_frees_everything(
     assert list(response.app_iter) == []
 
 
-def test_response_closed_midway_ends_the_thread_that_reads_the_source(
+def test_response_closed_early_ends_the_thread_that_reads_the_source(
     world: FilterUnderTest,
 ) -> None:
     ended = []
@@ -465,7 +444,7 @@ def test_response_closed_midway_ends_the_thread_that_reads_the_source(
     assert ended
 
 
-def test_broken_stream_raises_what_happened(world: FilterUnderTest) -> None:
+def test_broken_stream_raises_its_error(world: FilterUnderTest) -> None:
     def answer(source: Iterator[bytes]) -> Iterator[bytes]:
         yield b"one"
         raise RuntimeError("out of memory")
@@ -506,15 +485,15 @@ def test_thousands_of_requests_leave_no_descriptor(
             assert index % 3 == 1
         if index == 20:
             before = _open_fds()
-    # The stub's threads close their ends in their own time.
+    # The stub's threads close their ends later.
     _wait_until(lambda: _open_fds() <= before + 3)
     world.swift.calls.clear()
 
 
-# --- of the process -------------------------------------------------------
+# --- the process ----------------------------------------------------------
 
 
-def test_filter_imports_nothing_heavy_and_builds_nothing() -> None:
+def test_filter_imports_no_large_library_and_starts_nothing() -> None:
     code = (
         "import sys, threading, os\n"
         "from hapi_middleware.filter import filter_factory\n"
@@ -536,11 +515,11 @@ def test_filter_imports_nothing_heavy_and_builds_nothing() -> None:
     )
 
     assert done.returncode == 0, done.stderr
-    # The first one opened Swift's log; the others hold nothing.
+    # The first one opened Swift's log; the others opened nothing.
     assert int(done.stdout) == 0
 
 
-def test_one_waiting_request_does_not_hold_up_another(
+def test_waiting_request_does_not_block_another(
     world: FilterUnderTest,
 ) -> None:
     release = threading.Event()

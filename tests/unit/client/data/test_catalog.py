@@ -1,0 +1,75 @@
+"""Catalog of data sets in a container."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hapi_client.data.catalog import IndexDifference, list_data_sets
+from hapi_client.swift.swift_url import Location
+from hapi_protocol.data_index import DataIndex, IndexRow, ShardIndex
+from scripted_swift import Answer
+
+
+def index_of(**etags: str) -> DataIndex:
+    row = IndexRow(0, "k", 0, 1024, 1)
+    return DataIndex(
+        tuple(ShardIndex(name, etag, (row,)) for name, etag in etags.items())
+    )
+
+
+@pytest.mark.parametrize(
+    ("etags", "changed", "missing", "added"),
+    [
+        ({"a": "1", "b": "2"}, (), (), ()),
+        ({"a": "1", "b": "3"}, ("b",), (), ()),
+        ({"a": "1"}, (), ("b",), ()),
+        ({"a": "1", "b": "2", "c": "3"}, (), (), ("c",)),
+    ],
+)
+def test_index_differs_by_changed_missing_and_added_shards(
+    etags, changed, missing, added
+):
+    found = IndexDifference.between(index_of(a="1", b="2"), etags)
+    assert found == IndexDifference(changed, missing, added)
+    assert found.is_stale is bool(changed or missing or added)
+
+
+def test_shards_belong_to_all_indexes_above_them(swift, connection):
+    names = (
+        "all/hapi-index.arrow",
+        "all/a.tar",
+        "all/train/b.tar",
+        "all/train/hapi-index.arrow",
+        "val/c.tar",
+        "val/more/d.tar",
+        "photo.jpg",
+    )
+    entries = [{"name": n, "hash": "1", "bytes": 5} for n in names]
+    both = index_of(**{"all/a.tar": "1", "all/train/b.tar": "1"})
+    stale = index_of(**{"all/train/b.tar": "2"})
+    swift.script(
+        Answer(200, json.dumps(entries).encode()),
+        Answer(200, both.to_bytes()),
+        Answer(200, stale.to_bytes()),
+    )
+    found = list_data_sets(connection, Location("c"))
+    assert [
+        (str(e.location), e.index, e.num_shards, e.num_samples, e.length_bytes)
+        for e in found
+    ] == [
+        ("swift://c/all", "there", 2, 2, 10),
+        ("swift://c/all/train", "stale", 1, 1, 5),
+        ("swift://c/val", "missing", 1, None, 5),
+        ("swift://c/val/more", "missing", 1, None, 5),
+    ]
+
+
+def test_damaged_index_is_reported(swift, connection):
+    entries = [{"name": "hapi-index.arrow", "hash": "1", "bytes": 5}]
+    swift.script(
+        Answer(200, json.dumps(entries).encode()), Answer(200, b"none")
+    )
+    [found] = list_data_sets(connection, Location("c"))
+    assert (found.index, found.num_samples) == ("damaged", None)
