@@ -174,7 +174,8 @@ def plan_command(context: typer.Context, options: PlanOptions) -> None:
 
     Keys of --json: model, freeze, min_precision, link_bytes_per_second,
     assumptions, other_precisions (sentences), and those of the plan: plan,
-    plans, resources, cuts, samples, epochs, push_one_off_seconds, server_limit_bytes,
+    plans, resources, cuts, samples, epochs, push_one_off_seconds,
+    server_limit_bytes,
     client_limit_bytes.
     """
     check_options(options)
