@@ -117,7 +117,7 @@ def extract_features(
     """
     # torch takes seconds to import.
     from hapi_client.data.labels import OPTIONAL
-    from hapi_client.export.extract import check_place, extract
+    from hapi_client.export.extract import check_target, extract
     from hapi_client.job.options import check_cut, checked_encodings
     from hapi_client.job.transfer_job import TransferJob
     from hapi_client.model.frozen_region import input_transform
@@ -130,7 +130,7 @@ def extract_features(
     cut = parse_cut(options.cut)
     check_cut(cut)
     checked_encodings(options.encoding, options.floor)
-    check_place(options.out, overwrite=options.force)
+    check_target(options.out, overwrite=options.force)
     device = parse_device(options.device)
     source = ModelSource(options.model, options.weights, options.checkpoint)
     network, published_transform = source.build_with_transform()
