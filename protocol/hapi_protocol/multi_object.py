@@ -177,11 +177,12 @@ class _FrameReader:
 
 
 def _parse_entry(text: bytes, index: int) -> ObjectEntry:
+    fields = parse_object(text, _NAME)
     entry = read_message_fields(
-        ObjectEntry, parse_object(text, _NAME), f"{_NAME}: object {index}"
+        ObjectEntry, fields, f"{_NAME}: object {index}"
     )
-    if entry.index != index:
-        raise _bad(f"object {index}: its entry has the index {entry.index}")
+    if entry.index != index or fields.keys() != vars(entry).keys():
+        raise _bad(f"object {index}: {text!r:.200}")
     return entry
 
 

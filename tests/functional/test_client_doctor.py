@@ -187,7 +187,7 @@ def test_reader_of_shared_data_asks_the_worker_by_it(
         owner.request("POST", where, {"X-Remove-Container-Read": "x"})
     assert states(found) == {"account": "warning", "models": "failure"}
     assert "hapi-models" in found["models"].remedy
-    assert "it answers" in found["worker"].found
+    assert "it responded" in found["worker"].found
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,11 @@ def test_a_stale_index_is_named(
     assert states(found) == {"read": "failure", "etags": "failure"}
     assert found["etags"].remedy == "hapi index swift://old"
     text = found["etags"].found
-    for part in ("since it was written: a.tar", "gone: b.tar", "in it: d.tar"):
+    for part in (
+        "since it was written: a.tar",
+        "missing: b.tar",
+        "in it: d.tar",
+    ):
         assert part in text
 
 
@@ -241,7 +245,7 @@ def test_a_dead_and_a_hanging_worker_are_told_apart(
     found = look(swift)
     assert states(found) == {"worker": "failure"}
     assert "worker_unavailable" in found["worker"].found
-    assert "starts hapi-worker" in found["worker"].remedy
+    assert "start hapi-worker" in found["worker"].remedy
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(path))
         silent.listen()

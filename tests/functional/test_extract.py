@@ -215,7 +215,7 @@ def test_command_writes_a_file_and_what_it_is(hapi, photos, images, capsys):
     assert re.search(rf"features.arrow +│ +{NUM_SAMPLES} ", out)
 
     assert hapi(*words, "features.arrow") == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert hapi(*words, "features.arrow", "--force") == 0
 
 

@@ -14,7 +14,7 @@ import pytest
 import requests
 
 from access_lines import used
-from askers import s3_client, with_headers
+from access_methods import s3_client, with_headers
 from beside import swift_beside
 from caller import Caller
 from hapi_client import Connection, Credentials, ReadConfig

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from askers import (
+from access_methods import (
     TEMPURL_KEY,
+    AccessMethod,
     Answer,
-    Asker,
     Target,
     by_presigned_url,
     by_s3,
@@ -101,7 +101,7 @@ class World:
 
     frozen: FrozenGraph
     owner: Caller
-    askers: dict[str, Asker]
+    access_methods: dict[str, AccessMethod]
     contents: dict[tuple[str, str], bytes]
     callers: Mapping[str, Caller] = field(default_factory=dict)
     targets: dict[tuple[str, str, str], Target] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class World:
     def get(self, caller: str, target: Target) -> Answer:
         """The plain GET, once."""
         if (caller, target) not in self.plain:
-            answer = self.askers[caller](target, {})
+            answer = self.access_methods[caller](target, {})
             self.plain[caller, target] = answer
         return self.plain[caller, target]
 
@@ -194,8 +194,8 @@ def world(request, frozen) -> World:
         "anonymous": Caller(running, None),
         "public": Caller(running, None),
     }
-    askers = askers_of(running, callers)
-    found = World(frozen, owner, askers, contents(), callers)
+    access_methods = access_methods_of(running, callers)
+    found = World(frozen, owner, access_methods, contents(), callers)
     for container, acl in (
         ("matrix", READER),
         ("matrix-public", ".r:*,.rlistings"),
@@ -209,9 +209,9 @@ def world(request, frozen) -> World:
     return found
 
 
-def askers_of(
+def access_methods_of(
     running: Cluster, callers: Mapping[str, Caller]
-) -> dict[str, Asker]:
+) -> dict[str, AccessMethod]:
     """Those of EXPECTED."""
     s3 = s3_client(running, OWNER)
     return {
@@ -243,7 +243,9 @@ def check(
         age, seen = "later", replace(target, version=None)
     content = world.contents[VERBS[verb], age]
     plain = world.get(caller, target)
-    found = world.askers[caller](target, world.asked(verb, seen, content))
+    found = world.access_methods[caller](
+        target, world.asked(verb, seen, content)
+    )
     assert (plain.status, found.status) == (status, status), found.body[:500]
     if status != 200:
         assert found == plain

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import requests
 
-from askers import (
-    MADE_ANEW,
+from access_methods import (
     TEMPURL_KEY,
+    UNIQUE_HEADERS,
     s3_client,
     signature,
     with_headers,
@@ -102,7 +102,11 @@ def told(answer: requests.Response, *hidden: str) -> tuple[Any, ...]:
     """
     text = re.sub(r'"trans_id": "[^"]*"', "", answer.text)
     headers = str(
-        {k: v for k, v in answer.headers.items() if k.lower() not in MADE_ANEW}
+        {
+            k: v
+            for k, v in answer.headers.items()
+            if k.lower() not in UNIQUE_HEADERS
+        }
     )
     for name in hidden:
         text = text.replace(name, "…")

@@ -1,4 +1,4 @@
-"""One user of a cluster who speaks plain HTTP, as any tool might."""
+"""A user of a cluster who sends plain HTTP requests."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ USERS = {
 
 
 class Caller:
-    """Requests with one user's token, or with none.
+    """Sends requests with one user's token, or with none.
 
     Args:
-        cluster: a running one.
+        cluster: a running cluster.
         user: a key of :data:`USERS`; None for an anonymous caller.
-        token: the caller's, in the place of a user's.
-        proxy_url: of another proxy than the cluster's own.
+        token: token to use instead of a user's.
+        proxy_url: another proxy than the cluster's own.
     """
 
     def __init__(
@@ -59,10 +59,14 @@ class Caller:
         *,
         stream: bool = False,
     ) -> requests.Response:
-        """Args:
-        path: ``/account/container/object``, quoted.
-        data: sent in chunks where it is an iterator.
-        stream: leave the answer's body unread.
+        """Sends a request.
+
+        Args:
+            method: HTTP method.
+            path: ``/account/container/object``, quoted.
+            headers: additional headers.
+            data: body; chunked if it is an iterator.
+            stream: leave the answer's body unread.
         """
         return self._session.request(
             method,
@@ -81,13 +85,8 @@ class Caller:
     def stream(
         self, path: str, headers: Mapping[str, str]
     ) -> requests.Response:
-        """A GET whose body is left to the caller to read, and to close."""
-        return self._session.get(
-            f"{self._proxy_url}/v1{path}",
-            headers=dict(headers),
-            timeout=SECONDS,
-            stream=True,
-        )
+        """Sends a GET whose body the caller must read and close."""
+        return self.request("GET", path, headers, stream=True)
 
     def put(
         self,
@@ -102,7 +101,7 @@ class Caller:
 
 
 def metrics(cluster: Cluster) -> dict[str, float]:
-    """All samples of the worker's ``/metrics``, by name with labels."""
+    """Reads the worker's ``/metrics``: values by name with labels."""
     address = f"{cluster.worker_socket}.admin"
     connection = UnixConnection(address, SECONDS)
     try:

@@ -1,9 +1,9 @@
-"""A small Swift for unit tests of the filter: what lies right of it.
+"""A fake Swift for unit tests of the filter.
 
-Upstream's FakeSwift is not in Swift's wheel.  This one authorises as the
-proxy does (container read ACL, then ``swift.authorize``), answers conditional
-and range requests, and remembers every answer it gave, so that a test can
-assert that none was left open.
+Swift's own FakeSwift is not in its wheel.  This one authorises as the proxy
+does (container read ACL, then ``swift.authorize``), answers conditional and
+range requests, and records every answer, so that a test can assert that none
+was left open.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from swift.common.swob import (
 
 CHUNK_BYTES = 64 * 1024
 CACHE_PATH = "/v1/AUTH_test/\x00hapi\x00features"
-"""Of the container of kept features."""
+"""Path of the container of cached features."""
 
 
 class TrackedBody:
-    """Chunks of an answer; knows whether it was read to its end, closed."""
+    """Body of an answer; records if it was read to its end and closed."""
 
     def __init__(self, body: bytes | Iterator[bytes], what: str) -> None:
         self.what = what
@@ -53,7 +53,7 @@ class TrackedBody:
 
 @dataclass
 class FakeObject:
-    """One object: its bytes, or a function that makes their iterator."""
+    """One object: its bytes, or a function that returns their iterator."""
 
     body: bytes
     etag: str
@@ -74,16 +74,16 @@ class FakeSwift:
     calls: list[dict[str, Any]] = field(default_factory=list)
     bodies: list[TrackedBody] = field(default_factory=list)
     may_be_unread: bool = False
-    """Set by tests in which an answer is given up, rightly."""
+    """Set by tests in which an answer may be closed early."""
     on_private: Callable[[Request], Response | None] | None = None
-    """Asked first, for entries of the cache."""
+    """Answers requests for cache entries, unless it returns None."""
     private_bytes: int | None = None
-    """Of all entries, as their container says; None: it is not there."""
+    """Length of all cache entries; None: their container does not exist."""
 
     def put(
         self, path: str, body: bytes, etag: str | None = None, **headers: str
     ) -> FakeObject:
-        """Store an object; its container lets nobody but its owner read."""
+        """Stores an object; only the owner may read its container."""
         etag = etag or hashlib.md5(body).hexdigest()
         named = {k.replace("_", "-"): v for k, v in headers.items()}
         self.objects[path] = FakeObject(body, etag, named)
@@ -106,7 +106,7 @@ class FakeSwift:
         ]
 
     def assert_nothing_is_open(self) -> None:
-        """Every answer was closed, and read to its end before that."""
+        """Asserts that every answer was read to its end and closed."""
         for body in self.bodies:
             assert body.is_closed, f"never closed: {body.what}"
             assert body.is_read or self.may_be_unread, f"not read: {body.what}"
@@ -117,7 +117,7 @@ class FakeSwift:
         if request.path_info.startswith(CACHE_PATH):
             return self._private(request, path, name)
         if name is None:
-            # What get_account_info() and get_container_info() ask for.
+            # Requests of get_account_info() and get_container_info().
             acl = self.read_acls.get(f"/{account}/{container}")
             headers = {"X-Container-Read": acl} if acl else {}
             return HTTPNoContent(request=request, headers=headers)

@@ -1,4 +1,4 @@
-"""Bodies of jobs over many objects, made and taken apart."""
+"""Builds and parses bodies of jobs over many objects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hapi_protocol.multi_object import (
 
 
 def framed(objects: Iterable[tuple[ObjectEntry, bytes]]) -> bytes:
-    """What the filter sends; the bytes of failed objects are left out."""
+    """The body that the filter sends, without bytes of failed objects."""
     parts = []
     for entry, data in objects:
         parts.append(entry_member(entry))
@@ -29,7 +29,7 @@ def framed(objects: Iterable[tuple[ObjectEntry, bytes]]) -> bytes:
 
 
 def good(contents: Iterable[bytes]) -> list[tuple[ObjectEntry, bytes]]:
-    """Objects that could all be read."""
+    """Entries of objects that could all be read."""
     return [
         (ObjectEntry(n, f"dir/{n}.jpg", 200, f"etag{n}"), data)
         for n, data in enumerate(contents)
@@ -37,7 +37,7 @@ def good(contents: Iterable[bytes]) -> list[tuple[ObjectEntry, bytes]]:
 
 
 def taken_apart(body: bytes) -> list[tuple[dict[str, Any], bytes | None]]:
-    """Each entry's fields, and the object's bytes where they follow."""
+    """Fields of each entry, and the object's bytes or None."""
     objects: list[tuple[dict[str, Any], bytes | None]] = []
     with tarfile.open(fileobj=io.BytesIO(body)) as archive:
         for info in archive:

@@ -1,4 +1,4 @@
-"""A gateway between a client and a real Swift that misbehaves by plan."""
+"""A gateway between a client and a real Swift that injects failures."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _HOP_BY_HOP = {"connection", "transfer-encoding", "keep-alive"}
 
 @dataclass
 class Storm:
-    """What happens to requests while it lasts, by its share of them.
+    """Failures of requests, each as a fraction of all requests.
 
     Attributes:
-        refused: 503 in the place of an answer.
-        expired: 401 for a token that was good until then.
-        torn: the connection ends in the midst of a body.
+        refused: 503 instead of an answer.
+        expired: 401 for a token that was valid until then.
+        torn: the connection ends within a body.
     """
 
     refused: float = 0.0
@@ -36,9 +36,9 @@ class Gateway:
     """Forwards requests; ``storm`` may be changed at any time.
 
     Attributes:
-        url: where it listens.
-        storm: None for fair weather.
-        happened: how often, by what.
+        url: URL of the gateway.
+        storm: failures to inject; None for none.
+        happened: number of requests by their fate.
     """
 
     url: str
@@ -49,7 +49,7 @@ class Gateway:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def fate(self, token: str | None) -> str:
-        """Of a request: ``refused``, ``expired``, ``torn`` or ``passed``."""
+        """Draws ``refused``, ``expired``, ``torn`` or ``passed``."""
         with self._lock:
             fate = self._drawn(token)
             if fate == "expired" and token:
@@ -140,6 +140,6 @@ def _handler(gateway: Gateway, target: str) -> type[BaseHTTPRequestHandler]:
                 self.wfile.write(b"0\r\n\r\n")
 
         def log_message(self, *_: object) -> None:
-            """Tests look at what happened, not at a log."""
+            """Logs nothing."""
 
     return Handler

@@ -1,7 +1,7 @@
-"""A small Keystone: what tokens are made, judged and discovered with.
+"""A small Keystone: issues, validates and lists tokens.
 
-It speaks the Identity API v3 (https://docs.openstack.org/api-ref/identity/v3)
-as far as keystonemiddleware and keystoneauth1 use it: version documents,
+It has the Identity API v3 (https://docs.openstack.org/api-ref/identity/v3) as
+far as keystonemiddleware and keystoneauth1 use it: version documents,
 tokens by password and by application credential, their validation, tokens for
 signatures of S3, and a catalogue with an identity and an object-store
 service.
@@ -38,7 +38,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class User:
-    """One user, the password, and the roles in each project, by name."""
+    """A user, its password, and its roles by name of the project."""
 
     name: str
     password: str
@@ -51,7 +51,7 @@ class User:
 
 @dataclass(frozen=True)
 class Secret:
-    """Of a user, for one project."""
+    """A secret of a user for one project."""
 
     secret: str
     user: str
@@ -65,15 +65,16 @@ def id_of(name: str) -> str:
 
 @dataclass
 class IdentityService:
-    """Users, credentials, and the tokens given to them.
+    """Users, credentials, and their tokens.
 
     Attributes:
-        users: by name.
+        users: users by name.
         credentials: application credentials by id.
-        ec2: keys of S3 by access key.
-        object_store_url: of the catalogue; ``%s`` stands for the project's
-            id, ``%i`` for the interface.
-        url: of version 3, once it runs.
+        ec2: S3 secrets by access key.
+        object_store_url: URL in the catalogue; ``%s`` is replaced by the
+            project's id, ``%i`` by the interface.
+        url: URL of version 3, once it runs.
+        tokens: facts about each token, by id.
     """
 
     users: Mapping[str, User]
@@ -107,7 +108,7 @@ class IdentityService:
     def token(
         self, name: str, project: str, lifetime_seconds: float = HOUR
     ) -> str:
-        """A user's token for a project; one that has expired if below 0."""
+        """Issues a token; an expired one if its lifetime is below 0."""
         user = self.users[name]
         return self._issue(user, project, ["password"], lifetime_seconds)
 
@@ -129,7 +130,7 @@ class IdentityService:
         return self._issue(user, project, [method], HOUR)
 
     def check_signature(self, body: Mapping[str, Any]) -> str:
-        """``POST /v3/s3tokens``: a token for whom signed an S3 request."""
+        """``POST /v3/s3tokens``: a token for the signer of an S3 request."""
         given = body["credentials"]
         known = self.ec2.get(given["access"])
         signed = base64.urlsafe_b64decode(given["token"])
@@ -139,7 +140,7 @@ class IdentityService:
         return self._issue(user, known.project, ["ec2credential"], HOUR)
 
     def validate(self, caller: str, subject: str, allow_expired: bool) -> Any:
-        """``GET /v3/auth/tokens``: what a service may know of a token."""
+        """``GET /v3/auth/tokens``: the facts about a token, for a service."""
         if caller not in self.tokens or _is_expired(self.tokens[caller]):
             raise _unauthorized()
         found = self.tokens.get(subject)
@@ -221,7 +222,7 @@ def _is_expired(token: Mapping[str, Any]) -> bool:
 
 
 def _signature(secret: Secret, signed: bytes) -> str:
-    """AWS's signature, version 4, of what it calls the string to sign."""
+    """AWS signature, version 4, of the "string to sign"."""
     key = f"AWS4{secret.secret}".encode()
     for part in signed.split(b"\n")[2].split(b"/"):
         key = hmac.digest(key, part, "sha256")
@@ -239,7 +240,7 @@ class _Handler(BaseHTTPRequestHandler):
     service: IdentityService
 
     def log_message(self, format: str, *args: Any) -> None:
-        """No noise."""
+        """Logs nothing."""
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path.rstrip("/")

@@ -1,4 +1,4 @@
-"""What an account keeps of features, as its owner sees it."""
+"""Cached features of an account, as its owner sees them."""
 
 from __future__ import annotations
 
@@ -18,31 +18,33 @@ READ = {**ASKED, "X-Hapi-Cache": "read"}
 
 
 def until(is_so: Callable[[], object]) -> None:
-    """What is kept is stored behind the answer's end."""
+    """Waits for a condition: entries are stored after the answer's end."""
     deadline = time.monotonic() + SECONDS
     while not is_so():
-        assert time.monotonic() < deadline, "it never came to be so"
+        assert time.monotonic() < deadline, "timeout"
         time.sleep(0.05)
 
 
 def state(answer: requests.Response) -> str:
-    """``store``, ``hit`` and so on, of an answer with features."""
+    """The ``X-Hapi-Cache`` of an answer with features."""
     assert answer.status_code == 200, answer.text
     return str(answer.headers["X-Hapi-Cache"])
 
 
 def sources(caller: Caller, account: str) -> list[str]:
-    """Of all entries, in their order."""
+    """Names of the sources of all entries, in order."""
     answer = caller.get(f"/{account}?hapi-cache")
     assert answer.status_code == 200, answer.text
     return [each["source"] for each in answer.json()["listed"]]
 
 
 def keep(caller: Caller, account: str, path: str) -> None:
-    """Have features of an object kept, and wait until they are.
+    """Caches features of an object, and waits until they are stored.
 
     Args:
-        path: as for :meth:`Caller.get`.
+        caller: owner of the account.
+        account: the object's account.
+        path: ``/account/container/object``, quoted.
     """
     source = path.removeprefix(f"/{account}/")
     assert state(caller.get(path, KEEP)) == "store"
@@ -50,7 +52,7 @@ def keep(caller: Caller, account: str, path: str) -> None:
 
 
 def files_of_entries(cluster: Cluster) -> set[Path]:
-    """On the disks of a cluster without encryption."""
+    """Files of all entries on the disks of a cluster without encryption."""
     return {
         path
         for path in Path(cluster.directory).rglob("*.data")

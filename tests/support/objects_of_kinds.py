@@ -1,11 +1,11 @@
-"""One content in each of the forms that Swift has for objects."""
+"""Stores one content as each kind of object that Swift has."""
 
 from __future__ import annotations
 
 import json
 from urllib.parse import quote
 
-from askers import Target
+from access_methods import Target
 from caller import Caller
 
 KINDS = ("plain", "slo", "dlo", "symlink", "version")
@@ -16,8 +16,8 @@ def store(
 ) -> dict[str, Target]:
     """Stores ``<kind>.<suffix>`` for each of KINDS.
 
-    Segments and the link's target lie in ``<container>-parts``; the versioned
-    object, in ``<container>-old``, has the content ``later`` by now.
+    Segments and the link's target are in ``<container>-parts``.  The current
+    version of the versioned object, in ``<container>-old``, is ``later``.
     """
     account = "AUTH_test"
     base, parts = f"/{account}/{container}", f"{container}-parts"
@@ -59,7 +59,7 @@ def _old_version(
 
 
 def make_containers(owner: Caller, container: str, read_acl: str) -> None:
-    """The three containers of :func:`store`, readable by ``read_acl``."""
+    """Creates the three containers of :func:`store` with a read ACL."""
     for name, headers in (
         (container, {}),
         (f"{container}-parts", {}),

@@ -1,7 +1,7 @@
-"""A worker without models: it speaks the exchange, and does as it is told.
+"""A stub worker without models, whose answers the tests set.
 
 It runs on a real unix socket in a real thread, so that the filter's sockets,
-deadlines and cancellations are the ones of production.
+deadlines and cancellations are those of production.
 """
 
 from __future__ import annotations
@@ -41,30 +41,31 @@ from hapi_protocol.tee_stream import (
 NUMERICS_TAG = "exact;stub"
 CLIENT_END = b"<the client's end>"
 KEPT_END = b"<the end that is kept>"
-"""Of split streams."""
+"""Last frame of a tee stream for the cache."""
 USAGE_SECONDS = 2.0
-"""For which a question for a job's usage waits for the stream's end."""
+"""Maximum wait of a request for a job's usage for the stream's end."""
 
 
 @dataclass
 class StubWorker:
-    """What the worker has been asked, and how it shall behave.
+    """Answers that the worker gives, and the requests it has received.
 
     Attributes:
-        answer: makes the features of a job from the source's chunks; an
-            exception of HapiError before the first chunk is an error answer,
-            any exception after it breaks the connection.
+        answer: makes the features of a job from the source's chunks; a
+            HapiError before the first chunk is an error answer, any
+            exception after it breaks the connection.
         refuse_job: raised by ``POST /jobs`` instead of a grant.
-        refuse_profile: likewise by ``POST /profiles``.
-        is_forgetful: says ``model_needed`` whatever it has.
-        usage: what ``GET /jobs/<id>`` says of every job that has ended;
+        refuse_profile: raised by ``POST /profiles`` instead of a profile.
+        refuse_model: raised by ``PUT /models``.
+        is_forgetful: always answers ``model_needed``.
+        usage: answer to ``GET /jobs/<id>`` for every job that has ended;
             None for 404.
-        usage_delay_seconds: how long it takes for that.
-        ends_after: bytes of a JSON answer after which the worker is gone.
-        is_chunked: whether the end of an answer differs from a break.
-        num_errors: rows with errors, as a split stream tells at its end;
-            None for a split stream without an end.
-        splits: whether it knows split streams.
+        usage_delay_seconds: delay of that answer.
+        ends_after: bytes of a JSON answer after which the worker ends.
+        is_chunked: answers are chunked, so that a break differs from an end.
+        num_errors: rows with errors, in the last frame of a tee stream;
+            None for a tee stream without a last frame.
+        splits: the worker supports tee streams.
     """
 
     socket_path: str
@@ -110,7 +111,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     request_queue_size = 64
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away is part of these tests."""
+        """Ignores clients that disconnect: tests do that."""
 
 
 def _handler(worker: StubWorker) -> type[BaseHTTPRequestHandler]:
@@ -125,7 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
         return "unix"
 
     def log_message(self, format: str, *args: Any) -> None:
-        """No noise."""
+        """Logs nothing."""
 
     def do_POST(self) -> None:
         actions = {"/jobs": self._job, "/profiles": self._profile}
@@ -231,7 +232,7 @@ class _Handler(BaseHTTPRequestHandler):
         except HapiError:
             raise
         except Exception:
-            # A failure after the status: no last chunk, just the end.
+            # A failure after the status ends the answer without a last chunk.
             self.close_connection = True
         finally:
             self.worker.ended.set()
@@ -275,7 +276,7 @@ def _split(answer: Iterator[bytes], num_errors: int | None) -> Iterator[bytes]:
 
 
 def stub_profile(digest: str, num_cuts: int) -> ModelProfile:
-    """What the stub says of every package."""
+    """The stub's profile of every package."""
     return ModelProfile(
         digest=digest,
         numerics_tag=NUMERICS_TAG,

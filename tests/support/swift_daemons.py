@@ -1,4 +1,4 @@
-"""Swift's daemons beside an embedded cluster, which starts none of them."""
+"""Runs Swift's daemons for an embedded cluster, which starts none."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _INTERNAL_CLIENT: Mapping[str, Mapping[str, str]] = {
 def run_once(
     cluster: Cluster, daemon: str, options: Mapping[str, str] | None = None
 ) -> str:
-    """Run a daemon, as ``swift-init DAEMON once`` does.
+    """Runs a daemon once, as ``swift-init DAEMON once`` does.
 
     Args:
-        cluster: a running one.
+        cluster: a running cluster.
         daemon: a key of :data:`MODULES`.
-        options: of its section.
+        options: options of its section.
 
     Returns:
-        What it logs.
+        Its log.
     """
     etc = Path(cluster.directory) / "etc"
     conf = etc / f"{daemon}.conf"
@@ -53,10 +53,13 @@ def run_once(
 def order_shards(
     cluster: Cluster, account: str, container: str, rows: int
 ) -> None:
-    """Tell the sharder to spread a container, as an operator does.
+    """Orders the sharding of a container, as an operator does.
 
     Args:
-        rows: of each shard.
+        cluster: a running cluster.
+        account: account of the container.
+        container: name of the container.
+        rows: number of rows per shard.
     """
     _run(
         "-m",
@@ -91,7 +94,7 @@ def _run(*words: str) -> str:
 
 
 def _write(conf: Path, server_conf: Path, options: Mapping[str, str]) -> None:
-    """The server's own defaults, and what the daemon asks Swift through."""
+    """Writes the server's defaults and the daemon's internal client."""
     server, made = (
         configparser.RawConfigParser(delimiters=("=",), default_section="")
         for _ in range(2)
@@ -109,7 +112,7 @@ def _write(conf: Path, server_conf: Path, options: Mapping[str, str]) -> None:
 
 
 def main(conf: str, module: str) -> None:
-    # Before the daemon's module is imported, which reads the policies.
+    # The import of the daemon's module reads the policies.
     from swift.common import utils
 
     utils.set_swift_dir(str(Path(conf).parent))

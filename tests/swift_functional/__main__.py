@@ -1,4 +1,4 @@
-"""The command; see ``--help``."""
+"""Command line of the comparison; see ``--help``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SUITES: Mapping[str, Sequence[str]] = {
     "s3api": ("test/functional/s3api",),
     "s3-compat": ("test/s3api",),
 }
-# No versions and no symlinks: they take most of the time.
+# Without versions and symlinks, which take most of the time.
 QUICK: Mapping[str, Sequence[str]] = {
     "swift": tuple(
         f"test/functional/test_{name}.py"
@@ -57,31 +57,32 @@ QUICK: Mapping[str, Sequence[str]] = {
     ),
     "s3-compat": ("test/s3api/test_object_checksums.py",),
 }
-# The same tests again, with other names and another signature.
+# Excludes repetitions of tests with other names and another signature.
 NOT_QUICK = "not UTF8 and not SigV4"
 
 DESCRIPTION = """\
 Runs the functional tests of the installed Swift, which pip fetches as its
 sdist, against two clusters: one without the hapi filter, one with it.  Prints
-the numbers of tests by outcome, and every test whose outcome differs.  Those
-are run again, alone, on both sides; what comes of it counts, and is told.
+the number of tests by outcome, and every test whose outcome differs.  Those
+are run again, alone, on both sides; the second outcome counts, and both are
+printed.
 
-Exit status: 0 when nothing differs and nothing fails; 1 otherwise; 2 when the
+Exit status: 0 if nothing differs and nothing fails; 1 otherwise; 2 if the
 tests could not be run.
 """
 EPILOG = """\
 --json has these keys:
-  format        of this file: 1
+  format        version of this format: 1
   swift, hapi, python
                 versions
-  date          of the end, UTC
-  succeeded     whether nothing differs and nothing fails
+  date          date of the end, UTC
+  succeeded     true if nothing differs and nothing fails
   comparisons   for each layout and suite: "layout", "suite"; "seconds" and
-                "counts" (of tests by outcome) under "without" and "with" the
-                filter; ids of tests that are "differing" at last, "failing" in
-                both at last, "unsteady" (differed at first only); "tests" and
-                "again" (those run once more): id -> "without" and "with" ->
-                "kind" of outcome and "reason"
+                "counts" (tests by outcome) under "without" and "with" the
+                filter; ids of tests that are "differing" finally, "failing" in
+                both finally, "unsteady" (differed in the first run only);
+                "tests" and "again" (the second run): id -> "without" and
+                "with" -> "kind" of outcome and "reason"
 """
 
 
@@ -105,30 +106,30 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
         choices=SUITES,
         help="repeatable; default: all",
     )
-    add("--only", metavar="PATTERN", help="tests that pytest -k selects")
+    add("--only", metavar="PATTERN", help="select tests with pytest -k")
     add(
         "--quick",
         action="store_true",
-        help="some tests only, in a minute or two",
+        help="run a selection of tests, in one or two minutes",
     )
-    add("--json", type=Path, metavar="PATH", help="where the results go")
+    add("--json", type=Path, metavar="PATH", help="write the results to PATH")
     add(
         "--logs",
         type=Path,
         metavar="DIR",
-        help="keep JUnit XML, and what pytest and the servers said",
+        help="keep JUnit XML and the logs of pytest and the servers in DIR",
     )
     add(
         "--cache",
         type=Path,
         metavar="DIR",
         default=default_cache(),
-        help="of Swift's sdists (default %(default)s)",
+        help="folder of Swift's sdists (default %(default)s)",
     )
-    found = parser.parse_args(argv)
-    found.layout = found.layout or list(LAYOUTS)
-    found.suite = found.suite or list(SUITES)
-    return found
+    arguments = parser.parse_args(argv)
+    arguments.layout = arguments.layout or list(LAYOUTS)
+    arguments.suite = arguments.suite or list(SUITES)
+    return arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -144,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run, report, and say the exit status."""
+    """Runs and reports the comparisons; returns the exit status."""
     swift = installed_version()
     source = unpacked_sdist(arguments.cache, swift)
     with _folder(arguments.logs) as logs:
@@ -161,7 +162,7 @@ def run(arguments: argparse.Namespace) -> int:
     if succeeded(comparisons):
         return 0
     if arguments.logs is None:
-        print("--logs DIR keeps what pytest and the servers say.")
+        print("--logs DIR keeps the logs of pytest and the servers.")
     return EXIT_DIFFERENT
 
 
@@ -185,7 +186,7 @@ def _compare(
 
 
 def _selection(arguments: argparse.Namespace) -> Sequence[str]:
-    """Options of pytest."""
+    """Options of pytest that select tests."""
     parts = [f"({arguments.only})"] if arguments.only else []
     parts += [NOT_QUICK] if arguments.quick else []
     return ("-k", " and ".join(parts)) if parts else ()

@@ -1,4 +1,4 @@
-"""Two clusters of one layout, which differ in nothing but the filter."""
+"""Two clusters of one layout, with and without the filter."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ INFO_SECONDS = 20.0
 
 
 class Clusters:
-    """They run as long as the block does, and leave nothing but logs.
+    """Two clusters that run within a ``with`` block and leave only logs.
 
     Args:
         layout: a name in LAYOUTS.
         source: folder with Swift's ``test/``.
-        logs: folder for what pytest and the servers say.
+        logs: folder for the logs of pytest and the servers.
     """
 
     def __init__(self, layout: str, source: Path, logs: Path) -> None:
@@ -74,10 +74,10 @@ class Clusters:
     def compare(
         self, suite: str, tests: Sequence[str], options: Sequence[str]
     ) -> Comparison:
-        """Run tests on both sides; those that differ again, alone.
+        """Runs tests on both sides; tests that differ run again, alone.
 
         Raises:
-            NotRunError: when a side has no result.
+            NotRunError: a side has no result.
         """
         return compare(
             self._layout,

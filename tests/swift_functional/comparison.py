@@ -1,7 +1,7 @@
-"""Two runs of the same tests, compared; pure.
+"""Comparison of two runs of the same tests.  No I/O.
 
-A test that differs is run again, alone, against both clusters.  What came of
-that decides, and the report tells of both times.
+A test that differs is run again, alone, against both clusters.  The second
+outcome decides, and the report shows both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Pair:
 
     @property
     def differs(self) -> bool:
-        """Whether the kinds do; reasons hold names of random containers."""
+        """True if the kinds differ; reasons contain random names."""
         return self.without.kind != self.with_filter.kind
 
     @property
@@ -43,39 +43,44 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Of one suite in one layout."""
+    """Comparison of one suite in one layout.
+
+    Attributes:
+        layout: name of the layout.
+        suite: name of the suite.
+        results: results of WITHOUT and WITH.
+        again: second outcomes of the tests that differed in the first run.
+    """
 
     layout: str
     suite: str
     results: Mapping[str, Result]
-    """Of WITHOUT and WITH."""
     again: Mapping[str, Pair]
-    """Of tests that differed at first, by test."""
 
     @property
     def pairs(self) -> dict[str, Pair]:
-        """What was at first, by test."""
+        """Outcomes of the first run, by test."""
         return pairs_of(self.results)
 
     @property
     def differing(self) -> dict[str, Pair]:
-        """What differs for good, as it was at last."""
-        found = {**self.pairs, **self.again}
-        return {test: pair for test, pair in found.items() if pair.differs}
+        """Tests whose final outcomes differ."""
+        final = {**self.pairs, **self.again}
+        return {test: pair for test, pair in final.items() if pair.differs}
 
     @property
     def failing(self) -> dict[str, Pair]:
-        """What fails without and with the filter alike, at last."""
-        found = {**self.pairs, **self.again}
+        """Tests that finally fail on both sides."""
+        final = {**self.pairs, **self.again}
         return {
             test: pair
-            for test, pair in found.items()
+            for test, pair in final.items()
             if pair.bad and not pair.differs
         }
 
     @property
     def unsteady(self) -> dict[str, Pair]:
-        """What differed at first only, as it was then."""
+        """First outcomes of the tests that differed in the first run only."""
         return {
             test: self.pairs[test]
             for test, pair in self.again.items()
@@ -84,7 +89,7 @@ class Comparison:
 
 
 def pairs_of(results: Mapping[str, Result]) -> dict[str, Pair]:
-    """The outcomes of each test that any of the two runs knows."""
+    """The outcomes of each test of either run."""
     without, with_filter = (results[side].outcomes for side in SIDES)
     return {
         test: Pair(without.get(test, ABSENT), with_filter.get(test, ABSENT))
@@ -98,10 +103,12 @@ def compare(
     results: Mapping[str, Result],
     repeat: Callable[[Sequence[str]], Mapping[str, Result]],
 ) -> Comparison:
-    """Compare two runs.
+    """Compares two runs.
 
     Args:
-        results: of WITHOUT and WITH.
+        layout: name of the layout.
+        suite: name of the suite.
+        results: results of WITHOUT and WITH.
         repeat: runs tests again, alone, on both sides.
     """
     comparison = Comparison(layout, suite, results, {})
@@ -112,12 +119,12 @@ def compare(
 
 
 def succeeded(comparisons: Sequence[Comparison]) -> bool:
-    """Whether nothing differs, and nothing fails."""
+    """Returns True if nothing differs and nothing fails."""
     return not any(each.differing or each.failing for each in comparisons)
 
 
 def table(comparisons: Sequence[Comparison]) -> str:
-    """Numbers of tests by outcome, a row for each run."""
+    """A table of the number of tests by outcome, one row per run."""
     rows = [HEADER, *(row for each in comparisons for row in _rows(each))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
@@ -145,7 +152,7 @@ def _rows(comparison: Comparison) -> list[tuple[str, ...]]:
 
 
 def remarks(comparisons: Sequence[Comparison]) -> list[str]:
-    """Sentences on every test that differs, did at first, or fails."""
+    """Lines about every test that differs, differed once, or fails."""
     return [
         line
         for each in comparisons
@@ -173,7 +180,7 @@ def _lines(
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
-    """As ``--json`` writes it."""
+    """The comparison as JSON, for ``--json``."""
     return {
         "layout": comparison.layout,
         "suite": comparison.suite,

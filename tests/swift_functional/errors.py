@@ -1,7 +1,7 @@
-"""What keeps the tests from being run."""
+"""Error of a comparison that could not run."""
 
 from __future__ import annotations
 
 
 class NotRunError(Exception):
-    """There is no result; the message says why, and what to do."""
+    """The tests could not be run; the message has reason and remedy."""

@@ -1,4 +1,4 @@
-"""The clusters that Swift's tests run against, and the tests' own file."""
+"""Settings of the clusters for Swift's tests, and the tests' own file."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ FILTER_OPTIONS: Mapping[str, str] = {
     "cache_buffer_bytes": str(1 << 23),
     "cache_timeout": "10",
 }
-"""Not the defaults; limits below the sizes of many objects of the tests."""
+"""Other values than the defaults; limits below many objects of the tests."""
 
-# Where a filter goes: right of the other one, as the samples of Swift have it.
+# Each filter goes right of the other one, as in Swift's sample.
 _PLACES = (
     ("cache", "domain_remap"),
     ("cache", "etag-quoter"),
@@ -58,13 +58,18 @@ _MORE_USERS = {
 
 @dataclass(frozen=True)
 class TestedLayout:
-    """A cluster; all of Swift's usual filters are in its pipeline."""
+    """A layout of a cluster with all of Swift's usual filters.
+
+    Attributes:
+        cluster: name of the layout in ``hapi_cluster``.
+        encryption: encrypt objects at rest.
+        s3_acl: s3api has ACLs of its own and overrides authorization.
+        quoted_etags: the etag-quoter is on.
+    """
 
     cluster: str
-    """Its name among the layouts of ``hapi_cluster``."""
     encryption: bool
     s3_acl: bool
-    """Whether s3api keeps ACLs of its own, and overrides authorization."""
     quoted_etags: bool
 
 
@@ -79,10 +84,7 @@ LAYOUTS: Mapping[str, TestedLayout] = {
 
 
 def cluster_settings(name: str, *, hapi_filter: bool) -> dict[str, Any]:
-    """Settings of ``Cluster.start``.
-
-    No worker runs: plain traffic needs none.
-    """
+    """Settings of ``Cluster.start``; plain requests need no worker."""
     layout = LAYOUTS[name]
     settings = {
         "worker": False,

@@ -1,4 +1,4 @@
-"""What became of the tests of one run: phases in, one outcome each out."""
+"""Outcomes of the tests of one run, from the outcomes of their phases."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 KINDS = ("passed", "skipped", "xfailed", "error", "failed", "unfinished")
-"""From good to bad.  ``error`` is a failure before or after the test proper;
-``unfinished`` tests were selected, and pytest ended before they did."""
+"""Kinds of outcomes, best first.  ``error``: a failure in setup or teardown;
+``unfinished``: pytest ended before the selected test did."""
 BAD = ("failed", "error", "unfinished")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one test."""
+    """Outcome of one test."""
 
     kind: str
     reason: str = ""
@@ -30,15 +30,19 @@ class Outcome:
 
 UNFINISHED = Outcome("unfinished")
 ABSENT = Outcome("absent")
-"""A test that one of two runs does not know."""
+"""Outcome of a test that one of two runs does not have."""
 
 
 @dataclass
 class Record:
-    """All that the recorder told of a run so far."""
+    """Events of a run so far.
+
+    Attributes:
+        broken: modules that could not be imported, with the reason.
+        selected: ids of the selected tests.
+    """
 
     broken: dict[str, str] = field(default_factory=dict)
-    """Modules that could not be imported, and why."""
     selected: list[str] = field(default_factory=list)
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
     _ended: set[str] = field(default_factory=set)
@@ -71,7 +75,7 @@ class Record:
         return sum(self._outcomes[test].bad for test in self._ended)
 
     def outcomes(self) -> dict[str, Outcome]:
-        """Of each selected test."""
+        """Outcome of each selected test."""
         return {
             test: self._outcomes[test] if test in self._ended else UNFINISHED
             for test in self.selected

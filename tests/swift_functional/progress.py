@@ -1,4 +1,4 @@
-"""How far the runs are, on the terminal."""
+"""Progress of the runs, on the terminal."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import TextIO
 from swift_functional.outcomes import Record
 
 LINE_SECONDS = 15.0
-"""Between lines where the output is no terminal."""
+"""Interval of lines if the output is not a terminal."""
 
 
 class Progress:
-    """Of one suite in one layout; on a terminal it is one line.
+    """Progress of one suite in one layout; one line on a terminal.
 
     Args:
-        what: is run.
-        stream: where to say it.
+        what: name of the run.
+        stream: stream for the progress.
     """
 
     def __init__(self, what: str, stream: TextIO) -> None:
@@ -43,7 +43,7 @@ class Progress:
 
 
 def describe(what: str, records: Mapping[str, Record]) -> str:
-    """One line: how many tests have ended, and how many of them failed."""
+    """One line with the number of ended and of failed tests."""
     parts = []
     for name, record in records.items():
         part = f"{name} the filter {record.num_ended}"

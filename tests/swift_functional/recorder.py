@@ -1,9 +1,9 @@
-"""A plugin of pytest that tells another process of each test at once.
+"""A pytest plugin that reports each test to another process at once.
 
 It writes a line of JSON to the file descriptor in ``SWIFT_FUNCTIONAL_FD`` for
-every thing that happens: ``{"broken": id, "reason": …}`` for a module that
-cannot be imported, ``{"selected": [id…]}``, and for each of the phases of a
-test ``{"test": id, "phase": …, "outcome": …, "reason": …, "seconds": …}``.
+every event: ``{"broken": id, "reason": …}`` for a module that cannot be
+imported, ``{"selected": [id…]}``, and for each phase of a test ``{"test": id,
+"phase": …, "outcome": …, "reason": …, "seconds": …}``.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def _reason(report: pytest.CollectReport | pytest.TestReport) -> str:
-    """What went wrong, on one line."""
+    """The reason of an outcome, on one line."""
     crash = getattr(report.longrepr, "reprcrash", None)
     if isinstance(report.longrepr, tuple):
         text = str(report.longrepr[2]).removeprefix("Skipped: ")
     elif crash is not None:
         text = str(crash.message)
     else:
-        # A module that cannot be imported: the lines that pytest marks.
+        # A module that cannot be imported: the lines marked by pytest.
         lines = report.longreprtext.splitlines()
         text = " ".join(line[1:] for line in lines if line.startswith("E "))
     return " ".join(text.split())[:REASON_CHARACTERS]

@@ -1,6 +1,6 @@
-"""Runs pytest against two clusters at the same time, and listens to both.
+"""Runs pytest against two clusters concurrently.
 
-The two have the same load of the machine, and the whole takes hardly longer
+Both runs have the same load of the machine, and together take little longer
 than one of them.
 """
 
@@ -25,9 +25,9 @@ from swift_functional.outcomes import Outcome, Record
 from swift_functional.recorder import VARIABLE
 
 TEST_SECONDS = 300
-"""Of one test; past it pytest lets it fail."""
+"""Timeout of one test."""
 SILENCE_SECONDS = TEST_SECONDS + 60.0
-"""Without any news pytest itself has stopped working, and is killed."""
+"""Time without an event after which pytest is killed."""
 TICK_SECONDS = 1.0
 END_SECONDS = 20.0
 COMPLETE = (0, 1, 5)
@@ -36,12 +36,12 @@ COMPLETE = (0, 1, 5)
 
 @dataclass(frozen=True)
 class Task:
-    """What pytest is to do.
+    """Tests for pytest to run.
 
-    Args:
+    Attributes:
         source: folder with ``test/``.
         tests: files, folders or ids in it.
-        options: more of pytest's options.
+        options: additional options of pytest.
     """
 
     source: Path
@@ -51,18 +51,19 @@ class Task:
 
 @dataclass(frozen=True)
 class Result:
-    """Of one task on one cluster."""
+    """Result of one task on one cluster."""
 
     outcomes: Mapping[str, Outcome]
     seconds: float
 
 
 class Run:
-    """One pytest process, which ends with the block.
+    """One pytest process, which ends with the ``with`` block.
 
     Args:
+        task: tests to run.
         config: the ``test.conf`` of the cluster.
-        logs: folder for what pytest prints, and for its JUnit XML.
+        logs: folder for pytest's log and its JUnit XML.
     """
 
     def __init__(self, task: Task, config: Path, logs: Path) -> None:
@@ -100,12 +101,12 @@ class Run:
         os.close(self.reader)
 
     def kill(self) -> None:
-        """End it now; tests that have not ended are unfinished."""
+        """Kills pytest; tests that have not ended are unfinished."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def read(self) -> bool:
-        """Take over news; False when there will be no more."""
+        """Reads new events; False if there will be no more."""
         data = os.read(self.reader, 65536)
         self.heard = time.monotonic()
         self.seconds = self.heard - self._began
@@ -115,10 +116,10 @@ class Run:
         return bool(data)
 
     def result(self) -> Result:
-        """When no more news come.
+        """The result, after the last event.
 
         Raises:
-            NotRunError: when pytest could not begin, or did not end.
+            NotRunError: pytest could not start, or did not end.
         """
         broken = self.record.broken
         if broken:
@@ -154,14 +155,14 @@ def _environment(source: Path, config: Path, writer: int) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith(("SWIFT_TEST_", "PYTEST_", "AWS_"))
     }
-    # The source is first: "test" is also a package of Python itself.
+    # The source comes first: Python itself has a package "test".
     folders = [source, Path(__file__).resolve().parents[1]]
     return {
         **kept,
         "PYTHONPATH": os.pathsep.join(map(str, folders)),
         "SWIFT_TEST_CONFIG_FILE": str(config),
         "SWIFT_TEST_IN_PROCESS": "0",
-        # Whatever else is installed, the tests run with the same plugins.
+        # The tests run with the same plugins, whatever is installed.
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         VARIABLE: str(writer),
     }
@@ -172,14 +173,15 @@ def run_side_by_side(
     clusters: Mapping[str, tuple[Path, Path]],
     show: Callable[[Mapping[str, Record]], None],
 ) -> dict[str, Result]:
-    """The same tests against each cluster.
+    """Runs the same tests against each cluster.
 
     Args:
+        task: tests to run.
         clusters: ``test.conf`` and folder for logs, by name.
-        show: called about every second.
+        show: called about every second with the records so far.
 
     Raises:
-        NotRunError: when one of them has no result.
+        NotRunError: one of them has no result.
     """
     with ExitStack() as stack:
         runs = {

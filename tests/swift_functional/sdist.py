@@ -1,7 +1,7 @@
-"""The tests of the installed Swift: its wheel has none, its sdist has them.
+"""Fetches the tests of the installed Swift from its sdist.
 
-Only ``test/`` and ``etc/`` are unpacked, so that the Swift under test is the
-installed one.
+The wheel has no tests.  Only ``test/`` and ``etc/`` are unpacked, so that the
+Swift under test is the installed one.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ PIP_LINES = 6
 
 
 def installed_version() -> str:
-    """Of Swift."""
+    """Version of the installed Swift."""
     return version("swift")
 
 
 def default_cache() -> Path:
-    """``swift-hapi`` in the user's folder of caches."""
+    """``swift-hapi`` in the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "swift-hapi"
 
 
 def unpacked_sdist(cache: Path, wanted: str) -> Path:
-    """The folder with ``test/`` and ``etc/`` of that version of Swift.
+    """Returns a folder with ``test/`` and ``etc/`` of a version of Swift.
 
-    Made once: fetched by pip, unless ``swift-<version>.tar.gz`` lies in the
-    cache already.
+    It is made once: pip fetches the sdist unless the cache already has
+    ``swift-<version>.tar.gz``.
 
     Raises:
-        NotRunError: when it cannot be had, or is of another version.
+        NotRunError: it cannot be fetched, or is of another version.
     """
     folder = cache / f"swift-{wanted}"
     if not folder.exists():
@@ -72,12 +72,12 @@ def _download(archive: Path, wanted: str) -> None:
             )
         except subprocess.TimeoutExpired as error:
             raise _no_sdist(
-                archive, f"pip was not done after {PIP_SECONDS:g} s"
+                archive, f"pip did not end within {PIP_SECONDS:g} s"
             ) from error
         fetched = Path(place) / archive.name
         if done.returncode != 0 or not fetched.exists():
             lines = done.stdout.rstrip().splitlines()[-PIP_LINES:]
-            raise _no_sdist(archive, "\n".join(["pip said:", *lines]))
+            raise _no_sdist(archive, "\n".join(["output of pip:", *lines]))
         fetched.replace(archive)
 
 

@@ -117,7 +117,7 @@ def extract_features(
     """
     # torch takes seconds to import.
     from hapi_client.data.labels import OPTIONAL
-    from hapi_client.export.extract import check_place, extract
+    from hapi_client.export.extract import check_target, extract
     from hapi_client.job.options import JobConfig, PlanConfig, SwiftConfig
     from hapi_client.job.transfer_job import TransferJob
     from hapi_client.loading.prefetcher import ReadConfig
@@ -141,7 +141,7 @@ def extract_features(
         ),
         swift=SwiftConfig(connection=connection),
     )
-    check_place(options.out, overwrite=options.force)
+    check_target(options.out, overwrite=options.force)
     source = ModelSource(options.model, options.weights, options.checkpoint)
     network, published_transform = source.build_with_transform()
     transform = input_transform(published_transform)

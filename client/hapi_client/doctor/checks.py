@@ -1,11 +1,11 @@
-"""Checks that are made one after the other, each within a time."""
+"""Runner of checks, one after another, each with a deadline."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hapi_protocol.errors import HapiError, TooSlowError
 
@@ -17,14 +17,14 @@ SKIPPED = "skipped"
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check has found.
+    """Result of one check.
 
     Attributes:
         state: ``ok``, ``warning``, ``failure`` or ``skipped``.
-        found: the thing and its value.
-        remedy: what to do; empty where all is well.
-        trans_id: of the request that failed, where Swift gave one.
-        check: its name, as ``worker``.
+        found: description of the result.
+        remedy: action to take; empty if there is none.
+        trans_id: transaction id of the failed request, if Swift sent one.
+        check: name of the check, such as ``worker``.
     """
 
     state: str
@@ -36,17 +36,18 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """One look at one thing.
+    """One check of a connection, store or data set.
 
     Attributes:
-        name: of the check.
-        look: what there is to say: of all that is well just a text.
-        needs: checks that must not have failed or been skipped before.
-        remedies: of a HapiError, by its code or status; ``""`` for others.
+        name: name of the check.
+        run: returns a finding, or a text if all is well.
+        needs: names of checks that must have succeeded before.
+        remedies: remedy of a HapiError by its code or status; ``""`` for
+            all others.
     """
 
     name: str
-    look: Callable[[], Finding | str]
+    run: Callable[[], Finding | str]
     needs: tuple[str, ...] = ()
     remedies: Mapping[str | int, str] = field(default_factory=dict)
 
@@ -54,65 +55,62 @@ class Check:
 def run_checks(
     checks: Sequence[Check], max_seconds: float
 ) -> Iterator[Finding]:
-    """One finding for each check, in their order, once it is known.
+    """Runs the checks and yields each finding once it is known.
 
     Args:
-        checks: to make.
-        most_seconds: for each of them.
+        checks: checks in the order in which they run.
+        max_seconds: deadline of each check.
     """
-    unknown: set[str] = set()
+    unsuccessful: set[str] = set()
     for check in checks:
-        missing = [name for name in check.needs if name in unknown]
+        missing = [name for name in check.needs if name in unsuccessful]
         if missing:
             finding = Finding(
                 SKIPPED,
-                f"not looked at without {missing[0]}",
+                f"not checked, because it needs {missing[0]}",
                 check=check.name,
             )
         else:
-            finding = _made(check, max_seconds)
+            finding = _run(check, max_seconds)
         if finding.state in (FAILURE, SKIPPED):
-            unknown.add(check.name)
+            unsuccessful.add(check.name)
         yield finding
 
 
-def _made(check: Check, max_seconds: float) -> Finding:
+def _run(check: Check, max_seconds: float) -> Finding:
     try:
-        found = _in_time(check.look, max_seconds)
+        result = _call_with_deadline(check.run, max_seconds)
     except HapiError as error:
         remedies = check.remedies
-        found = Finding(
+        result = Finding(
             FAILURE,
-            _said(error),
+            _describe(error),
             remedies.get(error.code)
             or remedies.get(error.status)
             or remedies.get("", ""),
             error.trans_id,
         )
-    if isinstance(found, str):
-        found = Finding(OK, found)
-    return Finding(
-        found.state, found.found, found.remedy, found.trans_id, check.name
-    )
+    if isinstance(result, str):
+        result = Finding(OK, result)
+    return replace(result, check=check.name)
 
 
-def _said(error: HapiError) -> str:
-    """What is wrong, and with what."""
+def _describe(error: HapiError) -> str:
     name = error.object_name
-    where = f"{name}: " if name and name not in error.message else ""
-    return f"{where}{error.message} (code {error.code})"
+    prefix = f"{name}: " if name and name not in error.message else ""
+    return f"{prefix}{error.message} (code {error.code})"
 
 
-def _in_time(
-    look: Callable[[], Finding | str], max_seconds: float
+def _call_with_deadline(
+    run: Callable[[], Finding | str], max_seconds: float
 ) -> Finding | str:
-    """What ``look`` returns or raises.
+    """Returns or raises the result of ``run``.
 
-    In a thread, which is left where it hangs: not all that waits has a
-    deadline of its own, the look-up of a name for one.
+    It runs in a thread that is abandoned if it hangs, because some waits,
+    such as a DNS look-up, have no deadline of their own.
 
     Raises:
-        TooSlowError: the time is over.
+        TooSlowError: if the deadline passes.
     """
     outcomes: queue.SimpleQueue[Finding | str | BaseException] = (
         queue.SimpleQueue()
@@ -120,7 +118,7 @@ def _in_time(
 
     def work() -> None:
         try:
-            outcomes.put(look())
+            outcomes.put(run())
         except BaseException as error:
             outcomes.put(error)
 
@@ -129,7 +127,7 @@ def _in_time(
         outcome = outcomes.get(timeout=max_seconds)
     except queue.Empty:
         raise TooSlowError(
-            "too_slow", f"this did not end in {max_seconds:g} s"
+            "too_slow", f"the check did not end within {max_seconds:g} s"
         ) from None
     if isinstance(outcome, BaseException):
         raise outcome

@@ -1,4 +1,4 @@
-"""Whether a data set can be trained on: its index, and who may read it."""
+"""Checks of a data set: its index, its shards and the right to read them."""
 
 from __future__ import annotations
 
@@ -16,33 +16,34 @@ from hapi_protocol.headers import ByteRange
 
 MAX_NAMED = 3
 _NO_RIGHT_TO_READ = "ask its owner for the right to read (X-Container-Read)"
-_LIST_CONTAINERS = "look at the name: 'hapi ls' lists the containers"
-_MORE_TIME = "give it more time by --timeout"
+_LIST_CONTAINERS = "check the name: 'hapi ls' lists the containers"
+_MORE_TIME = "allow more time with --timeout"
 
 
 class DataSetChecks:
-    """Of one data set.
+    """The checks of one data set.
 
     Args:
-        find_connection: once there is one.
-        location: of the data set.
-        most_bytes: that the filter takes of an object, once it is known.
+        get_connection: returns the connection of the earlier checks.
+        location: location of the data set.
+        get_max_object_bytes: returns the filter's limit of an object, if
+            known.
     """
 
     def __init__(
         self,
-        find_connection: Callable[[], Connection],
+        get_connection: Callable[[], Connection],
         location: Location,
-        most_bytes: Callable[[], int | None],
+        get_max_object_bytes: Callable[[], int | None],
     ) -> None:
-        self._find_connection = find_connection
+        self._get_connection = get_connection
         self._location = location
-        self._most_bytes = most_bytes
+        self._get_max_object_bytes = get_max_object_bytes
         self._index: DataIndex | None = None
         self._shards: list[ObjectInfo] | None = None
 
     def checks(self) -> list[Check]:
-        """In their order."""
+        """Returns the checks in the order in which they run."""
         again = f"hapi index {self._location}"
         return [
             Check(
@@ -74,15 +75,15 @@ class DataSetChecks:
 
     def _load_index(self) -> str:
         index = self._index = load_index(
-            self._find_connection(), self._location
+            self._get_connection(), self._location
         )
         return f"{len(index)} samples in {len(index.shards)} shards"
 
     def _read_a_byte(self) -> str:
-        """Of the first shard, as the index has it."""
+        """Reads a byte of the first shard of the index."""
         assert self._index is not None, "index comes first"
         shard = self._index.shards[0]
-        self._find_connection().get_range(
+        self._get_connection().get_range(
             self._location.container,
             shard.name,
             ByteRange(0, 0),
@@ -92,52 +93,52 @@ class DataSetChecks:
 
     def _list_shards(self) -> Finding | str:
         try:
-            found = list_shards(self._find_connection(), self._location)
+            shards = list_shards(self._get_connection(), self._location)
         except HapiError as error:
             if error.status not in (401, 403):
                 raise
             return Finding(
                 WARNING,
                 f"{self._location} may not be listed",
-                "training needs no listing; for 'hapi ls' and 'hapi index' "
+                "training needs no listing; for 'hapi ls' and 'hapi index', "
                 "its owner adds .rlistings to X-Container-Read",
                 error.trans_id,
             )
-        self._shards = found
-        most = self._most_bytes()
-        large = [e.name for e in found if most and e.length_bytes > most]
+        self._shards = shards
+        limit = self._get_max_object_bytes()
+        large = [e.name for e in shards if limit and e.length_bytes > limit]
         if large:
             return Finding(
                 WARNING,
-                f"{_named(large)} of {len(found)} shards: over the filter's "
-                f"max_object_bytes, {most}",
+                f"{_some_of(large)} of {len(shards)} shards are larger than "
+                f"the filter's max_object_bytes, {limit}",
                 "store smaller shards; 'hapi index' cannot read these",
             )
-        return f"{len(found)} shards"
+        return f"{len(shards)} shards"
 
     def _compare_etags(self) -> Finding | str:
         assert self._index is not None, "index comes first"
         if self._shards is None:
-            return Finding(SKIPPED, "not looked at without a listing")
-        found = IndexDifference.between(
+            return Finding(SKIPPED, "not checked, because it needs a listing")
+        difference = IndexDifference.between(
             self._index, {each.name: each.etag for each in self._shards}
         )
-        if not found.is_stale:
-            return "those of the index are those of the shards"
+        if not difference.is_stale:
+            return "the ETags of the index match those of the shards"
         parts = (
-            (found.changed, "changed since it was written"),
-            (found.missing, "gone"),
-            (found.added, "not in it"),
+            (difference.changed, "changed since it was written"),
+            (difference.missing, "missing"),
+            (difference.added, "not in it"),
         )
         return Finding(
-            FAILURE if found.changed or found.missing else WARNING,
+            FAILURE if difference.changed or difference.missing else WARNING,
             "the index is stale: "
-            + "; ".join(f"{what}: {_named(n)}" for n, what in parts if n),
+            + "; ".join(f"{label}: {_some_of(n)}" for n, label in parts if n),
             f"hapi index {self._location}",
         )
 
 
-def _named(names: Sequence[str]) -> str:
+def _some_of(names: Sequence[str]) -> str:
     more = len(names) - MAX_NAMED
     first = ", ".join(names[:MAX_NAMED])
     return f"{first} and {more} more" if more > 0 else first

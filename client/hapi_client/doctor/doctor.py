@@ -1,7 +1,7 @@
-"""What stands between a user and push-down, found out step by step.
+"""Checks of everything that push-down needs, step by step.
 
-Each look ends by a deadline and leaves nothing behind but the container of
-packages, which the first job would make.
+Each check has a deadline.  Nothing is left behind except the container of
+packages, which the first job would create.
 """
 
 from __future__ import annotations
@@ -39,39 +39,39 @@ from hapi_protocol.versions import common_version
 from hapi_splitter.units import bytes_text, seconds_text
 
 DEFAULT_SECONDS = 10.0
-ANSWERS_OF_A_CHECK = 3
-"""A check makes some requests: it may last so many times one's seconds."""
+REQUESTS_PER_CHECK = 3
+"""Deadline of a check, in timeouts of one request."""
 MAX_SKEW_SECONDS = 60.0
 EXPIRES_SECONDS = 3600
-"""Of an object that nobody could delete any more."""
+"""Lifetime of the probe object, in case it cannot be deleted."""
 
-_NOT_READ = ("unauthorized", "forbidden", "not_found")
-_NOTHING_TO_ASK_ABOUT = Finding(
+_NOT_READABLE = ("unauthorized", "forbidden", "not_found")
+_NO_PROBE = Finding(
     SKIPPED,
-    "there is no object to ask it about",
+    "there is no object for a request to the worker",
     "name a data set with an index: hapi doctor swift://CONTAINER/PREFIX",
 )
-_REMEDIES_OF_WORKER: Mapping[str | int, str] = {
-    "worker_unavailable": "the operator starts hapi-worker on the proxy's "
-    "host, and looks at worker_socket and allowed_users; jobs stream",
-    "too_slow": "the worker hangs or has too much to do: the operator runs "
+_WORKER_REMEDIES: Mapping[str | int, str] = {
+    "worker_unavailable": "ask the operator to start hapi-worker on the "
+    "proxy's host and to check worker_socket and allowed_users; jobs stream",
+    "too_slow": "the worker hangs or is overloaded: ask the operator to run "
     "'hapi worker status'; jobs stream",
-    "draining": "the worker is about to end; try again",
-    "compute_not_allowed": "the operator adds your account to "
+    "draining": "the worker is about to stop; try again",
+    "compute_not_allowed": "ask the operator to add your account to "
     "allowed_accounts of the filter; jobs stream",
-    "": "the operator looks for the transaction in the logs of proxy and "
-    "worker",
+    "": "ask the operator to search the logs of proxy and worker for the "
+    "transaction",
 }
 
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """What is looked at.
+    """Settings of the checks.
 
     Attributes:
-        data: a data set; None for the account alone.
-        models_container: as of jobs.
-        seconds: for each answer.
+        data: data set to check; None for the account alone.
+        models_container: container of packages.
+        seconds: timeout of one request.
     """
 
     data: Location | None = None
@@ -80,11 +80,11 @@ class DoctorOptions:
 
 
 class Doctor:
-    """Looks at one thing after the other.
+    """Checks the account, push-down and optionally a data set.
 
     Args:
-        find_credentials: finds them, or raises a HapiError.
-        options: what is looked at.
+        find_credentials: returns the credentials, or raises a HapiError.
+        options: settings of the checks.
     """
 
     def __init__(
@@ -99,15 +99,17 @@ class Doctor:
         self._may_write = False
 
     def findings(self) -> Iterator[Finding]:
-        """One for each check, as soon as it is known."""
+        """Runs the checks and yields each finding once it is known."""
         checks = [*self._account_checks(), *self._push_down_checks()]
         if self._options.data is not None:
             checks += DataSetChecks(
-                lambda: self._swift, self._options.data, self._most_bytes
+                lambda: self._swift,
+                self._options.data,
+                self._max_object_bytes,
             ).checks()
         try:
             yield from run_checks(
-                checks, ANSWERS_OF_A_CHECK * self._options.seconds
+                checks, REQUESTS_PER_CHECK * self._options.seconds
             )
         finally:
             if self._connection is not None:
@@ -115,10 +117,10 @@ class Doctor:
 
     @property
     def _swift(self) -> Connection:
-        assert self._connection is not None, "checks need the first one"
+        assert self._connection is not None, "credentials come first"
         return self._connection
 
-    def _most_bytes(self) -> int | None:
+    def _max_object_bytes(self) -> int | None:
         return self._hapi.get("max_object_bytes")
 
     # -- the account ---------------------------------------------------
@@ -127,8 +129,8 @@ class Doctor:
         return [
             Check(
                 "credentials",
-                self._look_for_credentials,
-                remedies={"": "'hapi --help' says where they are looked for"},
+                self._read_credentials,
+                remedies={"": "'hapi --help' lists their variables"},
             ),
             Check(
                 "auth",
@@ -152,29 +154,35 @@ class Doctor:
                 "account",
                 self._reach_account,
                 ("storage_url",),
-                {"": "check the storage URL (region, interface), the network"},
+                {
+                    "": "check the storage URL (region, interface) and the "
+                    "network"
+                },
             ),
         ]
 
-    def _look_for_credentials(self) -> Finding | str:
-        found = self._find_credentials()
+    def _read_credentials(self) -> Finding | str:
+        credentials = self._find_credentials()
         seconds = self._options.seconds
         self._connection = Connection(
-            found,
+            credentials,
             ConnectionOptions(
                 connect_seconds=seconds,
                 read_seconds=seconds,
-                body_seconds=ANSWERS_OF_A_CHECK * seconds,
-                # What fails now and then is to be seen.
+                body_seconds=REQUESTS_PER_CHECK * seconds,
+                # Retries would hide occasional failures.
                 backoff=Backoff(attempts=1),
             ),
         )
-        options = found.options
-        who = options.get("username") or options.get(
+        options = credentials.options
+        user = options.get("username") or options.get(
             "application_credential_id"
         )
-        text = f"{found.source}: {found.plugin}, {who} at {found.auth_url}"
-        if found.tls.insecure:
+        text = (
+            f"{credentials.source}: {credentials.plugin}, {user} at "
+            f"{credentials.auth_url}"
+        )
+        if credentials.tls.insecure:
             return Finding(
                 WARNING,
                 f"{text}, insecure: TLS certificates are not checked",
@@ -195,17 +203,17 @@ class Doctor:
                 raise
             return Finding(
                 WARNING,
-                "it is there and not yours",
-                "what its owner shares can be read",
+                "it exists but is not yours",
+                "you can read only what its owner shares",
                 error.trans_id,
             )
         skew = _skew_seconds(headers.get("Date"))
         if abs(skew) > MAX_SKEW_SECONDS:
             return Finding(
                 WARNING,
-                f"it answers; this machine's clock is {skew:+.0f} s from "
-                "Swift's",
-                "set the clock: tokens and temporary URLs end at other times",
+                f"it responds, but this machine's clock is {skew:+.0f} s "
+                "from Swift's",
+                "set the clock; tokens and temporary URLs expire by it",
             )
         count = headers.get("X-Account-Container-Count", "?")
         used = int(headers.get("X-Account-Bytes-Used", 0))
@@ -221,9 +229,9 @@ class Doctor:
                 self._find_filter,
                 ("account",),
                 {
-                    "no_hapi": "the operator puts the filter into the "
+                    "no_hapi": "ask the operator to add the filter to the "
                     "pipeline (docs, Operating); jobs stream",
-                    "": "the operator looks at /info (expose_info)",
+                    "": "ask the operator to check /info (expose_info)",
                 },
             ),
             Check(
@@ -232,40 +240,35 @@ class Doctor:
                 ("filter",),
                 {"": "install client and filter of one release; jobs stream"},
             ),
-            Check("limits", self._tell_limits, ("filter",)),
-            Check("cache", self._tell_cache, ("filter",)),
+            Check("limits", self._describe_limits, ("filter",)),
+            Check("cache", lambda: cache_text(self._hapi), ("filter",)),
             Check(
                 "models",
                 self._write_models,
                 ("account",),
                 {
-                    "": f"jobs store packages in {container!r}: get the right "
-                    "to write there, or name another container",
+                    "": f"jobs store packages in {container!r}: ask for the "
+                    "right to write there, or name another container",
                 },
             ),
-            Check(
-                "worker", self._use_worker, ("filter",), _REMEDIES_OF_WORKER
-            ),
+            Check("worker", self._check_worker, ("filter",), _WORKER_REMEDIES),
         ]
 
     def _find_filter(self) -> str:
         self._hapi = self._swift.require_hapi(any_version=True)
-        return "/info of the proxy has a section hapi"
+        return "/info of the proxy has a hapi section"
 
     def _compare_versions(self) -> str:
         release = version("swift-hapi")
         common = common_version(self._hapi, "the proxy", release)
-        return f"client {release}; both speak version {common}"
+        return f"client {release}; both support version {common}"
 
-    def _tell_limits(self) -> str:
+    def _describe_limits(self) -> str:
         return (
-            f"objects of {size_text(self._most_bytes())} and packages of "
-            f"{size_text(self._hapi.get('max_package_bytes'))} at most; "
+            f"objects of {size_text(self._max_object_bytes())} and packages "
+            f"of {size_text(self._hapi.get('max_package_bytes'))} at most; "
             f"features in {', '.join(dtypes(self._hapi))}"
         )
-
-    def _tell_cache(self) -> str:
-        return cache_text(self._hapi)
 
     def _write_models(self) -> str:
         """Stores and deletes an object, as a job stores its package."""
@@ -273,37 +276,37 @@ class Doctor:
             self._may_write = True
         return f"{self._options.models_container!r} can be written"
 
-    def _use_worker(self) -> Finding | str:
+    def _check_worker(self) -> Finding | str:
         if not self._may_write and self._options.data is None:
-            return _NOTHING_TO_ASK_ABOUT
+            return _NO_PROBE
         started = time.monotonic()
         try:
-            how = self._ask_worker()
+            text = self._ask_worker()
         except HapiError as error:
-            if not self._may_write and error.code in _NOT_READ:
-                return _NOTHING_TO_ASK_ABOUT
+            if not self._may_write and error.code in _NOT_READABLE:
+                return _NO_PROBE
             if error.code not in ("queue_full", "share_exceeded"):
                 raise
             return Finding(
                 WARNING,
-                f"it is there, and busy: {error.message}",
+                f"it is running but busy: {error.message}",
                 "try again; jobs stream meanwhile",
                 error.trans_id,
             )
-        return f"{how} in {_since(started)}"
+        return f"{text} in {_since(started)}"
 
     def _ask_worker(self) -> str:
-        """How the worker has shown that it is there."""
-        # The command line is there sooner without pyarrow.
+        """Sends the worker a request and describes its response."""
+        # Imported here to keep pyarrow out of the command line's start-up.
         from hapi_protocol.feature_reader import read_features
 
         container = self._options.models_container
         if not self._may_write:
-            assert self._options.data is not None, "else it is skipped"
+            assert self._options.data is not None, "skipped otherwise"
             self._swift.ask_worker(
                 self._options.data.container, self._options.data.index_name
             )
-            return "it answers"
+            return "it responded"
         with (
             _probe(self._swift, container) as name,
             self._swift.get_features(
@@ -319,7 +322,7 @@ class Doctor:
 
 @contextlib.contextmanager
 def _probe(connection: Connection, container: str) -> Iterator[str]:
-    """An object in the container of packages, as long as it is looked at."""
+    """Stores an object in the container of packages during the block."""
     name = f"hapi-doctor-{uuid.uuid4().hex}.tar"
     data = _shard_of_one_sample()
 
@@ -356,9 +359,9 @@ def _shard_of_one_sample() -> bytes:
 
 
 def _skew_seconds(date: str | None) -> float:
-    """How far this machine's clock is ahead of the one that says ``date``.
+    """Returns the seconds by which this machine's clock is ahead of ``date``.
 
-    0 where no date is said, or none that can be read.
+    A missing or unreadable date gives 0.
     """
     now = datetime.now(timezone.utc)
     try:

@@ -1,4 +1,4 @@
-"""Features of a data set into a file, for other tools."""
+"""Extraction of a data set's features into a file, for other tools."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hapi_client.export.feature_writers import (
     Contents,
     FeatureWriter,
     Rows,
-    check_room,
+    check_free_space,
     check_suffix,
     open_writer,
 )
@@ -25,15 +25,15 @@ from hapi_protocol.errors import ClientError
 
 @dataclass(frozen=True)
 class Extraction:
-    """What :func:`extract` did.
+    """Result of :func:`extract`.
 
     Attributes:
-        path: of the file.
-        samples: in it.
-        skipped: left out, since they could not be decoded.
-        shape: of one sample's features.
-        length_bytes: of the file.
-        about: what the features are, as it stands in the file.
+        path: path of the file.
+        samples: number of samples in it.
+        skipped: number of samples left out because they cannot be decoded.
+        shape: shape of one sample's features.
+        length_bytes: size of the file.
+        about: description of the features, as stored in the file.
     """
 
     path: Path
@@ -44,11 +44,11 @@ class Extraction:
     about: Mapping[str, Any]
 
 
-def check_place(path: Path, *, overwrite: bool = False) -> None:
-    """Whether features may be written there, before any work.
+def check_target(path: Path, *, overwrite: bool = False) -> None:
+    """Checks, before any work, that features can be written to ``path``.
 
     Raises:
-        ClientError: ``bad_configuration`` saying why not.
+        ClientError: ``bad_configuration`` naming the reason if not.
     """
     check_suffix(path)
     if path.is_dir():
@@ -56,7 +56,7 @@ def check_place(path: Path, *, overwrite: bool = False) -> None:
     if path.exists() and not overwrite:
         raise ClientError(
             "bad_configuration",
-            f"{path} is there already; give another name, or overwrite it "
+            f"{path} already exists; choose another name, or overwrite it "
             "(--force)",
         )
     check_writable(path)
@@ -73,35 +73,34 @@ def extract(
 ) -> Extraction:
     """Writes the features of a split, in the order of its index.
 
-    Images are not augmented.  The file is whole and on the disk at the end,
-    or not there; a run that was broken off begins anew.  A few megabytes are
-    held in memory beside what the job fetches ahead, and for ``.npz`` all keys
-    and labels.
+    Images are not augmented.  The file is written atomically; an interrupted
+    run has to start anew.  Memory is limited to a few megabytes in addition
+    to the job's prefetching, and to all keys and labels for ``.npz``.
 
     Args:
-        job: its ``on_error`` says whether samples that cannot be decoded are
-            left out; ``labels="optional"`` takes data without labels.
-        path: ends in ``.parquet``, ``.arrow`` or ``.npz``.
-        split: of the job's data.
-        overwrite: a file that is there already.
-        about: more that the file shall say of the features, fit for JSON.
-        on_samples: told how many samples were had, and of how many.
+        job: its ``on_error`` decides about samples that cannot be decoded;
+            ``labels="optional"`` accepts data without labels.
+        path: file ending in ``.parquet``, ``.arrow`` or ``.npz``.
+        split: split of the job's data.
+        overwrite: replace an existing file.
+        about: additional description of the features, as JSON.
+        on_samples: called with the number of finished samples and of all.
 
     Raises:
-        ClientError: ``bad_configuration`` where it cannot be written,
+        ClientError: ``bad_configuration`` if the file cannot be written,
             ``bad_sample`` naming a sample that cannot be decoded.
-        HapiError: of the first sample that cannot be had.
+        HapiError: of the first sample that cannot be read.
     """
     path = Path(path)
-    check_place(path, overwrite=overwrite)
+    check_target(path, overwrite=overwrite)
     data = job.data_set(split)
     contents = Contents(
         job.feature_shape,
         data.num_samples,
         data.class_names,
-        {**_facts(job), "data_digest": data.digest(), **(about or {})},
+        {**_description(job), "data_digest": data.digest(), **(about or {})},
     )
-    check_room(path, contents)
+    check_free_space(path, contents)
     with (
         file_lock(path),
         write_atomically(path) as file,
@@ -118,11 +117,11 @@ def extract(
     )
 
 
-def _facts(job: TransferJob) -> dict[str, Any]:
-    found = job.features_facts()
+def _description(job: TransferJob) -> dict[str, Any]:
+    facts = job.features_facts()
     return {
         "hapi": version("swift-hapi"),
-        **{name: found[name] for name in ("freeze", "weights", "transform")},
+        **{name: facts[name] for name in ("freeze", "weights", "transform")},
         "cut": job.cut,
         "encodings": list(job.encodings),
         "shape": list(job.feature_shape),
@@ -135,7 +134,7 @@ def _write(
     writer: FeatureWriter,
     on_samples: Callable[[int, int], None],
 ) -> int:
-    """How many samples there were."""
+    """Writes all samples and returns their number."""
     total = job.data_set(split).num_samples
     done = 0
     with closing(job.loader(split=split, shared=False)) as loader:

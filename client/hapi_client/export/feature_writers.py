@@ -1,9 +1,9 @@
-"""Files of features for other tools: Parquet, Arrow, NumPy.
+"""Writers of feature files for other tools: Parquet, Arrow, NumPy.
 
-Tables have the columns ``key``, ``label``, ``class_name`` where the data set
-knows names, and ``features``, a fixed-shape tensor; readers that do not know
-of those see a list of fixed size.  Archives have arrays of these names in the
-plural.  What the features are stands as JSON in the schema's metadata under
+Tables have the columns ``key``, ``label``, ``class_name`` if the data set has
+class names, and ``features``, a fixed-shape tensor that other readers see as
+a list of fixed size.  Archives have arrays with these names in the plural.
+The description of the features is JSON in the schema's metadata under
 ``hapi``, or in the array ``about``.
 """
 
@@ -36,13 +36,13 @@ METADATA = b"hapi"
 
 @dataclass(frozen=True)
 class Contents:
-    """What a file will hold.
+    """Contents of a file.
 
     Attributes:
-        shape: of one sample's features.
-        num_samples: at most.
-        class_names: of the labels, where they are known.
-        about: what the features are, fit for JSON.
+        shape: shape of one sample's features.
+        num_samples: maximum number of samples.
+        class_names: names of the labels, if known.
+        about: description of the features, as JSON.
     """
 
     shape: tuple[int, ...]
@@ -52,7 +52,7 @@ class Contents:
 
     @property
     def feature_bytes(self) -> int:
-        """Of all features, as they are in memory."""
+        """Size of all features in memory."""
         return 4 * math.prod(self.shape) * self.num_samples
 
     @property
@@ -65,7 +65,7 @@ class Rows:
     """Some samples.
 
     Attributes:
-        keys: of the samples.
+        keys: keys of the samples.
         labels: ``[n]`` int64.
         features: ``[n, *shape]`` float32.
     """
@@ -79,7 +79,7 @@ class Rows:
 
     @classmethod
     def joined(cls, parts: Sequence[Rows]) -> Rows:
-        """All of them, in that order."""
+        """Joins rows in the given order."""
         return cls(
             [key for part in parts for key in part.keys],
             np.concatenate([part.labels for part in parts]),
@@ -88,20 +88,21 @@ class Rows:
 
 
 class FeatureWriter(Protocol):
-    """Writes a file, rows after rows."""
+    """Writes rows to a file."""
 
     def write(self, rows: Rows) -> None: ...
 
 
-Opened: TypeAlias = AbstractContextManager[FeatureWriter]
+WriterContext: TypeAlias = AbstractContextManager[FeatureWriter]
 
 
 class _TableWriter:
-    """Record batches of a few megabytes, each a row group.
+    """Writes record batches of a few megabytes, each a row group.
 
     Args:
-        contents: what it will be.
-        write_batch: writes one.
+        contents: contents of the file.
+        schema: schema of the table.
+        write_batch: writes a record batch to the file.
     """
 
     def __init__(
@@ -172,7 +173,7 @@ def _parquet(file: IO[bytes], contents: Contents) -> Iterator[FeatureWriter]:
 @contextmanager
 def _arrow(file: IO[bytes], contents: Contents) -> Iterator[FeatureWriter]:
     schema = _schema(contents)
-    # Not compressed, so that it can be mapped into memory.
+    # Not compressed, so that readers can map it into memory.
     with pa.ipc.new_file(file, schema) as writer:
         table = _TableWriter(contents, schema, writer.write_batch)
         yield table
@@ -180,8 +181,11 @@ def _arrow(file: IO[bytes], contents: Contents) -> Iterator[FeatureWriter]:
 
 
 class _ArchiveWriter:
-    """Features go to a file without a name: how many there will be stands
-    before them in an archive, and is known at the end."""
+    """Stages features in a temporary file.
+
+    In an archive, the number of samples precedes them, but it is known only
+    at the end.
+    """
 
     def __init__(self, contents: Contents, staged: IO[bytes]) -> None:
         self._contents = contents
@@ -219,21 +223,21 @@ def _archive(file: IO[bytes], contents: Contents) -> Iterator[FeatureWriter]:
 
 @dataclass(frozen=True)
 class _Format:
-    """A kind of file.
+    """A file format.
 
     Attributes:
-        open: writes into a file.
-        room: that it takes at least while it is written, in parts of the
-            features' bytes.
+        open: opens a writer into a file.
+        disk_ratio: minimum disk space while writing, divided by the size of
+            the features.
     """
 
-    open: Callable[[IO[bytes], Contents], Opened]
-    room: int
+    open: Callable[[IO[bytes], Contents], WriterContext]
+    disk_ratio: int
 
 
 _FORMATS: Mapping[str, _Format] = MappingProxyType(
     {
-        # Compressed: who knows by how much.
+        # Compressed, by an unknown ratio.
         ".parquet": _Format(_parquet, 0),
         ".arrow": _Format(_arrow, 1),
         ".npz": _Format(_archive, 2),
@@ -243,40 +247,44 @@ SUFFIXES = tuple(_FORMATS)
 
 
 def check_suffix(path: Path) -> None:
-    """
+    """Checks that the suffix of a file names a format.
+
     Raises:
-        ClientError: ``bad_configuration`` naming those that are allowed.
+        ClientError: ``bad_configuration`` naming the allowed suffixes.
     """
     if path.suffix not in _FORMATS:
         raise ClientError(
             "bad_configuration",
-            f"{path} says no format; its name must end in one of "
+            f"{path} has no known suffix; end its name in one of "
             f"{', '.join(SUFFIXES)}",
         )
 
 
-def check_room(path: Path, contents: Contents) -> None:
-    """
+def check_free_space(path: Path, contents: Contents) -> None:
+    """Checks that the disk has space for the file.
+
     Raises:
-        ClientError: ``bad_configuration`` where the disk has too little.
+        ClientError: ``bad_configuration`` if it has too little.
     """
-    needed = _FORMATS[path.suffix].room * contents.feature_bytes
+    needed = _FORMATS[path.suffix].disk_ratio * contents.feature_bytes
     free = shutil.disk_usage(path.parent).free
     if free < needed:
         raise ClientError(
             "bad_configuration",
-            f"{path} takes {bytes_text(needed)} while it is written, and "
-            f"{path.parent} has {bytes_text(free)} free; make room, give "
+            f"{path} needs {bytes_text(needed)} while it is written, but "
+            f"{path.parent} has {bytes_text(free)} free; make room, choose "
             "another folder, or freeze a later layer",
         )
 
 
-def open_writer(path: Path, file: IO[bytes], contents: Contents) -> Opened:
-    """Writes what the name's suffix says into an open file.
+def open_writer(
+    path: Path, file: IO[bytes], contents: Contents
+) -> WriterContext:
+    """Opens a writer of the format that the suffix of ``path`` names.
 
     Args:
-        path: where the file will be.
-        file: it is written to.
-        contents: what there will be.
+        path: final path of the file.
+        file: open file to write to.
+        contents: contents of the file.
     """
     return _FORMATS[path.suffix].open(file, contents)

@@ -1,4 +1,4 @@
-"""Texts of encodings, what a floor admits, and groups of values."""
+"""Texts of encodings, precision floors, and groups of values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hapi_protocol.encodings import (
 from hapi_protocol.errors import AnnotationError
 
 
-def test_every_dtype_goes_with_every_compression() -> None:
+def test_encodings_combine_every_dtype_and_compression() -> None:
     assert len(ENCODINGS) == len(set(ENCODINGS)) == 12
     assert (
         ENCODINGS[:4] == DTYPES == ("float32", "float16", "bfloat16", "uint8")
@@ -37,7 +37,7 @@ def test_canonical_text_survives_parsing(text: str) -> None:
     assert str(Encoding.parse(text)) == text
 
 
-def test_none_is_not_written() -> None:
+def test_canonical_text_has_no_compression_none() -> None:
     assert str(Encoding.parse("uint8;none")) == "uint8"
     assert Encoding.parse("uint8;none") == Encoding("uint8")
 
@@ -57,7 +57,7 @@ def test_none_is_not_written() -> None:
         "x" * 5000,
     ],
 )
-def test_misspelt_encoding_is_refused_with_those_there_are(text: str) -> None:
+def test_unknown_encoding_is_refused_with_the_allowed_ones(text: str) -> None:
     with pytest.raises(AnnotationError) as caught:
         Encoding.parse(text, what="the encoding of the test")
     assert caught.value.code == "unknown_encoding"
@@ -67,18 +67,18 @@ def test_misspelt_encoding_is_refused_with_those_there_are(text: str) -> None:
     assert len(caught.value.to_body()) < 2000
 
 
-def test_encoding_cannot_be_made_of_unknown_parts() -> None:
+def test_encoding_of_unknown_parts_is_refused() -> None:
     with pytest.raises(AnnotationError, match="'int4;none'"):
         Encoding("int4")
     with pytest.raises(AnnotationError, match="'uint8;gzip'"):
         Encoding("uint8", "gzip")
 
 
-def test_floor_admits_what_rounds_no_more() -> None:
-    admitted = [set(allowed_encodings(floor)) for floor in PRECISIONS]
-    assert admitted[0] == {"float32", "float32;lz4", "float32;zstd"}
-    assert admitted[0] < admitted[1] < admitted[2] == set(ENCODINGS)
-    assert admitted[1] - admitted[0] == {
+def test_floor_allows_encodings_of_at_least_its_precision() -> None:
+    allowed = [set(allowed_encodings(floor)) for floor in PRECISIONS]
+    assert allowed[0] == {"float32", "float32;lz4", "float32;zstd"}
+    assert allowed[0] < allowed[1] < allowed[2] == set(ENCODINGS)
+    assert allowed[1] - allowed[0] == {
         text for text in ENCODINGS if "float16" in text
     }
     with pytest.raises(ValueError, match="lossless, half, uint8"):
@@ -107,7 +107,7 @@ def test_channel_is_a_group_from_32_values_on(
 
 
 @given(st.lists(st.integers(0, 40), max_size=4))
-def test_groups_part_a_sample_evenly(shape: list[int]) -> None:
+def test_groups_divide_a_sample_evenly(shape: list[int]) -> None:
     groups = num_groups(shape)
     values = math.prod(shape)
     assert groups >= 1

@@ -1,4 +1,4 @@
-"""Many objects in one job's body, as filter and worker frame them."""
+"""Framing of many objects in one job's body."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ import pytest
 
 from framed_objects import framed
 from hapi_protocol.errors import AnnotationError
-from hapi_protocol.multi_object import ObjectEntry, iter_objects, padding
+from hapi_protocol.multi_object import (
+    END,
+    ObjectEntry,
+    iter_objects,
+    padding,
+)
 
-MOST = 5000
+MAX_BYTES = 5000
 NAMES = (
     "a.jpg",
     "a.png",
@@ -33,7 +38,7 @@ NAMES = (
 
 
 class Slow:
-    """Gives a few bytes at a time."""
+    """A stream that returns at most 700 bytes per read."""
 
     def __init__(self, data: bytes) -> None:
         self._file = io.BytesIO(data)
@@ -55,10 +60,10 @@ def sample() -> list[tuple[ObjectEntry, bytes]]:
 
 
 def read(data: bytes, num_objects: int) -> Iterator[tuple[ObjectEntry, bytes]]:
-    return iter_objects(Slow(data), num_objects, MOST)
+    return iter_objects(Slow(data), num_objects, MAX_BYTES)
 
 
-def test_objects_come_back_whatever_their_names() -> None:
+def test_objects_with_any_name_survive_the_framing() -> None:
     objects = sample()
 
     assert list(read(framed(objects), len(objects))) == objects
@@ -84,14 +89,14 @@ def test_another_number_of_objects_is_refused(difference: int) -> None:
         list(read(framed(objects), len(objects) + difference))
 
 
-def test_object_over_the_limit_is_passed_over_and_told() -> None:
+def test_object_over_the_limit_is_skipped_with_an_error() -> None:
     objects = [
-        (ObjectEntry(0, "long", 200, "e"), bytes(MOST + 1)),
+        (ObjectEntry(0, "long", 200, "e"), bytes(MAX_BYTES + 1)),
         (ObjectEntry(1, "next", 200, "f"), b"next"),
     ]
-    (long, nothing), following = read(framed(objects), 2)
+    (long, no_bytes), following = read(framed(objects), 2)
 
-    assert (long.status, long.etag, nothing) == (413, "e", b"")
+    assert (long.status, long.etag, no_bytes) == (413, "e", b"")
     assert long.error is not None
     assert long.error.startswith("object_too_large: 5001 bytes; at most 5000")
     assert following == objects[1]
@@ -103,7 +108,7 @@ def test_meta_is_status_and_etag() -> None:
     assert json.loads(entry.meta()) == {"status": 200, "etag": "e"}
 
 
-def about(place: int = 0, **changes: Any) -> bytes:
+def entry_of(position: int = 0, **changes: Any) -> bytes:
     fields = {
         "index": 0,
         "key": "a",
@@ -112,7 +117,7 @@ def about(place: int = 0, **changes: Any) -> bytes:
         "error": "not_found: x",
         **changes,
     }
-    return member(f"{place:08d}.json", json.dumps(fields).encode())
+    return member(f"{position:08d}.json", json.dumps(fields).encode())
 
 
 def member(name: str, data: bytes, kind: bytes = tarfile.REGTYPE) -> bytes:
@@ -121,37 +126,44 @@ def member(name: str, data: bytes, kind: bytes = tarfile.REGTYPE) -> bytes:
     return info.tobuf(tarfile.USTAR_FORMAT) + data + padding(len(data))
 
 
-GOOD = about(error=None)
+GOOD = entry_of(error=None)
+
+
+def test_bodies_of_these_tests_are_valid_without_their_fault() -> None:
+    assert list(read(entry_of() + END, 1))
+    assert list(read(GOOD + member("00000000.img", b"x") + END, 1))
 
 
 @pytest.mark.parametrize(
     "body",
     [
         b"",
-        about()[:-1],
+        entry_of()[:-1],
+        entry_of(),
+        entry_of() + bytes(512) + b"\xff" * 512,
         bytes(2048),
         b"\xff" * 2048,
-        about(1, index=1),
-        about(index=1),
-        about(index=None),
-        about(key=None),
-        about(status="404"),
-        about(status=None),
-        about(etag=5),
-        about(error=5),
-        about(label=1),
-        member("00000000.json", b"{"),
-        member("00000000.json", b"[]"),
-        member("00000000.json", b'{"index": 0}'),
-        member("00000000.json", bytes(70_000)),
-        member("00000000.json", b"{}", tarfile.SYMTYPE),
-        GOOD,
-        GOOD + about(1, index=1),
-        GOOD + member("00000001.img", b"x"),
+        entry_of(1, index=1) + END,
+        entry_of(index=1) + END,
+        entry_of(index=None) + END,
+        entry_of(key=None) + END,
+        entry_of(status="404") + END,
+        entry_of(status=None) + END,
+        entry_of(etag=5) + END,
+        entry_of(error=5) + END,
+        entry_of(label=1) + END,
+        member("00000000.json", b"{") + END,
+        member("00000000.json", b"[]") + END,
+        member("00000000.json", b'{"index": 0}') + END,
+        member("00000000.json", bytes(70_000)) + END,
+        member("00000000.json", b"{}", tarfile.SYMTYPE) + END,
+        GOOD + END,
+        GOOD + entry_of(1, index=1) + END,
+        GOOD + member("00000001.img", b"x") + END,
         GOOD + member("00000000.img", bytes(1000))[:-1],
     ],
 )
-def test_other_framing_is_refused(body: bytes) -> None:
+def test_wrong_framing_is_refused(body: bytes) -> None:
     with pytest.raises(AnnotationError) as caught:
         list(read(body, 1))
 

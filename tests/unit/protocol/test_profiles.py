@@ -1,4 +1,4 @@
-"""Profiles, requests for them, and the load report, as they travel."""
+"""Profiles, their annotation, and the summary of a stream."""
 
 from __future__ import annotations
 
@@ -14,12 +14,9 @@ from hapi_protocol.feature_reader import read_features
 from hapi_protocol.feature_stream import METADATA_SUMMARY, Row, index_schema
 from hapi_protocol.feature_writer import FeatureStreamWriter
 from hapi_protocol.headers import Annotation, parse_annotation
-from hapi_protocol.job_messages import ModelIdentity, ProfileRequest
 from hapi_protocol.profiles import BatchProfile, ModelProfile
 from hapi_protocol.summary import Load, Summary
 
-IDENTITY = ModelIdentity("AUTH_a", "c", "o ü.hapi", "etag", 5)
-REQUEST = ProfileRequest("AUTH_b", IDENTITY, "tx1")
 PROFILE = ModelProfile(
     digest="d",
     numerics_tag="exact",
@@ -66,7 +63,7 @@ def test_profile_survives_its_body() -> None:
         {"digest": None, "peak_bytes": None},
     ],
 )
-def test_body_that_is_no_profile_is_refused(
+def test_malformed_profile_is_refused(
     changed: dict[str, object],
 ) -> None:
     fields = {**json.loads(PROFILE.to_body()), **changed}
@@ -75,38 +72,19 @@ def test_body_that_is_no_profile_is_refused(
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"1", b"{", b"[" * 9999])
-def test_anything_but_a_profile_is_refused(body: bytes) -> None:
+def test_other_bodies_are_refused(body: bytes) -> None:
     with pytest.raises(AnnotationError):
         ModelProfile.from_body(body)
 
 
-def test_request_survives_its_body() -> None:
-    assert ProfileRequest.from_body(REQUEST.to_body()) == REQUEST
+def test_annotation_of_a_profile_survives_its_headers() -> None:
+    annotation = Annotation(model=None, cut=0, profile=True)
+    assert annotation.to_headers() == {"X-Hapi-Profile": "true"}
+    headers = annotation.to_headers()
+    assert parse_annotation(headers, "AUTH_a") == annotation
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("charged_account", ""),
-        ("charged_account", 3),
-        ("model", None),
-        ("model", {}),
-        ("trans_id", None),
-    ],
-)
-def test_request_with_a_bad_field_is_refused(name: str, value: object) -> None:
-    fields = {**json.loads(REQUEST.to_body()), name: value}
-    with pytest.raises(AnnotationError):
-        ProfileRequest.from_body(json.dumps(fields).encode())
-
-
-def test_annotation_for_a_profile_survives_its_headers() -> None:
-    wanted = Annotation(model=None, cut=0, profile=True)
-    assert wanted.to_headers() == {"X-Hapi-Profile": "true"}
-    assert parse_annotation(wanted.to_headers(), "AUTH_a") == wanted
-
-
-def test_profile_header_stands_alone() -> None:
+def test_profile_header_allows_no_others() -> None:
     headers = {"x-hapi-profile": "TRUE", "X-Hapi-Cut": "1", "Accept": "*/*"}
     with pytest.raises(AnnotationError, match="X-Hapi-Cut") as caught:
         parse_annotation(headers, "AUTH_a")
@@ -135,13 +113,13 @@ def test_summary_carries_cpu_seconds_and_load(load: Load | None) -> None:
     assert (written.cpu_seconds, written.load) == (1.25, load)
 
 
-def test_summary_ignores_what_it_does_not_know() -> None:
+def test_summary_ignores_unknown_fields() -> None:
     summary = Summary(1, 0, "e", 5, cpu_seconds=2.0, load=LOAD)
     fields = dataclasses.asdict(summary)
     fields["load"]["queue"] = [1]
     fields["mood"] = "good"
     assert Summary.from_json(json.dumps(fields)) == summary
-    # And does without what older workers do not say.
+    # Older workers do not have these.
     for name in ("load", "cpu_seconds", "saturated"):
         del fields[name]
     assert Summary.from_json(json.dumps(fields)) == Summary(1, 0, "e", 5)

@@ -70,7 +70,7 @@ def test_range_of_whole_members_gives_the_same_samples():
 
 
 class OneByteReader:
-    """A stream that gives as little as it may."""
+    """A stream that returns one byte per read."""
 
     def __init__(self, data: bytes) -> None:
         self._stream = io.BytesIO(data)
@@ -128,8 +128,8 @@ def _header(size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
     return info.tobuf(tarfile.GNU_FORMAT)
 
 
-def _sparse_that_goes_on() -> bytes:
-    """A sparse header that says its map goes on in a block to come."""
+def _continued_sparse() -> bytes:
+    """A sparse header whose map continues in the next block."""
     header = bytearray(_header(0, tarfile.GNUTYPE_SPARSE))
     header[482] = 1
     header[148:156] = b" " * 8
@@ -158,7 +158,7 @@ def _pax(records: bytes, kind: bytes = tarfile.XHDTYPE) -> bytes:
         (_link(tarfile.BLKTYPE), "damaged_shard"),
         (_link(b"Z"), "damaged_shard"),
         (_header(0, tarfile.GNUTYPE_SPARSE), "damaged_shard"),
-        (_pax(b"") + _sparse_that_goes_on(), "damaged_shard"),
+        (_pax(b"") + _continued_sparse(), "damaged_shard"),
         (_pax(b"22 GNU.sparse.map=0,1\n") + _header(1), "damaged_shard"),
         (_header(10**12), "limit_exceeded"),
         (_header(10**11, tarfile.XHDTYPE), "limit_exceeded"),
@@ -195,7 +195,7 @@ def test_damage_and_excess_are_refused_by_name(data, code):
 
 
 class CountingReader:
-    """A stream of zero bytes behind ``start``, and how many it gave."""
+    """A stream of zeros after ``start`` that counts the bytes read."""
 
     def __init__(self, start: bytes) -> None:
         self._start = io.BytesIO(start)
@@ -236,28 +236,28 @@ def test_excess_is_refused_before_it_is_read(start, limits):
 
 
 @pytest.mark.parametrize(
-    ("member", "most"),
+    ("member", "max_members"),
     [
         (_header(0, tarfile.DIRTYPE), 10_001),
         (_header(0), 2),
         (_pax(b""), 129),
     ],
 )
-def test_endless_empty_members_end_in_an_error(member, most):
+def test_endless_empty_members_are_refused(member, max_members):
     stream = CountingReader(member * 20_000)
     with pytest.raises(UnsupportedError):
         list(iter_samples(stream, name="s.tar"))
-    assert stream.num_read <= most * len(member)
+    assert stream.num_read <= max_members * len(member)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_damaged_headers_fail_by_name_or_not_at_all(seed):
+def test_damaged_headers_fail_with_our_error_or_not_at_all(seed):
     random = Random(seed)
     whole = b"".join(
         [
             _pax(b"15 path=b.jpg\n\n"),
             _pax(b"22 GNU.sparse.map=0,1\n"),
-            _pax(b"") + _sparse_that_goes_on(),
+            _pax(b"") + _continued_sparse(),
             tar_of((f"{'n' * 150}.jpg", b""), format=tarfile.GNU_FORMAT),
         ]
     )
@@ -266,12 +266,12 @@ def test_damaged_headers_fail_by_name_or_not_at_all(seed):
         for _ in range(random.choice((1, 2, 4))):
             value = random.choice(b"\0 019=xgLS\xff")
             data[random.randrange(len(data))] = value
-        _mend_checksums(data)
+        _fix_checksums(data)
         with contextlib.suppress(UnsupportedError):
             samples_of(bytes(data))
 
 
-def _mend_checksums(data: bytearray) -> None:
+def _fix_checksums(data: bytearray) -> None:
     for start in range(0, len(data), 512):
         if data[start + 257 : start + 262] == b"ustar":
             data[start + 148 : start + 156] = b" " * 8
@@ -281,7 +281,7 @@ def _mend_checksums(data: bytearray) -> None:
 
 @pytest.mark.parametrize("records", [b"garbage", b"12 size=abc\n", b"\0"])
 def test_garbage_in_an_extended_header_is_ignored_or_refused(records):
-    # Which of the two depends on the release of the standard library.
+    # The result depends on the release of the standard library.
     found: object
     try:
         found = [
@@ -313,22 +313,22 @@ def test_endless_directories_are_refused():
         (b"", None),
     ],
 )
-def test_kind_is_told_by_magic_bytes(start, kind):
+def test_kind_is_detected_by_magic_bytes(start, kind):
     assert sniff(start) == kind
 
 
 @pytest.mark.parametrize(
-    ("members", "medium", "said"),
+    ("members", "medium", "words"),
     [
         (["txt"], IMAGE, "has no image member (jpg, jpeg, png) but only: txt"),
         (["jpg", "cls"], ARRAY, "no array member (npy) but only: jpg, cls"),
         (["npy"], IMAGE, "npy; give the job an ArrayTransform for arrays"),
     ],
 )
-def test_sample_says_what_it_lacks(members, medium, said):
+def test_missing_member_is_named(members, medium, words):
     sample = Sample(0, "a", 0, members=dict.fromkeys(members, b""))
     assert sample.member(medium) is None
-    assert said in sample.missing_message(medium)
+    assert words in sample.missing_message(medium)
 
 
 def test_medium_of_a_member_is_its_last_extension():

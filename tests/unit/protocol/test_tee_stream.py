@@ -1,4 +1,4 @@
-"""Split streams: what is kept and what is told, however they are cut up."""
+"""Tee streams: data for the client and for the cache."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def read(reader: TeeReader, pieces: list[bytes]) -> dict[bytes, bytes]:
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=8))
-def test_frames_may_come_in_any_pieces(places: list[int]) -> None:
-    edges = [0, *sorted(places), len(STREAM)]
+def test_frames_may_arrive_in_any_pieces(positions: list[int]) -> None:
+    edges = [0, *sorted(positions), len(STREAM)]
     pieces = [STREAM[a:b] for a, b in pairwise(edges)]
     reader = TeeReader()
     assert read(reader, pieces) == {
@@ -53,7 +53,7 @@ def test_frames_may_come_in_any_pieces(places: list[int]) -> None:
     assert reader.errors == 3
 
 
-def test_stream_without_its_last_frame_has_no_errors_to_tell() -> None:
+def test_stream_without_its_last_frame_has_no_number_of_errors() -> None:
     reader = TeeReader()
     for cut in range(len(STREAM) - 1, 0, -40):
         reader = TeeReader()
@@ -81,7 +81,7 @@ def test_other_streams_are_refused(broken: bytes) -> None:
 
 
 class Marked:
-    """What a writer has marked for the client, and for keeping."""
+    """A sink that separates data for the client and for the cache."""
 
     def __init__(self) -> None:
         self.client, self.kept = io.BytesIO(), io.BytesIO()
@@ -97,7 +97,7 @@ class Marked:
             self.kept.write(data)
 
 
-def test_rows_are_kept_and_timings_are_told() -> None:
+def test_rows_are_cached_and_timings_are_not() -> None:
     sink = Marked()
     schema = feature_schema((2,), "float32;zstd")
     writer = FeatureStreamWriter(sink, schema, sink.mark)

@@ -1,4 +1,4 @@
-"""Names of transforms: one form of each."""
+"""Texts of transforms: exactly one for each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hapi_protocol.transforms import (
 numbers = st.integers(0, MAX_NUMBER)
 
 
-def test_eval_is_no_training() -> None:
+def test_eval_is_not_a_training_transform() -> None:
     assert parse_transform("eval") is None
 
 
@@ -64,7 +64,7 @@ def test_other_texts_are_refused(text: str) -> None:
 
 
 @given(text=st.text())
-def test_what_parses_is_canonical(text: str) -> None:
+def test_accepted_text_is_canonical(text: str) -> None:
     try:
         training = parse_transform(text)
     except AnnotationError:

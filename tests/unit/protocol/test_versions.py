@@ -1,4 +1,4 @@
-"""Sides of other releases find a common version, or say what to replace."""
+"""Negotiation of the protocol version, and its errors."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def negotiated(section) -> int:
         {"version": 2, "versions": [1, "later", 2]},
     ],
 )
-def test_version_that_both_speak_is_taken(section):
+def test_common_version_is_chosen(section):
     assert negotiated(section) == 1
 
 
-def test_newest_common_version_is_taken(monkeypatch):
+def test_newest_common_version_is_chosen(monkeypatch):
     monkeypatch.setattr(versions, "VERSIONS", (3, 2, 1))
     assert negotiated({"version": 4, "versions": [4, 2, 1]}) == 2
 

@@ -1,4 +1,4 @@
-"""Completion by TAB, asked for by a real bash."""
+"""TAB completion in a real bash."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ pytestmark = pytest.mark.skipif(
     shutil.which("bash") is None, reason="needs bash"
 )
 
-ASKED = """
-eval "$(hapi completion bash)"
+COMPLETE = """
+eval "$(hapi --show-completion)"
 while read -ra COMP_WORDS; do
-    # A trailing dot stands for a word that is empty so far.
+    # A trailing dot stands for an empty word.
     last=$(( ${#COMP_WORDS[@]} - 1 ))
     [ "${COMP_WORDS[$last]}" = . ] && COMP_WORDS[$last]=
     COMP_CWORD=$last COMPREPLY=()
@@ -31,12 +31,12 @@ while read -ra COMP_WORDS; do
     echo "${COMPREPLY[@]}"
 done
 """
-"""Words to complete stand in lines; bash splits them at colons."""
+"""Reads lines of words to complete; bash splits words at colons."""
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory) -> dict[str, str]:
-    """With a command hapi."""
+    """Environment with a command hapi and an empty home."""
     folder = tmp_path_factory.mktemp("bin")
     command = folder / "hapi"
     command.write_text(
@@ -47,13 +47,14 @@ def environment(tmp_path_factory) -> dict[str, str]:
         **os.environ,
         "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        "HOME": str(tmp_path_factory.mktemp("home")),
         "PS1": "ready> ",
         "TERM": "dumb",
         "INPUTRC": os.devnull,
     }
 
 
-WANTED = {
+COMPLETIONS = {
     "hapi ext": "extract",
     "hapi train --c": "--classes --checkpoint --cut --cache",
     "hapi train --cut .": "auto freeze stream",
@@ -64,22 +65,21 @@ WANTED = {
 }
 
 
-def test_bash_has_commands_options_and_values(environment):
+def test_bash_completes_commands_options_and_values(environment):
     done = subprocess.run(
-        ["bash", "--norc", "-c", ASKED],
-        input="".join(f"{line}\n" for line in WANTED),
+        ["bash", "--norc", "-c", COMPLETE],
+        input="".join(f"{line}\n" for line in COMPLETIONS),
         env=environment,
         capture_output=True,
         text=True,
         timeout=100,
     )
     assert done.stderr == ""
-    found = dict(zip(WANTED, done.stdout.splitlines(), strict=True))
-    assert found == WANTED
+    found = dict(zip(COMPLETIONS, done.stdout.splitlines(), strict=True))
+    assert found == COMPLETIONS
 
 
-def test_tab_completes_a_line_and_leaves_files_to_bash(environment, tmp_path):
-    """On a terminal, as a user has it."""
+def test_tab_on_a_terminal_also_completes_files(environment, tmp_path):
     (tmp_path / "features.npz").touch()
     ours, theirs = pty.openpty()
     shell = subprocess.Popen(
@@ -94,7 +94,7 @@ def test_tab_completes_a_line_and_leaves_files_to_bash(environment, tmp_path):
     os.close(theirs)
     try:
         _read_until(ours, b"ready> ")
-        os.write(ours, b'eval "$(hapi completion bash)"\r')
+        os.write(ours, b'eval "$(hapi --show-completion)"\r')
         _read_until(ours, b"ready> ")
         os.write(ours, b"hapi extr\t")
         _read_until(ours, b"extract ")
@@ -114,20 +114,20 @@ def _read_until(terminal: int, wanted: bytes, seconds: float = 30.0) -> None:
     while wanted not in found:
         left = deadline - time.monotonic()
         ready, _, _ = select.select([terminal], [], [], max(0.0, left))
-        assert ready, f"{wanted!r} does not come: {found!r}"
+        assert ready, f"{wanted!r} is not in {found!r}"
         found += os.read(terminal, 4096)
 
 
-def test_names_of_models_are_torchvisions():
-    every = torchvision.models.list_models(module=torchvision.models)
-    assert classifier_names() == sorted(every)
+def test_model_names_are_those_of_torchvision():
+    names = torchvision.models.list_models(module=torchvision.models)
+    assert classifier_names() == sorted(names)
 
 
-def test_completion_waits_neither_for_torch_nor_for_arrow():
+def test_completion_imports_neither_torch_nor_pyarrow():
     code = (
         "import sys, hapi_client.cli.main as main\n"
-        "from hapi_client.cli import completion\n"
-        "assert 'resnet18' in completion.models('resnet')\n"
+        "from hapi_client.cli import options\n"
+        "assert 'resnet18' in options.complete_model('resnet')\n"
         "slow = {'torch', 'torchvision', 'pyarrow', 'numpy'}\n"
         "sys.exit(', '.join(slow & set(sys.modules)) or 0)"
     )
@@ -137,14 +137,13 @@ def test_completion_waits_neither_for_torch_nor_for_arrow():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_completion_installs_nothing(environment, tmp_path):
-    for shell in ("bash", "zsh", "fish"):
-        done = subprocess.run(
-            ["hapi", "completion", shell],
-            env={**environment, "HOME": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert f"_HAPI_COMPLETE=complete_{shell}" in done.stdout
-    assert list(Path(tmp_path).iterdir()) == []
+def test_completion_script_is_shown_without_changing_files(environment):
+    done = subprocess.run(
+        ["bash", "--norc", "-c", "hapi --show-completion; true"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "_HAPI_COMPLETE=complete_bash" in done.stdout
+    assert list(Path(environment["HOME"]).iterdir()) == []

@@ -1,4 +1,4 @@
-"""Every command explains itself, by examples that can be given as they are."""
+"""Every command has help with examples that parse and its JSON keys."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ import typer
 from hapi_client.cli import main as cli
 
 ROOT = Path(__file__).resolve().parents[4]
-WITHOUT_RESULT = {"cluster start", "cluster stop", "cluster env", "completion"}
-"""They print no table."""
+WITHOUT_TABLE = {"cluster start", "cluster stop", "cluster env"}
 
 
 def commands(group: Any, words: str = "") -> Iterator[tuple[str, Any]]:
-    """All commands of a group and below it, with their words."""
+    """All commands of a group and its subgroups, with their words."""
     for name, command in group.commands.items():
         path = f"{words} {name}".strip()
         if hasattr(command, "commands"):
@@ -40,16 +39,16 @@ def help_of(command: Any) -> str:
 
 
 def examples(command: Any) -> list[str]:
-    """The command lines of its help, each in one line."""
+    """The example command lines in its help."""
     _, _, text = help_of(command).partition("Example")
     blocks = [" ".join(b.split()) for b in text.split("\n\n")[1:]]
     lines = [re.sub(r'^eval "\$\((.*)\)"$', r"\1", b) for b in blocks]
     return [line for line in lines if line.startswith("hapi ")]
 
 
-def noting(given: list[str], name: str) -> Callable[..., None]:
-    """A command that does nothing else."""
-    return lambda **_: given.append(name)
+def recorder(called: list[str], name: str) -> Callable[..., None]:
+    """A command that only records that it was called."""
+    return lambda **_: called.append(name)
 
 
 def first_sentence(command: Any) -> str:
@@ -57,72 +56,90 @@ def first_sentence(command: Any) -> str:
     return re.split(r"(?<=\.)\s", text)[0]
 
 
-def test_all_commands_are_looked_at():
+def test_commands_of_groups_are_found():
     assert len(COMMANDS) >= 20
     assert {"extract", "cache purge", "worker status"} < set(COMMANDS)
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_a_command_says_what_it_does(words):
+def test_help_begins_with_a_sentence(words):
     sentence = first_sentence(COMMANDS[words])
     assert re.fullmatch(r"[A-Z].{10,}\.", sentence)
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_options_and_arguments_say_what_they_mean(words):
+def test_options_and_arguments_have_help(words):
     named = [p for p in COMMANDS[words].params if p.name != "help"]
-    silent = [p.opts for p in named if not getattr(p, "help", None)]
-    assert not silent
+    without_help = [p.opts for p in named if not getattr(p, "help", None)]
+    assert not without_help
 
 
-@pytest.mark.parametrize("words", sorted(COMMANDS.keys() - WITHOUT_RESULT))
-def test_a_result_is_had_as_json_whose_keys_are_told(words):
+@pytest.mark.parametrize("words", sorted(COMMANDS.keys() - WITHOUT_TABLE))
+def test_command_with_a_table_has_json_with_documented_keys(words):
     options = [opt for p in COMMANDS[words].params for opt in p.opts]
     assert "--json" in options
     assert "Keys of --json:" in help_of(COMMANDS[words])
 
 
-def test_groups_and_options_before_a_command_say_what_they_mean():
+def test_groups_and_global_options_have_help():
     for group in (TREE, *TREE.commands.values()):
         assert group.help
     assert all(p.help for p in TREE.params)
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_examples_are_command_lines(words, tmp_path, monkeypatch):
+def test_examples_parse(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("shard-*.tar").touch()  # what a shell would have put there
+    Path("shard-*.tar").touch()  # a shell would expand the pattern
     lines = examples(COMMANDS[words])
-    told: list[str] = []
+    named: list[str] = []
     for line in lines:
         tree = typer.main.get_command(cli.app)
-        given: list[str] = []
+        called: list[str] = []
         for name, command in commands(tree):
-            monkeypatch.setattr(command, "callback", noting(given, name))
+            monkeypatch.setattr(command, "callback", recorder(called, name))
         tree.main(
             args=shlex.split(line)[1:],
             prog_name="hapi",
             standalone_mode=False,
         )
-        assert len(given) == 1, line
-        told += given
-    # Others may stand beside it, as what writes a file that it reads.
-    assert words in told
+        assert len(called) == 1, line
+        named += called
+    # Examples may contain other commands, e.g. one that writes the input.
+    assert words in named
 
 
-def test_the_page_of_commands_has_all_of_them_as_their_help_says():
-    page = " ".join((ROOT / "docs" / "commands.rst").read_text().split())
-    rows = [
-        f"* - ``hapi {words}`` - {first_sentence(command)}"
-        for words, command in COMMANDS.items()
+def test_documentation_lists_all_commands():
+    page = (ROOT / "docs" / "commands.rst").read_text()
+    listed = re.findall(r"\* - ``hapi ([a-z ]+)``", page)
+    assert sorted(listed) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "last"),
+    [
+        ("plan", ["--min-precision", "--device"]),
+        (
+            "train",
+            [
+                "--min-precision",
+                "--encoding",
+                "--augment-period-epochs",
+                "--seed",
+            ],
+        ),
+        ("extract", ["--min-precision", "--encoding", "--device"]),
+    ],
+)
+def test_expert_options_come_last(words, last):
+    options = [
+        (p.opts[0], p.rich_help_panel)
+        for p in COMMANDS[words].params
+        if p.name != "help" and p.opts[0].startswith("-")
     ]
-    assert [row for row in rows if row not in page] == []
-    assert page.count("* - ``hapi ") == len(rows)
-
-
-def test_exit_statuses_are_told():
-    for status in ("0 done", "1 failed", "2 wrong", "130 Ctrl-C", "143 SIG"):
-        assert status in TREE.help
+    assert [name for name, panel in options if panel == "Expert"] == last
+    assert [name for name, _ in options[-len(last) :]] == last
+    assert all(panel for _, panel in options)
 
 
 def test_worker_daemon_has_an_example():

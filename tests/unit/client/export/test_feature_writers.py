@@ -1,4 +1,4 @@
-"""Files of features: what stands in them, and when they are there."""
+"""Feature files: contents, atomic writes, bounded memory and disk."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 
 from full_disk import no_file_beyond
 from hapi_client.atomic_file import write_atomically
-from hapi_client.export import feature_writers as feature_files
+from hapi_client.export import feature_writers
 from hapi_client.export.feature_writers import (
     SUFFIXES,
     Contents,
     Rows,
-    check_room,
+    check_free_space,
     check_suffix,
     open_writer,
 )
@@ -60,10 +60,10 @@ def table_of(path):
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
 @pytest.mark.parametrize("group_bytes", [1, 100, 8 << 20])
-def test_a_table_has_the_rows_in_their_order(
+def test_table_has_all_rows_in_order(
     tmp_path, monkeypatch, suffix, group_bytes
 ):
-    monkeypatch.setattr(feature_files, "ROW_GROUP_BYTES", group_bytes)
+    monkeypatch.setattr(feature_writers, "ROW_GROUP_BYTES", group_bytes)
     path = tmp_path / f"features{suffix}"
     write(path, [rows(0, 4), rows(4, 1), rows(5, 2)])
     found = table_of(path)
@@ -80,7 +80,7 @@ def test_a_table_has_the_rows_in_their_order(
 
 
 @pytest.mark.parametrize("names", [NAMES, ()])
-def test_an_archive_needs_no_pickle(tmp_path, names):
+def test_archive_is_read_without_pickle(tmp_path, names):
     path = tmp_path / "features.npz"
     write(path, [rows(0, 4), rows(4, 3)], names)
     with np.load(path, allow_pickle=False) as found:
@@ -93,23 +93,23 @@ def test_an_archive_needs_no_pickle(tmp_path, names):
         assert json.loads(str(found["about"])) == ABOUT
 
 
-def test_without_names_there_is_no_column_of_them(tmp_path):
+def test_table_without_class_names_has_no_column_for_them(tmp_path):
     path = tmp_path / "features.parquet"
     write(path, [rows(0, 4)], names=())
     assert table_of(path).column_names == ["key", "label", "features"]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_what_breaks_off_leaves_nothing(tmp_path, suffix):
+def test_interrupted_write_leaves_nothing(tmp_path, suffix):
     path = tmp_path / f"features{suffix}"
 
-    def some():
+    def interrupted():
         yield rows(0, 4)
         assert os.listdir(tmp_path) == [f"{path.name}.part"]
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write(path, some())
+        write(path, interrupted())
     assert os.listdir(tmp_path) == []
 
 
@@ -128,10 +128,8 @@ def test_memory_is_bounded_by_a_few_row_groups(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("room", [0, 10_000, 200_000])
-def test_a_disk_that_becomes_full_is_named_and_left_empty(
-    tmp_path, suffix, room
-):
+@pytest.mark.parametrize("free_bytes", [0, 10_000, 200_000])
+def test_full_disk_is_named_and_nothing_is_left(tmp_path, suffix, free_bytes):
     path = tmp_path / f"features{suffix}"
     random = np.random.default_rng(0)
     part = replace(
@@ -139,14 +137,14 @@ def test_a_disk_that_becomes_full_is_named_and_left_empty(
         features=random.random((64, 1024), np.float32),
     )
     full = pytest.raises(ClientError, match="make room, or choose a")
-    with full as caught, no_file_beyond(room):
+    with full as caught, no_file_beyond(free_bytes):
         write(path, [part] * 20, shape=(1024,))
     assert str(path) in caught.value.message
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["features", "features.csv", ".parquet"])
-def test_other_formats_are_refused_by_those_there_are(tmp_path, name):
+def test_unknown_suffix_is_refused_with_the_allowed_ones(tmp_path, name):
     with pytest.raises(ClientError, match=r"\.parquet, \.arrow, \.npz"):
         check_suffix(tmp_path / name)
 
@@ -155,13 +153,13 @@ def test_other_formats_are_refused_by_those_there_are(tmp_path, name):
     ("suffix", "is_refused"),
     [(".npz", True), (".arrow", True), (".parquet", False)],
 )
-def test_a_disk_that_is_too_small_is_found_before_any_work(
+def test_too_little_free_space_is_found_before_any_work(
     tmp_path, suffix, is_refused
 ):
     contents = Contents((10**9,), 10**9, NAMES, ABOUT)
     path = tmp_path / f"features{suffix}"
     if is_refused:
         with pytest.raises(ClientError, match="free; make room"):
-            check_room(path, contents)
+            check_free_space(path, contents)
     else:
-        check_room(path, contents)
+        check_free_space(path, contents)

@@ -1,4 +1,4 @@
-"""The ways in which a client may GET an object of a real Swift."""
+"""All methods by which a client may GET an object of a real Swift."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from caller import SECONDS, USERS, Caller
 from hapi_cluster import Cluster
 
 TEMPURL_KEY = "secret"
-MADE_ANEW = ("date", "x-trans-id", "x-openstack-request-id")
-"""Headers of an answer that no two requests share."""
+UNIQUE_HEADERS = ("date", "x-trans-id", "x-openstack-request-id")
+"""Headers that differ in any two answers."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Target:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a GET was answered with.
+    """The answer to a GET.
 
-    S3's answers have no headers here, and of an error the code only.
+    Answers of S3 have no headers here; an S3 error has its code as body.
     """
 
     status: int
@@ -51,48 +51,48 @@ class Answer:
         headers = {
             name.lower(): value
             for name, value in response.headers.items()
-            if name.lower() not in MADE_ANEW
+            if name.lower() not in UNIQUE_HEADERS
         }
         return cls(response.status_code, response.content, headers)
 
 
-class Asker(Protocol):
-    """GETs a target with more headers."""
+class AccessMethod(Protocol):
+    """GETs a target with additional headers."""
 
     def __call__(
         self, target: Target, headers: Mapping[str, str], /
     ) -> Answer: ...
 
 
-def by_token(caller: Caller) -> Asker:
-    """With the caller's token; anonymous where it has none."""
+def by_token(caller: Caller) -> AccessMethod:
+    """GET with the caller's token; anonymous if it has none."""
 
-    def ask(target: Target, headers: Mapping[str, str]) -> Answer:
+    def get(target: Target, headers: Mapping[str, str]) -> Answer:
         query = f"?version-id={target.version}" if target.version else ""
         return Answer.of(caller.get(target.path + query, headers))
 
-    return ask
+    return get
 
 
-def by_temporary_url(cluster: Cluster) -> Asker:
-    """By a signature of the account's owner, who has set TEMPURL_KEY."""
+def by_temporary_url(cluster: Cluster) -> AccessMethod:
+    """GET with a signature of the account's owner, who set TEMPURL_KEY."""
     anonymous = Caller(cluster, None)
 
-    def ask(target: Target, headers: Mapping[str, str]) -> Answer:
+    def get(target: Target, headers: Mapping[str, str]) -> Answer:
         query = signature(target.path)
         if target.version:
             query += f"&version-id={target.version}"
         return Answer.of(anonymous.get(f"{target.path}?{query}", headers))
 
-    return ask
+    return get
 
 
 def signature(path: str, method: str = "GET") -> str:
     """The query of a temporary URL for a quoted path."""
     expires = int(time.time()) + 600
     text = f"{method}\n{expires}\n/v1{path}".encode()
-    found = hmac.new(TEMPURL_KEY.encode(), text, "sha256").hexdigest()
-    return f"temp_url_sig={found}&temp_url_expires={expires}"
+    digest = hmac.new(TEMPURL_KEY.encode(), text, "sha256").hexdigest()
+    return f"temp_url_sig={digest}&temp_url_expires={expires}"
 
 
 def s3_client(
@@ -102,7 +102,7 @@ def s3_client(
     *,
     signature_version: str = "s3v4",
 ) -> Any:
-    """boto3 with the keys of a user of :data:`USERS`, or with others."""
+    """A boto3 client with a user of :data:`USERS`, or with other keys."""
     import boto3
     from botocore.config import Config
 
@@ -123,7 +123,7 @@ def s3_client(
 def with_headers(
     client: Any, headers: Mapping[str, str], call: Callable[[], Any]
 ) -> Any:
-    """``call()`` while the client's requests carry more headers."""
+    """Runs ``call()`` with additional headers in the client's requests."""
 
     def add(request: Any, **_: Any) -> None:
         for name, value in headers.items():
@@ -136,28 +136,28 @@ def with_headers(
         client.meta.events.unregister("before-sign.s3", add)
 
 
-def by_s3(client: Any) -> Asker:
-    """boto3's GetObject, signed in headers."""
+def by_s3(client: Any) -> AccessMethod:
+    """GetObject of boto3, signed in headers."""
     from botocore.exceptions import ClientError
 
-    def ask(target: Target, headers: Mapping[str, str]) -> Answer:
+    def get(target: Target, headers: Mapping[str, str]) -> Answer:
         try:
-            found = with_headers(
+            answer = with_headers(
                 client, headers, lambda: client.get_object(**_s3(target))
             )
         except ClientError as error:
             status = error.response["ResponseMetadata"]["HTTPStatusCode"]
             return Answer(status, error.response["Error"]["Code"].encode(), {})
-        status = found["ResponseMetadata"]["HTTPStatusCode"]
-        return Answer(status, found["Body"].read(), {})
+        status = answer["ResponseMetadata"]["HTTPStatusCode"]
+        return Answer(status, answer["Body"].read(), {})
 
-    return ask
+    return get
 
 
-def by_presigned_url(client: Any) -> Asker:
-    """A URL signed by boto3; the annotation is not signed with it."""
+def by_presigned_url(client: Any) -> AccessMethod:
+    """GET of a URL signed by boto3, which does not sign the annotation."""
 
-    def ask(target: Target, headers: Mapping[str, str]) -> Answer:
+    def get(target: Target, headers: Mapping[str, str]) -> Answer:
         url = client.generate_presigned_url("get_object", Params=_s3(target))
         sent = {"Accept-Encoding": "identity", **headers}
         answer = requests.get(url, headers=sent, timeout=SECONDS)
@@ -165,9 +165,9 @@ def by_presigned_url(client: Any) -> Asker:
         body = code[1] if code else answer.content
         return Answer(answer.status_code, body, {})
 
-    return ask
+    return get
 
 
 def _s3(target: Target) -> dict[str, str]:
-    where = {"Bucket": target.container, "Key": target.name}
-    return where | ({"VersionId": target.version} if target.version else {})
+    version = {"VersionId": target.version} if target.version else {}
+    return {"Bucket": target.container, "Key": target.name, **version}
