@@ -31,7 +31,7 @@ from hapi_client.loading.torch_datasets import (
 from hapi_client.metrics.counters import JobStats
 from hapi_client.model.frozen_region import AUTO, FrozenRegion
 from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
-from hapi_client.planning.cache_tracker import KeptFeatures
+from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.planning.planner import JobPlanner
 from hapi_client.planning.replanner import PlanChange, ReplanOptions
 from hapi_client.reports.epoch_history import EpochHistory
@@ -202,7 +202,7 @@ class TransferJob:
             self._frozen,
             train.container,
             self._options,
-            KeptFeatures(cache, self._augmented.variants),
+            CacheTracker(cache, self._augmented.variants),
         )
         self._passes = EpochHistory(
             wanted, self._feeder.mixer, self._connection.traffic
@@ -218,6 +218,7 @@ class TransferJob:
                     self._frozen,
                     self._feeder,
                     train,
+                    [each.spans for each in self._splits.values()],
                     models_container=models_container,
                     encodings=self._encodings,
                     epochs=epochs,
@@ -225,15 +226,6 @@ class TransferJob:
                     replan=replan or ReplanOptions(),
                     samples_so_far=self._samples_so_far,
                     earlier_samples=self._earlier_samples,
-                )
-                self._feeder.sources.kept.follow(
-                    train.spans,
-                    [
-                        span
-                        for name, each in self._splits.items()
-                        if name != TRAIN
-                        for span in each.spans
-                    ],
                 )
                 self._passes.follow(self._planner)
             elif self.cut:
@@ -392,9 +384,8 @@ class TransferJob:
         share = self._share(data, epoch, rank, drop_last)
         if epoch is not None:
             self._num_ranks = rank.world_size
-            self._feeder.sources.kept.begin(epoch, rank.world_size)
         if self._planner is not None:
-            self._planner.begin()
+            self._planner.begin(is_training=epoch is not None)
         return self._feeder.loader(
             data,
             share,

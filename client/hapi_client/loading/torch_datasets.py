@@ -22,7 +22,7 @@ from hapi_client.loading.feature_loader import LabelledBatch
 from hapi_client.loading.loader_factory import LoaderFactory
 from hapi_client.loading.prefetcher import FetchOptions
 from hapi_client.model.client_region import ClientRegion
-from hapi_client.planning.cache_tracker import KeptFeatures
+from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.sampling.distributed import Rank
 from hapi_client.sampling.epochs import Epochs, ReaderShare, to_integer
 from hapi_client.sampling.partition import Reader
@@ -80,7 +80,7 @@ def _feeding(parts: DatasetConfig) -> Iterator[LoaderFactory]:
                 parts.region,
                 parts.data.container,
                 replace(parts.options, decode_threads=threads),
-                KeptFeatures(parts.cache, parts.augmented.variants),
+                CacheTracker(parts.cache, parts.augmented.variants),
             )
         ) as feeder,
     ):
