@@ -391,7 +391,7 @@ def test_worker_whose_lane_ran_empty_could_have_given_more(
     assert estimates.server_share == pytest.approx(share, abs=0.01)
 
 
-@pytest.mark.parametrize(("most_pushed", "share"), [(4, 1.0), (2, 0.56)])
+@pytest.mark.parametrize(("max_pushed", "share"), [(4, 1.0), (2, 0.56)])
 def test_worker_that_only_we_keep_busy_is_all_ours(
     max_pushed: int, share: float
 ) -> None:
