@@ -18,7 +18,7 @@ from hapi_client.loading.feature_source import (
 )
 from hapi_client.loading.prefetcher import FetchOptions
 from hapi_client.loading.raw_source import RawSource
-from hapi_client.loading.read_concurrency import ReadWidth
+from hapi_client.loading.read_concurrency import ReadConcurrency
 from hapi_client.loading.span_source import (
     LANE_KEPT,
     LANE_PUSH,
@@ -60,7 +60,7 @@ class SourceRegistry:
         model: the package; to be set before anything is pushed.
         num_threads: spans that are under way in a lane, at most.
         push_width: how many are pushed at a time.
-        read_width: how many are streamed at a time.
+        read_concurrency: limit of raw reads.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class SourceRegistry:
         self._limits = options.span_limits
         self._counters = counters
         self.num_threads = options.num_threads
-        self.read_width = ReadWidth(
+        self.read_concurrency = ReadConcurrency(
             options.num_threads,
             lambda: connection.traffic.count().received_bytes,
             span_read,
@@ -96,7 +96,7 @@ class SourceRegistry:
             self._limits,
             counters,
             meter,
-            self.read_width,
+            self.read_concurrency,
             region.transform.medium,
         )
         # One gate for all: a worker that is gone is gone for every cut.
@@ -173,7 +173,7 @@ class RoutingSource:
         if lane == LANE_PUSH:
             return self._sources.push_width.limit
         if lane == LANE_STREAM:
-            return self._sources.read_width.limit
+            return self._sources.read_concurrency.limit
         return self._sources.num_threads
 
     def task(

@@ -165,7 +165,7 @@ class SwiftAccount:
             object_name=f"?{next(iter(query), '')}",
             seconds=seconds,
             read_seconds=seconds,
-            patient=seconds is None,
+            retry=seconds is None,
         ) as body:
             return body.read_json(dict)
 

@@ -22,7 +22,7 @@ from hapi_client.loading.feature_source import (
     FeatureSource,
 )
 from hapi_client.loading.raw_source import RawSource
-from hapi_client.loading.read_concurrency import ReadWidth
+from hapi_client.loading.read_concurrency import ReadConcurrency
 from hapi_client.loading.route_source import RoutingSource
 from hapi_client.loading.span_source import SpanLimits
 from hapi_client.metrics.counters import JobCounters
@@ -167,8 +167,10 @@ class Bench:
         self.now = 0.0
         self.width = PushdownConcurrency(4)
         self.limits = []
-        self.read_width = ReadWidth(
-            4, lambda: 0, lambda: self.limits.append(self.read_width.limit)
+        self.read_concurrency = ReadConcurrency(
+            4,
+            lambda: 0,
+            lambda: self.limits.append(self.read_concurrency.limit),
         )
         self.raw = RawSource(
             self.connection,
@@ -178,7 +180,7 @@ class Bench:
             LIMITS,
             self.counters,
             MetricsCollector(lambda: 0),
-            self.read_width,
+            self.read_concurrency,
         )
         self.pushed = FeatureSource(
             self.connection,
@@ -214,7 +216,7 @@ def test_a_raw_span_that_has_nearly_come_makes_room_for_another_read(bench):
     bench.raw.load(bench.span, CancelScope())
     # The first as it ends, and more are allowed when it has been decoded.
     assert bench.limits == [2, 2]
-    assert bench.read_width.limit == 1
+    assert bench.read_concurrency.limit == 1
 
 
 def test_a_raw_span_of_training_is_changed_by_epoch_and_key(bench):
@@ -407,7 +409,7 @@ def caching_source(bench, tracker, meter):
         tracker,
     )
     sources = FakeSources({RAW_ROUTE: bench.raw, PUSHED: pushed}, tracker)
-    sources.read_width = bench.read_width
+    sources.read_concurrency = bench.read_concurrency
     return RoutingSource(
         RouteScheduler({RAW_ROUTE: 1.0}), sources, meter, EpochRecorder()
     )
