@@ -510,7 +510,7 @@ def tracker_of(job: TransferJob, connection: Connection) -> CacheTracker:
     sources = job._feeder.sources
     assert sources.model is not None
     profile = connection.get_profile(
-        sources.model.container, sources.model.object
+        sources.model.container, sources.model.object, seconds=60.0
     )
     sources.tracker.identify(profile.digest, profile.numerics_tag)
     return sources.tracker
@@ -542,6 +542,7 @@ def test_a_listing_finds_what_another_job_has_stored(
         assert sum(len(y) for _, y in job.loader(1)) == 24
         assert (job.stats.cached, job.stats.fallbacks) == (0, 0)
         assert not any(tracker.cached_route(each, None) for each in spans)
+    until(lambda: len(kept(owner)) == 3)
 
 
 @pytest.mark.usefixtures("empty")
