@@ -25,7 +25,7 @@ from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.loading.sample_dataset import DatasetConfig, SampleDataset
 from hapi_client.metrics.counters import JobStats
 from hapi_client.model.frozen_region import AUTO, FrozenRegion
-from hapi_client.planning.cache_tracker import KeptFeatures
+from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.planning.planner import JobPlanner
 from hapi_client.planning.replanner import PlanChange
 from hapi_client.reports.epoch_history import EpochHistory
@@ -120,7 +120,7 @@ class FeaturePipeline:
             frozen,
             train.container,
             self._read,
-            KeptFeatures(cache, self._augmented.variants),
+            CacheTracker(cache, self._augmented.variants),
         )
         self._history = EpochHistory(
             wanted, self._factory.mixer, self._connection.traffic
@@ -148,6 +148,7 @@ class FeaturePipeline:
             self.frozen,
             self._factory,
             train,
+            [each.spans for each in self._splits.values()],
             models_container=models_container,
             encodings=self._encodings,
             epochs=plan.epochs,
@@ -155,15 +156,6 @@ class FeaturePipeline:
             replan=plan.replan_options,
             samples_so_far=self._samples_so_far,
             earlier_samples=self._earlier_samples,
-        )
-        self._factory.sources.kept.follow(
-            train.spans,
-            [
-                span
-                for name, each in self._splits.items()
-                if name != TRAIN
-                for span in each.spans
-            ],
         )
         self._history.follow(self._planner)
 
@@ -327,9 +319,8 @@ class FeaturePipeline:
         share = self._share(data, epoch, rank, drop_last)
         if epoch is not None:
             self._num_ranks = rank.world_size
-            self._factory.sources.kept.begin(epoch, rank.world_size)
         if self._planner is not None:
-            self._planner.begin()
+            self._planner.begin(is_training=epoch is not None)
         return self._factory.loader(
             data,
             share,

@@ -21,7 +21,7 @@ from hapi_client.data.splits import DataSet
 from hapi_client.loading.loader_factory import LoaderFactory
 from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.model.client_region import ClientRegion
-from hapi_client.planning.cache_tracker import KeptFeatures
+from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.sampling.epochs import ReaderShare
 from hapi_client.sampling.sampler import single_batch_plan
 from hapi_client.swift.connection import Connection
@@ -76,7 +76,7 @@ def open_factory(parts: DatasetConfig) -> Iterator[LoaderFactory]:
                 parts.region,
                 parts.data.container,
                 replace(parts.options, decode_threads=threads),
-                KeptFeatures(parts.cache, parts.augmented.variants),
+                CacheTracker(parts.cache, parts.augmented.variants),
             )
         ) as feeder,
     ):

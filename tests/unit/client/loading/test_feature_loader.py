@@ -17,7 +17,7 @@ from hapi_client.loading.prefetcher import (
     Fetcher,
     ReadConfig,
 )
-from hapi_client.loading.read_concurrency import ReadWidth
+from hapi_client.loading.read_concurrency import ReadConcurrency
 from hapi_client.loading.span_source import LoadedSpan, SpanTask
 from hapi_client.metrics.counters import JobCounters
 from hapi_client.metrics.window_collector import MetricsCollector
@@ -511,7 +511,7 @@ def test_the_next_span_is_read_while_one_is_decoded():
             return super().load(span, scope)
 
     # One read at a time is all that is known to be of use.
-    width = ReadWidth(2, lambda: 0, lambda: fetcher.top_up())
+    width = ReadConcurrency(2, lambda: 0, lambda: fetcher.top_up())
     spans = make_spans([2, 2, 2])
     fetcher = open_with(OneByOne(), num_threads=2)(spans)
     try:
