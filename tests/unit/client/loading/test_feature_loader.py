@@ -606,12 +606,6 @@ def test_its_length_is_the_number_of_batches():
     assert len(loader) == 4
 
 
-@pytest.mark.parametrize("name", ["num_threads", "ahead_bytes"])
-def test_options_below_one_are_refused_by_name(name):
-    with pytest.raises(ValueError, match=name):
-        ReadConfig(**{name: 0})
-
-
 def test_leaving_the_loop_ends_the_threads_without_a_collector():
     gc.collect()
     gc.disable()
