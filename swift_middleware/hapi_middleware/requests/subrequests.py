@@ -174,7 +174,7 @@ class Source:
             part: the range to read; None for the whole object.
 
         Raises:
-            SourceChangedError: a range was given and the version is gone.
+            SourceChangedError: a range was given and the object changed.
             UnavailableError: the object changed since ``head``.
             SwiftAnswerError: Swift refuses the GET.
         """

@@ -1,11 +1,13 @@
-"""A scripted Swift and a connection to it."""
+"""A scripted Swift, a connection to it, and commands in this process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from hapi_client.cli import main as cli
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.credentials import Credentials
 from hapi_client.swift.http_client import ConnectionOptions
@@ -41,3 +43,17 @@ def credentials(swift: ScriptedSwift) -> Credentials:
 def connection(credentials: Credentials) -> Iterator[Connection]:
     with Connection(credentials, FAST) as opened:
         yield opened
+
+
+@pytest.fixture
+def hapi(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs a command and returns its exit status."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["hapi", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return int(caught.value.code or 0)
+
+    return run

@@ -1,4 +1,4 @@
-"""Comparing runs of Swift's own tests, and getting these tests; pure."""
+"""Comparison of runs of Swift's own tests, and fetching these tests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PHASES = ("setup", "call", "teardown")
 
 
 def record_of(**tests: Sequence[str]) -> Record:
-    """Of tests by the outcomes of their phases."""
+    """A record of tests by the outcomes of their phases."""
     record = Record()
     record.take({"selected": list(tests)})
     for test, phases in tests.items():
@@ -59,7 +59,7 @@ def record_of(**tests: Sequence[str]) -> Record:
 def results(
     without: Mapping[str, str], with_filter: Mapping[str, str]
 ) -> dict[str, Result]:
-    """By the kinds of outcomes of tests."""
+    """Results by the kinds of the tests' outcomes."""
     return {
         side: Result({t: Outcome(kind) for t, kind in kinds.items()}, 2.6)
         for side, kinds in zip(SIDES, (without, with_filter), strict=True)
@@ -147,7 +147,7 @@ def test_progress_is_a_line_from_time_to_time_without_a_terminal(
 # -- comparison -------------------------------------------------------------
 
 
-def test_equal_sets_are_no_difference() -> None:
+def test_equal_outcomes_are_no_difference() -> None:
     same = {"a": "passed", "b": "skipped", "c": "xfailed"}
     comparison = compared(same, same)
     assert succeeded([comparison])
@@ -189,9 +189,7 @@ def test_each_difference_is_named_with_both_outcomes(
     assert to_json(comparison)["differing"] == ["a"]
 
 
-def test_a_test_that_differs_only_once_is_told_and_counts_as_run_alone() -> (
-    None
-):
+def test_second_outcome_of_a_test_that_differs_counts() -> None:
     comparison = compared(
         {"a": "passed", "b": "passed"},
         {"a": "failed", "b": "passed"},
@@ -213,7 +211,7 @@ def test_a_test_that_differs_only_once_is_told_and_counts_as_run_alone() -> (
     assert body["counts"]["with"]["failed"] == 1
 
 
-def test_one_that_differs_and_then_fails_on_both_sides_is_no_success() -> None:
+def test_test_that_differs_and_then_fails_on_both_sides_is_a_failure() -> None:
     comparison = compared(
         {"a": "passed"},
         {"a": "failed"},
@@ -223,7 +221,7 @@ def test_one_that_differs_and_then_fails_on_both_sides_is_no_success() -> None:
     assert list(comparison.failing) == ["a"]
 
 
-def test_a_failure_without_the_filter_as_well_is_told() -> None:
+def test_failure_on_both_sides_is_reported() -> None:
     same = {"a": "failed", "b": "passed"}
     comparison = compared(same, same)
     assert not succeeded([comparison])
@@ -263,7 +261,7 @@ def test_counts_name_every_kind() -> None:
 
 
 def pipelines(layout: str) -> list[list[str]]:
-    """Without and with the filter."""
+    """The pipelines without and with the filter."""
     return [
         cluster_settings(layout, hapi_filter=with_filter)["swift_options"][
             "proxy-server.conf"
@@ -282,7 +280,7 @@ def test_the_clusters_differ_in_the_filter_alone(layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_filters_of_the_tests_have_their_places_and_sections(
+def test_additional_filters_have_their_positions_and_sections(
     layout: str,
 ) -> None:
     settings = cluster_settings(layout, hapi_filter=True)
@@ -303,7 +301,7 @@ def test_filters_of_the_tests_have_their_places_and_sections(
         assert "use" in sections[f"filter:{name}"]
 
 
-def test_the_options_of_the_filter_are_valid_and_no_defaults() -> None:
+def test_options_of_the_filter_are_valid_and_not_the_defaults() -> None:
     config = FilterConfig.from_conf({}, FILTER_OPTIONS)
     changed = {
         name
@@ -330,7 +328,7 @@ def test_the_file_of_the_tests_leads_to_the_cluster() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_tests_of_s3_acls_run_where_they_are_enforced(layout: str) -> None:
+def test_tests_of_s3_acls_run_if_s3_acls_are_on(layout: str) -> None:
     parser = configparser.ConfigParser()
     parser.read_string(config_of_tests(layout, "http://127.0.0.1:81/a"))
     settings = cluster_settings(layout, hapi_filter=True)
@@ -362,7 +360,7 @@ def write_archive(path: Path, files: Mapping[str, str] = FILES) -> None:
 def pip(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], None]:
-    """Sets the script that stands for ``python -m pip``."""
+    """Sets the script that replaces ``python -m pip``."""
 
     def use(script: str) -> None:
         program = tmp_path / "python"
@@ -373,7 +371,7 @@ def pip(
     return use
 
 
-def test_only_the_tests_are_unpacked_and_once(
+def test_tests_are_unpacked_once_and_nothing_else(
     tmp_path: Path, pip: Callable[[str], None]
 ) -> None:
     write_archive(tmp_path / "swift-1.2.3.tar.gz")
@@ -409,7 +407,7 @@ def test_pip_fetches_the_installed_version(
     ]
 
 
-def test_without_an_index_it_says_what_pip_said_and_what_to_do(
+def test_error_of_pip_is_reported_with_the_remedy(
     tmp_path: Path, pip: Callable[[str], None]
 ) -> None:
     pip("sys.exit('ERROR: No matching distribution found')")
@@ -432,7 +430,7 @@ def test_without_an_index_it_says_what_pip_said_and_what_to_do(
         ({"PKG-INFO": FILES["PKG-INFO"]}, "no tests of Swift"),
     ],
 )
-def test_what_is_not_the_sdist_is_refused(
+def test_other_archive_is_refused(
     tmp_path: Path, files: dict[str, str], said: str
 ) -> None:
     write_archive(tmp_path / "swift-1.2.3.tar.gz", files)
@@ -440,7 +438,7 @@ def test_what_is_not_the_sdist_is_refused(
         sdist.unpacked_sdist(tmp_path, "1.2.3")
 
 
-def test_a_damaged_archive_leaves_nothing_half(tmp_path: Path) -> None:
+def test_damaged_archive_leaves_no_files(tmp_path: Path) -> None:
     archive = tmp_path / "swift-1.2.3.tar.gz"
     write_archive(archive)
     archive.write_bytes(archive.read_bytes()[:60])
@@ -449,7 +447,9 @@ def test_a_damaged_archive_leaves_nothing_half(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [archive]
 
 
-def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_is_in_the_users_cache_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/c")
     assert sdist.default_cache() == Path("/c/swift-hapi")
     monkeypatch.delenv("XDG_CACHE_HOME")

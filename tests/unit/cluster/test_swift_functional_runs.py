@@ -1,4 +1,4 @@
-"""pytest processes that tell of their tests, and the command's answers."""
+"""pytest processes that report their tests, and the command line."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ ID = "test/functional/test_x.py::"
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A folder with tests in the place of Swift's."""
+    """A folder with tests instead of Swift's."""
     folder = tmp_path / "source"
     (folder / "test" / "functional").mkdir(parents=True)
     for package in ("test", "test/functional"):
@@ -82,7 +82,7 @@ def run(source: Path, tmp_path: Path) -> Callable[..., dict[str, Result]]:
     return run_text
 
 
-def test_the_outcomes_of_both_sides_are_told(
+def test_outcomes_of_both_sides_are_reported(
     run: Callable[..., dict[str, Result]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -124,7 +124,7 @@ def test_tests_after_the_death_of_pytest_are_unfinished(
         ]
 
 
-def test_a_pytest_that_says_nothing_is_ended(
+def test_silent_pytest_is_killed(
     run: Callable[..., dict[str, Result]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def show(records: Mapping[str, Record]) -> None:
@@ -148,7 +148,7 @@ def test_a_pytest_that_says_nothing_is_ended(
         ("", ("--no-such-option",), "status 4:\n.*no-such-option"),
     ],
 )
-def test_a_pytest_that_cannot_begin_is_no_result(
+def test_pytest_that_cannot_start_is_an_error(
     run: Callable[..., dict[str, Result]],
     text: str,
     options: Sequence[str],
@@ -158,7 +158,9 @@ def test_a_pytest_that_cannot_begin_is_no_result(
         run(text, *options)
 
 
-def test_no_tests_are_a_result(run: Callable[..., dict[str, Result]]) -> None:
+def test_empty_selection_has_empty_results(
+    run: Callable[..., dict[str, Result]],
+) -> None:
     results = run("def test_a(): pass\n", "-k", "nothing")
     assert [results[side].outcomes for side in SIDES] == [{}, {}]
 
@@ -167,7 +169,7 @@ def test_no_tests_are_a_result(run: Callable[..., dict[str, Result]]) -> None:
 
 
 class FakeClusters:
-    """Stands for two clusters; has results as its ``kinds`` say."""
+    """Replaces two clusters; its results are set by ``kinds``."""
 
     kinds: Mapping[str, tuple[str, str]] = {}
 
@@ -200,7 +202,7 @@ class FakeClusters:
         ({"a": ("failed", "failed")}, 1, "a fails without the filter as well"),
     ],
 )
-def test_the_status_says_whether_all_is_well(
+def test_exit_status_reports_differences_and_failures(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -235,7 +237,7 @@ def test_the_status_says_whether_all_is_well(
         ),
     ],
 )
-def test_selections_go_to_pytest(
+def test_selections_are_passed_to_pytest(
     words: Sequence[str],
     options: Sequence[str],
     tmp_path: Path,
@@ -258,7 +260,7 @@ def test_selections_go_to_pytest(
     assert asked == [(tests, options) for tests in suites.values()]
 
 
-def test_a_selection_of_nothing_is_no_success(
+def test_selection_of_no_test_is_an_error(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -270,7 +272,7 @@ def test_a_selection_of_nothing_is_no_success(
     assert "'nothing' selects no test" in capsys.readouterr().err
 
 
-def test_an_interruption_has_its_own_status(
+def test_interruption_has_its_own_exit_status(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def interrupted(*_: object) -> Path:

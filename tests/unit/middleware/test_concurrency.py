@@ -12,12 +12,12 @@ from hapi_middleware.concurrency import map_ahead
 
 
 def test_results_are_in_order_and_limited_in_number() -> None:
-    held = most = 0
+    held = max_held = 0
 
     def work(number: int) -> int:
-        nonlocal held, most
+        nonlocal held, max_held
         held += 1
-        most = max(most, held)
+        max_held = max(max_held, held)
         eventlet.sleep(0.003 * (3 - number % 3))
         return number
 
@@ -28,7 +28,7 @@ def test_results_are_in_order_and_limited_in_number() -> None:
         held -= 1
 
     assert results == list(range(10))
-    assert most == 4
+    assert max_held == 4
 
 
 def test_failure_of_one_item_ends_the_others() -> None:

@@ -41,22 +41,16 @@ def test_documented_values_are_the_defaults() -> None:
     assert FilterConfig.from_conf({}, values) == FilterConfig()
 
 
-def test_sample_is_a_configuration_with_our_entry_point() -> None:
-    parser = configparser.ConfigParser(interpolation=None)
-    parser.read_string(SAMPLE.read_text())
-
-    assert parser["filter:hapi"]["use"] == "egg:swift-hapi#hapi"
-
-
-def test_pipeline_of_the_sample_puts_us_right_of_auth_left_of_copy() -> None:
+def test_sample_has_our_entry_point_and_a_correct_pipeline() -> None:
     parser = configparser.ConfigParser(interpolation=None)
     parser.read_string(SAMPLE.read_text())
     pipeline = parser["pipeline:main"]["pipeline"].split()
 
-    place = pipeline.index("hapi")
-    assert pipeline.index("tempauth") < place
+    assert parser["filter:hapi"]["use"] == "egg:swift-hapi#hapi"
+    position = pipeline.index("hapi")
+    assert pipeline.index("tempauth") < position
     for name in ("copy", "slo", "dlo", "versioned_writes", "symlink"):
-        assert place < pipeline.index(name)
+        assert position < pipeline.index(name)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +80,7 @@ def test_pipeline_of_the_sample_puts_us_right_of_auth_left_of_copy() -> None:
         ("cache_policy", "nosuch"),
     ],
 )
-def test_bad_value_fails_at_start_and_is_named(name: str, value: str) -> None:
+def test_bad_value_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(ValueError, match="it must be") as caught:
         filter_factory({}, **{name: value})
 
@@ -94,14 +88,14 @@ def test_bad_value_fails_at_start_and_is_named(name: str, value: str) -> None:
     assert value in str(caught.value)
 
 
-def test_allowed_accounts_are_names_between_commas() -> None:
+def test_allowed_accounts_are_separated_by_commas() -> None:
     config = FilterConfig.from_conf({}, {"allowed_accounts": "AUTH_a, AUTH_b"})
 
     assert config.allowed_accounts == {"AUTH_a", "AUTH_b"}
     assert FilterConfig.from_conf({}, {}).allowed_accounts == frozenset()
 
 
-def test_allowed_account_that_can_never_pay_fails_at_start() -> None:
+def test_allowed_account_without_the_prefix_is_refused() -> None:
     with pytest.raises(ValueError, match="AUTH_physics"):
         FilterConfig.from_conf({}, {"allowed_accounts": "physics"})
     options = {"allowed_accounts": "physics", "reseller_prefix": ""}
@@ -123,7 +117,7 @@ def test_reseller_prefix_is_read_as_swift_reads_its_own(
     assert [config.reseller_prefix] == swifts == [prefix]
 
 
-def test_unknown_option_fails_at_start_with_the_allowed_ones() -> None:
+def test_unknown_option_is_refused_with_the_allowed_ones() -> None:
     with pytest.raises(ValueError, match="worker_sock = /x") as caught:
         filter_factory({}, worker_sock="/x")
 
@@ -131,27 +125,24 @@ def test_unknown_option_fails_at_start_with_the_allowed_ones() -> None:
         assert name in str(caught.value)
 
 
-def test_keys_of_paste_and_logging_are_not_ours_to_judge() -> None:
+def test_keys_of_paste_and_logging_are_accepted() -> None:
     options = {"log_level": "DEBUG", "name": "hapi", "log_name": "hapi"}
 
     assert filter_factory({"user": "swift", "workers": "8"}, **options)
 
 
-def test_options_may_come_by_set() -> None:
-    config = FilterConfig.from_conf({"worker_timeout": "7"}, {})
+@pytest.mark.parametrize(
+    ("own_section", "expected"), [({}, 7.0), ({"worker_timeout": "8"}, 8.0)]
+)
+def test_own_section_overrides_the_defaults(
+    own_section: dict[str, str], expected: float
+) -> None:
+    config = FilterConfig.from_conf({"worker_timeout": "7"}, own_section)
 
-    assert config.worker_timeout == 7.0
-
-
-def test_own_section_wins_over_defaults() -> None:
-    config = FilterConfig.from_conf(
-        {"worker_timeout": "7"}, {"worker_timeout": "8"}
-    )
-
-    assert config.worker_timeout == 8.0
+    assert config.worker_timeout == expected
 
 
-def test_policy_of_kept_features_is_one_of_swifts(
+def test_cache_policy_is_one_of_swifts_policies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     policies = StoragePolicyCollection(
@@ -163,8 +154,8 @@ def test_policy_of_kept_features_is_one_of_swifts(
     monkeypatch.setattr("hapi_middleware.config.POLICIES", policies)
 
     for name in ("gold", "or", ""):
-        made = FilterConfig.from_conf({}, {"cache_policy": name})
-        assert made.cache_policy == name
+        config = FilterConfig.from_conf({}, {"cache_policy": name})
+        assert config.cache_policy == name
     for name in ("brass", "silver"):
         with pytest.raises(ValueError, match=r"swift\.conf: gold; or"):
             FilterConfig.from_conf({}, {"cache_policy": name})

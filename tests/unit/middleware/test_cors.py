@@ -1,4 +1,4 @@
-"""What browsers of other origins may see of our answers."""
+"""CORS headers of the filter's answers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ ORIGIN = {"Origin": "https://app.example.com"}
 EXPOSED = "etag, x-trans-id, x-object-meta-colour, x-mine"
 
 
-def _admit(world: FilterUnderTest, origin: str) -> None:
-    """The source's answers are those of a proxy that admits the origin."""
+def _allow_origin(world: FilterUnderTest, origin: str) -> None:
+    """Swift's answers on the source allow the origin."""
 
     def answer(request: Request) -> Response | None:
         if "Origin" not in request.headers:
@@ -44,10 +44,10 @@ def _exposed(answer: Answer) -> set[str]:
 
 @pytest.mark.parametrize("origin", ["*", ORIGIN["Origin"]])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_origin_that_swift_admits_sees_our_headers(
+def test_allowed_origin_may_see_our_headers(
     world: FilterUnderTest, method: str, origin: str
 ) -> None:
-    _admit(world, origin)
+    _allow_origin(world, origin)
     answer = world.send(method, headers={**annotation(), **ORIGIN})
 
     assert answer.status == 200
@@ -64,10 +64,10 @@ def test_origin_that_swift_admits_sees_our_headers(
     assert answer.headers["Vary"] == ", ".join(vary)
 
 
-def test_origin_that_may_read_the_objects_sees_features_of_many(
+def test_allowed_origin_may_see_features_of_many_objects(
     world: FilterUnderTest,
 ) -> None:
-    _admit(world, ORIGIN["Origin"])
+    _allow_origin(world, ORIGIN["Origin"])
     answer = world.send(
         "POST",
         SOURCE.rpartition("/")[0],
@@ -81,7 +81,7 @@ def test_origin_that_may_read_the_objects_sees_features_of_many(
     assert allowed == ORIGIN["Origin"]
 
 
-def test_origin_that_swift_does_not_admit_sees_nothing(
+def test_other_origin_gets_no_cors_headers(
     world: FilterUnderTest,
 ) -> None:
     answer = world.send(headers={**annotation(), **ORIGIN})
@@ -90,17 +90,19 @@ def test_origin_that_swift_does_not_admit_sees_nothing(
     assert not [k for k in answer.headers if k.startswith("Access-Control")]
 
 
-def test_without_an_origin_nothing_is_added(world: FilterUnderTest) -> None:
-    _admit(world, "*")
+def test_request_without_origin_gets_no_cors_headers(
+    world: FilterUnderTest,
+) -> None:
+    _allow_origin(world, "*")
     answer = world.send(headers=annotation())
 
     assert not [k for k in answer.headers if k.startswith("Access-Control")]
 
 
-def test_refusals_after_the_source_was_read_are_shared_too(
+def test_refusals_after_the_read_of_the_source_have_cors_headers(
     world: FilterUnderTest,
 ) -> None:
-    _admit(world, ORIGIN["Origin"])
+    _allow_origin(world, ORIGIN["Origin"])
     world.worker.refuse_job = make_error("queue_full", "full", retry_after=3)
     answer = world.send(headers={**annotation(), **ORIGIN})
 
@@ -110,7 +112,7 @@ def test_refusals_after_the_source_was_read_are_shared_too(
     assert answer.headers["Vary"] == "Origin"
 
 
-def test_refusals_by_swift_stay_as_they_are(world: FilterUnderTest) -> None:
+def test_refusals_by_swift_are_not_changed(world: FilterUnderTest) -> None:
     world.swift.objects[SOURCE].on_request = lambda request: Response(
         status=403,
         request=request,

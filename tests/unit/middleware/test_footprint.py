@@ -1,4 +1,4 @@
-"""A filter takes nothing of its host until a request, and keeps nothing.
+"""The filter uses no resources before a request, and leaves none behind.
 
 Proxies build their filters in the parent as well as in each worker, live for
 months, and are reloaded while streams run.
@@ -44,7 +44,7 @@ WARM_ROUNDS = 10
 SWITCH_SECONDS = 0.0002
 RSS_MARGIN_BYTES = 4 << 20
 OBJECTS_MARGIN = 50
-"""Of caches that fill now and then; one object that each round left behind
+"""Objects of caches that fill occasionally; one object left by each round
 would be four times as many."""
 SMALL = "/AUTH_test/data/small"
 
@@ -65,7 +65,7 @@ def objects() -> int:
 
 def greenlets() -> int:
     gc.collect()
-    # Of the type: isinstance() would ask the objects.
+    # issubclass() of the type: isinstance() would call the objects.
     types = map(type, gc.get_objects())
     return sum(issubclass(each, greenlet.greenlet) for each in types)
 
@@ -76,7 +76,7 @@ def timers() -> int:
 
 
 def drop_cancelled_timers() -> None:
-    """As the hub does by itself, once there are a thousand."""
+    """Drops cancelled timers, as the hub does once there are a thousand."""
     hub = eventlet.hubs.get_hub()
     hub.timers[:] = [each for each in hub.timers if not each[1].called]
     heapq.heapify(hub.timers)
@@ -88,8 +88,8 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def taken() -> dict[str, int]:
-    """What must not grow."""
+def resources() -> dict[str, int]:
+    """Numbers of resources that must not grow."""
     return {
         "descriptors": descriptors(),
         "threads": threads(),
@@ -107,7 +107,7 @@ def forbid(name: str) -> Callable[..., Any]:
 
 @pytest.fixture(autouse=True)
 def only_new_objects() -> Iterator[None]:
-    """Those of other tests are not looked at: there may be millions."""
+    """Excludes objects of other tests: there may be millions."""
     gc.collect()
     gc.freeze()
     yield
@@ -123,20 +123,20 @@ def nothing_may_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", forbid("a thread"))
 
 
-def test_filters_take_nothing_before_a_request(
+def test_filters_use_no_resources_before_a_request(
     nothing_may_begin: None,
 ) -> None:
     swift = FakeSwift()
     make = filter_factory({}, worker_socket="/run/none.sock")
     first = make(swift)
-    before = taken()
+    before = resources()
     filters = [
         HapiMiddleware(swift, first.context.config, first.logger)
         for _ in range(NUM_FILTERS)
     ]
     made = [filter_factory({})(swift) for _ in range(NUM_FACTORIES)]
 
-    assert taken() == before
+    assert resources() == before
     assert len(filters) + len(made) == NUM_FILTERS + NUM_FACTORIES
 
 
@@ -147,7 +147,7 @@ def test_filters_take_nothing_before_a_request(
 def world(tmp_path: Path) -> Iterator[FilterUnderTest]:
     with (
         filter_and_worker(tmp_path, worker_timeout="20") as world,
-        nothing_kept_of_the_log(),
+        log_disabled(),
         quick_switches(),
     ):
         world.swift.may_be_unread = True
@@ -157,7 +157,7 @@ def world(tmp_path: Path) -> Iterator[FilterUnderTest]:
 
 
 class Soak:
-    """Requests without the auth middleware, whose groups stand in the env."""
+    """Sends requests without the auth middleware, as an admin."""
 
     def __init__(self, world: FilterUnderTest) -> None:
         self._world = world
@@ -227,7 +227,7 @@ class Soak:
         self.forget()
 
     def forget(self) -> None:
-        """What the doubles of Swift and worker have noted."""
+        """Clears the records of the doubles of Swift and worker."""
         world = self._world
         world.swift.assert_nothing_is_open()
         for notes in (
@@ -243,8 +243,8 @@ class Soak:
 
 
 @contextmanager
-def nothing_kept_of_the_log() -> Iterator[None]:
-    """What pytest keeps of it holds errors, and so frames."""
+def log_disabled() -> Iterator[None]:
+    """Disables the log: records that pytest keeps hold errors and frames."""
     logging.disable(logging.CRITICAL)
     try:
         yield
@@ -254,7 +254,7 @@ def nothing_kept_of_the_log() -> Iterator[None]:
 
 @contextmanager
 def quick_switches() -> Iterator[None]:
-    """Filter and stub, two threads of one process, wait less."""
+    """Shortens the switch interval of filter and stub, two threads."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
@@ -282,9 +282,9 @@ def damaged(source: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def settled(level: dict[str, int]) -> dict[str, int]:
-    """What is taken once the stub's threads have ended."""
+    """Resources in use once the stub's threads have ended."""
     for _ in range(200):
-        found = taken()
+        found = resources()
         if all(found[name] <= level[name] for name in level):
             break
         eventlet.sleep(0.02)

@@ -1,4 +1,4 @@
-"""What operators see of the filter: metrics, log lines, transaction ids."""
+"""Metrics, log lines and transaction ids of the filter."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ ENDS = (
     "streams.broken",
     "streams.gone",
 )
-"""With ``errors.<code>``, all ways in which a request ends."""
+"""All ends of a request, together with ``errors.<code>``."""
 
 
 class Statsd:
-    """A server that keeps what Swift's client sends to it."""
+    """A statsd server that records the lines it receives."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
 
     def lines(self) -> list[str]:
-        """Since the last call; what is sent on the loopback is there."""
+        """Lines since the last call; the loopback delivers at once."""
         found = []
         while True:
             try:
@@ -64,7 +64,7 @@ class Statsd:
                 return found
 
     def counts(self) -> Counter[str]:
-        """Sum of each counter, without the prefix; of timings, how many."""
+        """Sum of each counter and number of each timing, without prefix."""
         sums: Counter[str] = Counter()
         for line in self.lines():
             name, value, kind = re.split("[:|]", line)
@@ -99,7 +99,7 @@ def world(tmp_path: Path, statsd: Statsd) -> Iterator[FilterUnderTest]:
 
 
 def documented() -> set[str]:
-    """Metrics of the module's table, which the documentation shows."""
+    """Names of the metrics in the module's table."""
     assert metrics.__doc__ is not None
     names = re.findall(r"^``hapi\.(\S+)``", metrics.__doc__, re.MULTILINE)
     return set(names)
@@ -109,7 +109,7 @@ def read(world: FilterUnderTest) -> None:
     assert world.send(headers=annotation()).body == SHARD.upper()
 
 
-def give_up(world: FilterUnderTest) -> None:
+def close_early(world: FilterUnderTest) -> None:
     chunks = iter(
         world.request(headers=annotation())
         .get_response(world.pipeline)
@@ -149,7 +149,7 @@ def ask(
 
 SCENES: dict[str, Callable[[FilterUnderTest], None]] = {
     "streams.done": read,
-    "streams.gone": give_up,
+    "streams.gone": close_early,
     "streams.broken": break_off,
     "headers_only": ask(200, method="HEAD"),
     "profiles": ask(200, PROFILE, path=MODEL),
@@ -161,7 +161,7 @@ SCENES: dict[str, Callable[[FilterUnderTest], None]] = {
 }
 
 
-def test_each_documented_metric_is_counted_and_no_other(
+def test_exactly_the_documented_metrics_are_counted(
     world: FilterUnderTest, statsd: Statsd
 ) -> None:
     world.swift.read_acls["/AUTH_test/data"] = ".r:*"
@@ -197,7 +197,7 @@ def is_of_cache(name: str) -> bool:
     return name.startswith("cache") or name == "kept_answers"
 
 
-def test_what_becomes_of_kept_features_is_counted(
+def test_outcomes_of_the_cache_are_counted(
     world: FilterUnderTest, statsd: Statsd
 ) -> None:
     usual = replace(world.filter.context.config, cache=True)
@@ -212,10 +212,10 @@ def test_what_becomes_of_kept_features_is_counted(
         while not set(names) <= set(found) and time.monotonic() < deadline:
             eventlet.sleep(0.01)
             found += statsd.counts()
-        told = {name: n for name, n in found.items() if is_of_cache(name)}
-        assert told == dict.fromkeys(names, 1)
+        counted = {n: c for n, c in found.items() if is_of_cache(n)}
+        assert counted == dict.fromkeys(names, 1)
         assert found["requests"] == 1
-        seen.update(told)
+        seen.update(counted)
 
     def fail(request: Request) -> Response | None:
         return Response(status=507) if request.method == "PUT" else None
@@ -288,11 +288,11 @@ def test_plain_requests_count_nothing(
     assert statsd.lines() == []
 
 
-def test_every_code_is_a_name_that_statsd_takes() -> None:
+def test_every_code_is_a_valid_name_for_statsd() -> None:
     assert all(re.fullmatch("[a-z_]+", code) for code in CODES)
 
 
-# --- whose line is it -----------------------------------------------------
+# --- log lines ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cut", ["3", "x"])
@@ -315,10 +315,10 @@ def test_transaction_id_goes_to_the_worker_and_comes_back(
     assert [job.trans_id for job in world.worker.jobs] == [trans_id] * asked
 
 
-def test_what_swift_logs_while_it_is_read_names_the_request(
+def test_swifts_log_lines_about_the_source_name_the_request(
     world: FilterUnderTest,
 ) -> None:
-    """The source is read by a green thread of its own."""
+    """The source is read in its own green thread."""
     read(world)
     logger = world.filter.logger
     seen = []
@@ -339,10 +339,10 @@ def test_what_swift_logs_while_it_is_read_names_the_request(
     assert seen == [("tx1", "192.0.2.1")]
 
 
-def test_one_request_has_one_line_without_a_source(
+def test_one_request_has_one_log_line_without_a_source(
     world: FilterUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Swift bills by the lines of the access log that have none."""
+    """Billing counts the lines of the access log without a source."""
     lines: list[str] = []
 
     def logged(app: Any) -> Any:
@@ -366,7 +366,7 @@ def test_one_request_has_one_line_without_a_source(
 def captured(
     world: FilterUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[list[str]]:
-    """What the filter's logger is given."""
+    """Lines that the filter's logger is given."""
     lines: list[str] = []
     for level in ("debug", "info", "warning", "error", "exception"):
         monkeypatch.setattr(
@@ -415,7 +415,7 @@ def test_no_credential_is_logged_or_sent_to_the_worker(
 
 
 def green_imports(source: str) -> set[str]:
-    """What a module imports that waits, or that knows who waits."""
+    """Imports of a module that can block, or that switch threads."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -432,7 +432,7 @@ def green_imports(source: str) -> set[str]:
     }
 
 
-def test_only_one_module_of_the_filter_can_wait() -> None:
+def test_only_one_module_of_the_filter_can_block() -> None:
     found = {
         path.name: green_imports(path.read_text())
         for path in sorted(MIDDLEWARE.rglob("*.py"))
@@ -452,15 +452,15 @@ def test_only_one_module_of_the_filter_can_wait() -> None:
         "import threading",
     ],
 )
-def test_an_import_that_waits_is_seen(line: str) -> None:
+def test_imports_that_block_are_found(line: str) -> None:
     assert green_imports(line)
     assert not green_imports("from swift.common.utils import get_logger")
 
 
-# --- a proxy that must not start ------------------------------------------
+# --- start of the proxy ---------------------------------------------------
 
 
-def test_bad_option_keeps_a_proxy_from_starting_and_is_named(
+def test_proxy_does_not_start_with_a_bad_option(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "proxy-server.conf"
@@ -473,7 +473,7 @@ def test_bad_option_keeps_a_proxy_from_starting_and_is_named(
     assert "[filter:hapi] worker_timeout = 2m" in str(caught.value)
 
 
-def test_filter_says_nothing_of_itself_to_operators_only() -> None:
+def test_info_can_be_disallowed_by_section() -> None:
     from swift.common import registry
 
     filter_factory({})

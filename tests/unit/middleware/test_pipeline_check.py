@@ -1,4 +1,4 @@
-"""The filter starts in its place in the proxy's pipeline, and there only."""
+"""The proxy starts only if the filter has its place in the pipeline."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SPECIAL = {
 
 @pytest.fixture(autouse=True)
 def no_rings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The proxy starts without them, and registers what it has anew."""
+    """The proxy starts without rings, with an empty registry."""
     monkeypatch.setattr(server, "Ring", lambda *_, **__: None)
     monkeypatch.setattr(BaseStoragePolicy, "load_ring", lambda *_: None)
     monkeypatch.setattr(registry, "_swift_info", {})
@@ -63,12 +63,12 @@ def load(directory: Path, names: str) -> Any:
 
 
 def swapped(name: str) -> str:
-    """The good pipeline with one filter on the other side of hapi."""
+    """The correct pipeline with one filter on the other side of hapi."""
     names = GOOD.split()
     is_left = names.index(name) < names.index("hapi")
     names.remove(name)
-    place = names.index("hapi")
-    names.insert(place + 1 if is_left else place, name)
+    position = names.index("hapi")
+    names.insert(position + is_left, name)
     return " ".join(names)
 
 
@@ -85,14 +85,16 @@ def swapped(name: str) -> str:
         ),
     ],
 )
-def test_filter_starts_in_its_place(tmp_path: Path, names: str) -> None:
+def test_proxy_starts_with_the_filter_in_its_place(
+    tmp_path: Path, names: str
+) -> None:
     assert load(tmp_path, names)
 
 
 @pytest.mark.parametrize(
     "name", ["tempauth", "s3api", "tempurl", "formpost", "staticweb"]
 )
-def test_what_says_who_asks_must_be_left_of_the_filter(
+def test_authentication_must_be_left_of_the_filter(
     tmp_path: Path, name: str
 ) -> None:
     with pytest.raises(ValueError, match=f"{name} is right of hapi") as e:
@@ -101,7 +103,7 @@ def test_what_says_who_asks_must_be_left_of_the_filter(
     assert "directly left of copy" in str(e.value)
 
 
-def test_filters_of_keystone_must_be_left_of_the_filter(
+def test_keystones_filters_must_be_left_of_the_filter(
     tmp_path: Path,
 ) -> None:
     names = "hapi authtoken s3token keystoneauth copy"
@@ -112,7 +114,7 @@ def test_filters_of_keystone_must_be_left_of_the_filter(
 
 
 @pytest.mark.parametrize("name", ["copy", "dlo", "versioned_writes"])
-def test_what_is_in_every_pipeline_must_be_right_of_the_filter(
+def test_mandatory_filters_must_be_right_of_the_filter(
     tmp_path: Path, name: str
 ) -> None:
     with pytest.raises(ValueError, match=f"name {name} there"):
@@ -120,7 +122,7 @@ def test_what_is_in_every_pipeline_must_be_right_of_the_filter(
 
 
 @pytest.mark.parametrize("name", ["slo", "symlink", "encryption"])
-def test_what_assembles_or_decrypts_must_be_right_of_the_filter(
+def test_filters_that_assemble_or_decrypt_must_be_right_of_the_filter(
     tmp_path: Path, name: str
 ) -> None:
     with pytest.raises(ValueError, match=f"{name} is left of hapi"):
@@ -132,11 +134,11 @@ def test_copy_that_swift_would_insert_must_be_named(tmp_path: Path) -> None:
         load(tmp_path, "catch_errors cache tempauth hapi")
 
 
-def test_filter_that_is_named_twice_does_not_start(tmp_path: Path) -> None:
+def test_filter_named_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="hapi is listed twice"):
         load(tmp_path, GOOD.replace(" hapi ", " hapi hapi "))
 
 
-def test_what_ends_in_no_proxy_is_not_judged() -> None:
+def test_pipeline_without_a_proxy_is_not_checked() -> None:
     assert filter_factory({})(FakeSwift())
     assert filter_factory({})(None)

@@ -228,7 +228,11 @@ def test_uint8_of_infinite_and_nan_values(
     features = torch.tensor([group, [0.0, 1, 2, 3]])
     back = round_trip(features, "uint8")
     torch.testing.assert_close(
-        back[0], torch.tensor(expected), equal_nan=True, rtol=1e-6, atol=0
+        back[0],
+        torch.tensor(expected, dtype=torch.float32),
+        equal_nan=True,
+        rtol=1e-6,
+        atol=0,
     )
     torch.testing.assert_close(back[1], features[1], rtol=0, atol=4 / 510)
     assert encode(features, "uint8").saturated == saturated

@@ -1,17 +1,13 @@
-"""Commands run in this process, with or without credentials."""
+"""Credentials in environment variables, or none."""
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from hapi_client.cli import main as cli
 from scripted_swift import ScriptedSwift, scripted_swift
-
-Hapi = Callable[..., int]
 
 
 def set_login(monkeypatch: pytest.MonkeyPatch, auth_url: str) -> None:
@@ -38,17 +34,3 @@ def swift(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedSwift]:
     with scripted_swift() as server:
         set_login(monkeypatch, server.auth_url)
         yield server
-
-
-@pytest.fixture
-def hapi(monkeypatch: pytest.MonkeyPatch) -> Hapi:
-    """Runs a command and returns its exit status."""
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments: object) -> int:
-        monkeypatch.setattr(sys, "argv", ["hapi", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return int(caught.value.code or 0)
-
-    return run

@@ -110,8 +110,8 @@ def test_examples_parse(words, tmp_path, monkeypatch):
 
 
 def test_documentation_lists_all_commands():
-    page = (ROOT / "docs" / "commands.rst").read_text()
-    listed = re.findall(r"\* - ``hapi ([a-z ]+)``", page)
+    (page,) = (ROOT / "docs").rglob("commands.rst")
+    listed = re.findall(r"\* - ``hapi ([a-z ]+)``", page.read_text())
     assert sorted(listed) == sorted(COMMANDS)
 
 

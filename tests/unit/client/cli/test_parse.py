@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from hapi_client.cli.parse import parse_age
+from hapi_client.cli.parse import parse_age, parse_link
 from hapi_protocol.errors import ClientError
 
 
@@ -29,3 +29,27 @@ def test_age_has_a_unit(text, age):
 def test_invalid_age_is_refused(text):
     with pytest.raises(ClientError, match="as in 30d"):
         parse_age(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("100mbit", 12.5e6),
+        ("100 Mbit/s", 12.5e6),
+        ("1gbit", 125e6),
+        ("2.5Gbit", 312.5e6),
+        ("12MB/s", 12e6),
+        ("800kB", 800e3),
+        ("5000B/s", 5000.0),
+    ],
+)
+def test_link_is_read_in_bits_and_bytes(text: str, rate: float) -> None:
+    assert parse_link(text) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(
+    "text", ["fast", "100", "10mb", "0mbit", "-1mbit", ""]
+)
+def test_invalid_link_is_refused(text: str) -> None:
+    with pytest.raises(ClientError, match="100mbit"):
+        parse_link(text)

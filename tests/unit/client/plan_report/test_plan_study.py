@@ -1,4 +1,4 @@
-"""``hapi plan`` on this machine alone, and what its options mean."""
+"""``hapi plan`` without Swift, and the measurements behind it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ import torch
 from typer.testing import CliRunner
 
 from hapi_client.cli.main import app
-from hapi_client.cli.parse import parse_link
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.model.registry import (
     ModelSource,
     imagenet_transform,
     load_region,
 )
-from hapi_client.plan_report import plan_study as advice
-from hapi_client.plan_report.machine_load import BackgroundLoad, other_work
+from hapi_client.plan_report import plan_study
+from hapi_client.plan_report.machine_load import (
+    BackgroundLoad,
+    background_load,
+)
 from hapi_client.plan_report.plan_study import (
     PlanRequest,
     advise,
@@ -46,31 +48,7 @@ from networks import small_network
 CPU = torch.device("cpu")
 SMALL = ImageTransform(resize_size=36, crop_size=32)
 SCALES_COUNT_BYTES = 1000
-"""Of smaller features, scales and zeros may be more than uint8 saves."""
-
-
-@pytest.mark.parametrize(
-    ("text", "rate"),
-    [
-        ("100mbit", 12.5e6),
-        ("100 Mbit/s", 12.5e6),
-        ("1gbit", 125e6),
-        ("2.5Gbit", 312.5e6),
-        ("12MB/s", 12e6),
-        ("800kB", 800e3),
-        ("5000B/s", 5000.0),
-    ],
-)
-def test_links_are_read_in_bits_and_bytes(text: str, rate: float) -> None:
-    assert parse_link(text) == pytest.approx(rate)
-
-
-@pytest.mark.parametrize(
-    "text", ["fast", "100", "10mb", "0mbit", "-1mbit", ""]
-)
-def test_links_that_say_no_speed_are_refused(text: str) -> None:
-    with pytest.raises(ClientError, match="100mbit"):
-        parse_link(text)
+"""Smaller features may be larger as uint8, because of scales and zeros."""
 
 
 @pytest.mark.parametrize(
@@ -85,14 +63,14 @@ def test_links_that_say_no_speed_are_refused(text: str) -> None:
         ),
     ],
 )
-def test_names_that_are_none_bring_those_near_them(
+def test_unknown_name_brings_similar_names(
     name: str, weights: str | None, message: str
 ) -> None:
     with pytest.raises(ClientError, match=message):
         ModelSource(name, weights).build()
 
 
-def test_random_weights_of_ones_own_model_are_always_the_same(
+def test_own_model_has_the_same_random_weights_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "made_here.py").write_text(
@@ -106,10 +84,10 @@ def test_random_weights_of_ones_own_model_are_always_the_same(
     assert torch.equal(first["weight"], second["weight"])
 
 
-def test_plan_tells_of_other_work_on_this_machine(
+def test_background_load_is_an_assumption(
     region: FrozenRegion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    question = PlanRequest(
+    request = PlanRequest(
         min_precision="lossless",
         epochs=1.0,
         batch_size=2,
@@ -119,41 +97,42 @@ def test_plan_tells_of_other_work_on_this_machine(
         name="small",
     )
 
-    def told(cores: float) -> list[str]:
+    def load_notes(cores: float) -> list[str]:
         @contextmanager
-        def others() -> Iterator[BackgroundLoad]:
+        def load() -> Iterator[BackgroundLoad]:
             yield BackgroundLoad(cores)
 
-        monkeypatch.setattr(advice, "other_work", others)
-        notes = advise(region, question, SilentReporter()).report.notes
+        monkeypatch.setattr(plan_study, "background_load", load)
+        notes = advise(region, request, SilentReporter()).report.notes
         assert any("this machine: " in note for note in notes)
-        return [note for note in notes if "other work" in note]
+        return [note for note in notes if "other processes" in note]
 
-    assert told(0.1) == []
-    (note,) = told(1.5)
-    assert note.startswith("assumed: other work on this machine, 1.5 cores")
+    assert load_notes(0.1) == []
+    (note,) = load_notes(1.5)
+    assert note.startswith("assumed: ")
+    assert "1.5 of " in note
 
 
-def test_what_others_compute_is_told_from_what_we_do() -> None:
+def test_load_of_another_process_is_measured() -> None:
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        with other_work() as beside:
+        with background_load() as load:
             time.sleep(1.0)
     finally:
         busy.kill()
         busy.wait()
-    assert beside.cores > 0.5
+    assert load.cores > 0.5
 
 
-def test_a_system_that_tells_nothing_has_no_others(
+def test_load_is_zero_if_the_system_does_not_report_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "hapi_client.plan_report.machine_load.STAT", tmp_path / "none"
     )
-    with other_work() as alone:
+    with background_load() as load:
         time.sleep(0.01)
-    assert alone.cores == 0
+    assert load.cores == 0
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +140,7 @@ def region() -> FrozenRegion:
     return FrozenRegion(small_network(), "body", SMALL, CPU)
 
 
-def test_all_encodings_of_a_measured_cut_have_costs(
+def test_measured_cut_has_costs_of_all_encodings(
     region: FrozenRegion,
 ) -> None:
     facts = measure(region, reference_samples(region), ENCODINGS)
@@ -173,21 +152,20 @@ def test_all_encodings_of_a_measured_cut_have_costs(
     measured = {cut for cut, _ in samples.wire_bytes}
     assert region.num_cuts in measured
     for cut in measured:
-        plain = facts.cuts[cut - 1].float32_bytes
+        values = facts.cuts[cut - 1].float32_bytes
         sent = {e: samples.wire_bytes[cut, e] for e in ENCODINGS}
-        assert plain < sent["float32"] < plain + 400
-        assert plain / 2 < sent["float16"] < plain / 2 + 400
+        assert values < sent["float32"] < values + 400
+        assert values / 2 < sent["float16"] < values / 2 + 400
         assert sent["float16"] < sent["float32"]
-        if plain > SCALES_COUNT_BYTES:
+        if values > SCALES_COUNT_BYTES:
             assert sent["uint8"] < sent["float16"]
     assert samples.raw_bytes > 30_000
     assert samples.decode_seconds > 0
 
 
-def test_copies_of_an_image_far_apart_do_not_make_it_smaller(
+def test_copies_of_an_image_in_other_batches_do_not_compress(
     region: FrozenRegion,
 ) -> None:
-    """They travel in batches of their own."""
     probed = reference_samples(region)
     some = probed.members[:SAMPLES_OF_SPAN]
 
@@ -198,12 +176,12 @@ def test_copies_of_an_image_far_apart_do_not_make_it_smaller(
 
     copied = sizes(4 * some)
     for way, size in sizes(some).items():
-        # What a stream begins with is spread over more samples; compressed
-        # with their copies, they would have a quarter of it.
+        # The stream's header is spread over more samples. Compressed together
+        # with their copies, samples would need a quarter.
         assert 0.7 * size < copied[way] <= size
 
 
-def test_measuring_leaves_the_model_as_it_was(region: FrozenRegion) -> None:
+def test_measuring_does_not_change_the_model(region: FrozenRegion) -> None:
     before = {n: w.clone() for n, w in region.device_graph.weights.items()}
     tail = {k: v.clone() for k, v in region.tail.state_dict().items()}
 
@@ -217,7 +195,7 @@ def test_measuring_leaves_the_model_as_it_was(region: FrozenRegion) -> None:
     assert all(p.grad is None for p in region.tail.parameters())
 
 
-def test_samples_that_cannot_be_decoded_are_left_out(
+def test_undecodable_samples_are_left_out(
     region: FrozenRegion,
 ) -> None:
     good = reference_samples(region)
@@ -228,7 +206,7 @@ def test_samples_that_cannot_be_decoded_are_left_out(
         measure(region, ProbeSamples((b"no",), 9.0), ("float32",))
 
 
-def test_cuts_are_handed_on_as_they_are(region: FrozenRegion) -> None:
+def test_all_cuts_are_listed(region: FrozenRegion) -> None:
     facts = cut_facts(region)
 
     assert [each.index for each in facts] == list(
@@ -237,19 +215,13 @@ def test_cuts_are_handed_on_as_they_are(region: FrozenRegion) -> None:
     assert facts[-1].shape == region.cut_shape(region.num_cuts)
 
 
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> str:
-    name = f"own_{abs(hash(text)) % 10**8}"
-    (tmp_path / f"{name}.py").write_text(text)
-    monkeypatch.chdir(tmp_path)
-    return name
-
-
-def test_models_of_the_users_own_are_called(
+def test_own_models_are_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = own(
-        tmp_path,
-        monkeypatch,
+    module = "own_models"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / f"{module}.py").write_text(
         "import torch\n"
         "def pair():\n"
         "    return (torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3),\n"
@@ -279,7 +251,7 @@ def test_models_of_the_users_own_are_called(
             load_region(ModelSource(text), None, imagenet_transform(32), "cpu")
 
 
-def test_unknown_devices_and_modules_are_refused_by_name() -> None:
+def test_unknown_device_or_module_is_named() -> None:
     with pytest.raises(ClientError, match="device is 'tpu'"):
         load_region(
             ModelSource("alexnet"), "features", imagenet_transform(64), "tpu"
@@ -290,13 +262,13 @@ def test_unknown_devices_and_modules_are_refused_by_name() -> None:
         )
 
 
-def test_weights_of_an_own_function_are_its_own_affair() -> None:
+def test_own_model_takes_no_checkpoint() -> None:
     with pytest.raises(ClientError, match="makes its own weights"):
         ModelSource("own:build", checkpoint=Path("x.pt")).build()
 
 
 class Outputs(torch.nn.Module):
-    """A tail with several results, one of them not trained."""
+    """A tail with several outputs, one of them not trained."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -308,7 +280,7 @@ class Outputs(torch.nn.Module):
 
 
 class Fixed(torch.nn.Module):
-    """A tail whose result nothing of it has a part in."""
+    """A tail whose output does not depend on its parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -323,19 +295,19 @@ def split_with(tail: torch.nn.Module) -> FrozenRegion:
     return FrozenRegion((frozen, tail), None, SMALL, CPU)
 
 
-def test_a_step_of_a_tail_with_several_outputs_has_a_time() -> None:
+def test_step_of_a_tail_with_several_outputs_is_measured() -> None:
     assert train_seconds(split_with(Outputs()), batch_size=4) > 0
     assert train_seconds(split_with(Fixed()), batch_size=4) == 0
 
 
-def test_a_step_that_fails_names_the_batch_size() -> None:
+def test_failing_step_names_the_batch_size() -> None:
     normalised = split_with(torch.nn.BatchNorm2d(4))
     assert train_seconds(normalised, batch_size=2) > 0
-    with pytest.raises(ClientError, match=r"batch size of 1.*--batch-size"):
+    with pytest.raises(ClientError, match=r"batch size 1.*--batch-size"):
         train_seconds(normalised, batch_size=1)
 
 
-def test_the_whole_region_is_measured_however_little_time_there_is(
+def test_whole_region_is_measured_without_any_time_left(
     region: FrozenRegion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probe, "TRAVEL_SECONDS", -1.0)
@@ -345,16 +317,16 @@ def test_the_whole_region_is_measured_however_little_time_there_is(
     assert region.num_cuts not in facts.skipped
 
 
-def test_a_proxy_without_the_filter_names_what_does_without() -> None:
+def test_proxy_without_the_filter_names_the_remedy() -> None:
     class Plain:
         def require_hapi(self) -> None:
             raise ClientError("no_hapi", "the proxy has no hapi filter")
 
     connection: Any = Plain()
     with pytest.raises(ClientError) as caught:
-        advice._require_hapi(connection)
+        plan_study._require_hapi(connection)
     assert str(caught.value).count("no_hapi") == 1
-    assert "filter; --no-upload plans" in caught.value.message
+    assert "filter; --no-upload" in caught.value.message
 
 
 def plan(*arguments: str) -> tuple[int, str]:
@@ -364,7 +336,7 @@ def plan(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_plan_without_data_says_what_it_assumes(tmp_path: Path) -> None:
+def test_plan_without_data_lists_its_assumptions(tmp_path: Path) -> None:
     status, text = plan(
         "squeezenet1_1", "--freeze", "features", "--size", "64",
         "--link", "20mbit", "--epochs", "3", "--samples", "5000",
@@ -390,7 +362,7 @@ def test_plan_without_data_says_what_it_assumes(tmp_path: Path) -> None:
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_plan_of_a_model_of_arrays(tmp_path: Path) -> None:
+def test_plan_of_a_model_for_arrays(tmp_path: Path) -> None:
     status, text = plan(
         "array_networks:text_network", "--array", "16:int64",
         "--link", "20mbit", "--json", str(tmp_path / "plan.json"),
@@ -411,22 +383,29 @@ def test_plan_of_a_model_of_arrays(tmp_path: Path) -> None:
         (["resnet18", "--array", "3xa:int64"], "give sizes, and a type"),
         (["resnet18", "--array", "3:int32"], "float32, int64, not 'int32'"),
         (["resnet18", "--plot", "plan.pdf"], ".png or .html"),
-        (["resnet18", "--plot", "/nowhere/plan.png"], "/nowhere is no folder"),
-        (["resnet18", "--json", "/nowhere/plan.json"], "/nowhere is no fold"),
+        (["resnet18", "--plot", "/nowhere/plan.png"], "/nowhere is not a"),
+        (["resnet18", "--json", "/nowhere/plan.json"], "/nowhere is not a"),
         (["resnet18", "--measure"], "--measure reads from a data set"),
+        (
+            ["resnet18", "--measure", "--data", "c/p", "--link", "1gbit"],
+            "exclude each other",
+        ),
+        (["resnet18", "--data", "http://x/y"], "'http://x/y'"),
         (["resnet18", "--min-precision", "low"], "min_precision is 'low'"),
         (["resnet18", "--link", "fast"], "link is 'fast'"),
         (["resnet19"], "no model 'resnet19'"),
         (["resnet18", "--epochs", "0"], "epochs"),
     ],
 )
-def test_bad_options_are_refused_before_any_work(
+def test_wrong_options_are_refused_before_any_work(
     arguments: list[str], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def works(*_: object) -> None:
-        raise AssertionError("it has begun")
+    def must_not_start(*_: object) -> None:
+        raise AssertionError("work has started")
 
-    monkeypatch.setattr("hapi_client.model.registry.FrozenRegion", works)
+    monkeypatch.setattr(
+        "hapi_client.model.registry.FrozenRegion", must_not_start
+    )
     status, output = plan(*arguments)
 
     assert status != 0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -17,21 +18,15 @@ from hapi_client.plan_report.plan_tables import (
     Report,
     cost_table,
     cut_table,
-    op_text,
     plans_table,
     report_body,
-    shortened,
     summary,
 )
 from hapi_splitter.planner.costs import CutFacts
 from hapi_splitter.planner.plan import Option, Problem, Resource, solve, stream
 from hapi_splitter.units import (
     bytes_text,
-    count_text,
-    link_text,
-    number_text,
     percent_text,
-    seconds_text,
 )
 
 NUM_CUTS = 60
@@ -81,7 +76,7 @@ def report() -> Report:
     return Report(cuts, problem, plans, model="a <model>")
 
 
-def test_the_table_has_candidates_only_or_all_cuts(report: Report) -> None:
+def test_table_has_measured_cuts_or_all(report: Report) -> None:
     few, every = cut_table(report), cut_table(report, every=True)
     assert [row[0] for row in few.rows] == ["0", "10", "30", "60"]
     assert [row[0] for row in every.rows] == [
@@ -92,7 +87,7 @@ def test_the_table_has_candidates_only_or_all_cuts(report: Report) -> None:
         assert len(table.lines()) == len(table.rows) + 1
 
 
-def test_a_row_says_what_a_cut_costs(report: Report) -> None:
+def test_row_has_the_costs_of_a_cut(report: Report) -> None:
     table = cut_table(report)
     row = dict(zip(table.header, table.rows[2], strict=True))
     assert row["place"].startswith("…")
@@ -116,14 +111,12 @@ def test_a_row_says_what_a_cut_costs(report: Report) -> None:
     assert rows[1]["server mem"] == "9 GB !"
 
 
-def test_shares_in_the_table_are_those_of_the_plan(report: Report) -> None:
-    shares = {row[0]: row[-1] for row in cut_table(report).rows}
-    for cut, share in shares.items():
-        weight = report.share(int(cut))
-        assert share == (percent_text(weight) if weight else "")
-    assert sum(report.share(cut) for cut in range(NUM_CUTS + 1)) == (
-        pytest.approx(1)
-    )
+def test_shares_sum_to_one(report: Report) -> None:
+    for row in cut_table(report).rows:
+        share = report.share(int(row[0]))
+        assert row[-1] == (percent_text(share) if share else "")
+    shares = (report.share(cut) for cut in range(NUM_CUTS + 1))
+    assert sum(shares) == pytest.approx(1)
 
 
 def test_plans_are_compared_by_their_totals(report: Report) -> None:
@@ -138,49 +131,57 @@ def test_plans_are_compared_by_their_totals(report: Report) -> None:
     assert summary(report)[0] == f"Plan: {report.plan.label}"
 
 
-def test_the_json_form_keeps_its_keys(report: Report) -> None:
+def test_json_keys_are_stable(report: Report) -> None:
     body = json.loads(json.dumps(report_body(report), allow_nan=False))
-    assert set(body) == {
-        "plan",
-        "plans",
-        "resources",
-        "cuts",
-        "samples",
-        "epochs",
-        "push_one_off_seconds",
-        "server_limit_bytes",
-        "client_limit_bytes",
-    }
-    assert set(body["plans"][body["plan"]]) == {
-        "mix",
-        "samples_per_second",
-        "one_off_seconds",
-        "total_seconds",
-        "times_plan",
-        "binding",
-        "utilisation",
-        "pays_from_samples",
-        "reasons",
-    }
-    assert set(body["cuts"][0]) == {
-        "cut",
-        "name",
-        "op",
-        "shape",
-        "float32_bytes",
-        "candidate",
-        "share",
-        "options",
-    }
-    assert set(body["cuts"][30]["options"][0]) == {
-        "encoding",
-        "bytes",
-        "seconds",
-        "samples_per_second",
-        "server_bytes",
-        "client_bytes",
-        "fits",
-    }
+    assert sorted(body) == sorted(
+        [
+            "plan",
+            "plans",
+            "resources",
+            "cuts",
+            "samples",
+            "epochs",
+            "push_one_off_seconds",
+            "server_limit_bytes",
+            "client_limit_bytes",
+        ]
+    )
+    assert sorted(body["plans"][body["plan"]]) == sorted(
+        [
+            "mix",
+            "samples_per_second",
+            "one_off_seconds",
+            "total_seconds",
+            "times_plan",
+            "binding",
+            "utilisation",
+            "pays_from_samples",
+            "reasons",
+        ]
+    )
+    assert sorted(body["cuts"][0]) == sorted(
+        [
+            "cut",
+            "name",
+            "op",
+            "shape",
+            "float32_bytes",
+            "candidate",
+            "share",
+            "options",
+        ]
+    )
+    assert sorted(body["cuts"][30]["options"][0]) == sorted(
+        [
+            "encoding",
+            "bytes",
+            "seconds",
+            "samples_per_second",
+            "server_bytes",
+            "client_bytes",
+            "fits",
+        ]
+    )
     assert len(body["cuts"]) == NUM_CUTS + 1
     assert [c["cut"] for c in body["cuts"] if c["candidate"]] == [
         0,
@@ -191,7 +192,7 @@ def test_the_json_form_keeps_its_keys(report: Report) -> None:
     assert [o["fits"] for o in body["cuts"][10]["options"]] == [False, False]
 
 
-def test_the_json_form_has_null_for_what_never_ends(report: Report) -> None:
+def test_infinite_time_is_null_in_json(report: Report) -> None:
     resources = tuple(
         replace(r, capacity=0.0) if r.name == "client device" else r
         for r in report.problem.resources
@@ -210,67 +211,31 @@ def test_the_json_form_has_null_for_what_never_ends(report: Report) -> None:
     assert body["plans"]["auto"]["total_seconds"] is not None
 
 
-def test_a_png_is_written(report: Report, tmp_path: Path) -> None:
+def test_png_is_written(report: Report, tmp_path: Path) -> None:
     path = tmp_path / "plan.PNG"
     write_plot(path, report)
     assert path.read_bytes().startswith(b"\x89PNG\r\n")
 
 
-class Page(HTMLParser):
-    """Collects tags and what would be loaded."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.loaded: list[str] = []
-        self.text = ""
-
-    def handle_starttag(
-        self, tag: str, attrs: list[tuple[str, str | None]]
-    ) -> None:
-        self.tags.append(tag)
-        self.loaded += [
-            value
-            for name, value in attrs
-            if name in ("src", "href", "xlink:href")
-            and value is not None
-            and not value.startswith("#")
-        ]
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-def test_a_page_has_plot_and_tables_and_loads_nothing(
+def test_page_has_figure_and_tables_and_loads_nothing(
     report: Report, tmp_path: Path
 ) -> None:
-    path = tmp_path / "plan.html"
-    write_plot(path, report)
-    page = Page()
-    content = path.read_text(encoding="utf-8")
-    page.feed(content)
-    assert page.loaded == []
-    assert page.tags.count("svg") == 1
-    assert page.tags.count("table") == 3
-    assert page.tags.count("script") == 0
-    assert "Where to cut a <model>" in page.text
-    assert "<stages>" not in content
+    write_plot(tmp_path / "a.html", report)
+    write_plot(tmp_path / "b.html", report)
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert (tmp_path / "b.html").read_text(encoding="utf-8") == page
+    start, end = page.index("<svg"), page.index("</svg>") + len("</svg>")
+    assert ElementTree.fromstring(page[start:end]).tag.endswith("svg")
+    assert page.count("<svg") == 1
+    assert page.count("<table>") == 3
+    assert re.findall(r"<script|(?:src|href)=\"(?!#)", page) == []
+    assert "Where to cut a &lt;model&gt;" in page
+    assert "<stages>" not in page
     for reason in report.plan.reasons:
-        assert reason in page.text
-    svg = content[content.index("<svg") : content.index("</svg>") + 6]
-    assert ElementTree.fromstring(svg).tag.endswith("svg")
+        assert html.escape(reason) in page
 
 
-def test_the_same_plan_gives_the_same_page(
-    report: Report, tmp_path: Path
-) -> None:
-    paths = [tmp_path / "a.html", tmp_path / "b.html"]
-    for path in paths:
-        write_plot(path, report)
-    assert paths[0].read_bytes() == paths[1].read_bytes()
-
-
-def test_a_plan_that_only_streams_is_drawn(
+def test_plan_that_only_streams_is_drawn(
     report: Report, tmp_path: Path
 ) -> None:
     streaming = replace(report, chosen="stream")
@@ -279,7 +244,7 @@ def test_a_plan_that_only_streams_is_drawn(
 
 
 @pytest.mark.parametrize("name", ["plan.pdf", "plan", ".png"])
-def test_another_suffix_is_refused(
+def test_other_suffix_is_refused(
     name: str, report: Report, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=r"must end in \.png or \.html"):
@@ -303,36 +268,3 @@ def test_planning_imports_neither_torch_nor_matplotlib() -> None:
         env={"PYTHONPATH": ":".join(sys.path)},
     )
     assert answer.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        (number_text(15_432.4), "15,432"),
-        (number_text(0.012345), "0.0123"),
-        (number_text(float("inf")), "∞"),
-        (count_text(1, "image"), "1 image"),
-        (count_text(1200, "class", "classes"), "1,200 classes"),
-        (bytes_text(999.7), "1 kB"),
-        (bytes_text(33_100), "33.1 kB"),
-        (link_text(12.5e6), "100 Mbit/s"),
-        (seconds_text(0), "0 s"),
-        (seconds_text(0.00125), "1.25 ms"),
-        (seconds_text(3e-10), "0.3 ns"),
-        (seconds_text(120), "2 min"),
-        (seconds_text(7200), "2 h"),
-        (percent_text(0), "0 %"),
-        (percent_text(0.0001), "<0.1 %"),
-        (percent_text(0.004), "0.4 %"),
-        (percent_text(0.9999), "99.9 %"),
-        (percent_text(1), "100 %"),
-        (op_text("aten.conv2d.default"), "conv2d"),
-        (op_text("conv"), "conv"),
-        (shortened("abcdef", 6), "abcdef"),
-        (shortened("abcdef", 4), "…def"),
-    ],
-)
-def test_amounts_are_told_as_people_read_them(
-    found: str, expected: str
-) -> None:
-    assert found == expected

@@ -1,4 +1,4 @@
-"""What a pass takes, summed up with the clock injected."""
+"""Sums of one epoch, with an injected clock."""
 
 from __future__ import annotations
 
@@ -18,44 +18,17 @@ from hapi_client.reports.epoch_report import (
     PLANNING,
     TRAINING,
     WAITING,
+    EpochReport,
 )
 from hapi_client.sampling.sampler import SamplerConfig, index_order
 from hapi_client.swift.traffic_counters import Traffic
 
-READING = index_order([8], SamplerConfig(4)).read_plan()
+READ_PLAN = index_order([8], SamplerConfig(4)).read_plan()
 
 
-class World:
-    """A clock and a plan that a test changes."""
-
-    def __init__(self) -> None:
-        self.now = 50.0
-        self.plan = PlanStatus()
-        self.plans = PlanChangeCounter()
-        self.lines: list[Line] = []
-        self.tally = self.another()
-
-    def another(self) -> EpochRecorder:
-        return EpochRecorder(
-            3,
-            "train",
-            in_force=lambda: self.plan,
-            open_line=self._open,
-            plans=self.plans,
-            clock=lambda: self.now,
-        )
-
-    def _open(self, samples: int) -> Line:
-        self.lines.append(Line(samples))
-        return self.lines[-1]
-
-    def passes(self, seconds: float) -> None:
-        self.now += seconds
-
-
-class Line:
-    def __init__(self, samples: int) -> None:
-        self.samples = samples
+class Bar:
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples
         self.added: list[int] = []
         self.is_open = True
 
@@ -66,36 +39,71 @@ class Line:
         self.is_open = False
 
 
+class World:
+    """A clock, a plan and the recorders of a job's epochs."""
+
+    def __init__(self) -> None:
+        self.now = 50.0
+        self.plan = PlanStatus()
+        self.plans = PlanChangeCounter()
+        self.bars: list[Bar] = []
+        self.recorder = self.new_recorder()
+
+    def new_recorder(self) -> EpochRecorder:
+        return EpochRecorder(
+            3,
+            "train",
+            plan_status=lambda: self.plan,
+            start_bar=self._start_bar,
+            plans=self.plans,
+            clock=lambda: self.now,
+        )
+
+    def _start_bar(self, num_samples: int) -> Bar:
+        self.bars.append(Bar(num_samples))
+        return self.bars[-1]
+
+    @property
+    def report(self) -> EpochReport:
+        assert self.recorder.report is not None
+        return self.recorder.report
+
+    def use_plan(self, cut: int, num_changes: int) -> None:
+        self.plan = PlanStatus(
+            f"cut {cut} · uint8", 2.0, ("link",), num_changes
+        )
+
+
 @pytest.fixture
 def world() -> World:
     return World()
 
 
-def test_nothing_is_reported_before_it_begins(world: World) -> None:
-    assert world.tally.report is None
-    world.tally.end()
-    assert world.tally.report is None
+def test_epoch_that_never_began_has_no_report(world: World) -> None:
+    assert world.recorder.report is None
+    world.recorder.end()
+    assert world.recorder.report is None
 
 
 def test_stages_of_the_loop_are_summed(world: World) -> None:
-    tally = world.tally
-    with tally.running(READING):
+    recorder = world.recorder
+    with recorder.running(READ_PLAN):
         for waited in (2.0, 3.0):
-            with tally.stage(WAITING):
-                world.passes(waited)
-            with tally.stage(LAYERS):
-                world.passes(0.5)
-            with tally.stage(PLANNING):
-                world.passes(0.25)
-            tally.came(7, 4, 0)
-            tally.delivered(4)
-            with tally.stage(TRAINING):
-                world.passes(1.0)
-    report = tally.report
-    world.passes(100)
+            for stage, seconds in (
+                (WAITING, waited),
+                (LAYERS, 0.5),
+                (PLANNING, 0.25),
+            ):
+                with recorder.stage(stage):
+                    world.now += seconds
+            recorder.came(7, 4, 0)
+            recorder.delivered(4)
+            with recorder.stage(TRAINING):
+                world.now += 1.0
+    report = world.report
+    world.now += 100
 
-    assert report is not None
-    assert report == tally.report
+    assert report == world.report
     assert (report.epoch, report.split, report.name) == (3, "train", "epoch 3")
     assert report.is_finished
     assert report.samples == report.expected_samples == 8
@@ -111,59 +119,45 @@ def test_stages_of_the_loop_are_summed(world: World) -> None:
     assert report.samples_by_cut == {7: 8}
 
 
-def test_pass_that_was_left_is_unfinished(world: World) -> None:
-    with world.tally.running(READING):
-        world.tally.delivered(4)
-    report = world.tally.report
-    assert report is not None
+@pytest.mark.parametrize("batches", [[4], [4, 0]])
+def test_epoch_that_was_left_or_failed_is_unfinished(
+    world: World, batches: list[int]
+) -> None:
+    error = ValueError if len(batches) == 2 else ()
+    with suppress(error), world.recorder.running(READ_PLAN):
+        for samples in batches:
+            world.recorder.delivered(samples)
+        if error:
+            raise error
+    report = world.report
     assert not report.is_finished
     assert (report.samples, report.expected_samples) == (4, 8)
-    assert "4 samples of 8, unfinished" in str(report)
 
 
-def test_pass_that_failed_is_unfinished(world: World) -> None:
-    def run() -> None:
-        with world.tally.running(READING):
-            world.tally.delivered(4)
-            world.tally.delivered(0)
-            raise ValueError("x")
-
-    with pytest.raises(ValueError, match="x"):
-        run()
-    report = world.tally.report
-    assert report is not None
-    assert not report.is_finished
-
-
-def test_pass_under_way_is_told_as_far_as_it_is(world: World) -> None:
-    with world.tally.running(READING):
-        world.passes(2)
-        world.tally.delivered(4)
-        report = world.tally.report
-        assert report is not None
+def test_running_epoch_has_a_preliminary_report(world: World) -> None:
+    with world.recorder.running(READ_PLAN):
+        world.now += 2
+        world.recorder.delivered(4)
+        report = world.report
         assert (report.samples, report.seconds) == (4, 2)
         assert not report.is_finished
-        world.tally.delivered(4)
-    assert world.tally.report != report
+        world.recorder.delivered(4)
+    assert world.report != report
 
 
-def test_what_threads_add_elsewhere_is_not_the_passes(world: World) -> None:
+def test_only_traffic_of_the_epoch_is_counted(world: World) -> None:
     traffic, counters = Traffic(), JobCounters()
     traffic.add(received_bytes=1000, retries=5)
     counters.add(retries=9)
-    with world.tally.running(READING):
-        with world.tally.fetching(traffic, counters):
+    with world.recorder.running(READ_PLAN):
+        with world.recorder.fetching(traffic, counters):
             traffic.add(received_bytes=30, sent_bytes=4, requests=2, retries=1)
             counters.add(retries=2, fallbacks=1, cached=3, saturated=7)
         traffic.add(received_bytes=1000)
-        with (
-            suppress(KeyError),
-            world.tally.fetching(traffic, counters),
-        ):
+        with suppress(KeyError), world.recorder.fetching(traffic, counters):
             traffic.add(received_bytes=5, requests=1)
             raise KeyError
-    report = world.tally.report
-    assert report is not None
+    report = world.report
     assert (report.received_bytes, report.sent_bytes) == (35, 4)
     assert report.requests == 3
     assert (report.retries, report.fallbacks) == (3, 1)
@@ -171,12 +165,12 @@ def test_what_threads_add_elsewhere_is_not_the_passes(world: World) -> None:
     assert traffic.count().received_bytes == 2035
 
 
-def test_spans_are_told_by_tier(world: World) -> None:
-    with world.tally.running(READING):
-        world.tally.loaded(
+def test_times_of_spans_are_summed_by_stage(world: World) -> None:
+    with world.recorder.running(READ_PLAN):
+        world.recorder.loaded(
             SpanMetrics(read_seconds=3.0, decode_cpu_seconds=0.5)
         )
-        world.tally.loaded(
+        world.recorder.loaded(
             SpanMetrics(
                 server_seconds={"forward": 2.0, "send_blocked": 0.25},
                 server_cpu_seconds=1.5,
@@ -184,101 +178,84 @@ def test_spans_are_told_by_tier(world: World) -> None:
                 unpack_cpu_seconds=1.0,
             )
         )
-    report = world.tally.report
-    assert report is not None
+    report = world.report
     assert report.fetch_seconds == {"fetch": 6.0, "decode": 1.5}
-    assert report.storage_seconds == {
-        "queue": 0.0,
-        "read": 0.0,
-        "decode": 0.0,
+    stages = dict.fromkeys(("queue", "read", "decode", "encode"), 0.0)
+    assert report.storage_seconds == stages | {
         "forward": 2.0,
-        "encode": 0.0,
         "send_blocked": 0.25,
     }
     assert report.storage_cpu_seconds == 1.5
 
 
-def test_plans_are_held_to_the_samples_that_came_under_them(
+def test_prediction_is_compared_for_samples_read_under_a_plan(
     world: World,
 ) -> None:
-    tally = world.tally
-    with tally.running(READING):
-        world.passes(10)  # streamed, without a plan
-        tally.delivered(4)
-        world.plan = PlanStatus("cut 2 · uint8", 2.0, ("link",), 1)
-        world.passes(4)
-        tally.delivered(4)
+    with world.recorder.running(READ_PLAN):
+        world.now += 10  # without a plan
+        world.recorder.delivered(4)
+        world.use_plan(2, 1)
+        world.now += 4
+        world.recorder.delivered(4)
         world.plan = PlanStatus("cut 3 · uint8", 1.0, ("client cpu",), 3)
-    report = tally.report
-    assert report is not None
+    report = world.report
     assert report.predicted_samples_per_second == 2.0
     assert report.measured_per_predicted == 0.5
-    assert (report.plan, report.limited_by) == (
-        "cut 3 · uint8",
-        ("client cpu",),
-    )
+    assert report.plan == "cut 3 · uint8"
+    assert report.limited_by == ("client cpu",)
     assert report.plan_changes == 3
 
 
-def plan_changes(tally: EpochRecorder) -> int:
-    assert tally.report is not None
-    return tally.report.plan_changes
-
-
-def test_a_plan_between_two_passes_is_counted_by_the_second(
-    world: World,
-) -> None:
-    first, second = world.tally, world.another()
-    with first.running(READING):
-        pass
-    world.plan = PlanStatus("cut 2 · uint8", 2.0, ("link",), 1)
-    with second.running(READING):
-        assert plan_changes(second) == 1
-        world.plan = PlanStatus("cut 3 · uint8", 2.0, ("link",), 2)
-    assert (plan_changes(first), plan_changes(second)) == (0, 2)
-
-
-def test_a_pass_within_another_counts_its_own_plans(world: World) -> None:
-    outer, inner, later = world.tally, world.another(), world.another()
-    with outer.running(READING):
-        world.plan = PlanStatus("cut 2 · uint8", 2.0, ("link",), 1)
-        with inner.running(READING):
-            world.plan = PlanStatus("cut 3 · uint8", 2.0, ("link",), 3)
-        world.plan = PlanStatus("cut 4 · uint8", 2.0, ("link",), 4)
-    with later.running(READING):
-        pass
-    assert [plan_changes(each) for each in (outer, inner, later)] == [4, 2, 0]
-
-
-def test_no_plan_predicts_nothing(world: World) -> None:
-    with world.tally.running(READING):
-        world.passes(1)
-        world.tally.delivered(4)
-    report = world.tally.report
-    assert report is not None
+def test_without_a_plan_nothing_is_predicted(world: World) -> None:
+    with world.recorder.running(READ_PLAN):
+        world.now += 1
+        world.recorder.delivered(4)
+    report = world.report
     assert report.predicted_samples_per_second is None
     assert report.measured_per_predicted is None
     assert report.limited_by == ()
 
 
-def test_line_is_open_as_long_as_the_pass(world: World) -> None:
-    assert not world.lines
-    with world.tally.running(READING):
-        (line,) = world.lines
-        world.tally.delivered(4)
-        assert line.is_open
-    assert (line.samples, line.added, line.is_open) == (8, [4], False)
+def plan_changes(*recorders: EpochRecorder) -> list[int]:
+    reports = [recorder.report for recorder in recorders]
+    return [report.plan_changes for report in reports if report]
 
 
-def test_ending_a_pass_that_somebody_holds_closes_its_line(
-    world: World,
-) -> None:
-    with world.tally.running(READING):
-        world.tally.end()
-        assert not world.lines[0].is_open
+def test_plan_between_two_epochs_counts_for_the_second(world: World) -> None:
+    first, second = world.recorder, world.new_recorder()
+    with first.running(READ_PLAN):
+        pass
+    world.use_plan(2, 1)
+    with second.running(READ_PLAN):
+        assert plan_changes(second) == [1]
+        world.use_plan(3, 2)
+    assert plan_changes(first, second) == [0, 2]
 
 
-def test_stats_are_added_and_taken_away() -> None:
+def test_nested_epoch_counts_its_own_plans(world: World) -> None:
+    outer, inner, later = (world.new_recorder() for _ in range(3))
+    with outer.running(READ_PLAN):
+        world.use_plan(2, 1)
+        with inner.running(READ_PLAN):
+            world.use_plan(3, 3)
+        world.use_plan(4, 4)
+    with later.running(READ_PLAN):
+        pass
+    assert plan_changes(outer, inner, later) == [4, 2, 0]
+
+
+def test_bar_is_open_during_the_epoch(world: World) -> None:
+    assert not world.bars
+    with world.recorder.running(READ_PLAN):
+        (bar,) = world.bars
+        world.recorder.delivered(4)
+        assert bar.is_open
+        world.recorder.end()
+        assert not bar.is_open
+    assert (bar.num_samples, bar.added) == (8, [4])
+
+
+def test_stats_are_added_and_subtracted() -> None:
     one = JobStats(retries=1, samples=4, samples_by_cut={0: 4}, seconds=0.5)
     two = JobStats(samples=3, samples_by_cut={0: 1, 7: 2})
     assert (one + two).samples == 7

@@ -1,4 +1,4 @@
-"""The line that shows how far a pass is, and when there is none."""
+"""Progress bars, notes, logs and prints on one terminal."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import io
 import logging
 import sys
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from tqdm import tqdm
 
-from hapi_client.reports.epoch_recorder import NoLine, PlanStatus
+from hapi_client.reports import terminal
+from hapi_client.reports.epoch_recorder import NullProgressBar, PlanStatus
 from hapi_client.reports.progress_bar import (
-    ProgressLine,
-    open_line,
+    TqdmProgressBar,
     progress_wanted,
+    start_progress_bar,
 )
-from hapi_client.reports.terminal import TqdmLogHandler
+from hapi_client.reports.terminal import ConsoleReporter, TqdmLogHandler
 from hapi_client.swift.traffic_counters import Traffic
 from hapi_protocol.errors import ClientError
 from screen import Terminal, shown
@@ -24,19 +27,27 @@ from screen import Terminal, shown
 PLAN = PlanStatus("cut 42 · float16", 120.0, ("link",), 1)
 
 
+class Screen(Terminal):
+    """A terminal for both streams, with the lines that it shows."""
+
+    @property
+    def lines(self) -> list[str]:
+        return [line for line in shown(self.getvalue()) if line]
+
+
 @pytest.fixture
-def sit_at(monkeypatch):
-    """Makes a terminal of both streams; pytest has its own until the call."""
-    return lambda: terminal_of(monkeypatch)
+def use_screen(monkeypatch):
+    """Replaces both streams at the call; until then pytest has its own."""
 
+    def use() -> Screen:
+        screen = Screen()
+        monkeypatch.setattr(sys, "stdout", screen)
+        monkeypatch.setattr(sys, "stderr", screen)
+        monkeypatch.setenv("COLUMNS", "110")
+        monkeypatch.setenv("LINES", "24")
+        return screen
 
-def terminal_of(monkeypatch) -> Terminal:
-    found = Terminal()
-    monkeypatch.setattr(sys, "stdout", found)
-    monkeypatch.setattr(sys, "stderr", found)
-    monkeypatch.setenv("COLUMNS", "110")
-    monkeypatch.setenv("LINES", "24")
-    return found
+    return use
 
 
 class Clock:
@@ -47,14 +58,25 @@ class Clock:
         return self.now
 
 
-def make_line(traffic=None, clock=None, samples=80) -> ProgressLine:
-    return ProgressLine(
-        "epoch 3",
-        samples,
-        lambda: PLAN,
-        traffic or Traffic(),
-        clock=clock or Clock(),
-    )
+class Bar(TqdmProgressBar):
+    """A bar whose clock advances with its samples."""
+
+    def __init__(self, samples=80, traffic=None) -> None:
+        self.clock = Clock()
+        super().__init__(
+            "epoch 3",
+            samples,
+            lambda: PLAN,
+            traffic or Traffic(),
+            clock=self.clock,
+        )
+
+    def advance(self, samples=10, seconds=1.0) -> None:
+        self.clock.now += seconds
+        self.add(samples)
+
+
+# --- when a bar is shown ---
 
 
 @pytest.mark.parametrize(
@@ -68,218 +90,49 @@ def make_line(traffic=None, clock=None, samples=80) -> ProgressLine:
         (False, {"HAPI_PROGRESS": "1"}, False),
     ],
 )
-def test_program_then_environment_decide(progress, environ, wanted):
+def test_program_precedes_the_environment(progress, environ, wanted):
     assert progress_wanted(progress, environ) is wanted
 
 
-def test_other_values_of_the_variable_are_refused_by_name():
-    with pytest.raises(ClientError, match="HAPI_PROGRESS is 'yes'; 0 shows"):
+def test_other_value_of_the_variable_is_refused():
+    with pytest.raises(ClientError, match="HAPI_PROGRESS is 'yes'"):
         progress_wanted(None, {"HAPI_PROGRESS": "yes"})
 
 
-def opened(wanted):
-    line = open_line(
-        "epoch 0", 8, wanted=wanted, in_force=PlanStatus, traffic=Traffic()
+def is_shown(wanted: bool | None) -> bool:
+    bar = start_progress_bar(
+        "epoch 0", 8, wanted=wanted, plan_status=PlanStatus, traffic=Traffic()
     )
-    line.close()
-    return line
+    bar.close()
+    return not isinstance(bar, NullProgressBar)
 
 
-def test_line_is_shown_on_a_terminal_only_unless_asked_for(
-    monkeypatch, sit_at
-):
-    sit_at()
-    assert isinstance(opened(None), ProgressLine)
-    assert isinstance(opened(False), NoLine)
+def test_bar_is_shown_on_a_terminal_unless_configured(monkeypatch, use_screen):
+    use_screen()
+    assert [is_shown(wanted) for wanted in (None, False)] == [True, False]
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert isinstance(opened(None), NoLine)
-    assert isinstance(opened(True), ProgressLine)
-    monkeypatch.setattr(sys, "stderr", None)
-    assert isinstance(opened(None), NoLine)
+    assert [is_shown(wanted) for wanted in (None, True)] == [False, True]
 
 
-def test_line_is_shown_in_a_notebook(monkeypatch):
+def test_bar_is_shown_in_a_notebook(monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     shell = SimpleNamespace(config={"IPKernelApp": {}})
     kernel = SimpleNamespace(get_ipython=lambda: shell)
     monkeypatch.setitem(sys.modules, "IPython", kernel)
-    assert isinstance(opened(None), ProgressLine)
+    assert is_shown(None)
     shell.config.clear()
-    assert isinstance(opened(None), NoLine)
+    assert not is_shown(None)
 
 
-def test_loader_worker_shows_nothing(monkeypatch, sit_at):
-    terminal = sit_at()
+def test_worker_of_a_data_loader_shows_nothing(monkeypatch, use_screen):
+    screen = use_screen()
     monkeypatch.setattr("torch.utils.data.get_worker_info", lambda: object())
-    assert isinstance(opened(True), NoLine)
-    assert terminal.getvalue() == ""
-
-
-def test_line_tells_samples_rates_limit_and_plan(sit_at):
-    terminal = sit_at()
-    clock, traffic = Clock(), Traffic()
-    line = make_line(traffic, clock)
-    for _ in range(4):
-        clock.now += 1.0
-        traffic.add(received_bytes=3_000_000, sent_bytes=400_000)
-        line.add(10)
-    (text,) = [each for each in shown(terminal.getvalue()) if each]
-    assert text.startswith("epoch 3 |")
-    assert "| 40/80, " in text
-    assert " left, " in text
-    assert text.endswith(" samples/s, 3.4 MB/s, limit link, cut 42 · float16")
-    assert len(text) <= 110
-    line.close()
-
-
-def test_line_is_drawn_a_few_times_a_second(sit_at):
-    terminal = sit_at()
-    clock = Clock()
-    line = make_line(clock=clock, samples=1000)
-    before = terminal.getvalue().count("\r")
-    for _ in range(1000):
-        clock.now += 0.001
-        line.add(1)
-    assert terminal.getvalue().count("\r") - before <= 5
-    line.close()
-
-
-def test_line_vanishes_and_leaves_no_thread(sit_at):
-    terminal = sit_at()
-    stdout = sys.stdout
-    before = set(threading.enumerate())
-    line = make_line()
-    assert set(threading.enumerate()) == before
-    assert "".join(shown(terminal.getvalue()))
-    line.close()
-    line.close()
-    assert "".join(shown(terminal.getvalue())) == ""
-    assert sys.stdout is stdout
-
-
-def test_prints_stand_above_the_line(sit_at):
-    terminal = sit_at()
-    clock = Clock()
-    line = make_line(clock=clock)
-    for number in range(3):
-        print("step", number, "loss", 0.5)
-        clock.now += 1
-        line.add(10)
-    *above, last = [each for each in shown(terminal.getvalue()) if each]
-    assert above == [f"step {number} loss 0.5" for number in range(3)]
-    assert last.startswith("epoch 3 |")
-    line.close()
-    print("behind it")
-    assert [each for each in shown(terminal.getvalue()) if each] == [
-        *above,
-        "behind it",
-    ]
-
-
-def test_part_of_a_line_is_not_drawn_over(sit_at):
-    terminal = sit_at()
-    clock = Clock()
-    line = make_line(clock=clock)
-    for _ in range(3):
-        print(".", end="", flush=True)
-        clock.now += 1
-        line.add(10)
-    assert shown(terminal.getvalue())[-1] == "..."
-    print(" done")
-    clock.now += 1
-    line.add(10)
-    first, last = [each for each in shown(terminal.getvalue()) if each]
-    assert first == "... done"
-    assert "| 40/80, " in last
-    print("no end", end="")
-    line.close()
-    assert shown(terminal.getvalue())[1:] == ["no end"]
-
-
-def test_prints_into_a_file_are_left_alone(monkeypatch, sit_at, tmp_path):
-    sit_at()
-    with (tmp_path / "out").open("w") as file:
-        monkeypatch.setattr(sys, "stdout", file)
-        line = make_line()
-        assert sys.stdout is file
-        line.close()
-
-
-def test_bars_of_the_user_stand_beside_it(sit_at):
-    terminal = sit_at()
-    from tqdm import tqdm
-
-    clock = Clock()
-    with tqdm(total=5, desc="epochs") as outer:
-        line = make_line(clock=clock)
-        clock.now += 1
-        line.add(10)
-        texts = [each for each in shown(terminal.getvalue()) if each]
-        assert [text.split()[0] for text in texts] == ["epochs:", "epoch"]
-        line.close()
-        outer.update()
-    (left,) = [each for each in shown(terminal.getvalue()) if each]
-    assert left.startswith("epochs:")
-
-
-def test_prints_and_warnings_stand_above_all_bars(sit_at, monkeypatch):
-    from tqdm import tqdm
-
-    terminal = sit_at()
-    # As in a program that has set up no log.
-    monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    ours = logging.getLogger("hapi_client")
-    clock = Clock()
-    with tqdm(total=5, desc="epochs") as outer:
-        line = make_line(clock=clock)
-        print("a print")
-        ours.warning("a warning")
-        clock.now += 1
-        line.add(10)
-        found = [each for each in shown(terminal.getvalue()) if each]
-        assert found[:2] == ["a print", "a warning"]
-        assert [each.split()[0] for each in found[2:]] == ["epochs:", "epoch"]
-        line.close()
-        outer.update()
-    assert ours.handlers == []
-
-
-def test_log_of_a_program_is_left_to_it(sit_at):
-    terminal = sit_at()
-    before = list(logging.getLogger("hapi_client").handlers)
-    line = make_line()
-    # Pytest has handlers of its own.
-    assert logging.getLogger("hapi_client").handlers == before
-    logging.getLogger("hapi_client").warning("a warning")
-    line.close()
-    assert "a warning" not in terminal.getvalue()
-
-
-def test_stream_that_somebody_kept_works_on(sit_at):
-    terminal = sit_at()
-    line = make_line()
-    kept = sys.stdout
-    line.close()
-    kept.write("late\n")
-    assert [each for each in shown(terminal.getvalue()) if each] == ["late"]
-
-
-def test_lines_that_end_in_the_order_of_their_beginning_leave_no_trace(
-    sit_at,
-):
-    terminal = sit_at()
-    for _ in range(50):
-        # As those of zip(a.loader(0), b.loader(0)) do.
-        first, second = make_line(), make_line()
-        first.add(8)
-        second.add(8)
-        first.close()
-        second.close()
-    assert sys.stdout is terminal
+    assert not is_shown(True)
+    assert screen.getvalue() == ""
 
 
 class Sink:
-    """What programs put in the place of a stream, to log what comes."""
+    """A stream that a program has replaced by an object with two methods."""
 
     def write(self, text: str) -> int:
         return len(text)
@@ -289,17 +142,198 @@ class Sink:
 
 
 @pytest.mark.parametrize("kind", ["sink", "closed", "none"])
-def test_streams_that_know_little_show_no_line(monkeypatch, kind):
+def test_replaced_stream_shows_no_bar(monkeypatch, kind):
     closed = io.StringIO()
     closed.close()
     stream = {"sink": Sink(), "closed": closed, "none": None}[kind]
     monkeypatch.setattr(sys, "stderr", stream)
-    assert isinstance(opened(None), NoLine)
+    assert not is_shown(None)
 
 
-def test_log_is_written_while_another_thread_imports_bars(monkeypatch):
+# --- what a bar shows ---
+
+
+def test_bar_shows_samples_rates_limit_and_plan(use_screen):
+    screen = use_screen()
+    traffic = Traffic()
+    bar = Bar(traffic=traffic)
+    for _ in range(4):
+        traffic.add(received_bytes=3_000_000, sent_bytes=400_000)
+        bar.advance()
+    (line,) = screen.lines
+    assert line.startswith("epoch 3 |")
+    assert "| 40/80, " in line
+    assert " left, " in line
+    assert line.endswith(" samples/s, 3.4 MB/s, limit link, cut 42 · float16")
+    assert len(line) <= 110
+    bar.close()
+
+
+def test_bar_is_drawn_a_few_times_a_second(use_screen):
+    screen = use_screen()
+    bar = Bar(samples=1000)
+    before = screen.getvalue().count("\r")
+    for _ in range(1000):
+        bar.advance(1, seconds=0.001)
+    assert screen.getvalue().count("\r") - before <= 5
+    bar.close()
+
+
+def test_closed_bar_leaves_neither_line_nor_thread(use_screen):
+    screen = use_screen()
+    before = set(threading.enumerate())
+    bar = Bar()
+    assert set(threading.enumerate()) == before
+    assert screen.lines
+    bar.close()
+    bar.close()
+    assert screen.lines == []
+    assert sys.stdout is screen
+
+
+def test_interleaved_bars_restore_the_stream(use_screen):
+    screen = use_screen()
+    for _ in range(50):
+        # As in zip(first.loader(0), second.loader(0)).
+        first, second = Bar(), Bar()
+        first.add(8)
+        second.add(8)
+        first.close()
+        second.close()
+    assert sys.stdout is screen
+
+
+# --- what others write meanwhile ---
+
+
+def test_prints_are_above_the_bar(use_screen):
+    screen = use_screen()
+    bar = Bar()
+    for number in range(3):
+        print("step", number, "loss", 0.5)
+        bar.advance()
+    prints = [f"step {number} loss 0.5" for number in range(3)]
+    assert screen.lines[:-1] == prints
+    assert screen.lines[-1].startswith("epoch 3 |")
+    bar.close()
+    print("after it")
+    assert screen.lines == [*prints, "after it"]
+
+
+def test_incomplete_line_hides_the_bar_until_it_ends(use_screen):
+    screen = use_screen()
+    bar = Bar()
+    for _ in range(3):
+        print(".", end="", flush=True)
+        bar.advance()
+    assert screen.lines == ["..."]
+    print(" done")
+    bar.advance()
+    first, last = screen.lines
+    assert first == "... done"
+    assert "| 40/80, " in last
+    print("no end", end="")
+    bar.close()
+    assert screen.lines[1:] == ["no end"]
+
+
+def test_prints_into_a_file_are_not_changed(monkeypatch, use_screen):
+    use_screen()
+    file = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", file)
+    bar = Bar()
+    assert sys.stdout is file
+    bar.close()
+
+
+def test_prints_and_warnings_are_above_all_bars(use_screen, monkeypatch):
+    screen = use_screen()
+    # As in a program that has not configured logging.
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    logger = logging.getLogger("hapi_client")
+    with tqdm(total=5, desc="epochs") as outer:
+        bar = Bar()
+        print("a print")
+        logger.warning("a warning")
+        bar.advance()
+        assert screen.lines[:2] == ["a print", "a warning"]
+        bars = [line.split()[0] for line in screen.lines[2:]]
+        assert bars == ["epochs:", "epoch"]
+        bar.close()
+        outer.update()
+        assert screen.lines[2].startswith("epochs:")
+        assert len(screen.lines) == 3
+    assert logger.handlers == []
+
+
+def test_configured_logging_is_not_changed(use_screen):
+    screen = use_screen()
+    logger = logging.getLogger("hapi_client")
+    before = list(logger.handlers)
+    bar = Bar()
+    assert logger.handlers == before  # pytest has configured the root
+    logger.warning("a warning")
+    bar.close()
+    assert "a warning" not in screen.getvalue()
+
+
+def test_stream_that_was_kept_still_works(use_screen):
+    screen = use_screen()
+    bar = Bar()
+    stream = sys.stdout
+    bar.close()
+    stream.write("late\n")
+    assert screen.lines == ["late"]
+
+
+def test_log_and_notes_of_a_command_are_above_a_bar(use_screen):
+    screen = use_screen()
+    handler, record = TqdmLogHandler(), logging.makeLogRecord({"msg": "a log"})
+    handler.emit(record)
+    with ConsoleReporter() as reporter:
+        bar = Bar()
+        handler.emit(record)
+        reporter.note("a note")
+        assert screen.lines[:-1] == ["a log", "a log", "a note"]
+        assert screen.lines[-1].startswith("epoch 3 |")
+        bar.close()
+    assert screen.lines == ["a log", "a log", "a note"]
+
+
+def test_log_is_written_while_another_thread_imports_tqdm(monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm", SimpleNamespace())
-    told = io.StringIO()
-    handler = TqdmLogHandler(told)
-    handler.emit(logging.makeLogRecord({"msg": "a line"}))
-    assert told.getvalue() == "a line\n"
+    output = io.StringIO()
+    TqdmLogHandler(output).emit(logging.makeLogRecord({"msg": "a line"}))
+    assert output.getvalue() == "a line\n"
+
+
+# --- files ---
+
+
+def test_file_has_a_bar_until_the_next_note(use_screen, monkeypatch):
+    screen = use_screen()
+    monkeypatch.setattr(
+        terminal, "make_bar", partial(terminal.make_bar, mininterval=0)
+    )
+    before = threading.active_count()
+    with ConsoleReporter() as reporter:
+        for name in ("a", "b"):
+            file = reporter.reading(io.BytesIO(bytes(4000)), name, 4000)
+            file.read(1000)
+            (line,) = screen.lines
+            assert line.startswith(f"{name}:  25%")
+        file.seek(0)  # a repeated request
+        assert len(file.read()) == 4000
+        reporter.note("b is stored")
+        assert screen.lines == ["b is stored"]
+        reporter.reading(io.BytesIO(b"1234"), "c", 4).read()
+    assert screen.lines == ["b is stored"]
+    assert threading.active_count() == before
+
+
+def test_without_a_terminal_only_notes_are_shown(capsys):
+    file = io.BytesIO(b"1234")
+    with ConsoleReporter() as reporter:
+        assert reporter.reading(file, "a", 4) is file
+        reporter.note("a note")
+    assert capsys.readouterr().err == "a note\n"

@@ -229,12 +229,7 @@ def test_temporary_url_finds_and_does_not_keep(tmp_path: Path) -> None:
 def test_account_that_may_not_compute_finds_nothing(tmp_path: Path) -> None:
     with world_of(tmp_path) as world:
         warm(world)
-        world.filter.config = world.filter.config.__class__(
-            **{
-                **vars(world.filter.config),
-                "allowed_accounts": frozenset({"AUTH_physics"}),
-            }
-        )
+        world.configure(allowed_accounts=frozenset({"AUTH_physics"}))
         refused = ask(world, "read")
         assert refused.json["code"] == "compute_not_allowed"
 

@@ -1,4 +1,4 @@
-"""What the access log says of a request: it must suffice for a bill."""
+"""Entries of requests in the access log, which must suffice for billing."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ USED = (
 
 @dataclasses.dataclass
 class Logged:
-    """The filter behind Swift's proxy-logging, and what both have logged."""
+    """The filter behind Swift's proxy-logging, and the lines of both."""
 
     world: FilterUnderTest
     app: Any
@@ -65,7 +65,7 @@ class Logged:
         )
 
     def entries(self) -> list[str]:
-        """Our entries of the lines so far, which are forgotten."""
+        """Returns our entries of the lines so far, and clears the lines."""
         found = [unquote(line.split()[-5]) for line in self.lines]
         self.lines.clear()
         return found
@@ -95,7 +95,7 @@ def stream(logged: Logged, request: Request) -> Iterator[bytes]:
     yield from chunks
 
 
-def questions(world: FilterUnderTest) -> list[str]:
+def usage_requests(world: FilterUnderTest) -> list[str]:
     return [
         path
         for method, path in world.worker.calls
@@ -103,18 +103,18 @@ def questions(world: FilterUnderTest) -> list[str]:
     ]
 
 
-def test_whole_stream_tells_what_it_used(logged: Logged) -> None:
+def test_entry_of_a_complete_stream_has_its_usage(logged: Logged) -> None:
     response = logged.ask().get_response(logged.app)
     assert response.body == SHARD.upper()
 
     assert logged.entries() == [ENTRY + USED]
-    assert questions(logged.world) == [
+    assert usage_requests(logged.world) == [
         f"/jobs/j{len(logged.world.worker.jobs)}"
     ]
     assert logged.own == []
 
 
-def test_many_objects_are_counted(logged: Logged) -> None:
+def test_entry_of_many_objects_has_their_number(logged: Logged) -> None:
     request = logged.ask(
         method="POST", path="/AUTH_test/data", query="?hapi", body=b"x\n" * 3
     )
@@ -125,19 +125,19 @@ def test_many_objects_are_counted(logged: Logged) -> None:
     assert logged.entries() == [entry + USED]
 
 
-def test_index_has_no_model(logged: Logged) -> None:
+def test_entry_of_an_index_has_no_model(logged: Logged) -> None:
     request = logged.ask(headers={"X-Hapi-Index": "true"})
     assert request.get_response(logged.app).body
 
     assert logged.entries() == ["hapi:model=-;cut=0;account=AUTH_test" + USED]
 
 
-def test_stream_that_its_client_gives_up_tells_what_it_used(
+def test_entry_of_a_stream_closed_by_its_client_has_its_usage(
     logged: Logged,
 ) -> None:
     """The line is written before Swift closes the stream's iterator."""
     logged.world.worker.usage = dataclasses.replace(USAGE, outcome="gone")
-    # More than the sockets hold: the worker ends when the stream is closed.
+    # More than the sockets' buffers: the worker ends at the close.
     logged.world.swift.put(SOURCE, bytes(1 << 20) * 24)
     logged.world.worker.ended.clear()
     chunks = iter(logged.ask().get_response(logged.app).app_iter)
@@ -147,7 +147,7 @@ def test_stream_that_its_client_gives_up_tells_what_it_used(
     assert logged.entries() == [ENTRY + USED.replace("done", "gone")]
 
 
-def test_stream_that_breaks_tells_what_it_used_and_why(
+def test_entry_of_a_broken_stream_has_its_usage_and_the_reason(
     logged: Logged,
 ) -> None:
     logged.world.worker.usage = dataclasses.replace(
@@ -166,7 +166,7 @@ def test_stream_that_breaks_tells_what_it_used_and_why(
     assert entry.endswith(";outcome=failed;reason=too_slow")
 
 
-def test_job_that_is_refused_before_its_stream_tells_what_it_used(
+def test_entry_of_a_job_that_failed_before_its_stream_has_its_usage(
     logged: Logged,
 ) -> None:
     logged.world.worker.usage = dataclasses.replace(
@@ -186,7 +186,7 @@ def test_job_that_is_refused_before_its_stream_tells_what_it_used(
     assert entry.endswith(";outcome=failed;reason=damaged_shard")
 
 
-def test_worker_that_knows_nothing_costs_only_the_fields(
+def test_entry_has_no_usage_if_the_worker_does_not_have_it(
     logged: Logged,
 ) -> None:
     logged.world.worker.usage = None
@@ -195,7 +195,7 @@ def test_worker_that_knows_nothing_costs_only_the_fields(
     assert logged.entries() == [ENTRY]
 
 
-def test_worker_that_is_gone_costs_only_the_fields(logged: Logged) -> None:
+def test_entry_has_no_usage_if_the_worker_has_ended(logged: Logged) -> None:
     chunks = iter(logged.ask().get_response(logged.app).app_iter)
     assert next(chunks)
     os.unlink(logged.world.worker.socket_path)
@@ -204,7 +204,7 @@ def test_worker_that_is_gone_costs_only_the_fields(logged: Logged) -> None:
     assert logged.entries() == [ENTRY]
 
 
-def test_worker_that_does_not_tell_is_waited_for_a_second(
+def test_usage_is_waited_for_at_most_a_second(
     logged: Logged,
 ) -> None:
     logged.world.worker.usage_delay_seconds = 1.9
@@ -216,7 +216,7 @@ def test_worker_that_does_not_tell_is_waited_for_a_second(
     assert logged.entries() == [ENTRY]
 
 
-def test_requests_that_run_no_job_ask_for_no_usage(logged: Logged) -> None:
+def test_requests_without_a_job_request_no_usage(logged: Logged) -> None:
     response = logged.ask().get_response(logged.app)
     assert response.body
     etag = response.headers["ETag"]
@@ -234,10 +234,10 @@ def test_requests_that_run_no_job_ask_for_no_usage(logged: Logged) -> None:
         ENTRY,
         ENTRY.replace("cut=3", "cut=99"),
     ]
-    assert questions(logged.world) == []
+    assert usage_requests(logged.world) == []
 
 
-def test_entry_says_which_samples_were_wanted(logged: Logged) -> None:
+def test_entry_has_the_requested_samples(logged: Logged) -> None:
     request = logged.ask(headers=annotation(samples="0-3"))
     assert request.get_response(logged.app).body
 
@@ -245,7 +245,7 @@ def test_entry_says_which_samples_were_wanted(logged: Logged) -> None:
     assert entry.startswith(f"hapi:model={MODEL};cut=3;wanted=0-3;account=")
 
 
-def test_entry_is_one_word_whatever_the_model_is_called(
+def test_entry_is_one_word_for_any_name_of_the_model(
     logged: Logged,
 ) -> None:
     world = logged.world
@@ -263,7 +263,7 @@ def test_entry_is_one_word_whatever_the_model_is_called(
     assert not set(" ,") & set(entry)
 
 
-def test_other_entries_of_the_line_stay(logged: Logged) -> None:
+def test_other_entries_of_the_line_are_not_changed(logged: Logged) -> None:
     request = logged.ask(env={"swift.log_info": ["cs:valid"]})
     _, _, chunks = request.call_application(logged.app)
     request.environ["swift.log_info"].append("late:one")
@@ -273,16 +273,16 @@ def test_other_entries_of_the_line_stay(logged: Logged) -> None:
     assert entry.split(",") == ["cs:valid", ENTRY + USED, "late:one"]
 
 
-@pytest.mark.parametrize("is_given_up", [False, True])
+@pytest.mark.parametrize("is_closed_early", [False, True])
 def test_s3_callers_stream_is_in_the_filters_own_log(
-    logged: Logged, is_given_up: bool
+    logged: Logged, is_closed_early: bool
 ) -> None:
-    """s3api hands on a copy of the request: no line would have its entry."""
+    """s3api passes on a copy of the request, which no line would show."""
     request = logged.ask(env=s3_env())
     response = request.get_response(logged.app)
     chunks = iter(response.app_iter)
     assert next(chunks)
-    if is_given_up:
+    if is_closed_early:
         chunks.close()  # type: ignore[attr-defined]
     else:
         assert list(chunks)

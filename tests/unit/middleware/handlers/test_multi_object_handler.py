@@ -660,7 +660,7 @@ class Gauge:
     """Counts objects that are being read."""
 
     def __init__(self) -> None:
-        self.now = self.most = self.begun = 0
+        self.now = self.peak = self.begun = 0
 
     def stream(
         self, content: bytes, seconds: float
@@ -668,7 +668,7 @@ class Gauge:
         def chunks() -> Iterator[bytes]:
             self.begun += 1
             self.now += 1
-            self.most = max(self.most, self.now)
+            self.peak = max(self.peak, self.now)
             try:
                 eventlet.sleep(seconds)
                 yield content
@@ -696,7 +696,7 @@ def test_reads_overlap_and_keep_their_order(world: FilterUnderTest) -> None:
     gauge, names = gauged(world, 12, 1000, 0.01)
     assert ask(world, names).status == 200
 
-    assert gauge.most == CONCURRENCY
+    assert gauge.peak == CONCURRENCY
     assert gauge.now == 0
     for number, (entry, data) in enumerate(sent(world)):
         assert entry["key"] == names[number]
