@@ -31,7 +31,7 @@ Hapi = Callable[..., tuple[int, Any]]
 def hapi(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Hapi:
-    """Runs a command; its exit status and what its --json says."""
+    """Runs a command; returns its exit status and its JSON."""
     for variable, value in cluster.environment.items():
         monkeypatch.setenv(variable, value)
     monkeypatch.setenv("COLUMNS", "200")
@@ -56,13 +56,13 @@ def data(owner: Caller) -> None:
         owner.put(f"/AUTH_test/sets/{name}", shard(3))
 
 
-def test_ls_goes_from_containers_to_shards(
+def test_ls_lists_containers_data_sets_and_shards(
     hapi: Hapi, data: None, owner: Caller, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert hapi("index", "sets/train")[0] == 0
     status, facts = hapi("ls")
     assert status == 0
-    # Their figures come to the account later.
+    # Swift updates the counts of containers later.
     assert "sets" in [each["name"] for each in facts["containers"]]
 
     _, facts = hapi("ls", "swift://sets")
@@ -86,7 +86,7 @@ def test_ls_goes_from_containers_to_shards(
     assert [e["index"] for e in facts["data_sets"]] == ["missing", "stale"]
 
 
-def test_info_tells_what_the_store_can_do(
+def test_info_describes_the_cluster(
     hapi: Hapi, data: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, facts = hapi("info")
@@ -108,7 +108,7 @@ def test_info_tells_what_the_store_can_do(
         assert words in shown
 
 
-def test_info_tells_what_a_data_set_is(
+def test_info_describes_a_data_set(
     hapi: Hapi,
     owner: Caller,
     connection: Connection,
@@ -145,7 +145,7 @@ def test_info_tells_what_a_data_set_is(
     assert "hapi index swift://sets/raw" in capsys.readouterr().err
 
 
-def test_info_tells_what_a_package_is(
+def test_info_describes_a_package(
     hapi: Hapi,
     connection: Connection,
     tmp_path: Path,

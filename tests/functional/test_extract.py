@@ -1,4 +1,4 @@
-"""``hapi extract``: features in files, those of the model itself."""
+"""``hapi extract`` writes the features that the model computes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hapi_client import TransferJob
-from hapi_client.atomic_file import held
+from hapi_client.atomic_file import file_lock
 from hapi_client.cli import main as cli
 from hapi_client.data.upload import upload
 from hapi_client.export.extract import extract
@@ -35,7 +35,7 @@ CLASSES = ("cat", "dog", "eel", "fox")
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory) -> Path:
-    """A folder of classes."""
+    """A folder of class folders."""
     folder = tmp_path_factory.mktemp("images")
     for number, (data, label) in enumerate(jpegs(NUM_SAMPLES, size=96)):
         place = folder / CLASSES[label] / f"{number:02d}.jpg"
@@ -53,7 +53,7 @@ def photos(connection, images) -> Location:
 
 @pytest.fixture(scope="module")
 def bad(connection, tmp_path_factory) -> Location:
-    """Without labels, and with a sample that cannot be decoded."""
+    """A data set without labels and with an undecodable sample."""
     place = Location("extracted", "bad")
     data = with_corrupt_member(shard(6, labels=False), "s0-0002")
     path = tmp_path_factory.mktemp("bad") / "a.tar"
@@ -74,7 +74,7 @@ def job_of(connection, place, **options) -> TransferJob:
 
 @pytest.fixture
 def hapi(cluster, monkeypatch, tmp_path):
-    """Runs a command; its exit status."""
+    """Runs a command and returns its exit status."""
     for variable, value in cluster.environment.items():
         monkeypatch.setenv(variable, value)
     monkeypatch.setenv("COLUMNS", "200")
@@ -90,7 +90,7 @@ def hapi(cluster, monkeypatch, tmp_path):
 
 
 def reference(images: Path, transform) -> dict[str, np.ndarray]:
-    """What the model has in front of its head on this machine, by key."""
+    """Computes the features in front of the model's head, by key."""
     found = {}
     network = small_network().eval()
     network.head = torch.nn.Identity()
@@ -107,13 +107,13 @@ def test_features_are_those_of_the_model_in_the_order_of_the_index(
     connection, photos, images, tmp_path, cut
 ):
     path = tmp_path / "features.parquet"
-    told = []
+    progress = []
     with job_of(connection, photos, cut=cut) as job:
         done = extract(
             job,
             path,
             about={"model": "small"},
-            on_samples=lambda *numbers: told.append(numbers),
+            on_samples=lambda *numbers: progress.append(numbers),
         )
         index = [row.key for span in job.data_set().spans for row in span.rows]
         assert job.stats.fallbacks == 0
@@ -129,7 +129,7 @@ def test_features_are_those_of_the_model_in_the_order_of_the_index(
         np.testing.assert_allclose(found, expected[key], rtol=1e-4, atol=1e-5)
     assert (done.samples, done.skipped) == (NUM_SAMPLES, 0)
     assert done.length_bytes == path.stat().st_size
-    assert told[-1] == (NUM_SAMPLES, NUM_SAMPLES)
+    assert progress[-1] == (NUM_SAMPLES, NUM_SAMPLES)
     about = json.loads(table.schema.metadata[b"hapi"])
     assert about == done.about
     assert (about["model"], about["freeze"]) == ("small", "body")
@@ -137,7 +137,7 @@ def test_features_are_those_of_the_model_in_the_order_of_the_index(
     assert {"hapi", "weights", "data_digest", "cut"} < set(about)
 
 
-def test_all_formats_hold_the_same(connection, photos, tmp_path):
+def test_all_formats_have_the_same_content(connection, photos, tmp_path):
     with job_of(connection, photos, cut="stream") as job:
         for suffix in ("parquet", "arrow", "npz"):
             extract(job, tmp_path / f"features.{suffix}")
@@ -154,7 +154,7 @@ def test_all_formats_hold_the_same(connection, photos, tmp_path):
         np.testing.assert_array_equal(found["features"], features)
 
 
-def test_a_bad_sample_is_named_or_left_out(connection, bad, tmp_path):
+def test_undecodable_sample_is_named_or_left_out(connection, bad, tmp_path):
     path = tmp_path / "features.npz"
     labels = {"labels": "optional"}
     with job_of(connection, bad, **labels, cut="stream") as job:
@@ -173,9 +173,7 @@ def test_a_bad_sample_is_named_or_left_out(connection, bad, tmp_path):
             assert "s0-0002" not in found["keys"].tolist()
 
 
-def test_a_run_that_is_interrupted_leaves_nothing(
-    connection, photos, tmp_path
-):
+def test_interrupted_run_leaves_no_file(connection, photos, tmp_path):
     path = tmp_path / "features.parquet"
     seen = []
 
@@ -190,13 +188,15 @@ def test_a_run_that_is_interrupted_leaves_nothing(
         assert seen == [f"{path.name}.lock", f"{path.name}.part"]
         assert os.listdir(tmp_path) == []
         another = pytest.raises(ClientError, match="another run uses")
-        with held(path), another:
+        with file_lock(path), another:
             extract(job, path)
         assert extract(job, path).samples == NUM_SAMPLES
     assert os.listdir(tmp_path) == [path.name]
 
 
-def test_command_writes_a_file_and_what_it_is(hapi, photos, images, capsys):
+def test_command_writes_features_and_their_description(
+    hapi, photos, images, capsys
+):
     words = ("extract", "--data", photos, "--model", "networks:small_network")
     assert hapi(*words, "features.arrow", "--json", "done.json") == 0
     facts = json.loads(Path("done.json").read_text())
@@ -230,19 +230,21 @@ def test_command_writes_a_file_and_what_it_is(hapi, photos, images, capsys):
         (("f.npz", "--min-precision", "low"), "min_precision is 'low'"),
     ],
 )
-def test_wrong_words_are_told_before_any_work(
+def test_wrong_options_are_refused_before_any_work(
     hapi, monkeypatch, capsys, words, message
 ):
-    def works(*_, **__):
-        raise AssertionError("it has begun")
+    def must_not_start(*_, **__):
+        raise AssertionError("work has started")
 
-    monkeypatch.setattr("hapi_client.model.registry.build_model", works)
+    monkeypatch.setattr(
+        "hapi_client.model.registry.build_model", must_not_start
+    )
     assert hapi("extract", "--data", "c/p", *words) == 1
     assert message in capsys.readouterr().err
 
 
 def blocks(language: str) -> list[str]:
-    """Code blocks of the page on extracting."""
+    """Code blocks of the documentation's page on extracting."""
     text = (ROOT / "docs" / "extracting.rst").read_text()
     found = re.findall(
         rf"\.\. code-block:: {language}\n\n((?:(?:    .*)?\n)+)", text
@@ -250,7 +252,7 @@ def blocks(language: str) -> list[str]:
     return [re.sub(r"^    ", "", block, flags=re.M) for block in found]
 
 
-def test_a_linear_probe_learns_from_a_file(
+def test_linear_probe_learns_from_a_file(
     connection, images, photos, tmp_path, monkeypatch, capsys
 ):
     pytest.importorskip("sklearn")
@@ -260,5 +262,5 @@ def test_a_linear_probe_learns_from_a_file(
     Path("val.npz").symlink_to("train.npz")
     exec(blocks("python")[1], {})
     (line,) = capsys.readouterr().out.splitlines()
-    # What it was fitted to, of four photographs.
+    # On its own training data: crops of four photographs.
     assert float(line.removeprefix("accuracy ")) > 0.9

@@ -1,4 +1,4 @@
-"""What jobs report of their passes, over a real Swift and a real worker."""
+"""Reports of epochs over a real Swift and a real worker."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def job_of(connection, place, **options) -> TransferJob:
 
 
 def train(job: TransferJob, epoch: int | None) -> tuple[EpochReport, JobStats]:
-    """A pass: its report, and what the job's figures grew by."""
+    """Runs an epoch; returns its report and the growth of the job's stats."""
     before = job.stats
     for features, _ in job.loader(epoch):
         job.tail(features)
@@ -94,17 +94,17 @@ def check_sums(report: EpochReport, grown: JobStats) -> None:
 
 
 def check_storage(report: EpochReport) -> None:
-    """What the worker says fits into the requests that were waited for."""
+    """Checks the worker's times against those of the requests."""
     seconds: Mapping[str, float] = report.storage_seconds
     assert min(seconds[name] for name in ("decode", "forward", "encode")) > 0
     assert report.storage_cpu_seconds > 0
-    # No more than all cores of the worker, for as long as it was asked.
-    spent = seconds["forward"] + seconds["encode"]
-    assert spent <= report.fetch_seconds["fetch"]
+    # At most all cores of the worker during the requests.
+    worker_seconds = seconds["forward"] + seconds["encode"]
+    assert worker_seconds <= report.fetch_seconds["fetch"]
     assert report.fetch_seconds["decode"] > 0
 
 
-def test_streamed_passes_add_up(connection, photos):
+def test_reports_of_streamed_epochs_add_up(connection, photos):
     with job_of(connection, photos, cut="stream") as job:
         assert job.reports == []
         first, _ = train(job, 0)
@@ -125,7 +125,7 @@ def test_streamed_passes_add_up(connection, photos):
     ("progress", "rank", "is_shown"),
     [(None, 0, False), (True, 0, True), (True, 1, False)],
 )
-def test_line_is_the_first_ranks_and_for_terminals(
+def test_bar_is_shown_by_the_first_rank_on_a_terminal(
     connection, photos, monkeypatch, progress, rank, is_shown
 ):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
@@ -151,7 +151,7 @@ def test_report_is_written_by_the_job(connection, photos, tmp_path):
     assert "<h1>mine</h1>" in (tmp_path / "run.html").read_text()
 
 
-def test_pushed_pass_tells_of_both_tiers(connection, photos):
+def test_report_of_push_down_covers_client_and_storage(connection, photos):
     with job_of(connection, photos, cut=1, encoding="float16") as job:
         report, _ = train(job, 0)
     assert report.samples_by_cut == {1: NUM_SAMPLES}
@@ -161,7 +161,7 @@ def test_pushed_pass_tells_of_both_tiers(connection, photos):
     check_storage(report)
 
 
-def test_mixed_pass_tells_all_ways(connection, photos):
+def test_report_of_a_mix_has_all_routes(connection, photos):
     with job_of(connection, photos, cut="freeze") as job:
         last = job.num_cuts
         job._feeder.mixer.change({RAW_ROUTE: 0.5, (last, "float32"): 0.5})
@@ -171,7 +171,7 @@ def test_mixed_pass_tells_all_ways(connection, photos):
     check_storage(report)
 
 
-def test_kept_features_take_nothing_of_the_worker(connection, photos):
+def test_cached_features_take_no_time_of_the_worker(connection, photos):
     with job_of(connection, photos, cut="freeze", cache="readwrite") as job:
         first, _ = train(job, 0)
         second, _ = train(job, 1)
@@ -182,9 +182,7 @@ def test_kept_features_take_nothing_of_the_worker(connection, photos):
     assert second.storage_cpu_seconds == 0
 
 
-def test_pass_without_its_worker_tells_of_fall_backs(
-    cluster, connection, photos
-):
+def test_epoch_without_a_worker_has_fallbacks(cluster, connection, photos):
     with job_of(connection, photos, cut=1) as job:
         cluster.stop_worker()
         try:
@@ -194,10 +192,10 @@ def test_pass_without_its_worker_tells_of_fall_backs(
     assert report.samples_by_cut == {0: NUM_SAMPLES}
     assert report.fallbacks == NUM_SHARDS
     assert report.retries > 0
-    assert "6 fall-backs" in str(report)
+    assert "6 fallbacks" in str(report)
 
 
-def test_evaluation_in_the_midst_has_bytes_of_its_own(connection, photos):
+def test_nested_evaluation_has_its_own_bytes(connection, photos):
     with job_of(connection, photos, cut="stream") as job:
         before = job.stats.bytes
         for number, _ in enumerate(job.loader(0)):
@@ -225,7 +223,7 @@ def hapi_train(cluster, photos, folder: Path, *more: str) -> list[str]:
     ]
 
 
-def test_train_command_writes_its_report_and_shows_one_line(
+def test_train_command_writes_a_report_and_shows_one_bar(
     cluster, photos, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("PYTHONPATH", ":".join(p for p in sys.path if p))

@@ -32,7 +32,7 @@ from hapi_client.plan_report.plan_study import (
     advise,
     train_seconds,
 )
-from hapi_client.planning import sample_probe as probe
+from hapi_client.planning import device_profile
 from hapi_client.planning.device_profile import cut_facts, measure
 from hapi_client.planning.sample_probe import (
     SAMPLES_OF_SPAN,
@@ -55,7 +55,7 @@ SCALES_COUNT_BYTES = 1000
     ("name", "weights", "message"),
     [
         ("resnet19", None, r"no model 'resnet19'; similar names: .*resnet18"),
-        ("qqqqq", None, r"no model 'qqqqq'; there are alexnet, .*\.\.\."),
+        ("qqqqq", None, r"no model 'qqqqq'; choose from alexnet, .*\.\.\."),
         (
             "resnet18",
             "DEFALT",
@@ -310,7 +310,7 @@ def test_failing_step_names_the_batch_size() -> None:
 def test_whole_region_is_measured_without_any_time_left(
     region: FrozenRegion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "TRAVEL_SECONDS", -1.0)
+    monkeypatch.setattr(device_profile, "TRAVEL_SECONDS", -1.0)
     facts = measure(region, reference_samples(region), ("float32",))
     assert set(facts.samples.wire_bytes) == {(region.num_cuts, "float32")}
     assert facts.skipped
