@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from benchmarks.workloads import BACKBONE, INNER, NETWORKS, Network
 
-from hapi_client.loading.prefetcher import FetchOptions
+from hapi_client.loading.prefetcher import ReadConfig
 
 LINKS = (0.25, 2.0)
 
 # A narrow shuffle buffer: it is the steady state that is wanted, and a wide
 # one takes long to fill.
-FETCH_OPTIONS = FetchOptions(buffer_spans=1)
+FETCH_OPTIONS = ReadConfig(buffer_spans=1)
 
 
 @dataclass(frozen=True)

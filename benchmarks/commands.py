@@ -14,7 +14,7 @@ from benchmarks.options import require_data as require_data
 from benchmarks.remote import RemoteError
 from benchmarks.testbed import TestbedError
 
-from hapi_protocol.encodings import FLOORS
+from hapi_protocol.encodings import PRECISIONS
 
 EXIT_FAILURE = 1
 EXIT_TERMINATED = 128 + signal.SIGTERM
@@ -55,12 +55,12 @@ def check_rounds(
 
 
 def add_workload(parser: argparse.ArgumentParser) -> None:
-    """Options ``--data`` and ``--floor``."""
+    """Options ``--data`` and ``--min-precision``."""
     add_data(parser)
     parser.add_argument(
-        "--floor",
-        choices=FLOORS,
-        default=FLOORS[0],
+        "--min-precision",
+        choices=PRECISIONS,
+        default=PRECISIONS[0],
         help="what a plan may round",
     )
 

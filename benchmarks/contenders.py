@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hapi_client.plan_report.plan_tables import Report
-from hapi_protocol.encodings import FLOORS
+from hapi_protocol.encodings import PRECISIONS
 from hapi_protocol.profiles import ModelProfile
 from hapi_splitter.planner.costs import (
     Conditions,
@@ -240,7 +240,7 @@ def more_cuts(
             span_samples=samples.span_samples,
         ),
         conditions,
-        floor=FLOORS[0],
+        floor=PRECISIONS[0],
         num_samples=1,
         epochs=1.0,
         one_off=OneOff(),

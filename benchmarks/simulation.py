@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import simpy
 
-from hapi_client.loading.prefetcher import FetchOptions
+from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.loading.span_source import LANE_PUSH, LANE_STREAM
 from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.metrics.window_metrics import SpanMetrics
@@ -293,7 +293,7 @@ class SimulatedJob:
         *,
         span_samples: int,
         weights: Mapping[Route, float] | None,
-        options: FetchOptions,
+        options: ReadConfig,
         seed: int,
     ) -> None:
         self._env = simpy.Environment()

@@ -21,7 +21,7 @@ from benchmarks.splits import (
 from benchmarks.suite.experiment import Context, Experiment
 from benchmarks.suite.results import Section, stamp
 
-from hapi_protocol.encodings import FLOORS
+from hapi_protocol.encodings import PRECISIONS
 
 GOAL = 0.95
 KEYS = """\
@@ -67,7 +67,7 @@ def measure(context: Context) -> None:
         cells = chosen_cells(patterns, shaped=bed.shaped)
         settings = Settings(
             rounds=context.rounds,
-            floor=FLOORS[0],
+            floor=PRECISIONS[0],
             scale=QUICK_SCALE if quick else 1.0,
             cold_epochs=0,  # the experiment "runs" has these
             cold_upload_seconds=COLD_UPLOAD_SECONDS,

@@ -1,11 +1,11 @@
-"""What a training job imports: feature loading from OpenStack Swift.
+"""Features of data in OpenStack Swift, for training jobs.
 
 ::
 
-    from hapi_client import TransferJob
+    from hapi_client import FeatureDataset, split_model
 
 The names below are imported on first use, so that ``import hapi_client``
-and the command line stay quick: torch is loaded only with the job.
+and the command line stay quick: torch is loaded only when it is needed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hapi_client.job.feature_dataset import FeatureDataset
+    from hapi_client.job.options import JobConfig, PlanConfig, SwiftConfig
     from hapi_client.job.transfer_job import TransferJob
-    from hapi_client.loading.prefetcher import FetchOptions
-    from hapi_client.planning.replanner import ReplanOptions
+    from hapi_client.loading.prefetcher import ReadConfig
+    from hapi_client.model.frozen_region import split_model
     from hapi_client.sampling.partition import EpochPartition
     from hapi_client.swift.connection import Connection
     from hapi_client.swift.credentials import Credentials
@@ -31,30 +33,39 @@ __all__ = [
     "Connection",
     "Credentials",
     "EpochPartition",
-    "FetchOptions",
+    "FeatureDataset",
     "HapiError",
     "ImageTransform",
-    "ReplanOptions",
+    "JobConfig",
+    "PlanConfig",
+    "ReadConfig",
+    "SwiftConfig",
     "TransferJob",
+    "split_model",
 ]
+
+_HOMES = {
+    "ArrayTransform": "hapi_splitter.inputs.array_transform",
+    "Augmentation": "hapi_splitter.inputs.augmentation",
+    "Connection": "hapi_client.swift.connection",
+    "Credentials": "hapi_client.swift.credentials",
+    "EpochPartition": "hapi_client.sampling.partition",
+    "FeatureDataset": "hapi_client.job.feature_dataset",
+    "HapiError": "hapi_protocol.errors",
+    "ImageTransform": "hapi_splitter.inputs.image_transform",
+    "JobConfig": "hapi_client.job.options",
+    "PlanConfig": "hapi_client.job.options",
+    "ReadConfig": "hapi_client.loading.prefetcher",
+    "SwiftConfig": "hapi_client.job.options",
+    "TransferJob": "hapi_client.job.transfer_job",
+    "split_model": "hapi_client.model.frozen_region",
+}
 
 
 def __getattr__(name: str) -> Any:
-    homes = {
-        "ArrayTransform": "hapi_splitter.inputs.array_transform",
-        "Augmentation": "hapi_splitter.inputs.augmentation",
-        "Connection": "hapi_client.swift.connection",
-        "Credentials": "hapi_client.swift.credentials",
-        "FetchOptions": "hapi_client.loading.prefetcher",
-        "HapiError": "hapi_protocol.errors",
-        "ImageTransform": "hapi_splitter.inputs.image_transform",
-        "EpochPartition": "hapi_client.sampling.partition",
-        "ReplanOptions": "hapi_client.planning.replanner",
-        "TransferJob": "hapi_client.job.transfer_job",
-    }
-    if name not in homes:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no {name!r}")
-    return getattr(import_module(homes[name]), name)
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -116,10 +116,10 @@ ENCODINGS: tuple[str, ...] = tuple(
 )
 """All canonical texts, the default first."""
 
-FLOORS = ("lossless", "half", "uint8")
-"""Precision floors: accepted rounding, from none to most."""
+PRECISIONS = ("lossless", "half", "uint8")
+"""Lowest precisions on the wire, from exact to coarse."""
 
-_FLOOR_DTYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+_PRECISION_DTYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "lossless": ("float32",),
         "half": ("float32", "float16", "bfloat16"),
@@ -128,19 +128,22 @@ _FLOOR_DTYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 
-def allowed_encodings(floor: str) -> tuple[str, ...]:
-    """The canonical texts of the encodings that a precision floor allows.
+def allowed_encodings(min_precision: str) -> tuple[str, ...]:
+    """The canonical texts of the encodings of a lowest precision.
 
     Args:
-        floor: one of :data:`FLOORS`: ``lossless`` allows float32, ``half``
-            the two 16-bit formats as well, ``uint8`` all.
+        min_precision: one of :data:`PRECISIONS`: ``lossless`` allows
+            float32, ``half`` the two 16-bit formats as well, ``uint8`` all.
 
     Raises:
-        ValueError: another floor.
+        ValueError: another precision.
     """
-    if floor not in _FLOOR_DTYPES:
-        raise ValueError(f"floor is {floor!r}; allowed: {', '.join(FLOORS)}")
-    dtypes = _FLOOR_DTYPES[floor]
+    if min_precision not in _PRECISION_DTYPES:
+        raise ValueError(
+            f"min_precision is {min_precision!r}; allowed: "
+            f"{', '.join(PRECISIONS)}"
+        )
+    dtypes = _PRECISION_DTYPES[min_precision]
     return tuple(
         text for text in ENCODINGS if Encoding.parse(text).dtype in dtypes
     )

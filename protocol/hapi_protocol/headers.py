@@ -255,6 +255,20 @@ def feature_etag(
     return f'W/"{hashlib.sha256(text.encode()).hexdigest()}"'
 
 
+def cache_key(etag: str, byte_range: ByteRange | None) -> str:
+    """The key of a feature cache entry among those of one source object.
+
+    Args:
+        etag: the feature ETag, see :func:`feature_etag`.
+        byte_range: the bytes of the source that are read; None for all.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    text = f"{etag} {byte_range or ''}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _own_headers(headers: Mapping[str, str]) -> dict[str, str]:
     canonical = {name.lower(): name for name in REQUEST_HEADERS}
     given = {}

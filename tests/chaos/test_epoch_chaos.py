@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from gateway import Gateway, Storm, gateway_to
-from hapi_client import Connection, Credentials, FetchOptions, TransferJob
+from hapi_client import Connection, Credentials, ReadConfig, TransferJob
 from hapi_client.data.index import update_index
 from hapi_client.swift.http_client import ConnectionOptions
 from hapi_client.swift.retry import Backoff
@@ -23,6 +23,7 @@ from hapi_client.swift.swift_url import parse_location
 from hapi_cluster import Cluster
 from hapi_protocol.errors import SourceChangedError, TruncatedStreamError
 from hapi_splitter.inputs.image_transform import ImageTransform
+from jobs import transfer_job
 from networks import small_network, small_transform
 from photos import shard, tar_of
 
@@ -33,13 +34,13 @@ NUM_LARGE = 5
 PER_LARGE = 32
 DATA = "swift://weather"
 SOON = Backoff(attempts=8, first_seconds=0.05, max_seconds=0.5)
-OPTIONS = FetchOptions(
+OPTIONS = ReadConfig(
     decode_threads=1,
     num_threads=2,
     ahead_spans=4,
     backoff=SOON,
     pause_seconds=0.2,
-    most_pause_seconds=0.5,
+    max_pause_seconds=0.5,
 )
 
 
@@ -116,7 +117,7 @@ def through(fragile: Cluster, gateway: Gateway) -> Iterator[Connection]:
 
 
 def job_of(connection: Connection, **options) -> TransferJob:
-    return TransferJob(
+    return transfer_job(
         small_network(),
         freeze="body",
         data=DATA,
@@ -126,7 +127,7 @@ def job_of(connection: Connection, **options) -> TransferJob:
             "batch_size": 16,
             "labels": number_of,
             "cut": "freeze",
-            "options": OPTIONS,
+            "read": OPTIONS,
             **options,
         },
     )

@@ -13,13 +13,13 @@ import pytest
 import requests
 import torch
 
-from hapi_client import FetchOptions, TransferJob
+from hapi_client import ReadConfig, TransferJob
 from hapi_client.planning import planner as planning
 from hapi_client.planning import replanner as replan
-from hapi_client.planning.replanner import ReplanOptions
 from hapi_client.swift.retry import Backoff
 from hapi_protocol.errors import HapiError
 from hapi_splitter.planner.plan import static_at
+from jobs import transfer_job
 from networks import small_network, small_transform
 from photos import shard, with_corrupt_member
 
@@ -53,7 +53,7 @@ def shards() -> dict[str, bytes]:
 
 
 def job(connection, container: str, **options) -> TransferJob:
-    return TransferJob(
+    return transfer_job(
         small_network(),
         freeze="body",
         data=f"swift://{container}",
@@ -148,7 +148,7 @@ def test_epoch_is_finished_when_the_worker_is_killed(
     with job(connection, "killed", cut=0) as streaming:
         expected = features_by_label(streaming.loader(0))
     assert sorted(expected) == list(range(NUM_SHARDS * PER_SHARD))
-    options = FetchOptions(
+    options = ReadConfig(
         num_threads=3,
         buffer_spans=1,
         pause_seconds=0.2,
@@ -182,10 +182,10 @@ def test_push_down_comes_back_after_the_worker_does(
 ):
     fragile.wait_for_worker()
     store(connection, "comes-back", shards)
-    options = FetchOptions(
+    options = ReadConfig(
         num_threads=1,
         pause_seconds=0.1,
-        most_pause_seconds=0.2,
+        max_pause_seconds=0.2,
         backoff=Backoff(attempts=2, first_seconds=0.05, max_seconds=0.1),
     )
     with job(connection, "comes-back", options=options) as pushing:
@@ -239,7 +239,7 @@ def test_shard_without_labels_needs_them_given(fragile, connection):
     bare = shard(3, seed=0, labels=False)
     store(connection, "bare", {"s0.tar": bare})
     with pytest.raises(HapiError, match="s0-0000") as caught:
-        TransferJob(
+        transfer_job(
             small_network(),
             freeze="body",
             data="swift://bare",
@@ -262,11 +262,11 @@ def test_mixed_plan_loses_nothing_when_the_worker_stops_and_comes_back(
     store(connection, "mixed", shards)
     with job(connection, "mixed", cut=0) as streaming:
         expected = features_by_label(streaming.loader(0))
-    options = FetchOptions(
+    options = ReadConfig(
         num_threads=2,
         buffer_spans=1,
         pause_seconds=0.2,
-        most_pause_seconds=0.4,
+        max_pause_seconds=0.4,
         backoff=Backoff(attempts=2, first_seconds=0.05, max_seconds=0.1),
     )
     with job(connection, "mixed", options=options) as pushing:
@@ -323,11 +323,12 @@ def test_log_of_plans_tells_of_the_worker_and_no_sample_is_lost(
         "told",
         cut="auto",
         epochs=1e6,
-        replan=ReplanOptions(seconds=0.5, least_spans=1),
-        options=FetchOptions(
+        replan_seconds=0.5,
+        replan_min_spans=1,
+        read=ReadConfig(
             backoff=Backoff(attempts=1),
             pause_seconds=0.5,
-            most_pause_seconds=1.0,
+            max_pause_seconds=1.0,
         ),
     ) as auto:
         train_until(lambda: auto.plan is not None and auto.plan.pushes)

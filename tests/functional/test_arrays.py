@@ -55,6 +55,7 @@ from hapi_protocol.feature_reader import read_features
 from hapi_protocol.headers import Annotation
 from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.planner.plan import solve
+from jobs import transfer_job
 from networks import small_network, small_transform
 from slow_link import slow_link
 
@@ -97,7 +98,7 @@ class Stored:
     spans: list[Samples]
 
     def job(self, connection: Connection, **options: Any) -> TransferJob:
-        return TransferJob(
+        return transfer_job(
             self.kind.network(),
             transform=self.kind.transform,
             connection=connection,
@@ -106,8 +107,8 @@ class Stored:
             **{
                 "data": str(self.kind.place),
                 "freeze": "body",
-                "lanes": EpochPartition(4, 1),
-                "options": OPTIONS,
+                "partition": EpochPartition(4, 1),
+                "read": OPTIONS,
                 **options,
             },
         )
@@ -394,14 +395,14 @@ def test_job_streams_where_features_are_larger_than_what_is_stored(
     with (
         slow_link(cluster.auth_url, LINK_BYTES_PER_SECOND) as url,
         Connection(Credentials.v1(url, cluster.user, cluster.key)) as slow,
-        TransferJob(
+        transfer_job(
             Deep(),
             freeze="body",
             data=str(sentences),
             transform=SENTENCES,
             connection=slow,
             epochs=1e6,
-            options=OPTIONS,
+            read=OPTIONS,
         ) as job,
     ):
         epoch = 0
@@ -419,7 +420,7 @@ def test_job_streams_where_features_are_larger_than_what_is_stored(
 def test_plan_says_why_ids_are_streamed(connection, sentences):
     region = FrozenRegion(Deep(), "body", SENTENCES, torch.device("cpu"))
     question = PlanRequest(
-        floor="lossless",
+        min_precision="lossless",
         epochs=1e6,
         batch_size=32,
         link=12_500,
@@ -446,14 +447,14 @@ def test_plan_says_why_ids_are_streamed(connection, sentences):
 
 def test_arrays_are_not_taken_for_images(connection, sentences):
     with (
-        TransferJob(
+        transfer_job(
             small_network(),
             freeze="body",
             data=str(sentences),
             transform=small_transform(),
             connection=connection,
             cut="stream",
-            options=OPTIONS,
+            read=OPTIONS,
         ) as job,
         pytest.raises(ClientError, match="given an ArrayTransform"),
     ):

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from caller import Caller
-from hapi_client import Augmentation, Connection, FetchOptions, TransferJob
+from hapi_client import Augmentation, Connection, ReadConfig, TransferJob
 from hapi_client.cli.demo.run import largest_difference
 from hapi_client.data.upload import upload
 from hapi_client.model.package_store import upload_package
@@ -25,6 +25,7 @@ from hapi_splitter.freezing.split_model import split
 from hapi_splitter.inputs.image_decode import decode_image
 from hapi_splitter.package.writer import write_package
 from hapi_training.loop import train_tail
+from jobs import transfer_job
 from local_rows import local_rows, received_rows
 from networks import small_network, small_transform
 from photos import jpegs, shard
@@ -41,7 +42,7 @@ CHANGES = Augmentation(
     saturation=(0.7, 1.3),
     hue=(-0.1, 0.1),
 )
-QUICK = FetchOptions(
+QUICK = ReadConfig(
     num_threads=2,
     decode_threads=2,
     backoff=Backoff(attempts=2, first_seconds=0.05),
@@ -59,7 +60,7 @@ def photos(connection: Connection, tmp_path_factory) -> Location:
 
 
 def job_of(connection, place, **options) -> TransferJob:
-    return TransferJob(
+    return transfer_job(
         small_network(),
         freeze="body",
         data=str(place),
@@ -69,7 +70,7 @@ def job_of(connection, place, **options) -> TransferJob:
             "augment": CHANGES,
             "seed": SEED,
             "batch_size": 8,
-            "options": QUICK,
+            "read": QUICK,
             "cut": "freeze",
             **options,
         },
@@ -122,7 +123,7 @@ def test_a_mixed_plan_changes_each_image_alike(connection, photos) -> None:
 def test_loaders_of_two_epochs_at_once_keep_to_theirs(
     connection, photos
 ) -> None:
-    with job_of(connection, photos, augment_epochs=2) as job:
+    with job_of(connection, photos, augment_period_epochs=2) as job:
         alone = [features_of(job, epoch) for epoch in (0, 1)]
         evaluated = features_of(job, None)
         assert all(not torch.equal(each, evaluated) for each in alone)
@@ -151,11 +152,13 @@ def test_changes_that_repeat_are_found_again_in_the_store(
     connection, photos
 ) -> None:
     with job_of(
-        connection, photos, augment_epochs=2, cache="readwrite"
+        connection, photos, augment_period_epochs=2, cache="readwrite"
     ) as job:
         first = [features_of(job, epoch) for epoch in (0, 1)]
         assert job.stats.cached == 0
-    with job_of(connection, photos, augment_epochs=2, cache="read") as job:
+    with job_of(
+        connection, photos, augment_period_epochs=2, cache="read"
+    ) as job:
         for epoch in (2, 3):
             assert_same_set(features_of(job, epoch), first[epoch - 2])
         assert job.stats.cached == 2 * NUM_SAMPLES
@@ -166,7 +169,7 @@ def test_torchs_data_loader_has_the_epochs_changes(connection, photos) -> None:
         evaluated = features_of(job, None)
         for epoch in (0, 1):
             wanted = features_of(job, epoch)
-            dataset = job.dataset(num_workers=2)
+            dataset = job.dataset()
             dataset.set_epoch(epoch)
             loader = DataLoader(
                 dataset, batch_size=None, num_workers=2, timeout=100

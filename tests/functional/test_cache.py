@@ -22,7 +22,8 @@ from hapi_client import TransferJob
 from hapi_client.cli.main import app
 from hapi_client.data.upload import upload
 from hapi_client.model.package_store import package_name, upload_package
-from hapi_client.planning.replanner import ReplanOptions
+from hapi_client.planning.cache_listing import CacheListing
+from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.progress import SilentReporter
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.credentials import Credentials
@@ -34,6 +35,7 @@ from hapi_splitter.freezing.split_model import split
 from hapi_splitter.package.writer import write_package
 from hapi_splitter.planner.problem import RAW_ROUTE
 from hapi_training.loop import train_tail
+from jobs import transfer_job
 from kept_features import until
 from networks import small_network, small_transform
 from photos import shard, with_corrupt_member
@@ -473,7 +475,7 @@ def uploaded(
 def job_of(
     connection: Connection, place: Location, **options: Any
 ) -> TransferJob:
-    return TransferJob(
+    return transfer_job(
         small_network(),
         freeze="body",
         data=str(place),
@@ -503,6 +505,46 @@ def test_second_epoch_needs_no_worker(cluster, connection, owner, tmp_path):
     assert first.losses == second.losses
 
 
+def tracker_of(job: TransferJob, connection: Connection) -> CacheTracker:
+    """The tracker of a job with a fixed cut, as of one that plans."""
+    sources = job._feeder.sources
+    assert sources.model is not None
+    profile = connection.get_profile(
+        sources.model.container, sources.model.object, seconds=60.0
+    )
+    sources.tracker.identify(profile.digest, profile.numerics_tag)
+    return sources.tracker
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_listing_finds_what_another_job_has_stored(
+    cluster, connection, owner, tmp_path
+):
+    place = uploaded(connection, "listed", tmp_path, 3)
+    with job_of(connection, place, cut="freeze") as job:
+        sum(len(y) for _, y in job.loader(0))
+    until(lambda: len(kept(owner)) == 3)
+    login = Credentials.v1(cluster.auth_url, "test:tester3", "testing3")
+    with (
+        Connection(login) as reader,
+        job_of(connection, place, cut="freeze") as job,
+    ):
+        way, spans = (job.num_cuts, "float32"), job.data_set().spans
+        tracker = tracker_of(job, connection)
+        tracker.use([way])
+        for each, found in ((reader, None), (connection, way)):
+            CacheListing(each, place.container, [spans], tracker).read()
+            for span in spans:
+                assert tracker.cached_route(span, None) == found
+        # Gone between the listing and the read: computed, as if never there.
+        purge(owner)
+        job._feeder.mixer.change({RAW_ROUTE: 1.0})
+        assert sum(len(y) for _, y in job.loader(1)) == 24
+        assert (job.stats.cached, job.stats.fallbacks) == (0, 0)
+        assert not any(tracker.cached_route(each, None) for each in spans)
+    until(lambda: len(kept(owner)) == 3)
+
+
 @pytest.mark.usefixtures("empty")
 def test_a_mix_reads_again_what_it_has_pushed_before(
     connection, owner, tmp_path
@@ -513,17 +555,17 @@ def test_a_mix_reads_again_what_it_has_pushed_before(
     with job_of(connection, place, cut=1) as job:
         feeder = job._feeder
         feeder.mixer.change({RAW_ROUTE: 0.5, way: 0.5})
-        kept_features = feeder.sources.kept
-        kept_features.follow(job.data_set().spans)
-        kept_features.use([way])
+        tracker = tracker_of(job, connection)
+        tracker.use([way])
+        spans = job.data_set().spans
         for _ in range(4):
             history = train_tail(job, epochs=1, learning_rate=0.0)
             losses.append(fmean(history.losses))
             hits.append(job.stats.cached)
             # All that was kept before was read, and half of the rest kept.
             assert hits[-1] - hits[-2] == cached[-1]
-            share = kept_features.keeping().shares[way]
-            cached.append(round(64 * share))
+            found = [tracker.cached_route(each, None) for each in spans]
+            cached.append(8 * found.count(way))
             until(lambda: len(kept(owner)) == cached[-1] // 8)
         assert job.stats.fallbacks == 0
     assert cached[:4] == [0, 32, 48, 56]
@@ -542,7 +584,8 @@ def test_a_plan_counts_on_what_is_kept(cluster, connection, tmp_path):
             behind_link,
             place,
             epochs=1e6,
-            replan=ReplanOptions(seconds=0.5, least_spans=1),
+            replan_seconds=0.5,
+            replan_min_spans=1,
         ) as job,
     ):
         deadline = time.monotonic() + 120
@@ -559,7 +602,7 @@ def test_a_plan_counts_on_what_is_kept(cluster, connection, tmp_path):
 
 def test_unknown_mode_of_a_job_is_named(connection):
     with pytest.raises(ClientError, match="cache is 'on'; one of off, read"):
-        TransferJob(
+        transfer_job(
             small_network(),
             freeze="body",
             data="kept/epochs",

@@ -230,7 +230,11 @@ def test_a_stale_index_is_named(
     assert states(found) == {"read": "failure", "etags": "failure"}
     assert found["etags"].remedy == "hapi index swift://old"
     text = found["etags"].found
-    for part in ("since it was written: a.tar", "missing: b.tar", "in it: d.tar"):
+    for part in (
+        "since it was written: a.tar",
+        "missing: b.tar",
+        "in it: d.tar",
+    ):
         assert part in text
 
 

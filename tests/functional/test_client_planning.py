@@ -16,7 +16,6 @@ from hapi_client.data.index import load_index
 from hapi_client.data.upload import upload
 from hapi_client.job.transfer_job import TransferJob
 from hapi_client.model.frozen_region import FrozenRegion
-from hapi_client.planning.replanner import ReplanOptions
 from hapi_client.planning.sample_probe import MAX_SAMPLES, read_samples
 from hapi_client.progress import SilentReporter
 from hapi_client.swift.swift_url import Location
@@ -24,6 +23,7 @@ from hapi_protocol import versions
 from hapi_protocol.errors import ClientError
 from hapi_splitter.planner.problem import RAW_ROUTE
 from hapi_training.loop import History, train_tail
+from jobs import transfer_job
 from networks import small_network, small_transform
 from photos import shard
 
@@ -44,7 +44,7 @@ def photos(connection, tmp_path_factory) -> Location:
 
 
 def job_of(connection, place, **options) -> TransferJob:
-    return TransferJob(
+    return transfer_job(
         small_network(),
         data=str(place),
         transform=small_transform(),
@@ -121,7 +121,8 @@ def test_job_plans_while_it_trains(connection, photos):
         connection,
         photos,
         epochs=1e6,
-        replan=ReplanOptions(seconds=0.5, least_spans=1),
+        replan_seconds=0.5,
+        replan_min_spans=1,
     ) as job:
         assert job.plan is None
         assert job.cut == "auto"
@@ -264,7 +265,7 @@ class _Endless(io.RawIOBase):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"floor": "low"}, "floor is 'low'"),
+        ({"min_precision": "low"}, "min_precision is 'low'"),
         ({"encoding": "float8"}, "encoding is 'float8'"),
         ({"epochs": 0}, "epochs is 0"),
     ],

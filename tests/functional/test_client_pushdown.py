@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hapi_client import FetchOptions, TransferJob
+from hapi_client import ReadConfig, TransferJob
 from hapi_client.cli.demo.run import BATCH_NORM_FACTOR, largest_difference
 from hapi_client.data.index import find_index, load_index, update_index
 from hapi_client.data.upload import upload
@@ -16,12 +16,13 @@ from hapi_client.swift.retry import Backoff
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError, DataIndexError, HapiError
 from hapi_training.loop import train_tail
+from jobs import transfer_job
 from networks import small_network, small_transform
 from photos import shard, with_corrupt_member
 
 TOLERANCE = 1e-4
 NUM_SAMPLES = 40
-QUICK = FetchOptions(
+QUICK = ReadConfig(
     num_threads=2,
     decode_threads=1,
     backoff=Backoff(attempts=2, first_seconds=0.05),
@@ -39,7 +40,7 @@ def photos(connection, tmp_path_factory) -> Location:
 
 
 def job_of(connection, place, **options) -> TransferJob:
-    return TransferJob(
+    return transfer_job(
         small_network(),
         data=str(place),
         transform=small_transform(),
@@ -48,7 +49,7 @@ def job_of(connection, place, **options) -> TransferJob:
             "freeze": "body",
             "cut": "freeze",
             "batch_size": 8,
-            "options": QUICK,
+            "read": QUICK,
             **options,
         },
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hapi_client import FetchOptions, TransferJob
+from hapi_client import ReadConfig, TransferJob
 from hapi_client.data.index import list_shards, load_index
 from hapi_client.data.upload import PackOptions, upload
 from hapi_client.progress import SilentReporter
@@ -21,10 +21,11 @@ from hapi_protocol.errors import (
     SourceChangedError,
     UnsupportedError,
 )
+from jobs import transfer_job
 from networks import small_network, small_transform
 from photos import PHOTOS, jpegs, shard, with_corrupt_member
 
-SMALL_SPANS = FetchOptions(decode_threads=1, num_threads=2)
+SMALL_SPANS = ReadConfig(decode_threads=1, num_threads=2)
 
 
 @pytest.fixture
@@ -41,14 +42,14 @@ def store(connection, place, folder: Path, shards: dict[str, bytes]):
 
 
 def job_of(connection, place, **options) -> TransferJob:
-    return TransferJob(
+    return transfer_job(
         small_network(),
         freeze="body",
         data=str(place),
         transform=small_transform(),
         connection=connection,
         cut="stream",
-        options=SMALL_SPANS,
+        read=SMALL_SPANS,
         **{"batch_size": 4, **options},
     )
 
@@ -261,7 +262,7 @@ def test_a_cut_that_is_none_is_refused_by_its_value(
 ):
     store(connection, place, tmp_path, {"a.tar": shard(2)})
     with pytest.raises(ClientError, match=f"cut is {cut!r}"):
-        TransferJob(
+        transfer_job(
             small_network(),
             freeze="body",
             data=str(place),

@@ -18,13 +18,14 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from children import heed_interrupts
-from hapi_client import FetchOptions, TransferJob
+from hapi_client import ReadConfig, TransferJob
 from hapi_client.data.index import load_index
 from hapi_client.data.upload import upload
 from hapi_client.progress import SilentReporter
 from hapi_client.sampling.partition import EpochPartition
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError
+from jobs import transfer_job
 from networks import small_network, small_transform
 from photos import shard, with_corrupt_member
 
@@ -33,7 +34,7 @@ SHARDS = (13, 9, 16, 7, 11, 12, 4, 8)
 NUM_SAMPLES = sum(SHARDS)
 BATCH = 8
 LANES = EpochPartition(4, 2)
-OPTIONS = FetchOptions(decode_threads=1, num_threads=2)
+OPTIONS = ReadConfig(decode_threads=1, num_threads=2)
 SECONDS = 20.0
 NUM_KILLS = int(os.environ.get("HAPI_KILLS", "4"))
 TRAINER = Path(__file__).parent.parent / "support" / "trainer.py"
@@ -56,7 +57,7 @@ def place(connection, tmp_path_factory) -> Location:
 
 
 def job_of(connection, place, **options) -> TransferJob:
-    return TransferJob(
+    return transfer_job(
         small_network(),
         freeze="body",
         data=place if isinstance(place, dict) else str(place),
@@ -66,8 +67,8 @@ def job_of(connection, place, **options) -> TransferJob:
         **{
             "batch_size": BATCH,
             "cut": "stream",
-            "options": OPTIONS,
-            "lanes": LANES,
+            "read": OPTIONS,
+            "partition": LANES,
             **options,
         },
     )
@@ -164,7 +165,7 @@ def test_step_has_the_same_samples_whoever_shares_it_and_no_byte_comes_twice(
     for rank in range(world_size):
         as_rank(monkeypatch, rank, world_size)
         with job_of(connection, place) as job:
-            dataset = job.dataset(num_workers=num_workers)
+            dataset = job.dataset()
             dataset.set_epoch(3)
             batches = torch_loader(dataset, num_workers)
             found = labels_by_step(batches)
@@ -201,7 +202,7 @@ def test_workers_may_be_started_in_any_way(connection, place, alone, method):
     with job_of(connection, place, cut="freeze") as job:
         # A job that is under way has threads, locks and sockets.
         expected = dict(enumerate(job.loader(3)))
-        dataset = job.dataset(num_workers=2)
+        dataset = job.dataset()
         dataset.set_epoch(3)
         loader = torch_loader(dataset, 2, method)
         assert len(loader) == len(alone)
@@ -216,7 +217,7 @@ def test_workers_may_be_started_in_any_way(connection, place, alone, method):
 
 def test_workers_that_persist_take_each_epochs_own_order(connection, place):
     with job_of(connection, place) as job:
-        dataset = job.dataset(num_workers=2)
+        dataset = job.dataset()
         loader = DataLoader(
             dataset, batch_size=None, num_workers=2, persistent_workers=True
         )
@@ -227,7 +228,7 @@ def test_workers_that_persist_take_each_epochs_own_order(connection, place):
 
 def test_loop_that_is_left_ends_its_workers_soon(connection, place):
     with job_of(connection, place) as job:
-        loader = iter(torch_loader(job.dataset(num_workers=2), 2))
+        loader = iter(torch_loader(job.dataset(), 2))
         next(loader)
         started = time.monotonic()
         del loader
@@ -236,7 +237,7 @@ def test_loop_that_is_left_ends_its_workers_soon(connection, place):
 
 def test_number_of_workers_that_cannot_share_is_an_error(connection, place):
     with job_of(connection, place) as job:
-        loader = torch_loader(job.dataset(num_workers=3), 3)
+        loader = torch_loader(job.dataset(), 3)
         assert "3 loader workers cannot share" in str(error_of(loader))
 
 
@@ -255,8 +256,8 @@ def test_run_goes_on_after_kills_with_the_samples_that_are_left(
         together: dict[int, list[int]] = {}
         for rank in range(world_size):
             as_rank(monkeypatch, rank, world_size)
-            with job_of(connection, place, cut=cut, lanes=None) as job:
-                dataset = job.dataset(num_workers=num_workers)
+            with job_of(connection, place, cut=cut, partition=None) as job:
+                dataset = job.dataset()
                 dataset.load_state_dict(json.loads(json.dumps(state)))
                 if dataset.epoch == 4:
                     assert first == len(alone)
@@ -282,7 +283,7 @@ def state_of_killed(connection, place, cut, first: int, dice) -> dict:
                 next(batches)
             return killed.state_dict()
         num_workers = dice.choice([0, 2])
-        dataset = killed.dataset(num_workers=num_workers)
+        dataset = killed.dataset()
         dataset.set_epoch(3)
         batches = iter(torch_loader(dataset, num_workers))
         for _ in range(first):
@@ -292,7 +293,7 @@ def state_of_killed(connection, place, cut, first: int, dice) -> dict:
 
 def test_state_of_a_loop_over_workers_is_that_of_its_steps(connection, place):
     with job_of(connection, place) as job:
-        dataset = job.dataset(num_workers=2)
+        dataset = job.dataset()
         states = [
             dataset.state_dict(step + 1)
             for step, _ in enumerate(torch_loader(dataset, 2))
@@ -308,31 +309,31 @@ def test_state_of_a_loop_over_workers_is_that_of_its_steps(connection, place):
 def test_data_set_goes_on_with_the_epoch_that_its_job_has_begun(
     connection, place, num_workers
 ):
-    with job_of(connection, place, lanes=None) as job:
+    with job_of(connection, place, partition=None) as job:
         whole = labels_by_step(job.loader(0))
         batches = iter(job.loader(0))
         begun = [next(batches)[1].tolist() for _ in range(4)]
         del batches
-        dataset = job.dataset(num_workers=num_workers)
+        dataset = job.dataset()
         assert dataset.first_step == 4
         rest = labels_by_step(torch_loader(dataset, num_workers), 4)
         assert {**dict(enumerate(begun)), **rest} == whole
-        loader = torch_loader(job.dataset(num_workers=2), 2)
-        assert "1 step partitions; allowed: 1; epoch 0" in str(error_of(loader))
+        loader = torch_loader(job.dataset(), 2)
+        assert "1 turns; allowed: 1; epoch 0" in str(error_of(loader))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_resumed_step_is_where_one_pass_begins(connection, place, num_workers):
     """The loop of the documentation, and the one that forgets a line."""
-    with job_of(connection, place, lanes=None) as job:
-        dataset = job.dataset(num_workers=num_workers)
+    with job_of(connection, place, partition=None) as job:
+        dataset = job.dataset()
         whole = {}
         for epoch in range(3):
             dataset.set_epoch(epoch)
             whole[epoch] = labels_by_step(torch_loader(dataset, num_workers))
         dataset.set_epoch(1)
         state = dataset.state_dict(4)
-        resumed = job.dataset(num_workers=num_workers)
+        resumed = job.dataset()
         resumed.load_state_dict(state)
         loader = DataLoader(
             resumed,
@@ -364,19 +365,15 @@ def test_step_that_loses_all_its_samples_is_not_left_out_silently(
     (tmp_path / "a.tar").write_bytes(tar)
     holed = Location("once", "holed")
     upload(connection, holed, [tmp_path], SilentReporter())
-    options = {"lanes": None, "on_error": "skip"}
+    options = {"partition": None, "on_error": "skip"}
     with job_of(connection, holed, batch_size=1, **options) as job:
-        loader = torch_loader(
-            job.dataset(num_workers=num_workers), num_workers
-        )
+        loader = torch_loader(job.dataset(), num_workers)
         error = error_of(loader)
         assert error.code == "bad_sample"
         assert "of step" in error.message
         assert len(list(job.loader(0))) == 8
     with job_of(connection, holed, batch_size=3, **options) as job:
-        loader = torch_loader(
-            job.dataset(num_workers=num_workers), num_workers
-        )
+        loader = torch_loader(job.dataset(), num_workers)
         assert sorted(len(labels) for _, labels in loader) == [2, 3, 3]
 
 

@@ -24,6 +24,7 @@ from hapi_client.progress import SilentReporter
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError
 from hapi_splitter.inputs.image_decode import decode_image
+from jobs import transfer_job
 from networks import small_network, small_transform
 from photos import jpegs, shard, with_corrupt_member
 
@@ -62,7 +63,7 @@ def bad(connection, tmp_path_factory) -> Location:
 
 
 def job_of(connection, place, **options) -> TransferJob:
-    return TransferJob(
+    return transfer_job(
         small_network(),
         data=str(place),
         transform=small_transform(),
@@ -226,7 +227,7 @@ def test_command_writes_features_and_their_description(
         (("/proc/f.npz",), "/proc/f.npz cannot be written"),
         (("f.npz", "--cut", "banana"), "cut is 'banana'"),
         (("f.npz", "--device", "abacus"), "device is 'abacus'"),
-        (("f.npz", "--floor", "low"), "floor is 'low'"),
+        (("f.npz", "--min-precision", "low"), "min_precision is 'low'"),
     ],
 )
 def test_wrong_options_are_refused_before_any_work(

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torchvision
 
-from hapi_client import Connection, Credentials, TransferJob
+from hapi_client import Connection, Credentials
 from hapi_client.data.upload import upload
 from hapi_client.progress import SilentReporter
 from hapi_client.swift.swift_url import Location
+from jobs import transfer_job
 
 LOCATION = Location("imagenet-sample", "")
 SAMPLES_PER_SHARD = 60
@@ -38,7 +39,7 @@ def test_push_down_moves_at_most_a_twentieth_of_the_bytes(
     with Connection(credentials) as connection:
         upload(connection, LOCATION, [tar], SilentReporter())
         for cut in (0, "freeze"):
-            with TransferJob(
+            with transfer_job(
                 model,
                 freeze="avgpool",
                 data="swift://imagenet-sample",

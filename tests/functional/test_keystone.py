@@ -17,7 +17,7 @@ from access_lines import used
 from access_methods import s3_client, with_headers
 from beside import swift_beside
 from caller import Caller
-from hapi_client import Connection, Credentials, FetchOptions, TransferJob
+from hapi_client import Connection, Credentials, ReadConfig
 from hapi_client.cli.demo.run import largest_difference
 from hapi_client.data.upload import upload
 from hapi_client.doctor.doctor import Doctor, DoctorOptions
@@ -35,6 +35,7 @@ from identity_service import (
     User,
     id_of,
 )
+from jobs import transfer_job
 from local_rows import received_rows
 from networks import small_network, small_transform
 from photos import shard
@@ -283,7 +284,7 @@ def test_headers_of_authtoken_in_a_request_are_worth_nothing(
 
 
 def losses(connection: Connection, data: Location, cut: str) -> list[float]:
-    with TransferJob(
+    with transfer_job(
         small_network(),
         data=str(data),
         transform=small_transform(),
@@ -291,7 +292,7 @@ def losses(connection: Connection, data: Location, cut: str) -> list[float]:
         freeze="body",
         cut=cut,
         batch_size=4,
-        options=FetchOptions(num_threads=2, decode_threads=1),
+        read=ReadConfig(num_threads=2, decode_threads=1),
     ) as job:
         found = train_tail(job, epochs=1, learning_rate=0.01).losses
         assert job.stats.fallbacks == 0

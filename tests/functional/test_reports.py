@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from hapi_client import FetchOptions, TransferJob
+from hapi_client import ReadConfig, TransferJob
 from hapi_client.data.upload import upload
 from hapi_client.metrics.counters import JobStats
 from hapi_client.progress import SilentReporter
@@ -27,6 +27,7 @@ from hapi_client.reports.run_report import read_reports
 from hapi_client.swift.retry import Backoff
 from hapi_client.swift.swift_url import Location
 from hapi_splitter.planner.problem import RAW_ROUTE
+from jobs import transfer_job
 from networks import small_network, small_transform
 from photos import shard
 from screen import shown
@@ -34,7 +35,7 @@ from screen import shown
 NUM_SHARDS, PER_SHARD = 6, 8
 NUM_SAMPLES = NUM_SHARDS * PER_SHARD
 STEP_SECONDS = 0.02
-QUICK = FetchOptions(
+QUICK = ReadConfig(
     num_threads=2,
     decode_threads=1,
     backoff=Backoff(attempts=2, first_seconds=0.05),
@@ -52,14 +53,14 @@ def photos(connection, tmp_path_factory) -> Location:
 
 
 def job_of(connection, place, **options) -> TransferJob:
-    return TransferJob(
+    return transfer_job(
         small_network(),
         freeze="body",
         data=str(place),
         batch_size=8,
         transform=small_transform(),
         connection=connection,
-        **{"options": QUICK, **options},
+        **{"read": QUICK, **options},
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from children import interruptible
-from hapi_client import FetchOptions, TransferJob
+from hapi_client import ReadConfig, TransferJob
 from hapi_client.cli import main as cli
 from hapi_client.data.upload import upload
 from hapi_client.progress import SilentReporter
@@ -25,13 +25,14 @@ from hapi_splitter.inputs.image_transform import ImageTransform
 from hapi_training import checkpoint_file as checkpoints
 from hapi_training.checkpoint_file import Checkpoint
 from hapi_training.loop import History, train_tail
+from jobs import transfer_job
 from networks import small_network, small_transform
 from photos import shard, tar_of
 
 NUM_SAMPLES = 40
 BATCH_SIZE = 8
 EPOCHS = 3
-QUICK = FetchOptions(num_threads=2, decode_threads=1)
+QUICK = ReadConfig(num_threads=2, decode_threads=1)
 
 
 def upload_shards(connection, place: Location, folder: Path, *tars: bytes):
@@ -65,7 +66,7 @@ def network(seed: int = 0) -> nn.Module:
 
 
 def job_of(connection, data: str, seed: int = 0, **options) -> TransferJob:
-    return TransferJob(
+    return transfer_job(
         network(seed),
         data=data,
         connection=connection,
@@ -74,7 +75,7 @@ def job_of(connection, data: str, seed: int = 0, **options) -> TransferJob:
             "transform": small_transform(),
             "cut": "stream",
             "batch_size": BATCH_SIZE,
-            "options": QUICK,
+            "read": QUICK,
             **options,
         },
     )
@@ -201,8 +202,8 @@ def go_on(job: TransferJob, path: Path, epochs: int = 2) -> History:
             "augmentation is None, and this run's {",
         ),
         (
-            {"augment": Augmentation(), "augment_epochs": 2},
-            "augmentation is None.*; its augment_epochs is None, .* 2;",
+            {"augment": Augmentation(), "augment_period_epochs": 2},
+            "augmentation is None.*; its augment_period_epochs is None, .* 2;",
         ),
         (
             {"transform": ImageTransform(72, 64, mean=(0.0, 0.0, 0.0))},

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from hapi_client import Connection, FetchOptions, TransferJob
+from hapi_client import Connection, ReadConfig, TransferJob
 from hapi_client.sampling.partition import EpochPartition
 from hapi_client.sampling.sampler import SamplerConfig, shuffled_order
 from hapi_splitter.inputs.image_decode import decode_image
+from jobs import transfer_job
 from networks import small_network, small_transform
 
 DATA = {"train": "swift://equal/train", "val": "swift://equal/val"}
@@ -22,7 +23,7 @@ EPOCHS = 3
 RATE = 0.05
 SEED = 4
 SPAN = 64
-OPTIONS = FetchOptions(decode_threads=1, num_threads=2, buffer_spans=4)
+OPTIONS = ReadConfig(decode_threads=1, num_threads=2, buffer_spans=4)
 
 Samples = list[tuple[torch.Tensor, int]]
 
@@ -33,7 +34,7 @@ def job_of(
     network: nn.Module | None = None,
     **options: Any,
 ) -> TransferJob:
-    return TransferJob(
+    return transfer_job(
         network or small_network(),
         freeze="body",
         transform=small_transform(),
@@ -43,8 +44,8 @@ def job_of(
         cut=cut,
         **{
             "data": DATA,
-            "options": OPTIONS,
-            "lanes": EpochPartition(4, 1),
+            "read": OPTIONS,
+            "partition": EpochPartition(4, 1),
             **options,
         },
     )

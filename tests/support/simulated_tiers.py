@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import linprog
 
 from hapi_client.metrics.window_metrics import WindowMetrics
-from hapi_client.planning.cache_tracker import KeptFeatures
+from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.replanner import Replanner, ReplanOptions
 from hapi_client.planning.route_scheduler import RouteScheduler
@@ -97,7 +97,7 @@ class SimulatedJob:
             ``server decoding`` and ``client layers``.
         server_cores: of the worker.
         seed: of the jitter.
-        kept: what the store has kept; None for a job that does not ask.
+        tracker: of the store's cache; None for a job without.
         epochs: still to come.
     """
 
@@ -109,7 +109,7 @@ class SimulatedJob:
         profiled: Mapping[str, float] | None = None,
         server_cores: float = 1.0,
         seed: int = 0,
-        kept: KeptFeatures | None = None,
+        tracker: CacheTracker | None = None,
         epochs: float = 1.0,
     ) -> None:
         self.epochs = epochs
@@ -130,7 +130,7 @@ class SimulatedJob:
             ReplanOptions(seconds=5.0, least_spans=1),
             clock=clock,
             random=random.random,
-            kept=kept,
+            tracker=tracker,
         )
 
     def build(self, conditions: Conditions) -> Problem:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from hapi_client import FetchOptions, TransferJob
+from hapi_client import ReadConfig
+from jobs import transfer_job
 from networks import small_network, small_transform
 
 EPOCHS = 2
@@ -19,14 +20,14 @@ def main(data: str, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     checkpoint = folder / "last.pt"
     torch.manual_seed(0)
-    with TransferJob(
+    with transfer_job(
         small_network(),
         freeze="body",
         data=data,
         transform=small_transform(),
         batch_size=8,
         cut="freeze",
-        options=FetchOptions(decode_threads=1, num_threads=2),
+        read=ReadConfig(decode_threads=1, num_threads=2),
     ) as job:
         optimizer = torch.optim.SGD(job.tail.parameters(), lr=0.1)
         number = 0

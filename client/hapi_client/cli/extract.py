@@ -21,8 +21,8 @@ from hapi_client.cli.options import (
     DataOption,
     DeviceOption,
     EncodingOption,
-    FloorOption,
     FreezeOption,
+    MinPrecisionOption,
     ModelOption,
     SkipBadSamplesOption,
     WeightsOption,
@@ -72,7 +72,7 @@ class ExtractOptions:
         ),
     ] = False
     json_path: GroupedJsonPath = None
-    floor: FloorOption = "lossless"
+    min_precision: MinPrecisionOption = "lossless"
     encoding: EncodingOption = None
     device: DeviceOption = "cpu"
 
@@ -93,7 +93,7 @@ def extract_command(context: typer.Context, options: ExtractOptions) -> None:
         hapi extract --data swift://photos/train --model resnet18
         --weights DEFAULT features.parquet
 
-        hapi extract --data photos/train --freeze layer4 --floor half
+        hapi extract --data photos/train --freeze layer4 --min-precision half
         --skip-bad-samples features.npz
 
     Keys of --json: path, samples, skipped, shape, bytes, about (the file's
@@ -118,8 +118,9 @@ def extract_features(
     # torch takes seconds to import.
     from hapi_client.data.labels import OPTIONAL
     from hapi_client.export.extract import check_target, extract
-    from hapi_client.job.options import check_cut, checked_encodings
+    from hapi_client.job.options import JobConfig, PlanConfig, SwiftConfig
     from hapi_client.job.transfer_job import TransferJob
+    from hapi_client.loading.prefetcher import ReadConfig
     from hapi_client.model.frozen_region import input_transform
     from hapi_client.model.registry import (
         ModelSource,
@@ -127,11 +128,20 @@ def extract_features(
         parse_freeze,
     )
 
-    cut = parse_cut(options.cut)
-    check_cut(cut)
-    checked_encodings(options.encoding, options.floor)
+    config = JobConfig(
+        cut=parse_cut(options.cut),
+        device=parse_device(options.device),
+        plan=PlanConfig(
+            encoding=options.encoding,
+            min_precision=options.min_precision,
+            epochs=1,
+        ),
+        read=ReadConfig(
+            on_error="skip" if options.skip_bad_samples else "raise"
+        ),
+        swift=SwiftConfig(connection=connection),
+    )
     check_target(options.out, overwrite=options.force)
-    device = parse_device(options.device)
     source = ModelSource(options.model, options.weights, options.checkpoint)
     network, published_transform = source.build_with_transform()
     transform = input_transform(published_transform)
@@ -143,14 +153,8 @@ def extract_features(
         data=options.data,
         batch_size=MAX_SPAN_SAMPLES,
         transform=transform,
-        cut=cut,
-        encoding=options.encoding,
-        floor=options.floor,
-        epochs=1,
         labels=OPTIONAL,
-        on_error="skip" if options.skip_bad_samples else "raise",
-        connection=connection,
-        device=device,
+        config=config,
     ) as job:
         reporter.note(
             f"{count_text(job.num_samples, 'sample')}, {describe_cut(job)}"

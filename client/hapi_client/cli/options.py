@@ -19,7 +19,7 @@ from typing import (
 import typer
 
 from hapi_client.model.torchvision_names import classifier_names
-from hapi_protocol.encodings import DTYPES, FLOORS
+from hapi_protocol.encodings import DTYPES, PRECISIONS
 from hapi_splitter.units import count_text
 
 if TYPE_CHECKING:
@@ -166,10 +166,10 @@ CutOption: TypeAlias = Annotated[
         rich_help_panel=PUSH_DOWN,
     ),
 ]
-FloorOption: TypeAlias = Annotated[
+MinPrecisionOption: TypeAlias = Annotated[
     str,
     typer.Option(
-        autocompletion=one_of(*FLOORS),
+        autocompletion=one_of(*PRECISIONS),
         help="Lowest precision a plan may use on the wire: lossless, half "
         "(16 bits) or uint8 (8 bits). An --encoding must satisfy it, too.",
         rich_help_panel=EXPERT,

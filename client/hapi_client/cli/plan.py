@@ -24,8 +24,8 @@ from hapi_client.cli.options import (
     TRAINING,
     CheckpointOption,
     DeviceOption,
-    FloorOption,
     FreezeOption,
+    MinPrecisionOption,
     WeightsOption,
     command_with,
     complete_model,
@@ -35,7 +35,7 @@ from hapi_client.progress import Reporter
 from hapi_client.reports.terminal import ConsoleReporter
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import parse_location
-from hapi_protocol.encodings import FLOORS
+from hapi_protocol.encodings import PRECISIONS
 from hapi_protocol.errors import ClientError
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class PlanOptions:
         ),
     ] = False
     json_path: GroupedJsonPath = None
-    floor: FloorOption = "lossless"
+    min_precision: MinPrecisionOption = "lossless"
     device: DeviceOption = "cpu"
 
 
@@ -170,11 +170,12 @@ def plan_command(context: typer.Context, options: PlanOptions) -> None:
         hapi plan vit_b_16 --data swift://photos/train --measure --epochs 10
         --plot plan.html
 
-        hapi plan my_package.models:build --freeze encoder --floor half
+        hapi plan my_package.models:build --freeze encoder --min-precision half
 
-    Keys of --json: model, freeze, floor, link_bytes_per_second, assumptions,
-    other_floors (sentences), and those of the plan: plan, plans, resources,
-    cuts, samples, epochs, push_one_off_seconds, server_limit_bytes,
+    Keys of --json: model, freeze, min_precision, link_bytes_per_second,
+    assumptions, other_precisions (sentences), and those of the plan: plan,
+    plans, resources, cuts, samples, epochs, push_one_off_seconds,
+    server_limit_bytes,
     client_limit_bytes.
     """
     check_options(options)
@@ -213,10 +214,11 @@ def check_options(options: PlanOptions) -> None:
         raise typer.BadParameter("--measure and --link exclude each other")
     if options.link is not None:
         parse_link(options.link)
-    if options.floor not in FLOORS:
+    if options.min_precision not in PRECISIONS:
         raise ClientError(
             "bad_configuration",
-            f"floor is {options.floor!r}; allowed: {', '.join(FLOORS)}",
+            f"min_precision is {options.min_precision!r}; allowed: "
+            f"{', '.join(PRECISIONS)}",
         )
     if options.data is not None:
         parse_location(options.data)
@@ -247,7 +249,7 @@ def study(
     from hapi_client.plan_report.plan_study import PlanRequest, advise
 
     request = PlanRequest(
-        floor=options.floor,
+        min_precision=options.min_precision,
         epochs=options.epochs,
         batch_size=options.batch_size,
         link=None if options.link is None else parse_link(options.link),
@@ -284,7 +286,7 @@ def print_study(study: PlanStudy, all_cuts: bool) -> None:
     _print_table(cut_table(report, every=all_cuts))
     _print_table(cost_table(report))
     _print_table(plans_table(report))
-    for line in (*summary(report), *study.other_floors):
+    for line in (*summary(report), *study.other_precisions):
         say(line)
 
 
@@ -301,10 +303,10 @@ def study_facts(options: PlanOptions, study: PlanStudy) -> dict[str, object]:
     return {
         "model": options.model,
         "freeze": study.freeze,
-        "floor": options.floor,
+        "min_precision": options.min_precision,
         "link_bytes_per_second": study.conditions.link_bytes_per_second,
         "assumptions": list(study.assumptions),
-        "other_floors": list(study.other_floors),
+        "other_precisions": list(study.other_precisions),
         **report_body(study.report),
     }
 

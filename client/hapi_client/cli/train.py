@@ -26,8 +26,8 @@ from hapi_client.cli.options import (
     CutOption,
     DataOption,
     EncodingOption,
-    FloorOption,
     FreezeOption,
+    MinPrecisionOption,
     SkipBadSamplesOption,
     TorchvisionModelOption,
     WeightsOption,
@@ -129,9 +129,9 @@ class TrainOptions:
         ),
     ] = None
     json_path: GroupedJsonPath = None
-    floor: FloorOption = "lossless"
+    min_precision: MinPrecisionOption = "lossless"
     encoding: EncodingOption = None
-    augment_epochs: Annotated[
+    augment_period_epochs: Annotated[
         int | None,
         typer.Option(
             min=1,

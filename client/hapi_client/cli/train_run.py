@@ -13,8 +13,9 @@ from hapi_client.atomic_file import check_writable
 from hapi_client.cli.context import print_table
 from hapi_client.cli.options import describe_cut, parse_cut
 from hapi_client.cli.train import TrainOptions
-from hapi_client.job.options import check_cache, check_cut, checked_encodings
+from hapi_client.job.options import JobConfig, PlanConfig, SwiftConfig
 from hapi_client.job.transfer_job import TransferJob
+from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.metrics.counters import JobStats
 from hapi_client.model.frozen_region import input_transform
 from hapi_client.model.registry import parse_freeze
@@ -67,9 +68,21 @@ def train(
     Raises:
         HapiError: naming a wrong option, or of the job.
     """
-    check_cut(parse_cut(options.cut))
-    checked_encodings(options.encoding, options.floor)
-    check_cache(options.cache)
+    config = JobConfig(
+        cut=parse_cut(options.cut),
+        cache=options.cache,
+        augment=Augmentation() if options.augment else None,
+        augment_period_epochs=options.augment_period_epochs,
+        plan=PlanConfig(
+            encoding=options.encoding,
+            min_precision=options.min_precision,
+            epochs=options.epochs,
+        ),
+        read=ReadConfig(
+            on_error="skip" if options.skip_bad_samples else "raise"
+        ),
+        swift=SwiftConfig(connection=connection),
+    )
     network, transform = build_model(
         options.model,
         num_classes=options.classes,
@@ -93,16 +106,8 @@ def train(
         data=options.data,
         batch_size=options.batch_size,
         transform=transform,
-        augment=Augmentation() if options.augment else None,
-        augment_epochs=options.augment_epochs,
-        cut=parse_cut(options.cut),
-        floor=options.floor,
-        epochs=options.epochs,
-        encoding=options.encoding,
-        cache=options.cache,
-        on_error="skip" if options.skip_bad_samples else "raise",
         seed=options.seed,
-        connection=connection,
+        config=config,
     ) as job:
         history = _train_job(job, network, options, reporter)
         return TrainResult(

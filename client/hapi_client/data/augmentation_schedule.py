@@ -29,13 +29,13 @@ class AugmentationSchedule:
     def __post_init__(self) -> None:
         if not self.augments and self.period is not None:
             raise _bad(
-                f"augment_epochs is {self.period!r}, but there is no "
+                f"augment_period_epochs is {self.period!r}, but there is no "
                 "augmentation to repeat; give augment as well"
             )
         if self.period is not None and not _is_integer(self.period, 1):
             raise _bad(
-                f"augment_epochs is {self.period!r}; give an integer of at "
-                "least 1, or None"
+                f"augment_period_epochs is {self.period!r}; give an integer "
+                "of at least 1, or None"
             )
         if self.augments and not _is_integer(self.seed, 0):
             raise _bad(

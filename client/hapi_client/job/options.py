@@ -1,19 +1,136 @@
-"""What a user may ask of a job, judged before any work."""
+"""Options of data sets and jobs, checked before any work."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
+from functools import cached_property
 
+import torch
+
+from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.model.frozen_region import AUTO, FREEZE, STREAM
-from hapi_protocol.encodings import FLOORS, Encoding, allowed_encodings
+from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
+from hapi_client.planning.replanner import ReplanOptions
+from hapi_client.swift.connection import Connection
+from hapi_protocol.encodings import PRECISIONS, Encoding, allowed_encodings
 from hapi_protocol.errors import AnnotationError, ClientError
-from hapi_protocol.headers import CACHE_MODES
+from hapi_protocol.headers import CACHE_MODES, CACHE_OFF
+from hapi_splitter.inputs.augmentation import Augmentation
 
-ON_ERROR = ("raise", "skip")
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """Options of planning.
+
+    Attributes:
+        encoding: of features on the wire, e.g. ``"float16"``; None leaves it
+            to the plan, and means float32 if the cut is fixed.
+        min_precision: lowest precision that a plan may use: ``"lossless"``,
+            ``"half"`` (16 bits) or ``"uint8"``.
+        epochs: number of passes over the data, evaluations included, by
+            which startup costs are judged; None assumes that as many follow
+            as there were already.
+        replan_seconds: loading time between two re-plans, jittered by a
+            quarter to either side.
+        replan_min_spans: spans that must have arrived between two re-plans.
+
+    Raises:
+        ClientError: ``bad_configuration`` naming the option, its value and
+            what is allowed.
+    """
+
+    encoding: str | None = None
+    min_precision: str = PRECISIONS[0]
+    epochs: float | None = None
+    replan_seconds: float = 5.0
+    replan_min_spans: int = 4
+
+    def __post_init__(self) -> None:
+        _ = self.encodings
+        if self.epochs is not None and not 0 < self.epochs < math.inf:
+            raise _bad(f"epochs is {self.epochs!r}; a positive number or None")
+        if self.replan_seconds <= 0 or self.replan_min_spans < 1:
+            raise _bad(
+                f"replan_seconds is {self.replan_seconds!r} and "
+                f"replan_min_spans {self.replan_min_spans!r}; both must be "
+                "positive"
+            )
+
+    @cached_property
+    def encodings(self) -> tuple[str, ...]:
+        """Canonical texts of the encodings that a plan may choose from."""
+        try:
+            allowed = allowed_encodings(self.min_precision)
+            if self.encoding is None:
+                return allowed
+            chosen = str(Encoding.parse(self.encoding))
+        except (AnnotationError, ValueError) as error:
+            raise _bad(getattr(error, "message", str(error))) from error
+        # The default precision is no request of the user.
+        if self.min_precision != PRECISIONS[0] and chosen not in allowed:
+            raise _bad(
+                f"encoding is {self.encoding!r}, which rounds more than "
+                f"min_precision {self.min_precision!r} allows: leave one of "
+                "them out"
+            )
+        return (chosen,)
+
+    @property
+    def replan_options(self) -> ReplanOptions:
+        return ReplanOptions(self.replan_seconds, self.replan_min_spans)
+
+
+@dataclass(frozen=True)
+class SwiftConfig:
+    """Options of the store.
+
+    Attributes:
+        connection: None opens one from the environment, and closes it with
+            the data set or job.
+        models_container: container in which model packages are stored.
+    """
+
+    connection: Connection | None = None
+    models_container: str = DEFAULT_MODELS_CONTAINER
+
+
+@dataclass(frozen=True)
+class JobConfig:
+    """Options of a :class:`TransferJob` that most scripts leave alone.
+
+    Attributes:
+        cut: share of the frozen region that the store computes: ``"auto"``
+            plans, and revises the plan while the job runs; ``"freeze"`` for
+            all of it, ``"stream"`` or 0 for none, or the number of a cut.
+        cache: mode of the store's feature cache: ``"off"``, ``"read"``, or
+            ``"readwrite"``, which takes space in your account (the operator
+            has to enable it).
+        device: of the tail and of the frozen layers that run on the client.
+        augment: random changes of training images; None for none.
+        augment_period_epochs: epochs after which the random changes repeat,
+            so that features of them can be cached; None for never.
+        plan: options of planning.
+        read: options of reading and decoding.
+        swift: options of the store.
+    """
+
+    cut: int | str = AUTO
+    cache: str = CACHE_OFF
+    device: torch.device | str = "cpu"
+    augment: Augmentation | None = None
+    augment_period_epochs: int | None = None
+    plan: PlanConfig = field(default_factory=PlanConfig)
+    read: ReadConfig = field(default_factory=ReadConfig)
+    swift: SwiftConfig = field(default_factory=SwiftConfig)
+
+    def __post_init__(self) -> None:
+        check_cut(self.cut)
+        check_cache(self.cache)
 
 
 def check_cut(cut: int | str) -> None:
-    """Refuses what is a cut of no model.
+    """Refuses a value that is a cut of no model.
 
     Raises:
         ClientError: ``bad_configuration`` naming what is allowed.
@@ -21,73 +138,21 @@ def check_cut(cut: int | str) -> None:
     names = (AUTO, FREEZE, STREAM)
     if cut in names or (type(cut) is int and cut >= 0):
         return
-    raise ClientError(
-        "bad_configuration",
+    raise _bad(
         f"cut is {cut!r}; 'auto' plans, 'freeze' is the whole frozen region, "
-        "'stream' or 0 pushes nothing down, a number from 1 on is a cut",
+        "'stream' or 0 pushes nothing down, a number from 1 on is a cut"
     )
 
 
-def checked_encodings(encoding: str | None, floor: str) -> tuple[str, ...]:
-    """Canonical texts of the encodings that a plan may choose from.
-
-    Args:
-        encoding: the only one, if not None.
-        floor: else, what it allows.
-
-    Raises:
-        ClientError: ``bad_configuration`` for an unknown one, or one that
-            the floor does not allow.
-    """
-    try:
-        allowed = allowed_encodings(floor)
-        if encoding is None:
-            return allowed
-        chosen = Encoding.parse(encoding)
-    except (AnnotationError, ValueError) as error:
-        message = getattr(error, "message", str(error))
-        raise ClientError("bad_configuration", message) from error
-    # What nobody has asked for is no wish.
-    if floor != FLOORS[0] and str(chosen) not in allowed:
-        raise ClientError(
-            "bad_configuration",
-            f"encoding is {encoding!r}, which rounds more than floor "
-            f"{floor!r} allows: leave one of them out",
-        )
-    return (str(chosen),)
-
-
-def check_on_error(value: str) -> None:
-    """
-    Raises:
-        ClientError: ``bad_configuration`` for another value.
-    """
-    if value not in ON_ERROR:
-        raise ClientError(
-            "bad_configuration",
-            f"on_error is {value!r}; allowed: {', '.join(ON_ERROR)}",
-        )
-
-
-def check_epochs(epochs: float | None) -> None:
-    """
-    Raises:
-        ClientError: ``bad_configuration`` for what is no number of epochs.
-    """
-    if epochs is not None and not 0 < epochs < math.inf:
-        raise ClientError(
-            "bad_configuration",
-            f"epochs is {epochs!r}; a positive number, or None",
-        )
-
-
 def check_cache(cache: str) -> None:
-    """
+    """Refuses an unknown mode of the feature cache.
+
     Raises:
-        ClientError: ``bad_configuration`` for what is no mode of the cache.
+        ClientError: ``bad_configuration`` naming the modes.
     """
     if cache not in CACHE_MODES:
-        raise ClientError(
-            "bad_configuration",
-            f"cache is {cache!r}; one of {', '.join(CACHE_MODES)}",
-        )
+        raise _bad(f"cache is {cache!r}; one of {', '.join(CACHE_MODES)}")
+
+
+def _bad(message: str) -> ClientError:
+    return ClientError("bad_configuration", message)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from hapi_client.data.splits import DataSet
 from hapi_client.loading.loader_factory import LoaderFactory
-from hapi_client.loading.prefetcher import FetchOptions
+from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.model.frozen_region import FrozenRegion
+from hapi_client.planning.cache_listing import CacheListing
 from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.device_profile import LocalFacts, measure
 from hapi_client.planning.inputs import PlannerInputs, RemainingWork
@@ -15,6 +16,7 @@ from hapi_client.planning.planner import JobPlanner
 from hapi_client.planning.replanner import ReplanOptions
 from hapi_client.planning.sample_probe import ProbeSamples, read_samples
 from hapi_client.swift.connection import Connection
+from hapi_protocol.data_index import Span
 from hapi_protocol.headers import ModelPath
 
 PROBE_SECONDS = 60.0
@@ -28,11 +30,12 @@ def make_planner(
     region: FrozenRegion,
     feeder: LoaderFactory,
     data: DataSet,
+    splits: Iterable[Sequence[Span]],
     *,
     models_container: str,
     encodings: Sequence[str],
     epochs: float | None,
-    options: FetchOptions,
+    options: ReadConfig,
     replan: ReplanOptions,
     samples_so_far: Callable[[], int],
     earlier_samples: Callable[[], int],
@@ -44,6 +47,7 @@ def make_planner(
         region: of its model.
         feeder: of its loaders.
         data: that it trains on.
+        splits: the spans of all splits, evaluated ones included.
         models_container: where packages are stored.
         encodings: that a plan may choose from.
         epochs: as of :class:`hapi_client.job.transfer_job.TransferJob`.
@@ -73,6 +77,7 @@ def make_planner(
         feeder.counters.add(package_bytes=sent_bytes)
         feeder.push(model)
 
+    tracker = feeder.sources.tracker
     return JobPlanner(
         PlannerInputs(
             connection=connection,
@@ -85,7 +90,8 @@ def make_planner(
             package_stored=stored,
             samples_so_far=samples_so_far,
             earlier_samples=earlier_samples,
-            kept=feeder.sources.kept,
+            tracker=tracker,
+            listing=CacheListing(connection, data.container, splits, tracker),
         ),
         CostEstimators(
             push_width=lambda: feeder.sources.push_width.limit,

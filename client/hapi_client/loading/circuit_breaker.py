@@ -50,18 +50,18 @@ class PushdownCircuitBreaker:
     After a span had to fall back, the gate is shut: spans stream at once,
     without waiting for the same failure again.  After ``pause_seconds``
     one span is let through; when it succeeds the gate opens, when it
-    fails the pause doubles, up to ``most_pause_seconds``.
+    fails the pause doubles, up to ``max_pause_seconds``.
     """
 
     def __init__(
         self,
         clock: Callable[[], float],
         pause_seconds: float = 5.0,
-        most_pause_seconds: float = 60.0,
+        max_pause_seconds: float = 60.0,
     ) -> None:
         self._clock = clock
         self._first_pause = pause_seconds
-        self._most_pause = most_pause_seconds
+        self._most_pause = max_pause_seconds
         self._pause = pause_seconds
         self._opens_at: float | None = None
         self._told_at: float | None = None

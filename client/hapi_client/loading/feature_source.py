@@ -26,7 +26,7 @@ from hapi_client.loading.span_source import (
 )
 from hapi_client.metrics.counters import JobCounters
 from hapi_client.metrics.window_metrics import SpanMetrics
-from hapi_client.planning.cache_tracker import KeptFeatures
+from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.swift.account import source_changed
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.retry import is_retryable
@@ -100,7 +100,7 @@ class FeatureSource:
         width: how many at a time.
         limits: of each span.
         counters: of the job.
-        kept: is told what the store has kept; None where nobody asks.
+        tracker: records what answers show of the cache; None for no one.
     """
 
     def __init__(
@@ -113,11 +113,11 @@ class FeatureSource:
         width: PushdownConcurrency,
         limits: SpanLimits,
         counters: JobCounters,
-        kept: KeptFeatures | None = None,
+        tracker: CacheTracker | None = None,
     ) -> None:
         self._connection = connection
         self._container = container
-        self._kept = kept or KeptFeatures()
+        self._tracker = tracker or CacheTracker()
         self._plan = plan
         self._raw = raw
         self._gate = gate
@@ -315,7 +315,7 @@ class FeatureSource:
         assert reader.summary is not None, "else the reader has raised"
         if reader.summary.saturated:
             self._note_saturated(reader.summary.saturated)
-        self._kept.note(
+        self._tracker.record(
             (self._plan.cut, self._plan.encoding),
             span,
             training,

@@ -14,13 +14,13 @@ from hapi_client.loading.feature_loader import (
     LoaderPlan,
     leave_them_out,
 )
-from hapi_client.loading.prefetcher import Fetcher, FetchOptions
+from hapi_client.loading.prefetcher import Fetcher, ReadConfig
 from hapi_client.loading.route_source import RoutingSource, SourceRegistry
 from hapi_client.loading.span_source import SpanSource
 from hapi_client.metrics.counters import JobCounters
 from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.model.client_region import ClientRegion
-from hapi_client.planning.cache_tracker import KeptFeatures
+from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_client.reports.epoch_recorder import EpochRecorder
 from hapi_client.sampling.epochs import ReaderShare
@@ -40,7 +40,7 @@ class LoaderFactory:
         region: what is computed here.
         container: of the shards.
         options: how to fetch.
-        kept: which features the store has kept.
+        tracker: of the store's cache.
 
     Attributes:
         counters: of all loaders.
@@ -55,8 +55,8 @@ class LoaderFactory:
         connection: Connection,
         region: ClientRegion,
         container: str,
-        options: FetchOptions,
-        kept: KeptFeatures,
+        options: ReadConfig,
+        tracker: CacheTracker,
     ) -> None:
         self._connection = connection
         self._region = region
@@ -79,7 +79,7 @@ class LoaderFactory:
             options,
             self.counters,
             self.meter,
-            kept,
+            tracker,
             self._top_up,
         )
 

@@ -20,6 +20,7 @@ from hapi_client.loading.span_source import (
     SpanSource,
     SpanTask,
 )
+from hapi_client.sampling.partition import EpochPartition
 from hapi_client.sampling.sampler import DEFAULT_BUFFER_SPANS
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.retry import Backoff
@@ -38,28 +39,42 @@ MAX_EARLY_SPANS = 4
 them stays in its memory until their turn comes."""
 
 
+ON_ERROR = ("raise", "skip")
+
+
 @dataclass(frozen=True)
-class FetchOptions:
-    """How a job fetches.
+class ReadConfig:
+    """Options of reading, decoding and progress.
 
     Attributes:
-        num_threads: requests at the same time in each lane, at most: plain
-            reads, reads of features, and reads of those that the store has
-            kept.
-        ahead_bytes: memory of spans that wait for the training loop or
-            are under way; at least one span is always fetched.
-        ahead_spans: of spans, likewise.
+        num_threads: concurrent requests of each kind: raw reads, feature
+            reads, and reads of cached features.
+        ahead_bytes: memory of spans that are read ahead of the training
+            loop; at least one span is always read.
+        ahead_spans: number of spans that are read ahead.
         decode_threads: None for one on each available core.
-        forward_samples: of one forward of the frozen layers here; None
-            for what suits the device.
+        forward_samples: samples of one forward pass of the frozen layers on
+            the client; None for what suits the device.
         buffer_spans: width of the shuffle buffer, in spans.
-        span_seconds: for one try of one span.
-        wait_seconds: for which the training loop waits for a span, all
-            tries and the fall-back included.
-        backoff: of failed tries of a span.
-        pause_seconds: of push-down after a fall-back; doubles up to
-            ``most_pause_seconds`` while it keeps failing.
-        most_pause_seconds: see there.
+        partition: division of an epoch, which says how many ranks and loader
+            workers can share it, also after a resume with other numbers of
+            them; None for what suits.
+        on_error: ``"raise"`` for a sample that cannot be decoded, or
+            ``"skip"``, counted in ``stats.skipped``.
+        progress: True shows a progress bar on standard error (first rank
+            only), False none; None leaves it to ``HAPI_PROGRESS`` (0 or 1),
+            or else to whether there is a terminal or a notebook.
+        span_seconds: deadline of one try of one span.
+        wait_seconds: deadline of a span for the training loop, all tries and
+            the fallback to a raw read included.
+        backoff: between tries of a span.
+        pause_seconds: pause of push-down after a fallback; doubles up to
+            ``max_pause_seconds`` while push-down keeps failing.
+        max_pause_seconds: longest pause of push-down.
+
+    Raises:
+        ClientError: ``bad_configuration`` naming the option, its value and
+            what is allowed.
     """
 
     num_threads: int = 4
@@ -68,11 +83,14 @@ class FetchOptions:
     decode_threads: int | None = None
     forward_samples: int | None = None
     buffer_spans: int = DEFAULT_BUFFER_SPANS
+    partition: EpochPartition | None = None
+    on_error: str = ON_ERROR[0]
+    progress: bool | None = None
     span_seconds: float = 120.0
     wait_seconds: float = 900.0
     backoff: Backoff = field(default_factory=Backoff)
     pause_seconds: float = 5.0
-    most_pause_seconds: float = 20.0
+    max_pause_seconds: float = 20.0
 
     def __post_init__(self) -> None:
         for name in (
@@ -82,9 +100,16 @@ class FetchOptions:
             "buffer_spans",
         ):
             if getattr(self, name) < 1:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)}; at least 1"
+                raise ClientError(
+                    "bad_configuration",
+                    f"{name} is {getattr(self, name)}; at least 1",
                 )
+        if self.on_error not in ON_ERROR:
+            raise ClientError(
+                "bad_configuration",
+                f"on_error is {self.on_error!r}; allowed: "
+                f"{', '.join(ON_ERROR)}",
+            )
 
     @property
     def span_limits(self) -> SpanLimits:
@@ -128,7 +153,7 @@ class Fetcher:
         connection: Connection,
         source: SpanSource,
         spans: Sequence[Span],
-        options: FetchOptions,
+        options: ReadConfig,
     ) -> None:
         self._connection = connection
         self._source = source

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 
 from hapi_client.loading.decode_pool import DecodePool
-from hapi_client.loading.read_concurrency import ReadWidth
+from hapi_client.loading.read_concurrency import ReadConcurrency
 from hapi_client.loading.span_source import (
     LANE_STREAM,
     LoadedSpan,
@@ -47,7 +47,7 @@ class RawSource:
         limits: of each span.
         counters: of the job.
         meter: measures the waiting for bytes.
-        width: told of each read and decoding.
+        concurrency: counts reads and decoding.
         medium: how samples are stored.
     """
 
@@ -60,7 +60,7 @@ class RawSource:
         limits: SpanLimits,
         counters: JobCounters,
         meter: MetricsCollector,
-        width: ReadWidth,
+        concurrency: ReadConcurrency,
         medium: Medium = IMAGE,
     ) -> None:
         self._connection = connection
@@ -71,7 +71,7 @@ class RawSource:
         self._limits = limits
         self._counters = counters
         self._meter = meter
-        self._width = width
+        self._concurrency = concurrency
         # Of the samples that the store could not decode: what this tier
         # says of them, None where it can.
         self._verdicts: dict[_VerdictKey, str | None] = {}
@@ -161,18 +161,20 @@ class RawSource:
         self, span: Span, scope: CancelScope, training: Training | None
     ) -> LoadedSpan:
         started = time.monotonic()
-        with self._width.reading(span.byte_range.length_bytes) as ending:
+        with self._concurrency.reading(span.byte_range.length_bytes) as ending:
             data = self._connection.get_range(
                 self._container,
                 span.shard,
                 span.byte_range,
                 if_match=span.etag,
                 seconds=self._limits.seconds,
-                reading=partial(self._meter.reading, self._width.worth),
+                reading=partial(
+                    self._meter.reading, self._concurrency.equivalent_reads
+                ),
                 ending=ending,
             )
         read_seconds = time.monotonic() - started
-        with self._width.decoding():
+        with self._concurrency.decoding():
             samples = list(
                 iter_samples(
                     io.BytesIO(data),

@@ -16,9 +16,9 @@ from hapi_client.loading.feature_source import (
     FeatureRequestSpec,
     FeatureSource,
 )
-from hapi_client.loading.prefetcher import FetchOptions
+from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.loading.raw_source import RawSource
-from hapi_client.loading.read_concurrency import ReadWidth
+from hapi_client.loading.read_concurrency import ReadConcurrency
 from hapi_client.loading.span_source import (
     LANE_KEPT,
     LANE_PUSH,
@@ -29,7 +29,7 @@ from hapi_client.loading.span_source import (
 from hapi_client.metrics.counters import JobCounters
 from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.model.client_region import ClientRegion
-from hapi_client.planning.cache_tracker import KeptFeatures
+from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.planning.route_scheduler import RouteScheduler, too_late
 from hapi_client.reports.epoch_recorder import EpochRecorder
 from hapi_client.swift.connection import Connection
@@ -51,16 +51,16 @@ class SourceRegistry:
         options: of the job.
         counters: of the job.
         meter: of the job.
-        kept: which features the store has kept.
+        tracker: of the store's cache.
         span_read: called when a span has been read plainly, or nearly so,
             and another one may be begun.
 
     Attributes:
-        kept: see above.
+        tracker: see above.
         model: the package; to be set before anything is pushed.
         num_threads: spans that are under way in a lane, at most.
         push_width: how many are pushed at a time.
-        read_width: how many are streamed at a time.
+        read_concurrency: limit of raw reads.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class SourceRegistry:
         container: str,
         region: ClientRegion,
         pool: DecodePool,
-        options: FetchOptions,
+        options: ReadConfig,
         counters: JobCounters,
         meter: MetricsCollector,
-        kept: KeptFeatures,
+        tracker: CacheTracker,
         span_read: Callable[[], None],
     ) -> None:
-        self.kept = kept
+        self.tracker = tracker
         self.model: ModelPath | None = None
         self._connection = connection
         self._container = container
@@ -83,7 +83,7 @@ class SourceRegistry:
         self._limits = options.span_limits
         self._counters = counters
         self.num_threads = options.num_threads
-        self.read_width = ReadWidth(
+        self.read_concurrency = ReadConcurrency(
             options.num_threads,
             lambda: connection.traffic.count().received_bytes,
             span_read,
@@ -96,12 +96,12 @@ class SourceRegistry:
             self._limits,
             counters,
             meter,
-            self.read_width,
+            self.read_concurrency,
             region.transform.medium,
         )
         # One gate for all: a worker that is gone is gone for every cut.
         self._gate = PushdownCircuitBreaker(
-            time.monotonic, options.pause_seconds, options.most_pause_seconds
+            time.monotonic, options.pause_seconds, options.max_pause_seconds
         )
         self.push_width = PushdownConcurrency(options.num_threads)
         self._pushed: dict[Route, FeatureSource] = {}
@@ -128,22 +128,22 @@ class SourceRegistry:
                 cut,
                 encoding,
                 self._region.cut_shape(cut),
-                self.kept.cache,
+                self.tracker.mode,
             ),
             self._raw,
             self._gate,
             self.push_width,
             self._limits,
             self._counters,
-            self.kept,
+            self.tracker,
         )
 
 
 class RoutingSource:
     """Spans by the weights of a plan, each its own way.
 
-    Those whose features are kept are not dealt: they take nothing of the
-    worker's, of which the weights make the best.
+    Cached features are read outside the weights: they use nothing of the
+    worker, which the weights share out.
 
     Args:
         mixer: deals them.
@@ -173,7 +173,7 @@ class RoutingSource:
         if lane == LANE_PUSH:
             return self._sources.push_width.limit
         if lane == LANE_STREAM:
-            return self._sources.read_width.limit
+            return self._sources.read_concurrency.limit
         return self._sources.num_threads
 
     def task(
@@ -182,16 +182,16 @@ class RoutingSource:
         has_room: Callable[[str], bool],
         samples_left: int,
     ) -> SpanTask | None:
-        """The way on which it is kept, or the way that the plan owes most,
-        among those with room."""
-        kept = self._sources.kept.way_of(span, self._training)
-        if kept is not None:
-            source = self._sources(kept)
+        """The route on which it is cached, or the route that the plan owes
+        most, among those with room."""
+        cached = self._sources.tracker.cached_route(span, self._training)
+        if cached is not None:
+            source = self._sources(cached)
             assert isinstance(source, FeatureSource), (
-                "plain reads keep nothing"
+                "raw reads are not cached"
             )
             task = source.task(span, self._training, is_kept=True)
-            return self._started(kept, span, task)
+            return self._started(cached, span, task)
         way = self._mixer.choose(
             len(span.rows),
             lambda way: has_room(lane_of(way)),
@@ -205,7 +205,6 @@ class RoutingSource:
 
     def _started(self, way: Route, span: Span, task: SpanTask) -> SpanTask:
         """The task, of which all are told who count."""
-        self._sources.kept.dealt(span)
 
         def load(scope: CancelScope) -> LoadedSpan:
             started = time.monotonic()

@@ -47,6 +47,8 @@ class FrozenRegion(ClientRegion):
             a default that suits the device.
         augment: random augmentation of training images; None for that of
             the transform.
+        augment_period_epochs: epochs after which the random changes of
+            training images repeat; None for never.
 
     Attributes:
         tail: the trainable layers.
@@ -64,6 +66,7 @@ class FrozenRegion(ClientRegion):
         device: torch.device,
         forward_samples: int | None = None,
         augment: Augmentation | None = None,
+        augment_period_epochs: int | None = None,
     ) -> None:
         parts = split(
             model, freeze, transform=input_transform(transform, augment)
@@ -72,6 +75,7 @@ class FrozenRegion(ClientRegion):
         super().__init__(parts.frozen, device, forward_samples)
         self.tail: torch.nn.Module = parts.tail.to(device)
         self.freeze = parts.freeze
+        self.augment_period_epochs = augment_period_epochs
         self._weights = _frozen_weights(model, self.tail)
 
     @cached_property
@@ -141,6 +145,53 @@ class FrozenRegion(ClientRegion):
     def parameter_bytes(self) -> int:
         """Size of the region's weights, nearly that of the package."""
         return self._graph.parameter_bytes
+
+
+def split_model(
+    model: torch.nn.Module | tuple[torch.nn.Module, torch.nn.Module],
+    freeze: Freeze | None = None,
+    *,
+    transform: Any = None,
+    augment: Augmentation | None = None,
+    augment_period_epochs: int | None = None,
+    device: torch.device | str = "cpu",
+) -> tuple[FrozenRegion, torch.nn.Module]:
+    """Splits a model into its frozen layers and the tail to train.
+
+    No network access.  ``tail(features)`` of features at the freeze point
+    equals ``model(images)``.
+
+    Args:
+        model: the whole network, with the weights to use; or two modules
+            ``(frozen, tail)`` if torch.fx cannot trace it.
+        freeze: name of the last frozen module, e.g. ``"layer4"``; a list of
+            modules; or a function ``freeze(name, module)``, true for those
+            to be frozen.  None for two modules.
+        transform: an ``ImageTransform``, torchvision's
+            ``weights.transforms()``, or an ``ArrayTransform`` of data that
+            is no images; None for ImageNet's evaluation transform.
+        augment: random changes of training images, computed alike on client
+            and store; None for none.
+        augment_period_epochs: epochs after which the random changes repeat,
+            so that features of them can be cached; None for never.
+        device: of the tail and of the frozen layers that run on the client.
+
+    Returns:
+        The frozen region, for :class:`hapi_client.FeatureDataset`, and the
+        tail, whose parameters are those of ``model``.
+
+    Raises:
+        FreezeError: naming the value and valid names.
+    """
+    frozen = FrozenRegion(
+        model,
+        freeze,
+        transform,
+        torch.device(device),
+        augment=augment,
+        augment_period_epochs=augment_period_epochs,
+    )
+    return frozen, frozen.tail
 
 
 def _frozen_weights(

@@ -132,7 +132,9 @@ def _first_bytes(read: ReadBytes) -> bytes:
     return data if length_bytes <= len(data) else read(0, length_bytes)
 
 
-def _reader(connection: Connection, container: str, info: ObjectInfo) -> ReadBytes:
+def _reader(
+    connection: Connection, container: str, info: ObjectInfo
+) -> ReadBytes:
     def read(position: int, length_bytes: int) -> bytes:
         stop = min(position + length_bytes, info.length_bytes)
         if stop <= position:

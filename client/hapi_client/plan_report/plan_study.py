@@ -29,7 +29,7 @@ from hapi_client.progress import Reporter
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.data_index import Span
-from hapi_protocol.encodings import ENCODINGS, FLOORS
+from hapi_protocol.encodings import ENCODINGS, PRECISIONS
 from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import ByteRange
 from hapi_protocol.profiles import ModelProfile
@@ -65,7 +65,7 @@ class PlanRequest:
     """The training run to plan for.
 
     Attributes:
-        floor: lowest precision that a plan may use.
+        min_precision: lowest precision that a plan may use.
         epochs: number of epochs.
         batch_size: of the training loop.
         link: bytes per second; None to measure or assume it.
@@ -76,7 +76,7 @@ class PlanRequest:
         cuts: cuts to measure in addition to those that a plan may use.
     """
 
-    floor: str
+    min_precision: str
     epochs: float
     batch_size: int
     link: float | None
@@ -93,7 +93,7 @@ class PlanStudy:
     Attributes:
         freeze: last frozen module.
         report: plan, alternatives and costs.
-        other_floors: gain of lower precision floors, as sentences.
+        other_precisions: gain of lower precision floors, as sentences.
         conditions: link and training step, measured, given or assumed.
         facts: measured on this machine.
         server: profile of the worker, or of this machine in its place.
@@ -103,7 +103,7 @@ class PlanStudy:
     freeze: Any
 
     report: Report
-    other_floors: tuple[str, ...]
+    other_precisions: tuple[str, ...]
     conditions: Conditions
     facts: LocalFacts
     server: ModelProfile
@@ -153,14 +153,14 @@ def advise(
         train_seconds=train_seconds(region, request.batch_size),
     )
 
-    def problem(floor: str) -> Problem:
+    def problem(min_precision: str) -> Problem:
         return build_problem(
             facts.cuts,
             server,
             facts.client,
             facts.samples,
             conditions,
-            floor=floor,
+            min_precision=min_precision,
             num_samples=num_samples,
             epochs=request.epochs,
             one_off=one_off,
@@ -173,9 +173,9 @@ def advise(
         batch_size=request.batch_size,
         input_bytes=region.form.num_bytes,
     )
-    requested = problem(request.floor)
+    requested = problem(request.min_precision)
     measured = _measured(facts, server, conditions)
-    coarser = FLOORS[FLOORS.index(request.floor) + 1 :]
+    coarser = PRECISIONS[PRECISIONS.index(request.min_precision) + 1 :]
     return PlanStudy(
         region.freeze,
         Report(
@@ -186,7 +186,11 @@ def advise(
             notes=(*measured, *(f"{ASSUMED}{each}" for each in assumptions)),
         ),
         what_if(
-            solve(requested), {floor: problem(floor) for floor in coarser}
+            solve(requested),
+            {
+                min_precision: problem(min_precision)
+                for min_precision in coarser
+            },
         ),
         conditions,
         facts,

@@ -1,19 +1,17 @@
-"""Which features the store has kept, by what its answers say (pure).
+"""Tracks which spans have features in the store's cache.
 
-An answer says whether its features were kept before, are to be from now on,
-or are not (``X-Hapi-Cache``). Most spans are the same in every epoch, so one
-whose features are kept need not be dealt by the plan: it is read, at no cost
-of the worker's. That something is to be kept is a promise, which is broken
-where it is too large, or the store is full; entries may go, by their age or
-by the operator's limits; and they may be there without our doing, of another
-rank or of an earlier job. So what comes is compared with what was expected.
+No I/O; the clock is injected.  The listing of the cache says what is there
+when an epoch begins (:mod:`hapi_client.planning.cache_listing`), and each
+answer says it of its own span (``X-Hapi-Cache``).  Nothing else is taken to be
+cached.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
 from typing import TypeAlias
 
 from hapi_protocol.data_index import Span
@@ -22,220 +20,186 @@ from hapi_protocol.headers import (
     CACHE_OFF,
     CACHE_READWRITE,
     CACHE_STORE,
+    cache_key,
+    feature_etag,
 )
-from hapi_protocol.transforms import Training
-from hapi_splitter.planner.cache_plan import Keeping
+from hapi_protocol.transforms import Training, transform_text
+from hapi_splitter.planner.cache_plan import CacheState
 from hapi_splitter.planner.problem import Route
 
-NEW_WEIGHT = 0.1
-"""Of the newest span in the moving averages."""
-NEW_LUCK = 0.3
-"""Likewise, in that of spans of which nothing was known."""
-NEW_DEALT = 0.02
-"""Likewise, in that of spans that are dealt, whole or in pieces."""
-LIKELY = 0.5
-"""Where fewer of those that should have been kept were, all are forgotten."""
-LUCKY = 0.8
-"""Where so many of those of which nothing was known were kept, the others of
-which nothing is known are asked for as well."""
-MAX_BROKEN = 2
-"""Promises of one span: no further one is believed."""
+LISTING_LAG_SECONDS = 10.0
+"""Age up to which an entry may be missing in a listing: it is stored after
+its answer has ended, and Swift updates container listings later still."""
 
-_Place: TypeAlias = tuple[str, str, int, int]
-_Key: TypeAlias = tuple[_Place, Training | None]
+Entry: TypeAlias = tuple[str, str]
+"""Object name of the source, and the key of the entry."""
 
 
-class KeptFeatures:
-    """Of one job; called by several threads.
+class CacheTracker:
+    """The set of cached entries that one job may read.
 
-    Nothing is noted before :meth:`follow`: only a job that plans has use for
-    it.
+    Empty until :meth:`identify` is called.  Thread-safe.
 
     Args:
-        cache: as
-        :attr:`hapi_client.loading.feature_source.FeatureRequestSpec.cache`.
-        variants: epochs after which the random changes of the images repeat;
-            None for never, 1 where there are none.
+        mode: ``off``, ``read`` or ``readwrite``, as requests ask for it.
+        variants: number of epochs after which random changes of the images
+            repeat; None if they never do, 1 if there are none.
+        clock: returns monotonic seconds.
 
     Attributes:
-        cache: as it was given.
+        mode: as given.
     """
 
     def __init__(
-        self, cache: str = CACHE_OFF, variants: int | None = 1
+        self,
+        mode: str = CACHE_OFF,
+        variants: int | None = 1,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.cache = cache
+        self.mode = mode
         self._variants = variants
-        self._is_on = False
+        self._clock = clock
+        self._can_store = mode == CACHE_READWRITE
+        self._model: tuple[str, str] | None = None
         self._lock = threading.Lock()
-        # Of whole spans: samples that count, which are those to train on.
-        self._places: dict[_Place, int] = {}
-        self._num_samples = 0
-        self._num_dealt = 0
-        self._num_ranks = 1
-        self._epoch = 0
-        self._whole = 1.0
-        self._known: defaultdict[Route, set[_Key]] = defaultdict(set)
-        self._counts: Counter[Route] = Counter()
-        self._before: Counter[Route] = Counter()
-        self._broken: Counter[tuple[Route, _Key]] = Counter()
-        self._stored = 1.0 if cache == CACHE_READWRITE else 0.0
-        # Of answers to what should have been kept: the first begins anew
-        # when all is forgotten, the second is what plans go by.
-        self._trust: defaultdict[Route, float] = defaultdict(lambda: 1.0)
-        self._promises: defaultdict[Route, float] = defaultdict(lambda: 1.0)
-        self._luck: defaultdict[Route, float] = defaultdict(float)
-        self._used: Collection[Route] = ()
+        self._cached: set[Entry] = set()
+        self._stored: dict[Entry, tuple[Route, float]] = {}
+        """Announced by answers, and not confirmed by a listing yet."""
+        self._num_computed: Counter[Route] = Counter()
+        self._num_stored: Counter[Route] = Counter()
+        self._routes: tuple[Route, ...] = ()
 
-    def follow(
-        self, data: Sequence[Span], others: Sequence[Span] = ()
-    ) -> None:
-        """Takes notes from now on.
+    def identify(self, model_digest: str, numerics_tag: str) -> None:
+        """Sets what the keys of this job's entries are made of.
 
         Args:
-            data: all spans of the training data.
-            others: of further splits, which evaluations may find again.
+            model_digest: of the package.
+            numerics_tag: of the worker, from its profile.  Entries of
+                workers with another tag are not found.
         """
-        with self._lock:
-            self._places = {_place(span): 0 for span in others}
-            self._places |= {_place(span): len(span.rows) for span in data}
-            self._num_samples = sum(self._places.values())
-            self._is_on = self.cache != CACHE_OFF
+        if self.mode != CACHE_OFF:
+            self._model = model_digest, numerics_tag
 
-    def turn_off(self) -> None:
-        """The store keeps nothing."""
-        self._is_on = False
+    @property
+    def is_active(self) -> bool:
+        """Whether cached features can be found."""
+        return self._model is not None
 
-    def begin(self, epoch: int, ranks: int = 1) -> None:
-        """A training epoch begins.
+    def deny_storing(self) -> None:
+        """Notes that the caller does not own the cache."""
+        self._can_store = False
+
+    def use(self, routes: Collection[Route]) -> None:
+        """Sets the routes whose cached features are read.
 
         Args:
-            epoch: its number.
-            ranks: that share it.
+            routes: the fastest first.
         """
-        with self._lock:
-            self._epoch = epoch
-            self._num_ranks = ranks
-            self._num_dealt = 0
-            if self._variants and epoch % self._variants == 0:
-                self._before = Counter(self._counts)
+        self._routes = tuple(routes)
 
-    def note(
-        self, way: Route, span: Span, training: Training | None, state: str
+    def cached_route(
+        self, span: Span, training: Training | None
+    ) -> Route | None:
+        """The fastest route in use with cached features of a span."""
+        if not self._recurs(training):
+            return None
+        entries = [
+            (route, self._entry(route, span, training))
+            for route in self._routes
+        ]
+        with self._lock:
+            return next(
+                (route for route, each in entries if each in self._cached),
+                None,
+            )
+
+    def record(
+        self, route: Route, span: Span, training: Training | None, state: str
     ) -> None:
-        """Takes in what an answer said.
+        """Takes in one answer.
 
         Args:
-            way: cut and encoding of the features.
+            route: cut and encoding of the features.
             span: that they are of.
             training: random changes of the images; None for none.
             state: one of :data:`hapi_protocol.headers.CACHE_STATES`.
         """
         if not self._recurs(training):
             return
-        key = _place(span), training
+        entry = self._entry(route, span, training)
         with self._lock:
-            if key[0] not in self._places:
+            was_cached = entry in self._cached
+            self._cached.discard(entry)
+            if state == CACHE_HIT:
+                self._cached.add(entry)
                 return
-            hit = state == CACHE_HIT
-            if key in self._known[way]:
-                self._judge(way, key, hit)
-            else:
-                self._luck[way] = _average(self._luck[way], hit, NEW_LUCK)
-            if not hit:
-                self._stored = _average(self._stored, state == CACHE_STORE)
-            is_promised = (
-                state == CACHE_STORE and self._broken[way, key] < MAX_BROKEN
-            )
-            if (hit or is_promised) and key not in self._known[way]:
-                self._known[way].add(key)
-                self._counts[way] += self._places[key[0]]
+            self._num_computed[route] += 1
+            if state == CACHE_STORE:
+                self._num_stored[route] += 1
+                self._stored[entry] = route, self._clock()
+                # An announced entry that was missing may be too large, or
+                # the store full: only a listing or a hit confirms it.
+                if not was_cached:
+                    self._cached.add(entry)
 
-    def _judge(self, way: Route, key: _Key, hit: bool) -> None:
-        """Of features that were thought to be kept."""
-        self._trust[way] = _average(self._trust[way], hit)
-        self._promises[way] = _average(self._promises[way], hit)
-        if hit:
-            return
-        self._broken[way, key] += 1
-        self._known[way].remove(key)
-        self._counts[way] -= self._places[key[0]]
-        if self._trust[way] < LIKELY:
-            # They have all gone, or never came: asking for each would take
-            # the worker what the plan gives to others.
-            self._known[way].clear()
-            self._counts[way] = 0
-            self._trust[way] = 1.0
-        self._before[way] = min(self._before[way], self._counts[way])
-
-    def way_of(self, span: Span, training: Training | None) -> Route | None:
-        """On which way a span's features are kept, so that it need not be
-        dealt; None if that is not likely, or would not be faster."""
-        if not self._recurs(training):
-            return None
-        place = _place(span)
+    def add(self, entries: Collection[Entry]) -> None:
+        """Takes in a part of a listing."""
         with self._lock:
-            if place not in self._places:
-                return None
-            for way in self._used:
-                is_known = (place, training) in self._known[way]
-                if is_known or self._luck[way] >= LUCKY:
-                    return way
-        return None
+            self._cached.update(entries)
 
-    def dealt(self, span: Span) -> None:
-        """A span goes some way, kept or not."""
-        if not self._is_on:
-            return
-        place = _place(span)
-        with self._lock:
-            is_whole = place in self._places
-            self._whole = _average(self._whole, is_whole, NEW_DEALT)
-            self._num_dealt += self._places.get(place, len(span.rows))
-
-    def use(self, ways: Collection[Route]) -> None:
-        """From now on, what is kept on these ways is asked for.
+    def replace(self, entries: Collection[Entry], started: float) -> None:
+        """Takes in a whole listing: what it lacks is not cached.
 
         Args:
-            ways: the fastest first.
+            entries: all that are cached of the job's data.
+            started: time of the clock before the listing was requested.
         """
+        listed = set(entries)
         with self._lock:
-            self._used = tuple(ways)
+            recent = {
+                entry: stored
+                for entry, stored in self._stored.items()
+                if stored[1] > started - LISTING_LAG_SECONDS
+            }
+            for entry, (route, _) in self._stored.items():
+                if entry not in listed and entry not in recent:
+                    self._num_stored[route] -= 1
+            self._cached = listed | (self._cached & recent.keys())
+            self._stored = recent
 
-    def keeping(self) -> Keeping | None:
-        """For the planner; None where nothing is kept."""
-        if not self._is_on or not self._variants:
+    def state(self) -> CacheState | None:
+        """What the planner assumes of the cache; None without one."""
+        if self._model is None or not self._variants:
             return None
+        if not self._can_store:
+            return CacheState(0.0, period_epochs=self._variants)
         with self._lock:
-            dealt = self._num_ranks * self._num_dealt / self._num_samples
-            epochs = self._epoch % self._variants + min(1.0, dealt)
-            ways = [*self._known, *self._luck]
-            return Keeping(
-                shares={way: self._share(way, self._counts) for way in ways},
-                before={way: self._share(way, self._before) for way in ways},
-                chance=self._stored,
-                chances={
-                    way: self._stored * each
-                    for way, each in self._promises.items()
-                },
-                variants=self._variants,
-                rest=1 - epochs / self._variants,
-                whole=self._whole,
-            )
-
-    def _share(self, way: Route, counts: Counter[Route]) -> float:
-        assert self._variants
-        known = counts[way] / (self._num_samples * self._variants)
-        luck = self._luck[way] if self._luck[way] >= LUCKY else 0.0
-        return known + luck * (1 - known)
+            rates = {
+                # One more of each: nothing is known to fail at first.
+                route: (self._num_stored[route] + 1) / (count + 1)
+                for route, count in self._num_computed.items()
+            }
+        return CacheState(1.0, rates, self._variants)
 
     def _recurs(self, training: Training | None) -> bool:
-        return self._is_on and (training is None or self._variants is not None)
+        return self._model is not None and (
+            training is None or self._variants is not None
+        )
 
-
-def _place(span: Span) -> _Place:
-    return span.shard, span.etag, span.rows[0].sample, span.rows[-1].sample
-
-
-def _average(before: float, newest: bool, weight: float = NEW_WEIGHT) -> float:
-    return before + weight * (newest - before)
+    def _entry(
+        self, route: Route, span: Span, training: Training | None
+    ) -> Entry:
+        assert self._model is not None, "checked by the callers"
+        digest, numerics_tag = self._model
+        cut, encoding = route
+        etag = feature_etag(
+            source_etag=span.etag,
+            model_digest=digest,
+            cut=cut,
+            transform=transform_text(training),
+            encoding=encoding,
+            samples=span.samples,
+            numerics_tag=numerics_tag,
+        )
+        return span.shard, cache_key(etag, span.byte_range)

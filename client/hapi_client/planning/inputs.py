@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hapi_client.model.frozen_region import FrozenRegion
-from hapi_client.planning.cache_tracker import KeptFeatures
+from hapi_client.planning.cache_listing import CacheListing
+from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.planning.device_profile import LocalFacts
 from hapi_client.planning.replanner import ReplanOptions
 from hapi_client.planning.sample_probe import ProbeSamples
@@ -31,7 +32,8 @@ class PlannerInputs:
             it, before the first push.
         samples_so_far: that the training loops of all ranks have had.
         earlier_samples: likewise, of a run that this job goes on with.
-        kept: which features the store has kept.
+        tracker: of the store's cache.
+        listing: fills the tracker; None if nothing is cached.
     """
 
     connection: Connection
@@ -44,7 +46,8 @@ class PlannerInputs:
     package_stored: Callable[[ModelPath, int], None]
     samples_so_far: Callable[[], int]
     earlier_samples: Callable[[], int] = lambda: 0
-    kept: KeptFeatures = field(default_factory=KeptFeatures)
+    tracker: CacheTracker = field(default_factory=CacheTracker)
+    listing: CacheListing | None = None
 
 
 @dataclass(frozen=True)

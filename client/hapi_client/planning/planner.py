@@ -36,7 +36,7 @@ from hapi_client.planning.replanner import (
 )
 from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_client.swift.transport import CancelScope
-from hapi_protocol.encodings import ENCODINGS, FLOORS
+from hapi_protocol.encodings import ENCODINGS, PRECISIONS
 from hapi_protocol.errors import HapiError
 from hapi_protocol.profiles import BatchProfile, ModelProfile
 from hapi_splitter.planner.costs import (
@@ -120,11 +120,17 @@ class JobPlanner:
 
     # --- the training loop's thread ---
 
-    def begin(self) -> None:
-        """Called when the first epoch begins."""
+    def begin(self, *, is_training: bool = True) -> None:
+        """Called when an epoch begins.
+
+        Args:
+            is_training: lists the cache again for it, without waiting.
+        """
         if self._thread.ident is None:
             self._meter.take()
             self._thread.start()
+        elif is_training and self._parts.listing and self.plan is not None:
+            self._parts.listing.start(self._scope)
 
     def span_came(self) -> None:
         """Called after each span."""
@@ -221,7 +227,7 @@ class JobPlanner:
             self._parts.options,
             clock=time.monotonic,
             random=random.random,
-            kept=self._parts.kept,
+            tracker=self._parts.tracker,
         )
         replanner.begin()
         with self._lock:
@@ -331,8 +337,6 @@ class JobPlanner:
         parts = self._parts
         section = parts.connection.require_hapi()
         self._encodings = section.get("encodings", ENCODINGS)
-        if not section.get("cache"):
-            parts.kept.turn_off()
         started = time.monotonic()
         model, sent_bytes = parts.region.store(
             parts.connection, parts.models_container
@@ -346,6 +350,10 @@ class JobPlanner:
         profile = parts.connection.get_profile(
             model.container, model.object, seconds=PROFILE_SECONDS
         )
+        if section.get("cache"):
+            parts.tracker.identify(profile.digest, profile.numerics_tag)
+        if parts.listing is not None:
+            parts.listing.read()
         # What has been paid is no reason against pushing any more.
         self._one_off = OneOff()
         self._estimates.server_threads = layer_threads(profile)
@@ -362,7 +370,7 @@ class JobPlanner:
             with_encodings(facts.samples, self._encodings),
             conditions,
             # Only what the floor allows was measured.
-            floor=FLOORS[-1],
+            min_precision=PRECISIONS[-1],
             num_samples=parts.horizon.num_samples,
             epochs=self._epochs_to_come(),
             one_off=self._one_off,

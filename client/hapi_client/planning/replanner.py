@@ -19,14 +19,14 @@ from dataclasses import dataclass, replace
 
 from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.metrics.window_metrics import WindowMetrics
-from hapi_client.planning.cache_tracker import KeptFeatures
+from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_splitter.planner.cache_plan import (
-    Keeping,
-    gain_with_kept,
-    kept_seconds,
-    solve_keeping,
+    CacheState,
+    cached_sample_seconds,
+    remaining_seconds,
+    solve_with_cache,
 )
 from hapi_splitter.planner.costs import Conditions
 from hapi_splitter.planner.plan import (
@@ -111,8 +111,8 @@ class Replanner:
         options: when.
         clock: monotonic seconds.
         random: uniform in [0, 1).
-        kept: what the store has kept; it is told what to ask for. None for
-            a job without.
+        tracker: of the store's cache; is given the routes to read from it.
+            None for a job without.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Replanner:
         *,
         clock: Callable[[], float],
         random: Callable[[], float],
-        kept: KeptFeatures | None = None,
+        tracker: CacheTracker | None = None,
     ) -> None:
         self._build = build
         self._estimates = estimates
@@ -134,8 +134,8 @@ class Replanner:
         self._options = options
         self._clock = clock
         self._random = random
-        self._kept = kept or KeptFeatures()
-        self._keeping: Keeping | None = None
+        self._tracker = tracker or CacheTracker()
+        self._cache: CacheState | None = None
         self._started = clock()
         self._spans = 0
         self._lost = False
@@ -204,7 +204,7 @@ class Replanner:
         gives_up = is_pushing and not wanted.pushes
         if self._gain(problem, present, wanted) < MIN_GAIN and not gives_up:
             self._put_in_force(present)
-            self._use_kept(problem, present)
+            self._use_cached(problem, present)
             self._most_moved = min(MAX_MOVED, LARGER * self._most_moved)
             return
         target = _weights(wanted.mix)
@@ -214,9 +214,9 @@ class Replanner:
         self._take(problem, step(now, target, self._most_moved), wanted)
 
     def _present(self) -> Problem:
-        """The problem of now, and what is kept now, for one look."""
+        """The problem of now, and the cache's state, for one re-plan."""
         problem = self._build(self._estimates.conditions())
-        self._keeping = self._kept.keeping()
+        self._cache = self._tracker.state()
         self._meter.set_link_seconds(
             {each.way: problem.seconds(each, LINK) for each in problem.options}
         )
@@ -250,32 +250,36 @@ class Replanner:
         )
 
     def _solve(self, problem: Problem) -> Plan:
-        if self._keeping is None:
+        if self._cache is None:
             return solve(problem)
-        return solve_keeping(problem, self._keeping)
+        return solve_with_cache(problem, self._cache)
 
     def _gain(self, problem: Problem, other: Plan | None, plan: Plan) -> float:
-        """By which factor a plan is sooner through with what is to come."""
+        """Speed-up of a plan over another, in all remaining epochs."""
         if (
-            self._keeping is None
+            self._cache is None
             or other is None
             or not other.samples_per_second
         ):
             return gain_over(other, plan)
-        return gain_with_kept(problem, other, plan, self._keeping)
+        before, after = (
+            remaining_seconds(problem, each, self._cache)
+            for each in (other, plan)
+        )
+        return before / after
 
-    def _use_kept(self, problem: Problem, plan: Plan) -> None:
-        """Asks for what is kept, where that is faster than the mix."""
-        if self._keeping is None or not plan.samples_per_second:
+    def _use_cached(self, problem: Problem, plan: Plan) -> None:
+        """Reads cached features of the routes that are faster than the mix."""
+        if not self._tracker.is_active or not plan.samples_per_second:
             return
         seconds = {
-            option.way: kept_seconds(problem, option)
+            option.way: cached_sample_seconds(problem, option)
             for option in problem.options
             if option.cut and problem.fits(option)
         }
         steady = 1 / plan.samples_per_second
         faster = [way for way, each in seconds.items() if each < steady]
-        self._kept.use(sorted(faster, key=lambda way: seconds[way]))
+        self._tracker.use(sorted(faster, key=lambda way: seconds[way]))
 
     def _next_most(self, direction: Mapping[Route, float]) -> float:
         along = sum(
@@ -326,7 +330,7 @@ class Replanner:
         why = " ".join(wanted.reasons[1:2] or wanted.reasons)
         self._mixer.change(weights)
         plan = evaluate(problem, _options(problem, weights), wanted.rule)
-        self._use_kept(problem, plan)
+        self._use_cached(problem, plan)
         self._record(weights, plan, why)
 
     def _record(

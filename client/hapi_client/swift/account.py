@@ -145,12 +145,28 @@ class SwiftAccount:
         )
 
     def account_request(
-        self, method: str, query: Mapping[str, str]
+        self,
+        method: str,
+        query: Mapping[str, str],
+        seconds: float | None = None,
     ) -> dict[str, Any]:
-        """Sends a request for the account and returns the JSON response."""
+        """Sends a request for the account and returns the JSON response.
+
+        Args:
+            method: of the request.
+            query: parameters of the URL.
+            seconds: deadline of a single try; None for the usual deadline,
+                with retries.
+        """
         url = f"{self.storage_url}?{urlencode(query)}"
-        name = f"?{next(iter(query), '')}"
-        with self._open(method, url, object_name=name) as body:
+        with self._open(
+            method,
+            url,
+            object_name=f"?{next(iter(query), '')}",
+            seconds=seconds,
+            read_seconds=seconds,
+            retry=seconds is None,
+        ) as body:
             return body.read_json(dict)
 
     # -- containers --------------------------------------------------

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import SCHEME
-from hapi_protocol.errors import ClientError
+from hapi_protocol.errors import ClientError, TooSlowError
 
 
 @dataclass(frozen=True)
@@ -70,15 +71,27 @@ class FeatureCache:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def pages(self, source: str | None = None) -> Iterator[CachePage]:
+    def pages(
+        self,
+        source: str | None = None,
+        *,
+        limit: int | None = None,
+        seconds: float | None = None,
+    ) -> Iterator[CachePage]:
         """Lists all entries, page by page; yields at least one page.
 
         Args:
             source: ``container``, or ``container/name`` for an object and
                 all objects whose names begin with ``name/``.  The
                 ``swift://`` prefix is optional.  None for the whole account.
+            limit: maximum number of entries of a page; None for the store's
+                default.
+            seconds: deadline of all pages together; None for none.
+
+        Raises:
+            TooSlowError: when the deadline has passed.
         """
-        for page in self._pages("GET", source):
+        for page in self._pages("GET", source, limit, seconds):
             yield CachePage.from_fields(page)
 
     def purge(self, source: str | None = None) -> Iterator[int]:
@@ -91,7 +104,11 @@ class FeatureCache:
             yield int(page["deleted"])
 
     def _pages(
-        self, method: str, source: str | None
+        self,
+        method: str,
+        source: str | None,
+        limit: int | None = None,
+        seconds: float | None = None,
     ) -> Iterator[dict[str, Any]]:
         sources = [""] if source is None else _sources(source)
         # Swift without the filter would act on the account itself.
@@ -101,13 +118,29 @@ class FeatureCache:
                 "the hapi filter of this store has no feature cache; ask the "
                 "operator for a newer release",
             )
+        query = {"hapi-cache": ""}
+        if limit is not None:
+            query["limit"] = str(limit)
+        deadline = None if seconds is None else time.monotonic() + seconds
         for each in sources:
             marker: str | None = ""
             while marker is not None:
-                query = {"hapi-cache": "", "source": each, "marker": marker}
-                page = self._connection.account_request(method, query)
+                page = self._connection.account_request(
+                    method,
+                    {**query, "source": each, "marker": marker},
+                    _seconds_until(deadline),
+                )
                 yield page
                 marker = page["marker"]
+
+
+def _seconds_until(deadline: float | None) -> float | None:
+    if deadline is None:
+        return None
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TooSlowError("too_slow", "the cache could not be listed in time")
+    return left
 
 
 def _sources(text: str) -> list[str]:

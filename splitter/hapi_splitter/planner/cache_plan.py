@@ -1,16 +1,16 @@
-"""Plans where the store keeps what it has computed (pure).
+"""Plans for a store that caches the features it computes.
 
-The frozen layers give the same features in every epoch, so what was pushed
-once and kept comes without the worker the next time. The mix that gets through
-this epoch soonest is then not always the one that gets through all epochs
-soonest: features of a deeper cut take longer to compute, once, and are less to
-send and to finish in every epoch after.
+No I/O.  Frozen layers give the same features in every epoch.  What is pushed
+down once and cached is later read without computing, so the mix that is
+fastest in this epoch may not be the fastest over all remaining epochs: a
+deeper cut takes longer to compute, once, and less to send and to finish in
+every later epoch.
 
-Let a mix take ``t`` seconds for a sample, and ``k`` where its features are
-kept, and let it push the part ``q`` of what is not kept, at random. After
-``n`` epochs ``(1 - q) ** n`` is not kept yet, so that ``E`` epochs compute
-``(1 - (1 - q) ** E) / q`` epochs' worth of samples, and find the rest. What
-was kept in this epoch is not asked for in this epoch any more.
+Only samples that are not cached yet depend on the mix.  Let it take ``t``
+seconds for a sample, ``k`` seconds if its features are cached, and push down
+the fraction ``q`` at random.  After ``n`` epochs ``(1 - q) ** n`` of them are
+not cached yet, so ``E`` epochs compute a sample ``(1 - (1 - q) ** E) / q``
+times and read it from the cache in the others.
 """
 
 from __future__ import annotations
@@ -18,15 +18,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
-from hapi_splitter.planner.linear_program import TIE, Floats
-from hapi_splitter.planner.plan import (
-    able_options,
-    evaluate,
-    seconds_matrix,
-    solve,
-)
+from hapi_splitter.planner.linear_program import TIE
+from hapi_splitter.planner.plan import able_options, evaluate, solve
 from hapi_splitter.planner.problem import (
     CLIENT_CPU,
     CLIENT_DEVICE,
@@ -40,49 +33,30 @@ from hapi_splitter.planner.problem import (
 from hapi_splitter.planner.resource_use import SERVING, stages
 from hapi_splitter.units import seconds_text
 
-FEW_COST = 0.4
-"""Of the time of a sample that is dealt among samples that are kept, as they
-are more: on two cores, epochs of which 60, 34 and 20 % were still to be
-dealt took 27, 25 and 37 % more for these than epochs without any that was
-kept. They are few, and their ways end at different times."""
-_PARTS: Floats = np.linspace(0.05, 1.0, 20)
-"""Of the samples that may be pushed, of which the best is taken."""
-
 
 @dataclass(frozen=True)
-class Keeping:
-    """What a store keeps of one job's features.
-
-    A round is an epoch, or as many as there are variants of each sample, of
-    which each epoch asks for another one: random changes that repeat.
+class CacheState:
+    """What a plan may expect of the store's cache.
 
     Attributes:
-        shares: by cut and encoding, the part of what a round asks for that
-            is kept now, 0 to 1; 0 if not named.
-        before: likewise, that was kept when the round under way began.
-        chance: that what is computed is kept and found again, 0 to 1.
-        chances: by cut and encoding, where another one is known.
-        variants: of each sample.
-        rest: of the round under way, the part still to come, 0 to 1.
-        whole: part of the samples that come in spans as the store keeps
-            them, and not in pieces that no other epoch has.
+        hit_rate: fraction of the computed features that later epochs find
+            in the cache, 0 to 1.
+        hit_rates: the same by cut and encoding, if known.
+        period_epochs: epochs after which the same features are asked for
+            again; more than 1 with random changes that repeat.
     """
 
-    shares: Mapping[Route, float] = field(default_factory=dict)
-    before: Mapping[Route, float] = field(default_factory=dict)
-    chance: float = 1.0
-    chances: Mapping[Route, float] = field(default_factory=dict)
-    variants: int = 1
-    rest: float = 1.0
-    whole: float = 1.0
+    hit_rate: float = 1.0
+    hit_rates: Mapping[Route, float] = field(default_factory=dict)
+    period_epochs: int = 1
 
-    def chance_of(self, option: Option) -> float:
-        """That what is computed of an option is kept and found again."""
-        return self.chances.get(option.way, self.chance)
+    def hit_rate_of(self, option: Option) -> float:
+        """The hit rate of the features of an option."""
+        return self.hit_rates.get(option.way, self.hit_rate)
 
 
-def kept_seconds(problem: Problem, option: Option) -> float:
-    """For a sample whose features are kept, at the scarcest resource.
+def cached_sample_seconds(problem: Problem, option: Option) -> float:
+    """Seconds of a cached sample at its scarcest resource.
 
     Swift is charged as if it still had to read the sample, which is more
     than it does.
@@ -92,182 +66,100 @@ def kept_seconds(problem: Problem, option: Option) -> float:
     return max(serving, *(problem.seconds(option, name) for name in own))
 
 
-def seconds_to_come(problem: Problem, plan: Plan, keeping: Keeping) -> float:
-    """For all samples to come, with what will be kept by then.
+def remaining_seconds(
+    problem: Problem, plan: Plan, state: CacheState
+) -> float:
+    """Seconds of all remaining epochs over samples that are not cached yet.
 
     Args:
-        problem: of the plan, with the epochs that are still to come.
+        problem: with the remaining epochs.
         plan: any mix of the problem's options.
-        keeping: what is kept, and will be.
+        state: of the cache.
     """
     if not plan.samples_per_second:
         return plan.total_seconds
-    seconds, _ = _of_plan(problem, plan, keeping)
-    return plan.one_off_seconds + problem.num_samples * seconds
-
-
-def gain_with_kept(
-    problem: Problem, other: Plan, plan: Plan, keeping: Keeping
-) -> float:
-    """By which factor a plan is sooner through with what is not kept yet.
-
-    What is kept and read under both does not count. Where that is all, by
-    which factor the plan's mix is faster.
-
-    Args:
-        problem: of both, with the epochs that are still to come.
-        other: a plan that can run.
-        plan: likewise.
-        keeping: what is kept, and will be.
-    """
-    (sooner, read), (later, other_read) = (
-        _of_plan(problem, each, keeping) for each in (plan, other)
-    )
-    common = min(read, other_read)
-    if sooner - common <= TIE * sooner or later - common <= TIE * later:
-        return plan.samples_per_second / other.samples_per_second
-    once, other_once = (
-        each.one_off_seconds / max(problem.num_samples, 1)
-        for each in (plan, other)
-    )
-    return (other_once + later - common) / (once + sooner - common)
-
-
-def _of_plan(
-    problem: Problem, plan: Plan, keeping: Keeping
-) -> tuple[float, float]:
-    """As :func:`_epochs`."""
-    added = [
-        (part * keeping.chance_of(option), kept_seconds(problem, option))
-        for option, part in plan.mix
+    stored = [
+        (fraction * state.hit_rate_of(option), option)
+        for option, fraction in plan.mix
         if option.cut
     ]
-    grows = sum(part for part, _ in added)
-    kept = sum(part * each for part, each in added)
-    seconds, reading = _epochs(
-        problem,
-        keeping,
-        np.array(1 / plan.samples_per_second),
-        np.array(grows),
-        np.array(kept / grows if grows else 0.0),
+    growth = sum(fraction for fraction, _ in stored)
+    cached = sum(
+        fraction * cached_sample_seconds(problem, option)
+        for fraction, option in stored
     )
-    return float(seconds), float(reading)
+    return plan.one_off_seconds + _remaining(
+        problem,
+        state,
+        1 / plan.samples_per_second,
+        growth,
+        cached / growth if growth else 0.0,
+    )
 
 
-def solve_keeping(problem: Problem, keeping: Keeping) -> Plan:
-    """The plan that is through with all samples to come soonest.
+def solve_with_cache(problem: Problem, state: CacheState) -> Plan:
+    """The better of the fastest mix and one cut for all samples.
 
-    The fastest mix, or streaming and one cut, which another epoch finds.
+    That is, the one with the fewer :func:`remaining_seconds`.  A mix of
+    streaming and one cut is not tried: while few samples are left to compute
+    among cached ones, each takes up to 40 % longer than alone (measured on
+    two cores), which is more than such a mix gains.
 
     Args:
-        problem: with the epochs that are still to come.
-        keeping: what is kept, and will be.
+        problem: with the remaining epochs.
+        state: of the cache.
 
     Raises:
-        ValueError: as :func:`hapi_splitter.planner.plan.solve`.
+        ValueError: as :func:`hapi_splitter.plan.solve`.
     """
     fastest = solve(problem)
-    options = able_options(problem)
-    pushed = [option for option in options if option.cut]
+    pushed = [option for option in able_options(problem) if option.cut]
     if not pushed:
         return fastest
-    seconds = seconds_matrix(problem, options)
-    parts = _PARTS[:, None]
-    if options[0].cut:
-        parts, steady = parts[-1:], seconds.max(axis=0)[None]
-    else:
-        # [parts, resources, options], of which the scarcest resource counts.
-        mixed = (
-            parts[..., None] * seconds[:, 1:]
-            + (1 - parts[..., None]) * seconds[:, :1]
-        )
-        steady = mixed.max(axis=1)
-    to_come, _ = _epochs(
-        problem,
-        keeping,
-        steady,
-        parts * np.array([keeping.chance_of(each) for each in pushed]),
-        np.array([kept_seconds(problem, each) for each in pushed]),
+    best = min(
+        pushed,
+        key=lambda option: _remaining(
+            problem,
+            state,
+            1 / problem.samples_per_second(option),
+            state.hit_rate_of(option),
+            cached_sample_seconds(problem, option),
+        ),
     )
-    # Where all is kept, no part is better than another: the fastest, then.
-    judged = to_come + TIE * problem.epochs * steady
-    row, column = np.unravel_index(judged.argmin(), judged.shape)
-    part = float(parts[row, 0])
-    mix = [(pushed[column], part)]
-    if part < 1:
-        mix.append((options[0], 1 - part))
-    chosen = evaluate(problem, mix, fastest.rule)
-    before = seconds_to_come(problem, fastest, keeping)
-    after = seconds_to_come(problem, chosen, keeping)
+    chosen = evaluate(problem, [(best, 1.0)], fastest.rule)
+    before = remaining_seconds(problem, fastest, state)
+    after = remaining_seconds(problem, chosen, state)
     if after >= before * (1 - TIE):
         return fastest
     first, *others = chosen.reasons
     why = (
-        "What is pushed is kept for later epochs: what is to come takes "
-        f"{seconds_text(after)}, and {seconds_text(before)} with "
-        f"{fastest.label}."
+        "Pushed features are cached for later epochs: an uncached data set "
+        f"takes {seconds_text(after)} in all, and {seconds_text(before)} "
+        f"with {fastest.label}."
     )
     return replace(chosen, reasons=(first, why, *others))
 
 
-def _epochs(
+def _remaining(
     problem: Problem,
-    keeping: Keeping,
-    steady: Floats,
-    grows: Floats,
-    kept: Floats,
-) -> tuple[Floats, Floats]:
-    """Seconds for each sample of the data set, over all epochs to come, and
-    those of them in which what is kept now is read.
+    state: CacheState,
+    steady: float,
+    growth: float,
+    cached: float,
+) -> float:
+    """Seconds of an uncached data set over all remaining epochs.
 
     Args:
-        problem: what is to come of it.
-        keeping: what is kept.
-        steady: seconds for a sample, of a mix.
-        grows: part of the samples that the mix computes and that is kept.
-        kept: seconds for one of these in later epochs.
+        problem: with the remaining epochs.
+        state: of the cache.
+        steady: seconds of a sample of a mix.
+        growth: fraction of the samples that the mix adds to the cache.
+        cached: seconds of one of these in later epochs.
     """
-    # In rounds, and of all that a round asks for.
-    visits = problem.epochs / keeping.variants
-    rest = min(keeping.rest, visits)
-    later = visits - rest
-    before, saved_rest = _covered(problem, keeping.before, steady)
-    covered, saved_later = _covered(problem, keeping.shares, steady)
-    fresh = np.minimum(grows * rest * (1 - before), 1 - covered)
-    missing = 1 - covered - fresh
-    grows = np.maximum(grows, 1e-9)
-    computed = np.minimum(later, (1 - (1 - grows) ** later) / grows)
-    found = fresh * later + missing * (later - computed)
-    saved = rest * saved_rest + later * saved_later
-    saved = saved + np.maximum(0.0, steady - kept) * found
-    dealt = missing * computed
-    beside = (1 - dealt / later) if later else 0.0
-    few = rest * (1 - before) * before + dealt * beside
-    saved = saved - FEW_COST * steady * few
-    seconds: Floats = visits * steady - keeping.whole * saved
-    reading: Floats = keeping.whole * (
-        rest * (before * steady - saved_rest)
-        + later * (covered * steady - saved_later)
+    visits = problem.epochs / state.period_epochs
+    growth = max(growth, 1e-9)
+    computed = min(visits, (1 - (1 - growth) ** visits) / growth)
+    sample: float = computed * steady + (visits - computed) * min(
+        cached, steady
     )
-    return keeping.variants * seconds, keeping.variants * reading
-
-
-def _covered(
-    problem: Problem, shares: Mapping[Route, float], steady: Floats
-) -> tuple[Floats, Floats]:
-    """Which part of the samples is kept, and what that saves of a sample.
-
-    On the cut that is read fastest, and only where that is faster than the
-    mix. Which samples are kept at one cut says nothing of another one.
-    """
-    covered, saved = np.zeros_like(steady), np.zeros_like(steady)
-    kept = [
-        (kept_seconds(problem, option), shares[option.way])
-        for option in problem.options
-        if shares.get(option.way)
-    ]
-    for seconds, share in sorted(kept):
-        part = np.where(seconds < steady, share * (1 - covered), 0.0)
-        saved = saved + part * (steady - seconds)
-        covered = covered + part
-    return covered, saved
+    return problem.num_samples * state.period_epochs * sample

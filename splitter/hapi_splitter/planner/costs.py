@@ -222,7 +222,7 @@ def build_problem(
     samples: SampleCosts,
     conditions: Conditions,
     *,
-    floor: str,
+    min_precision: str,
     num_samples: int,
     epochs: float,
     one_off: OneOff,
@@ -234,20 +234,20 @@ def build_problem(
         server: profile of the worker's tier.
         client: profile of the client's tier, of the same package.
         samples: its keys of ``wire_bytes`` become options, as far as the
-            floor allows their encodings.
+            min_precision allows their encodings.
         conditions: of now.
-        floor: one of :data:`hapi_protocol.encodings.FLOORS`.
+        min_precision: one of :data:`hapi_protocol.encodings.PRECISIONS`.
         num_samples: of the data set.
         epochs: still to come.
         one_off: what push-down costs once.
 
     Raises:
         ValueError: profiles of other cuts, a measurement that is missing,
-            an unknown floor.
+            an unknown precision.
     """
     _check_profiles(cuts, server, client)
     costs = _Costs(server, client, samples, conditions)
-    allowed = set(allowed_encodings(floor))
+    allowed = set(allowed_encodings(min_precision))
     options = [costs.streaming()]
     for cut, encoding in sorted(samples.wire_bytes):
         if not 1 <= cut <= len(cuts):

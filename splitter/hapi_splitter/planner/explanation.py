@@ -79,9 +79,9 @@ def describe(problem: Problem, plan: Plan) -> tuple[str, ...]:
     return (_describe_routes(plan), *_describe_limits(problem, plan))
 
 
-def other_floor(min_precision: str, chosen: Plan, other: Plan) -> str:
+def other_precision(min_precision: str, chosen: Plan, other: Plan) -> str:
     """Compares a plan with that of another precision floor."""
-    condition = f"With --floor {min_precision}"
+    condition = f"With --min-precision {min_precision}"
     if not (chosen.pushes or other.pushes):
         return f"{condition} it would stream all the same."
     if not chosen.total_seconds:

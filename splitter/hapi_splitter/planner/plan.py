@@ -186,17 +186,17 @@ def static_at(problem: Problem, cut: int) -> Plan:
 
 
 def what_if(
-    chosen: Plan, problems_by_floor: Mapping[str, Problem]
+    chosen: Plan, problems_by_precision: Mapping[str, Problem]
 ) -> tuple[str, ...]:
     """What other floors would change, one sentence for each.
 
     Args:
         chosen: the plan under the floor that is in force.
-        problems_by_floor: the same problem with what other floors allow.
+        problems_by_precision: the same problem with what other floors allow.
     """
     return tuple(
-        reasons.other_floor(floor, chosen, solve(problem))
-        for floor, problem in problems_by_floor.items()
+        reasons.other_precision(min_precision, chosen, solve(problem))
+        for min_precision, problem in problems_by_precision.items()
     )
 
 

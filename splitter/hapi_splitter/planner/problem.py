@@ -139,7 +139,7 @@ class Problem:
 
     Attributes:
         resources: each name once.
-        options: all that the floor allows, streaming among them.
+        options: all that min_precision allows, streaming among them.
         num_samples: of the data set.
         epochs: still to come, may be a fraction.
         push_one_off_seconds: before the first features come: upload of the

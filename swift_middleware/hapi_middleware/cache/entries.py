@@ -35,7 +35,7 @@ def entry_name(container: str, name: str, key: str) -> str:
     Args:
         container: of the source.
         name: of the source.
-        key: of the entry, see :func:`entry_key`.
+        key: of the entry, see :func:`hapi_protocol.headers.cache_key`.
     """
     return str(get_reserved_name(container, name, key))
 
@@ -54,17 +54,6 @@ def entry_prefix(container: str, name: str) -> str:
         return str(get_reserved_name(container, name))
     parts = (container, name, "") if name else (container, "")
     return str(get_reserved_name(*parts))
-
-
-def entry_key(feature_etag: str, byte_range: object) -> str:
-    """What tells the entries of one source apart: 64 hex digits.
-
-    Args:
-        feature_etag: of the answer; the source's ETag is part of it.
-        byte_range: that is read of the source, or None.
-    """
-    text = f"{feature_etag} {byte_range or ''}"
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def private_request(

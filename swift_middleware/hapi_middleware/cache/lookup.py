@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from hapi_middleware.cache.cache_writer import CacheWriter, KeptStream
-from hapi_middleware.cache.entries import MAX_NAME_BYTES, entry_key, entry_name
+from hapi_middleware.cache.entries import MAX_NAME_BYTES, entry_name
 from hapi_middleware.cache.store import FeatureCache, KeptFeatures
 from hapi_middleware.requests.annotation_request import Env, FeatureRequest
 from hapi_middleware.requests.authorization import is_owner
@@ -19,6 +19,7 @@ from hapi_protocol.headers import (
     CACHE_OFF,
     CACHE_READWRITE,
     CACHE_STORE,
+    cache_key,
 )
 from hapi_protocol.tee_stream import CONTENT_TYPE_SPLIT
 
@@ -95,5 +96,5 @@ class CacheLookup:
 
     def _place(self, etag: str) -> tuple[str, str]:
         request = self._request
-        key = entry_key(etag, request.annotation.byte_range)
+        key = cache_key(etag, request.annotation.byte_range)
         return key, entry_name(request.container, request.object, key)

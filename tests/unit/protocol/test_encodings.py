@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hapi_protocol.encodings import (
     DTYPES,
     ENCODINGS,
-    FLOORS,
     MIN_CHANNEL_VALUES,
+    PRECISIONS,
     Encoding,
     allowed_encodings,
     num_groups,
@@ -75,7 +75,7 @@ def test_encoding_of_unknown_parts_is_refused() -> None:
 
 
 def test_floor_allows_encodings_of_at_least_its_precision() -> None:
-    allowed = [set(allowed_encodings(floor)) for floor in FLOORS]
+    allowed = [set(allowed_encodings(floor)) for floor in PRECISIONS]
     assert allowed[0] == {"float32", "float32;lz4", "float32;zstd"}
     assert allowed[0] < allowed[1] < allowed[2] == set(ENCODINGS)
     assert allowed[1] - allowed[0] == {

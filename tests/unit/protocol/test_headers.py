@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 
 from hapi_protocol.errors import AnnotationError
@@ -10,6 +12,7 @@ from hapi_protocol.headers import (
     ByteRange,
     ModelPath,
     SampleRange,
+    cache_key,
     feature_etag,
     is_annotated,
     parse_annotation,
@@ -179,6 +182,17 @@ def test_feature_etag_changes_with_each_of_its_inputs(changed):
     etag = feature_etag(**ETAG)
     assert etag.startswith('W/"')
     assert feature_etag(**{**ETAG, **changed}) != etag
+
+
+def test_cache_key_is_the_hash_of_etag_and_range():
+    keys = {
+        cache_key(etag, part)
+        for etag in ('W/"a"', 'W/"b"')
+        for part in (None, ByteRange(0, 9), ByteRange(0, 8))
+    }
+    assert len(keys) == 6
+    text = b'W/"a" bytes=0-9'
+    assert hashlib.sha256(text).hexdigest() in keys
 
 
 def test_feature_etag_changes_with_seed_and_epoch():

@@ -13,9 +13,9 @@ import torch
 from hapi_client.cli.demo.data import photograph_folder, write_shards
 from hapi_client.data.index import load_index
 from hapi_client.data.upload import upload
-from hapi_client.job.options import checked_encodings
+from hapi_client.job.options import JobConfig, PlanConfig, SwiftConfig
 from hapi_client.job.transfer_job import TransferJob
-from hapi_client.loading.prefetcher import FetchOptions
+from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.model.frozen_region import FREEZE, STREAM, FrozenRegion
 from hapi_client.model.torchvision_registry import build_model
 from hapi_client.progress import Reporter
@@ -146,7 +146,7 @@ def check_plan(plan: DemoPlan) -> None:
         HapiError: naming a wrong model, freeze, cut or encoding, or the
             missing package with the photographs.
     """
-    checked_encodings(plan.encoding, "lossless")
+    PlanConfig(encoding=plan.encoding)
     if not plan.data:
         photograph_folder()
     model, _ = build_model(plan.model, num_classes=2, seed=plan.seed)
@@ -172,7 +172,7 @@ def run_demo(
     streaming = run("streaming", STREAM)
     other = None
     if streaming.has_batch_norm:
-        options = FetchOptions(forward_samples=OTHER_FORWARD_SAMPLES)
+        options = ReadConfig(forward_samples=OTHER_FORWARD_SAMPLES)
         other = run("streaming again", STREAM, options)
     return DemoResult(streaming, run("push-down", plan.cut), other)
 
@@ -192,7 +192,7 @@ class _Runner:
         self,
         name: str,
         cut: int | str,
-        options: FetchOptions | None = None,
+        read: ReadConfig | None = None,
     ) -> RunResult:
         plan, note = self._plan, self._reporter.note
         model, _ = build_model(
@@ -204,11 +204,13 @@ class _Runner:
             freeze=plan.freeze,
             data=str(LOCATION),
             batch_size=BATCH_SIZE,
-            cut=cut,
-            encoding=plan.encoding,
             seed=plan.seed,
-            connection=self._connection,
-            options=options,
+            config=JobConfig(
+                cut=cut,
+                plan=PlanConfig(encoding=plan.encoding),
+                read=read or ReadConfig(),
+                swift=SwiftConfig(connection=self._connection),
+            ),
         ) as job:
             history = train_tail(
                 job,

@@ -164,11 +164,18 @@ def test_insecure_is_one_warning(swift, hapi, caplog):
         (("--cut", "banana"), "cut is 'banana'"),
         (("--cut", "-1"), "cut is '-1'"),
         (("--encoding", "uint9"), "encoding is 'uint9'"),
-        (("--floor", "low"), "floor is 'low'"),
+        (("--min-precision", "low"), "min_precision is 'low'"),
         (("--cache", "on"), "cache is 'on'"),
         (
-            ("--cut", "3", "--encoding", "uint8;zstd", "--floor", "half"),
-            "'uint8;zstd', which rounds more than floor 'half'",
+            (
+                "--cut",
+                "3",
+                "--encoding",
+                "uint8;zstd",
+                "--min-precision",
+                "half",
+            ),
+            "'uint8;zstd', which rounds more than min_precision 'half'",
         ),
         (("--save", "nowhere/model.pt"), "nowhere is not a folder"),
         (("--save", "/proc/model.pt"), "/proc/model.pt cannot be written"),
@@ -231,15 +238,15 @@ def test_demo_without_photographs_needs_data(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "augment", "augment_epochs"),
+    ("arguments", "augment", "augment_period_epochs"),
     [
         ((), None, None),
         (("--augment",), Augmentation(), None),
-        (("--augment", "--augment-epochs", 3), Augmentation(), 3),
+        (("--augment", "--augment-period-epochs", 3), Augmentation(), 3),
     ],
 )
 def test_train_passes_augmentation_to_the_job(
-    login, hapi, monkeypatch, arguments, augment, augment_epochs
+    login, hapi, monkeypatch, arguments, augment, augment_period_epochs
 ):
     given = {}
 
@@ -252,8 +259,8 @@ def test_train_passes_augmentation_to_the_job(
     )
     monkeypatch.setattr("hapi_client.cli.train_run.TransferJob", job)
     assert hapi(*TRAIN, *arguments) == 1
-    assert given["augment"] == augment
-    assert given["augment_epochs"] == augment_epochs
+    assert given["config"].augment == augment
+    assert given["config"].augment_period_epochs == augment_period_epochs
 
 
 def test_train_checks_space_for_the_model_before_it_trains(

@@ -58,7 +58,7 @@ COMPLETIONS = {
     "hapi ext": "extract",
     "hapi train --c": "--classes --checkpoint --cut --cache",
     "hapi train --cut .": "auto freeze stream",
-    "hapi extract --floor .": "lossless half uint8",
+    "hapi extract --min-precision .": "lossless half uint8",
     "hapi extract --encoding .": "float32 float16 bfloat16 uint8",
     "hapi train --data swift : //photos/train --clas": "--classes",
     "hapi plan resnet3": "resnet34",

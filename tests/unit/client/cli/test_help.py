@@ -118,9 +118,17 @@ def test_documentation_lists_all_commands():
 @pytest.mark.parametrize(
     ("words", "last"),
     [
-        ("plan", ["--floor", "--device"]),
-        ("train", ["--floor", "--encoding", "--augment-epochs", "--seed"]),
-        ("extract", ["--floor", "--encoding", "--device"]),
+        ("plan", ["--min-precision", "--device"]),
+        (
+            "train",
+            [
+                "--min-precision",
+                "--encoding",
+                "--augment-period-epochs",
+                "--seed",
+            ],
+        ),
+        ("extract", ["--min-precision", "--encoding", "--device"]),
     ],
 )
 def test_expert_options_come_last(words, last):

@@ -33,10 +33,10 @@ def test_augmentations_follow_the_period(
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ((False, 0, 3), "augment_epochs is 3, but there is no augment"),
-        ((True, 0, 0), "augment_epochs is 0"),
-        ((True, 0, 2.0), "augment_epochs is 2.0"),
-        ((True, 0, True), "augment_epochs is True"),
+        ((False, 0, 3), "augment_period_epochs is 3, but there is no augment"),
+        ((True, 0, 0), "augment_period_epochs is 0"),
+        ((True, 0, 2.0), "augment_period_epochs is 2.0"),
+        ((True, 0, True), "augment_period_epochs is True"),
         ((True, -1, None), "seed is -1"),
         ((True, 2**63, None), "seed is 9223372036854775808"),
     ],

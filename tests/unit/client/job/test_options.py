@@ -1,4 +1,4 @@
-"""What a user may ask of a job, and what is refused by its value."""
+"""Options of data sets and jobs are refused by name and value."""
 
 from __future__ import annotations
 
@@ -6,55 +6,61 @@ import math
 
 import pytest
 
-from hapi_client.job.options import (
-    check_cache,
-    check_cut,
-    check_epochs,
-    check_on_error,
-    checked_encodings,
-)
+from hapi_client import JobConfig, PlanConfig, ReadConfig
 from hapi_protocol.errors import ClientError
 
 
 @pytest.mark.parametrize(
-    ("check", "values", "words"),
+    ("config", "option", "value", "words"),
     [
-        (check_cut, (-1,), "cut is -1; 'auto' plans"),
-        (check_cut, (True,), "cut is True"),
-        (check_cut, ("half",), "cut is 'half'"),
-        (checked_encodings, ("int3", "half"), "int3"),
-        (checked_encodings, (None, "third"), "third"),
-        (checked_encodings, ("uint8", "half"), "rounds more than floor"),
-        (check_on_error, ("ignore",), "is 'ignore'; allowed: raise, skip"),
-        (check_epochs, (0,), "epochs is 0; a positive number"),
-        (check_epochs, (math.inf,), "epochs is inf"),
-        (check_epochs, (math.nan,), "epochs is nan"),
-        (check_cache, ("on",), "cache is 'on'; one of off, read"),
+        (JobConfig, "cut", -1, "cut is -1; 'auto' plans"),
+        (JobConfig, "cut", True, "cut is True"),
+        (JobConfig, "cut", "half", "cut is 'half'"),
+        (JobConfig, "cache", "on", "cache is 'on'; one of off, read"),
+        (PlanConfig, "encoding", "int3", "int3"),
+        (PlanConfig, "min_precision", "third", "third"),
+        (PlanConfig, "epochs", 0, "epochs is 0; a positive number"),
+        (PlanConfig, "epochs", math.inf, "epochs is inf"),
+        (PlanConfig, "epochs", math.nan, "epochs is nan"),
+        (PlanConfig, "replan_seconds", 0.0, "replan_seconds is 0"),
+        (PlanConfig, "replan_min_spans", 0, "replan_min_spans 0"),
+        (ReadConfig, "on_error", "ignore", "allowed: raise, skip"),
+        (ReadConfig, "num_threads", 0, "num_threads is 0; at least 1"),
+        (ReadConfig, "ahead_bytes", 0, "ahead_bytes is 0; at least 1"),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_value(check, values, words):
+def test_bad_option_is_refused_by_its_value(config, option, value, words):
     with pytest.raises(ClientError, match=words) as caught:
-        check(*values)
+        config(**{option: value})
     assert caught.value.code == "bad_configuration"
 
 
 @pytest.mark.parametrize(
-    ("check", "value"),
+    ("config", "option", "values"),
     [
-        *((check_cut, each) for each in ("auto", "freeze", "stream", 0, 7)),
-        *((check_on_error, each) for each in ("raise", "skip")),
-        *((check_epochs, each) for each in (None, 1, 2.5)),
-        *((check_cache, each) for each in ("off", "read", "readwrite")),
+        (JobConfig, "cut", ("auto", "freeze", "stream", 0, 7)),
+        (JobConfig, "cache", ("off", "read", "readwrite")),
+        (PlanConfig, "epochs", (None, 1, 2.5)),
+        (ReadConfig, "on_error", ("raise", "skip")),
     ],
 )
-def test_what_can_be_is_left_alone(check, value):
-    assert check(value) is None
+def test_allowed_values_are_accepted(config, option, values):
+    for value in values:
+        assert getattr(config(**{option: value}), option) == value
 
 
 @pytest.mark.parametrize(
-    ("encoding", "floor"),
+    ("encoding", "min_precision"),
     [("uint8", "lossless"), ("float16;lz4", "half"), ("float32", "uint8")],
 )
-def test_encoding_goes_with_a_floor_that_allows_it(encoding, floor):
-    """The floor's default is no wish of anybody's."""
-    assert checked_encodings(encoding, floor) == (encoding,)
+def test_encoding_is_accepted_if_the_precision_allows_it(
+    encoding, min_precision
+):
+    """The default precision is no request of the user."""
+    config = PlanConfig(encoding=encoding, min_precision=min_precision)
+    assert config.encodings == (encoding,)
+
+
+def test_encoding_below_a_given_precision_is_refused():
+    with pytest.raises(ClientError, match="rounds more than min_precision"):
+        PlanConfig(encoding="uint8", min_precision="half")

@@ -66,9 +66,7 @@ def clock():
 
 @pytest.fixture
 def gate(clock):
-    return PushdownCircuitBreaker(
-        clock, pause_seconds=5, most_pause_seconds=12
-    )
+    return PushdownCircuitBreaker(clock, pause_seconds=5, max_pause_seconds=12)
 
 
 def test_an_open_gate_admits_all(gate):

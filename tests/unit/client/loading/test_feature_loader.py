@@ -15,9 +15,9 @@ from hapi_client.loading.feature_loader import FeatureLoader, LoaderPlan
 from hapi_client.loading.prefetcher import (
     MAX_EARLY_SPANS,
     Fetcher,
-    FetchOptions,
+    ReadConfig,
 )
-from hapi_client.loading.read_concurrency import ReadWidth
+from hapi_client.loading.read_concurrency import ReadConcurrency
 from hapi_client.loading.span_source import LoadedSpan, SpanTask
 from hapi_client.metrics.counters import JobCounters
 from hapi_client.metrics.window_collector import MetricsCollector
@@ -102,7 +102,7 @@ class FakeConnection:
 
 
 def open_with(source, connection=None, **options):
-    options = FetchOptions(**{"num_threads": 2, **options})
+    options = ReadConfig(**{"num_threads": 2, **options})
     return lambda spans: Fetcher(
         connection or FakeConnection(), source, spans, options
     )
@@ -511,7 +511,7 @@ def test_the_next_span_is_read_while_one_is_decoded():
             return super().load(span, scope)
 
     # One read at a time is all that is known to be of use.
-    width = ReadWidth(2, lambda: 0, lambda: fetcher.top_up())
+    width = ReadConcurrency(2, lambda: 0, lambda: fetcher.top_up())
     spans = make_spans([2, 2, 2])
     fetcher = open_with(OneByOne(), num_threads=2)(spans)
     try:
@@ -604,12 +604,6 @@ def test_iterator_may_be_asked_for_again_before_the_first_batch():
 def test_its_length_is_the_number_of_batches():
     loader, _ = make_loader(Source(), SIZES)
     assert len(loader) == 4
-
-
-@pytest.mark.parametrize("name", ["num_threads", "ahead_bytes"])
-def test_options_below_one_are_refused_by_name(name):
-    with pytest.raises(ValueError, match=name):
-        FetchOptions(**{name: 0})
 
 
 def test_leaving_the_loop_ends_the_threads_without_a_collector():
@@ -757,7 +751,7 @@ def told_loader(source, **options):
         lines.append(Line(samples))
         return lines[-1]
 
-    tally = EpochRecorder(0, start_bar=open_line)
+    tally = EpochRecorder(0, start_bar=start_bar)
     loader, counters = make_loader(
         source, SIZES, job={"tally": tally}, **options
     )

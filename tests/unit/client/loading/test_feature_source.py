@@ -22,12 +22,12 @@ from hapi_client.loading.feature_source import (
     FeatureSource,
 )
 from hapi_client.loading.raw_source import RawSource
-from hapi_client.loading.read_concurrency import ReadWidth
+from hapi_client.loading.read_concurrency import ReadConcurrency
 from hapi_client.loading.route_source import RoutingSource
 from hapi_client.loading.span_source import SpanLimits
 from hapi_client.metrics.counters import JobCounters
 from hapi_client.metrics.window_collector import MetricsCollector
-from hapi_client.planning.cache_tracker import KeptFeatures
+from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_client.reports.epoch_recorder import EpochRecorder
 from hapi_client.swift.retry import Backoff
@@ -167,8 +167,10 @@ class Bench:
         self.now = 0.0
         self.width = PushdownConcurrency(4)
         self.limits = []
-        self.read_width = ReadWidth(
-            4, lambda: 0, lambda: self.limits.append(self.read_width.limit)
+        self.read_concurrency = ReadConcurrency(
+            4,
+            lambda: 0,
+            lambda: self.limits.append(self.read_concurrency.limit),
         )
         self.raw = RawSource(
             self.connection,
@@ -178,7 +180,7 @@ class Bench:
             LIMITS,
             self.counters,
             MetricsCollector(lambda: 0),
-            self.read_width,
+            self.read_concurrency,
         )
         self.pushed = FeatureSource(
             self.connection,
@@ -214,7 +216,7 @@ def test_a_raw_span_that_has_nearly_come_makes_room_for_another_read(bench):
     bench.raw.load(bench.span, CancelScope())
     # The first as it ends, and more are allowed when it has been decoded.
     assert bench.limits == [2, 2]
-    assert bench.read_width.limit == 1
+    assert bench.read_concurrency.limit == 1
 
 
 def test_a_raw_span_of_training_is_changed_by_epoch_and_key(bench):
@@ -262,8 +264,8 @@ class FakeSources:
 
     num_threads = 3
 
-    def __init__(self, ways, kept):
-        self.kept = kept
+    def __init__(self, ways, tracker):
+        self.tracker = tracker
         self._ways = ways
 
     def __call__(self, way):
@@ -280,7 +282,7 @@ def test_loaders_of_two_epochs_and_of_none_go_their_own_ways(bench):
     )
     found = []
     for training in (ONE, None, TWO):
-        sources = FakeSources({RAW_ROUTE: bench.raw}, KeptFeatures())
+        sources = FakeSources({RAW_ROUTE: bench.raw}, CacheTracker())
         source = RoutingSource(
             mixer, sources, meter, EpochRecorder(), training
         )
@@ -393,36 +395,36 @@ def test_kept_features_cost_the_store_nothing(bench, caplog):
     assert not caplog.records
 
 
-def kept_source(bench, kept, meter):
-    """Spans by a plan that streams, but for those that are kept."""
+def caching_source(bench, tracker, meter):
+    """Streams spans, except those that are cached."""
     pushed = FeatureSource(
         bench.connection,
         "c",
-        FeatureRequestSpec(MODEL, *PUSHED, (2,), kept.cache),
+        FeatureRequestSpec(MODEL, *PUSHED, (2,), tracker.mode),
         bench.raw,
         PushdownCircuitBreaker(lambda: bench.now, 5),
         bench.width,
         LIMITS,
         bench.counters,
-        kept,
+        tracker,
     )
-    sources = FakeSources({RAW_ROUTE: bench.raw, PUSHED: pushed}, kept)
-    sources.read_width = bench.read_width
+    sources = FakeSources({RAW_ROUTE: bench.raw, PUSHED: pushed}, tracker)
+    sources.read_concurrency = bench.read_concurrency
     return RoutingSource(
         RouteScheduler({RAW_ROUTE: 1.0}), sources, meter, EpochRecorder()
     )
 
 
-def kept_of(bench):
-    kept = KeptFeatures("readwrite")
-    kept.follow([bench.span])
-    kept.use([PUSHED])
-    return kept
+def caching():
+    tracker = CacheTracker("readwrite")
+    tracker.identify("digest", "exact")
+    tracker.use([PUSHED])
+    return tracker
 
 
-def test_a_kept_span_is_read_again_beside_the_plan(bench):
-    kept, meter = kept_of(bench), MetricsCollector(lambda: 0)
-    source = kept_source(bench, kept, meter)
+def test_a_cached_span_is_read_outside_the_plan(bench):
+    tracker, meter = caching(), MetricsCollector(lambda: 0)
+    source = caching_source(bench, tracker, meter)
     bench.connection.answers = [stream(KEYS)]
 
     def load():
@@ -449,10 +451,10 @@ def test_a_kept_span_is_read_again_beside_the_plan(bench):
     assert load()[0] == "stream"
 
 
-def test_a_kept_span_is_streamed_while_push_down_rests(bench):
-    kept, meter = kept_of(bench), MetricsCollector(lambda: 0)
-    source = kept_source(bench, kept, meter)
-    kept.note(PUSHED, bench.span, None, "store")
+def test_a_cached_span_is_streamed_while_push_down_rests(bench):
+    tracker, meter = caching(), MetricsCollector(lambda: 0)
+    source = caching_source(bench, tracker, meter)
+    tracker.record(PUSHED, bench.span, None, "store")
     source._sources(PUSHED)._gate.failed()
     task = source.task(bench.span, lambda lane: True, 3)
     assert task.lane == "stream"
@@ -489,25 +491,13 @@ def test_a_hit_ends_the_rest_of_push_down(bench):
         assert task.load(CancelScope()).report.was_cached
 
 
-def test_a_span_that_finds_no_room_is_not_dealt_again_and_again(bench):
-    kept, meter = kept_of(bench), MetricsCollector(lambda: 0)
-    kept.use([])
-    kept.begin(0)
-    source = kept_source(bench, kept, meter)
-    for _ in range(10):
-        assert source.task(bench.span, lambda lane: False, 3) is None
-    assert kept.keeping().rest == 1.0
-    assert source.task(bench.span, lambda lane: True, 3) is not None
-    assert kept.keeping().rest == 0.0
-
-
-def test_features_with_errors_are_not_taken_for_kept(bench):
-    kept, meter = kept_of(bench), MetricsCollector(lambda: 0)
-    source = kept_source(bench, kept, meter)
+def test_features_with_errors_are_not_taken_to_be_cached(bench):
+    tracker, meter = caching(), MetricsCollector(lambda: 0)
+    source = caching_source(bench, tracker, meter)
     bench.connection.answers = [stream(KEYS, errors=(1,))]
     bench.connection.cache = "store"
     source._sources(PUSHED).load(bench.span, CancelScope())
-    assert kept.way_of(bench.span, None) is None
+    assert tracker.cached_route(bench.span, None) is None
 
 
 def test_store_that_keeps_nothing_is_warned_of_once(pool, caplog):

@@ -88,7 +88,7 @@ def test_background_load_is_an_assumption(
     region: FrozenRegion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = PlanRequest(
-        floor="lossless",
+        min_precision="lossless",
         epochs=1.0,
         batch_size=2,
         link=1e6,
@@ -349,11 +349,11 @@ def test_plan_without_data_lists_its_assumptions(tmp_path: Path) -> None:
     assert "assumed: the storage side's worker" in text
     assert "link: 20 Mbit/s" in text
     assert "hapi-2022" in text
-    assert "--floor half" in text
+    assert "--min-precision half" in text
     found = json.loads((tmp_path / "plan.json").read_text())
     assert found["link_bytes_per_second"] == 2.5e6
     assert (found["samples"], found["epochs"]) == (5000, 3.0)
-    assert found["floor"] == "lossless"
+    assert found["min_precision"] == "lossless"
     assert {
         option["encoding"].partition(";")[0]
         for cut in found["cuts"][1:]
@@ -391,7 +391,7 @@ def test_plan_of_a_model_for_arrays(tmp_path: Path) -> None:
             "exclude each other",
         ),
         (["resnet18", "--data", "http://x/y"], "'http://x/y'"),
-        (["resnet18", "--floor", "low"], "floor is 'low'"),
+        (["resnet18", "--min-precision", "low"], "min_precision is 'low'"),
         (["resnet18", "--link", "fast"], "link is 'fast'"),
         (["resnet19"], "no model 'resnet19'"),
         (["resnet18", "--epochs", "0"], "epochs"),

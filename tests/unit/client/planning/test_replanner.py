@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi_client.metrics.window_metrics import WindowMetrics
-from hapi_client.planning.cache_tracker import KeptFeatures
+from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.inputs import RemainingWork
 from hapi_client.planning.link_estimator import LINK_GROWTH, LinkEstimator
@@ -528,75 +528,62 @@ TWO_CUTS = Truth(
     train=0.1e-3,
     link_capacity=1e9,
 )
-SPANS = [
-    Span("a.tar", "etag", (IndexRow(number, "k", 0, 512, None),))
-    for number in range(20)
-]
-SPAN = SPANS[0]
+SPAN = Span("a.tar", "etag", (IndexRow(0, "k", 0, 512, None),))
 
 
-def kept_of(mode: str) -> KeptFeatures:
-    kept = KeptFeatures(mode)
-    kept.follow(SPANS)
-    kept.begin(0)
-    return kept
-
-
-def job_that_keeps(
-    mode: str, epochs: float
-) -> tuple[set[Route], Route | None]:
-    """The ways of its first plan, and on which one a span is read again that
-    was kept on all of them."""
-    kept = kept_of(mode)
-    job = SimulatedJob(TWO_CUTS, Clock(), kept=kept, epochs=epochs)
-    job.replanner.begin()
-    for way in (PUSH, DEEP):
-        kept.note(way, SPAN, None, "store")
-    return set(job.mixer.weights), kept.way_of(SPAN, None)
-
-
-def test_plan_for_many_epochs_pushes_what_is_cheap_to_read_again() -> None:
-    assert job_that_keeps("readwrite", 50) == ({DEEP}, DEEP)
+def tracker_of(mode: str) -> CacheTracker:
+    tracker = CacheTracker(mode)
+    tracker.identify("digest", "exact")
+    return tracker
 
 
 @pytest.mark.parametrize(
-    ("mode", "epochs"), [("readwrite", 1), ("off", 50), ("read", 50)]
+    ("mode", "epochs", "fastest"),
+    [
+        ("readwrite", 50, False),
+        ("readwrite", 1, True),
+        ("off", 50, True),
+        ("read", 50, True),
+    ],
 )
-def test_plan_that_finds_nothing_again_is_the_fastest(
-    mode: str, epochs: float
+def test_plan_pushes_for_later_epochs_if_it_stores(
+    mode: str, epochs: float, fastest: bool
 ) -> None:
-    ways, _ = job_that_keeps(mode, epochs)
-    assert PUSH in ways
+    tracker = tracker_of(mode)
+    job = SimulatedJob(TWO_CUTS, Clock(), tracker=tracker, epochs=epochs)
+    job.replanner.begin()
+    # Of the two cuts, the deep one is the cheaper to read again.
+    assert (PUSH in job.mixer.weights) is fastest
+    for route in (PUSH, DEEP):
+        tracker.record(route, SPAN, None, "store")
+    found = tracker.cached_route(SPAN, None)
+    assert found == (None if mode == "off" else DEEP)
 
 
-def test_what_is_kept_is_read_only_where_that_is_faster() -> None:
+def test_cached_features_are_read_only_if_that_is_faster() -> None:
     # On a link that brings twelve of them a second, of photographs seven.
     slow = replace(TWO_CUTS, link_capacity=0.75e6)
-    kept = kept_of("readwrite")
-    job = SimulatedJob(slow, Clock(), kept=kept)
+    tracker = tracker_of("readwrite")
+    job = SimulatedJob(slow, Clock(), tracker=tracker)
     job.estimates.link = LinkEstimator(0.75e6)
     job.replanner.begin()
-    for way in (PUSH, DEEP):
-        kept.note(way, SPAN, None, "store")
-    assert kept.way_of(SPAN, None) == DEEP
-    kept.note(DEEP, SPAN, None, "miss")
-    assert kept.way_of(SPAN, None) is None
+    for route in (PUSH, DEEP):
+        tracker.record(route, SPAN, None, "store")
+    assert tracker.cached_route(SPAN, None) == DEEP
+    tracker.record(DEEP, SPAN, None, "miss")
+    assert tracker.cached_route(SPAN, None) is None
 
 
-def test_what_others_have_kept_is_read_whatever_the_plan() -> None:
-    kept = kept_of("read")
-    job = SimulatedJob(TWO_CUTS, Clock(), kept=kept, epochs=3)
+def test_the_mix_stays_while_cached_features_are_read() -> None:
+    tracker = tracker_of("read")
+    job = SimulatedJob(TWO_CUTS, Clock(), tracker=tracker, epochs=3)
     job.replanner.begin()
     before = dict(job.mixer.weights)
     assert {PUSH, DEEP} == set(before)
-    # Of an earlier job: whatever is asked for at that cut is there.
-    for span in SPANS:
-        kept.note(DEEP, span, None, "hit")
-    kept.begin(1)
+    tracker.record(DEEP, SPAN, None, "hit")
 
     assert look(job, times=8) == set(before)
-    assert all(kept.way_of(span, None) == DEEP for span in SPANS)
-    # Nor does it stream, which would do as well where nothing is dealt.
+    assert tracker.cached_route(SPAN, None) == DEEP
     assert job.replanner.plan is not None
     assert job.replanner.plan.pushes
 

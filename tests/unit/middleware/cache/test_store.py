@@ -31,7 +31,6 @@ from filter_under_test import (
 )
 from hapi_middleware.cache.entries import (
     DamagedEntryError,
-    entry_key,
     entry_name,
     pack,
     unpack,
@@ -150,15 +149,6 @@ def test_one_look_is_enough(world: FilterUnderTest) -> None:
     assert ask(world, "read").headers["X-Hapi-Cache"] == "miss"
     paths = [env["PATH_INFO"] for env in world.swift.calls[before:]]
     assert sum(path.startswith(CACHE_PATH) for path in paths) == 1
-
-
-def test_cut_off_range_and_etag_make_the_key() -> None:
-    keys = {
-        entry_key(etag, part)
-        for etag in ('W/"a"', 'W/"b"')
-        for part in (None, "bytes=0-9", "bytes=0-8")
-    }
-    assert len(keys) == 6
 
 
 @pytest.mark.parametrize("mode", ["off", "read"])

@@ -72,7 +72,7 @@ def build(
     client: ModelProfile = CLIENT,
     samples: SampleCosts = SAMPLES,
     conditions: Conditions = CONDITIONS,
-    floor: str = "uint8",
+    min_precision: str = "uint8",
     one_off: OneOff | None = None,
 ) -> Problem:
     return build_problem(
@@ -81,7 +81,7 @@ def build(
         client,
         samples,
         conditions,
-        floor=floor,
+        min_precision=min_precision,
         num_samples=100,
         epochs=2.5,
         one_off=one_off or OneOff(),
@@ -243,7 +243,7 @@ def test_the_client_handles_every_sample() -> None:
 
 
 @pytest.mark.parametrize(
-    ("floor", "encodings"),
+    ("min_precision", "encodings"),
     [
         ("lossless", ["raw", "float32"]),
         ("half", ["raw", "float32", "float16;zstd"]),
@@ -251,9 +251,9 @@ def test_the_client_handles_every_sample() -> None:
     ],
 )
 def test_the_floor_decides_which_encodings_are_options(
-    floor: str, encodings: list[str]
+    min_precision: str, encodings: list[str]
 ) -> None:
-    options = build(floor=floor).options
+    options = build(min_precision=min_precision).options
     assert [each.encoding for each in options] == encodings
 
 
@@ -270,7 +270,7 @@ def test_swift_serves_about_350_mb_per_core_and_second() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"floor": "none"}, "floor is 'none'"),
+        ({"min_precision": "none"}, "min_precision is 'none'"),
         (
             {"server": replace(SERVER, peak_bytes=(1, 2))},
             "server's profile has 1 cuts, the region 3",

@@ -603,16 +603,16 @@ def test_another_floor_is_told_apart_by_what_it_gains() -> None:
     assert not plan.pushes
     sentences = what_if(plan, {"half": half, "uint8": lossless})
     assert sentences == (
-        "With --floor half the plan would be cut 3 · float16, 2 times as "
-        "fast: 2 samples/s.",
-        "With --floor uint8 it would stream all the same.",
+        "With --min-precision half the plan would be cut 3 · float16, 2 "
+        "times as fast: 2 samples/s.",
+        "With --min-precision uint8 it would stream all the same.",
     )
     assert what_if(solve(half), {"lossless": lossless}) == (
-        "With --floor lossless the plan would be stream, 2 times as long: 1 "
-        "samples/s.",
+        "With --min-precision lossless the plan would be stream, 2 times as "
+        "long: 1 samples/s.",
     )
     assert what_if(solve(half), {"uint8": half}) == (
-        "With --floor uint8 it would be no faster.",
+        "With --min-precision uint8 it would be no faster.",
     )
 
 

@@ -1,17 +1,18 @@
-"""Data sets in the processes of torch's ``DataLoader``, and their copies."""
+"""Feature data sets in the workers of torch's ``DataLoader``, and copies."""
 
 from __future__ import annotations
 
 import copy
 import pickle
 import warnings
+from types import SimpleNamespace
 
 import pytest
 from torch.utils.data import DataLoader
 
-from hapi_client.loading.torch_datasets import FeatureDataset
-from hapi_client.sampling.distributed import Rank
+from hapi_client.job.feature_dataset import FeatureDataset
 from hapi_client.sampling.epochs import EpochOptions, Epochs
+from hapi_client.sampling.partition import EpochPartition
 from hapi_protocol.errors import ClientError
 
 SIZES = [7, 16, 3, 16, 11, 16, 9]
@@ -27,16 +28,31 @@ class Steps(FeatureDataset):
     """Yields epoch and step in place of features."""
 
     def __iter__(self):
-        epoch = self.epoch
-        reading = self._share(epoch).read_plan
-        self._begin(epoch)
-        for batch in reading.batches:
+        epochs, epoch = self._worker_epochs(), self.epoch
+        self._check_resumed_once(epochs, epoch)
+        for batch in self._share(epochs).read_plan.batches:
             yield [epoch, batch.step]
 
 
+class FakePipeline:
+    """Order and state of a pipeline, without data."""
+
+    def __init__(self) -> None:
+        partition = EpochPartition(1, 2)
+        self.epochs = Epochs(
+            SIZES, "d" * 64, EpochOptions(8, partition=partition)
+        )
+        self.load_state_dict = self.epochs.load_state_dict
+
+    def data_set(self, split):
+        return None
+
+    def dataset_config(self, data):
+        return SimpleNamespace(data=data)
+
+
 def made(step: int = 0) -> Steps:
-    options = EpochOptions(8, num_workers=2)
-    dataset = Steps(None, Epochs(SIZES, "d" * 64, options), Rank())
+    dataset = Steps.of_pipeline(FakePipeline())
     if step:
         dataset.load_state_dict(dataset.state_dict(step))
     return dataset
@@ -90,3 +106,11 @@ def test_its_length_is_that_of_the_epoch_also_where_it_goes_on():
         loader = loader_of(made(4))
         assert len(list(loader)) == NUM_STEPS - 4
         assert len(loader) == NUM_STEPS
+
+
+def test_state_needs_the_steps_taken_when_workers_read_ahead():
+    dataset = made()
+    assert dataset.state_dict() == dataset.state_dict(0)
+    dataset._num_workers[0] = 2
+    with pytest.raises(ClientError, match=r"state_dict\(step \+ 1\)"):
+        dataset.state_dict()

@@ -1,0 +1,308 @@
+"""``FeatureDataset``: features of a data set, for loops and DataLoaders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+from typing_extensions import Self
+
+from hapi_client.data.labels import Labels
+from hapi_client.data.splits import TRAIN
+from hapi_client.job.options import PlanConfig, SwiftConfig
+from hapi_client.job.pipeline import FeaturePipeline
+from hapi_client.loading.feature_loader import LabelledBatch
+from hapi_client.loading.prefetcher import ReadConfig
+from hapi_client.loading.sample_dataset import open_factory
+from hapi_client.model.frozen_region import AUTO, FrozenRegion
+from hapi_client.sampling.distributed import this_rank
+from hapi_client.sampling.epochs import Epochs, ReaderShare, to_integer
+from hapi_client.sampling.partition import Reader
+from hapi_protocol.errors import ClientError
+from hapi_protocol.headers import CACHE_OFF
+
+
+class FeatureDataset(IterableDataset[LabelledBatch]):
+    """Batches of features at the freeze point, epoch after epoch.
+
+    ::
+
+        frozen, tail = split_model(model, "layer4")
+        data = FeatureDataset("swift://photos/train", frozen, batch_size=64)
+        for epoch in range(5):
+            data.set_epoch(epoch)
+            for features, labels in data:
+                loss = criterion(tail(features), labels)
+
+    Yields ``(features, labels)``: float32 ``[n, *shape]``, int64 ``[n]``.
+    Iterated as it is, reading, decoding and planning run in threads of this
+    process, and batches are on the device of ``frozen``.  In torch's
+    ``DataLoader(data, batch_size=None, num_workers=4)`` each worker process
+    reads its share of the batches and computes on the CPU; spans take the
+    routes of the plan at the time of the last :meth:`set_epoch`, and workers
+    do not plan.  Batches have the same samples in the same order with any
+    number of workers, if :attr:`ReadConfig.partition` is given.
+
+    Sharded by rank (of torch.distributed, or else of torchrun's ``RANK`` and
+    ``WORLD_SIZE``).  A step whose samples are all bad is an error in a
+    worker, also with ``on_error="skip"``: the loop counts steps.
+
+    Args:
+        data: ``swift://container/prefix`` of an indexed data set,
+            ``swift://container/shard-{000..031}.tar``, or a list of these.
+        frozen: frozen region, of :func:`hapi_client.split_model`.
+        batch_size: samples of a step, of all ranks together.
+        seed: of the order of samples; not negative.
+        labels: class name or key to integer, or a function of the key; None
+            for the integers of the index; ``"optional"`` for those that
+            it has, and -1 for samples without.
+        cut: as :attr:`hapi_client.JobConfig.cut`.
+        cache: as :attr:`hapi_client.JobConfig.cache`.
+        shuffle: False for the index's order without random changes, as
+            evaluation needs it.
+        drop_last: leave out a shorter last batch.
+        plan: options of planning.
+        read: options of reading and decoding.
+        swift: options of the store.
+
+    Attributes:
+        pipeline: plan, statistics and reports; None in another process.
+
+    Raises:
+        HapiError: naming what is wrong and the remedy.
+    """
+
+    def __init__(
+        self,
+        data: str | Sequence[str],
+        frozen: FrozenRegion,
+        *,
+        batch_size: int = 32,
+        seed: int = 0,
+        labels: Labels = None,
+        cut: int | str = AUTO,
+        cache: str = CACHE_OFF,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        plan: PlanConfig | None = None,
+        read: ReadConfig | None = None,
+        swift: SwiftConfig | None = None,
+    ) -> None:
+        pipeline = FeaturePipeline(
+            frozen,
+            data,
+            batch_size=batch_size,
+            seed=seed,
+            labels=labels,
+            cut=cut,
+            cache=cache,
+            plan=plan,
+            read=read,
+            swift=swift,
+        )
+        self._attach(pipeline, shuffle, drop_last)
+
+    @classmethod
+    def of_pipeline(
+        cls,
+        pipeline: FeaturePipeline,
+        *,
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> Self:
+        """Training data of a pipeline or job, whose threads it shares."""
+        dataset = cls.__new__(cls)
+        dataset._attach(pipeline, shuffle, drop_last)
+        return dataset
+
+    def _attach(
+        self, pipeline: FeaturePipeline, shuffle: bool, drop_last: bool
+    ) -> None:
+        self.pipeline: FeaturePipeline | None = pipeline
+        self._pid = os.getpid()
+        self._shuffle = shuffle
+        self._drop_last = drop_last
+        self._rank = this_rank(os.environ)
+        self._epochs = pipeline.epochs
+        self._config = pipeline.dataset_config(pipeline.data_set(TRAIN))
+        # In memory that workers share: those that persist see it change.
+        self._epoch = _shared(1)
+        self._num_workers = _shared(1)
+        self._start_at_state()
+
+    def _start_at_state(self) -> None:
+        loaded = self._epochs.loaded
+        self._epoch[0] = self._epochs.epoch
+        # For each worker, whether it has delivered the rest of the epoch.
+        self._resumed = _shared(loaded.turns if loaded else 1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "pipeline": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        for each in (self._epoch, self._num_workers, self._resumed):
+            # A copy has its own; what was shared with the process that made
+            # the original stays shared.
+            each.share_memory_()  # type: ignore[no-untyped-call]
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is delivered next."""
+        return int(self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch that is delivered next.
+
+        As of torch's distributed sampler: without it, each epoch has the
+        same order.
+        """
+        self._epoch[0] = to_integer("epoch", epoch)
+        self._resumed.zero_()
+        if self.pipeline is not None:
+            self._config = self.pipeline.dataset_config(self._config.data)
+
+    @property
+    def first_step(self) -> int:
+        """First step of the epoch; not 0 after a resume."""
+        return self._worker_epochs().first_step(self.epoch)
+
+    def state_dict(self, step: int | None = None) -> dict[str, Any]:
+        """Position of training in its data, fit for JSON, between two steps.
+
+        Args:
+            step: number of steps of the epoch that were taken; None for
+                those that this process has delivered.  Required with a
+                ``DataLoader``, whose workers read ahead of the loop::
+
+                    for epoch in range(data.epoch, 5):
+                        data.set_epoch(epoch)
+                        for step, batch in enumerate(loader, data.first_step):
+                            …
+                            state = data.state_dict(step + 1)
+
+        Raises:
+            ClientError: ``bad_configuration`` for a missing step, or one
+                beyond the epoch.
+        """
+        if step is not None:
+            return self._worker_epochs().state_at(
+                self.epoch, step, self._reader(), drop_last=self._drop_last
+            )
+        if int(self._num_workers):
+            raise ClientError(
+                "bad_configuration",
+                "loader workers read ahead of the loop: give state_dict the "
+                "number of steps that were taken, state_dict(step + 1)",
+            )
+        return self._epochs.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from a state, also with other numbers of ranks and
+        workers.
+
+        Call it before a ``DataLoader`` is made.  After the epoch that is
+        continued, call :meth:`set_epoch` before the next one.
+
+        Raises:
+            ClientError: ``bad_state``.
+        """
+        if self.pipeline is not None:
+            self.pipeline.load_state_dict(state)
+        else:
+            self._epochs.load_state_dict(state)
+        self._start_at_state()
+
+    def __len__(self) -> int:
+        """Batches of this rank in a whole epoch."""
+        return self._share(self._worker_epochs()).num_steps
+
+    def __iter__(self) -> Iterator[LabelledBatch]:
+        if self.pipeline is not None and self._pid == os.getpid():
+            return self._iterate_here(self.pipeline)
+        return self._iterate_in_worker()
+
+    def _iterate_here(
+        self, pipeline: FeaturePipeline
+    ) -> Iterator[LabelledBatch]:
+        self._num_workers[0] = 0
+        epoch = self.epoch if self._shuffle else None
+        loader = pipeline.loader(epoch, drop_last=self._drop_last)
+        with closing(loader):
+            yield from loader
+
+    def _iterate_in_worker(self) -> Iterator[LabelledBatch]:
+        info = get_worker_info()
+        self._num_workers[0] = info.num_workers if info else 1
+        epochs, epoch = self._worker_epochs(), self.epoch
+        # Workers read ahead of the loop, which alone knows its steps.
+        share = replace(self._share(epochs), delivered=lambda step: None)
+        if self._shuffle:
+            self._check_resumed_once(epochs, epoch)
+        with open_factory(self._config) as factory:
+            loader = factory.loader(
+                self._config.data,
+                share,
+                self._config.augmented.training(
+                    epoch if self._shuffle else None
+                ),
+                on_error=self._config.on_error,
+                needs_every_step=True,
+            )
+            with closing(loader):
+                yield from loader
+
+    def _check_resumed_once(self, epochs: Epochs, epoch: int) -> None:
+        first = epochs.first_step(epoch)
+        if not first:
+            return
+        worker = self._reader().worker
+        if self._resumed[worker]:
+            raise ClientError(
+                "bad_state",
+                f"epoch {epoch} was continued from step {first} already; "
+                f"call set_epoch({epoch + 1}) before the next epoch, or "
+                f"set_epoch({epoch}) to continue from step {first} once more",
+            )
+        self._resumed[worker] = 1
+
+    def _worker_epochs(self) -> Epochs:
+        return self._epochs.for_workers(max(1, int(self._num_workers)))
+
+    def _reader(self) -> Reader:
+        info = get_worker_info()
+        worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
+        return Reader(
+            self._rank.rank, self._rank.world_size, worker, num_workers
+        )
+
+    def _share(self, epochs: Epochs) -> ReaderShare:
+        if self._shuffle:
+            return epochs.training(
+                self.epoch, self._reader(), drop_last=self._drop_last
+            )
+        return epochs.evaluation(
+            self._config.data.sizes, self._reader(), drop_last=self._drop_last
+        )
+
+    def close(self) -> None:
+        """Ends all requests and threads of this process's pipeline."""
+        if self.pipeline is not None and self._pid == os.getpid():
+            self.pipeline.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _shared(length: int) -> torch.Tensor:
+    tensor = torch.zeros(length, dtype=torch.int64)
+    tensor.share_memory_()  # type: ignore[no-untyped-call]
+    return tensor

@@ -1,0 +1,447 @@
+"""Loaders of a data set's features: planning, push-down, reports, state."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from typing_extensions import Self
+
+from hapi_client.data.augmentation_schedule import AugmentationSchedule
+from hapi_client.data.labels import Labels
+from hapi_client.data.splits import TRAIN, Data, DataSet, load_splits
+from hapi_client.job.options import (
+    PlanConfig,
+    SwiftConfig,
+    check_cache,
+    check_cut,
+)
+from hapi_client.job.wiring import make_planner
+from hapi_client.loading.feature_loader import FeatureLoader
+from hapi_client.loading.loader_factory import LoaderFactory
+from hapi_client.loading.prefetcher import ReadConfig
+from hapi_client.loading.sample_dataset import DatasetConfig, SampleDataset
+from hapi_client.metrics.counters import JobStats
+from hapi_client.model.frozen_region import AUTO, FrozenRegion
+from hapi_client.planning.cache_tracker import CacheTracker
+from hapi_client.planning.planner import JobPlanner
+from hapi_client.planning.replanner import PlanChange
+from hapi_client.reports.epoch_history import EpochHistory
+from hapi_client.reports.epoch_report import EpochReport
+from hapi_client.reports.progress_bar import progress_wanted
+from hapi_client.reports.run_page import write_reports
+from hapi_client.reports.run_report import DEFAULT_TITLE
+from hapi_client.sampling.distributed import Rank, this_rank
+from hapi_client.sampling.epochs import EpochOptions, Epochs, ReaderShare
+from hapi_client.sampling.partition import Reader
+from hapi_client.swift.connection import Connection
+from hapi_protocol.errors import ClientError
+from hapi_protocol.headers import CACHE_OFF
+from hapi_splitter.planner.plan import Plan, Problem
+from hapi_splitter.planner.problem import Route
+
+
+class FeaturePipeline:
+    """Reads a data set in Swift and yields features at the freeze point.
+
+    Args:
+        frozen: frozen region, of :func:`hapi_client.split_model`.
+        data: ``swift://container/prefix`` of an indexed data set,
+            ``swift://container/shard-{000..031}.tar``, or a list of these;
+            or a mapping of splits to them, ``train`` among them.
+        batch_size: samples of a step, of all ranks together.
+        seed: of the order of samples; not negative.
+        labels: class name or key to integer, or a function of the key; None
+            for the integers of the index; ``"optional"`` for those that
+            it has, and -1 for samples without.
+        cut: as :attr:`hapi_client.job.options.JobConfig.cut`.
+        cache: as :attr:`hapi_client.job.options.JobConfig.cache`.
+        plan: options of planning.
+        read: options of reading and decoding.
+        swift: options of the store.
+
+    Attributes:
+        frozen: the frozen region.
+        cut: its number, or ``"auto"``.
+
+    Raises:
+        HapiError: naming what is wrong and the remedy.
+    """
+
+    def __init__(
+        self,
+        frozen: FrozenRegion,
+        data: Data,
+        *,
+        batch_size: int = 32,
+        seed: int = 0,
+        labels: Labels = None,
+        cut: int | str = AUTO,
+        cache: str = CACHE_OFF,
+        plan: PlanConfig | None = None,
+        read: ReadConfig | None = None,
+        swift: SwiftConfig | None = None,
+    ) -> None:
+        check_cut(cut)
+        check_cache(cache)
+        plan, swift = plan or PlanConfig(), swift or SwiftConfig()
+        self._read = read or ReadConfig()
+        self._encodings = plan.encodings
+        wanted = progress_wanted(self._read.progress, os.environ)
+        self.frozen = frozen
+        self.cut: int | str = AUTO if cut == AUTO else frozen.cut_number(cut)
+        self._augmented = AugmentationSchedule(
+            frozen.transform.augmentation is not None,
+            seed,
+            frozen.augment_period_epochs,
+        )
+        if self._read.forward_samples:
+            frozen.set_forward_samples(self._read.forward_samples)
+        self._owns_connection = swift.connection is None
+        self._connection = swift.connection or Connection()
+        self._traffic_before = self._connection.traffic.count()
+        self._cache = cache
+        self._splits = load_splits(self._connection, data, labels)
+        train = self._splits[TRAIN]
+        self._epochs = Epochs(
+            train.sizes,
+            train.digest(),
+            EpochOptions(
+                batch_size,
+                seed,
+                self._read.partition,
+                self._read.buffer_spans,
+            ),
+        )
+        self._factory = LoaderFactory(
+            self._connection,
+            frozen,
+            train.container,
+            self._read,
+            CacheTracker(cache, self._augmented.variants),
+        )
+        self._history = EpochHistory(
+            wanted, self._factory.mixer, self._connection.traffic
+        )
+        self._planner: JobPlanner | None = None
+        self._num_ranks = 1
+        self._samples_at_load = 0
+        self._batch_size = batch_size
+        try:
+            if self.cut == AUTO:
+                self._start_planner(plan, swift.models_container)
+            elif self.cut:
+                self._push(
+                    (frozen.cut_number(cut), self._encodings[0]),
+                    swift.models_container,
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_planner(self, plan: PlanConfig, models_container: str) -> None:
+        train = self._splits[TRAIN]
+        self._planner = make_planner(
+            self._connection,
+            self.frozen,
+            self._factory,
+            train,
+            [each.spans for each in self._splits.values()],
+            models_container=models_container,
+            encodings=self._encodings,
+            epochs=plan.epochs,
+            options=self._read,
+            replan=plan.replan_options,
+            samples_so_far=self._samples_so_far,
+            earlier_samples=self._earlier_samples,
+        )
+        self._history.follow(self._planner)
+
+    def _samples_so_far(self) -> int:
+        """That the training loops of all ranks have had."""
+        return self._num_ranks * self._factory.counters.snapshot().samples
+
+    def _earlier_samples(self) -> int:
+        """Likewise, of the run that is gone on with, if there is one."""
+        loaded = self._epochs.loaded
+        if loaded is None:
+            return 0
+        steps = loaded.step * self._batch_size
+        done = loaded.epoch * self.num_samples + steps
+        return done - self._samples_at_load
+
+    def _push(self, route: Route, models_container: str) -> None:
+        self._connection.require_hapi()
+        model, sent_bytes = self.frozen.store(
+            self._connection, models_container
+        )
+        self._factory.counters.add(package_bytes=sent_bytes)
+        self._factory.push(model, {route: 1.0})
+
+    def _span_came(self) -> None:
+        if self._planner is not None:
+            self._planner.span_came()
+
+    @property
+    def plan(self) -> Plan | None:
+        """The present plan; None with a fixed cut, and until there is one.
+
+        A job streams until then.
+        """
+        return self._planner.plan if self._planner else None
+
+    @property
+    def no_plan_reason(self) -> str | None:
+        """Why :attr:`plan` is None; None when it is not."""
+        if self._planner is None:
+            return "the cut is fixed"
+        return None if self.plan else self._planner.no_plan_reason
+
+    @property
+    def problem(self) -> Problem | None:
+        """What :attr:`plan` solves, under the present conditions."""
+        return self._planner.problem if self._planner else None
+
+    @property
+    def plan_changes(self) -> Sequence[PlanChange]:
+        """All plans so far, oldest first."""
+        return self._planner.changes if self._planner else ()
+
+    @property
+    def num_cuts(self) -> int:
+        """Cut ``num_cuts`` is the whole frozen region."""
+        return self.frozen.num_cuts
+
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        """Of one sample at the freeze point."""
+        return self.frozen.cut_shape(self.num_cuts)
+
+    @property
+    def encodings(self) -> Sequence[str]:
+        """In which features may travel."""
+        return self._encodings
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the training data."""
+        return self._splits[TRAIN].num_samples
+
+    @property
+    def num_classes(self) -> int:
+        """One more than the largest label of any split."""
+        return max(each.num_classes for each in self._splits.values())
+
+    @property
+    def epochs(self) -> Epochs:
+        """Orders of the training data's epochs, and the position in them."""
+        return self._epochs
+
+    def num_steps(self, split: str = TRAIN) -> int:
+        """Steps of this rank in a whole pass over a split."""
+        data = self._split(split, None)
+        epoch = self.epoch if split == TRAIN else None
+        return self._share(
+            data, epoch, this_rank(os.environ), drop_last=False
+        ).num_steps
+
+    def data_set(self, split: str = TRAIN) -> DataSet:
+        """What there is of a split: its spans, labels and class names.
+
+        Raises:
+            ClientError: ``bad_configuration`` naming the splits.
+        """
+        return self._split(split, None)
+
+    @property
+    def stats(self) -> JobStats:
+        """Figures so far."""
+        traffic = self._connection.traffic.count() - self._traffic_before
+        stats = self._factory.counters.snapshot()
+        return replace(
+            stats,
+            bytes=traffic.total_bytes - stats.package_bytes,
+            retries=stats.retries + traffic.retries,
+        )
+
+    @property
+    def reports(self) -> list[EpochReport]:
+        """What each pass of :meth:`loader` took, on this rank: those that
+        ended, and one under way as far as it is."""
+        return self._history.reports
+
+    def write_report(
+        self, path: str | os.PathLike[str], title: str = DEFAULT_TITLE
+    ) -> None:
+        """Writes :attr:`reports` to a file.
+
+        Args:
+            path: ``.json``, or ``.html``: tables and pictures in one file.
+            title: of the page.
+
+        Raises:
+            ClientError: ``bad_configuration`` for another suffix, or a file
+                that cannot be written.
+        """
+        write_reports(path, self.reports, title)
+
+    def loader(
+        self,
+        epoch: int | None = None,
+        *,
+        split: str = TRAIN,
+        drop_last: bool = False,
+        shared: bool = True,
+    ) -> FeatureLoader:
+        """One pass over a split of the data.
+
+        Args:
+            epoch: number of the training epoch; with the job's seed it
+                fixes the order, and the random changes of the images.  Where
+                a state was loaded, that epoch goes on with its next step,
+                once: further loaders of the epoch begin it anew.
+                None for the index's order and no changes, as evaluation
+                wants it.
+            split: of the data.
+            drop_last: leave out a shorter last batch.
+            shared: each rank (of torch.distributed, or else of torchrun's
+                ``RANK`` and ``WORLD_SIZE``) gets its part of every batch;
+                else all of it.
+
+        Raises:
+            ClientError: ``bad_configuration`` naming the value and what is
+                allowed.
+        """
+        rank = this_rank(os.environ) if shared else Rank()
+        data = self._split(split, epoch)
+        share = self._share(data, epoch, rank, drop_last)
+        if epoch is not None:
+            self._num_ranks = rank.world_size
+        if self._planner is not None:
+            self._planner.begin(is_training=epoch is not None)
+        return self._factory.loader(
+            data,
+            share,
+            self._augmented.training(epoch),
+            on_error=self._read.on_error,
+            needs_every_step=rank.world_size > 1,
+            span_came=self._span_came,
+            # Of the first rank, also where each goes through all of it.
+            tally=self._history.begin(
+                epoch, split, shown=not this_rank(os.environ).rank
+            ),
+        )
+
+    def samples(
+        self, split: str = TRAIN, *, epoch: int | None = None
+    ) -> SampleDataset:
+        """Single samples by number, for torch's samplers.
+
+        Args:
+            split: of the data.
+            epoch: number of the training epoch, whose random changes the
+                images have; None for none.
+        """
+        return SampleDataset(
+            self.dataset_config(self._split(split, epoch)),
+            self._augmented.training(epoch),
+        )
+
+    def dataset_config(self, data: DataSet) -> DatasetConfig:
+        """Facts by which another process reads the same features."""
+        return DatasetConfig(
+            credentials=self._connection.credentials,
+            connection_options=self._connection.options,
+            data=data,
+            region=self.frozen.on_cpu(),
+            mix=self._factory.mixer.weights,
+            model=self._factory.sources.model,
+            cache=self._cache,
+            on_error=self._read.on_error,
+            options=self._read,
+            augmented=self._augmented,
+        )
+
+    def _split(self, name: str, epoch: int | None) -> DataSet:
+        if name not in self._splits:
+            raise ClientError(
+                "bad_configuration",
+                f"there is no split {name!r}; data has "
+                f"{', '.join(map(repr, self._splits))}",
+            )
+        if epoch is not None and name != TRAIN:
+            raise ClientError(
+                "bad_configuration",
+                f"split {name!r} is not shuffled; leave out epoch={epoch}",
+            )
+        return self._splits[name]
+
+    def _share(
+        self, data: DataSet, epoch: int | None, rank: Rank, drop_last: bool
+    ) -> ReaderShare:
+        reader = Reader(rank.rank, rank.world_size)
+        if epoch is None:
+            return self._epochs.evaluation(
+                data.sizes, reader, drop_last=drop_last
+            )
+        return self._epochs.training(epoch, reader, drop_last=drop_last)
+
+    @property
+    def epoch(self) -> int:
+        """In which training goes on; that of a loaded state, or 0."""
+        return self._epochs.epoch
+
+    @property
+    def step(self) -> int:
+        """With which training goes on in that epoch."""
+        return self._epochs.step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training stands in its data, fit for JSON.
+
+        To be asked for between two steps: what a training loader has
+        delivered has been trained on.  The same on all ranks.
+        """
+        return self._epochs.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there, also with another number of ranks.
+
+        ``job.loader(job.epoch)`` then begins with the first step that was
+        not delivered, and delivers exactly the samples that are left.
+
+        Raises:
+            ClientError: ``bad_state`` naming what is wrong with it, or does
+                not go with this job.
+        """
+        self._epochs.load_state_dict(state)
+        self._samples_at_load = self._samples_so_far()
+
+    def features_facts(self) -> dict[str, Any]:
+        """What the features of its epochs depend on, fit for JSON.
+
+        Not the cut, nor the encoding.  A tail that was trained on features
+        of other facts does not go with this job.
+        """
+        return {
+            **self.frozen.facts,
+            "augment_epochs": self._augmented.period,
+        }
+
+    def close(self) -> None:
+        """Ends all requests and threads of the job."""
+        self._factory.interrupt()
+        self._history.close()
+        if self._planner is not None:
+            self._planner.close()
+        self._factory.close()
+        if self._owns_connection:
+            self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,171 @@
+"""Listings of the cache: what they ask for, and how they fail."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from hapi_client import Connection, Credentials
+from hapi_client.planning import cache_listing as module
+from hapi_client.planning.cache_listing import CacheListing
+from hapi_client.planning.cache_tracker import CacheTracker, Entry
+from hapi_client.swift.transport import CancelScope
+from hapi_protocol.data_index import IndexRow, Span
+from scripted_swift import Answer, scripted_swift
+
+INFO = Answer(200, b'{"hapi": {"version": 1, "cache": true}}')
+
+
+class Tracker(CacheTracker):
+    """Records what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__("readwrite")
+        self.identify("digest", "exact")
+        self.pages: list[set[Entry]] = []
+        self.whole: set[Entry] | None = None
+
+    def add(self, entries: Any) -> None:
+        self.pages.append(set(entries))
+
+    def replace(self, entries: Any, started: float) -> None:
+        self.whole = set(entries)
+
+
+def page(marker: str | None, *names: str) -> Answer:
+    listed = [
+        {"source": name, "key": f"key of {name}", "bytes": 1, "stored": ""}
+        for name in names
+    ]
+    fields = {"entries": 9, "bytes": 9, "listed": listed, "marker": marker}
+    return Answer(200, json.dumps(fields).encode())
+
+
+def spans(*shards: str) -> list[Span]:
+    rows = (IndexRow(0, "k", 0, 512, None),)
+    return [Span(shard, "etag", rows) for shard in shards]
+
+
+def listed(
+    tracker: CacheTracker,
+    *answers: Answer,
+    splits: Sequence[Sequence[Span]] = (spans("train/a.tar"),),
+    times: int = 1,
+) -> list[dict[str, list[str]]]:
+    """The queries that followed those for ``/info``."""
+    with scripted_swift() as swift:
+        swift.script(*answers)
+        login = Credentials.v1(swift.auth_url, "test:tester", "testing")
+        with Connection(login) as connection:
+            listing = CacheListing(connection, "photos", splits, tracker)
+            for _ in range(times):
+                listing.read()
+        paths = [urlsplit(each.path) for each in swift.requests]
+    return [
+        parse_qs(path.query, keep_blank_values=True)
+        for path in paths
+        if path.path != "/info"
+    ]
+
+
+def test_all_pages_are_read_and_tracked_at_once() -> None:
+    tracker = Tracker()
+    queries = listed(
+        tracker,
+        INFO,
+        page("m", "photos/train/a.tar"),
+        page(None, "photos/train/b.tar"),
+    )
+    found = {
+        (f"train/{name}.tar", f"key of photos/train/{name}.tar")
+        for name in "ab"
+    }
+    assert tracker.whole == found
+    assert tracker.pages[0] | tracker.pages[1] == found
+    assert [each["marker"] for each in queries] == [[""], ["m"]]
+    assert {each["limit"][0] for each in queries} == {"10000"}
+
+
+@pytest.mark.parametrize(
+    ("splits", "sources"),
+    [
+        ([spans("train/a.tar", "train/b.tar")], ["photos/train/"]),
+        ([spans("train/a.tar"), spans("val/a.tar"), []],
+         ["photos/train/", "photos/val/"]),
+        ([spans("x/train/a.tar", "x/test/a.tar")], ["photos/x/"]),
+        ([spans("a.tar", "b/a.tar")], ["photos"]),
+        ([spans("a//b.tar", "a//c.tar")], ["photos/a//"]),
+    ],
+)  # fmt: skip
+def test_only_the_folders_of_the_data_are_listed(
+    splits: list[list[Span]], sources: list[str]
+) -> None:
+    answers = [each for _ in sources for each in (INFO, page(None))]
+    queries = listed(Tracker(), *answers, splits=splits)
+    assert [each["source"] for each in queries] == [[s] for s in sources]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_only_owners_ask_more_than_once(
+    status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracker = Tracker()
+    # A 401 is tried again with another token.
+    refusals = [Answer(status)] * (2 if status == 401 else 1)
+    queries = listed(tracker, INFO, *refusals, times=3)
+    assert len(queries) == len(refusals)
+    assert tracker.whole is None
+    state = tracker.state()
+    assert state is not None
+    assert state.hit_rate == 0.0
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_a_failure_is_logged_once_and_changes_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tracker = Tracker()
+    answers = [INFO, page("m", "photos/train/a.tar"), Answer(503)]
+    queries = listed(tracker, *answers, INFO, Answer(503), times=2)
+    # Not repeated: there will be another listing.
+    assert len(queries) == 3
+    assert tracker.whole is None
+    warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert [r.name for r in warnings] == [module.__name__]
+    assert "cannot list the cached features of photos" in caplog.text
+
+
+def test_a_listing_ends_at_its_deadline(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "LISTING_SECONDS", 0.0)
+    tracker = Tracker()
+    assert listed(tracker, INFO) == []
+    assert tracker.whole is None
+    assert "could not be listed in time" in caplog.text
+
+
+@pytest.mark.parametrize("mode", ["off", "readwrite"])
+def test_nothing_is_asked_before_there_is_something_to_find(mode) -> None:
+    assert listed(CacheTracker(mode)) == []
+
+
+def test_a_listing_is_read_in_a_thread_of_its_own() -> None:
+    tracker = Tracker()
+    with scripted_swift() as swift:
+        swift.script(INFO, page(None, "photos/train/a.tar"))
+        login = Credentials.v1(swift.auth_url, "test:tester", "testing")
+        with Connection(login) as connection:
+            listing = CacheListing(
+                connection, "photos", [spans("train/a.tar")], tracker
+            )
+            listing.start(CancelScope())
+            assert listing._thread is not None
+            listing._thread.join(20)
+    assert tracker.whole is not None
+    assert len(tracker.whole) == 1
