@@ -62,8 +62,8 @@ class ClientRegion:
         self._suffixes: dict[int, torch.nn.Module] = {}
 
     def set_forward_samples(self, forward_samples: int) -> None:
-        """Fixes the samples of one forward pass on the client."""
-        self._asked_samples = self.forward_samples = forward_samples
+        """Sets the samples of one forward pass, also in loader workers."""
+        self._given_samples = self.forward_samples = forward_samples
 
     def on_cpu(self) -> ClientRegion:
         """Returns the same region on the CPU, without the tail."""

@@ -47,8 +47,8 @@ class FrozenRegion(ClientRegion):
             a default that suits the device.
         augment: random augmentation of training images; None for that of
             the transform.
-        augment_period_epochs: epochs after which the random changes of
-            training images repeat; None for never.
+        augment_period_epochs: epochs after which the augmentations repeat;
+            None for never.
 
     Attributes:
         tail: the trainable layers.
@@ -158,23 +158,23 @@ def split_model(
 ) -> tuple[FrozenRegion, torch.nn.Module]:
     """Splits a model into its frozen layers and the tail to train.
 
-    No network access.  ``tail(features)`` of features at the freeze point
-    equals ``model(images)``.
+    There is no network access.  ``tail(features)`` of features at the freeze
+    point equals ``model(images)``.
 
     Args:
         model: the whole network, with the weights to use; or two modules
             ``(frozen, tail)`` if torch.fx cannot trace it.
         freeze: name of the last frozen module, e.g. ``"layer4"``; a list of
-            modules; or a function ``freeze(name, module)``, true for those
-            to be frozen.  None for two modules.
+            modules; or a function ``freeze(name, module)`` that returns True
+            for modules to freeze.  None for two modules.
         transform: an ``ImageTransform``, torchvision's
-            ``weights.transforms()``, or an ``ArrayTransform`` of data that
-            is no images; None for ImageNet's evaluation transform.
-        augment: random changes of training images, computed alike on client
-            and store; None for none.
-        augment_period_epochs: epochs after which the random changes repeat,
-            so that features of them can be cached; None for never.
-        device: of the tail and of the frozen layers that run on the client.
+            ``weights.transforms()``, or an ``ArrayTransform`` for arrays;
+            None for ImageNet's evaluation transform.
+        augment: random augmentation of training images, equal on client and
+            storage; None for none.
+        augment_period_epochs: epochs after which the augmentations repeat,
+            so that their features can be cached; None for never.
+        device: device of the tail and of the client's frozen layers.
 
     Returns:
         The frozen region, for :class:`hapi_client.FeatureDataset`, and the

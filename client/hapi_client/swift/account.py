@@ -153,10 +153,10 @@ class SwiftAccount:
         """Sends a request for the account and returns the JSON response.
 
         Args:
-            method: of the request.
+            method: HTTP method.
             query: parameters of the URL.
-            seconds: deadline of a single try; None for the usual deadline,
-                with retries.
+            seconds: deadline of a single attempt; None for the default
+                deadline with retries.
         """
         url = f"{self.storage_url}?{urlencode(query)}"
         with self._open(

@@ -89,7 +89,7 @@ class FeatureCache:
             seconds: deadline of all pages together; None for none.
 
         Raises:
-            TooSlowError: when the deadline has passed.
+            TooSlowError: if the deadline passes.
         """
         for page in self._pages("GET", source, limit, seconds):
             yield CachePage.from_fields(page)
@@ -139,7 +139,7 @@ def _seconds_until(deadline: float | None) -> float | None:
         return None
     left = deadline - time.monotonic()
     if left <= 0:
-        raise TooSlowError("too_slow", "the cache could not be listed in time")
+        raise TooSlowError("too_slow", "listing the cache took too long")
     return left
 
 

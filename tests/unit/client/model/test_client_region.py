@@ -85,6 +85,8 @@ def test_loader_workers_get_a_region_on_the_cpu(
     ):
         assert copy.device == CPU
         assert copy.forward_samples == expected
+    region.set_forward_samples(5)
+    assert region.on_cpu().forward_samples == 5
 
 
 @pytest.mark.parametrize(
