@@ -139,7 +139,7 @@ def _seconds_until(deadline: float | None) -> float | None:
         return None
     left = deadline - time.monotonic()
     if left <= 0:
-        raise TooSlowError("too_slow", "listing the cache took too long")
+        raise TooSlowError("too_slow", "the cache could not be listed in time")
     return left
 
 
