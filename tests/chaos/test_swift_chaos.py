@@ -68,7 +68,7 @@ class World:
 
     @property
     def token(self) -> dict[str, str]:
-        return {"X-Auth-Token": self.connection._requester.auth.token()}
+        return {"X-Auth-Token": self.connection._http.auth.token()}
 
     def ask(self, name: str = "long.tar") -> requests.Response:
         """An annotated GET of a shard, its headers read."""

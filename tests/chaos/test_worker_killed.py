@@ -69,7 +69,7 @@ class PlainGets:
     """Plain GETs of one object, one after another, until stopped."""
 
     def __init__(self, connection, container: str, name: str) -> None:
-        token = connection._requester.auth.token()
+        token = connection._http.auth.token()
         self._url = f"{connection.storage_url}/{container}/{name}"
         self._headers = {"X-Auth-Token": token}
         self._stop = threading.Event()
@@ -123,7 +123,7 @@ def test_stream_of_a_killed_worker_never_ends_cleanly(
     answer = requests.get(
         f"{connection.storage_url}/broken/long.tar",
         headers={
-            "X-Auth-Token": connection._requester.auth.token(),
+            "X-Auth-Token": connection._http.auth.token(),
             "X-Hapi-Model": model.quoted(),
             "X-Hapi-Cut": "1",
         },
