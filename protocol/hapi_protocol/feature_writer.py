@@ -22,7 +22,7 @@ from hapi_protocol.feature_stream import (
     Row,
 )
 from hapi_protocol.summary import Load, Summary
-from hapi_protocol.tee_stream import BOTH, CLIENT, KEPT
+from hapi_protocol.tee_stream import BOTH, CACHE, CLIENT
 
 
 def _write_options(schema: pa.Schema) -> pa.ipc.IpcWriteOptions:
@@ -137,7 +137,7 @@ class FeatureStreamWriter:
             load=load,
         )
         if self._mark is not None:
-            self._mark(KEPT)
+            self._mark(CACHE)
             self._write_summary(replace(summary, cpu_seconds=0.0, load=None))
             self._mark(CLIENT)
         self._write_summary(summary)

@@ -16,13 +16,13 @@ from collections.abc import Iterator
 
 from hapi_protocol.errors import InternalError
 
-CONTENT_TYPE_SPLIT = "application/vnd.hapi.split-stream"
+CONTENT_TYPE_TEE = "application/vnd.hapi.split-stream"
 
 BOTH = b"B"
 CLIENT = b"C"
-KEPT = b"K"
+CACHE = b"K"
 END = b"E"
-KINDS = (BOTH, CLIENT, KEPT, END)
+KINDS = (BOTH, CLIENT, CACHE, END)
 
 MAX_END_BYTES = 4096
 """Maximum length of the last frame."""

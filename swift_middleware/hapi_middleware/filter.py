@@ -105,7 +105,7 @@ class HapiMiddleware:
             HapiError: the annotation is wrong.
         """
         if is_cache_request(env):
-            return CacheAdmin(self.app, env)
+            return CacheAdmin(self.app, env, self.context.metrics)
         is_multi = is_multi_request(env)
         if not is_multi and not is_annotated(env):
             return None
@@ -127,8 +127,6 @@ class HapiMiddleware:
             if handler is None:
                 return None
             answer = handler.answer()
-            if isinstance(handler, CacheAdmin):
-                self.context.metrics.count("cache_requests")
             if isinstance(answer, HeadersOnly):
                 self.context.metrics.count("headers_only")
             return answer

@@ -31,9 +31,9 @@ from hapi_protocol.job_messages import (
 from hapi_protocol.profiles import BatchProfile, ModelProfile
 from hapi_protocol.tee_stream import (
     BOTH,
+    CACHE,
     CLIENT,
-    CONTENT_TYPE_SPLIT,
-    KEPT,
+    CONTENT_TYPE_TEE,
     end_frame,
     frame,
 )
@@ -226,7 +226,7 @@ class _Handler(BaseHTTPRequestHandler):
         is_split = self.worker.splits and self.worker.jobs[number - 1].is_split
         if is_split:
             answer = _split(answer, self.worker.num_errors)
-        kind = CONTENT_TYPE_SPLIT if is_split else CONTENT_TYPE_STREAM
+        kind = CONTENT_TYPE_TEE if is_split else CONTENT_TYPE_STREAM
         try:
             self._send_stream(answer, kind)
         except HapiError:
@@ -270,7 +270,7 @@ class _Handler(BaseHTTPRequestHandler):
 def _split(answer: Iterator[bytes], num_errors: int | None) -> Iterator[bytes]:
     for chunk in answer:
         yield frame(BOTH, chunk)
-    yield frame(KEPT, KEPT_END) + frame(CLIENT, CLIENT_END)
+    yield frame(CACHE, KEPT_END) + frame(CLIENT, CLIENT_END)
     if num_errors is not None:
         yield end_frame(num_errors)
 

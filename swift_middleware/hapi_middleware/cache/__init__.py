@@ -1,5 +1,5 @@
-"""Features cached in Swift's reserved namespace.
+"""The feature cache in Swift's reserved namespace.
 
-In: feature streams of whole shards or spans. Out: cached streams, listings,
+In: feature streams of whole shards or spans.  Out: cached streams, listings,
 purges.
 """

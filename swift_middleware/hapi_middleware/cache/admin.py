@@ -1,17 +1,16 @@
-"""``GET`` and ``DELETE /v1/<account>?hapi-cache``: see and empty the cache.
+"""``GET`` and ``DELETE /v1/<account>?hapi-cache``: list and purge the cache.
 
-For owners of the account only.  Entries outlive the switch ``cache``: what is
-kept can be listed and deleted where nothing is kept any more.
+For owners of the account only.  Entries can be listed and deleted even if the
+option ``cache`` is off.
 
-Parameters: ``source`` is ``<container>``, ``<container>/<object>``, or
-``<container>/<prefix>/`` for all objects whose names begin with ``<prefix>/``,
-of which the entries are; ``limit`` says how many at a time; ``marker`` is that
-of the answer before.  Answers are JSON:
+Parameters: ``source`` selects the entries of ``<container>``,
+``<container>/<object>``, or ``<container>/<prefix>/`` for all objects whose
+names begin with ``<prefix>/``; ``limit`` is the maximum number of entries;
+``marker`` is the previous answer's marker.  Answers are JSON:
 
-* GET: ``entries`` and ``bytes`` of the whole account, as container listings
-  know them; ``listed``, of which each is {source, key, bytes, stored};
-  ``marker``, null at the end.
-* DELETE: ``deleted``, ``marker``.
+* GET: ``entries`` and ``bytes`` of the whole account, by container listings;
+  ``listed``, each {source, key, bytes, stored}; ``marker``, null at the end.
+* DELETE: ``deleted``, the number of entries; ``marker``.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from swift.common.swob import Response
 from swift.common.utils import drain_and_close, split_path
 
 from hapi_middleware.cache.entries import entry_prefix, private_request
+from hapi_middleware.metrics import Metrics
 from hapi_middleware.requests.annotation_request import Env
 from hapi_middleware.requests.authorization import owner_refusal
 from hapi_middleware.requests.subrequests import SwiftAnswerError
@@ -40,13 +40,13 @@ PARAMETER = "hapi-cache"
 DEFAULT_LIMIT = 1000
 MAX_LIMIT = 10_000
 DELETE_SECONDS = 20.0
-"""For one DELETE; the client goes on from its marker."""
+"""Time limit of one DELETE; the client continues from its marker."""
 
 
 def is_cache_request(env: Env) -> bool:
-    """Whether it is of an account's cache, and no request of Swift's."""
+    """Returns True for a client's request about an account's cache."""
     query = env.get("QUERY_STRING", "")
-    # However it is spelt: Swift would take it for one of the account.
+    # In any spelling: Swift would treat it as a request for the account.
     if not (PARAMETER in query or "%" in query) or env.get("swift.source"):
         return False
     return PARAMETER in _parameters(query) and _account(env) is not None
@@ -68,7 +68,13 @@ def _account(env: Env) -> str | None:
 
 @dataclass(frozen=True)
 class _Page:
-    """Which entries a request is about."""
+    """Selection of entries by one request.
+
+    Attributes:
+        prefix: prefix of the entries' names.
+        limit: maximum number of entries.
+        marker: name after which the selection starts.
+    """
 
     prefix: str
     limit: int
@@ -76,24 +82,26 @@ class _Page:
 
 
 class CacheAdmin:
-    """One request of an account's cache.
+    """Handles one request about an account's cache.
 
     Args:
         app: the rest of the pipeline.
         env: of the client's request.
+        metrics: metrics of the filter.
     """
 
-    def __init__(self, app: Any, env: Env) -> None:
+    def __init__(self, app: Any, env: Env, metrics: Metrics) -> None:
         self._app = app
+        self._metrics = metrics
         self._env = env
         self._account = _account(env) or ""
 
     def answer(self) -> Any:
-        """A WSGI application.
+        """Returns a WSGI application: the listing, or the number deleted.
 
         Raises:
             SwiftAnswerError: the caller does not own the account.
-            HapiError: what is wrong with the request, or with Swift.
+            HapiError: the request is wrong, or Swift fails.
         """
         method = self._env["REQUEST_METHOD"]
         actions = {"GET": self._list, "DELETE": self._purge}
@@ -105,45 +113,47 @@ class CacheAdmin:
         refusal = owner_refusal(self._env, self._account)
         if refusal is not None:
             raise SwiftAnswerError(refusal)
-        page = _page(_parameters(self._env["QUERY_STRING"]))
+        page = _parse_page(_parameters(self._env["QUERY_STRING"]))
+        body = json.dumps(actions[method](page)).encode() + b"\n"
+        self._metrics.count("cache_requests")
         return Response(
             status=200,
             headers={
                 "Content-Type": "application/json; charset=UTF-8",
                 "Cache-Control": "private, no-store",
             },
-            body=json.dumps(actions[method](page)).encode() + b"\n",
+            body=body,
         )
 
     def _list(self, page: _Page) -> dict[str, Any]:
-        found, totals = self._entries(page)
+        entries, totals = self._entries(page)
         return {
             "entries": totals[0],
             "bytes": totals[1],
-            "listed": [_shown(each) for each in found],
-            "marker": _marker_behind(found, page),
+            "listed": [_listed_entry(each) for each in entries],
+            "marker": _next_marker(entries, page),
         }
 
     def _purge(self, page: _Page) -> dict[str, Any]:
-        found, _totals = self._entries(page)
+        entries, _totals = self._entries(page)
         deadline = time.monotonic() + DELETE_SECONDS
-        deleted = 0
+        num_deleted = 0
         done: list[dict[str, Any]] = []
-        for entry in found:
+        for entry in entries:
             if done and time.monotonic() > deadline:
                 break
-            deleted += self._delete(entry["name"])
+            num_deleted += self._delete(entry["name"])
             done.append(entry)
-        is_all = len(done) == len(found)
-        marker = _marker_behind(done, page) if is_all else _marker(done[-1])
+        is_all = len(done) == len(entries)
+        marker = _next_marker(done, page) if is_all else _marker(done[-1])
         if marker is None and not page.prefix:
-            # An account with an empty container could not be deleted.
-            self._ask("DELETE", None, allowed=(404, 409))
-        return {"deleted": deleted, "marker": marker}
+            # Swift deletes no account with a container, even an empty one.
+            self._send("DELETE", None, allowed=(404, 409))
+        return {"deleted": num_deleted, "marker": marker}
 
     def _delete(self, name: str) -> bool:
-        answer = self._ask("DELETE", name, allowed=(404,))
-        return bool(answer.is_success)
+        response = self._send("DELETE", name, allowed=(404,))
+        return bool(response.is_success)
 
     def _entries(
         self, page: _Page
@@ -154,17 +164,15 @@ class CacheAdmin:
             "prefix": page.prefix,
             "marker": page.marker,
         }
-        answer = self._ask("GET", None, urlencode(query), allowed=(404,))
-        if answer.status_int == 404:
+        response = self._send("GET", None, urlencode(query), allowed=(404,))
+        if response.status_int == 404:
             return [], (0, 0)
-        headers = answer.headers
-        totals = tuple(
-            int(headers.get(f"X-Container-{name}", 0))
-            for name in ("Object-Count", "Bytes-Used")
-        )
-        return json.loads(answer.body or b"[]"), (totals[0], totals[1])
+        headers = response.headers
+        num_entries = int(headers.get("X-Container-Object-Count", 0))
+        num_bytes = int(headers.get("X-Container-Bytes-Used", 0))
+        return json.loads(response.body or b"[]"), (num_entries, num_bytes)
 
-    def _ask(
+    def _send(
         self,
         method: str,
         name: str | None,
@@ -185,49 +193,48 @@ class CacheAdmin:
     def _failure(self, response: Response) -> HapiError:
         text = f"the cache of {self._account}: Swift answers {response.status}"
         if response.status_int == 405:
-            # Its read_only; so it would be again.
+            # Swift's read_only filter: a retry would not help.
             return make_error("method_not_allowed", text)
         return make_error("service_unavailable", text, retry_after=1)
 
 
-def _page(given: Mapping[str, str]) -> _Page:
-    container, _, name = given.get("source", "").partition("/")
-    limit = given.get("limit", str(DEFAULT_LIMIT))
+def _parse_page(parameters: Mapping[str, str]) -> _Page:
+    container, _, name = parameters.get("source", "").partition("/")
+    limit = parameters.get("limit", str(DEFAULT_LIMIT))
     is_number = limit.isascii() and limit.isdigit() and len(limit) < 10
     if not is_number or not 1 <= int(limit) <= MAX_LIMIT:
         raise _bad("limit", limit, f"a number from 1 to {MAX_LIMIT}")
-    # Without a container it would be everything that a DELETE is about.
+    # Without a container, a DELETE would select all entries.
     is_bad = bool(name) and not container
     if is_bad or "\x00" in container + name:
         raise _bad(
             "source",
-            given["source"],
+            parameters["source"],
             "<container>[/<object>] or <container>/<prefix>/",
         )
     return _Page(
         entry_prefix(container, name),
         min(int(limit), constraints.CONTAINER_LISTING_LIMIT),
-        _read_marker(given),
+        _parse_marker(parameters.get("marker", "")),
     )
 
 
-def _read_marker(given: Mapping[str, str]) -> str:
-    text = given.get("marker", "")
+def _parse_marker(text: str) -> str:
     try:
         return base64.b64decode(text, b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
-        raise _bad("marker", text, "that of the answer before") from None
+        raise _bad("marker", text, "the previous answer's marker") from None
 
 
 def _marker(entry: Mapping[str, Any]) -> str:
     return base64.urlsafe_b64encode(entry["name"].encode()).decode()
 
 
-def _marker_behind(entries: list[dict[str, Any]], page: _Page) -> str | None:
+def _next_marker(entries: list[dict[str, Any]], page: _Page) -> str | None:
     return _marker(entries[-1]) if len(entries) == page.limit else None
 
 
-def _shown(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _listed_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     container, name, key = split_reserved_name(entry["name"])
     return {
         "source": f"{container}/{name}",

@@ -1,8 +1,8 @@
-"""Keeping what a worker computes, while it goes to the client.
+"""Stores computed features in the cache while they are sent to the client.
 
-* An entry has no timings, and no rows with errors: these may differ elsewhere.
-* It costs the answer nothing but a look: an entry is stored behind the
-  answer's end, and given up where it would take too much memory.
+* An entry has no timings and no rows with errors, which may differ next time.
+* It delays the answer only by the lookup: an entry is stored after the
+  answer's end, and dropped if it would take too much memory.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from hapi_middleware.cache.store import FeatureCache
 from hapi_middleware.concurrency import Task
 from hapi_middleware.worker.feature_stream import FeatureStream
 from hapi_protocol.errors import HapiError, InternalError
-from hapi_protocol.tee_stream import BOTH, CLIENT, KEPT, TeeReader
+from hapi_protocol.tee_stream import BOTH, CACHE, CLIENT, TeeReader
 
 
 class CacheWriter:
-    """Holds what may be kept until it is known to be whole.
+    """Buffers the features of an entry until the stream has ended well.
 
     Args:
-        cache: whose limits it keeps.
-        key: of the entry.
-        store: what to do with its content, in a green thread of its own.
+        cache: feature cache with the limits.
+        key: key of the entry.
+        store: stores the entry's content; called in its own green thread.
     """
 
     def __init__(
@@ -37,32 +37,32 @@ class CacheWriter:
         self._is_open = True
 
     def add(self, data: bytes) -> None:
-        """Take some more, or give it all up."""
+        """Buffers more data, or drops the entry if a limit is exceeded."""
         if not self._is_open:
             return
         cache = self._cache
         limit = cache.config.cache_max_entry_bytes
         if self._held_bytes + len(data) > limit:
             cache.count("too_large")
-            self.give_up()
-        elif not cache.buffer.take(len(data)):
+            self.drop()
+        elif not cache.buffer.reserve(len(data)):
             cache.count("no_buffer")
-            self.give_up()
+            self.drop()
         else:
             self._pieces.append(data)
             self._held_bytes += len(data)
 
     def finish(self, errors: int) -> None:
-        """The stream has ended well; returns at once."""
+        """Stores the entry in the background, unless rows have errors."""
         if self._is_open and errors:
             self._cache.count("with_errors")
         elif self._is_open:
             self._is_open = False
             Task(self._store_all)
-        self.give_up()
+        self.drop()
 
-    def give_up(self) -> None:
-        """Nothing is kept; harmless behind :meth:`finish`."""
+    def drop(self) -> None:
+        """Drops the entry; does nothing after :meth:`finish`."""
         if self._is_open:
             self._is_open = False
             self._free()
@@ -81,28 +81,28 @@ class CacheWriter:
         self._held_bytes = 0
 
 
-class KeptStream:
-    """The client's part of a split stream, while a keeper takes the other.
+class CachingStream:
+    """The client's part of a tee stream; the other part goes to the cache.
 
     Args:
-        stream: of the worker.
-        keeper: for what may be kept.
+        stream: tee stream of the worker.
+        writer: takes the data for the cache.
 
     Raises:
-        InternalError: while iterating, where the stream is not whole.
+        InternalError: while iterating, if the stream has no last frame.
     """
 
-    def __init__(self, stream: FeatureStream, keeper: CacheWriter) -> None:
+    def __init__(self, stream: FeatureStream, writer: CacheWriter) -> None:
         self._stream = stream
-        self._keeper = keeper
+        self._writer = writer
         self._reader = TeeReader()
 
-    def __iter__(self) -> KeptStream:
+    def __iter__(self) -> CachingStream:
         return self
 
     def __next__(self) -> bytes:
         try:
-            while not (data := self._take(next(self._stream))):
+            while not (data := self._client_data(next(self._stream))):
                 pass
             return data
         except StopIteration:
@@ -113,25 +113,25 @@ class KeptStream:
             raise
 
     def close(self) -> None:
-        self._keeper.give_up()
+        self._writer.drop()
         self._stream.close()
 
-    def _take(self, data: bytes) -> bytes:
-        mine = []
+    def _client_data(self, data: bytes) -> bytes:
+        client_pieces = []
         try:
             for kind, piece in self._reader.feed(data):
-                if kind in (BOTH, KEPT):
-                    self._keeper.add(piece)
+                if kind in (BOTH, CACHE):
+                    self._writer.add(piece)
                 if kind in (BOTH, CLIENT):
-                    mine.append(piece)
+                    client_pieces.append(piece)
         except HapiError as error:
-            raise self._stream.broken(error) from None
-        return b"".join(mine)
+            raise self._stream.fail(error) from None
+        return b"".join(client_pieces)
 
     def _end(self) -> None:
         if self._reader.errors is None:
             self.close()
             raise InternalError(
-                "internal", "the worker's split stream has no last frame"
+                "internal", "the worker's tee stream has no last frame"
             )
-        self._keeper.finish(self._reader.errors)
+        self._writer.finish(self._reader.errors)

@@ -1,8 +1,8 @@
-"""Entries of the feature cache: their names, their content, requests for them.
+"""Entries of the feature cache: names, contents, and requests for them.
 
-An entry is an object in the reserved namespace of the source's account, where
-no client sees it (as object versioning keeps old versions).  This is the only
-module that makes pre-authorised requests, and they name nothing else.
+An entry is an object in the reserved namespace of the source's account, which
+clients cannot see (object versioning stores old versions there as well).
+Only this module makes pre-authorised requests, for entries alone.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from swift.common.wsgi import make_pre_authed_request
 from hapi_middleware.requests.authorization import SWIFT_SOURCE
 
 CONTAINER = get_reserved_name("hapi", "features")
-"""Of every account that has entries."""
+"""Container of the entries in each account."""
 CONTENT_TYPE = "application/vnd.hapi.features"
 MAX_NAME_BYTES = 1024
-"""Of an object; an operator may allow Swift's users more."""
+"""Maximum length of an entry's name; Swift's own limit may be higher."""
 
 _MAGIC = b"hapi-features 1\n"
 MAX_HEADER_BYTES = 4096
 
 
 def entry_name(container: str, name: str, key: str) -> str:
-    """The object's name of an entry; it may be too long.
+    """The object name of an entry; it may be too long.
 
     Args:
-        container: of the source.
-        name: of the source.
+        container: container of the source.
+        name: object name of the source.
         key: of the entry, see :func:`hapi_protocol.headers.cache_key`.
     """
     return str(get_reserved_name(container, name, key))
 
 
 def entry_prefix(container: str, name: str) -> str:
-    """What the names of all entries of a source begin with.
+    """The common prefix of the names of all entries of a source.
 
     Args:
-        container: of the sources; empty for all.
-        name: of the source; empty for all of the container, and for all
-            whose names begin with it where it ends in a slash.
+        container: container of the sources; empty for all.
+        name: object name of the source; empty for all in the container; a
+            prefix of object names if it ends in a slash.
     """
     if not container:
         return ""
@@ -66,11 +66,16 @@ def private_request(
     query: str = "",
     body: bytes = b"",
 ) -> Request:
-    """A pre-authorised request for the container of entries, or for one.
+    """A pre-authorised request for an entry or for their container.
 
     Args:
-        name: of the entry; None for the container.
-        query: URL-encoded.
+        env: of the client's request.
+        method: HTTP method.
+        account: account of the source.
+        name: name of the entry; None for the container.
+        headers: additional headers.
+        query: URL-encoded query.
+        body: body of the request.
     """
     path = f"/v1/{quote(account)}/{quote(CONTAINER)}"
     if name is not None:
@@ -83,34 +88,36 @@ def private_request(
         body=body or None,
         swift_source=SWIFT_SOURCE,
     )
-    # make_subrequest() repeats the client's query where there is none.
+    # make_subrequest() repeats the client's query if the path has none.
     request.environ["QUERY_STRING"] = query
     return request
 
 
 def pack(key: str, pieces: Sequence[bytes]) -> bytes:
-    """An entry's content.
+    """The content of an entry.
 
     Args:
-        pieces: the features, joined.
+        key: key of the entry.
+        pieces: the features, in pieces.
     """
-    header = json.dumps(_facts(key, pieces)).encode()
+    header = json.dumps(_header_fields(key, pieces)).encode()
     return b"".join((_MAGIC, header, b"\n", *pieces))
 
 
 class DamagedEntryError(Exception):
-    """An entry is not what was stored."""
+    """The content of an entry is not what was stored."""
 
 
 def unpack(key: str, chunks: Iterable[bytes], max_bytes: int) -> memoryview:
-    """The features that :func:`pack` was given, all of them checked.
+    """The features of an entry, after a check of the whole content.
 
     Args:
-        chunks: of the content.
-        max_bytes: no content is longer.
+        key: key of the entry.
+        chunks: the content, as stored.
+        max_bytes: maximum length of the content.
 
     Raises:
-        DamagedEntryError: saying what is wrong.
+        DamagedEntryError: names the damage.
     """
     content = bytearray()
     for chunk in chunks:
@@ -119,19 +126,23 @@ def unpack(key: str, chunks: Iterable[bytes], max_bytes: int) -> memoryview:
             raise DamagedEntryError(f"it has more than {max_bytes} bytes")
     end = content.find(b"\n", len(_MAGIC), MAX_HEADER_BYTES)
     if not content.startswith(_MAGIC) or end < 0:
-        raise DamagedEntryError("it does not begin as an entry does")
+        raise DamagedEntryError("it does not begin with an entry's header")
     try:
-        told = json.loads(content[len(_MAGIC) : end])
+        stored = json.loads(content[len(_MAGIC) : end])
     except ValueError as error:
         raise DamagedEntryError(f"its header: {error}") from error
     features = memoryview(content)[end + 1 :]
-    found = _facts(key, [features])
-    if told != found:
-        raise DamagedEntryError(f"it says {told!r:.300}, and has {found}")
+    actual = _header_fields(key, [features])
+    if stored != actual:
+        raise DamagedEntryError(
+            f"its header is {stored!r:.300}; expected {actual}"
+        )
     return features
 
 
-def _facts(key: str, pieces: Sequence[bytes | memoryview]) -> dict[str, Any]:
+def _header_fields(
+    key: str, pieces: Sequence[bytes | memoryview]
+) -> dict[str, Any]:
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)

@@ -1,15 +1,15 @@
-"""What one request has to do with kept features.
+"""Cache lookup of one request.
 
-* An entry is found behind both authorisations only: whoever may not read the
-  source, or the model, never gets so far.
-* It is written only for a caller who owns the source's account.
+* An entry is read only after both authorisations: the caller may read the
+  source and the model.
+* It is written only for a caller that owns the source's account.
 """
 
 from __future__ import annotations
 
-from hapi_middleware.cache.cache_writer import CacheWriter, KeptStream
+from hapi_middleware.cache.cache_writer import CacheWriter, CachingStream
 from hapi_middleware.cache.entries import MAX_NAME_BYTES, entry_name
-from hapi_middleware.cache.store import FeatureCache, KeptFeatures
+from hapi_middleware.cache.store import CacheEntryBody, FeatureCache
 from hapi_middleware.requests.annotation_request import Env, FeatureRequest
 from hapi_middleware.requests.authorization import is_owner
 from hapi_middleware.requests.subrequests import ObjectHead
@@ -21,20 +21,20 @@ from hapi_protocol.headers import (
     CACHE_STORE,
     cache_key,
 )
-from hapi_protocol.tee_stream import CONTENT_TYPE_SPLIT
+from hapi_protocol.tee_stream import CONTENT_TYPE_TEE
 
 
 class CacheLookup:
-    """What one request has to do with the cache.
+    """The cache's part in one request.
 
     Args:
-        cache: of this process.
+        cache: feature cache of this process.
         env: of the client's request.
-        request: the same, parsed.
-        head: of the source.
+        request: the parsed request.
+        head: facts about the source.
 
     Attributes:
-        state: for the answer's ``X-Hapi-Cache``.
+        state: value of the answer's ``X-Hapi-Cache``.
     """
 
     def __init__(
@@ -47,54 +47,57 @@ class CacheLookup:
         self._cache = cache
         self._env = env
         self._request = request
-        self._looked_for = ""
+        self._last_etag = ""
         mode = request.annotation.cache
         self.state = CACHE_OFF
         if cache.config.cache and mode != CACHE_OFF and self._fits(head):
             self.state = CACHE_MISS
             account = request.account
-            wanted = mode == CACHE_READWRITE and not cache.is_resting(account)
-            if wanted and is_owner(env, account):
+            may_store = mode == CACHE_READWRITE and not cache.is_paused(
+                account
+            )
+            if may_store and is_owner(env, account):
                 self.state = CACHE_STORE
 
     @property
     def is_used(self) -> bool:
+        """True if entries are read."""
         return self.state != CACHE_OFF
 
     @property
     def stores(self) -> bool:
-        """Whether what is computed shall be kept."""
+        """True if computed features are stored."""
         return self.state == CACHE_STORE
 
-    def find(self, etag: str) -> KeptFeatures | None:
-        """The features with that ETag, if they are kept."""
-        if not self.is_used or etag == self._looked_for:
+    def find(self, etag: str) -> CacheEntryBody | None:
+        """The cached features with this ETag; asks Swift once per ETag."""
+        if not self.is_used or etag == self._last_etag:
             return None
-        self._looked_for = etag
-        key, name = self._place(etag)
+        self._last_etag = etag
+        key, name = self._key_and_name(etag)
         return self._cache.find(self._env, self._request.account, name, key)
 
     def wrap(
         self, stream: FeatureStream, etag: str
-    ) -> FeatureStream | KeptStream:
-        """The client's part of a stream; keeps it where that is wanted."""
-        if not self.stores or stream.content_type != CONTENT_TYPE_SPLIT:
-            # A worker of another release splits no streams.
+    ) -> FeatureStream | CachingStream:
+        """The client's part of a stream; stores the features if allowed."""
+        if not self.stores or stream.content_type != CONTENT_TYPE_TEE:
+            # A worker of another release has no tee streams.
             self.state = CACHE_MISS if self.stores else self.state
             return stream
-        key, name = self._place(etag)
+        key, name = self._key_and_name(etag)
 
         def store(content: bytes) -> None:
             self._cache.store(self._env, self._request.account, name, content)
 
-        return KeptStream(stream, CacheWriter(self._cache, key, store))
+        return CachingStream(stream, CacheWriter(self._cache, key, store))
 
     def _fits(self, head: ObjectHead) -> bool:
         # The HEAD of a manifest authorises none of its segments.
-        length = len(self._place("")[1].encode())
+        length = len(self._key_and_name("")[1].encode())
         return not head.is_manifest and length <= MAX_NAME_BYTES
 
-    def _place(self, etag: str) -> tuple[str, str]:
+    def _key_and_name(self, etag: str) -> tuple[str, str]:
         request = self._request
         key = cache_key(etag, request.annotation.byte_range)
         return key, entry_name(request.container, request.object, key)

@@ -1,7 +1,7 @@
-"""Features kept in Swift: finding entries, and storing them.
+"""The store of the feature cache: reads and stores entries in Swift.
 
 An entry is checked as a whole before any of it is sent; a damaged one is
-deleted, and what it held is computed as if it had never been.
+deleted, and its features are computed.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from hapi_middleware.requests.annotation_request import Env
 from hapi_middleware.requests.authorization import SWIFT_SOURCE
 
 STORE_SECONDS = 60.0
-"""For storing an entry, or deleting one; nobody waits for it."""
-REST_SECONDS = 60.0
-"""For which nothing is stored after Swift did not take an entry.  Swift shuns
-a disk that was found to be full, for reads as well: no need to ask it again
-with each answer.  What it refuses (a quota) is the matter of one account."""
+"""Timeout of storing or deleting an entry; no client waits for it."""
+PAUSE_SECONDS = 60.0
+"""Pause of storing after a failure.  Swift suppresses a disk that is full, for
+reads as well, so not every answer should try again.  A refusal (a quota)
+pauses one account only."""
 _ALL = ""
-"""In the place of an account: they all rest."""
+"""Key of the pause of all accounts."""
 PIECE_BYTES = 256 * 1024
 
 
 class Buffer:
-    """Memory of one process for entries that it reads or will store.
+    """Memory budget of one process for entries being read or stored.
 
     Args:
-        limit_bytes: of all together.
+        limit_bytes: maximum of all reservations together.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self.used_bytes = 0
 
-    def take(self, num_bytes: int) -> bool:
-        """Whether there is as much, which is then taken."""
+    def reserve(self, num_bytes: int) -> bool:
+        """Reserves memory; returns False if there is not enough."""
         if self.used_bytes + num_bytes > self._limit_bytes:
             return False
         self.used_bytes += num_bytes
@@ -59,53 +59,59 @@ class Buffer:
         self.used_bytes -= num_bytes
 
 
-class KeptFeatures:
-    """Kept features as the body of an answer; frees their memory at its end.
+class CacheEntryBody:
+    """Cached features as an answer's body; frees their memory at its end.
 
-    It is its own iterator: Swift's filters (``reiterate()``) close what
-    ``iter()`` gives them, and nothing else.
+    It is its own iterator: Swift's filters (``reiterate()``) close only the
+    result of ``iter()``.
+
+    Args:
+        features: the features.
+        buffer: budget with the reservation.
+        reserved_bytes: reservation that is freed at the end.
 
     Attributes:
-        length_bytes: of the body.
+        length_bytes: length of the body.
     """
 
     def __init__(
-        self, features: memoryview, buffer: Buffer, taken_bytes: int
+        self, features: memoryview, buffer: Buffer, reserved_bytes: int
     ) -> None:
         self.length_bytes = len(features)
-        self._left = features
+        self._remaining = features
         self._buffer = buffer
-        self._taken_bytes = taken_bytes
+        self._reserved_bytes = reserved_bytes
 
-    def __iter__(self) -> KeptFeatures:
+    def __iter__(self) -> CacheEntryBody:
         return self
 
     def __next__(self) -> bytes:
-        if not self._left:
+        if not self._remaining:
             self.close()
             raise StopIteration
-        piece = bytes(self._left[:PIECE_BYTES])
-        self._left = self._left[PIECE_BYTES:]
+        piece = bytes(self._remaining[:PIECE_BYTES])
+        self._remaining = self._remaining[PIECE_BYTES:]
         return piece
 
     def close(self) -> None:
-        """Harmless when repeated."""
-        self._buffer.free(self._taken_bytes)
-        self._taken_bytes = 0
-        self._left = memoryview(b"")
+        """Frees the memory.  Idempotent."""
+        self._buffer.free(self._reserved_bytes)
+        self._reserved_bytes = 0
+        self._remaining = memoryview(b"")
 
 
 class FeatureCache:
-    """Reads and stores entries; what goes wrong goes to log and metrics.
+    """Reads and stores entries; failures go to log and metrics only.
 
     Args:
         app: the rest of the pipeline.
         config: options of the filter.
-        metrics: of the filter.
+        metrics: metrics of the filter.
         logger: Swift's.
 
     Attributes:
-        buffer: of this process.
+        config: options of the filter.
+        buffer: memory budget of this process.
     """
 
     def __init__(
@@ -114,63 +120,64 @@ class FeatureCache:
         self.config = config
         self._metrics = metrics
         self.buffer = Buffer(config.cache_buffer_bytes)
-        self._rests: dict[str, float] = {}
+        self._pauses: dict[str, float] = {}
         self._app = app
         self._logger = logger
 
     def find(
         self, env: Env, account: str, name: str, key: str
-    ) -> KeptFeatures | None:
-        """The features of an entry; None where there is no good one."""
+    ) -> CacheEntryBody | None:
+        """The features of an entry; None if there is no undamaged one."""
         try:
             with Timeout(self.config.cache_timeout):
                 features = self._read(env, account, name, key)
         except DamagedEntryError as error:
             self.count("damaged")
-            self._complain(name, f"is damaged and goes: {error}")
-            # Nobody waits for that; a grant that is held would lapse.
+            self._warn(name, f"is damaged and will be deleted: {error}")
+            # In the background: the job's grant would lapse meanwhile.
             Task(lambda: self._delete(env, account, name))
             return None
         except (Exception, Timeout) as error:
             self.count("read_failures")
-            self._complain(name, f"cannot be read: {error!r}")
+            self._warn(name, f"cannot be read: {error!r}")
             return None
         self.count("misses" if features is None else "hits")
         return features
 
     def store(self, env: Env, account: str, name: str, content: bytes) -> None:
-        """Keep an entry, unless the account has too many."""
+        """Stores an entry, unless the account's limit is exceeded."""
         try:
             with Timeout(STORE_SECONDS):
                 outcome = self._store(env, account, name, content)
         except (Exception, Timeout) as error:
             outcome = "store_failures"
             is_refused = isinstance(error, _RefusedError)
-            self._rest(account if is_refused else _ALL)
-            self._complain(
+            self._pause(account if is_refused else _ALL)
+            scope = f"of {account}" if is_refused else "at all"
+            self._warn(
                 name,
-                f"cannot be stored: {error!r}; nothing"
-                f"{f' of {account}' if is_refused else ''} is, for "
-                f"{REST_SECONDS:.0f} s",
+                f"cannot be stored: {error!r}; nothing {scope} is stored for "
+                f"{PAUSE_SECONDS:.0f} s",
             )
         self.count(outcome)
 
-    def is_resting(self, account: str) -> bool:
-        """Whether nothing of the account is stored for a while."""
+    def is_paused(self, account: str) -> bool:
+        """Returns True during a pause of storing for the account."""
         now = time.monotonic()
-        return any(now < self._rests.get(who, 0.0) for who in (_ALL, account))
+        return any(now < self._pauses.get(key, 0) for key in (_ALL, account))
 
-    def _rest(self, who: str) -> None:
+    def _pause(self, key: str) -> None:
         now = time.monotonic()
-        others = {k: v for k, v in self._rests.items() if v > now}
-        self._rests = {**others, who: now + REST_SECONDS}
+        others = {k: v for k, v in self._pauses.items() if v > now}
+        self._pauses = {**others, key: now + PAUSE_SECONDS}
 
-    def count(self, what: str) -> None:
-        self._metrics.count(f"cache.{what}")
+    def count(self, outcome: str) -> None:
+        """Counts ``hapi.cache.<outcome>``."""
+        self._metrics.count(f"cache.{outcome}")
 
     def _read(
         self, env: Env, account: str, name: str, key: str
-    ) -> KeptFeatures | None:
+    ) -> CacheEntryBody | None:
         request = private_request(env, "GET", account, name)
         response = request.get_response(self._app)
         if not response.is_success:
@@ -179,7 +186,7 @@ class FeatureCache:
                 return None
             raise _answer_error(response.status)
         length = response.content_length or 0
-        if not self.buffer.take(length):
+        if not self.buffer.reserve(length):
             close_if_possible(response.app_iter)
             self.count("no_buffer")
             return None
@@ -188,15 +195,15 @@ class FeatureCache:
         except BaseException:
             self.buffer.free(length)
             raise
-        return KeptFeatures(features, self.buffer, length)
+        return CacheEntryBody(features, self.buffer, length)
 
     def _delete(self, env: Env, account: str, name: str) -> None:
         try:
             with Timeout(STORE_SECONDS):
-                self._done(private_request(env, "DELETE", account, name))
+                self._send(private_request(env, "DELETE", account, name))
         except (Exception, Timeout) as error:
-            # Whoever reads it next will try again.
-            self._complain(name, f"cannot be deleted: {error!r}")
+            # The next request that reads the entry tries again.
+            self._warn(name, f"cannot be deleted: {error!r}")
 
     def _store(self, env: Env, account: str, name: str, content: bytes) -> str:
         limit = self.config.cache_max_account_bytes
@@ -207,7 +214,7 @@ class FeatureCache:
             "ETag": hashlib.md5(content, usedforsecurity=False).hexdigest(),
             "X-Delete-After": str(self.config.cache_ttl_seconds),
         }
-        self._done(
+        self._send(
             private_request(
                 env, "PUT", account, name, headers=headers, body=content
             )
@@ -215,7 +222,7 @@ class FeatureCache:
         return "stores"
 
     def _used_bytes(self, env: Env, account: str) -> int:
-        """Of all entries, as of some seconds ago; makes their container."""
+        """Length of all entries some seconds ago; creates the container."""
         info = get_container_info(
             private_request(env, "HEAD", account).environ,
             self._app,
@@ -225,30 +232,30 @@ class FeatureCache:
             return int(info["bytes"] or 0)
         policy = self.config.cache_policy
         headers = {"X-Storage-Policy": policy} if policy else {}
-        self._done(private_request(env, "PUT", account, headers=headers))
+        self._send(private_request(env, "PUT", account, headers=headers))
         return 0
 
-    def _done(self, request: Request) -> None:
+    def _send(self, request: Request) -> None:
         response = request.get_response(self._app)
         drain_and_close(response)
         if not response.is_success:
             raise _answer_error(response.status)
 
-    def _complain(self, name: str, what: str) -> None:
+    def _warn(self, name: str, problem: str) -> None:
         shown = name.replace("\x00", "/")
-        self._logger.warning("hapi: the cache's %s %s", shown, what)
+        self._logger.warning("hapi: the cache's %s %s", shown, problem)
 
 
 def _unpacked(response: Response, key: str, length: int) -> memoryview:
     try:
         return unpack(key, response.app_iter, length)
     finally:
-        # It may take its time, and run out of it, as the reading may.
+        # Within the read's timeout: closing may block as well.
         close_if_possible(response.app_iter)
 
 
 class _RefusedError(OSError):
-    """Swift's answer says that the request was wrong, not Swift."""
+    """Swift refused the request (a quota), so that a retry fails as well."""
 
 
 def _answer_error(status: str) -> OSError:

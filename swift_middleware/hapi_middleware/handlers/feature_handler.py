@@ -9,7 +9,7 @@ from typing import Any
 from swift.common.swob import Response
 
 from hapi_middleware.cache.lookup import CacheLookup
-from hapi_middleware.cache.store import KeptFeatures
+from hapi_middleware.cache.store import CacheEntryBody
 from hapi_middleware.handlers.access_log import (
     HIT_ENTRY,
     AnswerStream,
@@ -202,7 +202,7 @@ class FeatureHandler:
         return Response(status=200, headers=headers, app_iter=stream)
 
     def _cached_response(
-        self, head: ObjectHead, etag: str, cached: KeptFeatures
+        self, head: ObjectHead, etag: str, cached: CacheEntryBody
     ) -> Response:
         add_entry(self._env, HIT_ENTRY)
         self._metrics.count("kept_answers")

@@ -154,15 +154,15 @@ class FeatureStream:
             with socket_errors_as_hapi_errors("go on with its answer", None):
                 data = self._answer.read1(READ_BYTES)
         except HapiError as error:
-            raise self.broken(self._send_error or error) from None
+            raise self.fail(self._send_error or error) from None
         except BaseException:
             self.close()
             raise
         if not data and self._send_error:
-            raise self.broken(self._send_error)
+            raise self.fail(self._send_error)
         return data
 
-    def broken(self, error: HapiError) -> HapiError:
+    def fail(self, error: HapiError) -> HapiError:
         """Ends the stream as broken by ``error``, and returns the error."""
         self._outcome = OUTCOME_BROKEN
         self._error = error

@@ -18,7 +18,7 @@ from hapi_protocol.job_messages import (
     JobRequest,
 )
 from hapi_protocol.summary import Load
-from hapi_protocol.tee_stream import BOTH, CONTENT_TYPE_SPLIT, end_frame, frame
+from hapi_protocol.tee_stream import BOTH, CONTENT_TYPE_TEE, end_frame, frame
 from hapi_worker.execution.batch_items import Batch
 from hapi_worker.jobs.chunked_body import ChunkedBody
 from hapi_worker.jobs.pipeline import Pipeline
@@ -83,7 +83,7 @@ class JobStream:
 
     @property
     def content_type(self) -> str:
-        return CONTENT_TYPE_SPLIT if self._marked else CONTENT_TYPE_STREAM
+        return CONTENT_TYPE_TEE if self._marked else CONTENT_TYPE_STREAM
 
     def __iter__(self) -> Iterator[bytes]:
         return self

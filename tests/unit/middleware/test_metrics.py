@@ -228,7 +228,7 @@ def test_outcomes_of_the_cache_are_counted(
     world.swift.on_private = fail
     expect("cache.misses", "cache.store_failures")
     world.swift.on_private = None
-    cache._rests.clear()
+    cache._pauses.clear()
     world.worker.num_errors = 1
     expect("cache.misses", "cache.with_errors")
     world.worker.num_errors = 0

@@ -17,22 +17,22 @@ from hapi_protocol.feature_writer import FeatureStreamWriter
 from hapi_protocol.summary import Load
 from hapi_protocol.tee_stream import (
     BOTH,
+    CACHE,
     CLIENT,
     END,
-    KEPT,
     MAX_END_BYTES,
     TeeReader,
     end_frame,
     frame,
 )
 
-FRAMES = [(BOTH, b"schema"), (CLIENT, b"t" * 300), (KEPT, b"k"), (BOTH, b"e")]
+FRAMES = [(BOTH, b"schema"), (CLIENT, b"t" * 300), (CACHE, b"k"), (BOTH, b"e")]
 STREAM = b"".join(frame(*each) for each in FRAMES) + end_frame(3)
 VALUES = np.arange(8, dtype=np.float32).reshape(4, 2)
 
 
 def read(reader: TeeReader, pieces: list[bytes]) -> dict[bytes, bytes]:
-    found = dict.fromkeys((BOTH, CLIENT, KEPT), b"")
+    found = dict.fromkeys((BOTH, CLIENT, CACHE), b"")
     for piece in pieces:
         for kind, data in reader.feed(piece):
             assert data
@@ -48,7 +48,7 @@ def test_frames_may_arrive_in_any_pieces(positions: list[int]) -> None:
     assert read(reader, pieces) == {
         BOTH: b"schemae",
         CLIENT: b"t" * 300,
-        KEPT: b"k",
+        CACHE: b"k",
     }
     assert reader.errors == 3
 
@@ -93,7 +93,7 @@ class Marked:
     def write(self, data: bytes) -> None:
         if self.kind in (BOTH, CLIENT):
             self.client.write(data)
-        if self.kind in (BOTH, KEPT):
+        if self.kind in (BOTH, CACHE):
             self.kept.write(data)
 
 

@@ -1,16 +1,15 @@
-"""``?hapi-cache``: whose requests it takes, and what it refuses."""
+"""``?hapi-cache``: owners, refusals, listings and deletions."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from swift.common import constraints
 from swift.common.middleware import keystoneauth, tempauth
 from swift.common.swob import Request, Response, wsgi_to_str
+from swift.common.utils import get_logger
 
 from fake_swift import CACHE_PATH, FakeSwift
 from filter_under_test import (
@@ -19,22 +18,16 @@ from filter_under_test import (
     SOURCE,
     Answer,
     FilterUnderTest,
-    filter_and_worker,
     signed,
 )
 from hapi_middleware.cache import admin as cache_admin
 from hapi_middleware.cache.admin import CacheAdmin
 from hapi_middleware.cache.entries import entry_name
+from hapi_middleware.metrics import Metrics
 from hapi_middleware.requests.authorization import owner_refusal
 
 QUERY = "?hapi-cache"
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[FilterUnderTest]:
-    with filter_and_worker(tmp_path) as world:
-        yield world
-        world.swift.assert_nothing_is_open()
+METRICS = Metrics(get_logger({}, log_route="hapi"))
 
 
 def ask(
@@ -66,11 +59,11 @@ def private(world: FilterUnderTest) -> list[dict[str, Any]]:
         "&marker=%ff",
     ],
 )
-def test_what_is_not_understood_is_refused(
+def test_wrong_parameters_are_refused(
     world: FilterUnderTest, method: str, query: str
 ) -> None:
     answer = ask(world, method, query)
-    assert (answer.status, answer.json["code"]) == (400, "bad_request")
+    assert answer.refusal == (400, "bad_request")
     assert private(world) == []
 
 
@@ -84,7 +77,7 @@ def test_what_is_not_understood_is_refused(
         ("test:tester", f"/{OTHER}", 403),
     ],
 )
-def test_others_than_owners_are_refused(
+def test_callers_that_are_not_owners_are_refused(
     world: FilterUnderTest,
     method: str,
     user: str | None,
@@ -95,7 +88,9 @@ def test_others_than_owners_are_refused(
     assert private(world) == []
 
 
-def test_right_by_an_override_is_no_owners(world: FilterUnderTest) -> None:
+def test_overridden_authorisation_makes_no_owner(
+    world: FilterUnderTest,
+) -> None:
     def authorize(request: Request) -> None:
         request.environ["swift_owner"] = True
 
@@ -127,7 +122,7 @@ def test_other_methods_never_reach_swift(
         (f"/{ACCOUNT}", QUERY, {"swift.source": "TA"}),
     ],
 )
-def test_what_is_not_of_an_accounts_cache_is_passed(
+def test_other_requests_pass_to_swift(
     world: FilterUnderTest, path: str, query: str, env: dict[str, Any]
 ) -> None:
     world.send("GET", path, query=query, env=env)
@@ -135,7 +130,7 @@ def test_what_is_not_of_an_accounts_cache_is_passed(
     assert world.swift.calls[-1]["PATH_INFO"] == f"/v1{path}"
 
 
-def test_no_more_is_listed_than_the_operator_allows(
+def test_listing_is_limited_by_the_operator(
     world: FilterUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constraints, "CONTAINER_LISTING_LIMIT", 7)
@@ -143,8 +138,10 @@ def test_no_more_is_listed_than_the_operator_allows(
     assert "limit=7&" in private(world)[-1]["QUERY_STRING"]
 
 
-def test_parameter_may_be_spelt_in_any_way(world: FilterUnderTest) -> None:
-    """Or Swift would be asked to delete the account."""
+def test_parameter_is_recognised_in_any_spelling(
+    world: FilterUnderTest,
+) -> None:
+    """Otherwise Swift would be asked to delete the account."""
     query = "?%68api%2Dcache=&limit=5"
     answer = world.send("DELETE", f"/{ACCOUNT}", query=query)
     assert answer.json == {"deleted": 0, "marker": None}
@@ -229,16 +226,16 @@ def test_owners_are_those_of_keystone(
     assert ask(world, path=path, user=None, env=env, app=app).status == status
 
 
-# --- what is listed and deleted -------------------------------------------
+# --- listings and deletions -----------------------------------------------
 
 
 class Entries:
-    """A container of entries, by the name of their source."""
+    """A fake container of entries, given by the names of their sources."""
 
     def __init__(self, *sources: str) -> None:
         self.names = [entry_name(*each.split("/", 1), "k") for each in sources]
         self.listed = list(self.names)
-        """What the listing knows; it may be late."""
+        """Names in the listing, which may be out of date."""
         self.is_there = True
         self.deletes: list[str] = []
 
@@ -249,8 +246,8 @@ class Entries:
     def __call__(self, env: dict[str, Any], start_response: Any) -> Any:
         request = Request(env)
         name = wsgi_to_str(request.path_info)[len(CACHE_PATH) + 1 :]
-        answer = self._delete if request.method == "DELETE" else self._list
-        response = Response(request=request, **answer(request, name))
+        respond = self._delete if request.method == "DELETE" else self._list
+        response = Response(request=request, **respond(request, name))
         return response(env, start_response)
 
     def _list(self, request: Request, name: str) -> dict[str, Any]:
@@ -284,22 +281,24 @@ class Entries:
             "REQUEST_METHOD": method,
             "swift.authorize": authorize,
         }
-        answer = Request(env).call_application(CacheAdmin(self, env).answer())
+        answer = Request(env).call_application(
+            CacheAdmin(self, env, METRICS).answer()
+        )
         return dict(json.loads(b"".join(answer[2])))
 
 
-def test_account_is_emptied_page_by_page() -> None:
+def test_account_is_purged_page_by_page() -> None:
     entries = Entries("a/1", "a/2", "b/1")
     first = entries.ask("DELETE", "&limit=2")
     assert (first["deleted"], entries.sources) == (2, ["b/1"])
     assert entries.is_there
     second = entries.ask("DELETE", f"&limit=2&marker={first['marker']}")
     assert second == {"deleted": 1, "marker": None}
-    # An account with an empty container could not be deleted.
+    # Swift deletes no account with a container, even an empty one.
     assert not entries.is_there
 
 
-def test_purge_that_takes_long_goes_on_from_its_marker(
+def test_long_purge_continues_from_its_marker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cache_admin, "DELETE_SECONDS", -1.0)
@@ -314,7 +313,7 @@ def test_purge_that_takes_long_goes_on_from_its_marker(
 
 
 @pytest.mark.parametrize(
-    ("source", "left"),
+    ("source", "remaining"),
     [
         ("a", ["ab/1", "b/a"]),
         ("a/1", ["a/11", "a/1/x", "ab/1", "b/a"]),
@@ -325,21 +324,21 @@ def test_purge_that_takes_long_goes_on_from_its_marker(
     ],
 )
 def test_only_entries_of_the_source_are_deleted(
-    source: str, left: list[str]
+    source: str, remaining: list[str]
 ) -> None:
     entries = Entries("a/1", "a/11", "a/1/x", "ab/1", "b/a")
     entries.ask("DELETE", f"&source={source}")
-    assert entries.sources == left
+    assert entries.sources == remaining
     assert "" not in entries.deletes
 
 
-def test_listing_that_is_late_counts_nothing_twice() -> None:
+def test_outdated_listing_counts_no_entry_twice() -> None:
     entries = Entries("a/1", "a/2")
     entries.names.remove(entry_name("a", "1", "k"))
     assert entries.ask("DELETE") == {"deleted": 1, "marker": None}
 
 
-def test_marker_is_behind_what_was_listed() -> None:
+def test_listing_continues_after_its_marker() -> None:
     entries = Entries("a/1", "a/2", "a/3")
     first = entries.ask("GET", "&limit=2")
     rest = entries.ask("GET", f"&limit=2&marker={first['marker']}")

@@ -1,4 +1,4 @@
-"""The filter's cache, where things go wrong that a real Swift seldom does."""
+"""The filter's cache with failures that a real Swift rarely has."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ def assert_private_requests_are_for_entries(swift: FakeSwift) -> None:
 
 
 def until(is_so: Callable[[], object]) -> None:
-    """Entries are stored in a green thread, behind the answer's end."""
+    """Waits for a condition: entries are stored after the answer's end."""
     deadline = time.monotonic() + SECONDS
     while not is_so():
-        assert time.monotonic() < deadline, "it never came to be so"
+        assert time.monotonic() < deadline, "timeout"
         eventlet.sleep(0.01)
 
 
@@ -103,7 +103,7 @@ def warm(world: FilterUnderTest) -> None:
 def on_entries(
     world: FilterUnderTest, method: str, status: int
 ) -> Callable[[], int]:
-    """Swift fails on entries; how many times it did."""
+    """Lets Swift fail on entries; returns a counter of the failures."""
     failures = []
 
     def fail(request: Request) -> Response | None:
@@ -116,24 +116,24 @@ def on_entries(
     return lambda: len(failures)
 
 
-# --- what is found --------------------------------------------------------
+# --- hits and misses ------------------------------------------------------
 
 
-def test_kept_features_come_without_a_job(world: FilterUnderTest) -> None:
+def test_hit_is_answered_without_a_job(world: FilterUnderTest) -> None:
     warm(world)
     jobs = len(world.worker.jobs)
-    noted: list[str] = []
-    hit = ask(world, "read", env={"swift.log_info": noted})
+    log_info: list[str] = []
+    hit = ask(world, "read", env={"swift.log_info": log_info})
 
     assert (hit.status, hit.body) == (200, KEPT)
-    assert noted[0].startswith("hapi:model=")
-    assert noted[1:] == ["hapi:cache=hit"]
+    assert log_info[0].startswith("hapi:model=")
+    assert log_info[1:] == ["hapi:cache=hit"]
     assert hit.headers["X-Hapi-Cache"] == "hit"
     assert hit.headers["Content-Length"] == str(len(KEPT))
     assert len(world.worker.jobs) == jobs
 
 
-def test_model_that_the_host_forgot_is_sent_and_then_found(
+def test_hit_is_found_after_the_upload_of_a_model_new_to_the_host(
     world: FilterUnderTest,
 ) -> None:
     warm(world)
@@ -143,7 +143,7 @@ def test_model_that_the_host_forgot_is_sent_and_then_found(
     assert len(world.worker.sources) == 1
 
 
-def test_one_look_is_enough(world: FilterUnderTest) -> None:
+def test_one_request_looks_up_the_cache_once(world: FilterUnderTest) -> None:
     ask(world, "read")
     before = len(world.swift.calls)
     assert ask(world, "read").headers["X-Hapi-Cache"] == "miss"
@@ -152,7 +152,9 @@ def test_one_look_is_enough(world: FilterUnderTest) -> None:
 
 
 @pytest.mark.parametrize("mode", ["off", "read"])
-def test_nothing_is_kept_unasked(world: FilterUnderTest, mode: str) -> None:
+def test_features_are_cached_on_request_only(
+    world: FilterUnderTest, mode: str
+) -> None:
     answer = ask(world, mode)
     expected = "off" if mode == "off" else "miss"
     assert answer.headers["X-Hapi-Cache"] == expected
@@ -161,7 +163,7 @@ def test_nothing_is_kept_unasked(world: FilterUnderTest, mode: str) -> None:
     assert entries(world) == []
 
 
-def test_operator_has_to_turn_it_on(tmp_path: Path) -> None:
+def test_cache_is_off_unless_the_operator_turns_it_on(tmp_path: Path) -> None:
     with world_of(tmp_path, cache="no") as world:
         answer = ask(world)
         assert (answer.status, answer.body) == (200, SHARD.upper())
@@ -172,11 +174,11 @@ def test_operator_has_to_turn_it_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["", "on", "write"])
 def test_unknown_mode_is_refused(world: FilterUnderTest, mode: str) -> None:
     answer = ask(world, mode)
-    assert (answer.status, answer.json["code"]) == (400, "bad_cache")
+    assert answer.refusal == (400, "bad_cache")
     assert answer.json["allowed"] == ["off", "read", "readwrite"]
 
 
-def test_head_and_comparison_touch_no_entry(world: FilterUnderTest) -> None:
+def test_head_and_304_read_no_entry(world: FilterUnderTest) -> None:
     warm(world)
     etag = ask(world, "read").headers["Etag"]
     before = len(world.swift.calls)
@@ -187,7 +189,7 @@ def test_head_and_comparison_touch_no_entry(world: FilterUnderTest) -> None:
     assert not any(path.startswith(CACHE_PATH) for path in paths)
 
 
-def test_name_that_leaves_no_room_is_not_kept(world: FilterUnderTest) -> None:
+def test_object_with_a_long_name_is_not_cached(world: FilterUnderTest) -> None:
     path = f"/{ACCOUNT}/data/{'n' * 990}"
     world.swift.put(path, SHARD)
     answer = world.send(path=path, headers=annotation(cache="readwrite"))
@@ -198,7 +200,9 @@ def test_name_that_leaves_no_room_is_not_kept(world: FilterUnderTest) -> None:
 @pytest.mark.parametrize(
     "header", ["X_Static_Large_Object", "X_Object_Manifest"]
 )
-def test_large_object_is_not_kept(world: FilterUnderTest, header: str) -> None:
+def test_large_object_is_not_cached(
+    world: FilterUnderTest, header: str
+) -> None:
     world.swift.put(SOURCE, SHARD, **{header: "parts/of-it"})
     answer = ask(world)
     assert (answer.body, answer.headers["X-Hapi-Cache"]) == (
@@ -208,10 +212,10 @@ def test_large_object_is_not_kept(world: FilterUnderTest, header: str) -> None:
     assert not any(CACHE_PATH in e["PATH_INFO"] for e in world.swift.calls)
 
 
-# --- who ------------------------------------------------------------------
+# --- rights ---------------------------------------------------------------
 
 
-def test_temporary_url_finds_and_does_not_keep(tmp_path: Path) -> None:
+def test_temporary_url_reads_and_does_not_store(tmp_path: Path) -> None:
     options = {"allow_unauthenticated_compute": "yes"}
     with world_of(tmp_path, **options) as world:
         world.swift.read_acls[MODEL.rpartition("/")[0]] = ".r:*"
@@ -226,7 +230,7 @@ def test_temporary_url_finds_and_does_not_keep(tmp_path: Path) -> None:
         assert ask(world, user=None, query=query).status == 401
 
 
-def test_account_that_may_not_compute_finds_nothing(tmp_path: Path) -> None:
+def test_account_that_may_not_compute_gets_no_hit(tmp_path: Path) -> None:
     with world_of(tmp_path) as world:
         warm(world)
         world.configure(allowed_accounts=frozenset({"AUTH_physics"}))
@@ -234,36 +238,31 @@ def test_account_that_may_not_compute_finds_nothing(tmp_path: Path) -> None:
         assert refused.json["code"] == "compute_not_allowed"
 
 
-# --- what goes wrong ------------------------------------------------------
+# --- failures -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_errors", [2, None])
-def test_stream_with_errors_or_without_end_is_not_kept(
-    world: FilterUnderTest, num_errors: int | None
+@pytest.mark.parametrize(
+    ("num_errors", "error"), [(2, ""), (None, "last frame"), (-1, "-1 errors")]
+)
+def test_stream_with_errors_or_a_wrong_end_is_not_cached(
+    world: FilterUnderTest,
+    caplog: pytest.LogCaptureFixture,
+    num_errors: int | None,
+    error: str,
 ) -> None:
+    world.swift.may_be_unread = True
     world.worker.num_errors = num_errors
-    if num_errors is None:
-        with pytest.raises(InternalError, match="last frame"):
+    if error:
+        with pytest.raises(InternalError, match=error):
             ask(world)
     else:
         assert ask(world).body == COMPUTED
+    assert ("breaks off" in caplog.text) == (num_errors == -1)
     eventlet.sleep(0.1)
     assert entries(world) == []
 
 
-def test_stream_that_is_not_split_breaks_and_is_told_of(
-    world: FilterUnderTest, caplog: pytest.LogCaptureFixture
-) -> None:
-    world.swift.may_be_unread = True
-    world.worker.num_errors = -1
-    with pytest.raises(InternalError, match="-1 errors"):
-        ask(world)
-    assert "breaks off" in caplog.text
-    eventlet.sleep(0.1)
-    assert entries(world) == []
-
-
-def test_worker_that_splits_no_streams_is_answered_from(
+def test_stream_of_a_worker_without_tee_streams_is_not_cached(
     world: FilterUnderTest,
 ) -> None:
     world.worker.splits = False
@@ -277,7 +276,7 @@ def test_worker_that_splits_no_streams_is_answered_from(
 @pytest.mark.parametrize(
     "option", ["cache_max_entry_bytes", "cache_buffer_bytes"]
 )
-def test_features_that_are_too_many_are_not_kept(
+def test_features_over_a_limit_are_not_cached(
     tmp_path: Path, option: str
 ) -> None:
     with world_of(tmp_path, **{option: str(len(KEPT) - 1)}) as world:
@@ -290,7 +289,7 @@ def test_features_that_are_too_many_are_not_kept(
         warm(world)
 
 
-def test_account_that_is_full_keeps_no_more(tmp_path: Path) -> None:
+def test_account_over_its_limit_caches_no_more(tmp_path: Path) -> None:
     options = {"cache_max_account_bytes": str(2 * len(KEPT))}
     with world_of(tmp_path, **options) as world:
         world.swift.private_bytes = len(KEPT)
@@ -302,13 +301,13 @@ def test_account_that_is_full_keeps_no_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", [413, 500, 503, 507])
-def test_entry_that_cannot_be_stored_costs_the_answer_nothing(
+def test_failed_store_does_not_affect_the_answer(
     world: FilterUnderTest, status: int
 ) -> None:
     failures = on_entries(world, "PUT", status)
     assert ask(world).body == COMPUTED
     until(failures)
-    until(lambda: world.filter.context.cache.is_resting(ACCOUNT))
+    until(lambda: world.filter.context.cache.is_paused(ACCOUNT))
     for _ in range(3):
         answer = ask(world)
         assert answer.body == SHARD.upper()
@@ -318,19 +317,19 @@ def test_entry_that_cannot_be_stored_costs_the_answer_nothing(
 
 
 @pytest.mark.parametrize(
-    ("status", "others_rest"), [(413, False), (400, False), (507, True)]
+    ("status", "is_other_paused"), [(413, False), (400, False), (507, True)]
 )
-def test_quota_of_an_account_is_no_matter_of_others(
-    world: FilterUnderTest, status: int, others_rest: bool
+def test_quota_of_an_account_pauses_no_other_account(
+    world: FilterUnderTest, status: int, is_other_paused: bool
 ) -> None:
     on_entries(world, "PUT", status)
     ask(world)
     cache = world.filter.context.cache
-    until(lambda: cache.is_resting(ACCOUNT))
-    assert cache.is_resting(OTHER) == others_rest
+    until(lambda: cache.is_paused(ACCOUNT))
+    assert cache.is_paused(OTHER) == is_other_paused
 
 
-def test_entry_that_is_long_in_storing_is_given_up(
+def test_slow_store_is_cancelled(
     world: FilterUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hapi_middleware.cache.store.STORE_SECONDS", 0.2)
@@ -341,25 +340,25 @@ def test_entry_that_is_long_in_storing_is_given_up(
 
     world.swift.on_private = slow
     assert ask(world).body == COMPUTED
-    until(lambda: world.filter.context.cache.is_resting(OTHER))
+    until(lambda: world.filter.context.cache.is_paused(OTHER))
     assert entries(world) == []
 
 
-def test_storing_goes_on_after_a_rest(
+def test_storing_continues_after_a_pause(
     world: FilterUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hapi_middleware.cache.store.REST_SECONDS", 0.3)
+    monkeypatch.setattr("hapi_middleware.cache.store.PAUSE_SECONDS", 0.3)
     failures = on_entries(world, "PUT", 507)
     ask(world)
     until(failures)
-    until(lambda: world.filter.context.cache.is_resting(ACCOUNT))
+    until(lambda: world.filter.context.cache.is_paused(ACCOUNT))
     world.swift.on_private = None
-    until(lambda: not world.filter.context.cache.is_resting(ACCOUNT))
+    until(lambda: not world.filter.context.cache.is_paused(ACCOUNT))
     warm(world)
 
 
 @pytest.mark.parametrize("status", [403, 500, 503])
-def test_entry_that_cannot_be_read_is_computed(
+def test_features_are_computed_if_the_entry_cannot_be_read(
     world: FilterUnderTest, status: int
 ) -> None:
     warm(world)
@@ -370,7 +369,7 @@ def test_entry_that_cannot_be_read_is_computed(
     assert failures() >= 1
 
 
-def test_entry_that_is_slow_is_computed(tmp_path: Path) -> None:
+def test_features_are_computed_if_the_read_is_slow(tmp_path: Path) -> None:
     with world_of(tmp_path, cache_timeout="0.2") as world:
         warm(world)
 
@@ -385,7 +384,9 @@ def test_entry_that_is_slow_is_computed(tmp_path: Path) -> None:
         assert (answer.status, answer.body) == (200, SHARD.upper())
 
 
-def test_entry_that_breaks_off_is_computed(world: FilterUnderTest) -> None:
+def test_features_are_computed_if_the_read_breaks_off(
+    world: FilterUnderTest,
+) -> None:
     warm(world)
     (path,) = entries(world)
     whole = world.swift.objects[path]
@@ -400,7 +401,7 @@ def test_entry_that_breaks_off_is_computed(world: FilterUnderTest) -> None:
     assert (answer.status, answer.body) == (200, SHARD.upper())
 
 
-def test_entry_of_another_key_is_damaged_and_goes(
+def test_entry_with_another_key_is_deleted(
     world: FilterUnderTest,
 ) -> None:
     warm(world)
@@ -411,26 +412,26 @@ def test_entry_of_another_key_is_damaged_and_goes(
     until(lambda: entries(world) == [])
 
 
-def test_nobody_waits_until_a_damaged_entry_is_deleted(
+def test_answer_does_not_wait_for_the_deletion_of_a_damaged_entry(
     world: FilterUnderTest,
 ) -> None:
     warm(world)
     (path,) = entries(world)
     world.swift.put(path, b"nonsense")
-    is_let_go = []
+    may_delete = []
 
     def slow(request: Request) -> None:
-        while request.method == "DELETE" and not is_let_go:
+        while request.method == "DELETE" and not may_delete:
             eventlet.sleep(0.01)
 
     world.swift.on_private = slow
     assert ask(world, "read").body == SHARD.upper()
     assert entries(world) == [path]
-    is_let_go.append(True)
+    may_delete.append(True)
     until(lambda: entries(world) == [])
 
 
-def test_entry_that_cannot_be_closed_in_time_holds_no_memory(
+def test_entry_that_cannot_be_closed_in_time_frees_its_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with world_of(tmp_path, cache_timeout="0.2") as world:
@@ -447,7 +448,7 @@ def test_entry_that_cannot_be_closed_in_time_holds_no_memory(
 
 
 @pytest.mark.parametrize("source", [None, "S3"])
-def test_reader_that_goes_away_frees_what_was_held(
+def test_disconnected_client_frees_the_buffer(
     world: FilterUnderTest, source: str | None
 ) -> None:
     world.swift.may_be_unread = True
@@ -461,7 +462,7 @@ def test_reader_that_goes_away_frees_what_was_held(
     assert entries(world) == []
 
 
-def test_holder_of_a_presigned_url_keeps_nothing(tmp_path: Path) -> None:
+def test_holder_of_a_presigned_url_stores_nothing(tmp_path: Path) -> None:
     options = {"allow_unauthenticated_compute": "yes"}
     with world_of(tmp_path, **options) as world:
         world.swift.read_acls[MODEL.rpartition("/")[0]] = ".r:*"
@@ -471,7 +472,7 @@ def test_holder_of_a_presigned_url_keeps_nothing(tmp_path: Path) -> None:
             assert answer.headers["X-Hapi-Cache"] == state
 
 
-def test_hits_hold_no_more_memory_than_is_allowed(tmp_path: Path) -> None:
+def test_hits_use_no_more_memory_than_allowed(tmp_path: Path) -> None:
     options = {"cache_buffer_bytes": str(2 * len(KEPT) - 1)}
     with world_of(tmp_path, **options) as world:
         warm(world)
@@ -487,10 +488,10 @@ def test_hits_hold_no_more_memory_than_is_allowed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pieces", ["all", "one"])
-def test_hit_frees_its_memory_as_swift_closes_it(
+def test_hit_frees_its_memory_when_swift_closes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: str
 ) -> None:
-    """``proxy-logging`` closes what ``iter()`` gave it of the body."""
+    """``proxy-logging`` closes only the result of ``iter()``."""
     monkeypatch.setattr("hapi_middleware.cache.store.PIECE_BYTES", 1000)
     options = {"cache_buffer_bytes": str(2 * len(KEPT) - 1)}
     with world_of(tmp_path, **options) as world:
@@ -527,7 +528,7 @@ def test_entries_are_stored_with_time_to_live_and_policy(
 # --- entries --------------------------------------------------------------
 
 
-def test_entry_holds_what_was_packed() -> None:
+def test_entry_survives_packing() -> None:
     content = pack("k", [b"abc" * 400, b"abc" * 600])
     chunks = [
         content[start : start + 7] for start in range(0, len(content), 7)
@@ -549,13 +550,13 @@ def test_entry_holds_what_was_packed() -> None:
         lambda c: c + bytes(100_000),
     ],
 )
-def test_damage_is_noticed(damage: Callable[[bytes], bytes]) -> None:
+def test_damage_is_detected(damage: Callable[[bytes], bytes]) -> None:
     content = damage(pack("k", [b"abc" * 1000]))
     with pytest.raises(DamagedEntryError):
         unpack("k", iter([content]), 4000)
 
 
-def test_names_of_sources_cannot_be_mistaken_for_others() -> None:
+def test_names_of_entries_are_unambiguous() -> None:
     names = {
         entry_name("a", "b/c", "k"),
         entry_name("a/b", "c", "k"),
