@@ -259,7 +259,7 @@ class Scenarios:
             client, "outlook", link=link, container=CONTAINER, thorough=True
         )
         ways = {
-            each.name: each.way for each in Outlook.from_json(answer).statics
+            each.name: each.route for each in Outlook.from_json(answer).statics
         }
         ways.setdefault(STREAM, RAW_ROUTE)
         for name, (cut, encoding) in ways.items():

@@ -13,8 +13,8 @@ from hapi_protocol.profiles import ModelProfile
 from hapi_splitter.planner.costs import (
     Conditions,
     CutFacts,
-    OneOff,
     SampleCosts,
+    StartupCost,
     build_problem,
 )
 from hapi_splitter.planner.plan import (
@@ -57,7 +57,7 @@ class Static:
         return f"cut-{self.cut}" if self.cut else "stream"
 
     @property
-    def way(self) -> tuple[int, str]:
+    def route(self) -> tuple[int, str]:
         return self.cut, self.encoding
 
 
@@ -136,12 +136,12 @@ def outlook(report: Report) -> Outlook:
         if name in report.plans
     }
     rates = {
-        option.way: problem.samples_per_second(option)
+        option.route: problem.samples_per_second(option)
         for option in problem.options
     }
     chosen = [*statics, *rules.values()]
     named = {**{each.name: each for each in chosen}, **rules}
-    predicted = {name: rates[each.way] for name, each in named.items()}
+    predicted = {name: rates[each.route] for name, each in named.items()}
     predicted["stream"] = rates[0, RAW]
     predicted["auto"] = report.plans["auto"].samples_per_second
     return Outlook(statics, rules, predicted)
@@ -243,7 +243,7 @@ def more_cuts(
         floor=PRECISIONS[0],
         num_samples=1,
         epochs=1.0,
-        one_off=OneOff(),
+        one_off=StartupCost(),
     )
     rates = {
         option.cut: problem.samples_per_second(option)
@@ -266,11 +266,11 @@ def who_measures(found: Outlook) -> tuple[list[Static], dict[str, str]]:
         The jobs beside ``stream`` and ``auto``, and by name of a
         contender that of the job whose measurements it shares.
     """
-    jobs = {each.way: each for each in found.statics}
+    jobs = {each.route: each for each in found.statics}
     shared = {}
     for name, each in found.rules.items():
         # A cut may be left out as near to another one, and still be chosen.
         if each.cut:
-            jobs.setdefault(each.way, each)
+            jobs.setdefault(each.route, each)
         shared[name] = each.name
     return sorted(jobs.values(), key=lambda job: job.cut), shared

@@ -120,7 +120,7 @@ class Workload:
             for cell in self.cells
             for option in Knowledge.from_json(cell["problem"]).options
         ]
-        return {option.way: Parts.of(option) for option in options}
+        return {option.route: Parts.of(option) for option in options}
 
     @property
     def saturating(self) -> float:
@@ -180,9 +180,9 @@ def workloads(cells: Sequence[Cell]) -> Iterator[Workload]:
         mine = [c for c in complete if f"{c['model']}/{c['freeze']}" == name]
         stages: dict[Route, list[Stage]] = {}
         for cell in mine:
-            for contender, way in ways_of(cell).items():
+            for contender, route in ways_of(cell).items():
                 passes = [Stage(**each) for each in cell["stages"][contender]]
-                stages.setdefault(way, []).extend(passes)
+                stages.setdefault(route, []).extend(passes)
         yield Workload(name, mine, stages)
 
 
@@ -201,9 +201,10 @@ def named(ways: Iterable[Route]) -> dict[str, Route]:
     cuts = Counter(cut for cut, _ in unique)
     return {
         STREAM
-        if way == RAW_ROUTE
-        else f"cut-{way[0]}" + (f" {way[1]}" if cuts[way[0]] > 1 else ""): way
-        for way in unique
+        if route == RAW_ROUTE
+        else f"cut-{route[0]}"
+        + (f" {route[1]}" if cuts[route[0]] > 1 else ""): route
+        for route in unique
     }
 
 
@@ -405,7 +406,9 @@ def _run(arguments: argparse.Namespace, body: Mapping[str, Any]) -> int:
             for cell in workload.cells
         ]
         ways = named(
-            way for cell in workload.cells for way in ways_of(cell).values()
+            route
+            for cell in workload.cells
+            for route in ways_of(cell).values()
         )
         others += [
             partial(

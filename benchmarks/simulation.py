@@ -124,7 +124,7 @@ class Knowledge:
         kept = [
             option
             for option in self.options
-            if option.way in ways and option.cut not in without
+            if option.route in ways and option.cut not in without
         ]
         return dataclasses.replace(self, options=kept)
 
@@ -264,7 +264,7 @@ class _Shared:
 
 @dataclass
 class _Span:
-    way: Route
+    route: Route
     stage: Stage
     done: simpy.Event
 
@@ -379,16 +379,16 @@ class SimulatedJob:
     def _top_up(self) -> None:
         """As :class:`hapi_client.loading.prefetcher.Fetcher` does it."""
         while len(self._ahead) < self._options.ahead_spans:
-            way = self._mixer.choose(
+            route = self._mixer.choose(
                 self._span_samples,
-                lambda way: self._has_room(_lane(way)),
+                lambda route: self._has_room(_lane(route)),
             )
-            if way is None:
+            if route is None:
                 return
-            passes = self._stages[way]
+            passes = self._stages[route]
             drawn = passes[int(self._random.integers(len(passes)))]
-            span = _Span(way, drawn, self._env.event())
-            self._busy[_lane(way)] += 1
+            span = _Span(route, drawn, self._env.event())
+            self._busy[_lane(route)] += 1
             self._ahead.append(span)
             self._env.process(self._load(span))
 
@@ -398,9 +398,9 @@ class SimulatedJob:
     def _load(self, span: _Span) -> Steps:
         env, count = self._env, self._span_samples
         started = env.now
-        rest = 1 - self._parts[span.way].loop
+        rest = 1 - self._parts[span.route].loop
         handled = count * rest * span.stage.client_seconds
-        if span.way == RAW_ROUTE:
+        if span.route == RAW_ROUTE:
             with self._meter.reading():
                 yield self._storage.take(count * span.stage.storage_seconds)
                 yield self._wire.take(count * span.stage.link_bytes)
@@ -413,8 +413,8 @@ class SimulatedJob:
             sending = yield env.process(self._push(span))
             yield self._client.take(handled)
             report = self._pushed_report(span, sending)
-        self._meter.record_span(span.way, count, env.now - started, report)
-        self._busy[_lane(span.way)] -= 1
+        self._meter.record_span(span.route, count, env.now - started, report)
+        self._busy[_lane(span.route)] -= 1
         span.done.succeed()
         self._top_up()
 
@@ -426,7 +426,7 @@ class SimulatedJob:
         """
         part = self._span_samples / PIECES
         seconds = part * span.stage.storage_seconds
-        serving = self._parts[span.way].serving
+        serving = self._parts[span.route].serving
         sent = self._env.timeout(0.0, 0.0)
         for _ in range(PIECES):
             with self._worker.request() as turn:
@@ -458,13 +458,13 @@ class SimulatedJob:
             raw_seconds=all_seconds,
             decode_cpu_seconds=self._span_samples
             * span.stage.client_seconds
-            * (1 - self._parts[span.way].loop),
+            * (1 - self._parts[span.route].loop),
         )
 
     def _pushed_report(
         self, span: _Span, sending_seconds: float
     ) -> SpanMetrics:
-        parts = self._parts[span.way]
+        parts = self._parts[span.route]
         seconds = span.stage.storage_seconds * self._span_samples
         forward = seconds * parts.forward
         alone = self._span_samples * span.stage.link_bytes / self._link
@@ -514,10 +514,10 @@ class SimulatedJob:
                 span = self._ahead.popleft()
                 with self._meter.waiting():
                     yield span.done
-                loop = self._parts[span.way].loop * span.stage.client_seconds
+                loop = self._parts[span.route].loop * span.stage.client_seconds
                 training = min(train_seconds, loop)
                 count = self._span_samples
-                with self._meter.running_suffix(span.way[0], count):
+                with self._meter.running_suffix(span.route[0], count):
                     yield self._client.take(count * (loop - training))
                     self._loop_seconds += (loop - training) * count
                 if self.replanner is not None:
@@ -528,5 +528,5 @@ class SimulatedJob:
                 self.samples += count
 
 
-def _lane(way: Route) -> str:
-    return LANE_STREAM if way == RAW_ROUTE else LANE_PUSH
+def _lane(route: Route) -> str:
+    return LANE_STREAM if route == RAW_ROUTE else LANE_PUSH

@@ -303,7 +303,9 @@ def test_log_of_plans_tells_of_the_worker_and_no_sample_is_lost(
     # On one machine a plan might well stream.
     for module in (planning, replan):
         monkeypatch.setattr(module, "solve", freeze)
-        monkeypatch.setattr(module, "gain_over", lambda other, plan: math.inf)
+        monkeypatch.setattr(
+            module, "speedup_over", lambda other, plan: math.inf
+        )
     store(connection, "told", shards)
     deadline = time.monotonic() + 110
     told: list[str] = []

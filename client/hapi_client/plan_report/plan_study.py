@@ -36,8 +36,8 @@ from hapi_protocol.profiles import ModelProfile
 from hapi_protocol.shards import ARRAY, IMAGE
 from hapi_splitter.host_limits import allowed_cores
 from hapi_splitter.planner.baseline_policies import PolicyInputs, alternatives
-from hapi_splitter.planner.costs import Conditions, OneOff, build_problem
-from hapi_splitter.planner.plan import Problem, solve, what_if
+from hapi_splitter.planner.costs import Conditions, StartupCost, build_problem
+from hapi_splitter.planner.plan import Problem, compare_precisions, solve
 from hapi_splitter.units import (
     bytes_text,
     link_text,
@@ -185,7 +185,7 @@ def advise(
             model=request.name,
             notes=(*measured, *(f"{ASSUMED}{each}" for each in assumptions)),
         ),
-        what_if(
+        compare_precisions(
             solve(requested),
             {
                 min_precision: problem(min_precision)
@@ -285,7 +285,7 @@ class _Inputs:
 
     def server(
         self, facts: LocalFacts, connection: Connection | None
-    ) -> tuple[ModelProfile, OneOff]:
+    ) -> tuple[ModelProfile, StartupCost]:
         """Returns the worker's profile and the startup cost of push-down."""
         if connection is None or not self._request.upload:
             self._assume(
@@ -296,7 +296,7 @@ class _Inputs:
                 "the worker checks, loads and profiles the model in no time; "
                 "only the upload is counted"
             )
-            return facts.client, OneOff(
+            return facts.client, StartupCost(
                 package_bytes=self._region.parameter_bytes
             )
         self._reporter.note("uploading the model package if needed")
@@ -317,7 +317,7 @@ class _Inputs:
         )
         seconds = time.monotonic() - started
         # The upload of this command counts: a job would have to do it.
-        return profile, OneOff(
+        return profile, StartupCost(
             package_bytes=sent_bytes,
             load_seconds=profile.load_seconds,
             profile_seconds=max(0.0, seconds - profile.load_seconds),

@@ -181,7 +181,7 @@ def plans_table(report: Report) -> Table:
         "limited by",
     )
     note = (
-        f"Totals are for {number_text(report.problem.samples_to_come)} "
+        f"Totals are for {number_text(report.problem.remaining_samples)} "
         f"samples, startup costs included. The hapi plans choose their cut by "
         f"the published rules, with measured costs instead of the authors' "
         f"constants."

@@ -152,7 +152,7 @@ class CostEstimators:
             self._observe_share(computed, build(self.conditions()))
 
     def _observe_client(self, seen: WindowMetrics, profiled: Problem) -> None:
-        streamed = _modelled(seen, profiled, lambda way: way == RAW_ROUTE)
+        streamed = _modelled(seen, profiled, lambda route: route == RAW_ROUTE)
         self._rescale(
             CLIENT_DECODING,
             seen.decode_cpu_seconds,
@@ -219,7 +219,7 @@ class CostEstimators:
         self.handling_seconds = max(least, each)
 
     def _observe_server(self, seen: WindowMetrics, profiled: Problem) -> None:
-        pushed = _modelled(seen, profiled, lambda way: way != RAW_ROUTE)
+        pushed = _modelled(seen, profiled, lambda route: route != RAW_ROUTE)
         decoding = seen.server_cpu_seconds
         layers = seen.forward_seconds
         if self.server_threads:
@@ -349,12 +349,12 @@ class CostEstimators:
 def _modelled(
     seen: WindowMetrics,
     problem: Problem,
-    counts: Callable[[Route], bool] = lambda way: True,
+    counts: Callable[[Route], bool] = lambda route: True,
 ) -> dict[str, float]:
     """Seconds by kind of work that the model gives for what came."""
     sums: dict[str, float] = defaultdict(float)
     for option, count in _came(seen, problem):
-        if counts(option.way):
+        if counts(option.route):
             for kind, seconds in option.work.items():
                 sums[kind] += count * seconds
     return sums
@@ -383,10 +383,10 @@ def _used(seen: WindowMetrics, problem: Problem) -> dict[str, float]:
 def _came(
     seen: WindowMetrics, problem: Problem
 ) -> Iterator[tuple[Option, int]]:
-    known = {each.way: each for each in problem.options}
-    for way, count in seen.samples.items():
-        if way in known:
-            yield known[way], count
+    known = {each.route: each for each in problem.options}
+    for route, count in seen.samples.items():
+        if route in known:
+            yield known[route], count
 
 
 def _scarcer(problem: Problem, used: Mapping[str, float]) -> str:

@@ -32,7 +32,7 @@ from hapi_client.planning.replanner import (
     MIN_PUSH_GAIN,
     PlanChange,
     Replanner,
-    gain_over,
+    speedup_over,
 )
 from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_client.swift.transport import CancelScope
@@ -41,12 +41,12 @@ from hapi_protocol.errors import HapiError
 from hapi_protocol.profiles import BatchProfile, ModelProfile
 from hapi_splitter.planner.costs import (
     Conditions,
-    OneOff,
     SampleCosts,
+    StartupCost,
     build_problem,
     layer_threads,
 )
-from hapi_splitter.planner.plan import Plan, Problem, if_streaming, solve
+from hapi_splitter.planner.plan import Plan, Problem, solve, streaming_plan
 from hapi_splitter.planner.problem import Route
 from hapi_splitter.units import number_text
 
@@ -99,7 +99,7 @@ class JobPlanner:
         self._meter = meter
         self._scope = CancelScope()
         self._server: ModelProfile | None = None
-        self._one_off = OneOff()
+        self._one_off = StartupCost()
         self._measurement = TrainingThreadProbe(parts.measure)
         self._first_window: WindowMetrics | None = None
         self._encodings: Sequence[str] = ENCODINGS
@@ -307,7 +307,7 @@ class JobPlanner:
         seen, self._first_window = self._first_window, None
         if seen is None:
             seen = self._meter.take()
-        self._one_off = OneOff(
+        self._one_off = StartupCost(
             package_bytes=self._package_bytes(),
             # A link without a known limit is no reason to take an upload
             # for nothing: it is as fast as what was seen to come.
@@ -321,7 +321,7 @@ class JobPlanner:
         )
         problem = self._build(facts, server, estimates.conditions())
         best = solve(problem)
-        gain = gain_over(if_streaming(problem), best)
+        gain = speedup_over(streaming_plan(problem), best)
         if best.pushes and gain >= MIN_PUSH_GAIN:
             return True
         self._say_why(_why_not(best, gain))
@@ -355,7 +355,7 @@ class JobPlanner:
         if parts.listing is not None:
             parts.listing.read()
         # What has been paid is no reason against pushing any more.
-        self._one_off = OneOff()
+        self._one_off = StartupCost()
         self._estimates.server_threads = layer_threads(profile)
         return profile
 
@@ -421,9 +421,9 @@ def with_encodings(
 ) -> SampleCosts:
     """Without the encodings that a proxy does not have."""
     kept = {
-        way: count
-        for way, count in samples.wire_bytes.items()
-        if way[1] in encodings
+        route: count
+        for route, count in samples.wire_bytes.items()
+        if route[1] in encodings
     }
     return replace(samples, wire_bytes=kept)
 

@@ -35,8 +35,8 @@ from hapi_splitter.planner.plan import (
     Plan,
     Problem,
     evaluate,
-    if_streaming,
     solve,
+    streaming_plan,
 )
 from hapi_splitter.planner.problem import RAW_ROUTE, Route
 
@@ -196,7 +196,7 @@ class Replanner:
         now = dict(self._mixer.weights)
         if self._is_lost(seen, problem, now):
             return
-        is_pushing = any(way != RAW_ROUTE for way in now)
+        is_pushing = any(route != RAW_ROUTE for route in now)
         wanted = self._wanted(
             problem, MIN_GAIN if is_pushing else MIN_PUSH_GAIN
         )
@@ -218,7 +218,10 @@ class Replanner:
         problem = self._build(self._estimates.conditions())
         self._cache = self._tracker.state()
         self._meter.set_link_seconds(
-            {each.way: problem.seconds(each, LINK) for each in problem.options}
+            {
+                each.route: problem.seconds(each, LINK)
+                for each in problem.options
+            }
         )
         return problem
 
@@ -229,7 +232,7 @@ class Replanner:
         would gain more: its answers tell when they are gone.
         """
         plan = worthwhile(problem, self._solve(problem))
-        streaming = if_streaming(problem)
+        streaming = streaming_plan(problem)
         gain = self._gain(problem, streaming, plan)
         if streaming is None or gain >= least_gain or not plan.pushes:
             return plan
@@ -237,7 +240,7 @@ class Replanner:
         if conditions.server_share < 1:
             alone = self._build(replace(conditions, server_share=1.0))
             best = self._solve(alone)
-            if self._gain(alone, if_streaming(alone), best) >= least_gain:
+            if self._gain(alone, streaming_plan(alone), best) >= least_gain:
                 return plan
         return replace(
             streaming,
@@ -261,7 +264,7 @@ class Replanner:
             or other is None
             or not other.samples_per_second
         ):
-            return gain_over(other, plan)
+            return speedup_over(other, plan)
         before, after = (
             remaining_seconds(problem, each, self._cache)
             for each in (other, plan)
@@ -273,18 +276,18 @@ class Replanner:
         if not self._tracker.is_active or not plan.samples_per_second:
             return
         seconds = {
-            option.way: cached_sample_seconds(problem, option)
+            option.route: cached_sample_seconds(problem, option)
             for option in problem.options
             if option.cut and problem.fits(option)
         }
         steady = 1 / plan.samples_per_second
-        faster = [way for way, each in seconds.items() if each < steady]
-        self._tracker.use(sorted(faster, key=lambda way: seconds[way]))
+        faster = [route for route, each in seconds.items() if each < steady]
+        self._tracker.use(sorted(faster, key=lambda route: seconds[route]))
 
     def _next_most(self, direction: Mapping[Route, float]) -> float:
         along = sum(
-            part * self._direction.get(way, 0.0)
-            for way, part in direction.items()
+            part * self._direction.get(route, 0.0)
+            for route, part in direction.items()
         )
         if along < 0:
             return max(MIN_MOVED, SMALLER * self._most_moved)
@@ -299,7 +302,7 @@ class Replanner:
         asked again by itself; the weights stay for when it is back.
         """
         came = seen.pushed_samples + seen.num_cached
-        if all(way == RAW_ROUTE for way in now):
+        if all(route == RAW_ROUTE for route in now):
             self._lost = False  # nobody asks it any more
         elif seen.fell_back > came:
             streaming = {RAW_ROUTE: 1.0}
@@ -373,7 +376,7 @@ def worthwhile(problem: Problem, plan: Plan) -> Plan:
     return evaluate(problem, kept, plan.rule)
 
 
-def gain_over(other: Plan | None, plan: Plan) -> float:
+def speedup_over(other: Plan | None, plan: Plan) -> float:
     """By which factor a plan is faster than another, if that can run."""
     if other is None or not other.samples_per_second:
         return math.inf
@@ -393,14 +396,16 @@ def step(
     change = difference(wanted, now)
     distance = sum(abs(each) for each in change.values()) / 2
     part = min(1.0, most / distance) if distance > 0 else 1.0
-    moved = {way: now.get(way, 0.0) + part * change[way] for way in change}
+    moved = {
+        route: now.get(route, 0.0) + part * change[route] for route in change
+    }
     kept = {
-        way: weight
-        for way, weight in moved.items()
-        if weight >= MIN_WEIGHT or way in wanted
+        route: weight
+        for route, weight in moved.items()
+        if weight >= MIN_WEIGHT or route in wanted
     }
     whole = sum(kept.values())
-    return {way: weight / whole for way, weight in kept.items()}
+    return {route: weight / whole for route, weight in kept.items()}
 
 
 def difference(
@@ -408,7 +413,9 @@ def difference(
 ) -> dict[Route, float]:
     """Of weights, by way."""
     ways = sorted({*now, *wanted})
-    return {way: wanted.get(way, 0.0) - now.get(way, 0.0) for way in ways}
+    return {
+        route: wanted.get(route, 0.0) - now.get(route, 0.0) for route in ways
+    }
 
 
 def describe_mix(weights: Mapping[Route, float]) -> str:
@@ -421,18 +428,18 @@ def describe_mix(weights: Mapping[Route, float]) -> str:
     )
 
 
-def way_label(way: Route) -> str:
+def way_label(route: Route) -> str:
     """As :attr:`hapi_splitter.planner.plan.Option.label`."""
-    cut, encoding = way
+    cut, encoding = route
     return f"cut {cut} · {encoding}" if cut else "stream"
 
 
 def _weights(mix: Sequence[tuple[Option, float]]) -> dict[Route, float]:
-    return {each.way: weight for each, weight in mix}
+    return {each.route: weight for each, weight in mix}
 
 
 def _options(
     problem: Problem, weights: Mapping[Route, float]
 ) -> list[tuple[Option, float]]:
-    known = {each.way: each for each in problem.options}
-    return [(known[way], weight) for way, weight in weights.items()]
+    known = {each.route: each for each in problem.options}
+    return [(known[route], weight) for route, weight in weights.items()]

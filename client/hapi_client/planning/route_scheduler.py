@@ -80,23 +80,25 @@ class RouteScheduler(Generic[T]):
         """
         with self._lock:
             owed = {
-                way: self._credit[way] + weight * num_samples
-                for way, weight in self._weights.items()
+                route: self._credit[route] + weight * num_samples
+                for route, weight in self._weights.items()
             }
-            allowed = [way for way in owed if way not in avoid] or list(owed)
+            allowed = [route for route in owed if route not in avoid] or list(
+                owed
+            )
             base = 0.0
             if avoid:
                 # Among themselves, those that are left keep to their shares.
-                base = sum(owed[way] for way in allowed) / len(allowed)
+                base = sum(owed[route] for route in allowed) / len(allowed)
             self._largest = max(self._largest, num_samples)
-            for way in sorted(allowed, key=lambda w: owed[w], reverse=True):
-                after = owed[way] - num_samples
+            for route in sorted(allowed, key=lambda w: owed[w], reverse=True):
+                after = owed[route] - num_samples
                 if after < base - MAX_DEBT_SPANS * num_samples:
                     return None
-                if has_room(way):
-                    credit = {**owed, way: after}
+                if has_room(route):
+                    credit = {**owed, route: after}
                     self._credit = self._bounded(credit) if avoid else credit
-                    return way
+                    return route
             return None
 
     def _bounded(self, credit: Mapping[T, float]) -> dict[T, float]:
@@ -104,9 +106,9 @@ class RouteScheduler(Generic[T]):
         most = MAX_DEBT_SPANS * self._largest
         if max(credit.values()) <= most:
             return dict(credit)
-        cut = {way: min(owed, most) for way, owed in credit.items()}
+        cut = {route: min(owed, most) for route, owed in credit.items()}
         rest = sum(cut.values()) / len(cut)
-        return {way: owed - rest for way, owed in cut.items()}
+        return {route: owed - rest for route, owed in cut.items()}
 
 
 def too_late(
@@ -134,11 +136,11 @@ def too_late(
         Never all of them: at least the fastest stays.
     """
     late = {
-        way
-        for way, weight in weights.items()
-        if span_seconds.get(way, 0.0) * (1 - weight) * rate
-        > samples_left - unfinished.get(way, 0.0)
+        route
+        for route, weight in weights.items()
+        if span_seconds.get(route, 0.0) * (1 - weight) * rate
+        > samples_left - unfinished.get(route, 0.0)
     }
     if late and len(late) == len(weights):
-        late.remove(min(late, key=lambda way: span_seconds[way]))
+        late.remove(min(late, key=lambda route: span_seconds[route]))
     return late

@@ -229,7 +229,7 @@ def _largest_two(facts: PolicyInputs, start: int, stop: int) -> int:
 
 
 def _cut_sc24(problem: Problem, facts: PolicyInputs) -> int:
-    batches = max(1, math.ceil(problem.samples_to_come / facts.batch_size))
+    batches = max(1, math.ceil(problem.remaining_samples / facts.batch_size))
     totals = []
     for cut in _pushed_cuts(problem):
         options = [o for o in problem.options if o.cut == cut]

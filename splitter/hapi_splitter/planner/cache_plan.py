@@ -52,7 +52,7 @@ class CacheState:
 
     def hit_rate_of(self, option: Option) -> float:
         """The hit rate of the features of an option."""
-        return self.hit_rates.get(option.way, self.hit_rate)
+        return self.hit_rates.get(option.route, self.hit_rate)
 
 
 def cached_sample_seconds(problem: Problem, option: Option) -> float:

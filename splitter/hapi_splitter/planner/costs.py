@@ -150,7 +150,7 @@ class Conditions:
 
 
 @dataclass(frozen=True)
-class OneOff:
+class StartupCost:
     """What push-down costs once.
 
     Attributes:
@@ -225,7 +225,7 @@ def build_problem(
     min_precision: str,
     num_samples: int,
     epochs: float,
-    one_off: OneOff,
+    one_off: StartupCost,
 ) -> Problem:
     """The planner's problem.
 

@@ -186,7 +186,7 @@ def _describe_startup(
         return []
     cost = seconds_text(best.one_off_seconds)
     pays_from = math.ceil(pays_from)
-    to_come = number_text(problem.samples_to_come)
+    to_come = number_text(problem.remaining_samples)
     if chosen.pushes:
         return [
             f"Beginning to push costs {cost} once; it pays from "

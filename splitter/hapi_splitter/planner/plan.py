@@ -38,16 +38,16 @@ __all__ = [
     "Problem",
     "Resource",
     "able_options",
+    "compare_precisions",
+    "crossover_bandwidth",
     "evaluate",
     "freeze",
-    "if_streaming",
     "seconds_matrix",
     "solve",
     "static",
     "static_at",
     "stream",
-    "turning_link",
-    "what_if",
+    "streaming_plan",
 ]
 
 BINDING = 0.999
@@ -71,7 +71,7 @@ def solve(problem: Problem) -> Plan:
         ValueError: nothing fits, or nothing can run.
     """
     best = _steady(problem)
-    streaming = if_streaming(problem)
+    streaming = streaming_plan(problem)
     chosen = best
     if (
         streaming is not None
@@ -87,7 +87,7 @@ def solve(problem: Problem) -> Plan:
         best,
         streaming,
         static(problem),
-        turning_link(problem, chosen),
+        crossover_bandwidth(problem, chosen),
     )
     return replace(chosen, reasons=sentences)
 
@@ -123,7 +123,7 @@ def evaluate(
     one_off = 0.0
     if any(option.cut for option, _ in parts):
         one_off = problem.push_one_off_seconds
-    to_come = problem.samples_to_come
+    to_come = problem.remaining_samples
     plan = Plan(
         rule=rule,
         mix=parts,
@@ -185,7 +185,7 @@ def static_at(problem: Problem, cut: int) -> Plan:
     return _least_time(problem, fitting, "static")
 
 
-def what_if(
+def compare_precisions(
     chosen: Plan, problems_by_precision: Mapping[str, Problem]
 ) -> tuple[str, ...]:
     """What other floors would change, one sentence for each.
@@ -200,7 +200,7 @@ def what_if(
     )
 
 
-def turning_link(problem: Problem, chosen: Plan) -> float | None:
+def crossover_bandwidth(problem: Problem, chosen: Plan) -> float | None:
     """Bytes per second of a link at which the choice would turn.
 
     That is, between streaming and pushing anything. Looked for among faster
@@ -260,7 +260,7 @@ def _favour(option: Option) -> float:
 
 def _pushing_is_faster(problem: Problem, link: float) -> bool:
     """Whether ``auto`` would push with a link of so many bytes per second."""
-    changed = problem.with_link(link)
+    changed = problem.with_bandwidth(link)
     options = able_options(changed)
     if not options or options[0].cut:
         return bool(options)
@@ -273,7 +273,7 @@ def _pushing_is_faster(problem: Problem, link: float) -> bool:
 
 
 def _pays(pays_from: float | None, problem: Problem) -> bool:
-    return pays_from is not None and problem.samples_to_come > pays_from
+    return pays_from is not None and problem.remaining_samples > pays_from
 
 
 def _break_even(
@@ -358,7 +358,7 @@ def _pays_from(
     """Samples from which so many seconds per sample beat streaming's."""
     if all(option.cut == 0 for option, _ in parts):
         return None
-    streaming = if_streaming(problem)
+    streaming = streaming_plan(problem)
     if streaming is None or streaming.samples_per_second == 0:
         return None if math.isinf(seconds) else 0.0
     return _break_even(
@@ -366,7 +366,7 @@ def _pays_from(
     )
 
 
-def if_streaming(problem: Problem) -> Plan | None:
+def streaming_plan(problem: Problem) -> Plan | None:
     """As :func:`stream`; None where the client has not the memory for it."""
     fits = any(o.cut == 0 and problem.fits(o) for o in problem.options)
     return stream(problem) if fits else None

@@ -101,7 +101,7 @@ class Option:
             raise ValueError(f"{self.label} takes nothing of any resource")
 
     @property
-    def way(self) -> Route:
+    def route(self) -> Route:
         """Cut and encoding, which no other option of a problem has."""
         return self.cut, self.encoding
 
@@ -189,7 +189,7 @@ class Problem:
                 )
 
     @property
-    def samples_to_come(self) -> float:
+    def remaining_samples(self) -> float:
         """Samples times epochs."""
         return self.num_samples * self.epochs
 
@@ -200,7 +200,7 @@ class Problem:
                 return each.capacity
         return math.inf
 
-    def with_link(self, bytes_per_second: float) -> Problem:
+    def with_bandwidth(self, bytes_per_second: float) -> Problem:
         """The same over another link, the package's upload included.
 
         Args:

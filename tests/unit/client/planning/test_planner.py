@@ -21,7 +21,7 @@ from hapi_client.planning.device_profile import LocalFacts
 from hapi_client.planning.inputs import RemainingWork
 from hapi_client.planning.loop_probe import TrainingThreadProbe
 from hapi_client.planning.planner import JobPlanner
-from hapi_client.planning.replanner import MIN_PUSH_GAIN, gain_over
+from hapi_client.planning.replanner import MIN_PUSH_GAIN, speedup_over
 from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_client.planning.sample_probe import ProbeSamples
 from hapi_client.swift.transport import CancelScope
@@ -30,8 +30,8 @@ from hapi_splitter.planner.plan import (
     Option,
     Problem,
     Resource,
-    if_streaming,
     solve,
+    streaming_plan,
 )
 from hapi_splitter.planner.problem import RAW_ROUTE
 
@@ -217,7 +217,7 @@ def test_a_job_says_why_it_will_not_push(
         last_cut=1,
     )
     plan = solve(problem)
-    gain = gain_over(if_streaming(problem), plan)
+    gain = speedup_over(streaming_plan(problem), plan)
     assert plan.pushes is (gain > 1)
     assert gain < MIN_PUSH_GAIN
     assert reason in planning._why_not(plan, gain)

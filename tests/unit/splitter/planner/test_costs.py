@@ -11,8 +11,8 @@ from hapi_splitter.planner.costs import (
     DEFAULT_SERVE_SECONDS_PER_BYTE,
     Conditions,
     CutFacts,
-    OneOff,
     SampleCosts,
+    StartupCost,
     build_problem,
     candidate_cuts,
 )
@@ -73,7 +73,7 @@ def build(
     samples: SampleCosts = SAMPLES,
     conditions: Conditions = CONDITIONS,
     min_precision: str = "uint8",
-    one_off: OneOff | None = None,
+    one_off: StartupCost | None = None,
 ) -> Problem:
     return build_problem(
         CUTS,
@@ -84,7 +84,7 @@ def build(
         min_precision=min_precision,
         num_samples=100,
         epochs=2.5,
-        one_off=one_off or OneOff(),
+        one_off=one_off or StartupCost(),
     )
 
 
@@ -96,10 +96,10 @@ def option(problem: Problem, cut: int, encoding: str) -> Option:
 
 @pytest.mark.parametrize("rate", [None, 2e5])
 def test_another_link_is_as_if_it_had_been_there(rate: float | None) -> None:
-    one_off = OneOff(3e6, 2.0, 1.0, upload_bytes_per_second=rate)
+    one_off = StartupCost(3e6, 2.0, 1.0, upload_bytes_per_second=rate)
     wide = replace(CONDITIONS, link_bytes_per_second=3e6)
     built = build(one_off=one_off, conditions=wide)
-    changed = build(one_off=one_off).with_link(3e6)
+    changed = build(one_off=one_off).with_bandwidth(3e6)
     assert changed.push_one_off_seconds == pytest.approx(
         built.push_one_off_seconds
     )
@@ -186,7 +186,7 @@ def test_capacities_are_those_of_the_tiers_and_the_share() -> None:
     }
     assert problem.server_limit_bytes == 5000
     assert problem.client_limit_bytes == 4000
-    assert problem.samples_to_come == 250
+    assert problem.remaining_samples == 250
     assert problem.last_cut == 3
 
 
@@ -258,9 +258,11 @@ def test_the_floor_decides_which_encodings_are_options(
 
 
 def test_one_off_costs_are_upload_load_and_profile() -> None:
-    problem = build(one_off=OneOff(2e6, load_seconds=3, profile_seconds=4))
+    problem = build(
+        one_off=StartupCost(2e6, load_seconds=3, profile_seconds=4)
+    )
     assert problem.push_one_off_seconds == pytest.approx(9)
-    assert OneOff().seconds(0.0) == 0
+    assert StartupCost().seconds(0.0) == 0
 
 
 def test_swift_serves_about_350_mb_per_core_and_second() -> None:

@@ -19,14 +19,14 @@ from hapi_splitter.planner.plan import (
     Plan,
     Problem,
     Resource,
+    compare_precisions,
+    crossover_bandwidth,
     evaluate,
     freeze,
     solve,
     static,
     static_at,
     stream,
-    turning_link,
-    what_if,
 )
 from hapi_splitter.planner.problem import RESOURCES, UNITS, UNSEEN_LINK
 
@@ -81,7 +81,9 @@ def free(problem: Problem) -> Problem:
 
 def chosen_for(problem: Problem) -> Plan:
     """As ``solve``, without most of its time: the link that reasons name."""
-    with patch("hapi_splitter.planner.plan.turning_link", return_value=None):
+    with patch(
+        "hapi_splitter.planner.plan.crossover_bandwidth", return_value=None
+    ):
         return solve(problem)
 
 
@@ -262,9 +264,9 @@ def test_push_down_is_chosen_exactly_from_where_it_pays(
     plan = chosen_for(problem)
     if plan.pays_from_samples is None:
         assert not plan.pushes
-    elif problem.samples_to_come > plan.pays_from_samples * (1 + CLOSE):
+    elif problem.remaining_samples > plan.pays_from_samples * (1 + CLOSE):
         assert plan.pushes
-    elif problem.samples_to_come < plan.pays_from_samples * (1 - CLOSE):
+    elif problem.remaining_samples < plan.pays_from_samples * (1 - CLOSE):
         assert not plan.pushes
 
 
@@ -309,13 +311,13 @@ def test_more_capacity_never_makes_it_slower(
 @given(problems())
 def test_the_choice_turns_where_it_is_said_to_turn(problem: Problem) -> None:
     plan = solve(problem)
-    turning = turning_link(problem, plan)
+    turning = crossover_bandwidth(problem, plan)
     if turning is None:
         return
     faster = turning > problem.capacity("link")
     for factor, same in ((1.01, False), (0.99, True)):
         link = turning * (factor if faster else 1 / factor)
-        changed = with_link(problem, link)
+        changed = with_bandwidth(problem, link)
         if clear(changed):
             assert (solve(changed).pushes == plan.pushes) is same
 
@@ -323,7 +325,7 @@ def test_the_choice_turns_where_it_is_said_to_turn(problem: Problem) -> None:
 def clear(problem: Problem) -> bool:
     """Whether pushing and streaming differ by more than what ties cost."""
     best = solve(replace(problem, push_one_off_seconds=0.0))
-    to_come = problem.samples_to_come
+    to_come = problem.remaining_samples
     if not best.pushes or not to_come:
         return False
     pushing = problem.push_one_off_seconds + to_come / best.samples_per_second
@@ -331,7 +333,7 @@ def clear(problem: Problem) -> bool:
     return abs(ratio - 1) > 1e-4
 
 
-def with_link(problem: Problem, capacity: float) -> Problem:
+def with_bandwidth(problem: Problem, capacity: float) -> Problem:
     return replace(
         problem,
         resources=tuple(
@@ -550,11 +552,11 @@ def test_a_faster_link_is_named_that_would_make_it_stream() -> None:
     problem = case(link=1.0, server=1.0, client=9.0, one_off=10.0, cuts=cuts)
     plan = solve(problem)
     assert plan.pushes
-    turning = turning_link(problem, plan)
+    turning = crossover_bandwidth(problem, plan)
     assert turning is not None
     assert any("would make it stream" in each for each in plan.reasons)
-    assert solve(with_link(problem, turning * 0.99)).pushes
-    assert not solve(with_link(problem, turning * 1.01)).pushes
+    assert solve(with_bandwidth(problem, turning * 0.99)).pushes
+    assert not solve(with_bandwidth(problem, turning * 1.01)).pushes
 
 
 def test_the_package_goes_over_the_link_that_would_turn_the_choice() -> None:
@@ -567,12 +569,12 @@ def test_the_package_goes_over_the_link_that_would_turn_the_choice() -> None:
     # as long as all 500 of them. At n bytes/s it takes 5000 / n seconds.
     plan = solve(problem)
     assert not plan.pushes
-    turning = turning_link(problem, plan)
+    turning = crossover_bandwidth(problem, plan)
     assert turning is not None
-    faster = problem.with_link(turning * 1.01)
+    faster = problem.with_bandwidth(turning * 1.01)
     assert faster.push_one_off_seconds == pytest.approx(5000 / turning / 1.01)
     assert solve(faster).pushes
-    assert not solve(problem.with_link(turning / 1.01)).pushes
+    assert not solve(problem.with_bandwidth(turning / 1.01)).pushes
     # 500 * 0.1 = 5000 / n + 500 * 0.5 / n
     assert turning == pytest.approx(105.0, rel=0.01)
 
@@ -587,13 +589,13 @@ def test_a_link_that_turns_the_choice_is_found_between_two_that_do_not() -> (
         upload_bytes=600.0,
     )
     links = (1e-3, 10.0, 1e3, 1e6)
-    pushed = [solve(problem.with_link(link)).pushes for link in links]
+    pushed = [solve(problem.with_bandwidth(link)).pushes for link in links]
     assert pushed == [True, False, True, True]
-    turning = turning_link(problem, solve(problem))
+    turning = crossover_bandwidth(problem, solve(problem))
     assert turning is not None
     assert 10 < turning < 1e3
-    assert not solve(problem.with_link(turning * 0.99)).pushes
-    assert solve(problem.with_link(turning * 1.01)).pushes
+    assert not solve(problem.with_bandwidth(turning * 0.99)).pushes
+    assert solve(problem.with_bandwidth(turning * 1.01)).pushes
 
 
 def test_another_floor_is_told_apart_by_what_it_gains() -> None:
@@ -601,17 +603,17 @@ def test_another_floor_is_told_apart_by_what_it_gains() -> None:
     half = case(link=1.0, cuts={(3, "float16"): {"link": 0.5}})
     plan = solve(lossless)
     assert not plan.pushes
-    sentences = what_if(plan, {"half": half, "uint8": lossless})
+    sentences = compare_precisions(plan, {"half": half, "uint8": lossless})
     assert sentences == (
         "With --min-precision half the plan would be cut 3 · float16, 2 "
         "times as fast: 2 samples/s.",
         "With --min-precision uint8 it would stream all the same.",
     )
-    assert what_if(solve(half), {"lossless": lossless}) == (
+    assert compare_precisions(solve(half), {"lossless": lossless}) == (
         "With --min-precision lossless the plan would be stream, 2 times as "
         "long: 1 samples/s.",
     )
-    assert what_if(solve(half), {"uint8": half}) == (
+    assert compare_precisions(solve(half), {"uint8": half}) == (
         "With --min-precision uint8 it would be no faster.",
     )
 
