@@ -259,7 +259,7 @@ def test_training_script_of_the_readme_is_that_of_the_quick_start():
         (found,) = [b for b in blocks_of(page) if "TransferJob(" in b.text]
         return program(found)
 
-    assert script("README.md") == script("docs/quickstart.rst")
+    assert script("README.md") == script("docs/tutorial/quickstart.rst")
 
 
 def test_commands_of_the_readme_are_those_ci_runs():

@@ -22,6 +22,7 @@ from hapi_cluster import USERS, Cluster
 from photos import jpegs
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = DOCS / "tutorial" / "finetune.rst"
 CLASSES = ("astronaut", "cat", "coffee")
 NUM_TRAIN = 36
 NUM_VAL = 18
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def commands() -> list[str]:
-    text = (DOCS / "tutorial.rst").read_text()
+    text = PAGE.read_text()
     blocks = re.findall(r"\.\. code-block:: sh\n\n((?:(?:    .*)?\n)+)", text)
     lines = [line.strip() for line in "".join(blocks).splitlines()]
     return [line for line in lines if line]
@@ -173,8 +174,6 @@ def test_few_lines_of_the_script_change():
     assert 0 < kinds.count("-") <= MAX_CHANGED_LINES
     there = [kind for kind in kinds if kind in " +"]
     new = [n for n, kind in enumerate(there, 1) if kind == "+"]
-    marked = re.search(
-        r":emphasize-lines: ([\d, ]+)", (DOCS / "tutorial.rst").read_text()
-    )
+    marked = re.search(r":emphasize-lines: ([\d, ]+)", PAGE.read_text())
     assert marked is not None
     assert [int(n) for n in marked[1].split(",")] == new
