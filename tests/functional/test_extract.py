@@ -242,7 +242,7 @@ def test_wrong_words_are_told_before_any_work(
 
 def blocks(language: str) -> list[str]:
     """Code blocks of the page on extracting."""
-    text = (ROOT / "docs" / "extracting.rst").read_text()
+    text = (ROOT / "docs" / "howto" / "extracting.rst").read_text()
     found = re.findall(
         rf"\.\. code-block:: {language}\n\n((?:(?:    .*)?\n)+)", text
     )

@@ -79,7 +79,7 @@ class TransferJob:
         batch_size: samples of a step, of all ranks together.
         transform: an ``ImageTransform``, torchvision's
             ``weights.transforms()``, or an ``ArrayTransform`` of data that
-            is no images (:doc:`arrays </arrays>`); None for ImageNet's
+            is no images (:doc:`arrays </howto/arrays>`); None for ImageNet's
             evaluation transform.
         augment: what is random about the images of training epochs
             (:mod:`hapi_splitter.inputs.augmentation`), the same wherever it is
@@ -116,7 +116,7 @@ class TransferJob:
         cache: whether features are kept in the store, for later epochs and
             jobs with the same model, cut and encoding: ``off``, ``read``
             what is there, or ``readwrite``, which takes room in your
-            account (:doc:`the operator </operating>` has to allow it).  A
+            account (:doc:`the operator </howto/operating>` has to allow it).  A
             plan reads what was kept wherever that is faster, and pushes a
             deeper cut where the ``epochs`` to come gain from it.
         options: how to fetch.
