@@ -32,7 +32,7 @@ ELSEWHERE = ("pip install", "hapi cluster", "eval ")
 """The cluster is there already, and so are the packages."""
 TOLERANCE = 1e-4
 USER = "test2:tester2"
-"""Whose account is empty."""
+"""User whose account is empty."""
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -56,10 +56,10 @@ def write_photos(folder: Path) -> None:
 
 
 def write_weights(photos: Path, torch_home: Path) -> None:
-    """Where torchvision has what it has downloaded.
+    """Writes weights into torchvision's download folder.
 
-    Random ones, with batch norms that have seen photographs: features would
-    be of any size otherwise.
+    They are random, with batch norms that have seen photographs, which keeps
+    the features in a usual range.
     """
     weights = ResNet18_Weights.DEFAULT
     torch.manual_seed(7)
@@ -113,19 +113,21 @@ def reader(cluster: Cluster, tmp_path_factory) -> Callable[[str], str]:
     return follow
 
 
-def curve(told: str) -> list[tuple[float, int, int]]:
+def curve(output: str) -> list[tuple[float, int, int]]:
     """Loss, and how many of how many were right, of each epoch."""
-    lines = re.findall(r"epoch \d+: loss ([\d.]+), (\d+) of (\d+) right", told)
+    lines = re.findall(
+        r"epoch \d+: loss ([\d.]+), (\d+) of (\d+) right", output
+    )
     return [(float(x), int(y), int(z)) for x, y, z in lines]
 
 
 def test_page_works_from_the_folder_to_predictions(reader):
-    told = {
+    output = {
         line: reader(line)
         for line in commands()
         if not line.startswith(ELSEWHERE)
     }
-    assert list(told) == [
+    assert list(output) == [
         "python finetune.py",
         "hapi upload photos/train photos/train",
         "hapi upload photos/val photos/val",
@@ -137,8 +139,8 @@ def test_page_works_from_the_folder_to_predictions(reader):
         "hapi models ls",
         "swift delete photos --prefix val/",
     ]
-    mine = curve(told["python finetune.py"])
-    theirs = curve(told["python finetune_hapi.py"])
+    mine = curve(output["python finetune.py"])
+    theirs = curve(output["python finetune_hapi.py"])
     assert len(mine) == len(theirs) == EPOCHS
     for (loss, *right), (other, *others) in zip(mine, theirs, strict=True):
         # An epoch is one step here, so that its order does not matter.
@@ -147,7 +149,7 @@ def test_page_works_from_the_folder_to_predictions(reader):
     assert mine[-1][0] < mine[0][0]
     assert mine[-1][1:] == (NUM_VAL, NUM_VAL)
 
-    predictions = told["python predict.py photos/val/cat/*.jpg"].splitlines()
+    predictions = output["python predict.py photos/val/cat/*.jpg"].splitlines()
     assert len(predictions) == NUM_VAL // len(CLASSES)
     assert all(": cat (" in line for line in predictions)
 

@@ -103,7 +103,7 @@ def test_relative_links_of_markdown_lead_somewhere(page: str) -> None:
 
 
 def labels() -> set[str]:
-    """Of all pages, as ``:ref:`` looks them up."""
+    """Labels of all pages, normalised as ``:ref:`` does."""
     return {
         " ".join(label.lower().split())
         for page in RESTRUCTURED
@@ -190,15 +190,17 @@ def test_every_error_code_has_an_entry_and_every_entry_a_code() -> None:
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_entry_of_an_error_tells_its_status(code: str) -> None:
-    told = entries()[code]["status"]
-    assert told.partition(",")[0] == (
+def test_entry_of_an_error_states_its_status(code: str) -> None:
+    status = entries()[code]["status"]
+    assert status.partition(",")[0] == (
         str(CODES[code]) if CODES[code] else "none"
     )
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_entry_of_an_error_tells_what_the_client_does(code: str) -> None:
+def test_entry_of_an_error_states_the_reaction_of_the_client(
+    code: str,
+) -> None:
     error = make_error(code, "a message")
     if is_retryable(error) and code != "too_slow":  # has cost enough time
         expected = "retries, then streams"
@@ -320,7 +322,7 @@ def test_timeouts_of_the_guide_are_the_defaults() -> None:
             assert (name, owner) == ("client_timeout", "Swift's proxy")
 
 
-def test_defaults_of_timeouts_are_as_the_guide_says_they_should_be() -> None:
+def test_timeouts_exceed_the_documented_ones() -> None:
     found = timeouts()
     seconds = {name: each[1] for name, each in found.items()}
     for name, (_, own, more) in found.items():
@@ -331,7 +333,7 @@ def test_defaults_of_timeouts_are_as_the_guide_says_they_should_be() -> None:
 
 
 def messages() -> list[str]:
-    """What filter and worker say in their code, placeholders for values."""
+    """String literals of filter and worker, with placeholders for values."""
     found = []
     for folder in ("hapi_worker", "hapi_middleware"):
         for path in (ROOT / "swift_middleware" / folder).rglob("*.py"):
@@ -344,13 +346,13 @@ def messages() -> list[str]:
 
 
 def test_log_lines_of_the_guide_are_in_the_code() -> None:
-    said = messages()
+    literals = messages()
     tables = tables_in(MONITORING, "Log lines")
     assert len(tables) == 2
     for line, _ in (row for table in tables for row in table):
         parts = [re.escape(part) for part in line.strip("`").split("…")]
         pattern = re.compile(".*".join(parts), re.DOTALL)
-        assert any(pattern.search(each) for each in said), line
+        assert any(pattern.search(each) for each in literals), line
 
 
 # --- the interface ---
@@ -398,8 +400,8 @@ def test_reference_shows_whole_sentences(kind: type) -> None:
 def test_figures_of_a_report_are_all_in_its_page() -> None:
     text = text_of(REPORTS)
     table = text.partition("The figures\n---")[2]
-    told = set(re.findall(r"^``(\w+)``  ", table, re.M))
+    documented = set(re.findall(r"^``(\w+)``  ", table, re.M))
     stages = {"loop_seconds", "fetch_seconds", "storage_seconds"}
-    assert told == set(report_body(EpochReport())) | stages
+    assert documented == set(report_body(EpochReport())) | stages
     for stage in (*LOOP_STAGES, *FETCH_STAGES, *CLOCK_STAGES):
         assert f" ``{stage}``  " in table
