@@ -10,6 +10,7 @@ ValueError for a bad value.  Unknown fields are ignored.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
@@ -209,7 +210,7 @@ def read_count(value: Any) -> int:
 
 def read_amount(value: Any) -> float:
     """Reads a finite number from 0 on."""
-    if type(value) not in (int, float) or not 0 <= value <= _MAX_FLOAT:
+    if type(value) not in (int, float) or not 0 <= value <= sys.float_info.max:
         raise ValueError(f"{value!r:.80} is not a number from 0 on")
     return float(value)
 
@@ -235,7 +236,6 @@ def one_of(*allowed: str) -> Callable[[Any], str]:
 
 PossiblyEmpty = Annotated[str, read_possibly_empty]
 
-_MAX_FLOAT = 1.7976931348623157e308
 _READERS: Mapping[Any, Callable[[Any], Any]] = MappingProxyType(
     {
         str: read_text,

@@ -54,7 +54,7 @@ def data(connection, tmp_path_factory) -> str:
 
 
 def network(seed: int = 0) -> nn.Module:
-    """Of which dropout is on the tail's side, or frozen as ``drop``."""
+    """A network with dropout in the tail, or frozen if cut at ``drop``."""
     made = nn.Sequential()
     small = small_network(seed=seed)
     made.add_module("body", small.body)
@@ -82,30 +82,30 @@ def job_of(connection, data: str, seed: int = 0, **options) -> TransferJob:
 
 
 class Run:
-    """One run of several epochs, in so many parts."""
+    """One training run, possibly in several parts."""
 
     def __init__(self, connection, data: str, checkpoint: Checkpoint | None):
         self._connection = connection
         self._data = data
         self._checkpoint = checkpoint
-        self.told: list[int] = []
+        self.finished: list[int] = []
         self.weights: dict[str, torch.Tensor] = {}
 
     def go(self, stop: tuple[int, int] | None = None) -> History:
-        """Trains, from what is kept on; until epoch and samples of it."""
+        """Trains from the checkpoint on; interrupted after ``stop``."""
 
         def on_samples(epoch: int, samples: int) -> None:
             if (epoch, samples) == stop:
                 signal.raise_signal(signal.SIGINT)
 
         with interruptible(), job_of(self._connection, self._data) as job:
-            # What a new process has does not matter to one that goes on.
-            torch.manual_seed(len(self.told) if self._checkpoint else 0)
+            # A resumed run must not depend on the new process's seed.
+            torch.manual_seed(len(self.finished) if self._checkpoint else 0)
             history = train_tail(
                 job,
                 epochs=EPOCHS,
                 learning_rate=0.05,
-                on_epoch=lambda number, result: self.told.append(number),
+                on_epoch=lambda number, result: self.finished.append(number),
                 on_samples=on_samples,
                 checkpoint=self._checkpoint,
             )
@@ -114,7 +114,7 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def whole(connection, data) -> tuple[Run, History]:
+def uninterrupted(connection, data) -> tuple[Run, History]:
     run = Run(connection, data, None)
     return run, run.go()
 
@@ -128,8 +128,8 @@ def whole(connection, data) -> tuple[Run, History]:
         pytest.param((EPOCHS - 1, NUM_SAMPLES), id="very last step"),
     ],
 )
-def test_a_run_in_two_parts_is_one_run(
-    connection, data, whole, tmp_path, stop
+def test_resumed_run_equals_an_uninterrupted_one(
+    connection, data, uninterrupted, tmp_path, stop
 ):
     run = Run(connection, data, Checkpoint(tmp_path / "run.pt"))
     with pytest.raises(KeyboardInterrupt):
@@ -137,19 +137,19 @@ def test_a_run_in_two_parts_is_one_run(
     assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
     history = run.go()
 
-    uninterrupted, expected = whole
-    assert run.told == list(range(EPOCHS))
+    other, expected = uninterrupted
+    assert run.finished == list(range(EPOCHS))
     assert [each.num_samples for each in history.epochs] == [
         NUM_SAMPLES
     ] * EPOCHS
     assert [len(each.losses) for each in history.epochs] == [5] * EPOCHS
     assert history.losses == pytest.approx(expected.losses, rel=1e-5)
-    for name, weight in uninterrupted.weights.items():
+    for name, weight in other.weights.items():
         torch.testing.assert_close(run.weights[name], weight)
 
 
-class Watched(Checkpoint):
-    """Keeps what every save is given."""
+class RecordingCheckpoint(Checkpoint):
+    """Records the arguments of each save."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -160,11 +160,11 @@ class Watched(Checkpoint):
         super().save(**parts)
 
 
-def test_every_save_has_results_of_the_epochs_that_its_data_is_behind(
+def test_every_save_has_the_results_of_its_finished_epochs(
     connection, data, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(checkpoints, "SAVE_SECONDS", 0.0)
-    checkpoint = Watched(tmp_path / "run.pt")
+    checkpoint = RecordingCheckpoint(tmp_path / "run.pt")
     Run(connection, data, checkpoint).go()
     assert len(checkpoint.saves) == EPOCHS * NUM_SAMPLES // BATCH_SIZE
     for save in checkpoint.saves:
@@ -177,7 +177,7 @@ def test_every_save_has_results_of_the_epochs_that_its_data_is_behind(
 
 @pytest.fixture(scope="module")
 def begun(connection, data, tmp_path_factory) -> Path:
-    """The checkpoint of a run whose first epoch is trained."""
+    """A checkpoint after the first epoch."""
     path = tmp_path_factory.mktemp("begun") / "run.pt"
     with job_of(connection, data) as job:
         train_tail(
@@ -186,7 +186,7 @@ def begun(connection, data, tmp_path_factory) -> Path:
     return path
 
 
-def go_on(job: TransferJob, path: Path, epochs: int = 2) -> History:
+def resume(job: TransferJob, path: Path, epochs: int = 2) -> History:
     return train_tail(
         job, epochs=epochs, learning_rate=0.01, checkpoint=Checkpoint(path)
     )
@@ -195,11 +195,11 @@ def go_on(job: TransferJob, path: Path, epochs: int = 2) -> History:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"seed": 1}, "frozen layers have other weights .* --seed"),
-        ({"freeze": "drop"}, "freeze is 'body', and this run's 'drop'"),
+        ({"seed": 1}, "frozen layers have different weights .* --seed"),
+        ({"freeze": "drop"}, "freeze is 'body', this run's 'drop'"),
         (
             {"augment": Augmentation()},
-            "augmentation is None, and this run's {",
+            "augmentation is None, this run's {",
         ),
         (
             {"augment": Augmentation(), "augment_period_epochs": 2},
@@ -207,55 +207,51 @@ def go_on(job: TransferJob, path: Path, epochs: int = 2) -> History:
         ),
         (
             {"transform": ImageTransform(72, 64, mean=(0.0, 0.0, 0.0))},
-            r"transform is .*0\.485.*, and this run's ",
+            r"transform is .*0\.485.*, this run's ",
         ),
-        ({"batch_size": 4}, "batch_size is 8, and this job's 4"),
+        ({"batch_size": 4}, "batch_size is 8, this job's is 4"),
     ],
 )
-def test_a_checkpoint_of_other_features_is_refused(
+def test_checkpoint_of_other_features_is_refused(
     connection, data, begun, options, words
 ):
-    kept = begun.read_bytes()
+    content = begun.read_bytes()
     with job_of(connection, data, **options) as job:
         before = {
             name: value.clone()
             for name, value in job.tail.state_dict().items()
         }
         with pytest.raises(ClientError, match=words) as caught:
-            go_on(job, begun)
+            resume(job, begun)
         assert caught.value.code == "bad_state"
         for name, value in job.tail.state_dict().items():
             assert torch.equal(value, before[name])
-    assert begun.read_bytes() == kept
+    assert begun.read_bytes() == content
 
 
-def test_the_cut_and_the_encoding_may_be_others(
-    connection, data, begun, tmp_path
-):
+def test_cut_and_encoding_may_change(connection, data, begun, tmp_path):
     path = tmp_path / "run.pt"
     path.write_bytes(begun.read_bytes())
     with job_of(connection, data, cut=1, encoding="float16") as job:
-        history = go_on(job, path)
+        history = resume(job, path)
         assert job.stats.samples == NUM_SAMPLES
     assert len(history.epochs) == 2
 
 
-def test_a_checkpoint_that_lacks_something_is_refused(
-    connection, data, begun, tmp_path
-):
+def test_incomplete_checkpoint_is_refused(connection, data, begun, tmp_path):
     saved = torch.load(begun, weights_only=True)
     with job_of(connection, data) as job:
         for name in set(saved) - {"version"}:
             path = tmp_path / f"{name}.pt"
             torch.save({n: v for n, v in saved.items() if n != name}, path)
             with pytest.raises(ClientError, match=f"KeyError: '{name}'"):
-                go_on(job, path)
+                resume(job, path)
         torch.save({**saved, "epochs": []}, tmp_path / "run.pt")
         with pytest.raises(ClientError, match=r"of 0 epochs, .* in epoch 1"):
-            go_on(job, tmp_path / "run.pt")
+            resume(job, tmp_path / "run.pt")
 
 
-def test_an_epoch_without_any_sample_is_an_error(connection, tmp_path):
+def test_epoch_without_any_sample_is_an_error(connection, tmp_path):
     folder = tmp_path / "shards"
     folder.mkdir()
     bad = [
@@ -268,7 +264,7 @@ def test_an_epoch_without_any_sample_is_an_error(connection, tmp_path):
     path = tmp_path / "run.pt"
     with job_of(connection, data, on_error="skip") as job:
         with pytest.raises(ClientError, match="none of the 5 samples") as it:
-            go_on(job, path)
+            resume(job, path)
         assert it.value.code == "bad_sample"
     assert not path.exists()
 
@@ -277,13 +273,13 @@ def test_an_epoch_without_any_sample_is_an_error(connection, tmp_path):
 def hapi_train(
     cluster, data, tmp_path, monkeypatch, capsys
 ) -> Callable[..., tuple[dict[str, Any], str]]:
-    """Runs the command; its JSON, and what it prints."""
+    """Runs the command; returns its JSON and its output."""
     for variable, value in cluster.environment.items():
         monkeypatch.setenv(variable, value)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "hapi_client.model.torchvision_registry.build_model",
+        "hapi_client.cli.train_run.build_model",
         lambda *_, seed, **__: (network(seed), small_transform()),
     )
 
@@ -305,31 +301,29 @@ def hapi_train(
     return run
 
 
-def test_a_finished_run_says_so_and_goes_on_with_more_epochs(
-    hapi_train, tmp_path
-):
-    first, told = hapi_train("--epochs", "2")
-    assert "trained already" not in told
-    assert "going on" not in told
+def test_finished_run_continues_with_more_epochs(hapi_train, tmp_path):
+    first, output = hapi_train("--epochs", "2")
+    assert "trained already" not in output
+    assert "resuming" not in output
     model = torch.load(tmp_path / "model.pt", weights_only=True)
     for name in ("model.pt", "run.json"):
         (tmp_path / name).unlink()
 
     for epochs in ("2", "1"):
-        again, told = hapi_train("--epochs", epochs)
-        assert "all 2 epochs are trained already; a larger --epochs" in told
-        assert f"{first['epochs'][1]['loss']:.4f}" in told
-        assert "all was streamed" not in told
-        assert "no plan" not in told
+        again, output = hapi_train("--epochs", epochs)
+        assert "all 2 epochs are trained already" in output
+        assert f"{first['epochs'][1]['loss']:.4f}" in output
+        assert "read raw" not in output
+        assert "no plan" not in output
         assert again["epochs"] == first["epochs"]
         assert again["losses"] == first["losses"]
         assert again["stats"]["samples"] == 0
-        kept = torch.load(tmp_path / "model.pt", weights_only=True)
+        model_again = torch.load(tmp_path / "model.pt", weights_only=True)
         for name, weight in model.items():
-            assert torch.equal(kept[name], weight)
+            assert torch.equal(model_again[name], weight)
 
-    more, told = hapi_train("--epochs", "3")
-    assert "going on in epoch 2, behind 0 of its samples" in told
+    more, output = hapi_train("--epochs", "3")
+    assert "resuming in epoch 2 after 0 of its samples" in output
     assert more["epochs"][:2] == first["epochs"]
     assert len(more["losses"]) == 15
     assert more["stats"]["samples"] == NUM_SAMPLES
@@ -338,16 +332,16 @@ def test_a_finished_run_says_so_and_goes_on_with_more_epochs(
     ]
 
 
-def test_room_for_the_checkpoint_is_tried_before_training(
+def test_space_for_the_checkpoint_is_checked_before_training(
     hapi_train, tmp_path, monkeypatch
 ):
-    """The tail's weights, and as much for the optimizer's momentum."""
-    tried = []
+    """It has the tail's weights, and as much for the momentum."""
+    checked = []
     monkeypatch.setattr(
-        "hapi_client.atomic_file.check_writable",
-        lambda *arguments: tried.append(arguments),
+        "hapi_client.cli.train_run.check_writable",
+        lambda *arguments: checked.append(arguments),
     )
     hapi_train("--epochs", "1")
     head = network(0).head
     num_bytes = sum(4 * each.numel() for each in head.parameters())
-    assert (Path("run.pt"), 2 * num_bytes) in tried
+    assert (Path("run.pt"), 2 * num_bytes) in checked

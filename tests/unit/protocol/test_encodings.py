@@ -74,7 +74,7 @@ def test_encoding_of_unknown_parts_is_refused() -> None:
         Encoding("uint8", "gzip")
 
 
-def test_floor_allows_encodings_of_at_least_its_precision() -> None:
+def test_floor_allows_encodings_that_are_precise_enough() -> None:
     allowed = [set(allowed_encodings(floor)) for floor in PRECISIONS]
     assert allowed[0] == {"float32", "float32;lz4", "float32;zstd"}
     assert allowed[0] < allowed[1] < allowed[2] == set(ENCODINGS)

@@ -204,7 +204,7 @@ def test_entry_has_no_usage_if_the_worker_has_ended(logged: Logged) -> None:
     assert logged.entries() == [ENTRY]
 
 
-def test_usage_is_waited_for_at_most_a_second(
+def test_wait_for_the_usage_ends_after_a_second(
     logged: Logged,
 ) -> None:
     logged.world.worker.usage_delay_seconds = 1.9
