@@ -10,11 +10,11 @@ release = version = _version("swift-hapi")
 
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
-html_theme = "alabaster"
-html_theme_options = {
-    "description": "Transfer learning on data in OpenStack Swift",
-    "page_width": "1040px",
-}
+html_theme = "furo"
+html_title = project
+html_static_path = ["_static"]
+html_css_files = ["custom.css"]
+html_theme_options = {"top_of_page_buttons": []}
 nitpicky = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

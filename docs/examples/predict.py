@@ -1,4 +1,4 @@
-"""Tell what is on an image, with the model that was trained."""
+"""Classify images with the trained model."""
 
 import sys
 

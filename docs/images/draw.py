@@ -1,156 +1,23 @@
-"""Draws the documentation's pictures: ``python docs/images/draw.py``.
+"""Draws the pictures of the documentation: ``python docs/images/draw.py``.
 
-Each is an SVG of rectangles, lines and text on a light card, so that it can be
-read on light and on dark pages.  A test compares what is committed with what
-this writes.
+Each picture is an SVG of rectangles, lines and text on a light card, readable
+on light and dark pages.  A test compares the committed files with the output.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from xml.sax.saxutils import escape
+from typing import Any
 
-FONT = "DejaVu Sans, Verdana, Arial, sans-serif"
-HALO = 'paint-order="stroke" stroke="#ffffff" stroke-width="6" '
-"""Keeps lines away from the letters in front of them."""
-INK = "#1b1f24"
-SOFT = "#57606a"
-CARD = "#ffffff"
-EDGE = "#d0d7de"
-STORAGE = ("#dbeafe", "#1d4ed8")
-CLIENT = ("#ffedd5", "#c2410c")
-PLAIN = ("#f1f3f5", "#868e96")
-OURS = ("#dcfce7", "#15803d")
-SIZE = 14
-LINE = 19
-
-
-@dataclass
-class Picture:
-    """What is drawn so far, back to front."""
-
-    width: int
-    height: int
-    title: str
-    parts: list[str] = field(default_factory=list)
-
-    def box(
-        self,
-        x: float,
-        y: float,
-        width: float,
-        height: float,
-        colours: tuple[str, str] = PLAIN,
-        *,
-        dashed: bool = False,
-    ) -> None:
-        fill, stroke = colours
-        dashes = ' stroke-dasharray="5 4"' if dashed else ""
-        self.parts.append(
-            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" '
-            f'height="{height:g}" rx="6" fill="{fill}" stroke="{stroke}" '
-            f'stroke-width="1.5"{dashes}/>'
-        )
-
-    def text(
-        self,
-        x: float,
-        y: float,
-        *lines: str,
-        anchor: str = "middle",
-        colour: str = INK,
-        size: int = SIZE,
-        bold: bool = False,
-        halo: bool = False,
-    ) -> None:
-        """Lines of text, the first one's base at ``y``."""
-        for number, line in enumerate(lines):
-            self.parts.append(
-                f'<text x="{x:g}" y="{y + number * LINE:g}" '
-                f'text-anchor="{anchor}" font-size="{size}" '
-                f'font-family="{FONT}" '
-                + ('font-weight="bold" ' if bold else "")
-                + (HALO if halo else "")
-                + f'fill="{colour}">{escape(line)}</text>'
-            )
-
-    def label(
-        self,
-        x: float,
-        y: float,
-        width: float,
-        height: float,
-        *lines: str,
-        colours: tuple[str, str] = PLAIN,
-        bold: bool = False,
-    ) -> None:
-        """A box with lines in its middle; the first one is its name."""
-        self.box(x, y, width, height, colours)
-        top = y + height / 2 - LINE * (len(lines) - 1) / 2 + 5
-        self.text(x + width / 2, top, lines[0], bold=bold or len(lines) > 1)
-        self.text(x + width / 2, top + LINE, *lines[1:], colour=SOFT, size=13)
-
-    def arrow(
-        self,
-        *points: tuple[float, float],
-        colour: str = INK,
-        both: bool = False,
-        dashed: bool = False,
-    ) -> None:
-        path = " ".join(f"{x:g},{y:g}" for x, y in points)
-        dashes = ' stroke-dasharray="4 4"' if dashed else ""
-        self.parts.append(
-            f'<polyline points="{path}" fill="none" stroke="{colour}" '
-            f'stroke-width="1.8"{dashes}/>'
-        )
-        self._head(points[-2], points[-1], colour)
-        if both:
-            self._head(points[1], points[0], colour)
-
-    def _head(
-        self,
-        before: tuple[float, float],
-        tip: tuple[float, float],
-        colour: str,
-    ) -> None:
-        x, y = tip
-        right = (x > before[0]) - (x < before[0])
-        down = (y > before[1]) - (y < before[1])
-        back = [
-            (x - 9 * right + 5 * down * side, y - 9 * down + 5 * right * side)
-            for side in (-1, 1)
-        ]
-        corners = " ".join(f"{a:g},{b:g}" for a, b in [tip, *back])
-        self.parts.append(f'<polygon points="{corners}" fill="{colour}"/>')
-
-    def line(
-        self, x1: float, y1: float, x2: float, y2: float, colour: str = EDGE
-    ) -> None:
-        self.parts.append(
-            f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" '
-            f'stroke="{colour}" stroke-width="1.5" stroke-dasharray="3 4"/>'
-        )
-
-    def svg(self) -> str:
-        head = (
-            '<svg xmlns="http://www.w3.org/2000/svg" '
-            f'viewBox="0 0 {self.width} {self.height}" width="{self.width}" '
-            f'height="{self.height}" role="img">'
-        )
-        card = (
-            f'<rect x="0.5" y="0.5" width="{self.width - 1}" '
-            f'height="{self.height - 1}" rx="8" fill="{CARD}" '
-            f'stroke="{EDGE}"/>'
-        )
-        title = f"<title>{escape(self.title)}</title>"
-        return "\n".join([head, title, card, *self.parts, "</svg>"]) + "\n"
+from picture import CLIENT, EDGE, INK, OURS, PLAIN, SOFT, STORAGE, Picture
 
 
 def architecture() -> Picture:
-    """Two tiers, their processes, and what is between them."""
+    """Draws the two tiers, their processes and the messages."""
     picture = Picture(800, 390, "The two tiers and their processes")
     picture.text(150, 34, "Training job", bold=True, size=16)
     picture.text(560, 34, "Storage host", bold=True, size=16)
@@ -158,14 +25,14 @@ def architecture() -> Picture:
     picture.text(150, 72, "one Python process", colour=SOFT, size=13)
     for y, *lines in (
         (84, "hapi_client", "plans, fetches, retries"),
-        (160, "rest of the frozen layers", "after the cut, no gradients"),
+        (160, "frozen layers after the cut", "no gradients"),
         (236, "tail: your nn.Module", "your loop, your optimizer"),
     ):
         picture.label(40, y, 220, 58, *lines, colours=CLIENT)
     picture.arrow((150, 142), (150, 160))
     picture.arrow((150, 218), (150, 236))
-    picture.text(150, 326, "images or features come in,", size=13, colour=SOFT)
-    picture.text(150, 345, "the tail alone is trained", size=13, colour=SOFT)
+    picture.text(150, 326, "images or features arrive,", size=13, colour=SOFT)
+    picture.text(150, 345, "only the tail is trained", size=13, colour=SOFT)
 
     picture.box(350, 48, 430, 320, ("#f6f9ff", STORAGE[1]), dashed=True)
     picture.text(
@@ -202,12 +69,12 @@ def architecture() -> Picture:
 STEPS = (
     ("client", "filter", "GET of a shard, X-Hapi-*"),
     ("filter", "swift", "HEAD of shard and package, with the caller's rights"),
-    ("filter", "worker", "POST /jobs: what is wanted, who pays"),
+    ("filter", "worker", "POST /jobs: request, charged account"),
     ("worker", "filter", "201 grant, or 409 model_needed"),
-    ("filter", "swift", "where it is needed: GET of the package"),
+    ("filter", "swift", "if needed: GET of the package"),
     ("filter", "worker", "and PUT /models"),
     ("filter", "swift", "GET of the samples' range in the shard"),
-    ("filter", "worker", "POST /jobs/<id>: bytes, as they come"),
+    ("filter", "worker", "POST /jobs/<id>: bytes, as they arrive"),
     ("worker", "filter", "features, as they are computed"),
     ("filter", "client", "200, rows and a summary"),
 )
@@ -215,7 +82,7 @@ IF_NEEDED = (5, 6)
 
 
 def annotated_get() -> Picture:
-    """One request, from top to bottom."""
+    """Draws one request, from top to bottom."""
     picture = Picture(800, 560, "One annotated GET, step by step")
     columns = {"client": 80, "filter": 310, "swift": 715, "worker": 570}
     names = {
@@ -245,8 +112,8 @@ def annotated_get() -> Picture:
 
 
 def cut() -> Picture:
-    """Where a model is cut, and which part runs where."""
-    picture = Picture(800, 450, "Where a model is cut, and what runs where")
+    """Draws three cuts of one model and the tier of each part."""
+    picture = Picture(800, 450, "Three cuts of one model")
     x = 130
     blocks = []
     for name, width in (
@@ -271,13 +138,13 @@ def cut() -> Picture:
     picture.text(
         (130 + end) / 2,
         76,
-        "frozen: the same for an image in every epoch",
+        "frozen: the same features in every epoch",
         size=13,
         colour=SOFT,
     )
     picture.text(tail[1] + 32, 76, "trained", size=13, colour=SOFT)
     rows = (
-        (98, "cut 0", "streaming", 0, "the image, as it is stored"),
+        (98, "cut 0", "streaming", 0, "the stored image"),
         (200, "cut k", "an inner cut", 4, "features of layer2"),
         (302, "cut n", "the last cut", 7, "features of avgpool"),
     )
@@ -305,40 +172,41 @@ def cut() -> Picture:
     picture.box(20, 414, 18, 18, STORAGE)
     picture.text(44, 428, "next to the data", anchor="start", size=13)
     picture.box(190, 414, 18, 18, CLIENT)
-    picture.text(214, 428, "where you train", anchor="start", size=13)
+    picture.text(214, 428, "on the client", anchor="start", size=13)
     return picture
 
 
-WAYS: Mapping[str, tuple[str, str, Mapping[str, float]]] = MappingProxyType(
+ROUTES: Mapping[str, tuple[str, str, Mapping[str, float]]] = MappingProxyType(
     {
         "stream all": (
             "100 samples/s",
-            "your device is the slowest",
-            {"link": 0.23, "storage device": 0.0, "your device": 1.0},
+            "the client's device limits",
+            {"link": 0.23, "storage device": 0.0, "client device": 1.0},
         ),
-        "push all": (
+        "push down all": (
             "50 samples/s",
-            "the store's device is the slowest",
-            {"link": 0.01, "storage device": 1.0, "your device": 0.0},
+            "the storage device limits",
+            {"link": 0.01, "storage device": 1.0, "client device": 0.0},
         ),
         "the plan: 2 of 3 streamed": (
             "150 samples/s",
-            "both work all the time",
-            {"link": 0.24, "storage device": 1.0, "your device": 1.0},
+            "both are fully used",
+            {"link": 0.24, "storage device": 1.0, "client device": 1.0},
         ),
     }
 )
-"""Of a client with 100 images a second and a store with 50, images of 115 KB,
-features of 2 KB, a link of 50 MB/s: how busy each resource is."""
+"""Utilisation of each resource by plan, for a client that computes 100 images
+per second, a storage side that computes 50, images of 115 KB, features of 2 KB
+and a link of 50 MB/s."""
 
 
 def plan() -> Picture:
-    """What a plan weighs, and why a mix beats each single choice."""
-    picture = Picture(800, 400, "What a plan weighs")
+    """Draws the utilisation of each resource by streaming, push-down, mix."""
+    picture = Picture(800, 400, "Utilisation of each resource by plan")
     picture.text(
         20,
         32,
-        "How busy is each resource?",
+        "Utilisation of each resource",
         anchor="start",
         bold=True,
         size=16,
@@ -346,7 +214,7 @@ def plan() -> Picture:
     picture.text(
         780,
         32,
-        "100 % busy limits the speed",
+        "a resource at 100 % limits the speed",
         anchor="end",
         size=13,
         colour=SOFT,
@@ -354,9 +222,9 @@ def plan() -> Picture:
     colours = {
         "link": PLAIN,
         "storage device": STORAGE,
-        "your device": CLIENT,
+        "client device": CLIENT,
     }
-    for number, (name, (speed, why, busy)) in enumerate(WAYS.items()):
+    for number, (name, (speed, why, busy)) in enumerate(ROUTES.items()):
         top = 54 + 112 * number
         picture.text(20, top + 22, name, anchor="start", bold=True)
         picture.text(20, top + 46, speed, anchor="start", size=16)
@@ -375,13 +243,13 @@ def plan() -> Picture:
                 size=13,
                 bold=share == 1.0,
             )
-        if number < len(WAYS) - 1:
+        if number < len(ROUTES) - 1:
             picture.line(20, top + 100, 780, top + 100)
     picture.text(
         20,
         388,
-        "An example: you compute 100 images a second, the store 50; images "
-        "115 KB, features 2 KB, link 50 MB/s.",
+        "Example: the client computes 100 images/s, the storage side 50; "
+        "images 115 KB, features 2 KB, link 50 MB/s.",
         anchor="start",
         size=13,
         colour=SOFT,
@@ -390,8 +258,8 @@ def plan() -> Picture:
 
 
 def placement() -> Picture:
-    """Which host gets what."""
-    picture = Picture(800, 400, "What runs where")
+    """Draws the processes on each kind of host."""
+    picture = Picture(800, 400, "Processes on each kind of host")
     picture.label(20, 20, 760, 40, "clients, and a load balancer", bold=True)
     hosts = (
         ("proxy and storage, GPU", True, True, "on the GPUs"),
@@ -437,6 +305,106 @@ def placement() -> Picture:
     return picture
 
 
+RECORD = "two-cores.json"
+NETWORKS = {
+    "mobilenet_v3_small": ("MobileNetV3-Small", "#c2410c"),
+    "resnet18": ("ResNet-18", "#1d4ed8"),
+    "vit_b_16": ("ViT-B/16, 112 px", "#15803d"),
+}
+LINKS = (0.1, 0.25, 1.0, 10.0)
+TICKS = (0.5, 1, 2, 4, 8)
+PANELS = (
+    ("backbone", "all layers but the head frozen"),
+    ("inner", "half of the layers frozen"),
+)
+
+
+def speedup() -> Picture:
+    """Draws the measured speed-up of a job over the best opponent, by link."""
+    (record,) = Path(__file__).parents[2].glob(f"benchmarks/*/{RECORD}")
+    cells = json.loads(record.read_text())["experiments"]["grid"]["cells"]
+    picture = Picture(800, 400, "Speed-up over the fastest alternative")
+    picture.text(
+        20,
+        32,
+        "Samples per second, relative to the fastest alternative",
+        anchor="start",
+        bold=True,
+        size=16,
+    )
+    for number, (freeze, title) in enumerate(PANELS):
+        left = 60 + 380 * number
+        _axes(picture, left, title)
+        for model, (_, colour) in NETWORKS.items():
+            of_line = {
+                cell["link"]: cell["ratio"]
+                for cell in cells
+                if (cell["model"], cell["freeze"]) == (model, freeze)
+            }
+            _line(picture, left, of_line, colour)
+    for number, (name, colour) in enumerate(NETWORKS.values()):
+        x = 60 + 200 * number
+        picture.box(x, 370, 14, 14, (colour, colour))
+        picture.text(x + 22, 382, name, anchor="start", size=13)
+    picture.text(
+        780,
+        382,
+        "bars: 95 % intervals",
+        anchor="end",
+        size=13,
+        colour=SOFT,
+    )
+    return picture
+
+
+def _height(ratio: float) -> float:
+    low, high = math.log(TICKS[0]), math.log(12)
+    return 300 - 220 * (math.log(ratio) - low) / (high - low)
+
+
+def _axes(picture: Picture, left: float, title: str) -> None:
+    picture.text(left + 160, 64, title, size=13, bold=True)
+    for tick in TICKS:
+        y = _height(tick)
+        picture.line(left, y, left + 320, y, SOFT if tick == 1 else EDGE)
+        picture.text(left - 8, y + 4, f"{tick:g}x", anchor="end", size=13)
+    for number, link in enumerate(LINKS):
+        x = left + 40 + 80 * number
+        picture.text(x, 320, f"{link:g}", size=13)
+    picture.text(
+        left + 160,
+        344,
+        "link rate; 1 = what one core of a tar stream uses",
+        size=13,
+        colour=SOFT,
+    )
+
+
+def _line(
+    picture: Picture,
+    left: float,
+    ratios: Mapping[float, Mapping[str, Any]],
+    colour: str,
+) -> None:
+    points = []
+    for number, link in enumerate(LINKS):
+        x = left + 40 + 80 * number
+        low, high = ratios[link]["interval"]
+        y = _height(ratios[link]["median"])
+        points.append(f"{x:g},{y:.1f}")
+        picture.parts.append(
+            f'<line x1="{x:g}" y1="{_height(low):.1f}" x2="{x:g}" '
+            f'y2="{_height(high):.1f}" stroke="{colour}" stroke-width="3"/>'
+        )
+        picture.parts.append(
+            f'<circle cx="{x:g}" cy="{y:.1f}" r="4.5" fill="{colour}"/>'
+        )
+    picture.parts.append(
+        f'<polyline points="{" ".join(points)}" fill="none" '
+        f'stroke="{colour}" stroke-width="2"/>'
+    )
+
+
 PICTURES: Mapping[str, Callable[[], Picture]] = MappingProxyType(
     {
         "annotated-get.svg": annotated_get,
@@ -444,12 +412,13 @@ PICTURES: Mapping[str, Callable[[], Picture]] = MappingProxyType(
         "cut.svg": cut,
         "placement.svg": placement,
         "plan.svg": plan,
+        "speedup.svg": speedup,
     }
 )
 
 
 def main() -> None:
-    """Writes all pictures beside this file."""
+    """Writes all pictures next to this file."""
     for name, draw in PICTURES.items():
         (Path(__file__).parent / name).write_text(draw().svg())
 

@@ -244,8 +244,8 @@ def test_wrong_options_are_refused_before_any_work(
 
 
 def blocks(language: str) -> list[str]:
-    """Code blocks of the documentation's page on extracting."""
-    text = (ROOT / "docs" / "extracting.rst").read_text()
+    """Code blocks of the page on extracting."""
+    text = (ROOT / "docs" / "howto" / "extracting.rst").read_text()
     found = re.findall(
         rf"\.\. code-block:: {language}\n\n((?:(?:    .*)?\n)+)", text
     )

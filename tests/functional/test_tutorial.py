@@ -22,6 +22,7 @@ from hapi_cluster import USERS, Cluster
 from photos import jpegs
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = DOCS / "tutorial" / "finetune.rst"
 CLASSES = ("astronaut", "cat", "coffee")
 NUM_TRAIN = 36
 NUM_VAL = 18
@@ -31,13 +32,13 @@ ELSEWHERE = ("pip install", "hapi cluster", "eval ")
 """The cluster is there already, and so are the packages."""
 TOLERANCE = 1e-4
 USER = "test2:tester2"
-"""Whose account is empty."""
+"""User whose account is empty."""
 
 pytestmark = pytest.mark.timeout(300)
 
 
 def commands() -> list[str]:
-    text = (DOCS / "tutorial.rst").read_text()
+    text = PAGE.read_text()
     blocks = re.findall(r"\.\. code-block:: sh\n\n((?:(?:    .*)?\n)+)", text)
     lines = [line.strip() for line in "".join(blocks).splitlines()]
     return [line for line in lines if line]
@@ -55,10 +56,10 @@ def write_photos(folder: Path) -> None:
 
 
 def write_weights(photos: Path, torch_home: Path) -> None:
-    """Where torchvision has what it has downloaded.
+    """Writes weights into torchvision's download folder.
 
-    Random ones, with batch norms that have seen photographs: features would
-    be of any size otherwise.
+    They are random, with batch norms that have seen photographs, which keeps
+    the features in a usual range.
     """
     weights = ResNet18_Weights.DEFAULT
     torch.manual_seed(7)
@@ -112,19 +113,21 @@ def reader(cluster: Cluster, tmp_path_factory) -> Callable[[str], str]:
     return follow
 
 
-def curve(told: str) -> list[tuple[float, int, int]]:
+def curve(output: str) -> list[tuple[float, int, int]]:
     """Loss, and how many of how many were right, of each epoch."""
-    lines = re.findall(r"epoch \d+: loss ([\d.]+), (\d+) of (\d+) right", told)
+    lines = re.findall(
+        r"epoch \d+: loss ([\d.]+), (\d+) of (\d+) right", output
+    )
     return [(float(x), int(y), int(z)) for x, y, z in lines]
 
 
 def test_page_works_from_the_folder_to_predictions(reader):
-    told = {
+    output = {
         line: reader(line)
         for line in commands()
         if not line.startswith(ELSEWHERE)
     }
-    assert list(told) == [
+    assert list(output) == [
         "python finetune.py",
         "hapi upload photos/train photos/train",
         "hapi upload photos/val photos/val",
@@ -136,8 +139,8 @@ def test_page_works_from_the_folder_to_predictions(reader):
         "hapi models ls",
         "swift delete photos --prefix val/",
     ]
-    mine = curve(told["python finetune.py"])
-    theirs = curve(told["python finetune_hapi.py"])
+    mine = curve(output["python finetune.py"])
+    theirs = curve(output["python finetune_hapi.py"])
     assert len(mine) == len(theirs) == EPOCHS
     for (loss, *right), (other, *others) in zip(mine, theirs, strict=True):
         # An epoch is one step here, so that its order does not matter.
@@ -146,7 +149,7 @@ def test_page_works_from_the_folder_to_predictions(reader):
     assert mine[-1][0] < mine[0][0]
     assert mine[-1][1:] == (NUM_VAL, NUM_VAL)
 
-    predictions = told["python predict.py photos/val/cat/*.jpg"].splitlines()
+    predictions = output["python predict.py photos/val/cat/*.jpg"].splitlines()
     assert len(predictions) == NUM_VAL // len(CLASSES)
     assert all(": cat (" in line for line in predictions)
 
@@ -173,8 +176,6 @@ def test_few_lines_of_the_script_change():
     assert 0 < kinds.count("-") <= MAX_CHANGED_LINES
     there = [kind for kind in kinds if kind in " +"]
     new = [n for n, kind in enumerate(there, 1) if kind == "+"]
-    marked = re.search(
-        r":emphasize-lines: ([\d, ]+)", (DOCS / "tutorial.rst").read_text()
-    )
+    marked = re.search(r":emphasize-lines: ([\d, ]+)", PAGE.read_text())
     assert marked is not None
     assert [int(n) for n in marked[1].split(",")] == new

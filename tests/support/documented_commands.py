@@ -45,7 +45,7 @@ PARSED: Mapping[str, str] = MappingProxyType(
 
 RUN_ELSEWHERE: Mapping[str, str] = MappingProxyType(
     {
-        "docs/tutorial.rst": "tests/functional/test_tutorial.py",
+        "docs/tutorial/finetune.rst": "tests/functional/test_tutorial.py",
     }
 )
 """Pages that a test of their own follows."""

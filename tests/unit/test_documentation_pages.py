@@ -1,4 +1,4 @@
-"""The documentation's pages hang together, and agree with the code."""
+"""The documentation is consistent, and agrees with the code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,11 @@ from hapi_protocol.feature_stream import CLOCK_STAGES
 from hapi_worker import main as worker
 from hapi_worker.config import option_defaults
 
-TROUBLESHOOTING = "docs/troubleshooting.rst"
+ERRORS = "docs/reference/errors.rst"
+CONFIGURATION = "docs/reference/configuration.rst"
+MONITORING = "docs/reference/monitoring.rst"
+REPORTS = "docs/howto/reports.rst"
+API = "docs/reference/api.rst"
 RESTRUCTURED = [page for page in PAGES if page.endswith(".rst")]
 
 
@@ -99,7 +103,7 @@ def test_relative_links_of_markdown_lead_somewhere(page: str) -> None:
 
 
 def labels() -> set[str]:
-    """Of all pages, as ``:ref:`` looks them up."""
+    """Labels of all pages, normalised as ``:ref:`` does."""
     return {
         " ".join(label.lower().split())
         for page in RESTRUCTURED
@@ -127,14 +131,32 @@ def test_references_lead_somewhere(page: str) -> None:
         assert (folder / path).exists(), path
 
 
+def listed_in(index: str) -> set[str]:
+    """Pages in the tables of contents of a page."""
+    folder = (ROOT / index).parent
+    found: set[str] = set()
+    for options, entries in re.findall(
+        r"^\.\. toctree::\n((?:   :.+\n)*)\n((?:   \S+\n)+)",
+        text_of(index),
+        re.M,
+    ):
+        for entry in entries.split():
+            paths = (
+                folder.glob(f"{entry}.rst")
+                if ":glob:" in options
+                else [folder / f"{entry}.rst"]
+            )
+            found |= {str(path.relative_to(ROOT)) for path in paths}
+    return found - {index}
+
+
 def test_every_page_is_in_the_table_of_contents() -> None:
-    listed = set()
-    for index in ("docs/index.rst", "docs/decisions/index.rst"):
-        entries = re.findall(r"^   ([\w/-]+)$", text_of(index), re.M)
-        folder = Path(index).parent
-        listed |= {str(folder / f"{entry}.rst") for entry in entries}
     pages = {page for page in RESTRUCTURED if page.startswith("docs/")}
+    listed = listed_in("docs/index.rst") | listed_in(
+        "docs/decisions/index.rst"
+    )
     assert pages - listed == {"docs/index.rst"}
+    assert listed <= pages
 
 
 # --- errors and exit statuses ---
@@ -143,7 +165,7 @@ def test_every_page_is_in_the_table_of_contents() -> None:
 def entries() -> dict[str, dict[str, str]]:
     """Fields of each error code's entry."""
     found = {}
-    text = text_of(TROUBLESHOOTING)
+    text = text_of(ERRORS)
     parts = re.split(r"^\.\. _error-(\w+):\n", text, flags=re.M)[1:]
     for code, part in zip(parts[::2], parts[1::2], strict=True):
         assert part.startswith(f"\n``{code}``\n~~"), code
@@ -168,18 +190,20 @@ def test_every_error_code_has_an_entry_and_every_entry_a_code() -> None:
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_entry_of_an_error_tells_its_status(code: str) -> None:
-    told = entries()[code]["status"]
-    assert told.partition(",")[0] == (
+def test_entry_of_an_error_states_its_status(code: str) -> None:
+    status = entries()[code]["status"]
+    assert status.partition(",")[0] == (
         str(CODES[code]) if CODES[code] else "none"
     )
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_entry_of_an_error_tells_what_the_client_does(code: str) -> None:
+def test_entry_of_an_error_states_the_reaction_of_the_client(
+    code: str,
+) -> None:
     error = make_error(code, "a message")
     if is_retryable(error) and code != "too_slow":  # has cost enough time
-        expected = "repeats, then streams"
+        expected = "retries, then streams"
     elif is_cured_by_streaming(error):
         expected = "streams"
     else:
@@ -194,7 +218,7 @@ def test_messages_of_errors_show_their_code(code: str) -> None:
 
 def statuses_of(command: str) -> set[int]:
     """Exit statuses in the table that follows a command's name."""
-    _, _, text = text_of(TROUBLESHOOTING).partition(f"\n``{command}``:\n")
+    _, _, text = text_of(ERRORS).partition(f"\n``{command}``:\n")
     table = text.split("======  ===")[2]
     return {int(n) for n in re.findall(r"^(\d+) ", table, re.M)}
 
@@ -213,19 +237,25 @@ def test_exit_statuses_are_those_of_the_commands() -> None:
 # --- pictures ---
 
 
-def test_pictures_are_what_their_script_draws() -> None:
+def test_pictures_are_what_the_scripts_draw(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     folder = ROOT / "docs" / "images"
+    monkeypatch.syspath_prepend(str(folder))
     script = runpy.run_path(str(folder / "draw.py"))
     drawn = {name: draw().svg() for name, draw in script["PICTURES"].items()}
+    script = runpy.run_path(str(folder / "draw_layers.py"))
+    drawn["layers.svg"] = script["layers"]().svg()
     committed = {p.name: p.read_text() for p in folder.glob("*.svg")}
-    assert committed == drawn, "run python docs/images/draw.py"
+    assert committed == drawn, "run docs/images/draw.py and draw_layers.py"
 
 
 def test_every_picture_is_shown_and_described() -> None:
+    pages = "".join(map(text_of, PAGES))
     found = re.findall(
-        r"\.\. image:: images/(\S+)\n +:alt: \S",
-        "".join(map(text_of, RESTRUCTURED)),
+        r"\.\. image:: (?:\.\./)?images/(\S+)\n +:alt: \S", pages
     )
+    found += re.findall(r"!\[.+\]\(docs/images/(\S+)\)", pages)
     folder = ROOT / "docs/images"
     pictures = {
         str(path.relative_to(folder))
@@ -235,9 +265,7 @@ def test_every_picture_is_shown_and_described() -> None:
     assert set(found) == pictures
 
 
-# --- the operator's guide ---
-
-OPERATING = "docs/operating.rst"
+# --- the operator's pages ---
 
 
 def tables_in(page: str, title: str) -> list[list[list[str]]]:
@@ -274,7 +302,9 @@ def timeouts() -> dict[str, tuple[str, float, str]]:
     """Owner, seconds, and what they should exceed, by option."""
     return {
         name.strip("`"): (owner, float(seconds), more)
-        for name, owner, seconds, more in tables_in(OPERATING, "Timeouts")[0]
+        for name, owner, seconds, more in tables_in(CONFIGURATION, "Timeouts")[
+            0
+        ]
     }
 
 
@@ -292,7 +322,7 @@ def test_timeouts_of_the_guide_are_the_defaults() -> None:
             assert (name, owner) == ("client_timeout", "Swift's proxy")
 
 
-def test_defaults_of_timeouts_are_as_the_guide_says_they_should_be() -> None:
+def test_timeouts_exceed_the_documented_ones() -> None:
     found = timeouts()
     seconds = {name: each[1] for name, each in found.items()}
     for name, (_, own, more) in found.items():
@@ -303,7 +333,7 @@ def test_defaults_of_timeouts_are_as_the_guide_says_they_should_be() -> None:
 
 
 def messages() -> list[str]:
-    """What filter and worker say in their code, placeholders for values."""
+    """String literals of filter and worker, with placeholders for values."""
     found = []
     for folder in ("hapi_worker", "hapi_middleware"):
         for path in (ROOT / "swift_middleware" / folder).rglob("*.py"):
@@ -316,27 +346,27 @@ def messages() -> list[str]:
 
 
 def test_log_lines_of_the_guide_are_in_the_code() -> None:
-    said = messages()
-    tables = tables_in(OPERATING, "Log lines")
+    literals = messages()
+    tables = tables_in(MONITORING, "Log lines")
     assert len(tables) == 2
     for line, _ in (row for table in tables for row in table):
         parts = [re.escape(part) for part in line.strip("`").split("…")]
         pattern = re.compile(".*".join(parts), re.DOTALL)
-        assert any(pattern.search(each) for each in said), line
+        assert any(pattern.search(each) for each in literals), line
 
 
 # --- the interface ---
 
 
 def test_every_exported_name_is_in_the_reference() -> None:
-    text = text_of("docs/api.rst")
+    text = text_of(API)
     for name in hapi_client.__all__:
         assert f".. autoclass:: hapi_client.{name}\n" in text
         assert f":class:`~hapi_client.{name}`" in text
 
 
 def test_every_error_is_in_the_reference() -> None:
-    text = text_of("docs/api.rst")
+    text = text_of(API)
     kinds = [
         name
         for name, kind in vars(errors).items()
@@ -348,7 +378,7 @@ def test_every_error_is_in_the_reference() -> None:
 
 def documented_classes() -> list[type]:
     """Those that have an entry of their own in the reference."""
-    paths = re.findall(r"autoclass:: (\S+)", text_of("docs/api.rst"))
+    paths = re.findall(r"autoclass:: (\S+)", text_of(API))
     return [
         getattr(import_module(module), name)
         for module, _, name in (path.rpartition(".") for path in paths)
@@ -368,10 +398,10 @@ def test_reference_shows_whole_sentences(kind: type) -> None:
 
 
 def test_figures_of_a_report_are_all_in_its_page() -> None:
-    text = text_of("docs/reports.rst")
+    text = text_of(REPORTS)
     table = text.partition("The figures\n---")[2]
-    told = set(re.findall(r"^``(\w+)``  ", table, re.M))
+    documented = set(re.findall(r"^``(\w+)``  ", table, re.M))
     stages = {"loop_seconds", "fetch_seconds", "storage_seconds"}
-    assert told == set(report_body(EpochReport())) | stages
+    assert documented == set(report_body(EpochReport())) | stages
     for stage in (*LOOP_STAGES, *FETCH_STAGES, *CLOCK_STAGES):
         assert f" ``{stage}``  " in table
