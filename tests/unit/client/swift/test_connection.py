@@ -356,8 +356,9 @@ def test_profile_may_take_longer_than_the_read_timeout(swift, credentials):
 
 def test_profile_without_its_fields_is_refused(swift, connection):
     swift.script(Answer(200, b"{}", JSON))
-    with pytest.raises(AnnotationError, match="no profile"):
+    with pytest.raises(AnnotationError, match="profile") as caught:
         get_profile(connection)
+    assert caught.value.code == "bad_request"
 
 
 def test_redirect_is_neither_followed_nor_taken_for_success(swift, connection):
