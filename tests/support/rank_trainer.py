@@ -17,7 +17,7 @@ def main(result: Path) -> None:
     torch.distributed.init_process_group("gloo")
     with (
         Connection() as connection,
-        job_of(connection, "freeze", lanes=EpochPartition(4, 1)) as job,
+        job_of(connection, "freeze", partition=EpochPartition(4, 1)) as job,
     ):
         tail = DistributedDataParallel(job.tail)
         losses = []
