@@ -160,11 +160,11 @@ class FeaturePipeline:
         self._history.follow(self._planner)
 
     def _samples_so_far(self) -> int:
-        """That the training loops of all ranks have had."""
+        """Samples delivered to the training loops of all ranks."""
         return self._num_ranks * self._factory.counters.snapshot().samples
 
     def _earlier_samples(self) -> int:
-        """Likewise, of the run that is gone on with, if there is one."""
+        """Samples delivered by the run that this one continues, or 0."""
         loaded = self._epochs.loaded
         if loaded is None:
             return 0
@@ -186,22 +186,22 @@ class FeaturePipeline:
 
     @property
     def plan(self) -> Plan | None:
-        """The present plan; None with a fixed cut, and until there is one.
+        """The current plan; None if the cut is fixed or there is none yet.
 
-        A job streams until then.
+        Until there is one, all samples are read raw.
         """
         return self._planner.plan if self._planner else None
 
     @property
     def no_plan_reason(self) -> str | None:
-        """Why :attr:`plan` is None; None when it is not."""
+        """Reason for which :attr:`plan` is None; None if there is a plan."""
         if self._planner is None:
             return "the cut is fixed"
         return None if self.plan else self._planner.no_plan_reason
 
     @property
     def problem(self) -> Problem | None:
-        """What :attr:`plan` solves, under the present conditions."""
+        """The problem that :attr:`plan` solves, with current conditions."""
         return self._planner.problem if self._planner else None
 
     @property
@@ -211,27 +211,27 @@ class FeaturePipeline:
 
     @property
     def num_cuts(self) -> int:
-        """Cut ``num_cuts`` is the whole frozen region."""
+        """Number of cuts; the last one is the whole frozen region."""
         return self.frozen.num_cuts
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
-        """Of one sample at the freeze point."""
+        """Shape of one sample at the freeze point."""
         return self.frozen.cut_shape(self.num_cuts)
 
     @property
     def encodings(self) -> Sequence[str]:
-        """In which features may travel."""
+        """Encodings that features may have on the wire."""
         return self._encodings
 
     @property
     def num_samples(self) -> int:
-        """Samples of the training data."""
+        """Number of samples of the training data."""
         return self._splits[TRAIN].num_samples
 
     @property
     def num_classes(self) -> int:
-        """One more than the largest label of any split."""
+        """Number of classes: one more than the largest label of any split."""
         return max(each.num_classes for each in self._splits.values())
 
     @property
@@ -248,7 +248,7 @@ class FeaturePipeline:
         ).num_steps
 
     def data_set(self, split: str = TRAIN) -> DataSet:
-        """What there is of a split: its spans, labels and class names.
+        """Spans, labels and class names of a split.
 
         Raises:
             ClientError: ``bad_configuration`` naming the splits.
@@ -257,7 +257,7 @@ class FeaturePipeline:
 
     @property
     def stats(self) -> JobStats:
-        """Figures so far."""
+        """Counters of the job so far."""
         traffic = self._connection.traffic.count() - self._traffic_before
         stats = self._factory.counters.snapshot()
         return replace(
@@ -268,8 +268,10 @@ class FeaturePipeline:
 
     @property
     def reports(self) -> list[EpochReport]:
-        """What each pass of :meth:`loader` took, on this rank: those that
-        ended, and one under way as far as it is."""
+        """Time and traffic of each epoch on this rank, oldest first.
+
+        The current epoch is included as far as it got.
+        """
         return self._history.reports
 
     def write_report(
@@ -278,8 +280,9 @@ class FeaturePipeline:
         """Writes :attr:`reports` to a file.
 
         Args:
-            path: ``.json``, or ``.html``: tables and pictures in one file.
-            title: of the page.
+            path: file name that ends in ``.json``, or in ``.html`` for
+                tables and figures in one file.
+            title: title of the page.
 
         Raises:
             ClientError: ``bad_configuration`` for another suffix, or a file
@@ -295,20 +298,20 @@ class FeaturePipeline:
         drop_last: bool = False,
         shared: bool = True,
     ) -> FeatureLoader:
-        """One pass over a split of the data.
+        """Returns a loader of one epoch of a split.
 
         Args:
             epoch: number of the training epoch; with the job's seed it
-                fixes the order, and the random changes of the images.  Where
-                a state was loaded, that epoch goes on with its next step,
-                once: further loaders of the epoch begin it anew.
-                None for the index's order and no changes, as evaluation
-                wants it.
-            split: of the data.
+                determines the order and the random changes of images.  If
+                a state was loaded, its epoch continues with the next step,
+                once; further loaders of that epoch start at its beginning.
+                None for the index's order without random changes, as
+                evaluation needs it.
+            split: name of the split.
             drop_last: leave out a shorter last batch.
-            shared: each rank (of torch.distributed, or else of torchrun's
-                ``RANK`` and ``WORLD_SIZE``) gets its part of every batch;
-                else all of it.
+            shared: True if each rank (of torch.distributed, or else of
+                torchrun's ``RANK`` and ``WORLD_SIZE``) gets its part of
+                every batch; False if each gets all of it.
 
         Raises:
             ClientError: ``bad_configuration`` naming the value and what is
@@ -328,7 +331,7 @@ class FeaturePipeline:
             on_error=self._read.on_error,
             needs_every_step=rank.world_size > 1,
             span_came=self._span_came,
-            # Of the first rank, also where each goes through all of it.
+            # Shown by the first rank, even if each reads all batches.
             tally=self._history.begin(
                 epoch, split, shown=not this_rank(os.environ).rank
             ),
@@ -337,11 +340,11 @@ class FeaturePipeline:
     def samples(
         self, split: str = TRAIN, *, epoch: int | None = None
     ) -> SampleDataset:
-        """Single samples by number, for torch's samplers.
+        """Returns single samples by number, for torch's samplers.
 
         Args:
-            split: of the data.
-            epoch: number of the training epoch, whose random changes the
+            split: name of the split.
+            epoch: number of the training epoch whose random changes the
                 images have; None for none.
         """
         return SampleDataset(
@@ -390,40 +393,40 @@ class FeaturePipeline:
 
     @property
     def epoch(self) -> int:
-        """In which training goes on; that of a loaded state, or 0."""
+        """Epoch in which training continues; 0 without a loaded state."""
         return self._epochs.epoch
 
     @property
     def step(self) -> int:
-        """With which training goes on in that epoch."""
+        """Step with which training continues in that epoch."""
         return self._epochs.step
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training stands in its data, fit for JSON.
+        """Position of training in its data, fit for JSON.
 
-        To be asked for between two steps: what a training loader has
-        delivered has been trained on.  The same on all ranks.
+        Call it between two steps: batches that a training loader has
+        delivered count as trained on.  The same on all ranks.
         """
         return self._epochs.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there, also with another number of ranks.
+        """Continues from a state, also with another number of ranks.
 
-        ``job.loader(job.epoch)`` then begins with the first step that was
-        not delivered, and delivers exactly the samples that are left.
+        ``job.loader(job.epoch)`` then starts with the first step that was
+        not delivered, and delivers exactly the remaining samples.
 
         Raises:
-            ClientError: ``bad_state`` naming what is wrong with it, or does
-                not go with this job.
+            ClientError: ``bad_state`` naming what is wrong with the state,
+                or does not match this job.
         """
         self._epochs.load_state_dict(state)
         self._samples_at_load = self._samples_so_far()
 
     def features_facts(self) -> dict[str, Any]:
-        """What the features of its epochs depend on, fit for JSON.
+        """Facts that determine the features of all epochs, fit for JSON.
 
-        Not the cut, nor the encoding.  A tail that was trained on features
-        of other facts does not go with this job.
+        Cut and encoding are not among them.  A tail that was trained on
+        features of other facts does not match this job.
         """
         return {
             **self.frozen.facts,

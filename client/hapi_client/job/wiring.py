@@ -1,4 +1,4 @@
-"""The planner of a job, of the parts that the job has."""
+"""Connects the planner of a job with its loaders."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from hapi_protocol.data_index import Span
 from hapi_protocol.headers import ModelPath
 
 PROBE_SECONDS = 60.0
-"""To read the samples that are measured."""
+"""Deadline for reading the samples that are measured."""
 PAUSE_SECONDS = 5.0
-"""For the images that are just being decoded."""
+"""Maximum wait until the decode threads are idle."""
 
 
 def make_planner(
     connection: Connection,
     region: FrozenRegion,
-    feeder: LoaderFactory,
+    factory: LoaderFactory,
     data: DataSet,
     splits: Iterable[Sequence[Span]],
     *,
@@ -40,44 +40,43 @@ def make_planner(
     samples_so_far: Callable[[], int],
     earlier_samples: Callable[[], int],
 ) -> JobPlanner:
-    """A planner that deals the feeder's spans.
+    """Returns a planner that schedules the spans of a job's loaders.
 
     Args:
-        connection: of the job.
-        region: of its model.
-        feeder: of its loaders.
-        data: that it trains on.
-        splits: the spans of all splits, evaluated ones included.
-        models_container: where packages are stored.
-        encodings: that a plan may choose from.
-        epochs: as of :class:`hapi_client.job.transfer_job.TransferJob`.
-        options: likewise.
-        replan: likewise.
-        samples_so_far: as of
-        :class:`hapi_client.planning.inputs.PlannerInputs`.
-        earlier_samples: likewise.
+        connection: connection of the job.
+        region: frozen region of its model.
+        factory: factory of its loaders.
+        data: training data.
+        splits: spans of all splits.
+        models_container: container in which packages are stored.
+        encodings: encodings that a plan may choose from.
+        epochs: number of epochs; None if unknown.
+        options: options of reading.
+        replan: options of re-planning.
+        samples_so_far: returns the samples delivered by this run.
+        earlier_samples: returns those of the run that it continues.
     """
 
-    def read(most_bytes: float) -> ProbeSamples:
+    def read(max_bytes: float) -> ProbeSamples:
         return read_samples(
             connection,
             data.container,
             data.spans,
             medium=region.transform.medium,
             seconds=PROBE_SECONDS,
-            most_bytes=most_bytes,
+            most_bytes=max_bytes,
         )
 
     def measured(probe: ProbeSamples) -> LocalFacts:
-        # What is decoded meanwhile would make all else look slow.
-        with feeder.pool.paused(PAUSE_SECONDS):
+        # Concurrent decoding would distort the measurement.
+        with factory.pool.paused(PAUSE_SECONDS):
             return measure(region, probe, encodings)
 
     def stored(model: ModelPath, sent_bytes: int) -> None:
-        feeder.counters.add(package_bytes=sent_bytes)
-        feeder.push(model)
+        factory.counters.add(package_bytes=sent_bytes)
+        factory.push(model)
 
-    tracker = feeder.sources.tracker
+    tracker = factory.sources.tracker
     return JobPlanner(
         PlannerInputs(
             connection=connection,
@@ -94,10 +93,10 @@ def make_planner(
             listing=CacheListing(connection, data.container, splits, tracker),
         ),
         CostEstimators(
-            push_width=lambda: feeder.sources.push_width.limit,
+            push_width=lambda: factory.sources.push_width.limit,
             train_on_cpu=region.device.type == "cpu",
             stream_width=options.num_threads,
         ),
-        feeder.mixer,
-        feeder.meter,
+        factory.mixer,
+        factory.meter,
     )
