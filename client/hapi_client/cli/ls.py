@@ -62,12 +62,12 @@ def ls_command(
 
 
 def _list_containers(connection: Connection) -> dict[str, Any]:
-    found = list(connection.containers())
+    containers = list(connection.containers())
     print_table(
         ("container", "objects", "bytes"),
         [
             (each.name, str(each.num_objects), bytes_text(each.length_bytes))
-            for each in found
+            for each in containers
         ],
     )
     return {
@@ -77,7 +77,7 @@ def _list_containers(connection: Connection) -> dict[str, Any]:
                 "objects": each.num_objects,
                 "bytes": each.length_bytes,
             }
-            for each in found
+            for each in containers
         ]
     }
 

@@ -68,17 +68,17 @@ def ls_command(
     with connect(context) as connection:
         packages = list_packages(connection, container)
         heads = list(read_heads(connection, container, packages))
-    found = list(zip(packages, heads, strict=True))
+    rows = list(zip(packages, heads, strict=True))
     print_table(
         (
             *("package", "bytes", "stored", "sample", "cuts", "output"),
             *("ends with", "producer"),
         ),
-        [_row(package, head) for package, head in found],
+        [_row(package, head) for package, head in rows],
     )
     write_json(
         json_path,
-        {"packages": [_facts(package, head) for package, head in found]},
+        {"packages": [_facts(package, head) for package, head in rows]},
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from hapi_client.planning.planner import JobPlanner
-from hapi_client.planning.replanner import way_label
+from hapi_client.planning.replanner import route_label
 from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_client.reports.epoch_recorder import (
     EpochRecorder,
@@ -28,18 +28,18 @@ class EpochHistory:
 
     Args:
         wanted: from :func:`hapi_client.reports.progress_bar.progress_wanted`.
-        mixer: schedules spans over routes.
+        route_scheduler: schedules spans over routes.
         traffic: bytes over the wire.
     """
 
     def __init__(
         self,
         wanted: bool | None,
-        mixer: RouteScheduler[Route],
+        route_scheduler: RouteScheduler[Route],
         traffic: Traffic,
     ) -> None:
         self._wanted = wanted
-        self._mixer = mixer
+        self._route_scheduler = route_scheduler
         self._traffic = traffic
         self._planner: JobPlanner | None = None
         self._lock = threading.Lock()
@@ -61,7 +61,9 @@ class EpochHistory:
             shown: True if this process may show a progress bar.
         """
         # A reference to self would be a cycle with the recorder.
-        plan_status = partial(current_plan_status, self._planner, self._mixer)
+        plan_status = partial(
+            current_plan_status, self._planner, self._route_scheduler
+        )
         start_bar = partial(
             start_progress_bar,
             epoch_name(epoch, split),
@@ -98,17 +100,17 @@ class EpochHistory:
 
 
 def current_plan_status(
-    planner: JobPlanner | None, mixer: RouteScheduler[Route]
+    planner: JobPlanner | None, route_scheduler: RouteScheduler[Route]
 ) -> PlanStatus:
     """Returns the plan in use, or the routes in use without one.
 
     Args:
         planner: None if the cut is fixed.
-        mixer: schedules spans over routes.
+        route_scheduler: schedules spans over routes.
     """
     plan = planner.plan if planner else None
     if planner is None or plan is None:
-        return PlanStatus(_mix_label(mixer.weights))
+        return PlanStatus(_mix_label(route_scheduler.weights))
     return PlanStatus(
         plan.label,
         plan.samples_per_second,
@@ -120,8 +122,9 @@ def current_plan_status(
 def _mix_label(weights: Mapping[Route, float]) -> str:
     """Formats weights like :attr:`hapi_splitter.planner.plan.Plan.label`."""
     if len(weights) == 1:
-        return way_label(*weights)
+        return route_label(*weights)
     parts = sorted(weights.items(), key=lambda part: -part[1])
     return " + ".join(
-        f"{percent_text(weight)} {way_label(route)}" for route, weight in parts
+        f"{percent_text(weight)} {route_label(route)}"
+        for route, weight in parts
     )
