@@ -164,7 +164,7 @@ def test_report_of_push_down_covers_client_and_storage(connection, photos):
 def test_report_of_a_mix_has_all_routes(connection, photos):
     with job_of(connection, photos, cut="freeze") as job:
         last = job.num_cuts
-        job._feeder.mixer.change({RAW_ROUTE: 0.5, (last, "float32"): 0.5})
+        job._factory.scheduler.change({RAW_ROUTE: 0.5, (last, "float32"): 0.5})
         report, _ = train(job, 0)
     assert set(report.samples_by_cut) == {0, last}
     assert report.plan == f"50 % stream + 50 % cut {last} · float32"
