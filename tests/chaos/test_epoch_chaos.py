@@ -143,7 +143,9 @@ def delivered(loader, step=lambda number: None) -> list[int]:
 
 def mixed(job: TransferJob) -> None:
     """Half of the spans are pushed, half streamed."""
-    job._feeder.mixer.change({(job.num_cuts, "float32"): 0.5, (0, "raw"): 0.5})
+    job._factory.scheduler.change(
+        {(job.num_cuts, "float32"): 0.5, (0, "raw"): 0.5}
+    )
 
 
 @pytest.mark.parametrize("ways", ["stream", "freeze", "mixed"])

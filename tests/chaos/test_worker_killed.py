@@ -270,7 +270,7 @@ def test_mixed_plan_loses_nothing_when_the_worker_stops_and_comes_back(
         backoff=Backoff(attempts=2, first_seconds=0.05, max_seconds=0.1),
     )
     with job(connection, "mixed", options=options) as pushing:
-        pushing._feeder.mixer.change(
+        pushing._factory.scheduler.change(
             {RAW_ROUTE: 0.5, (pushing.num_cuts, "uint8;zstd"): 0.5}
         )
         found: dict[int, torch.Tensor] = {}
@@ -280,11 +280,11 @@ def test_mixed_plan_loses_nothing_when_the_worker_stops_and_comes_back(
             for feature, label in zip(features, labels.tolist(), strict=True):
                 assert label not in found, "a sample came twice"
                 found[label] = feature.clone()
-        gone = pushing._feeder.meter.take()
+        gone = pushing._factory.metrics.take()
         fragile.wait_for_worker()
         time.sleep(0.5)
         again = features_by_label(pushing.loader(1))
-        back = pushing._feeder.meter.take()
+        back = pushing._factory.metrics.take()
 
     assert sorted(found) == sorted(again) == sorted(expected)
     assert sum(gone.samples.values()) == NUM_SHARDS * PER_SHARD

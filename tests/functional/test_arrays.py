@@ -318,7 +318,7 @@ def test_worker_itself_says_what_is_wrong(
     """And not only the client, which looks again."""
     text = Stored(KINDS["text"], [])
     with text.job(connection, data=str(broken), cut="freeze") as job:
-        model = job._feeder.sources.model
+        model = job._factory.sources.model
         headers = {
             "X-Hapi-Model": model.quoted(),
             "X-Hapi-Cut": str(job.num_cuts),

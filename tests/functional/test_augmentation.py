@@ -113,7 +113,7 @@ def test_a_mixed_plan_changes_each_image_alike(connection, photos) -> None:
     with job_of(connection, photos, cut="stream") as job:
         wanted = features_of(job, 1)
     with job_of(connection, photos, cut="freeze") as job:
-        job._feeder.mixer.change(
+        job._factory.scheduler.change(
             {(0, "raw"): 0.4, (1, "float32"): 0.3, (3, "float32;zstd"): 0.3}
         )
         assert_close(features_of(job, 1), wanted)

@@ -507,7 +507,7 @@ def test_second_epoch_needs_no_worker(cluster, connection, owner, tmp_path):
 
 def tracker_of(job: TransferJob, connection: Connection) -> CacheTracker:
     """The tracker of a job with a fixed cut, as of one that plans."""
-    sources = job._feeder.sources
+    sources = job._factory.sources
     assert sources.model is not None
     profile = connection.get_profile(
         sources.model.container, sources.model.object, seconds=60.0
@@ -538,7 +538,7 @@ def test_a_listing_finds_what_another_job_has_stored(
                 assert tracker.cached_route(span, None) == found
         # Gone between the listing and the read: computed, as if never there.
         purge(owner)
-        job._feeder.mixer.change({RAW_ROUTE: 1.0})
+        job._factory.scheduler.change({RAW_ROUTE: 1.0})
         assert sum(len(y) for _, y in job.loader(1)) == 24
         assert (job.stats.cached, job.stats.fallbacks) == (0, 0)
         assert not any(tracker.cached_route(each, None) for each in spans)
@@ -553,8 +553,8 @@ def test_a_mix_reads_again_what_it_has_pushed_before(
     way = (1, "float32")
     cached, hits, losses = [0], [0], []
     with job_of(connection, place, cut=1) as job:
-        feeder = job._feeder
-        feeder.mixer.change({RAW_ROUTE: 0.5, way: 0.5})
+        factory = job._factory
+        factory.scheduler.change({RAW_ROUTE: 0.5, way: 0.5})
         tracker = tracker_of(job, connection)
         tracker.use([way])
         spans = job.data_set().spans

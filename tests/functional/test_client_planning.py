@@ -57,11 +57,11 @@ def job_of(connection, place, **options) -> TransferJob:
     ("most_bytes", "images"), [(1.0, 1), (float("inf"), MAX_SAMPLES)]
 )
 def test_slow_link_brings_fewer_samples_to_measure(
-    connection, photos, most_bytes, images
+    connection, photos, max_bytes, images
 ):
     spans = load_index(connection, photos).spans()
     probe = read_samples(
-        connection, photos.container, spans, most_bytes=most_bytes
+        connection, photos.container, spans, max_bytes=max_bytes
     )
     assert len(probe.members) == images
     assert probe.span_samples == PER_SHARD
@@ -86,7 +86,7 @@ def test_mixed_plan_gives_the_loss_curve_of_streaming(
 ):
     with job_of(connection, photos, cut="freeze") as job:
         last, middle = job.num_cuts, max(1, job.num_cuts // 2)
-        job._feeder.mixer.change(
+        job._factory.scheduler.change(
             {
                 RAW_ROUTE: 0.4,
                 (last, "float32"): 0.3,
@@ -94,7 +94,7 @@ def test_mixed_plan_gives_the_loss_curve_of_streaming(
             }
         )
         mixed = losses_of(job)
-        seen = job._feeder.meter.take()
+        seen = job._factory.metrics.take()
 
     assert largest_difference(streamed, mixed) <= TOLERANCE
     assert sum(seen.samples.values()) == 2 * NUM_SAMPLES
@@ -172,18 +172,18 @@ def test_job_that_goes_on_has_fewer_epochs_to_come(connection, photos):
     with job_of(connection, photos, epochs=10) as job:
         for _ in job.loader(0):
             pass
-        assert job._planner._epochs_to_come() == pytest.approx(9.0)
+        assert job._planner._remaining_epochs() == pytest.approx(9.0)
         state = job.state_dict()
     with job_of(connection, photos, epochs=10) as job:
-        assert job._planner._epochs_to_come() == pytest.approx(10.0)
+        assert job._planner._remaining_epochs() == pytest.approx(10.0)
         job.load_state_dict(state)
-        assert job._planner._epochs_to_come() == pytest.approx(9.0)
+        assert job._planner._remaining_epochs() == pytest.approx(9.0)
         for epoch in (1, 2):
             for _ in job.loader(epoch):
                 pass
-        assert job._planner._epochs_to_come() == pytest.approx(7.0)
+        assert job._planner._remaining_epochs() == pytest.approx(7.0)
         job.load_state_dict(state)
-        assert job._planner._epochs_to_come() == pytest.approx(9.0)
+        assert job._planner._remaining_epochs() == pytest.approx(9.0)
 
 
 def test_other_ranks_come_on_as_well(connection, photos, monkeypatch):
@@ -191,7 +191,7 @@ def test_other_ranks_come_on_as_well(connection, photos, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     with job_of(connection, photos, epochs=10) as job:
         assert sum(len(y) for _, y in job.loader(0)) == NUM_SAMPLES // 2
-        assert job._planner._epochs_to_come() == pytest.approx(9.0)
+        assert job._planner._remaining_epochs() == pytest.approx(9.0)
 
 
 def test_job_streams_on_when_no_plan_can_be_made(

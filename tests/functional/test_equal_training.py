@@ -162,7 +162,7 @@ def test_training_equals_the_local_one_at_every_cut(
 
 def test_mixed_plan_trains_as_the_local_run(connection, folder, local):
     with job_of(connection, "freeze") as job:
-        job._feeder.mixer.change(
+        job._factory.scheduler.change(
             {(0, "raw"): 0.4, (2, "float32"): 0.3, (4, "float32;zstd"): 0.3}
         )
         found = trained(job)

@@ -33,7 +33,7 @@ PLACE = Location("once", "photos")
 SHARDS = (13, 9, 16, 7, 11, 12, 4, 8)
 NUM_SAMPLES = sum(SHARDS)
 BATCH = 8
-LANES = EpochPartition(4, 2)
+PARTITION = EpochPartition(4, 2)
 OPTIONS = ReadConfig(decode_threads=1, num_threads=2)
 SECONDS = 20.0
 NUM_KILLS = int(os.environ.get("HAPI_KILLS", "4"))
@@ -68,7 +68,7 @@ def job_of(connection, place, **options) -> TransferJob:
             "batch_size": BATCH,
             "cut": "stream",
             "read": OPTIONS,
-            "partition": LANES,
+            "partition": PARTITION,
             **options,
         },
     )

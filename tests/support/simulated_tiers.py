@@ -63,7 +63,7 @@ class Truth:
 
 
 @dataclass
-class SimulatedMeter:
+class SimulatedMetrics:
     """Gives the planner the interval that the simulation has made."""
 
     clock: Clock
@@ -117,17 +117,19 @@ class SimulatedJob:
         self._wrong = profiled or {}
         self._server_cores = server_cores
         self.estimates = CostEstimators(
-            push_width=lambda: WIDTH, train_on_cpu=True
+            pushdown_concurrency=lambda: WIDTH, train_on_cpu=True
         )
-        self.mixer: RouteScheduler[Route] = RouteScheduler({(0, "raw"): 1.0})
-        self.meter = SimulatedMeter(clock)
+        self.scheduler: RouteScheduler[Route] = RouteScheduler(
+            {(0, "raw"): 1.0}
+        )
+        self.metrics = SimulatedMetrics(clock)
         random = np.random.default_rng(seed)
         self.replanner = Replanner(
             self.build,
             self.estimates,
-            self.mixer,
-            self.meter,  # type: ignore[arg-type]
-            ReplanOptions(seconds=5.0, least_spans=1),
+            self.scheduler,
+            self.metrics,  # type: ignore[arg-type]
+            ReplanOptions(seconds=5.0, min_spans=1),
             clock=clock,
             random=random.random,
             tracker=tracker,
@@ -135,7 +137,7 @@ class SimulatedJob:
 
     def build(self, conditions: Conditions) -> Problem:
         truth = self.truth
-        options = [self._option(way, conditions) for way in truth.link]
+        options = [self._option(route, conditions) for route in truth.link]
         share = conditions.server_share
         return Problem(
             resources=(
@@ -151,15 +153,15 @@ class SimulatedJob:
             push_one_off_seconds=0.0,
             server_limit_bytes=0,
             client_limit_bytes=0,
-            last_cut=max(way[0] for way in truth.link),
+            last_cut=max(route[0] for route in truth.link),
         )
 
-    def _option(self, way: Route, conditions: Conditions) -> Option:
+    def _option(self, route: Route, conditions: Conditions) -> Option:
         truth = self.truth
         profiled = {
             # Each tier's seconds are of one kind, whatever they are of.
-            SERVER_DECODING: truth.server[way],
-            CLIENT_LAYERS: truth.client[way],
+            SERVER_DECODING: truth.server[route],
+            CLIENT_LAYERS: truth.client[route],
         }
         work = scaled(
             {
@@ -171,18 +173,18 @@ class SimulatedJob:
         work[TRAINING] = conditions.train_seconds
         work[CLIENT_HANDLING] = conditions.handling_seconds
         use = resource_use(
-            truth.link[way],
+            truth.link[route],
             work,
             server_share=conditions.server_share,
             server_threads=0,
             client_threads=1,
         )
-        return Option(way[0], way[1], use, 0, 0, work)
+        return Option(route[0], route[1], use, 0, 0, work)
 
     def use(self, costs: Mapping[Route, float]) -> float:
         """Per sample of the present mix."""
-        weights = self.mixer.weights
-        return sum(weight * costs[way] for way, weight in weights.items())
+        weights = self.scheduler.weights
+        return sum(weight * costs[route] for route, weight in weights.items())
 
     @property
     def own_rate(self) -> float:
@@ -223,7 +225,7 @@ def run(
         for job, rate, full, mine in zip(
             jobs, rates, limited, streams, strict=True
         ):
-            job.meter.pending = _observation(
+            job.metrics.pending = _observation(
                 job,
                 rate,
                 seconds,
@@ -236,12 +238,12 @@ def run(
                     cpu_busy=min(1.0, busy / server_cores),
                 ),
             )
-            job.replanner.span_came()
+            job.replanner.span_arrived()
     return totals
 
 
 def _pushing(job: SimulatedJob) -> float:
-    return float(any(way[0] for way in job.mixer.weights))
+    return float(any(route[0] for route in job.scheduler.weights))
 
 
 def _rates(jobs: Sequence[SimulatedJob], server_cores: float) -> list[float]:
@@ -271,21 +273,21 @@ def _observation(
     load: Load,
 ) -> WindowMetrics:
     truth, count = job.truth, rate * seconds
-    weights = job.mixer.weights
+    weights = job.scheduler.weights
     client = job.use(truth.client) + truth.train
     link_limited = (
         not server_limited
         and truth.link_capacity / job.use(truth.link)
         <= truth.client_cores / client
     )
-    pushed = {way: w for way, w in weights.items() if way[0]}
+    pushed = {route: w for route, w in weights.items() if route[0]}
     return WindowMetrics(
         seconds=seconds,
-        samples={way: round(w * count) for way, w in weights.items()},
+        samples={route: round(w * count) for route, w in weights.items()},
         received_bytes=round(count * job.use(truth.link)),
         client_cpu_seconds=count * client,
         suffix_samples={
-            way[0]: round(w * count) for way, w in weights.items()
+            route[0]: round(w * count) for route, w in weights.items()
         },
         suffix_cpu_seconds=count * (client - truth.train),
         train_samples=round(count),
@@ -302,7 +304,7 @@ def _observation(
         push_seconds=streams * seconds,
         pushed_samples=round(sum(pushed.values()) * count),
         server_cpu_seconds=sum(
-            w * count * truth.server[way] for way, w in pushed.items()
+            w * count * truth.server[route] for route, w in pushed.items()
         ),
         load=load,
     )
@@ -310,8 +312,8 @@ def _observation(
 
 def joint_optimum(truths: Sequence[Truth], server_cores: float = 1.0) -> float:
     """The most samples per second that all jobs can have together."""
-    columns = [(j, way) for j, t in enumerate(truths) for way in t.link]
-    rows = [[truths[j].server[way] for j, way in columns]]
+    columns = [(j, route) for j, t in enumerate(truths) for route in t.link]
+    rows = [[truths[j].server[route] for j, route in columns]]
     limits = [server_cores]
     for number, truth in enumerate(truths):
         rows.append([truth.link[w] * (j == number) for j, w in columns])

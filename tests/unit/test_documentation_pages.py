@@ -13,7 +13,7 @@ import pytest
 import hapi_client
 from documentation import PAGES, ROOT, Block, blocks_of, commands_of
 from hapi_client.cli.main import EXIT_FAILURE, EXIT_TERMINATED
-from hapi_client.loading.circuit_breaker import is_cured_by_streaming
+from hapi_client.loading.circuit_breaker import can_fall_back
 from hapi_client.reports.epoch_report import (
     FETCH_STAGES,
     LOOP_STAGES,
@@ -204,7 +204,7 @@ def test_entry_of_an_error_states_the_reaction_of_the_client(
     error = make_error(code, "a message")
     if is_retryable(error) and code != "too_slow":  # has cost enough time
         expected = "retries, then streams"
-    elif is_cured_by_streaming(error):
+    elif can_fall_back(error):
         expected = "streams"
     else:
         expected = "ends"

@@ -123,7 +123,7 @@ class FeaturePipeline:
             CacheTracker(cache, self._augmented.variants),
         )
         self._history = EpochHistory(
-            wanted, self._factory.mixer, self._connection.traffic
+            wanted, self._factory.scheduler, self._connection.traffic
         )
         self._planner: JobPlanner | None = None
         self._num_ranks = 1
@@ -180,9 +180,9 @@ class FeaturePipeline:
         self._factory.counters.add(package_bytes=sent_bytes)
         self._factory.push(model, {route: 1.0})
 
-    def _span_came(self) -> None:
+    def _span_arrived(self) -> None:
         if self._planner is not None:
-            self._planner.span_came()
+            self._planner.span_arrived()
 
     @property
     def plan(self) -> Plan | None:
@@ -330,9 +330,9 @@ class FeaturePipeline:
             self._augmented.training(epoch),
             on_error=self._read.on_error,
             needs_every_step=rank.world_size > 1,
-            span_came=self._span_came,
+            span_arrived=self._span_arrived,
             # Shown by the first rank, even if each reads all batches.
-            tally=self._history.begin(
+            recorder=self._history.begin(
                 epoch, split, shown=not this_rank(os.environ).rank
             ),
         )
@@ -359,7 +359,7 @@ class FeaturePipeline:
             connection_options=self._connection.options,
             data=data,
             region=self.frozen.on_cpu(),
-            mix=self._factory.mixer.weights,
+            mix=self._factory.scheduler.weights,
             model=self._factory.sources.model,
             cache=self._cache,
             on_error=self._read.on_error,

@@ -64,7 +64,7 @@ def make_planner(
             data.spans,
             medium=region.transform.medium,
             seconds=PROBE_SECONDS,
-            most_bytes=max_bytes,
+            max_bytes=max_bytes,
         )
 
     def measured(probe: ProbeSamples) -> LocalFacts:
@@ -84,7 +84,7 @@ def make_planner(
             models_container=models_container,
             read=read,
             measure=measured,
-            horizon=RemainingWork(data.num_samples, epochs),
+            remaining_work=RemainingWork(data.num_samples, epochs),
             options=replan,
             package_stored=stored,
             samples_so_far=samples_so_far,
@@ -93,10 +93,12 @@ def make_planner(
             listing=CacheListing(connection, data.container, splits, tracker),
         ),
         CostEstimators(
-            push_width=lambda: factory.sources.push_width.limit,
+            pushdown_concurrency=lambda: (
+                factory.sources.pushdown_concurrency.limit
+            ),
             train_on_cpu=region.device.type == "cpu",
-            stream_width=options.num_threads,
+            read_concurrency=options.num_threads,
         ),
-        factory.mixer,
-        factory.meter,
+        factory.scheduler,
+        factory.metrics,
     )

@@ -20,7 +20,7 @@ _CURED_CODES = (
 )
 
 
-def is_cured_by_streaming(error: HapiError) -> bool:
+def can_fall_back(error: HapiError) -> bool:
     """Whether plain reads may give what push-down refuses.
 
     True for what concerns the storage tier's computing: its limits, its
@@ -86,7 +86,7 @@ class PushdownCircuitBreaker:
             self._probing = True
             return 1
 
-    def is_shut(self) -> bool:
+    def is_open(self) -> bool:
         """Whether :meth:`tries` would be 0."""
         with self._lock:
             return self._opens_at is not None and (

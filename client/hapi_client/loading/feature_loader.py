@@ -37,14 +37,14 @@ LabelledBatch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 
 class LoadedSpans(Protocol):
-    """What a loader takes spans from; see :class:`fetch.Fetcher`."""
+    """What a loader takes spans from; see :class:`fetch.Prefetcher`."""
 
     def __iter__(self) -> Iterator[tuple[int, LoadedSpan]]: ...
 
     def close(self) -> None: ...
 
 
-def leave_them_out(span: Span, row: int) -> str:
+def skip_remedy(span: Span, row: int) -> str:
     """What to do about a sample that cannot be decoded."""
     return (
         "repair it, or leave such samples out with on_error='skip' "
@@ -73,14 +73,14 @@ class LoaderPlan:
 
     spans: Sequence[Span]
     labels: Sequence[npt.NDArray[np.int64]]
-    to_freeze_point: Callable[[int, torch.Tensor], torch.Tensor]
+    run_suffix: Callable[[int, torch.Tensor], torch.Tensor]
     on_error: str
     counters: JobCounters
-    meter: MetricsCollector
-    span_came: Callable[[], None] = lambda: None
+    metrics: MetricsCollector
+    span_arrived: Callable[[], None] = lambda: None
     needs_every_step: bool = False
-    remedy: Callable[[Span, int], str] = leave_them_out
-    tally: EpochRecorder = field(default_factory=EpochRecorder)
+    remedy: Callable[[Span, int], str] = skip_remedy
+    recorder: EpochRecorder = field(default_factory=EpochRecorder)
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class FeatureLoader:
         with suppress(ValueError):  # another thread has just taken it up
             if batches is not None:
                 batches.close()
-        self._delivery.close_fetcher()
+        self._delivery.close_prefetcher()
 
 
 class _Delivery:
@@ -217,7 +217,7 @@ class _Delivery:
         self._num_failures = 0
         self._first_failure: _Failure | None = None
         self._last: list[IndexRow] = []
-        self._fetcher: LoadedSpans | None = None
+        self._prefetcher: LoadedSpans | None = None
         self._is_closed = False
         self._thread: int | None = None
 
@@ -240,14 +240,14 @@ class _Delivery:
         self._is_closed = True
         if self._thread == threading.get_ident():
             return False
-        self.close_fetcher()
+        self.close_prefetcher()
         return True
 
-    def close_fetcher(self) -> None:
+    def close_prefetcher(self) -> None:
         """What waits for it gets an error."""
-        fetcher = self._fetcher
-        if fetcher is not None:
-            fetcher.close()
+        prefetcher = self._prefetcher
+        if prefetcher is not None:
+            prefetcher.close()
 
     def run(self) -> Generator[LabelledBatch, None, None]:
         """All batches; closing it ends what is under way."""
@@ -258,23 +258,23 @@ class _Delivery:
             for piece in self.reading.pieces
         ]
         self._take_up()
-        with self._plan.tally.running(self.reading):
-            fetcher = self._fetcher = self._open_spans(spans)
+        with self._plan.recorder.running(self.reading):
+            prefetcher = self._prefetcher = self._open_spans(spans)
             try:
                 self._take_up()
-                with self._plan.meter.loading():
-                    yield from self._deliver(iter(fetcher))
+                with self._plan.metrics.loading():
+                    yield from self._deliver(iter(prefetcher))
             finally:
-                fetcher.close()
+                prefetcher.close()
                 # What it has fetched ahead goes with it.
-                self._fetcher = None
+                self._prefetcher = None
                 self._plan.counters.add(seconds=time.monotonic() - started)
 
     def _deliver(
         self, loaded: Iterator[tuple[int, LoadedSpan]]
     ) -> Iterator[LabelledBatch]:
         window: dict[int, _Ready] = {}
-        meter, tally = self._plan.meter, self._plan.tally
+        metrics, recorder = self._plan.metrics, self._plan.recorder
         next_position = 0
         any_came = False
         for batch in self.reading.batches:
@@ -283,19 +283,19 @@ class _Delivery:
                     self._judge(window[next_position])
                     next_position += 1
                     continue
-                with meter.waiting(), tally.stage(WAITING):
+                with metrics.waiting(), recorder.stage(WAITING):
                     position, span = next(loaded)
                 piece = self.reading.pieces[position]
                 window[position] = self._ready(piece, span)
-                with tally.stage(PLANNING):
-                    self._plan.span_came()
+                with recorder.stage(PLANNING):
+                    self._plan.span_arrived()
             found = self._gather(batch, window)
             self._delivered(batch.step)
             count = 0 if found is None else len(found[1])
-            tally.delivered(count)
+            recorder.delivered(count)
             if found is not None:
                 any_came = True
-                with meter.training(count), tally.stage(TRAINING):
+                with metrics.training(count), recorder.stage(TRAINING):
                     yield found
                 self._take_up()
         if not any_came:
@@ -316,15 +316,15 @@ class _Delivery:
     def _ready(self, piece: SpanSlice, loaded: LoadedSpan) -> _Ready:
         count = len(loaded.features)
         self._plan.counters.span_arrived(loaded.cut, count)
-        self._plan.tally.came(loaded.cut, count, len(loaded.failures))
+        self._plan.recorder.came(loaded.cut, count, len(loaded.failures))
         with (
-            self._plan.meter.running_suffix(
+            self._plan.metrics.running_suffix(
                 loaded.cut, count, len(loaded.failures)
             ),
-            self._plan.tally.stage(LAYERS),
+            self._plan.recorder.stage(LAYERS),
             torch.inference_mode(),
         ):
-            features = self._plan.to_freeze_point(loaded.cut, loaded.features)
+            features = self._plan.run_suffix(loaded.cut, loaded.features)
         num_rows = len(loaded.span.rows)
         good = [r for r in range(num_rows) if r not in loaded.failures]
         return _Ready(

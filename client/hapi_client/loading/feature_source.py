@@ -12,13 +12,13 @@ import torch
 from hapi_client.loading.circuit_breaker import (
     PushdownCircuitBreaker,
     PushdownConcurrency,
-    is_cured_by_streaming,
+    can_fall_back,
 )
 from hapi_client.loading.raw_source import RawSource, delay_seconds
 from hapi_client.loading.span_source import (
-    LANE_KEPT,
-    LANE_PUSH,
-    LANE_STREAM,
+    CACHE_QUEUE,
+    PUSHDOWN_QUEUE,
+    RAW_QUEUE,
     LoadedSpan,
     SpanLimits,
     SpanTask,
@@ -109,7 +109,7 @@ class FeatureSource:
         container: str,
         plan: FeatureRequestSpec,
         raw: RawSource,
-        gate: PushdownCircuitBreaker,
+        breaker: PushdownCircuitBreaker,
         width: PushdownConcurrency,
         limits: SpanLimits,
         counters: JobCounters,
@@ -120,7 +120,7 @@ class FeatureSource:
         self._tracker = tracker or CacheTracker()
         self._plan = plan
         self._raw = raw
-        self._gate = gate
+        self._breaker = breaker
         self._width = width
         self._limits = limits
         self._counters = counters
@@ -131,7 +131,7 @@ class FeatureSource:
         span: Span,
         training: Training | None = None,
         *,
-        is_kept: bool = False,
+        expect_hit: bool = False,
     ) -> SpanTask:
         """How to load a span from here.
 
@@ -143,23 +143,25 @@ class FeatureSource:
             is_kept: the store should have kept its features.
         """
         if self._raw.is_better(span, training):
-            return self._streamed(span, training, self._load_here)
-        if self._gate.is_shut():
-            return self._streamed(span, training, self._fall_back)
+            return self._raw_task(span, training, self._load_here)
+        if self._breaker.is_open():
+            return self._raw_task(span, training, self._fall_back)
         return SpanTask(
-            LANE_KEPT if is_kept else LANE_PUSH,
+            CACHE_QUEUE if expect_hit else PUSHDOWN_QUEUE,
             self.cost_bytes(span),
-            lambda scope: self.load(span, scope, training, is_kept=is_kept),
+            lambda scope: self.load(
+                span, scope, training, expect_hit=expect_hit
+            ),
         )
 
-    def _streamed(
+    def _raw_task(
         self,
         span: Span,
         training: Training | None,
         load: Callable[[Span, CancelScope, Training | None], LoadedSpan],
     ) -> SpanTask:
         return SpanTask(
-            LANE_STREAM,
+            RAW_QUEUE,
             self._raw.cost_bytes(span),
             lambda scope: load(span, scope, training),
         )
@@ -178,15 +180,15 @@ class FeatureSource:
         scope: CancelScope,
         training: Training | None = None,
         *,
-        is_kept: bool = False,
+        expect_hit: bool = False,
     ) -> LoadedSpan:
         """
         Raises:
             HapiError: that repeating or streaming would not cure.
         """
-        tries = self._gate.tries(self._limits.backoff.attempts)
+        tries = self._breaker.tries(self._limits.backoff.attempts)
         if tries:
-            loaded = self._try_pushed(span, scope, training, tries, is_kept)
+            loaded = self._try_pushed(span, scope, training, tries, expect_hit)
             if loaded is not None:
                 return self._judged(loaded, scope, training)
         return self._fall_back(span, scope, training)
@@ -229,7 +231,7 @@ class FeatureSource:
         scope: CancelScope,
         training: Training | None,
         tries: int,
-        is_kept: bool,
+        expect_hit: bool,
     ) -> LoadedSpan | None:
         backoff = self._limits.backoff
         try:
@@ -240,7 +242,7 @@ class FeatureSource:
                     loaded = self._load(span, training)
                 except HapiError as error:
                     scope.check()
-                    if not is_cured_by_streaming(error):
+                    if not can_fall_back(error):
                         raise
                     last = error
                     self._width.refused(error)
@@ -248,11 +250,11 @@ class FeatureSource:
                     if not is_retryable(error) or error.code == "too_slow":
                         break
                 else:
-                    if self._gate.succeeded():
+                    if self._breaker.succeeded():
                         logger.info("push-down works again: %s came", span)
                     # In a lane of their own they say nothing of the room that
                     # the worker has.
-                    if not (is_kept and loaded.report.was_cached):
+                    if not (expect_hit and loaded.report.was_cached):
                         self._width.succeeded()
                     return loaded
                 if failures < tries:
@@ -269,9 +271,9 @@ class FeatureSource:
                     )
                     scope.wait(seconds)
         except BaseException:
-            self._gate.abandoned()
+            self._breaker.abandoned()
             raise
-        is_news = self._gate.failed(last, time.monotonic() - started)
+        is_news = self._breaker.failed(last, time.monotonic() - started)
         logger.log(
             logging.WARNING if is_news else logging.DEBUG,
             "push-down of %s failed, streaming for a while: %s",

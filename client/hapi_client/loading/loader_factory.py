@@ -12,9 +12,9 @@ from hapi_client.loading.decode_pool import DecodePool
 from hapi_client.loading.feature_loader import (
     FeatureLoader,
     LoaderPlan,
-    leave_them_out,
+    skip_remedy,
 )
-from hapi_client.loading.prefetcher import Fetcher, ReadConfig
+from hapi_client.loading.prefetcher import Prefetcher, ReadConfig
 from hapi_client.loading.route_source import RoutingSource, SourceRegistry
 from hapi_client.loading.span_source import SpanSource
 from hapi_client.metrics.counters import JobCounters
@@ -64,12 +64,14 @@ class LoaderFactory:
         self._is_closed = False
         # Python's collector may close a forgotten job in this very thread.
         self._lock = threading.RLock()
-        self._fetchers: weakref.WeakSet[Fetcher] = weakref.WeakSet()
+        self._prefetchers: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
         self.counters = JobCounters()
-        self.meter = MetricsCollector(
+        self.metrics = MetricsCollector(
             lambda: connection.traffic.count().received_bytes
         )
-        self.mixer: RouteScheduler[Route] = RouteScheduler({RAW_ROUTE: 1.0})
+        self.scheduler: RouteScheduler[Route] = RouteScheduler(
+            {RAW_ROUTE: 1.0}
+        )
         self.pool = DecodePool(region.decode, options.decode_threads)
         self.sources = SourceRegistry(
             connection,
@@ -78,7 +80,7 @@ class LoaderFactory:
             self.pool,
             options,
             self.counters,
-            self.meter,
+            self.metrics,
             tracker,
             self._top_up,
         )
@@ -94,7 +96,7 @@ class LoaderFactory:
         """
         self.sources.model = model
         if mix is not None:
-            self.mixer.change(mix)
+            self.scheduler.change(mix)
 
     def loader(
         self,
@@ -104,9 +106,9 @@ class LoaderFactory:
         *,
         on_error: str,
         needs_every_step: bool = False,
-        span_came: Callable[[], None] = lambda: None,
-        remedy: Callable[[Span, int], str] = leave_them_out,
-        tally: EpochRecorder | None = None,
+        span_arrived: Callable[[], None] = lambda: None,
+        remedy: Callable[[Span, int], str] = skip_remedy,
+        recorder: EpochRecorder | None = None,
     ) -> FeatureLoader:
         """A pass over a share of some data.
 
@@ -121,53 +123,55 @@ class LoaderFactory:
             remedy: likewise.
             tally: of the pass.
         """
-        tally = tally or EpochRecorder()
+        recorder = recorder or EpochRecorder()
         plan = LoaderPlan(
             spans=data.spans,
             labels=data.labels,
-            to_freeze_point=self._region.run_suffix,
+            run_suffix=self._region.run_suffix,
             on_error=on_error,
             counters=self.counters,
-            meter=self.meter,
-            span_came=span_came,
+            metrics=self.metrics,
+            span_arrived=span_arrived,
             needs_every_step=needs_every_step,
             remedy=remedy,
-            tally=tally,
+            recorder=recorder,
         )
         source = RoutingSource(
-            self.mixer, self.sources, self.meter, tally, training
+            self.scheduler, self.sources, self.metrics, recorder, training
         )
         return FeatureLoader(
             plan,
             share.read_plan,
-            partial(self._fetcher, source),
+            partial(self._prefetcher, source),
             self._region.device,
             share.delivered,
             share.num_steps,
         )
 
-    def _fetcher(self, source: SpanSource, spans: Sequence[Span]) -> Fetcher:
+    def _prefetcher(
+        self, source: SpanSource, spans: Sequence[Span]
+    ) -> Prefetcher:
         if self._is_closed:
             raise ClientError(
                 "not_connected", "the job was closed before this loop began"
             )
-        fetcher = Fetcher(self._connection, source, spans, self._options)
+        prefetcher = Prefetcher(self._connection, source, spans, self._options)
         with self._lock:
-            self._fetchers.add(fetcher)
-        return fetcher
+            self._prefetchers.add(prefetcher)
+        return prefetcher
 
     def _top_up(self) -> None:
-        for fetcher in self._open_fetchers():
-            fetcher.top_up()
+        for prefetcher in self._open_fetchers():
+            prefetcher.top_up()
 
-    def _open_fetchers(self) -> list[Fetcher]:
+    def _open_fetchers(self) -> list[Prefetcher]:
         with self._lock:
-            return list(self._fetchers)
+            return list(self._prefetchers)
 
     def interrupt(self) -> None:
         """Ends what loaders have under way."""
-        for fetcher in self._open_fetchers():
-            fetcher.close()
+        for prefetcher in self._open_fetchers():
+            prefetcher.close()
 
     def close(self) -> None:
         """Ends all threads; the connection stays open."""

@@ -12,9 +12,9 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from hapi_client.loading.span_source import (
-    LANE_PUSH,
-    LANE_STREAM,
-    LANES,
+    PUSHDOWN_QUEUE,
+    RAW_QUEUE,
+    READ_QUEUES,
     LoadedSpan,
     SpanLimits,
     SpanSource,
@@ -128,14 +128,14 @@ class _Pending:
     def may_be_early(self) -> bool:
         """Whether it has come well, and work is left for the loop."""
         return (
-            self.task.lane == LANE_STREAM
+            self.task.read_queue == RAW_QUEUE
             and self.future.done()
             and not self.future.cancelled()
             and self.future.exception() is None
         )
 
 
-class Fetcher:
+class Prefetcher:
     """Iterates over loaded spans; close it to end its threads at once.
 
     A span's way is chosen when a thread of its lane is free for it, not
@@ -162,10 +162,10 @@ class Fetcher:
         self._options = options
         self._scope = CancelScope()
         self._pools = {
-            lane: ThreadPoolExecutor(
-                options.num_threads, thread_name_prefix=f"hapi-{lane}"
+            read_queue: ThreadPoolExecutor(
+                options.num_threads, thread_name_prefix=f"hapi-{read_queue}"
             )
-            for lane in LANES
+            for read_queue in READ_QUEUES
         }
         self._lock = threading.Lock()
         self._head: SpanTask | None = None
@@ -279,9 +279,9 @@ class Fetcher:
             self._head = None
             span = self._todo.popleft()
             self._ahead_bytes += task.cost_bytes
-            self._busy[task.lane] += 1
+            self._busy[task.read_queue] += 1
             try:
-                future = self._pools[task.lane].submit(self._load, task)
+                future = self._pools[task.read_queue].submit(self._load, task)
             except RuntimeError:  # closed meanwhile
                 self._todo.appendleft(span)
                 if not self._closed:
@@ -291,12 +291,12 @@ class Fetcher:
             self._num_dealt += 1
             future.add_done_callback(_notice(self._came))
 
-    def _has_room(self, lane: str) -> bool:
-        width = self._source.lane_width(lane)
-        return self._busy[lane] < min(width, self._options.num_threads)
+    def _has_room(self, read_queue: str) -> bool:
+        width = self._source.concurrency_limit(read_queue)
+        return self._busy[read_queue] < min(width, self._options.num_threads)
 
     def _has_room_for(self, task: SpanTask) -> bool:
-        if not self._has_room(task.lane):
+        if not self._has_room(task.read_queue):
             return False
         if not self._pending:
             return True
@@ -313,11 +313,11 @@ class Fetcher:
                 return task.load(self._scope)
         finally:
             with self._lock:
-                self._busy[task.lane] -= 1
+                self._busy[task.read_queue] -= 1
                 self._top_up()
 
     def _note_silence(self, pending: _Pending, num_bytes: int) -> None:
-        if self._has_warned or pending.task.lane != LANE_PUSH:
+        if self._has_warned or pending.task.read_queue != PUSHDOWN_QUEUE:
             return
         self._has_warned = True
         logger.warning(

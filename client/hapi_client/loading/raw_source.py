@@ -15,7 +15,7 @@ import torch
 from hapi_client.loading.decode_pool import DecodePool
 from hapi_client.loading.read_concurrency import ReadConcurrency
 from hapi_client.loading.span_source import (
-    LANE_STREAM,
+    RAW_QUEUE,
     LoadedSpan,
     SpanLimits,
     SpanTask,
@@ -59,7 +59,7 @@ class RawSource:
         form: SampleForm,
         limits: SpanLimits,
         counters: JobCounters,
-        meter: MetricsCollector,
+        metrics: MetricsCollector,
         concurrency: ReadConcurrency,
         medium: Medium = IMAGE,
     ) -> None:
@@ -70,7 +70,7 @@ class RawSource:
         self._medium = medium
         self._limits = limits
         self._counters = counters
-        self._meter = meter
+        self._metrics = metrics
         self._concurrency = concurrency
         # Of the samples that the store could not decode: what this tier
         # says of them, None where it can.
@@ -83,7 +83,7 @@ class RawSource:
             training: seed and epoch of random changes; None for evaluation.
         """
         return SpanTask(
-            LANE_STREAM,
+            RAW_QUEUE,
             self.cost_bytes(span),
             lambda scope: self.load(span, scope, training),
         )
@@ -169,7 +169,7 @@ class RawSource:
                 if_match=span.etag,
                 seconds=self._limits.seconds,
                 reading=partial(
-                    self._meter.reading, self._concurrency.equivalent_reads
+                    self._metrics.reading, self._concurrency.equivalent_reads
                 ),
                 ending=ending,
             )

@@ -20,9 +20,9 @@ from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.loading.raw_source import RawSource
 from hapi_client.loading.read_concurrency import ReadConcurrency
 from hapi_client.loading.span_source import (
-    LANE_KEPT,
-    LANE_PUSH,
-    LANE_STREAM,
+    CACHE_QUEUE,
+    PUSHDOWN_QUEUE,
+    RAW_QUEUE,
     LoadedSpan,
     SpanTask,
 )
@@ -30,7 +30,10 @@ from hapi_client.metrics.counters import JobCounters
 from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.model.client_region import ClientRegion
 from hapi_client.planning.cache_tracker import CacheTracker
-from hapi_client.planning.route_scheduler import RouteScheduler, too_late
+from hapi_client.planning.route_scheduler import (
+    RouteScheduler,
+    straggling_routes,
+)
 from hapi_client.reports.epoch_recorder import EpochRecorder
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.transport import CancelScope
@@ -71,7 +74,7 @@ class SourceRegistry:
         pool: DecodePool,
         options: ReadConfig,
         counters: JobCounters,
-        meter: MetricsCollector,
+        metrics: MetricsCollector,
         tracker: CacheTracker,
         span_read: Callable[[], None],
     ) -> None:
@@ -95,31 +98,33 @@ class SourceRegistry:
             region.form,
             self._limits,
             counters,
-            meter,
+            metrics,
             self.read_concurrency,
             region.transform.medium,
         )
         # One gate for all: a worker that is gone is gone for every cut.
-        self._gate = PushdownCircuitBreaker(
+        self._breaker = PushdownCircuitBreaker(
             time.monotonic, options.pause_seconds, options.max_pause_seconds
         )
-        self.push_width = PushdownConcurrency(options.num_threads)
+        self.pushdown_concurrency = PushdownConcurrency(options.num_threads)
         self._pushed: dict[Route, FeatureSource] = {}
 
-    def told(self, tally: EpochRecorder) -> AbstractContextManager[None]:
+    def recording(
+        self, recorder: EpochRecorder
+    ) -> AbstractContextManager[None]:
         """What the running thread loads inside, a tally is told."""
-        return tally.fetching(self._connection.traffic, self._counters)
+        return recorder.fetching(self._connection.traffic, self._counters)
 
-    def __call__(self, way: Route) -> RawSource | FeatureSource:
-        if way == RAW_ROUTE:
+    def __call__(self, route: Route) -> RawSource | FeatureSource:
+        if route == RAW_ROUTE:
             return self._raw
-        if way not in self._pushed:
-            self._pushed[way] = self._make(way)
-        return self._pushed[way]
+        if route not in self._pushed:
+            self._pushed[route] = self._make(route)
+        return self._pushed[route]
 
-    def _make(self, way: Route) -> FeatureSource:
+    def _make(self, route: Route) -> FeatureSource:
         assert self.model is not None, "set before anything is pushed"
-        cut, encoding = way
+        cut, encoding = route
         return FeatureSource(
             self._connection,
             self._container,
@@ -131,8 +136,8 @@ class SourceRegistry:
                 self.tracker.mode,
             ),
             self._raw,
-            self._gate,
-            self.push_width,
+            self._breaker,
+            self.pushdown_concurrency,
             self._limits,
             self._counters,
             self.tracker,
@@ -155,24 +160,24 @@ class RoutingSource:
 
     def __init__(
         self,
-        mixer: RouteScheduler[Route],
+        scheduler: RouteScheduler[Route],
         sources: SourceRegistry,
-        meter: MetricsCollector,
-        tally: EpochRecorder,
+        metrics: MetricsCollector,
+        recorder: EpochRecorder,
         training: Training | None = None,
     ) -> None:
-        self._mixer = mixer
+        self._scheduler = scheduler
         self._sources = sources
-        self._meter = meter
-        self._tally = tally
+        self._metrics = metrics
+        self._recorder = recorder
         self._training = training
 
-    def lane_width(self, lane: str) -> int:
+    def concurrency_limit(self, read_queue: str) -> int:
         """Pushed spans as many as the worker admits, and of streamed ones
         as many as the link has use for."""
-        if lane == LANE_PUSH:
-            return self._sources.push_width.limit
-        if lane == LANE_STREAM:
+        if read_queue == PUSHDOWN_QUEUE:
+            return self._sources.pushdown_concurrency.limit
+        if read_queue == RAW_QUEUE:
             return self._sources.read_concurrency.limit
         return self._sources.num_threads
 
@@ -190,20 +195,20 @@ class RoutingSource:
             assert isinstance(source, FeatureSource), (
                 "raw reads are not cached"
             )
-            task = source.task(span, self._training, is_kept=True)
+            task = source.task(span, self._training, expect_hit=True)
             return self._started(cached, span, task)
-        way = self._mixer.choose(
+        route = self._scheduler.choose(
             len(span.rows),
-            lambda way: has_room(lane_of(way)),
-            self._too_late(span, samples_left),
+            lambda route: has_room(queue_of(route)),
+            self._stragglers(span, samples_left),
         )
-        if way is None:
+        if route is None:
             return None
         return self._started(
-            way, span, self._sources(way).task(span, self._training)
+            route, span, self._sources(route).task(span, self._training)
         )
 
-    def _started(self, way: Route, span: Span, task: SpanTask) -> SpanTask:
+    def _started(self, route: Route, span: Span, task: SpanTask) -> SpanTask:
         """The task, of which all are told who count."""
 
         def load(scope: CancelScope) -> LoadedSpan:
@@ -211,14 +216,14 @@ class RoutingSource:
             # What is kept keeps none of those waiting that are computed.
             waited_for = (
                 nullcontext()
-                if task.lane == LANE_KEPT
-                else self._meter.in_flight(way)
+                if task.read_queue == CACHE_QUEUE
+                else self._metrics.in_flight(route)
             )
-            with waited_for, self._sources.told(self._tally):
+            with waited_for, self._sources.recording(self._recorder):
                 loaded = task.load(scope)
-            self._tally.loaded(loaded.report)
-            self._meter.record_span(
-                way,
+            self._recorder.loaded(loaded.report)
+            self._metrics.record_span(
+                route,
                 len(span.rows),
                 time.monotonic() - started,
                 loaded.report,
@@ -227,17 +232,23 @@ class RoutingSource:
 
         return replace(task, load=load)
 
-    def _too_late(self, span: Span, samples_left: int) -> set[Route]:
-        throughput, weights = self._meter.throughput, self._mixer.weights
+    def _stragglers(self, span: Span, samples_left: int) -> set[Route]:
+        throughput, weights = self._metrics.throughput, self._scheduler.weights
         count = len(span.rows)
-        return too_late(
+        return straggling_routes(
             weights,
-            {way: throughput.span_seconds(way, count) for way in weights},
+            {
+                route: throughput.span_seconds(route, count)
+                for route in weights
+            },
             throughput.samples_per_second,
             samples_left,
-            {way: throughput.pending_samples(way, count) for way in weights},
+            {
+                route: throughput.pending_samples(route, count)
+                for route in weights
+            },
         )
 
 
-def lane_of(way: Route) -> str:
-    return LANE_STREAM if way == RAW_ROUTE else LANE_PUSH
+def queue_of(route: Route) -> str:
+    return RAW_QUEUE if route == RAW_ROUTE else PUSHDOWN_QUEUE

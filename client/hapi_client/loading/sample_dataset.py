@@ -78,10 +78,10 @@ def open_factory(parts: DatasetConfig) -> Iterator[LoaderFactory]:
                 replace(parts.options, decode_threads=threads),
                 CacheTracker(parts.cache, parts.augmented.variants),
             )
-        ) as feeder,
+        ) as factory,
     ):
-        feeder.push(parts.model, parts.mix)
-        yield feeder
+        factory.push(parts.model, parts.mix)
+        yield factory
 
 
 def _threads() -> int:
@@ -114,7 +114,7 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         self._training = training
         self._ends = torch.tensor([0, *parts.data.sizes]).cumsum(0)
         self._opened = self._inherited = ExitStack()
-        self._feeder: LoaderFactory | None = None
+        self._factory: LoaderFactory | None = None
         self._pid = 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -160,18 +160,18 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         """Ends the connection of this process; it is opened when needed."""
         if self._pid == os.getpid():
             self._opened.close()
-        self._feeder = None
+        self._factory = None
 
     def _open(self) -> LoaderFactory:
-        if self._feeder is None or self._pid != os.getpid():
+        if self._factory is None or self._pid != os.getpid():
             # What a forked child has of its parent must not be closed here,
             # as it would be when nobody refers to it.
             self._inherited = self._opened
             self._opened, self._pid = ExitStack(), os.getpid()
-            self._feeder = self._opened.enter_context(
+            self._factory = self._opened.enter_context(
                 open_factory(self._parts)
             )
-        return self._feeder
+        return self._factory
 
     def _remedy(self, span: Span, row: int) -> str:
         wanted = span.shard, span.rows[row].sample

@@ -17,10 +17,10 @@ from hapi_protocol.errors import ClientError
 
 logger = logging.getLogger(__name__)
 
-LANE_STREAM = "stream"
-LANE_PUSH = "push"
-LANE_KEPT = "kept"
-LANES = (LANE_STREAM, LANE_PUSH, LANE_KEPT)
+RAW_QUEUE = "raw"
+PUSHDOWN_QUEUE = "pushdown"
+CACHE_QUEUE = "cached"
+READ_QUEUES = (RAW_QUEUE, PUSHDOWN_QUEUE, CACHE_QUEUE)
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class SpanTask:
     """One span to load, and the way it goes.
 
     Attributes:
-        lane: one of :data:`LANES`, each with threads of its own: what
+        lane: one of :data:`READ_QUEUES`, each with threads of its own: what
             waits for the store must not hold up plain reads.
         cost_bytes: memory that the loaded span may take, at most.
         load: called in a thread of the lane.
     """
 
-    lane: str
+    read_queue: str
     cost_bytes: int
     load: Callable[[CancelScope], LoadedSpan]
 
@@ -63,7 +63,7 @@ class SpanTask:
 class SpanSource(Protocol):
     """Says how spans are loaded; called by several threads."""
 
-    def lane_width(self, lane: str) -> int:
+    def concurrency_limit(self, read_queue: str) -> int:
         """Spans that may be under way in a lane, at most."""
         ...
 

@@ -279,7 +279,7 @@ class _Inputs:
             location.container,
             spans,
             medium=self._region.transform.medium,
-            most_bytes=READ_SECONDS * link,
+            max_bytes=READ_SECONDS * link,
         )
         return probe, link, request.num_samples or len(index)
 
@@ -349,18 +349,18 @@ def measure_link(
     def read(flow: int) -> int:
         count = 0
         number = flow
-        most_bytes = FIRST_PART_BYTES
+        max_bytes = FIRST_PART_BYTES
         while time.monotonic() < deadline:
             span = spans[number % len(spans)]
             data = connection.get_range(
                 container,
                 span.shard,
-                _beginning(span, most_bytes),
+                _beginning(span, max_bytes),
                 if_match=span.etag,
             )
             count += len(data)
             number += LINK_FLOWS
-            most_bytes = min(2 * most_bytes, MAX_PART_BYTES)
+            max_bytes = min(2 * max_bytes, MAX_PART_BYTES)
         return count
 
     started = time.monotonic()
@@ -369,11 +369,9 @@ def measure_link(
     return total / (time.monotonic() - started)
 
 
-def _beginning(span: Span, most_bytes: int) -> ByteRange:
+def _beginning(span: Span, max_bytes: int) -> ByteRange:
     whole = span.byte_range
-    return ByteRange(
-        whole.first, min(whole.last, whole.first + most_bytes - 1)
-    )
+    return ByteRange(whole.first, min(whole.last, whole.first + max_bytes - 1))
 
 
 def train_seconds(region: FrozenRegion, batch_size: int) -> float:

@@ -14,8 +14,8 @@ import torch
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.planning.sample_probe import (
     BUDGET_SECONDS,
-    SAMPLES_OF_SPAN,
-    TRAVEL_SECONDS,
+    ENCODING_SECONDS,
+    SAMPLES_PER_SPAN,
     ProbeSamples,
     logger,
 )
@@ -93,7 +93,7 @@ def _measure(
     features = _features(region, decoded, sorted(chosen))
     wire_bytes: dict[tuple[int, str], float] = {}
     encode_seconds, unpack_seconds = {}, {}
-    deadline = time.monotonic() + TRAVEL_SECONDS
+    deadline = time.monotonic() + ENCODING_SECONDS
     skipped = []
     # Small ones first: where time runs out, the large ones are no loss. But
     # the whole frozen region is what others are compared with.
@@ -250,7 +250,7 @@ def _travel_once(
     header_bytes = sink.tell()
     # Neighbours travel in one batch. Samples of distant places would compress
     # by what they have in common, as copies of one image have all.
-    for part in torch.split(features, SAMPLES_OF_SPAN):
+    for part in torch.split(features, SAMPLES_PER_SPAN):
         encoded = encode(part, encoding)
         rows = [Row(number, str(number)) for number in range(len(part))]
         writer.write(

@@ -41,7 +41,7 @@ class PlannerInputs:
     models_container: str
     read: Callable[[float], ProbeSamples]
     measure: Callable[[ProbeSamples], LocalFacts]
-    horizon: RemainingWork
+    remaining_work: RemainingWork
     options: ReplanOptions
     package_stored: Callable[[ModelPath, int], None]
     samples_so_far: Callable[[], int]
@@ -66,7 +66,7 @@ class RemainingWork:
     num_samples: int
     epochs: float | None
 
-    def epochs_to_come(self, samples_so_far: int) -> float:
+    def remaining_epochs(self, samples_so_far: int) -> float:
         """At least the rest of the epoch under way."""
         done = samples_so_far / self.num_samples
         if self.epochs is not None:

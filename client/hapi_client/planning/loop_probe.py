@@ -47,7 +47,7 @@ class TrainingThreadProbe:
 
     # --- the training loop's thread ---
 
-    def span_came(self) -> None:
+    def span_arrived(self) -> None:
         """Measures if it was asked to; raises nothing of its own."""
         # Several loops of one job may be under way; one of them measures.
         if self._probe is None or not self._busy.acquire(blocking=False):

@@ -52,15 +52,15 @@ from hapi_splitter.units import number_text
 
 logger = logging.getLogger(__name__)
 
-FIRST_LOOK_SECONDS = 2.0
+WARM_UP_SECONDS = 2.0
 """Of streaming, before anything is uploaded: so long the link is watched,
-and longer until :data:`FIRST_LOOK_SPANS` have come."""
-FIRST_LOOK_SPANS = 2
-MAX_LOOK_SECONDS = 60.0
+and longer until :data:`WARM_UP_SPANS` have come."""
+WARM_UP_SPANS = 2
+MAX_WARM_UP_SECONDS = 60.0
 POLL_SECONDS = 0.2
 READ_SECONDS = 8.0
 """Of reading samples, about: a slow link brings fewer of them."""
-MIN_TO_COME_SECONDS = 60.0
+MIN_REMAINING_SECONDS = 60.0
 """Of streaming: what would be over sooner is not worth the measuring, for
 which the loop stands still for some seconds."""
 RETRY_SECONDS = 30.0
@@ -68,7 +68,7 @@ RETRY_SECONDS = 30.0
 MAX_RETRY_SECONDS = 600.0
 PROFILE_SECONDS = 180.0
 JOIN_SECONDS = 10.0
-ENDLESS = 1e6
+UNLIMITED = 1e6
 """Speed of a worker that nothing limits, for the question whether it could
 pay at all."""
 
@@ -90,16 +90,16 @@ class JobPlanner:
         self,
         parts: PlannerInputs,
         estimates: CostEstimators,
-        mixer: RouteScheduler[Route],
-        meter: MetricsCollector,
+        scheduler: RouteScheduler[Route],
+        metrics: MetricsCollector,
     ) -> None:
         self._parts = parts
         self._estimates = estimates
-        self._mixer = mixer
-        self._meter = meter
+        self._scheduler = scheduler
+        self._metrics = metrics
         self._scope = CancelScope()
         self._server: ModelProfile | None = None
-        self._one_off = StartupCost()
+        self._startup_cost = StartupCost()
         self._measurement = TrainingThreadProbe(parts.measure)
         self._first_window: WindowMetrics | None = None
         self._encodings: Sequence[str] = ENCODINGS
@@ -127,18 +127,18 @@ class JobPlanner:
             is_training: lists the cache again for it, without waiting.
         """
         if self._thread.ident is None:
-            self._meter.take()
+            self._metrics.take()
             self._thread.start()
         elif is_training and self._parts.listing and self.plan is not None:
             self._parts.listing.start(self._scope)
 
-    def span_came(self) -> None:
+    def span_arrived(self) -> None:
         """Called after each span."""
-        self._measurement.span_came()
+        self._measurement.span_arrived()
         with self._lock:
             replanner = self._replanner
         if replanner is not None:
-            replanner.span_came()
+            replanner.span_arrived()
 
     def wait(self, seconds: float) -> bool:
         """Whether the first plan was made, or given up, in time.
@@ -222,8 +222,8 @@ class JobPlanner:
         replanner = Replanner(
             lambda conditions: self._build(facts, server, conditions),
             self._estimates,
-            self._mixer,
-            self._meter,
+            self._scheduler,
+            self._metrics,
             self._parts.options,
             clock=time.monotonic,
             random=random.random,
@@ -234,9 +234,9 @@ class JobPlanner:
             self._replanner = replanner
         return None
 
-    def _epochs_to_come(self) -> float:
+    def _remaining_epochs(self) -> float:
         parts = self._parts
-        return parts.horizon.epochs_to_come(
+        return parts.remaining_work.remaining_epochs(
             parts.earlier_samples() + parts.samples_so_far()
         )
 
@@ -246,25 +246,27 @@ class JobPlanner:
             self._first_window = None
             raise failure
         if self._first_window is None:
-            if not self._watch():
+            if not self._warm_up():
                 return self._longer_pause()
             so_far = self._parts.samples_so_far()
             if so_far == self._samples_before:
                 return POLL_SECONDS  # the loop has had nothing yet
             had, self._samples_before = so_far - self._samples_before, so_far
-            seen = self._meter.take()
-            if self._is_nearly_over(seen.seconds / had):
+            window = self._metrics.take()
+            if self._is_nearly_over(window.seconds / had):
                 return self._longer_pause()
-            self._measurement.ask(self._parts.read(self._bytes_in_time(seen)))
-            self._first_window = seen
+            self._measurement.ask(
+                self._parts.read(self._bytes_in_time(window))
+            )
+            self._first_window = window
         return POLL_SECONDS
 
-    def _bytes_in_time(self, seen: WindowMetrics) -> float:
+    def _bytes_in_time(self, window: WindowMetrics) -> float:
         """That a read beside those of the job may take."""
-        if not seen.received_bytes:
+        if not window.received_bytes:
             return math.inf  # all had come before: the link is no limit
-        rate = seen.received_bytes / seen.seconds
-        return READ_SECONDS * rate / (1 + self._estimates.stream_width)
+        rate = window.received_bytes / window.seconds
+        return READ_SECONDS * rate / (1 + self._estimates.read_concurrency)
 
     def _is_nearly_over(self, sample_seconds: float) -> bool:
         """
@@ -272,51 +274,51 @@ class JobPlanner:
             sample_seconds: for each that the loop has had, which may be far
                 fewer than were fetched ahead.
         """
-        num_samples = self._parts.horizon.num_samples
-        seconds = self._epochs_to_come() * num_samples * sample_seconds
-        if seconds >= MIN_TO_COME_SECONDS:
+        num_samples = self._parts.remaining_work.num_samples
+        seconds = self._remaining_epochs() * num_samples * sample_seconds
+        if seconds >= MIN_REMAINING_SECONDS:
             return False
-        self._say_why(
+        self._decline(
             f"what is to come takes about {seconds:.0f} s, and measuring pays "
-            f"from {MIN_TO_COME_SECONDS:.0f} s on"
+            f"from {MIN_REMAINING_SECONDS:.0f} s on"
         )
         return True
 
-    def _say_why(self, reason: str) -> None:
+    def _decline(self, reason: str) -> None:
         self.no_plan_reason = reason
         logger.info("no plan, the job streams: %s", reason)
 
-    def _watch(self) -> bool:
+    def _warm_up(self) -> bool:
         """Lets the job stream for a while; whether spans came."""
         started = time.monotonic()
-        before = self._meter.num_spans
+        before = self._metrics.num_spans
         while not _slept(self._scope, POLL_SECONDS):
             waited = time.monotonic() - started
-            spans = self._meter.num_spans - before
-            if waited >= FIRST_LOOK_SECONDS and spans >= FIRST_LOOK_SPANS:
+            spans = self._metrics.num_spans - before
+            if waited >= WARM_UP_SECONDS and spans >= WARM_UP_SPANS:
                 return True
-            if waited >= MAX_LOOK_SECONDS:
+            if waited >= MAX_WARM_UP_SECONDS:
                 return spans > 0
         return False
 
     def _may_pay(self, facts: LocalFacts) -> bool:
         """Whether push-down would pay with a worker of endless speed."""
-        server = endless(facts.client)
+        server = unlimited_worker(facts.client)
         estimates = self._estimates
         estimates.client_threads = layer_threads(facts.client)
-        seen, self._first_window = self._first_window, None
-        if seen is None:
-            seen = self._meter.take()
-        self._one_off = StartupCost(
+        window, self._first_window = self._first_window, None
+        if window is None:
+            window = self._metrics.take()
+        self._startup_cost = StartupCost(
             package_bytes=self._package_bytes(),
             # A link without a known limit is no reason to take an upload
             # for nothing: it is as fast as what was seen to come.
-            upload_bytes_per_second=seen.received_bytes / seen.seconds
-            if seen.received_bytes
+            upload_bytes_per_second=window.received_bytes / window.seconds
+            if window.received_bytes
             else None,
         )
         estimates.observe_start(
-            seen,
+            window,
             self._build(facts, server, estimates.conditions(scaled=False)),
         )
         problem = self._build(facts, server, estimates.conditions())
@@ -324,7 +326,7 @@ class JobPlanner:
         gain = speedup_over(streaming_plan(problem), best)
         if best.pushes and gain >= MIN_PUSH_GAIN:
             return True
-        self._say_why(_why_not(best, gain))
+        self._decline(_why_not(best, gain))
         return False
 
     def _package_bytes(self) -> int:
@@ -355,7 +357,7 @@ class JobPlanner:
         if parts.listing is not None:
             parts.listing.read()
         # What has been paid is no reason against pushing any more.
-        self._one_off = StartupCost()
+        self._startup_cost = StartupCost()
         self._estimates.server_threads = layer_threads(profile)
         return profile
 
@@ -371,9 +373,9 @@ class JobPlanner:
             conditions,
             # Only what the floor allows was measured.
             min_precision=PRECISIONS[-1],
-            num_samples=parts.horizon.num_samples,
-            epochs=self._epochs_to_come(),
-            one_off=self._one_off,
+            num_samples=parts.remaining_work.num_samples,
+            epochs=self._remaining_epochs(),
+            one_off=self._startup_cost,
         )
 
 
@@ -428,13 +430,13 @@ def with_encodings(
     return replace(samples, wire_bytes=kept)
 
 
-def endless(client: ModelProfile) -> ModelProfile:
+def unlimited_worker(client: ModelProfile) -> ModelProfile:
     """A worker that nothing limits."""
     return replace(
         client,
         device="endless",
-        cores=ENDLESS,
-        num_devices=int(ENDLESS),
+        cores=UNLIMITED,
+        num_devices=int(UNLIMITED),
         batches=tuple(
             BatchProfile(each.batch, tuple(0.0 for _ in each.cut_seconds))
             for each in client.batches

@@ -73,10 +73,10 @@ class ReplanOptions:
     """
 
     seconds: float = 5.0
-    least_spans: int = 4
+    min_spans: int = 4
 
     def __post_init__(self) -> None:
-        if self.seconds <= 0 or self.least_spans < 1:
+        if self.seconds <= 0 or self.min_spans < 1:
             raise ValueError(f"{self}: both must be positive")
 
 
@@ -119,8 +119,8 @@ class Replanner:
         self,
         build: Build,
         estimates: CostEstimators,
-        mixer: RouteScheduler[Route],
-        meter: MetricsCollector,
+        scheduler: RouteScheduler[Route],
+        metrics: MetricsCollector,
         options: ReplanOptions,
         *,
         clock: Callable[[], float],
@@ -129,8 +129,8 @@ class Replanner:
     ) -> None:
         self._build = build
         self._estimates = estimates
-        self._mixer = mixer
-        self._meter = meter
+        self._scheduler = scheduler
+        self._metrics = metrics
         self._options = options
         self._clock = clock
         self._random = random
@@ -138,15 +138,15 @@ class Replanner:
         self._cache: CacheState | None = None
         self._started = clock()
         self._spans = 0
-        self._lost = False
-        self._most_moved = MAX_MOVED
+        self._is_worker_lost = False
+        self._max_moved = MAX_MOVED
         self._direction: Mapping[Route, float] = {}
-        self._looking = threading.Lock()
+        self._replanning = threading.Lock()
         self._changes: deque[PlanChange] = deque(maxlen=MAX_CHANGES)
         self.num_changes = 0
         """In all, also those that the log has no more."""
         self.plan: Plan | None = None
-        self._postpone()
+        self._schedule_next()
 
     @property
     def changes(self) -> Sequence[PlanChange]:
@@ -159,42 +159,42 @@ class Replanner:
 
     def begin(self) -> Plan:
         """The first plan, taken as it is."""
-        self._meter.take()
+        self._metrics.take()
         problem = self._present()
         plan = self._wanted(problem, MIN_PUSH_GAIN)
         self._take(problem, _weights(plan.mix), plan)
         return plan
 
-    def span_came(self) -> None:
+    def span_arrived(self) -> None:
         """Told of each span; now and then looks at the plan."""
         self._spans += 1
         # Several loops may be under way; one of them looks.
-        if not self._is_due() or not self._looking.acquire(blocking=False):
+        if not self._is_due() or not self._replanning.acquire(blocking=False):
             return
         try:
             if self._is_due():
-                self.look()
+                self.replan()
         except Exception:
             # A defect of the planning must not end a training run.
             logger.exception("a defect: the plan stays as it is")
         finally:
-            self._looking.release()
+            self._replanning.release()
 
     def _is_due(self) -> bool:
         return (
-            self._spans >= self._options.least_spans
-            and self._meter.window_seconds >= self._pause
+            self._spans >= self._options.min_spans
+            and self._metrics.window_seconds >= self._pause
         )
 
-    def look(self) -> None:
+    def replan(self) -> None:
         """Takes the interval in, and moves the mix if that pays."""
-        self._postpone()
-        seen = self._meter.take()
+        self._schedule_next()
+        window = self._metrics.take()
         estimates = self._estimates
-        estimates.observe(seen, self._build)
+        estimates.observe(window, self._build)
         problem = self._present()
-        now = dict(self._mixer.weights)
-        if self._is_lost(seen, problem, now):
+        now = dict(self._scheduler.weights)
+        if self._update_worker_lost(window, problem, now):
             return
         is_pushing = any(route != RAW_ROUTE for route in now)
         wanted = self._wanted(
@@ -203,21 +203,21 @@ class Replanner:
         present = evaluate(problem, _options(problem, now), "auto")
         gives_up = is_pushing and not wanted.pushes
         if self._gain(problem, present, wanted) < MIN_GAIN and not gives_up:
-            self._put_in_force(present)
+            self._set_plan(present)
             self._use_cached(problem, present)
-            self._most_moved = min(MAX_MOVED, LARGER * self._most_moved)
+            self._max_moved = min(MAX_MOVED, LARGER * self._max_moved)
             return
         target = _weights(wanted.mix)
         direction = difference(target, now)
-        self._most_moved = self._next_most(direction)
+        self._max_moved = self._next_max_moved(direction)
         self._direction = direction
-        self._take(problem, step(now, target, self._most_moved), wanted)
+        self._take(problem, step(now, target, self._max_moved), wanted)
 
     def _present(self) -> Problem:
         """The problem of now, and the cache's state, for one re-plan."""
         problem = self._build(self._estimates.conditions())
         self._cache = self._tracker.state()
-        self._meter.set_link_seconds(
+        self._metrics.set_link_seconds(
             {
                 each.route: problem.seconds(each, LINK)
                 for each in problem.options
@@ -225,22 +225,22 @@ class Replanner:
         )
         return problem
 
-    def _wanted(self, problem: Problem, least_gain: float) -> Plan:
+    def _wanted(self, problem: Problem, min_gain: float) -> Plan:
         """The best plan, or streaming where pushing gains too little.
 
         Little as it gains, it goes on where others keep the worker busy that
         would gain more: its answers tell when they are gone.
         """
-        plan = worthwhile(problem, self._solve(problem))
+        plan = without_minor_routes(problem, self._solve(problem))
         streaming = streaming_plan(problem)
         gain = self._gain(problem, streaming, plan)
-        if streaming is None or gain >= least_gain or not plan.pushes:
+        if streaming is None or gain >= min_gain or not plan.pushes:
             return plan
         conditions = self._estimates.conditions()
         if conditions.server_share < 1:
             alone = self._build(replace(conditions, server_share=1.0))
             best = self._solve(alone)
-            if self._gain(alone, streaming_plan(alone), best) >= least_gain:
+            if self._gain(alone, streaming_plan(alone), best) >= min_gain:
                 return plan
         return replace(
             streaming,
@@ -284,44 +284,47 @@ class Replanner:
         faster = [route for route, each in seconds.items() if each < steady]
         self._tracker.use(sorted(faster, key=lambda route: seconds[route]))
 
-    def _next_most(self, direction: Mapping[Route, float]) -> float:
+    def _next_max_moved(self, direction: Mapping[Route, float]) -> float:
         along = sum(
             part * self._direction.get(route, 0.0)
             for route, part in direction.items()
         )
         if along < 0:
-            return max(MIN_MOVED, SMALLER * self._most_moved)
-        return min(MAX_MOVED, LARGER * self._most_moved)
+            return max(MIN_MOVED, SMALLER * self._max_moved)
+        return min(MAX_MOVED, LARGER * self._max_moved)
 
-    def _is_lost(
-        self, seen: WindowMetrics, problem: Problem, now: Mapping[Route, float]
+    def _update_worker_lost(
+        self,
+        window: WindowMetrics,
+        problem: Problem,
+        now: Mapping[Route, float],
     ) -> bool:
         """Whether most of what should be pushed is not, at present.
 
         Spans that cannot be pushed are streamed one by one, and the worker is
         asked again by itself; the weights stay for when it is back.
         """
-        came = seen.pushed_samples + seen.num_cached
+        came = window.pushed_samples + window.num_cached
         if all(route == RAW_ROUTE for route in now):
-            self._lost = False  # nobody asks it any more
-        elif seen.fell_back > came:
+            self._is_worker_lost = False  # nobody asks it any more
+        elif window.fell_back > came:
             streaming = {RAW_ROUTE: 1.0}
             plan = evaluate(problem, _options(problem, streaming), "auto")
-            if not self._lost:
-                self._lost = True
+            if not self._is_worker_lost:
+                self._is_worker_lost = True
                 self._record(
                     streaming,
                     plan,
-                    f"The worker does not answer ({seen.fell_back} samples, "
+                    f"The worker does not answer ({window.fell_back} samples, "
                     f"{came} came): what it should compute is "
                     "streamed until it does.",
                 )
-            self._put_in_force(plan)
-        elif self._lost and came:
-            self._lost = False
+            self._set_plan(plan)
+        elif self._is_worker_lost and came:
+            self._is_worker_lost = False
             plan = evaluate(problem, _options(problem, now), "auto")
             self._record(now, plan, "The worker answers again.")
-        return self._lost
+        return self._is_worker_lost
 
     def _take(
         self,
@@ -331,7 +334,7 @@ class Replanner:
     ) -> None:
         # The first sentence says what the mix is, which is plain to see.
         why = " ".join(wanted.reasons[1:2] or wanted.reasons)
-        self._mixer.change(weights)
+        self._scheduler.change(weights)
         plan = evaluate(problem, _options(problem, weights), wanted.rule)
         self._use_cached(problem, plan)
         self._record(weights, plan, why)
@@ -339,7 +342,7 @@ class Replanner:
     def _record(
         self, weights: Mapping[Route, float], plan: Plan, why: str
     ) -> None:
-        self._put_in_force(plan)
+        self._set_plan(plan)
         change = PlanChange(
             seconds=self._clock() - self._started,
             mix=dict(weights),
@@ -351,17 +354,17 @@ class Replanner:
         self.num_changes += 1
         logger.info("plan: %s: %s", describe_mix(weights), why)
 
-    def _put_in_force(self, plan: Plan) -> None:
+    def _set_plan(self, plan: Plan) -> None:
         self.plan = plan
-        self._meter.set_planned_rate(plan.samples_per_second)
+        self._metrics.set_planned_rate(plan.samples_per_second)
 
-    def _postpone(self) -> None:
+    def _schedule_next(self) -> None:
         jitter = 0.75 + 0.5 * self._random()
         self._pause = self._options.seconds * jitter
         self._spans = 0
 
 
-def worthwhile(problem: Problem, plan: Plan) -> Plan:
+def without_minor_routes(problem: Problem, plan: Plan) -> Plan:
     """The plan without ways that are not worth their requests.
 
     All that a job pushes is never left out: little as it is, it shows
@@ -412,9 +415,9 @@ def difference(
     wanted: Mapping[Route, float], now: Mapping[Route, float]
 ) -> dict[Route, float]:
     """Of weights, by way."""
-    ways = sorted({*now, *wanted})
+    routes = sorted({*now, *wanted})
     return {
-        route: wanted.get(route, 0.0) - now.get(route, 0.0) for route in ways
+        route: wanted.get(route, 0.0) - now.get(route, 0.0) for route in routes
     }
 
 
@@ -428,7 +431,7 @@ def describe_mix(weights: Mapping[Route, float]) -> str:
     )
 
 
-def way_label(route: Route) -> str:
+def route_label(route: Route) -> str:
     """As :attr:`hapi_splitter.planner.plan.Option.label`."""
     cut, encoding = route
     return f"cut {cut} · {encoding}" if cut else "stream"

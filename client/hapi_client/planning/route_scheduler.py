@@ -6,7 +6,7 @@ is bounded, so after any number of spans the samples that went a way differ
 from its weight's share by a few spans only.
 
 The last spans of an epoch are dealt otherwise: one that a slow way brings
-after all others would keep everybody waiting (:func:`too_late`). What that
+after all others would keep everybody waiting (:func:`straggling_routes`). What that
 way is owed then, the next epoch begins with.
 """
 
@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-MAX_DEBT_SPANS = 2.0
+MAX_AHEAD_SPANS = 2.0
 """How far a way may run ahead of its share while another one is full."""
 
 
@@ -93,7 +93,7 @@ class RouteScheduler(Generic[T]):
             self._largest = max(self._largest, num_samples)
             for route in sorted(allowed, key=lambda w: owed[w], reverse=True):
                 after = owed[route] - num_samples
-                if after < base - MAX_DEBT_SPANS * num_samples:
+                if after < base - MAX_AHEAD_SPANS * num_samples:
                     return None
                 if has_room(route):
                     credit = {**owed, route: after}
@@ -103,7 +103,7 @@ class RouteScheduler(Generic[T]):
 
     def _bounded(self, credit: Mapping[T, float]) -> dict[T, float]:
         """What is owed for having been avoided is a few spans at most."""
-        most = MAX_DEBT_SPANS * self._largest
+        most = MAX_AHEAD_SPANS * self._largest
         if max(credit.values()) <= most:
             return dict(credit)
         cut = {route: min(owed, most) for route, owed in credit.items()}
@@ -111,7 +111,7 @@ class RouteScheduler(Generic[T]):
         return {route: owed - rest for route, owed in cut.items()}
 
 
-def too_late(
+def straggling_routes(
     weights: Mapping[T, float],
     span_seconds: Mapping[T, float],
     rate: float,

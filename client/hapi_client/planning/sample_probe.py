@@ -22,13 +22,13 @@ from hapi_splitter.inputs.reference_image import reference_image
 logger = logging.getLogger(__name__)
 
 MAX_SAMPLES = 16
-SAMPLES_OF_SPAN = 4
+SAMPLES_PER_SPAN = 4
 """Read from one place of the data set, as far as there are several."""
 MAX_SAMPLE_BYTES = 16 * 1024 * 1024
 """Of all samples together; large ones are fewer."""
 BUDGET_SECONDS = 3.0
 """Of the pass through the client's own device."""
-TRAVEL_SECONDS = 5.0
+ENCODING_SECONDS = 5.0
 """Of the cuts' encodings; no other cut begins later."""
 TAR_BLOCK_BYTES = 512
 REFERENCE_SAMPLES = 8
@@ -59,7 +59,7 @@ def read_samples(
     *,
     medium: Medium = IMAGE,
     seconds: float | None = None,
-    most_bytes: float = MAX_SAMPLE_BYTES,
+    max_bytes: float = MAX_SAMPLE_BYTES,
 ) -> ProbeSamples:
     """Reads a few samples from all over the data set, by Range GETs.
 
@@ -80,10 +80,10 @@ def read_samples(
     """
     num_samples = sum(len(span.rows) for span in spans)
     num_bytes = sum(span.byte_range.length_bytes for span in spans)
-    most_bytes = min(most_bytes, MAX_SAMPLE_BYTES)
-    worth = most_bytes * num_samples / (num_bytes * SAMPLES_OF_SPAN)
+    max_bytes = min(max_bytes, MAX_SAMPLE_BYTES)
+    worth = max_bytes * num_samples / (num_bytes * SAMPLES_PER_SPAN)
     places = max(
-        1, min(MAX_SAMPLES // SAMPLES_OF_SPAN, len(spans), int(worth))
+        1, min(MAX_SAMPLES // SAMPLES_PER_SPAN, len(spans), int(worth))
     )
     found: list[Sample] = []
     for place in range(places):
@@ -93,7 +93,7 @@ def read_samples(
             container,
             span,
             MAX_SAMPLES // places,
-            most_bytes / places,
+            max_bytes / places,
             seconds,
         )
     members = [sample.member(medium) for sample in found]
@@ -114,14 +114,14 @@ def _read_some(
     connection: Connection,
     container: str,
     span: Span,
-    most_samples: int,
-    most_bytes: float,
+    max_samples: int,
+    max_bytes: float,
     seconds: float | None,
 ) -> Iterator[Sample]:
     """The first samples of a span, at least one."""
     rows = [span.rows[0]]
-    for row in span.rows[1:most_samples]:
-        if row.offset + row.length - rows[0].offset > most_bytes:
+    for row in span.rows[1:max_samples]:
+        if row.offset + row.length - rows[0].offset > max_bytes:
             break
         rows.append(row)
     part = ByteRange(rows[0].offset, rows[-1].offset + rows[-1].length - 1)

@@ -64,18 +64,18 @@ def loader_of(dataset: Steps, **options) -> DataLoader:
     )
 
 
-@pytest.mark.parametrize("way", COPIES)
-def test_workers_that_persist_see_each_epoch_of_a_copy(way):
-    dataset = COPIES[way](made())
+@pytest.mark.parametrize("route", COPIES)
+def test_workers_that_persist_see_each_epoch_of_a_copy(route):
+    dataset = COPIES[route](made())
     loader = loader_of(dataset, persistent_workers=True)
     for epoch in range(3):
         dataset.set_epoch(epoch)
         assert list(loader) == [[epoch, step] for step in range(NUM_STEPS)]
 
 
-@pytest.mark.parametrize("way", COPIES)
-def test_copy_goes_on_once_where_the_state_stands(way):
-    dataset = COPIES[way](made(4))
+@pytest.mark.parametrize("route", COPIES)
+def test_copy_goes_on_once_where_the_state_stands(route):
+    dataset = COPIES[route](made(4))
     loader = loader_of(dataset)
     assert list(loader) == [[0, step] for step in range(4, NUM_STEPS)]
     with pytest.raises(ClientError, match=r"call set_epoch\(1\) before"):
@@ -86,10 +86,10 @@ def test_copy_goes_on_once_where_the_state_stands(way):
     assert list(loader) == [[1, step] for step in range(NUM_STEPS)]
 
 
-@pytest.mark.parametrize("way", ["deepcopy", "pickle"])
-def test_copy_moves_without_its_original(way):
+@pytest.mark.parametrize("route", ["deepcopy", "pickle"])
+def test_copy_moves_without_its_original(route):
     dataset = made()
-    other = COPIES[way](dataset)
+    other = COPIES[route](dataset)
     other.set_epoch(3)
     assert (dataset.epoch, other.epoch) == (0, 3)
 

@@ -65,91 +65,91 @@ def clock():
 
 
 @pytest.fixture
-def gate(clock):
+def breaker(clock):
     return PushdownCircuitBreaker(clock, pause_seconds=5, max_pause_seconds=12)
 
 
-def test_an_open_gate_admits_all(gate):
-    assert [gate.tries(4) for _ in range(5)] == [4] * 5
+def test_an_open_gate_admits_all(breaker):
+    assert [breaker.tries(4) for _ in range(5)] == [4] * 5
 
 
-def test_after_a_failure_spans_stream_without_trying(gate, clock):
-    gate.failed()
-    assert gate.tries(4) == 0
+def test_after_a_failure_spans_stream_without_trying(breaker, clock):
+    breaker.failed()
+    assert breaker.tries(4) == 0
     clock.now += 4.9
-    assert gate.tries(4) == 0
+    assert breaker.tries(4) == 0
 
 
-def test_a_failure_is_news_once_in_a_while(gate, clock):
-    assert gate.failed()
-    assert [gate.failed() for _ in range(5)] == [False] * 5
+def test_a_failure_is_news_once_in_a_while(breaker, clock):
+    assert breaker.failed()
+    assert [breaker.failed() for _ in range(5)] == [False] * 5
     for _ in range(4):
         clock.now += 60
-        assert gate.tries(4)
-        assert not gate.failed()
+        assert breaker.tries(4)
+        assert not breaker.failed()
     clock.now += 60
-    assert gate.tries(4)
-    assert gate.failed()
+    assert breaker.tries(4)
+    assert breaker.failed()
     clock.now += 60
-    assert gate.tries(4)
-    assert gate.succeeded()
-    assert not gate.succeeded()
-    assert not gate.failed()
+    assert breaker.tries(4)
+    assert breaker.succeeded()
+    assert not breaker.succeeded()
+    assert not breaker.failed()
 
 
-def test_one_span_probes_after_the_pause_and_opens_the_gate(gate, clock):
-    gate.failed()
+def test_one_span_probes_after_the_pause_and_opens_the_gate(breaker, clock):
+    breaker.failed()
     clock.now += 5
-    assert gate.tries(4) == 1
-    assert gate.tries(4) == 0
-    gate.succeeded()
-    assert gate.tries(4) == 4
-    assert gate.tries(4) == 4
+    assert breaker.tries(4) == 1
+    assert breaker.tries(4) == 0
+    breaker.succeeded()
+    assert breaker.tries(4) == 4
+    assert breaker.tries(4) == 4
 
 
-def test_the_pause_doubles_while_probes_fail(gate, clock):
-    gate.failed()
+def test_the_pause_doubles_while_probes_fail(breaker, clock):
+    breaker.failed()
     pauses = []
     for _ in range(3):
         waited = 0
-        while not gate.tries(4):
+        while not breaker.tries(4):
             clock.now += 1
             waited += 1
         pauses.append(waited)
-        gate.failed()
+        breaker.failed()
     assert pauses == [5, 10, 12]
 
 
-def test_spans_that_fail_together_count_as_one_failure(gate, clock):
+def test_spans_that_fail_together_count_as_one_failure(breaker, clock):
     for _ in range(4):
-        gate.failed()
+        breaker.failed()
     clock.now += 5
-    assert gate.tries(4)
+    assert breaker.tries(4)
 
 
-def test_the_pause_stays_while_the_worker_only_has_no_room(gate, clock):
+def test_the_pause_stays_while_the_worker_only_has_no_room(breaker, clock):
     for _ in range(4):
-        gate.failed(no_room())
+        breaker.failed(no_room())
         clock.now += 4.9
-        assert gate.tries(4) == 0
+        assert breaker.tries(4) == 0
         clock.now += 0.1
-        assert gate.tries(4) == 1
+        assert breaker.tries(4) == 1
 
 
-def test_the_pause_is_long_after_a_try_that_took_long(gate, clock):
-    gate.failed(None, 60.0)
+def test_the_pause_is_long_after_a_try_that_took_long(breaker, clock):
+    breaker.failed(None, 60.0)
     clock.now += 239
-    assert gate.tries(4) == 0
+    assert breaker.tries(4) == 0
     clock.now += 1
-    assert gate.tries(4) == 1
+    assert breaker.tries(4) == 1
 
 
-def test_an_abandoned_probe_leaves_the_next_one_to_others(gate, clock):
-    gate.failed()
+def test_an_abandoned_probe_leaves_the_next_one_to_others(breaker, clock):
+    breaker.failed()
     clock.now += 5
-    assert gate.tries(4) == 1
-    gate.abandoned()
-    assert gate.tries(4) == 1
+    assert breaker.tries(4) == 1
+    breaker.abandoned()
+    assert breaker.tries(4) == 1
 
 
 def no_room(code="share_exceeded"):

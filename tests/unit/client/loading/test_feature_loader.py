@@ -14,7 +14,7 @@ import torch
 from hapi_client.loading.feature_loader import FeatureLoader, LoaderPlan
 from hapi_client.loading.prefetcher import (
     MAX_EARLY_SPANS,
-    Fetcher,
+    Prefetcher,
     ReadConfig,
 )
 from hapi_client.loading.read_concurrency import ReadConcurrency
@@ -57,19 +57,19 @@ def value(span, row):
 class Source:
     """Loads a span as its numbers; may fail, wait, or break samples."""
 
-    def __init__(self, failures=(), seconds=0.0, error=None, lane="stream"):
-        self.lane = lane
+    def __init__(self, failures=(), seconds=0.0, error=None, read_queue="raw"):
+        self.read_queue = read_queue
         self.failures = set(failures)
         self.seconds = seconds
         self.error = error
         self.loaded = []
 
-    def lane_width(self, lane):
+    def concurrency_limit(self, read_queue):
         return 99
 
     def task(self, span, has_room, samples_left):
         return SpanTask(
-            self.lane,
+            self.read_queue,
             10 * len(span.rows),
             lambda scope: self.load(span, scope),
         )
@@ -103,7 +103,7 @@ class FakeConnection:
 
 def open_with(source, connection=None, **options):
     options = ReadConfig(**{"num_threads": 2, **options})
-    return lambda spans: Fetcher(
+    return lambda spans: Prefetcher(
         connection or FakeConnection(), source, spans, options
     )
 
@@ -128,8 +128,8 @@ def make_loader(
         ],
         on_error=on_error,
         counters=counters,
-        meter=MetricsCollector(lambda: 0),
-        **{"to_freeze_point": lambda cut, f: f * 1.0, **(job or {})},
+        metrics=MetricsCollector(lambda: 0),
+        **{"run_suffix": lambda cut, f: f * 1.0, **(job or {})},
     )
     order = order or index_order(sizes, SamplerConfig(4))
     reading = order if isinstance(order, ReadPlan) else order.read_plan()
@@ -159,7 +159,7 @@ def fetch_threads():
     return [
         t
         for t in threading.enumerate()
-        if t.name.startswith(("hapi-stream", "hapi-push"))
+        if t.name.startswith(("hapi-raw", "hapi-pushdown"))
     ]
 
 
@@ -227,27 +227,29 @@ class Gated(Source):
 
     def __init__(self, **options):
         super().__init__(**options)
-        self.gate = threading.Event()
+        self.breaker = threading.Event()
 
     def task(self, span, has_room, samples_left):
         if span.shard == "0.tar":
-            return SpanTask("push", 1, lambda scope: self.held(span, scope))
+            return SpanTask(
+                "pushdown", 1, lambda scope: self.held(span, scope)
+            )
         return super().task(span, has_room, samples_left)
 
     def held(self, span, scope):
-        assert self.gate.wait(20)
+        assert self.breaker.wait(20)
         return self.load(span, scope)
 
 
 def test_what_has_come_is_computed_while_a_span_before_it_is_waited_for():
     source = Gated()
-    fetcher = open_with(source)(make_spans([4] * 9))
-    spans = iter(fetcher)
+    prefetcher = open_with(source)(make_spans([4] * 9))
+    spans = iter(prefetcher)
 
     early = [next(spans)[0] for _ in range(MAX_EARLY_SPANS)]
-    threading.Timer(0.1, source.gate.set).start()
+    threading.Timer(0.1, source.breaker.set).start()
     rest = [position for position, _ in spans]
-    fetcher.close()
+    prefetcher.close()
 
     assert 0 not in early
     assert rest[0] == 0  # no more than these in memory without it
@@ -258,16 +260,16 @@ def test_batches_are_the_same_when_spans_are_computed_out_of_turn():
     source = Gated()
     computed = []
 
-    def to_freeze_point(cut, features):
+    def run_suffix(cut, features):
         computed.append(float(features[0, 0]) // 100)
         if len(computed) == MAX_EARLY_SPANS:
-            source.gate.set()
+            source.breaker.set()
         return features * 1.0
 
     order = shuffled_order([4] * 9, SamplerConfig(4), seed=1, epoch=0)
     in_turn = [piece.span for piece in order.read_plan().pieces]
     assert in_turn.index(0) < MAX_EARLY_SPANS
-    job = {"to_freeze_point": to_freeze_point}
+    job = {"run_suffix": run_suffix}
     got = rows_of(make_loader(source, [4] * 9, order, job=job)[0])
 
     assert computed != in_turn
@@ -284,7 +286,7 @@ def test_batches_are_the_same_when_spans_are_computed_out_of_turn():
 def test_what_is_wrong_with_a_span_out_of_turn_waits_for_its_turn(wrong, said):
     source = Gated(**wrong)
     loader, _ = make_loader(source, [4] * 3)
-    threading.Timer(0.2, source.gate.set).start()
+    threading.Timer(0.2, source.breaker.set).start()
     batches = iter(loader)
 
     assert next(batches)[1].tolist() == [0, 1, 2, 3]
@@ -499,7 +501,7 @@ def test_the_next_span_is_read_while_one_is_decoded():
     bytes_came, decoded = threading.Event(), threading.Event()
 
     class OneByOne(Source):
-        def lane_width(self, lane):
+        def concurrency_limit(self, read_queue):
             return width.limit
 
         def load(self, span, scope):
@@ -511,35 +513,35 @@ def test_the_next_span_is_read_while_one_is_decoded():
             return super().load(span, scope)
 
     # One read at a time is all that is known to be of use.
-    width = ReadConcurrency(2, lambda: 0, lambda: fetcher.top_up())
+    width = ReadConcurrency(2, lambda: 0, lambda: prefetcher.top_up())
     spans = make_spans([2, 2, 2])
-    fetcher = open_with(OneByOne(), num_threads=2)(spans)
+    prefetcher = open_with(OneByOne(), num_threads=2)(spans)
     try:
-        fetcher.top_up()
+        prefetcher.top_up()
         assert begun.acquire(timeout=10)
         assert not begun.acquire(timeout=0.2)
         bytes_came.set()
         assert begun.acquire(timeout=10)
         assert not begun.acquire(timeout=0.2)  # no thread is free
         decoded.set()
-        came = dict(fetcher)  # in any order
+        came = dict(prefetcher)  # in any order
         assert [came[n].span for n in range(3)] == spans
     finally:
         bytes_came.set()
         decoded.set()
-        fetcher.close()
+        prefetcher.close()
 
 
 @pytest.mark.parametrize(
-    ("lane", "received_bytes", "told"),
+    ("read_queue", "received_bytes", "told"),
     [
-        ("push", 0, ["no byte came; the worker may hang"]),
-        ("push", 1_500_000, ["1.5 MB came; the link may be slow"]),
-        ("stream", 0, []),
+        ("pushdown", 0, ["no byte came; the worker may hang"]),
+        ("pushdown", 1_500_000, ["1.5 MB came; the link may be slow"]),
+        ("raw", 0, []),
     ],
 )
 def test_features_that_do_not_come_are_told_of_once(
-    monkeypatch, caplog, lane, received_bytes, told
+    monkeypatch, caplog, read_queue, received_bytes, told
 ):
     """A worker that hangs would leave the loop silent for minutes."""
     monkeypatch.setattr("hapi_client.loading.prefetcher.QUIET_SECONDS", 0.1)
@@ -552,10 +554,10 @@ def test_features_that_do_not_come_are_told_of_once(
             connection.traffic.add(received_bytes=received_bytes)
             return super().load(span, scope)
 
-    source = Receiving(seconds=0.3, lane=lane)
-    fetcher = open_with(source, connection, num_threads=1)(spans)
-    assert [loaded.span for _, loaded in fetcher] == spans
-    fetcher.close()
+    source = Receiving(seconds=0.3, read_queue=read_queue)
+    prefetcher = open_with(source, connection, num_threads=1)(spans)
+    assert [loaded.span for _, loaded in prefetcher] == spans
+    prefetcher.close()
     texts = [each.getMessage() for each in caplog.records]
     assert len(texts) == len(told)
     for text, part in zip(texts, told, strict=True):
@@ -662,12 +664,12 @@ def test_leaving_the_loop_ends_all_while_its_loader_and_error_are_kept(
 ):
     gc.collect()
     gc.disable()
-    kept = fetcher = None
+    kept = prefetcher = None
 
     def open_noted(spans):
-        nonlocal fetcher
+        nonlocal prefetcher
         opened = open_with(Source(seconds=0.01))(spans)
-        fetcher = weakref.ref(opened)
+        prefetcher = weakref.ref(opened)
         return opened
 
     try:
@@ -678,7 +680,7 @@ def test_leaving_the_loop_ends_all_while_its_loader_and_error_are_kept(
             kept = error
         assert fetch_threads() == []
         gc.collect()
-        assert fetcher() is None  # nor what it has fetched ahead
+        assert prefetcher() is None  # nor what it has fetched ahead
         loader.close()
         with pytest.raises(RuntimeError, match="one epoch"):
             iter(loader)
@@ -751,20 +753,20 @@ def told_loader(source, **options):
         lines.append(Line(samples))
         return lines[-1]
 
-    tally = EpochRecorder(0, start_bar=start_bar)
+    recorder = EpochRecorder(0, start_bar=start_bar)
     loader, counters = make_loader(
-        source, SIZES, job={"tally": tally}, **options
+        source, SIZES, job={"recorder": recorder}, **options
     )
-    return loader, counters, tally, lines
+    return loader, counters, recorder, lines
 
 
 def test_report_of_a_pass_adds_up():
     source = Source({"0/1", "2/0"})
-    loader, counters, tally, lines = told_loader(source, on_error="skip")
-    assert tally.report is None
+    loader, counters, recorder, lines = told_loader(source, on_error="skip")
+    assert recorder.report is None
     for _ in loader:
         time.sleep(0.02)
-    report, stats = tally.report, counters.snapshot()
+    report, stats = recorder.report, counters.snapshot()
     assert report.is_finished
     assert report.expected_samples == sum(SIZES)
     assert report.samples == stats.samples == sum(SIZES) - 2
@@ -802,18 +804,18 @@ def drop(loader):
 
 @pytest.mark.parametrize("end", [leave, raise_in_step, close_inside, drop])
 def test_pass_that_breaks_off_is_told_unfinished_and_shows_no_more(end):
-    loader, _, tally, lines = told_loader(Source())
+    loader, _, recorder, lines = told_loader(Source())
     end(loader)
     gc.collect()
-    assert not tally.report.is_finished
-    assert tally.report.samples == 4
+    assert not recorder.report.is_finished
+    assert recorder.report.samples == 4
     assert not lines[0].is_open
 
 
 def test_pass_that_fails_shows_no_more():
     error = HapiError("does_not_fit", "x")
-    loader, _, tally, lines = told_loader(Source(error=error))
+    loader, _, recorder, lines = told_loader(Source(error=error))
     with pytest.raises(HapiError):
         rows_of(loader)
-    assert not tally.report.is_finished
+    assert not recorder.report.is_finished
     assert not lines[0].is_open

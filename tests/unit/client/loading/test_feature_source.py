@@ -254,7 +254,7 @@ def test_a_span_of_training_that_falls_back_has_its_epoch(bench, answer):
     loaded = bench.pushed.task(bench.span, ONE).load(CancelScope())
     assert loaded.cut == 0
     assert loaded.features[:, 0, 0, 0].tolist() == [110, 111.125, 112.25]
-    bench.pushed._gate.failed()
+    bench.pushed._breaker.failed()
     loaded = bench.pushed.task(bench.span, TWO).load(CancelScope())
     assert loaded.features[:, 0, 0, 0].tolist() == [210, 211.125, 212.25]
 
@@ -264,19 +264,19 @@ class FakeSources:
 
     num_threads = 3
 
-    def __init__(self, ways, tracker):
+    def __init__(self, routes, tracker):
         self.tracker = tracker
-        self._ways = ways
+        self._routes = routes
 
-    def __call__(self, way):
-        return self._ways[way]
+    def __call__(self, route):
+        return self._routes[route]
 
-    def told(self, tally):
+    def recording(self, recorder):
         return nullcontext()
 
 
 def test_loaders_of_two_epochs_and_of_none_go_their_own_ways(bench):
-    mixer, meter = (
+    scheduler, metrics = (
         RouteScheduler({RAW_ROUTE: 1.0}),
         MetricsCollector(lambda: 0),
     )
@@ -284,9 +284,9 @@ def test_loaders_of_two_epochs_and_of_none_go_their_own_ways(bench):
     for training in (ONE, None, TWO):
         sources = FakeSources({RAW_ROUTE: bench.raw}, CacheTracker())
         source = RoutingSource(
-            mixer, sources, meter, EpochRecorder(), training
+            scheduler, sources, metrics, EpochRecorder(), training
         )
-        task = source.task(bench.span, lambda lane: True, 3)
+        task = source.task(bench.span, lambda read_queue: True, 3)
         found.append(task.load(CancelScope()).features[0, 0, 0, 0].item())
     assert found == [110, 10, 210]
 
@@ -395,7 +395,7 @@ def test_kept_features_cost_the_store_nothing(bench, caplog):
     assert not caplog.records
 
 
-def caching_source(bench, tracker, meter):
+def caching_source(bench, tracker, metrics):
     """Streams spans, except those that are cached."""
     pushed = FeatureSource(
         bench.connection,
@@ -411,7 +411,7 @@ def caching_source(bench, tracker, meter):
     sources = FakeSources({RAW_ROUTE: bench.raw, PUSHED: pushed}, tracker)
     sources.read_concurrency = bench.read_concurrency
     return RoutingSource(
-        RouteScheduler({RAW_ROUTE: 1.0}), sources, meter, EpochRecorder()
+        RouteScheduler({RAW_ROUTE: 1.0}), sources, metrics, EpochRecorder()
     )
 
 
@@ -423,41 +423,44 @@ def caching():
 
 
 def test_a_cached_span_is_read_outside_the_plan(bench):
-    tracker, meter = caching(), MetricsCollector(lambda: 0)
-    source = caching_source(bench, tracker, meter)
+    tracker, metrics = caching(), MetricsCollector(lambda: 0)
+    source = caching_source(bench, tracker, metrics)
     bench.connection.answers = [stream(KEYS)]
 
     def load():
-        task = source.task(bench.span, lambda lane: True, 3)
-        return task.lane, task.load(CancelScope())
+        task = source.task(bench.span, lambda read_queue: True, 3)
+        return task.read_queue, task.load(CancelScope())
 
-    assert load()[0] == "stream"
+    assert load()[0] == "raw"
     bench.connection.cache = "store"
     source._sources(PUSHED).load(bench.span, CancelScope())
     bench.connection.cache = "hit"
-    meter.take()
-    credit = dict(source._mixer._credit)
-    lane, loaded = load()
-    assert (lane, loaded.cut) == ("kept", 2)
-    assert (source.lane_width("kept"), source.lane_width("stream")) == (3, 1)
-    assert source._mixer._credit == credit
-    seen = meter.take()
+    metrics.take()
+    credit = dict(source._scheduler._credit)
+    read_queue, loaded = load()
+    assert (read_queue, loaded.cut) == ("cached", 2)
+    assert (
+        source.concurrency_limit("cached"),
+        source.concurrency_limit("raw"),
+    ) == (3, 1)
+    assert source._scheduler._credit == credit
+    seen = metrics.take()
     assert seen.cached == {PUSHED: 3}
     assert (seen.push_seconds, seen.max_pushed) == (0, 0)
     # It has gone by now: computed once more, and dealt from then on.
     bench.connection.cache = "miss"
-    assert load()[0] == "kept"
-    assert meter.take().pushed_samples == 3
-    assert load()[0] == "stream"
+    assert load()[0] == "cached"
+    assert metrics.take().pushed_samples == 3
+    assert load()[0] == "raw"
 
 
 def test_a_cached_span_is_streamed_while_push_down_rests(bench):
-    tracker, meter = caching(), MetricsCollector(lambda: 0)
-    source = caching_source(bench, tracker, meter)
+    tracker, metrics = caching(), MetricsCollector(lambda: 0)
+    source = caching_source(bench, tracker, metrics)
     tracker.record(PUSHED, bench.span, None, "store")
-    source._sources(PUSHED)._gate.failed()
-    task = source.task(bench.span, lambda lane: True, 3)
-    assert task.lane == "stream"
+    source._sources(PUSHED)._breaker.failed()
+    task = source.task(bench.span, lambda read_queue: True, 3)
+    assert task.read_queue == "raw"
     assert task.load(CancelScope()).cut == 0
 
 
@@ -467,33 +470,33 @@ def test_hits_of_kept_spans_do_not_widen_what_the_worker_admits(bench):
     bench.connection.answers = [stream(KEYS)]
     bench.connection.cache = "hit"
 
-    def load(*, is_kept):
-        task = bench.pushed.task(bench.span, is_kept=is_kept)
+    def load(*, expect_hit):
+        task = bench.pushed.task(bench.span, expect_hit=expect_hit)
         task.load(CancelScope())
 
     for _ in range(100):
-        load(is_kept=True)
+        load(expect_hit=True)
     assert bench.width.limit == before
     # Where the cut is fixed, hits are all that may come any more.
     for _ in range(100):
-        load(is_kept=False)
+        load(expect_hit=False)
     assert bench.width.limit > before
 
 
 def test_a_hit_ends_the_rest_of_push_down(bench):
-    bench.pushed._gate.failed(BUSY)
+    bench.pushed._breaker.failed(BUSY)
     bench.connection.answers = [stream(KEYS)]
     bench.connection.cache = "hit"
     bench.now += 10
     for _ in range(2):
         task = bench.pushed.task(bench.span)
-        assert task.lane == "push"
+        assert task.read_queue == "pushdown"
         assert task.load(CancelScope()).report.was_cached
 
 
 def test_features_with_errors_are_not_taken_to_be_cached(bench):
-    tracker, meter = caching(), MetricsCollector(lambda: 0)
-    source = caching_source(bench, tracker, meter)
+    tracker, metrics = caching(), MetricsCollector(lambda: 0)
+    source = caching_source(bench, tracker, metrics)
     bench.connection.answers = [stream(KEYS, errors=(1,))]
     bench.connection.cache = "store"
     source._sources(PUSHED).load(bench.span, CancelScope())
@@ -532,7 +535,7 @@ def test_samples_the_store_cannot_decode_are_tried_here(bench):
     assert bench.counters.snapshot().fallbacks == 1
     # It is known by now, so that nothing is computed in vain.
     task = bench.pushed.task(bench.span)
-    assert task.lane == "stream"
+    assert task.read_queue == "raw"
     assert len(task.load(CancelScope()).features) == 3
     assert len(bench.connection.annotations) == 1
 
@@ -652,11 +655,11 @@ def test_fall_backs_are_told_once_with_object_and_transaction(bench, caplog):
     )
     bench.connection.answers = [error] * 99
     for _ in range(5):
-        bench.pushed._gate._opens_at = None
+        bench.pushed._breaker._opens_at = None
         assert bench.load().cut == 0
-    (told,) = [r for r in caplog.records if r.levelname == "WARNING"]
-    assert "push-down of a.tar 0-2 failed" in told.message
-    assert "object c/a.tar, transaction tx7" in told.message
+    (recording,) = [r for r in caplog.records if r.levelname == "WARNING"]
+    assert "push-down of a.tar 0-2 failed" in recording.message
+    assert "object c/a.tar, transaction tx7" in recording.message
     assert bench.counters.snapshot().fallbacks == 5
 
 
@@ -719,16 +722,16 @@ def test_the_pool_leaves_the_callers_threads_as_they_were():
 
 
 def test_spans_go_the_plain_lane_while_push_down_rests(bench):
-    assert bench.pushed.task(bench.span).lane == "push"
-    bench.pushed._gate.failed()
+    assert bench.pushed.task(bench.span).read_queue == "pushdown"
+    bench.pushed._breaker.failed()
 
     task = bench.pushed.task(bench.span)
     loaded = task.load(CancelScope())
 
-    assert task.lane == "stream"
+    assert task.read_queue == "raw"
     assert task.cost_bytes == bench.raw.cost_bytes(bench.span)
     assert loaded.cut == 0
     assert loaded.report.fell_back
     assert bench.counters.snapshot().fallbacks == 1
     bench.now += 5
-    assert bench.pushed.task(bench.span).lane == "push"
+    assert bench.pushed.task(bench.span).read_queue == "pushdown"

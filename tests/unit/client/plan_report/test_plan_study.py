@@ -35,7 +35,7 @@ from hapi_client.plan_report.plan_study import (
 from hapi_client.planning import device_profile
 from hapi_client.planning.device_profile import cut_facts, measure
 from hapi_client.planning.sample_probe import (
-    SAMPLES_OF_SPAN,
+    SAMPLES_PER_SPAN,
     ProbeSamples,
     reference_samples,
 )
@@ -167,7 +167,7 @@ def test_copies_of_an_image_in_other_batches_do_not_compress(
     region: FrozenRegion,
 ) -> None:
     probed = reference_samples(region)
-    some = probed.members[:SAMPLES_OF_SPAN]
+    some = probed.members[:SAMPLES_PER_SPAN]
 
     def sizes(images: tuple[bytes, ...]) -> dict[tuple[int, str], float]:
         probe = ProbeSamples(images, probed.bytes_each)
@@ -310,7 +310,7 @@ def test_failing_step_names_the_batch_size() -> None:
 def test_whole_region_is_measured_without_any_time_left(
     region: FrozenRegion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_profile, "TRAVEL_SECONDS", -1.0)
+    monkeypatch.setattr(device_profile, "ENCODING_SECONDS", -1.0)
     facts = measure(region, reference_samples(region), ("float32",))
     assert set(facts.samples.wire_bytes) == {(region.num_cuts, "float32")}
     assert facts.skipped

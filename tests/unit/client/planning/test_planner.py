@@ -57,7 +57,7 @@ def planner_of(connection: Connection) -> JobPlanner:
     parts: Any = SimpleNamespace(connection=connection, measure=None)
     return JobPlanner(
         parts,
-        CostEstimators(push_width=lambda: 4, train_on_cpu=True),
+        CostEstimators(pushdown_concurrency=lambda: 4, train_on_cpu=True),
         RouteScheduler({RAW_ROUTE: 1.0}),
         MetricsCollector(lambda: 0),
     )
@@ -125,7 +125,7 @@ def test_error_of_measuring_is_told_by_the_thread_that_asked() -> None:
 
     measurement = TrainingThreadProbe(fail)
     measurement.ask(PROBE)
-    measurement.span_came()
+    measurement.span_arrived()
 
     assert "none of the samples decodes" in str(measurement.take_failure())
     assert measurement.take_failure() is None  # told once
@@ -148,13 +148,13 @@ def test_loop_that_is_interrupted_while_it_measures_may_be_asked_again() -> (
     measurement = TrainingThreadProbe(measure)
     measurement.ask(PROBE)
     with pytest.raises(KeyboardInterrupt):
-        measurement.span_came()
+        measurement.span_arrived()
     assert "while it measured" in str(measurement.take_failure())
 
-    measurement.span_came()
+    measurement.span_arrived()
     assert asked == [PROBE]
     measurement.ask(PROBE)
-    measurement.span_came()
+    measurement.span_arrived()
     assert measurement.facts is measured
 
 
@@ -177,13 +177,13 @@ def test_a_job_that_is_nearly_over_does_not_measure(
     planner = planner_of(Connection(RuntimeError()))
     asked = []
     parts: Any = planner._parts
-    parts.horizon = RemainingWork(200, epochs)
+    parts.remaining_work = RemainingWork(200, epochs)
     parts.samples_so_far = lambda: so_far
     parts.earlier_samples = lambda: 0
     parts.read = asked.append
-    seen = WindowMetrics(5.0, samples={RAW_ROUTE: 200}, train_samples=0)
+    window = WindowMetrics(5.0, samples={RAW_ROUTE: 200}, train_samples=0)
     monkeypatch.setattr(planner, "_watch", lambda: True)
-    monkeypatch.setattr(planner._meter, "take", lambda: seen)
+    monkeypatch.setattr(planner._metrics, "take", lambda: window)
 
     planner._ask_for_facts()
 
@@ -234,9 +234,9 @@ def test_what_waits_in_a_scope_may_cancel_it() -> None:
 
 def test_samples_are_read_for_some_seconds_of_what_the_link_carries() -> None:
     planner = planner_of(Connection(ClientError("not_connected", "none")))
-    seen = WindowMetrics(4.0, received_bytes=2_000_000)
+    window = WindowMetrics(4.0, received_bytes=2_000_000)
     # Four plain reads of the job are under way as well.
-    assert planner._bytes_in_time(seen) == pytest.approx(
+    assert planner._bytes_in_time(window) == pytest.approx(
         planning.READ_SECONDS * 500e3 / 5
     )
     assert planner._bytes_in_time(WindowMetrics(0.0)) == float("inf")

@@ -21,7 +21,7 @@ from hapi_client.planning.replanner import (
     describe_mix,
     difference,
     step,
-    worthwhile,
+    without_minor_routes,
 )
 from hapi_protocol.data_index import IndexRow, Span
 from hapi_protocol.summary import Load
@@ -106,11 +106,11 @@ def test_way_that_gains_little_is_left_out() -> None:
     plan = solve(problem)
     assert {option.cut for option, _ in plan.mix} == {0, 9}
 
-    kept = worthwhile(problem, plan)
+    kept = without_minor_routes(problem, plan)
 
     assert [(o.cut, weight) for o, weight in kept.mix] == [(9, 1.0)]
     assert kept.samples_per_second > 0.98 * plan.samples_per_second
-    assert worthwhile(problem, kept) == kept
+    assert without_minor_routes(problem, kept) == kept
 
 
 def test_the_only_pushed_way_is_kept_as_it_shows_the_worker() -> None:
@@ -126,7 +126,7 @@ def test_the_only_pushed_way_is_kept_as_it_shows_the_worker() -> None:
         9: True,
     }
 
-    assert worthwhile(problem, plan) == plan
+    assert without_minor_routes(problem, plan) == plan
 
 
 def slow_server(seconds: float) -> Truth:
@@ -135,12 +135,12 @@ def slow_server(seconds: float) -> Truth:
     )
 
 
-def look(job: SimulatedJob, times: int = 1) -> set[Route]:
+def replan(job: SimulatedJob, times: int = 1) -> set[Route]:
     """After it has looked; what it uses then."""
     for _ in range(times):
-        job.meter.pending = WindowMetrics(1.0)
-        job.replanner.look()
-    return set(job.mixer.weights)
+        job.metrics.pending = WindowMetrics(1.0)
+        job.replanner.replan()
+    return set(job.scheduler.weights)
 
 
 def test_nothing_is_pushed_that_gains_little_on_a_worker_of_its_own() -> None:
@@ -148,8 +148,8 @@ def test_nothing_is_pushed_that_gains_little_on_a_worker_of_its_own() -> None:
     job = SimulatedJob(slow_server(2.0), Clock())
     job.replanner.begin()
 
-    assert job.mixer.weights == {STREAM: 1.0}
-    assert look(job) == {STREAM}
+    assert job.scheduler.weights == {STREAM: 1.0}
+    assert replan(job) == {STREAM}
     [change] = job.replanner.changes
     assert "0.6% faster" in change.why
 
@@ -159,29 +159,29 @@ def test_what_gains_little_goes_on_while_others_keep_the_worker_busy() -> None:
     job.estimates.server_share = 0.03
     job.replanner.begin()
 
-    assert set(job.mixer.weights) == {STREAM, PUSH}
-    assert look(job) == {STREAM, PUSH}
+    assert set(job.scheduler.weights) == {STREAM, PUSH}
+    assert replan(job) == {STREAM, PUSH}
 
 
 def test_pushing_is_given_up_when_it_gains_nothing_any_more() -> None:
     job = SimulatedJob(BALANCED, Clock())
     job.replanner.begin()
-    assert look(job) == {STREAM, PUSH}
+    assert replan(job) == {STREAM, PUSH}
 
     job.truth = slow_server(2.0)
 
-    assert look(job, times=8) == {STREAM}
+    assert replan(job, times=8) == {STREAM}
 
 
 def test_a_gain_near_the_least_one_changes_nothing_to_and_fro() -> None:
     # 83 samples/s streamed, and 2.8 pushed: 3.3 % more.
     job = SimulatedJob(slow_server(0.36), Clock())
     job.replanner.begin()
-    assert look(job, times=8) == {STREAM}
+    assert replan(job, times=8) == {STREAM}
 
-    job.mixer.change({STREAM: 0.967, PUSH: 0.033})
+    job.scheduler.change({STREAM: 0.967, PUSH: 0.033})
 
-    assert look(job, times=8) == {STREAM, PUSH}
+    assert replan(job, times=8) == {STREAM, PUSH}
 
 
 def test_four_jobs_reach_the_joint_optimum_without_oscillating() -> None:
@@ -225,14 +225,14 @@ def test_mix_reacts_when_the_link_becomes_slow() -> None:
     job = SimulatedJob(BALANCED, clock)
     job.replanner.begin()
     run([job], clock, rounds=10)
-    before = job.mixer.weights[STREAM]
+    before = job.scheduler.weights[STREAM]
 
     job.truth = Truth(
         BALANCED.link, BALANCED.server, BALANCED.client, 0.5e-3, 1e6
     )
     rates = run([job], clock, rounds=20)
 
-    assert job.mixer.weights.get(STREAM, 0.0) < 0.5 * before
+    assert job.scheduler.weights.get(STREAM, 0.0) < 0.5 * before
     assert min(rates[-5:]) >= 0.93 * joint_optimum([job.truth])
 
 
@@ -305,8 +305,8 @@ def test_step_moves_at_most_a_quarter(
     moved = step(now, wanted, MAX_MOVED)
 
     assert sum(moved.values()) == pytest.approx(1.0)
-    ways = {*now, *wanted, *moved}
-    distance = sum(abs(moved.get(w, 0) - now.get(w, 0)) for w in ways) / 2
+    routes = {*now, *wanted, *moved}
+    distance = sum(abs(moved.get(w, 0) - now.get(w, 0)) for w in routes) / 2
     # Ways not worth a request leave at once.
     assert distance <= MAX_MOVED + 0.08 + 1e-9
 
@@ -321,10 +321,10 @@ def test_moves_to_and_fro_become_smaller() -> None:
         # Worlds that no mix can follow.
         link = 0.6e6 if number % 2 else 100e6
         job.estimates.link = LinkEstimator(link)
-        job.meter.pending = WindowMetrics(1.0)
-        before = dict(job.mixer.weights)
-        job.replanner.look()
-        moved.append(distance(before, job.mixer.weights))
+        job.metrics.pending = WindowMetrics(1.0)
+        before = dict(job.scheduler.weights)
+        job.replanner.replan()
+        moved.append(distance(before, job.scheduler.weights))
     assert max(moved) > 1.5 * MIN_MOVED
     assert moved[-4:] == pytest.approx([MIN_MOVED] * 4)
 
@@ -360,14 +360,14 @@ def test_only_time_of_loading_counts_until_the_next_look() -> None:
     job = SimulatedJob(BALANCED, clock)
     job.replanner.begin()
     clock.now += 60.0
-    job.meter.taken_at = clock.now - 2.0  # 58 s between two epochs
-    job.meter.pending = WindowMetrics(2.0, samples={STREAM: 50})
-    job.replanner.span_came()
-    assert job.meter.pending.num_samples == 50, "not looked at yet"
+    job.metrics.taken_at = clock.now - 2.0  # 58 s between two epochs
+    job.metrics.pending = WindowMetrics(2.0, samples={STREAM: 50})
+    job.replanner.span_arrived()
+    assert job.metrics.pending.num_samples == 50, "not looked at yet"
 
     clock.now += 5.0
-    job.replanner.span_came()
-    assert job.meter.pending.num_samples == 0
+    job.replanner.span_arrived()
+    assert job.metrics.pending.num_samples == 0
 
 
 @pytest.mark.parametrize(("push_seconds", "share"), [(20.0, 0.8), (16.0, 1.0)])
@@ -376,7 +376,7 @@ def test_worker_whose_lane_ran_empty_could_have_given_more(
 ) -> None:
     job = SimulatedJob(BALANCED, Clock())
     estimates = job.estimates
-    seen = WindowMetrics(
+    window = WindowMetrics(
         5.0,
         samples={PUSH: 333},
         pushed_samples=333,
@@ -386,7 +386,7 @@ def test_worker_whose_lane_ran_empty_could_have_given_more(
     )
 
     for _ in range(20):
-        estimates.observe(seen, job.build)
+        estimates.observe(window, job.build)
 
     assert estimates.server_share == pytest.approx(share, abs=0.01)
 
@@ -398,7 +398,7 @@ def test_worker_that_only_we_keep_busy_is_all_ours(
     """It was busy when it said so; in half of the window it rested."""
     job = SimulatedJob(BALANCED, Clock())
     estimates = job.estimates
-    seen = WindowMetrics(
+    window = WindowMetrics(
         5.0,
         samples={PUSH: 208},
         pushed_samples=208,
@@ -409,7 +409,7 @@ def test_worker_that_only_we_keep_busy_is_all_ours(
     )
 
     for _ in range(20):
-        estimates.observe(seen, job.build)
+        estimates.observe(window, job.build)
 
     assert estimates.server_share == pytest.approx(share, abs=0.01)
 
@@ -420,16 +420,16 @@ def test_failing_plan_never_ends_the_training(
     clock = Clock()
     job = SimulatedJob(BALANCED, clock)
     job.replanner.begin()
-    before = dict(job.mixer.weights)
+    before = dict(job.scheduler.weights)
 
     def fail(*_: object) -> None:
         raise ValueError("no option can run")
 
     monkeypatch.setattr(job.estimates, "observe", fail)
     clock.now += 60.0
-    job.replanner.span_came()
+    job.replanner.span_arrived()
 
-    assert job.mixer.weights == before
+    assert job.scheduler.weights == before
     assert "no option can run" in caplog.text
 
 
@@ -438,16 +438,16 @@ def test_log_of_plans_tells_of_a_worker_that_is_gone_and_comes_back() -> None:
     job = SimulatedJob(BALANCED, clock)
     job.replanner.begin()
     run([job], clock, rounds=6)
-    mix = dict(job.mixer.weights)
+    mix = dict(job.scheduler.weights)
     before = len(job.replanner.changes)
     assert mix[PUSH] > 0
 
-    def passes(**seen: object) -> None:
+    def passes(**window: object) -> None:
         clock.now += 10.0
-        job.meter.pending = WindowMetrics(
-            5.0, train_samples=400, train_seconds=1.0, **seen
+        job.metrics.pending = WindowMetrics(
+            5.0, train_samples=400, train_seconds=1.0, **window
         )
-        job.replanner.span_came()
+        job.replanner.span_arrived()
 
     for _ in range(3):
         passes(samples={STREAM: 400}, fell_back=200)
@@ -472,24 +472,24 @@ def test_late_straggler_of_a_plan_that_streams_is_no_lost_worker() -> None:
     clock = Clock()
     job = SimulatedJob(BALANCED, clock)
     job.replanner.begin()
-    job.mixer.change({STREAM: 1.0})
-    job.meter.pending = WindowMetrics(
+    job.scheduler.change({STREAM: 1.0})
+    job.metrics.pending = WindowMetrics(
         5.0, samples={STREAM: 400}, fell_back=8, train_samples=400
     )
     before = len(job.replanner.changes)
 
-    job.replanner.look()
+    job.replanner.replan()
 
     assert "does not answer" not in str(job.replanner.changes[before:])
     # It goes on looking.
-    assert job.mixer.weights != {STREAM: 1.0}
+    assert job.scheduler.weights != {STREAM: 1.0}
 
 
 def test_worker_that_mostly_fails_counts_as_gone() -> None:
     job = SimulatedJob(BALANCED, Clock())
     mixed = job.replanner.begin()
-    assert job.meter.planned == mixed.samples_per_second > 0
-    job.meter.pending = WindowMetrics(
+    assert job.metrics.planned == mixed.samples_per_second > 0
+    job.metrics.pending = WindowMetrics(
         5.0,
         samples={STREAM: 300, PUSH: 50},
         pushed_samples=50,
@@ -497,13 +497,13 @@ def test_worker_that_mostly_fails_counts_as_gone() -> None:
         fell_back=150,
     )
 
-    job.replanner.look()
+    job.replanner.replan()
 
     assert "150 samples, 50 came" in job.replanner.changes[-1].why
     # What is expected of the mix now is what streaming brings.
     plan = job.replanner.plan
     assert plan is not None
-    assert job.meter.planned == plan.samples_per_second
+    assert job.metrics.planned == plan.samples_per_second
     assert 0 < plan.samples_per_second < mixed.samples_per_second
 
 
@@ -511,11 +511,11 @@ def test_worker_whose_features_had_been_kept_is_not_gone() -> None:
     job = SimulatedJob(BALANCED, Clock())
     job.replanner.begin()
     before = len(job.replanner.changes)
-    job.meter.pending = WindowMetrics(
+    job.metrics.pending = WindowMetrics(
         5.0, samples={STREAM: 8, PUSH: 400}, cached={PUSH: 400}, fell_back=8
     )
 
-    job.replanner.look()
+    job.replanner.replan()
 
     assert "does not answer" not in str(job.replanner.changes[before:])
 
@@ -553,7 +553,7 @@ def test_plan_pushes_for_later_epochs_if_it_stores(
     job = SimulatedJob(TWO_CUTS, Clock(), tracker=tracker, epochs=epochs)
     job.replanner.begin()
     # Of the two cuts, the deep one is the cheaper to read again.
-    assert (PUSH in job.mixer.weights) is fastest
+    assert (PUSH in job.scheduler.weights) is fastest
     for route in (PUSH, DEEP):
         tracker.record(route, SPAN, None, "store")
     found = tracker.cached_route(SPAN, None)
@@ -578,22 +578,22 @@ def test_the_mix_stays_while_cached_features_are_read() -> None:
     tracker = tracker_of("read")
     job = SimulatedJob(TWO_CUTS, Clock(), tracker=tracker, epochs=3)
     job.replanner.begin()
-    before = dict(job.mixer.weights)
+    before = dict(job.scheduler.weights)
     assert {PUSH, DEEP} == set(before)
     tracker.record(DEEP, SPAN, None, "hit")
 
-    assert look(job, times=8) == set(before)
+    assert replan(job, times=8) == set(before)
     assert tracker.cached_route(SPAN, None) == DEEP
     assert job.replanner.plan is not None
     assert job.replanner.plan.pushes
 
 
 def test_epoch_under_way_is_always_still_to_come() -> None:
-    assert RemainingWork(100, 10.0).epochs_to_come(250) == pytest.approx(7.5)
-    assert RemainingWork(100, 2.0).epochs_to_come(200) == pytest.approx(1.0)
-    assert RemainingWork(100, 2.0).epochs_to_come(530) == pytest.approx(0.7)
-    assert RemainingWork(100, None).epochs_to_come(0) == pytest.approx(1.0)
-    assert RemainingWork(100, None).epochs_to_come(640) == pytest.approx(6.4)
+    assert RemainingWork(100, 10.0).remaining_epochs(250) == pytest.approx(7.5)
+    assert RemainingWork(100, 2.0).remaining_epochs(200) == pytest.approx(1.0)
+    assert RemainingWork(100, 2.0).remaining_epochs(530) == pytest.approx(0.7)
+    assert RemainingWork(100, None).remaining_epochs(0) == pytest.approx(1.0)
+    assert RemainingWork(100, None).remaining_epochs(640) == pytest.approx(6.4)
 
 
 def test_link_is_known_though_little_is_streamed() -> None:
@@ -690,14 +690,16 @@ def test_link_that_became_fast_is_found_when_reads_no_longer_wait() -> None:
 def test_accelerator_of_the_client_is_known_by_the_loop_that_never_waits(
     waiting: float, profiled: float, expected: float | None
 ) -> None:
-    estimates = CostEstimators(push_width=lambda: 4, train_on_cpu=False)
+    estimates = CostEstimators(
+        pushdown_concurrency=lambda: 4, train_on_cpu=False
+    )
     work = {"client layers": profiled / 1000}
     use = {"client device": profiled / 1000}
     option = Option(0, "raw", use, 0, 0, work)
     problem = problem_of(
         [option], {"link": 1e9, "client cpu": 4.0, "client device": 1.0}
     )
-    seen = WindowMetrics(
+    window = WindowMetrics(
         10.0,
         samples={STREAM: 1000},
         train_samples=1000,
@@ -705,7 +707,7 @@ def test_accelerator_of_the_client_is_known_by_the_loop_that_never_waits(
         waiting_seconds=waiting,
     )
 
-    estimates.observe(seen, lambda _: problem)
+    estimates.observe(window, lambda _: problem)
 
     for kind in ("client layers", "training"):
         assert estimates.scale.get(kind) == (
@@ -748,9 +750,9 @@ def profiled(conditions: Conditions) -> Problem:
 
 def test_each_kind_of_work_is_corrected_by_what_was_seen_of_it() -> None:
     estimates = CostEstimators(
-        push_width=lambda: 4, train_on_cpu=True, server_threads=1
+        pushdown_concurrency=lambda: 4, train_on_cpu=True, server_threads=1
     )
-    seen = WindowMetrics(
+    window = WindowMetrics(
         5.0,
         samples={STREAM: 100, PUSH: 200},
         client_cpu_seconds=2.1,
@@ -766,7 +768,7 @@ def test_each_kind_of_work_is_corrected_by_what_was_seen_of_it() -> None:
         forward_cpu_seconds=0.6,  # 1.5 times; decoding 1.25 times
     )
 
-    estimates.observe(seen, profiled)
+    estimates.observe(window, profiled)
 
     assert estimates.scale == pytest.approx(
         {
@@ -787,9 +789,9 @@ def test_kept_features_make_no_computing_cheaper() -> None:
     found = []
     for kept in (0, 800):
         estimates = CostEstimators(
-            push_width=lambda: 4, train_on_cpu=True, server_threads=1
+            pushdown_concurrency=lambda: 4, train_on_cpu=True, server_threads=1
         )
-        seen = WindowMetrics(
+        window = WindowMetrics(
             5.0,
             samples={PUSH: 200 + kept},
             cached={PUSH: kept},
@@ -800,7 +802,7 @@ def test_kept_features_make_no_computing_cheaper() -> None:
             forward_cpu_seconds=0.6,
             load=Load(share=0.1, streams=4, device_busy=0.9, cpu_busy=0.9),
         )
-        estimates.observe(seen, profiled)
+        estimates.observe(window, profiled)
         found.append((estimates.scale, estimates.server_share))
 
     assert found[0] == found[1]
@@ -808,8 +810,10 @@ def test_kept_features_make_no_computing_cheaper() -> None:
 
 
 def test_little_work_says_nothing_of_its_profile() -> None:
-    estimates = CostEstimators(push_width=lambda: 4, train_on_cpu=True)
-    seen = WindowMetrics(
+    estimates = CostEstimators(
+        pushdown_concurrency=lambda: 4, train_on_cpu=True
+    )
+    window = WindowMetrics(
         5.0,
         samples={STREAM: 2, PUSH: 20},
         client_cpu_seconds=1.0,
@@ -820,7 +824,7 @@ def test_little_work_says_nothing_of_its_profile() -> None:
         server_cpu_seconds=0.5,
         forward_seconds=0.4,
     )
-    estimates.observe(seen, profiled)
+    estimates.observe(window, profiled)
     assert estimates.scale == {}
     # But the client is known to have been busy with it.
     charged = 2 * 8e-3 + 20 * 1.5e-3
@@ -829,9 +833,9 @@ def test_little_work_says_nothing_of_its_profile() -> None:
 
 def test_step_that_uses_one_core_of_many_is_not_charged_with_all() -> None:
     estimates = CostEstimators(
-        push_width=lambda: 4, train_on_cpu=True, client_threads=8
+        pushdown_concurrency=lambda: 4, train_on_cpu=True, client_threads=8
     )
-    seen = WindowMetrics(
+    window = WindowMetrics(
         5.0,
         samples={PUSH: 1000},
         client_cpu_seconds=2.5,  # 1 to train, 0.5 to unpack, 1 of handling
@@ -839,7 +843,7 @@ def test_step_that_uses_one_core_of_many_is_not_charged_with_all() -> None:
         train_cpu_seconds=1.0,
         train_seconds=1.0,
     )
-    estimates.observe(seen, profiled)
+    estimates.observe(window, profiled)
     work = {
         "client decoding": 0.5e-3,
         "client handling": estimates.conditions().handling_seconds,

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi_client.planning.route_scheduler import (
-    MAX_DEBT_SPANS,
+    MAX_AHEAD_SPANS,
     RouteScheduler,
-    too_late,
+    straggling_routes,
 )
 
 WEIGHTS = st.lists(st.floats(0.02, 1.0), min_size=1, max_size=5).map(
@@ -20,7 +20,7 @@ WEIGHTS = st.lists(st.floats(0.02, 1.0), min_size=1, max_size=5).map(
 SIZES = st.lists(st.integers(1, 64), min_size=1, max_size=200)
 
 
-def always(way: object) -> bool:
+def always(route: object) -> bool:
     return True
 
 
@@ -28,13 +28,13 @@ def always(way: object) -> bool:
 def test_shares_stay_within_a_span_of_the_weights(
     weights: dict[int, float], sizes: list[int]
 ) -> None:
-    mixer = RouteScheduler(weights)
+    scheduler = RouteScheduler(weights)
     dealt: Counter[int] = Counter()
 
     for number, size in enumerate(sizes):
-        way = mixer.choose(size, always)
-        assert way is not None
-        dealt[way] += size
+        route = scheduler.choose(size, always)
+        assert route is not None
+        dealt[route] += size
         total = sum(sizes[: number + 1])
         for each, weight in weights.items():
             off = dealt[each] - weight * total
@@ -45,49 +45,51 @@ def test_shares_stay_within_a_span_of_the_weights(
 def test_no_way_runs_further_ahead_than_allowed_when_others_are_full(
     weights: dict[int, float], sizes: list[int], data: st.DataObject
 ) -> None:
-    mixer = RouteScheduler(weights)
+    scheduler = RouteScheduler(weights)
     dealt: Counter[int] = Counter()
 
     for size in sizes:
         free = data.draw(st.sets(st.sampled_from(sorted(weights))))
-        way = mixer.choose(size, free.__contains__)
-        if way is None:
+        route = scheduler.choose(size, free.__contains__)
+        if route is None:
             continue
-        assert way in free
-        dealt[way] += size
+        assert route in free
+        dealt[route] += size
         total = sum(dealt.values())
-        ahead = dealt[way] - weights[way] * total
-        assert ahead <= MAX_DEBT_SPANS * max(sizes) + 1e-6
+        ahead = dealt[route] - weights[route] * total
+        assert ahead <= MAX_AHEAD_SPANS * max(sizes) + 1e-6
 
 
 def test_way_without_room_is_passed_over_until_too_far_behind() -> None:
-    mixer = RouteScheduler({"stream": 0.5, "push": 0.5})
+    scheduler = RouteScheduler({"stream": 0.5, "push": 0.5})
 
-    chosen = [mixer.choose(10, lambda way: way == "stream") for _ in range(6)]
+    chosen = [
+        scheduler.choose(10, lambda route: route == "stream") for _ in range(6)
+    ]
 
     assert chosen == ["stream"] * 4 + [None] * 2
 
 
 def test_nothing_is_owed_for_what_had_to_wait() -> None:
-    mixer = RouteScheduler({"stream": 0.5, "push": 0.5})
+    scheduler = RouteScheduler({"stream": 0.5, "push": 0.5})
     for _ in range(50):
-        mixer.choose(10, lambda way: way == "stream")
+        scheduler.choose(10, lambda route: route == "stream")
 
-    chosen = [mixer.choose(10, always) for _ in range(8)]
+    chosen = [scheduler.choose(10, always) for _ in range(8)]
 
     assert chosen.count("push") == 6  # four to catch up, then in turn
 
 
 def test_changed_weights_hold_from_then_on() -> None:
-    mixer = RouteScheduler({"stream": 1.0})
+    scheduler = RouteScheduler({"stream": 1.0})
     for _ in range(100):
-        assert mixer.choose(8, always) == "stream"
+        assert scheduler.choose(8, always) == "stream"
 
-    mixer.change({"push": 0.75, "stream": 0.25})
-    dealt = Counter(mixer.choose(8, always) for _ in range(40))
+    scheduler.change({"push": 0.75, "stream": 0.25})
+    dealt = Counter(scheduler.choose(8, always) for _ in range(40))
 
     assert dealt == {"push": 30, "stream": 10}
-    assert mixer.weights == {"push": 0.75, "stream": 0.25}
+    assert scheduler.weights == {"push": 0.75, "stream": 0.25}
 
 
 @pytest.mark.parametrize(
@@ -101,10 +103,10 @@ def test_weights_that_are_no_shares_are_refused(
 
 
 def test_avoided_way_gets_nothing_and_is_owed_a_few_spans_for_it() -> None:
-    mixer = RouteScheduler({"stream": 0.5, "push": 0.5})
+    scheduler = RouteScheduler({"stream": 0.5, "push": 0.5})
 
-    last = [mixer.choose(8, always, {"stream"}) for _ in range(20)]
-    first = [mixer.choose(8, always) for _ in range(20)]
+    last = [scheduler.choose(8, always, {"stream"}) for _ in range(20)]
+    first = [scheduler.choose(8, always) for _ in range(20)]
 
     assert last == ["push"] * 20
     assert first[:3] == ["stream"] * 3
@@ -112,9 +114,12 @@ def test_avoided_way_gets_nothing_and_is_owed_a_few_spans_for_it() -> None:
 
 
 def test_avoided_way_is_waited_for_when_the_others_are_full() -> None:
-    mixer = RouteScheduler({"stream": 0.5, "push": 0.5})
+    scheduler = RouteScheduler({"stream": 0.5, "push": 0.5})
 
-    assert mixer.choose(8, lambda way: way == "stream", {"stream"}) is None
+    assert (
+        scheduler.choose(8, lambda route: route == "stream", {"stream"})
+        is None
+    )
 
 
 def test_span_is_too_late_when_all_others_come_sooner() -> None:
@@ -122,9 +127,9 @@ def test_span_is_too_late_when_all_others_come_sooner() -> None:
     seconds = {"stream": 4.0, "push": 0.5}
 
     # The others bring 30 samples a second: 120 while one span is streamed.
-    assert too_late(weights, seconds, 40.0, 200, {}) == set()
-    assert too_late(weights, seconds, 40.0, 100, {}) == {"stream"}
-    assert too_late(weights, seconds, 40.0, 1, {}) == {"stream"}
+    assert straggling_routes(weights, seconds, 40.0, 200, {}) == set()
+    assert straggling_routes(weights, seconds, 40.0, 100, {}) == {"stream"}
+    assert straggling_routes(weights, seconds, 40.0, 1, {}) == {"stream"}
 
 
 def test_a_way_s_own_spans_do_not_keep_the_others_busy() -> None:
@@ -132,44 +137,53 @@ def test_a_way_s_own_spans_do_not_keep_the_others_busy() -> None:
     seconds = {"stream": 0.1, "push": 3.0}
 
     # Four spans of 16 queue there; the others bring 60 while one comes.
-    assert too_late(weights, seconds, 40.0, 128, {"push": 64}) == set()
-    assert too_late(weights, seconds, 40.0, 120, {"push": 64}) == {"push"}
-    assert too_late(weights, seconds, 40.0, 120, {"stream": 64}) == set()
+    assert (
+        straggling_routes(weights, seconds, 40.0, 128, {"push": 64}) == set()
+    )
+    assert straggling_routes(weights, seconds, 40.0, 120, {"push": 64}) == {
+        "push"
+    }
+    assert (
+        straggling_routes(weights, seconds, 40.0, 120, {"stream": 64}) == set()
+    )
 
 
 def test_nothing_is_too_late_while_nothing_is_known() -> None:
     weights = {"stream": 0.25, "push": 0.75}
 
-    assert too_late(weights, {}, 40.0, 1, {}) == set()
+    assert straggling_routes(weights, {}, 40.0, 1, {}) == set()
     times = {"stream": 4.0, "push": 0.5}
-    assert too_late(weights, times, 0.0, 1, {}) == set()
+    assert straggling_routes(weights, times, 0.0, 1, {}) == set()
 
 
 @given(weights=WEIGHTS, data=st.data())
 def test_one_way_always_stays(
     weights: dict[int, float], data: st.DataObject
 ) -> None:
-    seconds = {way: data.draw(st.floats(0.001, 100.0)) for way in weights}
+    seconds = {route: data.draw(st.floats(0.001, 100.0)) for route in weights}
     left = data.draw(st.integers(1, 1000))
 
-    unfinished = {way: data.draw(st.integers(0, left)) for way in weights}
+    unfinished = {route: data.draw(st.integers(0, left)) for route in weights}
     rate = data.draw(st.floats(0, 1e4))
 
-    late = too_late(weights, seconds, rate, left, unfinished)
+    late = straggling_routes(weights, seconds, rate, left, unfinished)
 
     assert late < set(weights)
 
 
 def test_ways_that_are_left_keep_to_their_shares() -> None:
-    mixer = RouteScheduler({"a": 0.6, "b": 0.3, "c": 0.1})
-    dealt = Counter(mixer.choose(8, always, {"c"}) for _ in range(60))
+    scheduler = RouteScheduler({"a": 0.6, "b": 0.3, "c": 0.1})
+    dealt = Counter(scheduler.choose(8, always, {"c"}) for _ in range(60))
     assert dealt["c"] == 0
     assert 35 <= dealt["a"] <= 45
 
-    alone = [mixer.choose(8, lambda way: way == "b", {"c"}) for _ in range(40)]
+    alone = [
+        scheduler.choose(8, lambda route: route == "b", {"c"})
+        for _ in range(40)
+    ]
     assert alone.count("b") <= 8
 
 
 def test_something_is_dealt_though_all_ways_are_to_be_avoided() -> None:
-    mixer = RouteScheduler({"a": 1.0})
-    assert mixer.choose(8, always, {"a"}) == "a"
+    scheduler = RouteScheduler({"a": 1.0})
+    assert scheduler.choose(8, always, {"a"}) == "a"
