@@ -434,8 +434,8 @@ def test_plan_says_why_ids_are_streamed(connection, sentences):
     assert str(plan).startswith("stream: ")
     assert str(plan).endswith("samples/s, limited by link")
     assert plan.reasons[:2] == (
-        "Streaming: all samples come as they are stored and the client "
-        "computes everything.",
+        "Streaming: the client reads all samples as they are stored and "
+        "computes all layers.",
         "The link is busy all the time: it carries the stored samples.",
     )
     assert "No cut is faster, alone or mixed with streaming" in plan.reasons[3]

@@ -203,7 +203,7 @@ def resume(job: TransferJob, path: Path, epochs: int = 2) -> History:
         ),
         (
             {"augment": Augmentation(), "augment_period_epochs": 2},
-            "augmentation is None.*; its augment_period_epochs is None, .* 2;",
+            "augmentation is None.*; its augment_epochs is None, .* 2;",
         ),
         (
             {"transform": ImageTransform(72, 64, mean=(0.0, 0.0, 0.0))},

@@ -1,9 +1,9 @@
-"""Plans for a store that caches the features it computes.
+"""Plans for a store that caches computed features.
 
-No I/O.  Frozen layers give the same features in every epoch.  What is pushed
+Frozen layers give the same features in every epoch.  What is pushed
 down once and cached is later read without computing, so the mix that is
 fastest in this epoch may not be the fastest over all remaining epochs: a
-deeper cut takes longer to compute, once, and less to send and to finish in
+deeper cut takes longer to compute, once, and less to send and to complete in
 every later epoch.
 
 Only samples that are not cached yet depend on the mix.  Let it take ``t``
@@ -36,14 +36,14 @@ from hapi_splitter.units import seconds_text
 
 @dataclass(frozen=True)
 class CacheState:
-    """What a plan may expect of the store's cache.
+    """Expected hit rates of the store's cache.
 
     Attributes:
         hit_rate: fraction of the computed features that later epochs find
             in the cache, 0 to 1.
-        hit_rates: the same by cut and encoding, if known.
-        period_epochs: epochs after which the same features are asked for
-            again; more than 1 with random changes that repeat.
+        hit_rates: hit rates of single routes, if known.
+        period_epochs: epochs after which the same features are requested
+            again; more than 1 with augmentation.
     """
 
     hit_rate: float = 1.0
@@ -51,15 +51,15 @@ class CacheState:
     period_epochs: int = 1
 
     def hit_rate_of(self, option: Option) -> float:
-        """The hit rate of the features of an option."""
+        """Returns the hit rate of an option's features."""
         return self.hit_rates.get(option.route, self.hit_rate)
 
 
 def cached_sample_seconds(problem: Problem, option: Option) -> float:
-    """Seconds of a cached sample at its scarcest resource.
+    """Returns seconds of a cached sample at its scarcest resource.
 
-    Swift is charged as if it still had to read the sample, which is more
-    than it does.
+    The cost of Swift includes a read of the raw sample and is thus an upper
+    bound.
     """
     serving = stages(problem, option)[SERVER_CPU].get(SERVING, 0.0)
     own = (LINK, CLIENT_CPU, CLIENT_DEVICE)
@@ -69,10 +69,10 @@ def cached_sample_seconds(problem: Problem, option: Option) -> float:
 def remaining_seconds(
     problem: Problem, plan: Plan, state: CacheState
 ) -> float:
-    """Seconds of all remaining epochs over samples that are not cached yet.
+    """Returns seconds of all remaining epochs for uncached samples.
 
     Args:
-        problem: with the remaining epochs.
+        problem: has the remaining epochs.
         plan: any mix of the problem's options.
         state: of the cache.
     """
@@ -98,19 +98,19 @@ def remaining_seconds(
 
 
 def solve_with_cache(problem: Problem, state: CacheState) -> Plan:
-    """The better of the fastest mix and one cut for all samples.
+    """Returns the fastest mix, or one cut if that takes fewer seconds in all.
 
-    That is, the one with the fewer :func:`remaining_seconds`.  A mix of
-    streaming and one cut is not tried: while few samples are left to compute
-    among cached ones, each takes up to 40 % longer than alone (measured on
-    two cores), which is more than such a mix gains.
+    They are compared by :func:`remaining_seconds`.  Mixes of streaming and one
+    cut are not tried: if few samples remain to be computed among cached ones,
+    each takes up to 40 % longer than alone (measured on two cores), which is
+    more than such a mix gains.
 
     Args:
         problem: with the remaining epochs.
         state: of the cache.
 
     Raises:
-        ValueError: as :func:`hapi_splitter.plan.solve`.
+        ValueError: if no option fits or can run.
     """
     fastest = solve(problem)
     pushed = [option for option in able_options(problem) if option.cut]
@@ -147,14 +147,14 @@ def _remaining(
     growth: float,
     cached: float,
 ) -> float:
-    """Seconds of an uncached data set over all remaining epochs.
+    """Returns seconds of an uncached data set over all remaining epochs.
 
     Args:
         problem: with the remaining epochs.
         state: of the cache.
-        steady: seconds of a sample of a mix.
+        steady: seconds per sample of a mix.
         growth: fraction of the samples that the mix adds to the cache.
-        cached: seconds of one of these in later epochs.
+        cached: seconds per cached sample in later epochs.
     """
     visits = problem.epochs / state.period_epochs
     growth = max(growth, 1e-9)

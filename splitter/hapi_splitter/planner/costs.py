@@ -1,9 +1,8 @@
-"""What every option takes of every resource, from what was measured.
+"""Computes each option's use of each resource from measurements.
 
-Costs are per sample: bytes on the link, core-seconds, device-seconds. The
-server's share of cores that go into Swift itself is in ``server cpu``, for
-Swift's processes run on the same hosts. Factors learned while training
-correct each kind of work by itself
+Costs are per sample: bytes on the link, core-seconds, device-seconds. Swift's
+own core-seconds count for ``server cpu``, because Swift runs on the same
+hosts. Factors learned during training correct each cost component separately
 (:mod:`hapi_splitter.planner.resource_use`).
 """
 
@@ -44,39 +43,41 @@ from hapi_splitter.planner.resource_use import (
 )
 
 DEFAULT_SERVE_SECONDS_PER_BYTE = 1 / 350e6
-"""Core-seconds that Swift takes to serve one byte of a large object.
+"""Core-seconds of Swift per byte of a large object.
 
-Swift 2.38 (proxy and object server together) reads 340 to 360 MB/s on one
-core: GETs of 50 and 100 MB from a replicated policy on a memory file system,
-without TLS and encryption. Erasure coding, TLS and encryption cost more."""
+Measured with Swift 2.38: proxy and object server together read 340 to 360 MB/s
+on one core, for GETs of 50 and 100 MB from a replicated policy on a memory
+file system. Erasure coding, TLS and encryption cost more."""
 DEFAULT_SERVE_SECONDS_PER_REQUEST = 0.0057
-"""Core-seconds that Swift takes for a plain GET, whatever its length.
+"""Core-seconds of Swift per raw GET of any length.
 
-As above: CPU seconds of proxy and object server for GETs of 4, 16 and 64
-photographs of 108 kB, less those for their bytes."""
+Measured for GETs of 4, 16 and 64 photographs of 108 kB, without the cost of
+their bytes."""
 DEFAULT_PUSH_SECONDS_PER_REQUEST = 0.0124
-"""Likewise for an annotated GET, with its checks of rights and the exchange
-with the worker."""
+"""Core-seconds of Swift per annotated GET, which includes authorisation of the
+model and the exchange with the worker."""
 
 _CPU = "cpu"
-_MAX_SHRINKING = 8
-"""float32 to uint8 is a quarter; compression of what ReLU leaves halves it
-once more."""
+_MAX_REDUCTION = 8
+"""Largest reduction by an encoding: uint8 has a quarter of float32's bytes,
+and compression of sparse features halves them again."""
 _NEAR_HULL = 1.1
-_SAME_WORK = 0.01
+"""Candidates are at most this factor above the convex hull."""
+_EQUAL_FLOPS = 0.01
+"""Cuts that differ by a smaller fraction of all operations count as equal."""
 
 
 @dataclass(frozen=True)
 class CutFacts:
-    """One cut, as far as the planner needs it.
+    """Properties of a cut that the planner uses.
 
     Attributes:
-        index: 1 for the first.
-        name: where it is in the user's model, for people.
+        index: number of the cut, from 1.
+        name: module in the user's model, for people.
         op: operator that yields the tensor.
         shape: of one sample.
-        float32_bytes: of one sample, unencoded.
-        flops: per sample, from the input to here.
+        float32_bytes: unencoded size of one sample.
+        flops: floating-point operations per sample from the input to the cut.
     """
 
     index: int
@@ -89,15 +90,15 @@ class CutFacts:
 
 @dataclass(frozen=True)
 class SampleCosts:
-    """What the client measured on a few real samples, per sample.
+    """Average costs of one sample, measured by the client on real samples.
 
     Attributes:
-        raw_bytes: in its shard, headers of tar members included.
-        decode_seconds: core-seconds on the client, decode and transform.
-        wire_bytes: in the Arrow stream, by cut and encoding.
-        encode_seconds: core-seconds on the *client's* CPU.
-        unpack_seconds: core-seconds on the client from Arrow to float32.
-        span_samples: that one request brings.
+        raw_bytes: size in the shard, including headers of tar members.
+        decode_seconds: core-seconds of the client for decode and transform.
+        wire_bytes: size in the Arrow stream, by cut and encoding.
+        encode_seconds: core-seconds of encoding on the *client's* CPU.
+        unpack_seconds: core-seconds of the client from Arrow to float32.
+        span_samples: samples per request.
     """
 
     raw_bytes: float
@@ -110,20 +111,19 @@ class SampleCosts:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What changes while training.
+    """Conditions that change during training.
 
     Attributes:
-        link_bytes_per_second: of all the job's connections together.
-        server_share: part of the worker's capacity that is ours, 0 to 1.
-        train_seconds: per sample, of the training loop itself. It runs
-            between the client's own forwards, one after the other.
-        handling_seconds: per sample, of the client's cores: for what is
-            neither decoding, nor layers, nor training.
-        serve_seconds_per_byte: Swift's core-seconds for a byte that it
-            reads or sends.
-        serve_seconds_per_request: for a plain GET of any length.
-        push_seconds_per_request: for an annotated one.
-        scale: observed over profiled cost, by kind of work; 1 if not named.
+        link_bytes_per_second: bandwidth of all the job's connections.
+        server_share: the job's fraction of the worker's capacity, 0 to 1.
+        train_seconds: device-seconds of the training loop per sample, in
+            sequence with the client's forward passes.
+        handling_seconds: client overhead, core-seconds per sample.
+        serve_seconds_per_byte: Swift's core-seconds per byte read or sent.
+        serve_seconds_per_request: Swift's core-seconds per raw GET.
+        push_seconds_per_request: Swift's core-seconds per annotated GET.
+        scale: ratio of observed and profiled cost, by cost component; the
+            default is 1.
     """
 
     link_bytes_per_second: float
@@ -138,27 +138,25 @@ class Conditions:
     def __post_init__(self) -> None:
         if not 0 <= self.server_share <= 1:
             raise ValueError(
-                f"the share of the server is {self.server_share}: not from "
-                f"0 to 1"
+                f"server_share must be from 0 to 1, not {self.server_share}"
             )
         for name in self.scale:
             if name not in KINDS:
                 raise ValueError(
-                    f"{name!r} is no kind of work; there are "
+                    f"{name!r} is not a cost component; there are "
                     f"{', '.join(KINDS)}"
                 )
 
 
 @dataclass(frozen=True)
 class StartupCost:
-    """What push-down costs once.
+    """Startup costs of push-down.
 
     Attributes:
-        package_bytes: to upload, 0 if the package is there.
-        upload_bytes_per_second: at most, whatever the link has; None for
-            the link's.
+        package_bytes: bytes to upload; 0 if the package is in the store.
         load_seconds: until the worker has checked and loaded it.
         profile_seconds: until the worker has profiled it.
+        upload_bytes_per_second: limit of the upload; None for the link's.
     """
 
     package_bytes: float = 0.0
@@ -167,7 +165,7 @@ class StartupCost:
     upload_bytes_per_second: float | None = None
 
     def seconds(self, link_bytes_per_second: float) -> float:
-        """All of it, the upload over the link of the job."""
+        """Returns the total, with an upload over a link."""
         upload = 0.0
         if self.package_bytes:
             rate = self.upload_bytes_per_second or link_bytes_per_second
@@ -178,18 +176,18 @@ class StartupCost:
 def candidate_cuts(
     cuts: Sequence[CutFacts], raw_bytes: float
 ) -> tuple[int, ...]:
-    """Cuts that are worth measuring, ascending.
+    """Returns the cuts that are worth measuring, ascending.
 
-    Those near the lower convex hull of bytes over floating point
-    operations, for a mix of two cuts on the hull does as well as one above
-    it, and smaller than all before them. Of cuts with the same bytes and
-    nearly the same work the last counts, as ReLU follows a convolution:
-    zeros compress. A cut counts only if a good encoding could make it
-    smaller than the image; the smallest and the last cut always do.
+    Candidates are smaller than all cuts before them and near the lower convex
+    hull of bytes over floating-point operations, because a mix of two cuts on
+    the hull is as good as a cut above it. Of cuts with equal bytes and nearly
+    equal work the last is taken: a ReLU after a convolution leaves zeros,
+    which compress. The best encoding must be able to make a candidate smaller
+    than the image. The smallest and the last cut are always included.
 
     Args:
         cuts: all cuts, first to last.
-        raw_bytes: of the average image, cut 0.
+        raw_bytes: size of the average image, cut 0.
     """
     if not cuts:
         return ()
@@ -198,17 +196,17 @@ def candidate_cuts(
         cut
         for cut, following in pairwise(cuts)
         if following.float32_bytes != cut.float32_bytes
-        or following.flops - cut.flops > _SAME_WORK * last.flops
+        or following.flops - cut.flops > _EQUAL_FLOPS * last.flops
     ]
     distinct.append(last)
     smallest = min(distinct, key=lambda cut: cut.float32_bytes)
     hull = _lower_hull(
-        (cut.flops, cut.float32_bytes / _MAX_SHRINKING) for cut in distinct
+        (cut.flops, cut.float32_bytes / _MAX_REDUCTION) for cut in distinct
     )
     chosen = {smallest.index, last.index}
     below = raw_bytes
     for cut in distinct:
-        size = cut.float32_bytes / _MAX_SHRINKING
+        size = cut.float32_bytes / _MAX_REDUCTION
         if size < below and size <= _NEAR_HULL * _height(hull, cut.flops):
             chosen.add(cut.index)
         below = min(below, size)
@@ -227,23 +225,24 @@ def build_problem(
     epochs: float,
     one_off: StartupCost,
 ) -> Problem:
-    """The planner's problem.
+    """Builds the planner's problem.
 
     Args:
         cuts: all cuts, first to last.
         server: profile of the worker's tier.
         client: profile of the client's tier, of the same package.
-        samples: its keys of ``wire_bytes`` become options, as far as the
-            min_precision allows their encodings.
-        conditions: of now.
-        min_precision: one of :data:`hapi_protocol.encodings.PRECISIONS`.
-        num_samples: of the data set.
-        epochs: still to come.
-        one_off: what push-down costs once.
+        samples: keys of ``wire_bytes`` become options if ``min_precision``
+            allows their encodings.
+        conditions: current conditions.
+        min_precision: precision floor, one of
+            :data:`hapi_protocol.encodings.PRECISIONS`.
+        num_samples: size of the data set.
+        epochs: remaining epochs.
+        one_off: startup costs of push-down.
 
     Raises:
-        ValueError: profiles of other cuts, a measurement that is missing,
-            an unknown precision.
+        ValueError: if profiles have other cuts, a measurement is missing or
+            the precision is unknown.
     """
     _check_profiles(cuts, server, client)
     costs = _Costs(server, client, samples, conditions)
@@ -274,7 +273,7 @@ def build_problem(
 
 @dataclass(frozen=True)
 class _Costs:
-    """Makes the options."""
+    """Builds options from measurements."""
 
     server: ModelProfile
     client: ModelProfile
@@ -312,8 +311,8 @@ class _Costs:
             ),
             **self._in_client(cut),
         }
-        # A forward in the client from an inner cut needs at most what the
-        # whole region needs; behind the last cut none of it runs there.
+        # From an inner cut the client needs at most the memory of the whole
+        # region; after the last cut none of it runs on the client.
         inner = cut < server.num_cuts
         return self._option(
             cut,
@@ -344,7 +343,7 @@ class _Costs:
         return Option(cut, encoding, use, server_bytes, client_bytes, work)
 
     def _in_client(self, cut: int) -> dict[str, float]:
-        """The layers after a cut, the training loop, and all the rest."""
+        """Returns client components other than decoding."""
         client, conditions = self.client, self.conditions
         layers = client.seconds_per_sample(
             client.num_cuts
@@ -356,20 +355,20 @@ class _Costs:
         }
 
     def _serving(self, num_bytes: float, request_seconds: float) -> float:
-        """Core-seconds of Swift."""
+        """Returns core-seconds of Swift."""
         return (
             num_bytes * self.conditions.serve_seconds_per_byte
             + request_seconds / self.samples.span_samples
         )
 
     def _on_server(self, client_core_seconds: float) -> float:
-        """The same work on the server's cores."""
+        """Converts core-seconds of the client to those of the server."""
         ratio = self.server.reference_seconds / self.client.reference_seconds
         return client_core_seconds * ratio
 
 
 def layer_threads(profile: ModelProfile) -> int:
-    """Cores that a forward of this profile takes, 0 on an accelerator."""
+    """Returns the cores that a forward pass uses; 0 on an accelerator."""
     return profile.forward_threads if profile.device == _CPU else 0
 
 
@@ -400,8 +399,8 @@ def _check_profiles(
             )
         if not profile.reference_seconds > 0:
             raise ValueError(
-                f"the {tier}'s profile says that the reference image takes "
-                f"{profile.reference_seconds} s"
+                f"the {tier}'s profile has reference_seconds "
+                f"{profile.reference_seconds}; it must be above 0"
             )
 
 
@@ -421,7 +420,7 @@ def _measured(
 def _lower_hull(
     points: Iterable[tuple[float, float]],
 ) -> list[tuple[float, float]]:
-    """Corners, from left to right (Andrew's monotone chain)."""
+    """Returns corners from left to right (Andrew's monotone chain)."""
     hull: list[tuple[float, float]] = []
     for point in sorted(points):
         if hull and hull[-1][0] == point[0]:
@@ -439,7 +438,7 @@ def _turns_left(
 
 
 def _height(hull: Sequence[tuple[float, float]], x: float) -> float:
-    """Of the hull at a place between its ends."""
+    """Returns the height of the hull at ``x``."""
     for (left, low), (right, high) in pairwise(hull):
         if left <= x <= right:
             return low + (high - low) * (x - left) / (right - left)

@@ -83,9 +83,9 @@ def other_precision(min_precision: str, chosen: Plan, other: Plan) -> str:
     """Compares a plan with that of another precision floor."""
     condition = f"With --min-precision {min_precision}"
     if not (chosen.pushes or other.pushes):
-        return f"{condition} it would stream all the same."
+        return f"{condition} it would also stream."
     if not chosen.total_seconds:
-        return f"{condition} nothing would change: it is all done."
+        return f"{condition} nothing would change: no samples remain."
     ratio = other.total_seconds / chosen.total_seconds
     if 1 / _EQUAL_RATIO < ratio < _EQUAL_RATIO:
         return f"{condition} it would be no faster."
@@ -108,19 +108,19 @@ def too_big(problem: Problem, options: Sequence[Option]) -> str:
 def _describe_routes(plan: Plan) -> str:
     if not plan.pushes:
         return (
-            "Streaming: all samples come as they are stored and the client "
-            "computes everything."
+            "Streaming: the client reads all samples as they are stored and "
+            "computes all layers."
         )
     parts = []
     for option, weight in plan.mix:
         share = "all" if len(plan.mix) == 1 else percent_text(weight)
         if option.cut:
             parts.append(
-                f"{share} of the samples are pushed at cut {option.cut} and "
-                f"travel as {option.encoding}"
+                f"{share} of the samples are pushed down at cut {option.cut} "
+                f"and sent as {option.encoding}"
             )
         else:
-            parts.append(f"{share} of the samples come as they are stored")
+            parts.append(f"{share} of the samples are streamed")
     sentence = ", ".join(parts)
     return f"{sentence[0].upper()}{sentence[1:]}."
 
@@ -178,24 +178,27 @@ def _describe_startup(
 ) -> list[str]:
     if not best.pushes:
         return [
-            "No cut is faster, alone or mixed with streaming, however many "
-            "samples are to come."
+            "No cut is faster, alone or mixed with streaming, for any number "
+            "of samples."
         ]
-    pays_from = best.pays_from_samples
-    if not best.one_off_seconds or streaming is None or pays_from is None:
+    if (
+        not best.one_off_seconds
+        or streaming is None
+        or best.pays_from_samples is None
+    ):
         return []
     cost = seconds_text(best.one_off_seconds)
-    pays_from = math.ceil(pays_from)
-    to_come = number_text(problem.remaining_samples)
+    break_even = number_text(math.ceil(best.pays_from_samples))
+    remaining = number_text(problem.remaining_samples)
     if chosen.pushes:
         return [
-            f"Beginning to push costs {cost} once; it pays from "
-            f"{number_text(pays_from)} samples, and {to_come} are to come."
+            f"Push-down has a startup cost of {cost}; it pays off from "
+            f"{break_even} samples, and {remaining} remain."
         ]
     return [
-        f"The plan {best.label} would reach {_speed(best)}, but beginning "
-        f"to push costs {cost} once: it pays from {number_text(pays_from)} "
-        f"samples, and {to_come} are to come."
+        f"The plan {best.label} would reach {_speed(best)}, but its startup "
+        f"cost of {cost} pays off only from {break_even} samples, and "
+        f"{remaining} remain."
     ]
 
 
@@ -211,14 +214,14 @@ def _describe_link(
     known = (
         f"it has {link_text(now)}"
         if now < UNSEEN_LINK
-        else "no limit of it was seen"
+        else "no limit was observed"
     )
     if crossover is None:
         if now >= UNSEEN_LINK:
             return []
         choice = "push" if chosen.pushes else "stream"
         return [
-            f"It would {choice} with a far faster or slower link, too "
+            f"It would also {choice} with a much faster or slower link "
             f"({known})."
         ]
     faster = "faster" if crossover > now else "slower"
@@ -235,7 +238,7 @@ def _describe_excluded(problem: Problem) -> list[str]:
         return []
     first = min(excluded, key=lambda each: each.key)
     return [
-        f"Left out for lack of memory: {_names(excluded)}; {first.label} "
+        f"Excluded for lack of memory: {_names(excluded)}; {first.label} "
         f"needs {_missing_memory(problem, first)}."
     ]
 
@@ -269,7 +272,7 @@ def _speed(plan: Plan) -> str:
 
 def _speedup(plan: Plan, other: Plan) -> str:
     if other.samples_per_second == 0:
-        return "incomparably faster than"
+        return "infinitely faster than"
     ratio = plan.samples_per_second / other.samples_per_second
     if ratio < _EQUAL_RATIO:
         return "as fast as"

@@ -1,9 +1,8 @@
-"""Which cuts to push, and how much of the data through each.
+"""Chooses the routes of a job's samples and their weights.
 
-The planner knows what every option takes of every resource and mixes them
-so that the most samples per second come through (:mod:`.mixture`); then it
-asks whether that is worth its one-off costs. Numbers in, numbers out: no
-torch, no clock, no chance.
+The planner finds the mix of options with the highest throughput
+(:mod:`hapi_splitter.planner.linear_program`) and streams if that mix does not
+recover its startup costs. It is pure: no torch, no clock, no randomness.
 """
 
 from __future__ import annotations
@@ -51,26 +50,26 @@ __all__ = [
 ]
 
 BINDING = 0.999
-"""A resource in use for at least this part of the time is a limit."""
-_STEP = math.sqrt(10.0)
-_STEPS = 8
-"""No link is tried that is faster or slower than ours by more than
-``_STEP ** _STEPS``, ten thousand."""
-_HALVINGS = 10
-"""Bring a turning link to a thousandth."""
+"""Utilisation from which a resource counts as a limit."""
+_LINK_FACTOR = math.sqrt(10.0)
+_NUM_FACTORS = 8
+"""Bandwidths from a ten-thousandth to ten thousand times the current one
+(``_LINK_FACTOR ** _NUM_FACTORS``) are tried."""
+_NUM_HALVINGS = 10
+"""Bisections, for a precision of about a thousandth."""
 
 
 def solve(problem: Problem) -> Plan:
-    """The fastest plan (rule ``auto``).
+    """Returns the fastest plan (rule ``auto``).
 
-    Equally good mixes are decided for streaming, then for exact encodings
-    and fewer options. Options that do not fit are left out; the reasons name
-    them.
+    Ties are decided in favour of streaming, then of more exact encodings and
+    fewer options. Options that do not fit are excluded and named in the
+    reasons.
 
     Raises:
-        ValueError: nothing fits, or nothing can run.
+        ValueError: if no option fits or can run.
     """
-    best = _steady(problem)
+    best = _fastest_mix(problem)
     streaming = streaming_plan(problem)
     chosen = best
     if (
@@ -95,16 +94,17 @@ def solve(problem: Problem) -> Plan:
 def evaluate(
     problem: Problem, mix: Iterable[tuple[Option, float]], rule: str
 ) -> Plan:
-    """What a given mix does.
+    """Predicts the result of a given mix.
 
     Args:
+        problem: the planner's input.
         mix: options of the problem and their weights, which are scaled to
             the sum 1.
-        rule: name for the plan.
+        rule: name of the plan's policy.
 
     Raises:
-        ValueError: no weight, a negative one, or an option that does not
-            fit.
+        ValueError: if there is no weight, a negative one, or an option that
+            does not fit.
     """
     parts = _normalised(problem, mix)
     seconds = {
@@ -115,84 +115,84 @@ def evaluate(
         for each in problem.resources
     }
     slowest = max(seconds.values())
-    blocked = math.isinf(slowest)
+    cannot_run = math.isinf(slowest)
     utilisation = {
-        name: float(each == slowest) if blocked else each / slowest
+        name: float(each == slowest) if cannot_run else each / slowest
         for name, each in seconds.items()
     }
-    one_off = 0.0
+    startup = 0.0
     if any(option.cut for option, _ in parts):
-        one_off = problem.push_one_off_seconds
-    to_come = problem.remaining_samples
+        startup = problem.push_one_off_seconds
+    remaining = problem.remaining_samples
     plan = Plan(
         rule=rule,
         mix=parts,
-        samples_per_second=0.0 if blocked else 1 / slowest,
-        one_off_seconds=one_off,
-        total_seconds=one_off + (to_come * slowest if to_come else 0.0),
+        samples_per_second=0.0 if cannot_run else 1 / slowest,
+        one_off_seconds=startup,
+        total_seconds=startup + (remaining * slowest if remaining else 0.0),
         binding=tuple(n for n, part in utilisation.items() if part >= BINDING),
         utilisation=utilisation,
-        pays_from_samples=_pays_from(problem, parts, slowest),
+        pays_from_samples=_break_even_samples(problem, parts, slowest),
         reasons=(),
     )
-    if blocked:
+    if cannot_run:
         return plan
     return replace(plan, reasons=reasons.describe(problem, plan))
 
 
 def stream(problem: Problem) -> Plan:
-    """The client gets the images and computes everything.
+    """Returns the plan that streams all samples.
 
     Raises:
-        ValueError: the client has not the memory for it.
+        ValueError: if it does not fit into the client's memory.
     """
     return replace(static_at(problem, 0), rule="stream")
 
 
 def freeze(problem: Problem) -> Plan:
-    """The whole frozen region is pushed, in its best encoding.
+    """Returns the plan that pushes the whole frozen region down.
 
     Raises:
-        ValueError: it does not fit, or has no encoding.
+        ValueError: if it does not fit, or has no encoding.
     """
     return replace(static_at(problem, problem.last_cut), rule="freeze")
 
 
 def static(problem: Problem) -> Plan:
-    """The single option with the least time in total.
+    """Returns the plan of the single option with the shortest total time.
 
     Raises:
-        ValueError: none fits.
+        ValueError: if no option fits.
     """
-    return _least_time(problem, _fitting(problem), "static")
+    return _shortest(problem, _fitting(problem), "static")
 
 
 def static_at(problem: Problem, cut: int) -> Plan:
-    """A cut in its fastest encoding, the most exact of those.
+    """Returns the plan of a cut in its fastest encoding.
 
     Raises:
-        ValueError: the cut is not among the options, or does not fit.
+        ValueError: if the cut is not among the options, or does not fit.
     """
-    offered = [each for each in problem.options if each.cut == cut]
-    if not offered:
-        offers = ", ".join(map(str, sorted({o.cut for o in problem.options})))
+    options = [each for each in problem.options if each.cut == cut]
+    if not options:
+        cuts = ", ".join(map(str, sorted({o.cut for o in problem.options})))
         raise ValueError(
-            f"cut {cut} is not among the options; there are cuts {offers}"
+            f"cut {cut} is not among the options; there are cuts {cuts}"
         )
-    fitting = [each for each in offered if problem.fits(each)]
+    fitting = [each for each in options if problem.fits(each)]
     if not fitting:
-        raise ValueError(reasons.too_big(problem, offered))
-    return _least_time(problem, fitting, "static")
+        raise ValueError(reasons.too_big(problem, options))
+    return _shortest(problem, fitting, "static")
 
 
 def compare_precisions(
     chosen: Plan, problems_by_precision: Mapping[str, Problem]
 ) -> tuple[str, ...]:
-    """What other floors would change, one sentence for each.
+    """Returns one sentence on the effect of each other precision floor.
 
     Args:
-        chosen: the plan under the floor that is in force.
-        problems_by_precision: the same problem with what other floors allow.
+        chosen: the plan with the current precision floor.
+        problems_by_precision: the problem with the options of other floors.
     """
     return tuple(
         reasons.other_precision(min_precision, chosen, solve(problem))
@@ -201,43 +201,43 @@ def compare_precisions(
 
 
 def crossover_bandwidth(problem: Problem, chosen: Plan) -> float | None:
-    """Bytes per second of a link at which the choice would turn.
+    """Returns the bandwidth at which streaming and push-down change places.
 
-    That is, between streaming and pushing anything. Looked for among faster
-    links first for a plan that pushes, among slower ones first for
-    streaming, the nearest ones before others: where a large package is to
-    be sent, very slow links stream again. None if no link between a
-    ten-thousandth and the ten-thousandfold of ours turns it.
+    The nearest crossover is returned, in bytes per second. Faster links are
+    searched first for a plan that pushes down, slower ones first for
+    streaming, because uploading a large package makes very slow links stream
+    again. None if there is no crossover between a ten-thousandth and ten
+    thousand times the current bandwidth.
     """
-    now = problem.capacity(LINK)
-    if not 0 < now < math.inf:
+    current = problem.capacity(LINK)
+    if not 0 < current < math.inf:
         return None
-    factors = (_STEP, 1 / _STEP)
+    factors = (_LINK_FACTOR, 1 / _LINK_FACTOR)
     for factor in factors if chosen.pushes else reversed(factors):
-        same = now
-        for _ in range(_STEPS):
-            other = same * factor
-            if _pushing_is_faster(problem, other) != chosen.pushes:
-                return _turn_between(problem, chosen.pushes, same, other)
-            same = other
+        near = current
+        for _ in range(_NUM_FACTORS):
+            far = near * factor
+            if _pushdown_is_faster(problem, far) != chosen.pushes:
+                return _bisect_crossover(problem, chosen.pushes, near, far)
+            near = far
     return None
 
 
-def _turn_between(
+def _bisect_crossover(
     problem: Problem, pushes: bool, near: float, far: float
 ) -> float:
-    same, other = math.log(near), math.log(far)
-    for _ in range(_HALVINGS):
-        middle = (same + other) / 2
-        if _pushing_is_faster(problem, math.exp(middle)) == pushes:
-            same = middle
+    low, high = math.log(near), math.log(far)
+    for _ in range(_NUM_HALVINGS):
+        middle = (low + high) / 2
+        if _pushdown_is_faster(problem, math.exp(middle)) == pushes:
+            low = middle
         else:
-            other = middle
-    return math.exp((same + other) / 2)
+            high = middle
+    return math.exp((low + high) / 2)
 
 
-def _steady(problem: Problem) -> Plan:
-    """The mix with the highest rate, whatever it costs to begin."""
+def _fastest_mix(problem: Problem) -> Plan:
+    """Returns the mix with the highest rate, ignoring startup costs."""
     options = able_options(problem)
     if not options:
         missing = [r.name for r in problem.resources if not r.capacity]
@@ -245,7 +245,7 @@ def _steady(problem: Problem) -> Plan:
             f"no option can run: there is no {' and no '.join(missing)}"
         )
     seconds = seconds_matrix(problem, options)
-    weights = best_mix(seconds, np.array([_favour(o) for o in options]))
+    weights = best_mix(seconds, np.array([_preference(o) for o in options]))
     return evaluate(
         problem,
         ((o, float(w)) for o, w in zip(options, weights, strict=True)),
@@ -253,33 +253,33 @@ def _steady(problem: Problem) -> Plan:
     )
 
 
-def _favour(option: Option) -> float:
-    """Decides ties: for streaming, then for the more exact encoding."""
+def _preference(option: Option) -> float:
+    """Ranks equally fast options: streaming, then more exact encodings."""
     return 1.0 if option.cut == 0 else 0.1 - 0.005 * option.rounding
 
 
-def _pushing_is_faster(problem: Problem, link: float) -> bool:
-    """Whether ``auto`` would push with a link of so many bytes per second."""
+def _pushdown_is_faster(problem: Problem, link: float) -> bool:
+    """Returns True if ``auto`` would push down at a bandwidth."""
     changed = problem.with_bandwidth(link)
     options = able_options(changed)
     if not options or options[0].cut:
         return bool(options)
-    pays_from = _break_even(
+    break_even = _break_even(
         changed,
         streaming=1 / changed.samples_per_second(options[0]),
         mixed=1 / best_rate(seconds_matrix(changed, options)),
     )
-    return _pays(pays_from, changed)
+    return _pays(break_even, changed)
 
 
-def _pays(pays_from: float | None, problem: Problem) -> bool:
-    return pays_from is not None and problem.remaining_samples > pays_from
+def _pays(break_even: float | None, problem: Problem) -> bool:
+    return break_even is not None and problem.remaining_samples > break_even
 
 
 def _break_even(
     problem: Problem, *, streaming: float, mixed: float
 ) -> float | None:
-    """Samples from which a mix is faster, by seconds per sample of both."""
+    """Returns the break-even samples from seconds per sample of both."""
     saved = streaming - mixed
     if saved <= TIE * mixed:
         return None
@@ -287,7 +287,7 @@ def _break_even(
 
 
 def seconds_matrix(problem: Problem, options: Sequence[Option]) -> Floats:
-    """``[resources, options]``: of all of a resource, for one sample."""
+    """Returns seconds of whole resources, ``[resources, options]``."""
     names = sorted(each.name for each in problem.resources)
     return np.array(
         [
@@ -298,7 +298,7 @@ def seconds_matrix(problem: Problem, options: Sequence[Option]) -> Floats:
 
 
 def _fitting(problem: Problem) -> list[Option]:
-    """In an order that does not depend on how they were given."""
+    """Returns options that fit, sorted."""
     fitting = [each for each in problem.options if problem.fits(each)]
     if not fitting:
         raise ValueError(reasons.too_big(problem, problem.options))
@@ -306,10 +306,10 @@ def _fitting(problem: Problem) -> list[Option]:
 
 
 def able_options(problem: Problem) -> list[Option]:
-    """Those that fit and for which every resource is there, by cut.
+    """Returns options that fit and whose resources exist, sorted by cut.
 
     Raises:
-        ValueError: none fits.
+        ValueError: if no option fits.
     """
     return [
         each
@@ -318,9 +318,7 @@ def able_options(problem: Problem) -> list[Option]:
     ]
 
 
-def _least_time(
-    problem: Problem, options: Sequence[Option], rule: str
-) -> Plan:
+def _shortest(problem: Problem, options: Sequence[Option], rule: str) -> Plan:
     plans = [evaluate(problem, [(each, 1.0)], rule) for each in options]
     return min(
         plans,
@@ -340,22 +338,22 @@ def _normalised(
         if not 0 < weight < math.inf:
             raise ValueError(f"the weight of {option.label} is {weight}")
         if option not in problem.options:
-            raise ValueError(f"{option.label} is none of the options")
+            raise ValueError(f"{option.label} is not among the options")
         if not problem.fits(option):
             raise ValueError(reasons.too_big(problem, [option]))
     if not parts:
         raise ValueError("the mix is empty: every weight is 0")
-    whole = math.fsum(weight for _, weight in parts)
+    total = math.fsum(weight for _, weight in parts)
     parts.sort(key=lambda part: part[0].key)
-    return tuple((option, weight / whole) for option, weight in parts)
+    return tuple((option, weight / total) for option, weight in parts)
 
 
-def _pays_from(
+def _break_even_samples(
     problem: Problem,
     parts: Sequence[tuple[Option, float]],
     seconds: float,
 ) -> float | None:
-    """Samples from which so many seconds per sample beat streaming's."""
+    """Returns the number of samples from which a mix beats streaming."""
     if all(option.cut == 0 for option, _ in parts):
         return None
     streaming = streaming_plan(problem)
@@ -367,6 +365,6 @@ def _pays_from(
 
 
 def streaming_plan(problem: Problem) -> Plan | None:
-    """As :func:`stream`; None where the client has not the memory for it."""
+    """Returns the streaming plan; None if it does not fit into memory."""
     fits = any(o.cut == 0 and problem.fits(o) for o in problem.options)
     return stream(problem) if fits else None

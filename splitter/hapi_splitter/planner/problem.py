@@ -1,9 +1,9 @@
-"""What the planner is asked, and what it answers: plain numbers.
+"""Input and output of the planner, as plain numbers.
 
-A *cut* is a position in the frozen region; what lies before it runs next to
-the data, what lies after it in the client. Cut 0 is streaming: the client
-gets the images. An *option* is a cut and the encoding in which its features
-travel. Every option takes so much of each *resource* for one sample.
+A *cut* is a position in the frozen region: layers before it run next to the
+data, layers after it on the client. Cut 0 is streaming: the client reads the
+stored images. An *option* is a cut and the encoding of its features, with its
+use of each *resource* per sample.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from hapi_protocol.encodings import COMPRESSIONS, DTYPES, Encoding
 from hapi_splitter.units import number_text, percent_text
 
 RAW = "raw"
-"""Encoding of cut 0: the image as it is stored."""
+"""Encoding of cut 0, the stored image."""
 
 Route: TypeAlias = tuple[int, str]
-"""That samples go: cut and encoding."""
+"""A route: the cut and the encoding of a sample's features."""
 
 RAW_ROUTE: Route = (0, RAW)
 
@@ -33,7 +33,7 @@ CLIENT_DEVICE = "client device"
 RESOURCES = (LINK, SERVER_CPU, SERVER_DEVICE, CLIENT_CPU, CLIENT_DEVICE)
 
 UNSEEN_LINK = 1e12
-"""Bytes per second of a link that has not been a limit yet."""
+"""Assumed bytes per second of a link that has not been a limit yet."""
 
 UNITS = {
     LINK: "bytes/s",
@@ -46,12 +46,12 @@ UNITS = {
 
 @dataclass(frozen=True)
 class Resource:
-    """Something that all samples share.
+    """A resource that all samples share.
 
     Attributes:
         name: one of :data:`RESOURCES`.
-        capacity: per second: bytes of the link, core-seconds (that is
-            cores), device-seconds (devices). 0 if there is none of it.
+        capacity: bytes per second of the link, number of cores or devices; 0
+            if the resource does not exist.
         unit: of the capacity: ``bytes/s``, ``cores`` or ``devices``.
     """
 
@@ -65,17 +65,18 @@ class Resource:
 
 @dataclass(frozen=True)
 class Option:
-    """One cut with one encoding.
+    """A route and its costs.
 
     Attributes:
         cut: 0 for streaming.
         encoding: canonical text; :data:`RAW` for cut 0.
-        use: of each resource per sample, in bytes, core-seconds or
-            device-seconds; a resource that is not named is not used.
+        use: bytes, core-seconds or device-seconds per sample, by resource;
+            others are not used.
         server_bytes: memory for one sample on the server's device.
         client_bytes: memory for one sample on the client's device.
-        work: seconds by kind (:mod:`hapi_splitter.planner.resource_use`), of
-            which ``use`` was made; nothing where only that is known.
+        work: seconds by cost component
+            (:mod:`hapi_splitter.planner.resource_use`), from which ``use`` was
+            computed; empty if unknown.
     """
 
     cut: int
@@ -90,33 +91,33 @@ class Option:
             raise ValueError(f"cut {self.cut} is negative")
         if (self.cut == 0) != (self.encoding == RAW):
             raise ValueError(
-                f"cut {self.cut} has encoding {self.encoding!r}: cut 0 has "
-                f"{RAW!r} and no other cut has it"
+                f"cut {self.cut} has encoding {self.encoding!r}; cut 0 and "
+                f"only cut 0 must have {RAW!r}"
             )
         if self.cut:
             Encoding.parse(self.encoding)
         for name, amount in self.use.items():
-            _check_amount(amount, f"what {self.label} takes of {name!r}")
+            _check_amount(amount, f"the use of {name!r} by {self.label}")
         if not any(self.use.values()):
-            raise ValueError(f"{self.label} takes nothing of any resource")
+            raise ValueError(f"{self.label} uses no resource")
 
     @property
     def route(self) -> Route:
-        """Cut and encoding, which no other option of a problem has."""
+        """Cut and encoding, unique among the options of a problem."""
         return self.cut, self.encoding
 
     @property
     def label(self) -> str:
-        """For people."""
+        """Text for people."""
         if self.cut == 0:
             return "stream"
         return f"cut {self.cut} · {self.encoding}"
 
     @property
     def rounding(self) -> int:
-        """How little of the features is left; 0 for images, then 1 to 12.
+        """Rank of the encoding's rounding: 0 for images, then 1 to 12.
 
-        Counts first the number format, then, as it costs time, compression.
+        Ordered by number format, then by compression, which costs time.
         """
         if self.cut == 0:
             return 0
@@ -129,29 +130,33 @@ class Option:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Puts options in order, by cut, then the most exact first."""
+        """Sort key: by cut, then the most exact encoding first."""
         return self.cut, self.rounding
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Which mix of options gets through the samples soonest?
+    """The planner's input: find the mix of options with the shortest time.
 
     Attributes:
-        resources: each name once.
-        options: all that min_precision allows, streaming among them.
-        num_samples: of the data set.
-        epochs: still to come, may be a fraction.
-        push_one_off_seconds: before the first features come: upload of the
-            package, its loading, the profile; 0 once that is done.
-        upload_bytes: of the package, whose upload takes a part of them that
+        resources: with unique names.
+        options: all that ``min_precision`` allows, including streaming.
+        num_samples: size of the data set.
+        epochs: remaining epochs, may be a fraction.
+        push_one_off_seconds: startup cost of push-down: upload, loading and
+            profiling of the package; 0 once that is done.
+        server_limit_bytes: memory of the server's device; options that need
+            more are excluded.
+        client_limit_bytes: memory of the client's device; options that need
+            more are excluded.
+        last_cut: the cut after the whole frozen region.
+        server_threads: cores that layers use on the server; 0 on an
+            accelerator.
+        client_threads: cores that layers use on the client; 0 on an
+            accelerator.
+        upload_bytes: of the package; the part of the startup cost that
             depends on the link.
-        upload_bytes_per_second: at most, whatever the link has.
-        server_limit_bytes: options that need more memory are left out.
-        client_limit_bytes: the same for the client's device.
-        last_cut: the cut behind the whole frozen region.
-        server_threads: cores that layers take there, 0 on an accelerator.
-        client_threads: likewise in the client.
+        upload_bytes_per_second: limit of the upload.
     """
 
     resources: tuple[Resource, ...]
@@ -172,7 +177,7 @@ class Problem:
         _check_unique("option", (each.label for each in self.options))
         _check_amount(self.num_samples, "the number of samples")
         _check_amount(self.epochs, "the number of epochs")
-        _check_amount(self.push_one_off_seconds, "the one-off cost")
+        _check_amount(self.push_one_off_seconds, "the startup cost")
         _check_amount(self.upload_bytes, "the size of the package")
         if not any(each.cut == 0 for each in self.options):
             raise ValueError("streaming (cut 0) is not among the options")
@@ -180,28 +185,28 @@ class Problem:
         for option in self.options:
             if option.cut > self.last_cut:
                 raise ValueError(
-                    f"{option.label} lies behind the last cut, {self.last_cut}"
+                    f"{option.label} is after the last cut, {self.last_cut}"
                 )
             if unknown := sorted(set(option.use) - known):
                 raise ValueError(
-                    f"{option.label} takes of {unknown[0]!r}, which is not "
-                    f"among the resources"
+                    f"{option.label} uses {unknown[0]!r}, which is not among "
+                    f"the resources"
                 )
 
     @property
     def remaining_samples(self) -> float:
-        """Samples times epochs."""
+        """Number of samples times remaining epochs."""
         return self.num_samples * self.epochs
 
     def capacity(self, resource: str) -> float:
-        """Per second; infinite where the problem has no such resource."""
+        """Returns a resource's capacity; infinite if it is not listed."""
         for each in self.resources:
             if each.name == resource:
                 return each.capacity
         return math.inf
 
     def with_bandwidth(self, bytes_per_second: float) -> Problem:
-        """The same over another link, the package's upload included.
+        """Returns the problem with another link, also for the upload.
 
         Args:
             bytes_per_second: of the link, above 0.
@@ -218,7 +223,7 @@ class Problem:
         return replace(
             self,
             resources=resources,
-            # Rounding must not make nothing less than nothing.
+            # Rounding errors must not make it negative.
             push_one_off_seconds=max(0.0, self.push_one_off_seconds + upload),
         )
 
@@ -228,13 +233,13 @@ class Problem:
         return self.upload_bytes / min(link, self.upload_bytes_per_second)
 
     def seconds(self, option: Option, resource: str) -> float:
-        """Of a resource with all its capacity, for one sample."""
+        """Returns seconds of a whole resource for one sample."""
         return self.seconds_for(option.use.get(resource, 0.0), resource)
 
     def seconds_for(self, amount: float, resource: str) -> float:
-        """Of a resource with all its capacity, for so much of it.
+        """Returns seconds of a whole resource for an amount of it.
 
-        Infinite for something of a resource that is not there.
+        Infinite if the resource does not exist.
         """
         if amount == 0:
             return 0.0
@@ -242,13 +247,13 @@ class Problem:
         return amount / capacity if capacity else math.inf
 
     def samples_per_second(self, option: Option) -> float:
-        """Of this option alone, when all its stages overlap."""
+        """Returns the rate of an option alone, with overlapping stages."""
         return 1 / max(
             self.seconds(option, each.name) for each in self.resources
         )
 
     def fits(self, option: Option) -> bool:
-        """Whether both tiers have the memory for one sample."""
+        """Returns True if both tiers have the memory for one sample."""
         return (
             option.server_bytes <= self.server_limit_bytes
             and option.client_bytes <= self.client_limit_bytes
@@ -257,21 +262,21 @@ class Problem:
 
 @dataclass(frozen=True)
 class Plan:
-    """A mix of options, what it will do, and why it was chosen.
+    """A mix of options with its prediction and explanation.
 
     Attributes:
-        rule: ``auto``, ``stream``, ``freeze``, ``static``, ``hapi-2022`` or
-            ``hapi-sc24``.
-        mix: options with the shares of the samples they get, in the order
-            of the cuts; the shares are positive and sum to 1.
-        samples_per_second: once everything runs.
-        one_off_seconds: before push-down can start; 0 for streaming.
-        total_seconds: one-off costs and all samples to come.
-        binding: resources that are in use all the time (99.9 %).
-        utilisation: 0 to 1 by resource.
-        pays_from_samples: number of samples to come from which push-down
-            is faster than streaming, one-off costs counted; None if it never
-            is, 0 if it is at once.
+        rule: the policy that chose it: ``auto``, ``stream``, ``freeze``,
+            ``static``, ``hapi-2022`` or ``hapi-sc24``.
+        mix: options and their weights, ordered by cut; weights are positive
+            fractions of the samples and sum to 1.
+        samples_per_second: throughput after startup.
+        one_off_seconds: startup cost; 0 for streaming.
+        total_seconds: startup cost and time of all remaining samples.
+        binding: resources that are fully used (99.9 %).
+        utilisation: 0 to 1, by resource.
+        pays_from_samples: break-even samples: number of remaining samples
+            from which push-down is faster than streaming, including startup
+            costs; None if it never is.
         reasons: sentences for people.
     """
 
@@ -286,19 +291,19 @@ class Plan:
     reasons: tuple[str, ...]
 
     def __str__(self) -> str:
-        """``60 % cut 9 · uint8 + 40 % stream: 163 samples/s, limited …``."""
+        """Returns ``60 % cut 9 · uint8 + 40 % stream: 163 samples/s, …``."""
         rate = number_text(self.samples_per_second)
         limits = " and ".join(self.binding)
         return f"{self.label}: {rate} samples/s, limited by {limits}"
 
     @property
     def pushes(self) -> bool:
-        """Whether any sample is pushed."""
+        """True if any sample is pushed down."""
         return any(option.cut for option, _ in self.mix)
 
     @property
     def label(self) -> str:
-        """The mix for people, as ``60 % cut 9 · uint8 + 40 % stream``."""
+        """Text for people, such as ``60 % cut 9 · uint8 + 40 % stream``."""
         if len(self.mix) == 1:
             return self.mix[0][0].label
         largest_first = sorted(self.mix, key=lambda part: -part[1])
@@ -308,9 +313,9 @@ class Plan:
         )
 
 
-def _check_amount(amount: float, what: str) -> None:
+def _check_amount(amount: float, name: str) -> None:
     if not (amount >= 0 and math.isfinite(amount)):
-        raise ValueError(f"{what} is {amount}: not a number from 0 up")
+        raise ValueError(f"{name} must be finite and at least 0, not {amount}")
 
 
 def _check_unique(kind: str, names: Iterable[str]) -> None:
@@ -319,4 +324,4 @@ def _check_unique(kind: str, names: Iterable[str]) -> None:
         raise ValueError(f"there is no {kind}")
     name, count = counts.most_common(1)[0]
     if count > 1:
-        raise ValueError(f"{kind} {name!r} is there {count} times")
+        raise ValueError(f"{kind} {name!r} occurs {count} times")

@@ -1,4 +1,4 @@
-"""Measurements become the planner's problem."""
+"""Construction of the planner's problem from measurements."""
 
 from __future__ import annotations
 
@@ -95,7 +95,9 @@ def option(problem: Problem, cut: int, encoding: str) -> Option:
 
 
 @pytest.mark.parametrize("rate", [None, 2e5])
-def test_another_link_is_as_if_it_had_been_there(rate: float | None) -> None:
+def test_changed_bandwidth_equals_a_problem_built_with_it(
+    rate: float | None,
+) -> None:
     one_off = StartupCost(3e6, 2.0, 1.0, upload_bytes_per_second=rate)
     wide = replace(CONDITIONS, link_bytes_per_second=3e6)
     built = build(one_off=one_off, conditions=wide)
@@ -108,9 +110,9 @@ def test_another_link_is_as_if_it_had_been_there(rate: float | None) -> None:
     )
 
 
-def test_streaming_takes_the_image_and_the_whole_region() -> None:
-    found = option(build(), 0, "raw")
-    assert found.use == pytest.approx(
+def test_streaming_uses_link_and_client_for_everything() -> None:
+    streamed = option(build(), 0, "raw")
+    assert streamed.use == pytest.approx(
         {
             "link": 1000,
             "server cpu": 1e-3 + 0.0003,
@@ -119,15 +121,15 @@ def test_streaming_takes_the_image_and_the_whole_region() -> None:
             "client device": 0.06,
         }
     )
-    assert (found.server_bytes, found.client_bytes) == (0, 3000)
+    assert (streamed.server_bytes, streamed.client_bytes) == (0, 3000)
 
 
-def test_an_inner_cut_takes_of_both_tiers() -> None:
+def test_inner_cut_uses_both_tiers() -> None:
     found = option(build(), 2, "uint8")
     assert found.use == pytest.approx(
         {
             "link": 130,
-            # decoding and encoding take twice as long there
+            # decoding and encoding take twice as long on the server
             "server cpu": 2 * (0.005 + 0.001) + 1130e-6 + 0.0008,
             "server device": 0.01,
             "client cpu": 0.0005,
@@ -137,14 +139,14 @@ def test_an_inner_cut_takes_of_both_tiers() -> None:
     assert (found.server_bytes, found.client_bytes) == (2100, 3000)
 
 
-def test_the_last_cut_leaves_no_layer_to_the_client() -> None:
+def test_last_cut_leaves_no_layers_for_the_client() -> None:
     found = option(build(), 3, "float16;zstd")
     assert found.use["client device"] == 0
     assert found.use["server device"] == pytest.approx(0.03)
     assert (found.server_bytes, found.client_bytes) == (3000, 0)
 
 
-def test_forwards_take_cores_when_the_device_is_a_cpu() -> None:
+def test_layers_use_cores_if_the_device_is_a_cpu() -> None:
     server = replace(SERVER, device="cpu", forward_threads=8, num_devices=1)
     client = replace(CLIENT, device="cpu", forward_threads=2)
     problem = build(server=server, client=client)
@@ -160,7 +162,7 @@ def test_forwards_take_cores_when_the_device_is_a_cpu() -> None:
 
 
 @pytest.mark.parametrize(("device", "threads"), [("cpu", 2), ("cuda", 0)])
-def test_the_training_loop_takes_of_every_option(
+def test_every_option_includes_the_training_loop(
     device: str, threads: int
 ) -> None:
     client = replace(CLIENT, device=device, forward_threads=threads)
@@ -190,7 +192,7 @@ def test_capacities_are_those_of_the_tiers_and_the_share() -> None:
     assert problem.last_cut == 3
 
 
-def test_the_share_does_not_ration_plain_gets() -> None:
+def test_server_share_does_not_limit_raw_reads() -> None:
     whole = build()
     for share in (0.5, 0.001, 0.0):
         problem = build(conditions=replace(CONDITIONS, server_share=share))
@@ -200,7 +202,7 @@ def test_the_share_does_not_ration_plain_gets() -> None:
         )
 
 
-def test_it_streams_when_our_share_of_the_server_is_nothing() -> None:
+def test_plan_streams_without_a_server_share() -> None:
     plan = solve(build(conditions=replace(CONDITIONS, server_share=0.0)))
     assert not plan.pushes
     assert plan.samples_per_second > 0
@@ -217,7 +219,7 @@ def test_it_streams_when_our_share_of_the_server_is_nothing() -> None:
         ("serving", {"server cpu": 2 * (1130e-6 + 0.0008)}),
     ],
 )
-def test_what_was_observed_scales_its_kind_of_work_alone(
+def test_scale_applies_to_its_cost_component_only(
     kind: str, more: dict[str, float]
 ) -> None:
     server = replace(SERVER, device="cpu", forward_threads=8)
@@ -232,7 +234,7 @@ def test_what_was_observed_scales_its_kind_of_work_alone(
     )
 
 
-def test_the_client_handles_every_sample() -> None:
+def test_every_option_includes_the_client_overhead() -> None:
     conditions = replace(CONDITIONS, handling_seconds=0.02)
     for usual, found in zip(
         build().options, build(conditions=conditions).options, strict=True
@@ -250,14 +252,14 @@ def test_the_client_handles_every_sample() -> None:
         ("uint8", ["raw", "float32", "uint8", "float16;zstd"]),
     ],
 )
-def test_the_floor_decides_which_encodings_are_options(
+def test_precision_floor_selects_the_encodings(
     min_precision: str, encodings: list[str]
 ) -> None:
     options = build(min_precision=min_precision).options
     assert [each.encoding for each in options] == encodings
 
 
-def test_one_off_costs_are_upload_load_and_profile() -> None:
+def test_startup_costs_are_upload_load_and_profile() -> None:
     problem = build(
         one_off=StartupCost(2e6, load_seconds=3, profile_seconds=4)
     )
@@ -279,7 +281,7 @@ def test_swift_serves_about_350_mb_per_core_and_second() -> None:
         ),
         (
             {"client": replace(CLIENT, reference_seconds=0.0)},
-            "client's profile says that the reference image takes 0.0 s",
+            "client's profile has reference_seconds 0.0",
         ),
         (
             {"samples": replace(SAMPLES, wire_bytes={(4, "float32"): 1.0})},
@@ -295,7 +297,7 @@ def test_swift_serves_about_350_mb_per_core_and_second() -> None:
         ),
     ],
 )
-def test_measurements_that_do_not_belong_together_are_refused(
+def test_inconsistent_measurements_are_refused(
     changes: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -305,46 +307,49 @@ def test_measurements_that_do_not_belong_together_are_refused(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"server_share": 1.5}, "share of the server is 1.5"),
-        ({"scale": {"gpu": 2.0}}, "'gpu' is no kind of work"),
+        ({"server_share": 1.5}, "server_share must be from 0 to 1, not 1.5"),
+        ({"scale": {"gpu": 2.0}}, "'gpu' is not a cost component"),
     ],
 )
-def test_bad_conditions_are_refused(
+def test_invalid_conditions_are_refused(
     changes: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         replace(CONDITIONS, **changes)  # type: ignore[arg-type]
 
 
-def cuts_of(*sizes: tuple[int, int]) -> list[CutFacts]:
-    return [
+@pytest.mark.parametrize(
+    ("sizes", "raw_bytes", "expected"),
+    [
+        # On the convex hull of bytes over work.
+        (
+            ((800, 10), (790, 50), (400, 60), (300, 90), (50, 100)),
+            1e3,
+            (1, 3, 5),
+        ),
+        # The last of cuts with equal bytes and nearly equal work.
+        (((800, 1000), (800, 1001), (800, 1002), (100, 5000)), 1e3, (3, 4)),
+        # The first of cuts with equal bytes.
+        (
+            ((600, 10), *((600, 100 * n) for n in range(1, 9)), (9, 900)),
+            1e3,
+            (1, 10),
+        ),
+        # No encoding makes the others smaller than the image.
+        (((900, 10), (700, 20), (600, 100)), 100, (2, 3)),
+        # The smallest and the last cut.
+        (((900, 10), (700, 20), (400, 30), (800, 100)), 1, (3, 4)),
+        (((900, 10),), 1, (1,)),
+        ((), 1, ()),
+    ],
+)
+def test_candidate_cuts(
+    sizes: tuple[tuple[int, int], ...],
+    raw_bytes: float,
+    expected: tuple[int, ...],
+) -> None:
+    cuts = [
         CutFacts(index, "n", "aten.relu.default", (1,), size, flops)
         for index, (size, flops) in enumerate(sizes, 1)
     ]
-
-
-def test_candidates_lie_on_the_hull_of_bytes_over_work() -> None:
-    cuts = cuts_of((800, 10), (790, 50), (400, 60), (300, 90), (50, 100))
-    assert candidate_cuts(cuts, raw_bytes=1000) == (1, 3, 5)
-
-
-def test_the_last_of_equal_cuts_is_the_candidate() -> None:
-    cuts = cuts_of((800, 1000), (800, 1001), (800, 1002), (100, 5000))
-    assert candidate_cuts(cuts, raw_bytes=1000) == (3, 4)
-
-
-def test_cuts_of_equal_size_bring_only_the_first() -> None:
-    cuts = cuts_of((600, 10), *((600, 100 * n) for n in range(1, 9)), (9, 900))
-    assert candidate_cuts(cuts, raw_bytes=1000) == (1, 10)
-
-
-def test_cuts_that_no_encoding_makes_smaller_than_the_image_are_none() -> None:
-    cuts = cuts_of((900, 10), (700, 20), (600, 100))
-    assert candidate_cuts(cuts, raw_bytes=100) == (2, 3)
-
-
-def test_the_smallest_and_the_last_cut_are_candidates_always() -> None:
-    cuts = cuts_of((900, 10), (700, 20), (400, 30), (800, 100))
-    assert candidate_cuts(cuts, raw_bytes=1) == (3, 4)
-    assert candidate_cuts([], raw_bytes=1) == ()
-    assert candidate_cuts(cuts[:1], raw_bytes=1) == (1,)
+    assert candidate_cuts(cuts, raw_bytes) == expected

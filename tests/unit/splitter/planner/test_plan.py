@@ -1,4 +1,4 @@
-"""The planner: properties of its optimum, and cases known by hand."""
+"""The planner: properties of its optimum, and hand-computed cases."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from hapi_splitter.planner.plan import (
 from hapi_splitter.planner.problem import RESOURCES, UNITS, UNSEEN_LINK
 
 CLOSE = 1e-5
-"""Twenty times what ties may cost."""
+"""Relative tolerance, twenty times the cost of a tie."""
 
 amounts = st.floats(-3, 3).map(lambda exponent: 10**exponent)
 ENCODINGS = ("float32", "float16", "uint8;zstd")
@@ -72,29 +72,29 @@ def problems(draw: st.DrawFn) -> Problem:
     )
 
 
-def free(problem: Problem) -> Problem:
-    """Without one-off costs, with samples to come."""
+def without_startup_cost(problem: Problem) -> Problem:
+    """Removes startup costs; some samples remain."""
     return replace(
         problem, push_one_off_seconds=0.0, num_samples=1000, epochs=1.0
     )
 
 
-def chosen_for(problem: Problem) -> Plan:
-    """As ``solve``, without most of its time: the link that reasons name."""
+def solve_fast(problem: Problem) -> Plan:
+    """Runs ``solve`` without the search of the crossover bandwidth."""
     with patch(
         "hapi_splitter.planner.plan.crossover_bandwidth", return_value=None
     ):
         return solve(problem)
 
 
-def shares(plan: Plan) -> dict[str, float]:
+def weights_of(plan: Plan) -> dict[str, float]:
     return {option.label: weight for option, weight in plan.mix}
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(problems())
 def test_no_single_option_beats_the_plan(problem: Problem) -> None:
-    problem = free(problem)
+    problem = without_startup_cost(problem)
     plan = solve(problem)
     for option in problem.options:
         if problem.fits(option):
@@ -104,36 +104,38 @@ def test_no_single_option_beats_the_plan(problem: Problem) -> None:
 
 
 def vertices(problem: Problem) -> Iterator[float]:
-    """Samples per second at each corner of what is feasible.
+    """Yields samples per second at each vertex of the feasible region.
 
-    Every choice of as many columns as there are resources, of options and of
-    what is left of a resource, whose solution is not negative.
+    A vertex is a non-negative solution for as many columns, of options and
+    slack variables, as there are resources.
     """
     fitting = [option for option in problem.options if problem.fits(option)]
-    part = np.array(
+    usage = np.array(
         [
             [problem.seconds(option, r.name) for option in fitting]
             for r in problem.resources
         ]
     )
     size = len(problem.resources)
-    columns = np.hstack([part, np.eye(size)])
+    columns = np.hstack([usage, np.eye(size)])
     for chosen in combinations(range(columns.shape[1]), size):
         basis = columns[:, chosen]
         if np.linalg.cond(basis) > 1e10:
             continue
-        found = np.linalg.solve(basis, np.ones(size))
-        if found.min() < -1e-9 * np.abs(found).max():
+        solution = np.linalg.solve(basis, np.ones(size))
+        if solution.min() < -1e-9 * np.abs(solution).max():
             continue
         yield sum(
-            x for x, c in zip(found, chosen, strict=True) if c < len(fitting)
+            x
+            for x, c in zip(solution, chosen, strict=True)
+            if c < len(fitting)
         )
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(problems())
-def test_the_plan_is_as_fast_as_the_fastest_corner(problem: Problem) -> None:
-    problem = free(problem)
+def test_plan_is_as_fast_as_the_best_vertex(problem: Problem) -> None:
+    problem = without_startup_cost(problem)
     plan = solve(problem)
     best = max(vertices(problem))
     assert plan.samples_per_second == pytest.approx(best, rel=CLOSE)
@@ -141,15 +143,15 @@ def test_the_plan_is_as_fast_as_the_fastest_corner(problem: Problem) -> None:
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(problems())
-def test_no_named_plan_takes_less_time(problem: Problem) -> None:
-    total = chosen_for(problem).total_seconds
+def test_no_named_plan_is_faster(problem: Problem) -> None:
+    total = solve_fast(problem).total_seconds
     assert total <= stream(problem).total_seconds * (1 + CLOSE)
     assert total <= static(problem).total_seconds * (1 + CLOSE)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(problems())
-def test_a_plan_is_feasible_and_its_shares_sum_to_one(
+def test_plan_is_feasible_and_its_weights_sum_to_one(
     problem: Problem,
 ) -> None:
     plan = solve(problem)
@@ -177,7 +179,7 @@ def test_a_plan_is_feasible_and_its_shares_sum_to_one(
     st.sampled_from(RESOURCES),
     st.integers(-60, 60).map(lambda exponent: 2.0**exponent),
 )
-def test_the_unit_of_a_resource_does_not_matter(
+def test_plan_does_not_depend_on_the_unit_of_a_resource(
     problem: Problem, name: str, unit: float
 ) -> None:
     other = replace(
@@ -197,12 +199,12 @@ def test_the_unit_of_a_resource_does_not_matter(
             for option in problem.options
         ),
     )
-    assert shares(chosen_for(other)) == shares(chosen_for(problem))
+    assert weights_of(solve_fast(other)) == weights_of(solve_fast(problem))
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(problems(), st.floats(-12, 12).map(lambda exponent: 10**exponent))
-def test_the_unit_of_time_does_not_matter(
+def test_plan_does_not_depend_on_the_unit_of_time(
     problem: Problem, unit: float
 ) -> None:
     other = replace(
@@ -212,37 +214,39 @@ def test_the_unit_of_time_does_not_matter(
         ),
         push_one_off_seconds=problem.push_one_off_seconds * unit,
     )
-    assert chosen_for(other).total_seconds == pytest.approx(
-        chosen_for(problem).total_seconds * unit, rel=CLOSE
+    assert solve_fast(other).total_seconds == pytest.approx(
+        solve_fast(problem).total_seconds * unit, rel=CLOSE
     )
-    assert chosen_for(free(other)).samples_per_second * unit == pytest.approx(
-        chosen_for(free(problem)).samples_per_second, rel=CLOSE
+    assert solve_fast(
+        without_startup_cost(other)
+    ).samples_per_second * unit == pytest.approx(
+        solve_fast(without_startup_cost(problem)).samples_per_second, rel=CLOSE
     )
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(problems(), st.randoms(use_true_random=False))
-def test_the_order_of_options_and_resources_does_not_matter(
-    problem: Problem, chance: random.Random
+def test_plan_does_not_depend_on_the_order_of_options(
+    problem: Problem, rng: random.Random
 ) -> None:
     options, resources = list(problem.options), list(problem.resources)
-    chance.shuffle(options)
-    chance.shuffle(resources)
+    rng.shuffle(options)
+    rng.shuffle(resources)
     other = replace(
         problem, options=tuple(options), resources=tuple(resources)
     )
-    found, expected = chosen_for(other), chosen_for(problem)
-    assert found.mix == expected.mix
-    assert set(found.binding) == set(expected.binding)
+    actual, expected = solve_fast(other), solve_fast(problem)
+    assert actual.mix == expected.mix
+    assert set(actual.binding) == set(expected.binding)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(problems(), st.lists(amounts, min_size=2, max_size=4))
-def test_more_one_off_cost_never_helps(
+def test_higher_startup_cost_never_helps(
     problem: Problem, costs: list[float]
 ) -> None:
     plans = [
-        chosen_for(replace(problem, push_one_off_seconds=cost))
+        solve_fast(replace(problem, push_one_off_seconds=cost))
         for cost in sorted(costs)
     ]
     for cheap, dear in pairwise(plans):
@@ -258,10 +262,10 @@ def test_more_one_off_cost_never_helps(
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(problems())
-def test_push_down_is_chosen_exactly_from_where_it_pays(
+def test_push_down_is_chosen_from_the_break_even_samples(
     problem: Problem,
 ) -> None:
-    plan = chosen_for(problem)
+    plan = solve_fast(problem)
     if plan.pays_from_samples is None:
         assert not plan.pushes
     elif problem.remaining_samples > plan.pays_from_samples * (1 + CLOSE):
@@ -272,29 +276,31 @@ def test_push_down_is_chosen_exactly_from_where_it_pays(
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(problems(), st.data())
-def test_an_option_more_never_makes_it_slower(
+def test_another_option_never_makes_the_plan_slower(
     problem: Problem, data: st.DataObject
 ) -> None:
-    problem = free(problem)
+    problem = without_startup_cost(problem)
     count = len(problem.options)
-    kept = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
+    is_kept = data.draw(
+        st.lists(st.booleans(), min_size=count, max_size=count)
+    )
     fewer = tuple(
         option
-        for option, keep in zip(problem.options, kept, strict=True)
+        for option, keep in zip(problem.options, is_kept, strict=True)
         if keep or option.cut == 0
     )
     reduced = replace(problem, options=fewer)
-    assert chosen_for(problem).samples_per_second * (1 + CLOSE) >= (
-        chosen_for(reduced).samples_per_second
+    assert solve_fast(problem).samples_per_second * (1 + CLOSE) >= (
+        solve_fast(reduced).samples_per_second
     )
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(problems(), st.sampled_from(RESOURCES), st.floats(1, 100))
-def test_more_capacity_never_makes_it_slower(
+def test_more_capacity_never_makes_the_plan_slower(
     problem: Problem, name: str, factor: float
 ) -> None:
-    problem = free(problem)
+    problem = without_startup_cost(problem)
     more = replace(
         problem,
         resources=tuple(
@@ -302,45 +308,37 @@ def test_more_capacity_never_makes_it_slower(
             for r in problem.resources
         ),
     )
-    assert chosen_for(more).samples_per_second * (1 + CLOSE) >= (
-        chosen_for(problem).samples_per_second
+    assert solve_fast(more).samples_per_second * (1 + CLOSE) >= (
+        solve_fast(problem).samples_per_second
     )
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(problems())
-def test_the_choice_turns_where_it_is_said_to_turn(problem: Problem) -> None:
+def test_choice_changes_at_the_crossover_bandwidth(problem: Problem) -> None:
     plan = solve(problem)
-    turning = crossover_bandwidth(problem, plan)
-    if turning is None:
+    crossover = crossover_bandwidth(problem, plan)
+    if crossover is None:
         return
-    faster = turning > problem.capacity("link")
+    faster = crossover > problem.capacity("link")
     for factor, same in ((1.01, False), (0.99, True)):
-        link = turning * (factor if faster else 1 / factor)
-        changed = with_bandwidth(problem, link)
-        if clear(changed):
+        link = crossover * (factor if faster else 1 / factor)
+        changed = problem.with_bandwidth(link)
+        if is_decisive(changed):
             assert (solve(changed).pushes == plan.pushes) is same
 
 
-def clear(problem: Problem) -> bool:
-    """Whether pushing and streaming differ by more than what ties cost."""
+def is_decisive(problem: Problem) -> bool:
+    """Returns True if push-down and streaming differ by more than a tie."""
     best = solve(replace(problem, push_one_off_seconds=0.0))
-    to_come = problem.remaining_samples
-    if not best.pushes or not to_come:
+    remaining = problem.remaining_samples
+    if not best.pushes or not remaining:
         return False
-    pushing = problem.push_one_off_seconds + to_come / best.samples_per_second
-    ratio = pushing / stream(problem).total_seconds
-    return abs(ratio - 1) > 1e-4
-
-
-def with_bandwidth(problem: Problem, capacity: float) -> Problem:
-    return replace(
-        problem,
-        resources=tuple(
-            replace(r, capacity=capacity) if r.name == "link" else r
-            for r in problem.resources
-        ),
+    seconds = (
+        problem.push_one_off_seconds + remaining / best.samples_per_second
     )
+    ratio = seconds / stream(problem).total_seconds
+    return abs(ratio - 1) > 1e-4
 
 
 def case(
@@ -351,10 +349,8 @@ def case(
     num_samples: int = 1000,
     cuts: dict[tuple[int, str], dict[str, float]] | None = None,
 ) -> Problem:
-    """Streaming: 1 byte and 0.1 client seconds; pushed: 0.05 of the server.
-
-    So each tier does 10 or 20 samples a second on its own.
-    """
+    """Builds a problem in which the client alone computes 10 samples/s and
+    the server alone 20."""
     pushed = cuts or {(3, "float16"): {"link": 1.0, "server device": 0.05}}
     return Problem(
         resources=(
@@ -375,10 +371,10 @@ def case(
     )
 
 
-def test_rates_of_both_tiers_add_up_when_the_link_is_wide() -> None:
+def test_rates_of_both_tiers_add_up_on_a_wide_link() -> None:
     plan = solve(case())
     assert plan.samples_per_second == pytest.approx(30, rel=CLOSE)
-    assert shares(plan) == pytest.approx(
+    assert weights_of(plan) == pytest.approx(
         {"stream": 1 / 3, "cut 3 · float16": 2 / 3}, rel=1e-3
     )
     assert plan.binding == ("server device", "client device")
@@ -387,23 +383,23 @@ def test_rates_of_both_tiers_add_up_when_the_link_is_wide() -> None:
     assert plan.utilisation["link"] == pytest.approx(0.3, rel=CLOSE)
 
 
-def test_it_streams_when_the_link_limits_all_alike() -> None:
+def test_plan_streams_if_the_link_limits_all_options_equally() -> None:
     plan = solve(case(link=5.0))
-    assert shares(plan) == {"stream": 1.0}
+    assert weights_of(plan) == {"stream": 1.0}
     assert plan.binding == ("link",)
     assert plan.samples_per_second == pytest.approx(5)
     assert plan.pays_from_samples is None
 
 
-def test_it_pushes_all_when_the_link_limits_and_features_are_smaller() -> None:
+def test_plan_pushes_all_if_the_link_limits_and_features_are_smaller() -> None:
     cuts = {(3, "float16"): {"link": 0.1, "server device": 0.05}}
     plan = solve(case(link=1.0, cuts=cuts))
-    assert shares(plan) == {"cut 3 · float16": 1.0}
+    assert weights_of(plan) == {"cut 3 · float16": 1.0}
     assert plan.samples_per_second == pytest.approx(10)
     assert plan.binding == ("link",)
 
 
-def test_it_mixes_two_cuts_when_server_and_link_both_limit() -> None:
+def test_plan_mixes_two_cuts_if_server_and_link_limit() -> None:
     cuts = {
         (1, "float32"): {"link": 0.8, "server device": 0.01},
         (2, "float32"): {"link": 0.2, "server device": 0.1},
@@ -418,75 +414,78 @@ def test_it_mixes_two_cuts_when_server_and_link_both_limit() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 1e-12])
-def test_it_streams_when_there_is_no_server_left(share: float) -> None:
+def test_plan_streams_without_a_server(share: float) -> None:
     plan = solve(case(server=share))
     assert plan.samples_per_second == pytest.approx(10, rel=CLOSE)
-    assert shares(plan).get("stream", 0) == pytest.approx(1, abs=1e-6)
+    assert weights_of(plan).get("stream", 0) == pytest.approx(1, abs=1e-6)
 
 
-def test_it_streams_when_samples_are_too_few_for_the_one_off_cost() -> None:
+def test_plan_streams_below_the_break_even_samples() -> None:
     problem = case(one_off=60.0, num_samples=800)
     plan = solve(problem)
-    assert shares(plan) == {"stream": 1.0}
+    assert weights_of(plan) == {"stream": 1.0}
     assert plan.one_off_seconds == 0
     # 60 s / (1/10 s - 1/30 s)
     assert plan.pays_from_samples == pytest.approx(900, rel=1e-4)
-    assert any("pays from 900 samples" in each for each in plan.reasons)
-    soon = solve(replace(problem, push_one_off_seconds=0.1))
-    assert soon.pays_from_samples == pytest.approx(1.5, rel=1e-4)
-    assert any("pays from 2 samples" in each for each in soon.reasons)
+    assert any("only from 900 samples" in each for each in plan.reasons)
+    cheap = solve(replace(problem, push_one_off_seconds=0.1))
+    assert cheap.pays_from_samples == pytest.approx(1.5, rel=1e-4)
+    assert any("pays off from 2 samples" in each for each in cheap.reasons)
     more = solve(replace(problem, epochs=2.0))
     assert more.pushes
     assert more.total_seconds == pytest.approx(60 + 1600 / 30, rel=CLOSE)
 
 
-def test_equal_options_are_decided_for_streaming_then_the_first() -> None:
+def test_ties_prefer_streaming_then_the_first_cut() -> None:
     same = {"link": 1.0, "client device": 0.1}
     cuts = {(2, "float32"): same, (1, "float32"): dict(same)}
-    assert shares(solve(case(cuts=cuts))) == {"stream": 1.0}
+    assert weights_of(solve(case(cuts=cuts))) == {"stream": 1.0}
     better = {"link": 1.0, "client device": 0.05}
     cuts = {(2, "float32"): better, (1, "float32"): dict(better)}
-    assert shares(solve(case(cuts=cuts))) == {"cut 1 · float32": 1.0}
+    assert weights_of(solve(case(cuts=cuts))) == {"cut 1 · float32": 1.0}
 
 
-def test_equal_encodings_are_decided_for_the_most_exact() -> None:
+def test_ties_prefer_exact_encodings() -> None:
     use = {"link": 1.0, "server device": 0.05}
     cuts = {
         (3, encoding): dict(use)
         for encoding in ("uint8", "float32;lz4", "bfloat16", "float32")
     }
     problem = case(cuts=cuts)
-    assert set(shares(solve(problem))) == {"stream", "cut 3 · float32"}
-    assert shares(freeze(problem)) == {"cut 3 · float32": 1.0}
+    assert set(weights_of(solve(problem))) == {"stream", "cut 3 · float32"}
+    assert weights_of(freeze(problem)) == {"cut 3 · float32": 1.0}
 
 
-def test_a_mix_leaves_out_what_it_can_do_without() -> None:
+def test_mix_drops_options_that_are_not_needed() -> None:
     use = {"link": 1.0, "server device": 0.05}
     cuts = {(cut, "float32"): dict(use) for cut in (1, 2, 3, 4)}
-    assert set(shares(solve(case(cuts=cuts)))) == {"stream", "cut 1 · float32"}
+    assert set(weights_of(solve(case(cuts=cuts)))) == {
+        "stream",
+        "cut 1 · float32",
+    }
 
 
-def test_a_tie_does_not_bring_crumbs_of_streaming_into_a_mix() -> None:
+def test_tie_adds_no_negligible_streaming() -> None:
     cuts = {
         (1, "float32"): {"link": 0.8, "server device": 0.01},
         (2, "float32"): {"link": 0.2, "server device": 0.1},
     }
     problem = case(link=5.0, cuts=cuts)
     image, *pushed = problem.options
-    # A little worse than a mix of the two: what a tie allows buys 1e-4.
+    # Slightly worse than a mix of the cuts, within the tolerance of a tie.
     image = replace(image, use={"link": 0.4545, "server device": 0.063125})
     plan = solve(replace(problem, options=(image, *pushed)))
     assert {option.cut for option, _ in plan.mix} == {1, 2}
 
 
-def test_a_cut_without_room_is_left_out_and_named() -> None:
+def test_cut_that_does_not_fit_is_excluded_and_named() -> None:
     problem = case()
     stream_option, pushed = problem.options
     problem = replace(
         problem, options=(stream_option, replace(pushed, server_bytes=11))
     )
     plan = solve(problem)
-    assert shares(plan) == {"stream": 1.0}
+    assert weights_of(plan) == {"stream": 1.0}
     assert any(
         "cut 3" in each and "11 B of the server's 10 B" in each
         for each in plan.reasons
@@ -495,30 +494,30 @@ def test_a_cut_without_room_is_left_out_and_named() -> None:
         freeze(problem)
 
 
-def test_push_down_pays_at_once_when_streaming_has_no_room() -> None:
+def test_push_down_pays_at_once_if_streaming_does_not_fit() -> None:
     problem = case(one_off=1000.0)
     stream_option, pushed = problem.options
     problem = replace(
         problem, options=(replace(stream_option, client_bytes=99), pushed)
     )
     plan = solve(problem)
-    assert shares(plan) == {"cut 3 · float16": 1.0}
+    assert weights_of(plan) == {"cut 3 · float16": 1.0}
     assert plan.pays_from_samples == 0
     assert any("streaming does not fit" in each for each in plan.reasons)
     with pytest.raises(ValueError, match="99 B of the client's 10 B"):
         stream(problem)
 
 
-def test_named_plans_take_the_fastest_encoding() -> None:
+def test_named_plans_use_the_fastest_encoding() -> None:
     cuts = {
         (1, "float32"): {"link": 1.0, "server device": 0.02},
         (2, "float32"): {"link": 8.0, "server device": 0.05},
         (2, "float16"): {"link": 2.0, "server device": 0.05},
     }
     problem = case(cuts=cuts)
-    assert shares(freeze(problem)) == {"cut 2 · float16": 1.0}
-    assert shares(static_at(problem, 2)) == {"cut 2 · float16": 1.0}
-    assert shares(static(problem)) == {"cut 1 · float32": 1.0}
+    assert weights_of(freeze(problem)) == {"cut 2 · float16": 1.0}
+    assert weights_of(static_at(problem, 2)) == {"cut 2 · float16": 1.0}
+    assert weights_of(static(problem)) == {"cut 1 · float32": 1.0}
     assert [plan.rule for plan in (freeze(problem), static(problem))] == [
         "freeze",
         "static",
@@ -527,10 +526,12 @@ def test_named_plans_take_the_fastest_encoding() -> None:
         static_at(problem, 7)
 
 
-def test_reasons_name_limits_speed_and_what_would_change_it() -> None:
+def test_reasons_name_limits_speed_and_crossover() -> None:
     plan = solve(case(link=25.0))
     text = " ".join(plan.reasons)
-    assert "of the samples are pushed at cut 3 and travel as float16" in text
+    assert (
+        "of the samples are pushed down at cut 3 and sent as float16" in text
+    )
     assert (
         "The link is busy all the time: it carries the stored samples" in text
     )
@@ -538,51 +539,51 @@ def test_reasons_name_limits_speed_and_what_would_change_it() -> None:
     assert "A link slower than 80 bit/s would make it stream" in text
     small = {(3, "float16"): {"link": 0.1, "server device": 0.05}}
     text = " ".join(solve(case(cuts=small)).reasons)
-    assert "with a far faster or slower link, too (it has 800 bit/s)" in text
+    assert "with a much faster or slower link (it has 800 bit/s)" in text
     unseen = " ".join(solve(case(link=UNSEEN_LINK)).reasons)
     assert "Tbit" not in unseen
     streaming = " ".join(solve(case(link=5.0)).reasons)
-    assert streaming.startswith("Streaming: all samples come as they are")
+    assert streaming.startswith("Streaming: the client reads all samples")
     assert "No cut is faster" in streaming
     assert "A link faster than 80 bit/s would make push-down" in streaming
 
 
-def test_a_faster_link_is_named_that_would_make_it_stream() -> None:
+def test_faster_link_can_make_the_plan_stream() -> None:
     cuts = {(3, "float16"): {"link": 0.1, "server device": 0.2}}
     problem = case(link=1.0, server=1.0, client=9.0, one_off=10.0, cuts=cuts)
     plan = solve(problem)
     assert plan.pushes
-    turning = crossover_bandwidth(problem, plan)
-    assert turning is not None
+    crossover = crossover_bandwidth(problem, plan)
+    assert crossover is not None
     assert any("would make it stream" in each for each in plan.reasons)
-    assert solve(with_bandwidth(problem, turning * 0.99)).pushes
-    assert not solve(with_bandwidth(problem, turning * 1.01)).pushes
+    assert solve(problem.with_bandwidth(crossover * 0.99)).pushes
+    assert not solve(problem.with_bandwidth(crossover * 1.01)).pushes
 
 
-def test_the_package_goes_over_the_link_that_would_turn_the_choice() -> None:
+def test_crossover_includes_the_upload_of_the_package() -> None:
     cuts = {(3, "float16"): {"link": 0.5}}
     problem = replace(
         case(link=100.0, client=1.0, one_off=50.0, num_samples=500, cuts=cuts),
         upload_bytes=5000.0,
     )
-    # At 100 bytes/s streaming takes 0.1 s a sample, and sending the package
-    # as long as all 500 of them. At n bytes/s it takes 5000 / n seconds.
+    # At 100 bytes/s streaming takes 0.1 s per sample, and the upload takes as
+    # long as all 500 samples. At n bytes/s the upload takes 5000 / n seconds.
     plan = solve(problem)
     assert not plan.pushes
-    turning = crossover_bandwidth(problem, plan)
-    assert turning is not None
-    faster = problem.with_bandwidth(turning * 1.01)
-    assert faster.push_one_off_seconds == pytest.approx(5000 / turning / 1.01)
+    crossover = crossover_bandwidth(problem, plan)
+    assert crossover is not None
+    faster = problem.with_bandwidth(crossover * 1.01)
+    assert faster.push_one_off_seconds == pytest.approx(
+        5000 / crossover / 1.01
+    )
     assert solve(faster).pushes
-    assert not solve(problem.with_bandwidth(turning / 1.01)).pushes
+    assert not solve(problem.with_bandwidth(crossover / 1.01)).pushes
     # 500 * 0.1 = 5000 / n + 500 * 0.5 / n
-    assert turning == pytest.approx(105.0, rel=0.01)
+    assert crossover == pytest.approx(105.0, rel=0.01)
 
 
-def test_a_link_that_turns_the_choice_is_found_between_two_that_do_not() -> (
-    None
-):
-    """A package of such a size pays on slow links, and on fast ones."""
+def test_crossover_is_found_between_links_with_the_same_choice() -> None:
+    """Push-down pays on very slow and on fast links, but not in between."""
     cuts = {(3, "float16"): {"link": 0.2, "server device": 0.11}}
     problem = replace(
         case(link=1e3, one_off=0.6, num_samples=1000, cuts=cuts),
@@ -591,14 +592,14 @@ def test_a_link_that_turns_the_choice_is_found_between_two_that_do_not() -> (
     links = (1e-3, 10.0, 1e3, 1e6)
     pushed = [solve(problem.with_bandwidth(link)).pushes for link in links]
     assert pushed == [True, False, True, True]
-    turning = crossover_bandwidth(problem, solve(problem))
-    assert turning is not None
-    assert 10 < turning < 1e3
-    assert not solve(problem.with_bandwidth(turning * 0.99)).pushes
-    assert solve(problem.with_bandwidth(turning * 1.01)).pushes
+    crossover = crossover_bandwidth(problem, solve(problem))
+    assert crossover is not None
+    assert 10 < crossover < 1e3
+    assert not solve(problem.with_bandwidth(crossover * 0.99)).pushes
+    assert solve(problem.with_bandwidth(crossover * 1.01)).pushes
 
 
-def test_another_floor_is_told_apart_by_what_it_gains() -> None:
+def test_other_precision_floors_are_compared() -> None:
     lossless = case(link=1.0, cuts={(3, "float32"): {"link": 2.0}})
     half = case(link=1.0, cuts={(3, "float16"): {"link": 0.5}})
     plan = solve(lossless)
@@ -607,7 +608,7 @@ def test_another_floor_is_told_apart_by_what_it_gains() -> None:
     assert sentences == (
         "With --min-precision half the plan would be cut 3 · float16, 2 "
         "times as fast: 2 samples/s.",
-        "With --min-precision uint8 it would stream all the same.",
+        "With --min-precision uint8 it would also stream.",
     )
     assert compare_precisions(solve(half), {"lossless": lossless}) == (
         "With --min-precision lossless the plan would be stream, 2 times as "
@@ -618,12 +619,12 @@ def test_another_floor_is_told_apart_by_what_it_gains() -> None:
     )
 
 
-def test_weights_of_a_given_mix_are_scaled() -> None:
+def test_weights_of_a_mix_are_normalised() -> None:
     problem = case()
     first, second = problem.options
-    plan = evaluate(problem, [(second, 3.0), (first, 1.0)], "mine")
-    assert plan.rule == "mine"
-    assert shares(plan) == {"stream": 0.25, "cut 3 · float16": 0.75}
+    plan = evaluate(problem, [(second, 3.0), (first, 1.0)], "custom")
+    assert plan.rule == "custom"
+    assert weights_of(plan) == {"stream": 0.25, "cut 3 · float16": 0.75}
     assert plan.label == "75 % cut 3 · float16 + 25 % stream"
 
 
@@ -635,21 +636,21 @@ def test_weights_of_a_given_mix_are_scaled() -> None:
         ((math.nan, 1.0), "weight of stream is nan"),
     ],
 )
-def test_a_bad_mix_is_refused(
+def test_invalid_weights_are_refused(
     weights: tuple[float, ...], message: str
 ) -> None:
     problem = case()
     with pytest.raises(ValueError, match=message):
-        evaluate(problem, zip(problem.options, weights, strict=True), "mine")
+        evaluate(problem, zip(problem.options, weights, strict=True), "custom")
 
 
-def test_a_mix_with_something_else_is_refused() -> None:
-    stranger = Option(2, "uint8", {"link": 1.0}, 0, 0)
-    with pytest.raises(ValueError, match="cut 2 · uint8 is none of"):
-        evaluate(case(), [(stranger, 1.0)], "mine")
+def test_mix_with_an_unknown_option_is_refused() -> None:
+    unknown = Option(2, "uint8", {"link": 1.0}, 0, 0)
+    with pytest.raises(ValueError, match="cut 2 · uint8 is not among"):
+        evaluate(case(), [(unknown, 1.0)], "custom")
 
 
-def test_a_problem_without_a_link_to_use_is_refused() -> None:
+def test_problem_without_bandwidth_is_refused() -> None:
     with pytest.raises(ValueError, match="no option can run: there is no lin"):
         solve(case(link=0.0))
 
@@ -659,23 +660,26 @@ def test_a_problem_without_a_link_to_use_is_refused() -> None:
     [
         ({"options": ()}, "there is no option"),
         ({"resources": ()}, "there is no resource"),
-        ({"num_samples": -1}, "number of samples is -1"),
-        ({"epochs": math.nan}, "number of epochs is nan"),
-        ({"push_one_off_seconds": math.inf}, "one-off cost is inf"),
-        ({"last_cut": 2}, "cut 3 · float16 lies behind the last cut, 2"),
-        ({"options": case().options * 2}, "option 'stream' is there 2 times"),
+        ({"num_samples": -1}, "number of samples must be .*, not -1"),
+        ({"epochs": math.nan}, "number of epochs must be .*, not nan"),
+        (
+            {"push_one_off_seconds": math.inf},
+            "startup cost must be .*, not inf",
+        ),
+        ({"last_cut": 2}, "cut 3 · float16 is after the last cut, 2"),
+        ({"options": case().options * 2}, "option 'stream' occurs 2 times"),
         ({"options": case().options[1:]}, "streaming .* is not among"),
         (
             {"resources": case().resources * 2},
-            "resource 'link' is there 2 times",
+            "resource 'link' occurs 2 times",
         ),
         (
             {"resources": case().resources[1:]},
-            "takes of 'link', which is not among",
+            "uses 'link', which is not among",
         ),
     ],
 )
-def test_a_bad_problem_is_refused(
+def test_invalid_problem_is_refused(
     changes: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -685,31 +689,31 @@ def test_a_bad_problem_is_refused(
 @pytest.mark.parametrize(
     ("cut", "encoding", "use", "message"),
     [
-        (1, "float32", {"link": -1.0}, "takes of 'link' is -1"),
-        (1, "float32", {"link": math.nan}, "takes of 'link' is nan"),
-        (1, "float32", {"link": 0.0}, "takes nothing"),
+        (1, "float32", {"link": -1.0}, "use of 'link' .* not -1"),
+        (1, "float32", {"link": math.nan}, "use of 'link' .* not nan"),
+        (1, "float32", {"link": 0.0}, "uses no resource"),
         (1, "raw", {"link": 1.0}, "cut 1 has encoding 'raw'"),
         (0, "float32", {"link": 1.0}, "cut 0 has encoding 'float32'"),
         (-1, "float32", {"link": 1.0}, "cut -1 is negative"),
     ],
 )
-def test_a_bad_option_is_refused(
+def test_invalid_option_is_refused(
     cut: int, encoding: str, use: dict[str, float], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         Option(cut, encoding, use, 0, 0)
 
 
-def test_a_resource_without_a_capacity_is_refused() -> None:
-    with pytest.raises(ValueError, match="capacity of 'link' is -1"):
+def test_negative_capacity_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"capacity of 'link' .* not -1"):
         Resource("link", -1.0, "bytes/s")
 
 
-def test_a_plan_reads_as_what_it_does_and_what_limits_it() -> None:
+def test_plan_text_names_the_mix_and_its_limits() -> None:
     problem = case(link=25.0)
     plan = solve(problem)
     assert str(plan).startswith(f"{plan.label}: ")
     assert str(plan).endswith(f"limited by {' and '.join(plan.binding)}")
     given = evaluate(problem, plan.mix, "auto")
     assert given.reasons == plan.reasons[: len(given.reasons)]
-    assert "travel as float16" in given.reasons[0]
+    assert "sent as float16" in given.reasons[0]
