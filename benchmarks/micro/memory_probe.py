@@ -5,7 +5,8 @@
 Standard input: JSON with ``package`` (a file), ``cut`` and ``batch``.
 Standard output: JSON with ``measured_bytes``, the growth of the resident set's
 peak (VmHWM) during the pass, and ``predicted_bytes``, the prediction of
-``hapi_splitter.profiling.memory_model``.  Both include the input and exclude the weights.
+``hapi_splitter.profiling.memory_model``.  Both include the input and exclude
+the weights.
 
 A pass of one sample runs first, because code that torch loads at its first use
 is no activation; its freed memory is returned to the system.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,8 +23,9 @@ from benchmarks.suite.fixed_cuts import outlook
 from benchmarks.testbed.process_resources import client_device
 from benchmarks.testbed.remote import serve
 from hapi_client.data.upload import upload
+from hapi_client.job.options import JobConfig, PlanConfig, SwiftConfig
 from hapi_client.job.transfer_job import TransferJob
-from hapi_client.loading.prefetcher import FetchOptions
+from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
 from hapi_client.plan_report.plan_study import PlanRequest, advise
@@ -41,7 +43,8 @@ MOMENTUM = 0.9
 STEADY_EPOCHS = 100_000
 """So many epochs that no startup cost matters to the plan."""
 # The steady state is measured, and a wide shuffle buffer fills slowly.
-FETCH_OPTIONS = FetchOptions(buffer_spans=1)
+# One partition, as narrow as the shuffle buffer.
+READ_CONFIG = ReadConfig(buffer_spans=1, partition=EpochPartition(1))
 
 
 class ClientTier:
@@ -54,6 +57,7 @@ class ClientTier:
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         self._arguments: dict[str, Any] = {}
         self._model: torch.nn.Module | None = None
+        self._plan = PlanConfig()
         self._memory_format = torch.contiguous_format
 
     def upload(self, shards: list[str], container: str) -> None:
@@ -94,11 +98,11 @@ class ClientTier:
                 resize_size=network.resize_size, crop_size=network.crop_size
             ),
             "seed": SEED,
-            "device": client_device(),
-            "options": FETCH_OPTIONS,
-            "floor": floor,
-            "epochs": STEADY_EPOCHS if epochs is None else epochs,
         }
+        self._plan = PlanConfig(
+            min_precision=floor,
+            epochs=STEADY_EPOCHS if epochs is None else epochs,
+        )
 
     def open(
         self,
@@ -114,18 +118,20 @@ class ClientTier:
         """
         assert self._model is not None
         arguments = dict(self._arguments)
-        if encoding is not None:
-            arguments["encoding"] = encoding
         if container is not None:
             arguments["data"] = f"swift://{container}"
         connection = self._stack.enter_context(Connection())
         job = self._stack.enter_context(
             TransferJob(
                 self._model,
-                cut=cut,
-                connection=connection,
-                cache=cache,
-                lanes=EpochPartition(1),  # as narrow as the shuffle buffer
+                config=JobConfig(
+                    cut=cut,
+                    cache=cache,
+                    device=client_device(),
+                    plan=replace(self._plan, encoding=encoding),
+                    read=READ_CONFIG,
+                    swift=SwiftConfig(connection),
+                ),
                 **arguments,
             )
         )
@@ -206,7 +212,7 @@ class ClientTier:
             torch.device(client_device()),
         )
         question = PlanRequest(
-            floor=self._arguments["floor"],
+            min_precision=self._plan.min_precision,
             epochs=STEADY_EPOCHS,
             batch_size=self._arguments["batch_size"],
             link=link,

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.suite.baseline_policies import PolicyInputs, baseline_plans
 from benchmarks.suite.contenders import AUTO, STREAM
 from hapi_client.plan_report.plan_study import PlanStudy
-from hapi_splitter.planner.baseline_policies import RuleFacts, alternatives
-from hapi_splitter.planner.plan import LINK, RAW, Option, static_at
-
-BASELINE_POLICIES = ("hapi-2022", "hapi-sc24")
-"""Published policies that choose a cut."""
+from hapi_splitter.planner.plan import LINK, RAW, Option, solve, static_at
 
 
 def outlook(
@@ -29,9 +26,9 @@ def outlook(
         of its cut; ``predicted``: samples per second by name.
     """
     problem = advice.report.problem
-    plans = alternatives(
+    plans = baseline_plans(
         problem,
-        RuleFacts.of(
+        PolicyInputs.of(
             advice.facts.cuts,
             advice.server,
             advice.facts.samples,
@@ -43,12 +40,8 @@ def outlook(
     options: dict[int, Option] = {
         cut: static_at(problem, cut).mix[0][0] for cut in sorted(fitting)
     }
-    policies = {
-        name: plans[name].mix[0][0]
-        for name in BASELINE_POLICIES
-        if name in plans
-    }
-    streamed = next(o for o in problem.options if o.way == (0, RAW))
+    policies = {name: plan.mix[0][0] for name, plan in plans.items()}
+    streamed = next(o for o in problem.options if o.route == (0, RAW))
     return {
         "cuts": [
             {
@@ -66,7 +59,7 @@ def outlook(
                 for cut, option in options.items()
             },
             STREAM: problem.samples_per_second(streamed),
-            AUTO: plans[AUTO].samples_per_second,
+            AUTO: solve(problem).samples_per_second,
         },
     }
 

@@ -9,7 +9,7 @@ due to the choice alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -20,11 +20,7 @@ from hapi_splitter.planner.plan import (
     Option,
     Plan,
     Problem,
-    freeze,
-    solve,
-    static,
     static_at,
-    stream,
 )
 from hapi_splitter.planner.problem import (
     CLIENT_CPU,
@@ -37,8 +33,6 @@ HAPI_SERVER_BATCH = 25
 """Batch size in the memory estimate of the 2022 prototype's worker."""
 _HAPI_WAVE_SAMPLES = 512
 """Samples in one wave of requests of the 2024 prototype."""
-
-POLICIES = ("auto", "stream", "freeze", "static", "hapi-2022", "hapi-sc24")
 
 
 @dataclass(frozen=True)
@@ -96,33 +90,20 @@ class PolicyInputs:
         )
 
 
-def alternatives(problem: Problem, facts: PolicyInputs) -> dict[str, Plan]:
-    """Returns the plans of all policies in the order of :data:`POLICIES`.
+def baseline_plans(problem: Problem, facts: PolicyInputs) -> dict[str, Plan]:
+    """Returns the plans of both prototypes, by their names.
 
-    Policies whose choice does not fit into memory are omitted.
+    A policy whose choice does not fit into memory is omitted.
     """
-    policies: dict[str, Callable[[], Plan]] = {
-        "auto": lambda: solve(problem),
-        "stream": lambda: stream(problem),
-        "freeze": lambda: freeze(problem),
-        "static": lambda: static(problem),
-        "hapi-2022": lambda: hapi_2022(problem, facts),
-        "hapi-sc24": lambda: hapi_sc24(problem, facts),
-    }
     fitting = {
         option.cut for option in problem.options if problem.fits(option)
     }
-    required_cut = {
-        "stream": 0,
-        "freeze": problem.last_cut,
-        "hapi-2022": _cut_2022(problem, facts),
-        "hapi-sc24": _cut_sc24(problem, facts),
-    }
-    return {
-        name: policies[name]()
-        for name in POLICIES
-        if name not in required_cut or required_cut[name] in fitting
-    }
+    plans = {}
+    if _cut_2022(problem, facts) in fitting:
+        plans["hapi-2022"] = hapi_2022(problem, facts)
+    if _cut_sc24(problem, facts) in fitting:
+        plans["hapi-sc24"] = hapi_sc24(problem, facts)
+    return plans
 
 
 def hapi_2022(problem: Problem, facts: PolicyInputs) -> Plan:
