@@ -99,7 +99,7 @@ class ArrayTransform:
 
     @property
     def medium(self) -> Medium:
-        """Storage medium of the samples: arrays."""
+        """Returns the storage medium of the samples, arrays."""
         return ARRAY
 
     @property

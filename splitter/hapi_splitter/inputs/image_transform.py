@@ -138,7 +138,7 @@ class ImageTransform:
 
     @property
     def medium(self) -> Medium:
-        """Storage medium of the samples: images."""
+        """Returns the storage medium of the samples, images."""
         return IMAGE
 
     @property
