@@ -5,9 +5,9 @@
 Compares the working memory predicted by hapi_splitter.profiling.memory_model,
 from which a worker chooses its batches, with the peak of a process that runs
 one such pass (benchmarks/micro/memory_probe.py), for seven models, four cuts
-and two batches: one with 64 MiB of activations or more, and four times that.  The goal
-is a ratio between 1 and 1.5: no pass takes more than predicted.  glibc's
-``MALLOC_…`` variables are recorded.
+and two batches: one with 64 MiB of activations or more, and four times that.
+The goal is a ratio between 1 and 1.5: no pass takes more than predicted.
+glibc's ``MALLOC_…`` variables are recorded.
 """
 
 from __future__ import annotations
