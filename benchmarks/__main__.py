@@ -1,8 +1,40 @@
-"""``python -m benchmarks``; see :mod:`benchmarks.suite.command`."""
+"""``python -m benchmarks COMMAND``: runs one of the benchmarks."""
 
+from __future__ import annotations
+
+import argparse
+import runpy
 import sys
+from collections.abc import Mapping
+from types import MappingProxyType
 
-from benchmarks.suite.command import main
+COMMANDS: Mapping[str, str] = MappingProxyType(
+    {
+        "run": "compare HAPI with other loaders: all experiments, one record",
+        "report": "render a record as HTML, or as docs/results.rst",
+        "worker": "worker throughput over that of the tightest loop",
+        "filter": "cost of the filter for a request that is not annotated",
+        "memory": "predicted over measured memory of forward passes",
+        "fairness": "shares of accounts that use one worker",
+        "census": "models that can be split, packaged and cut",
+    }
+)
+
+
+def main() -> None:
+    listed = "\n".join(f"  {name:12} {COMMANDS[name]}" for name in COMMANDS)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=f"{__doc__}\n\ncommands:\n{listed}\n\n"
+        "`python -m benchmarks COMMAND --help` lists the options of each.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...")
+    found = parser.parse_args()
+    sys.argv = [found.command, *found.arguments]
+    runpy.run_module(f"benchmarks.{found.command}", run_name="__main__")
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,34 +1,36 @@
-"""Which models can be split, packaged and cut: a table of real runs.
+"""Models that can be split, packaged and cut: one real run for each.
 
-Each model gets a process of its own with bounded memory and time: built with
-random weights, split at its default freeze, its package written and loaded,
-then cut at random places. What the two sides compute, with another batch
-size on each, is compared with the model itself.
+    python -m benchmarks.census --json census.json --csv models.csv
 
-    python -m benchmarks.census --json census.json --rst docs/models.rst
+Each model runs in a process with limited memory and time: built with random
+weights, split at its default freeze point, packaged, loaded, and cut at five
+random positions.  The loaded prefix, with another batch size, and the rest of
+the model must compute what the whole model computes: relative 1e-4, and 1e-5
+of the largest output.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import csv
 import multiprocessing
 import os
 import random
 import resource
+import sys
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.census_models import Entry, entries
-from benchmarks.census_table import write_rst
 from torch import nn
 
+from benchmarks.command_line import exit_status, parser_of, print_table
+from benchmarks.micro.census_models import Entry, entries
+from benchmarks.record import write_results
 from hapi_protocol.errors import FreezeError, HapiError
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.freezing.split_model import (
@@ -39,9 +41,13 @@ from hapi_splitter.freezing.split_model import (
 from hapi_splitter.package.reader import PackageLimits, load_package
 from hapi_splitter.package.writer import write_package
 
-CUTS = 5
+NUM_CUTS = 5
 SAMPLES = 3
 RTOL, ATOL = 1e-4, 1e-5
+MEMORY_BYTES = 16 << 30
+TIMEOUT_SECONDS = 900.0
+QUICK_MODELS = ("torchvision/resnet18", "timm/vit_tiny_patch16_224")
+CSV_COLUMNS = ("model", "parameters", "pixels", "freeze", "cuts", "result")
 _LIMITS = PackageLimits(package_bytes=(4 << 30) - 1)
 _MAX_REASON = 300
 _PROCESSES = multiprocessing.get_context("forkserver")
@@ -49,17 +55,10 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one model.
+    """Result of one model.
 
-    Args:
-        key: source and name.
-        parameters: of the whole model.
-        pixels: height and width of its images.
-        freeze: name that it was frozen up to, if it got that far.
-        cuts: of the frozen region, 0 without one.
-        checked: the cuts that were compared.
-        reason: why it failed; empty where all cuts agree.
-        seconds: of its process.
+    ``key`` has source and name, ``checked`` the compared cuts, ``reason`` that
+    of a failure, or nothing.
     """
 
     key: str
@@ -67,95 +66,90 @@ class Row:
     pixels: int = 0
     freeze: str = ""
     cuts: int = 0
-    checked: tuple[int, ...] = ()
+    checked: Sequence[int] = ()
     reason: str = ""
-    seconds: float = 0.0
 
 
 class CensusError(Exception):
-    """The two sides do not compute what the model does."""
+    """The two parts do not compute what the model computes."""
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        metavar="NAME",
-        default=(),
-        help="models, all if absent",
-    )
-    parser.add_argument("--json", type=Path, help="results, model by model")
-    parser.add_argument("--rst", type=Path, help="write the tables there")
-    parser.add_argument(
-        "--resume", action="store_true", help="keep what --json has"
-    )
-    parser.add_argument(
-        "--memory-gib",
-        type=float,
-        default=16.0,
-        help="of each model's process",
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=900.0, help="for each model"
-    )
-    options = parser.parse_args(arguments)
-    chosen = choose(options.only)
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = parser_of("census", __doc__)
+    add = parser.add_argument
+    add("--only", nargs="+", metavar="NAME", default=[], help="these models")
+    add("--csv", type=Path, metavar="PATH", help="write a table there")
+    options = parser.parse_args(argv)
+    return exit_status("census", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    names = options.only or (QUICK_MODELS if options.quick else ())
+    chosen = choose(names)
     _PROCESSES.set_forkserver_preload(
         [
-            "benchmarks.census_models",
+            "benchmarks.micro.census_models",
             "hapi_splitter.freezing.split_model",
-            "timm",
-            "transformers",
-            "torch._dynamo",
         ]
     )
-    rows = read_rows(options.json) if options.resume else {}
-    for number, entry in enumerate(chosen, 1):
-        if entry.key not in rows:
-            rows[entry.key] = in_process(
-                entry, options.memory_gib, options.seconds
+    found = []
+    for entry in chosen:
+        row = in_process(entry, TIMEOUT_SECONDS)
+        result = row.reason or f"{row.cuts} cuts, equal"
+        print(f"{row.key}: {result}", flush=True)
+        found.append(row)
+    rows = {"rows": [asdict(row) for row in found]}
+    write_results(options.json, "census", {"quick": options.quick}, rows)
+    if options.csv is not None:
+        write_csv(options.csv, found)
+    print_table("Models", ("source", "equal", "models"), totals(found))
+    return 0
+
+
+def totals(rows: Iterable[Row]) -> list[tuple[str, str, str]]:
+    """Number of models by source: split with equal results, and all."""
+    by_source: dict[str, list[Row]] = {}
+    for row in rows:
+        by_source.setdefault(row.key.partition("/")[0], []).append(row)
+    return [
+        (source, str(sum(not row.reason for row in found)), str(len(found)))
+        for source, found in by_source.items()
+    ]
+
+
+def write_csv(path: Path, rows: Iterable[Row]) -> None:
+    """Writes a table, one line for each model."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(CSV_COLUMNS)
+        for row in rows:
+            result = row.reason or "equal"
+            size = f"{row.parameters / 1e6:.1f} M"
+            writer.writerow(
+                (row.key, size, row.pixels, row.freeze, row.cuts, result)
             )
-            if options.json:
-                write_rows(options.json, rows)
-        row = rows[entry.key]
-        said = row.reason or f"{row.cuts} cuts, equal"
-        print(f"[{number}/{len(chosen)}] {entry.key}: {said}", flush=True)
-    if options.rst:
-        options.rst.write_text(write_rst(in_order(rows)))
-
-
-def in_order(rows: Mapping[str, Row]) -> list[Row]:
-    return [rows[entry.key] for entry in entries() if entry.key in rows]
 
 
 def choose(names: Sequence[str]) -> list[Entry]:
-    """The models with these names or keys, in their order; all without any.
+    """The models with these names or keys; all without names.
 
     Raises:
-        SystemExit: naming those that the census does not have.
+        ValueError: naming the unknown ones.
     """
     every = list(entries())
-    found = [
-        entry
-        for name in names
-        for entry in every
-        if name in (entry.name, entry.key)
-    ]
-    known = {name for entry in found for name in (entry.name, entry.key)}
-    unknown = set(names) - known
-    if unknown:
-        raise SystemExit(f"not in the census: {', '.join(sorted(unknown))}")
-    return found if names else every
+    if not names:
+        return every
+    found = [e for n in names for e in every if n in (e.name, e.key)]
+    known = {name for e in found for name in (e.name, e.key)}
+    if unknown := {*names} - known:
+        raise ValueError(f"not in the census: {', '.join(sorted(unknown))}")
+    return found
 
 
-def in_process(entry: Entry, memory_gib: float, seconds: float) -> Row:
-    """Examines one model in a process with bounded memory and time."""
-    start = time.perf_counter()
+def in_process(entry: Entry, seconds: float) -> Row:
+    """Examines one model in a process with limited memory and time."""
     receiver, sender = _PROCESSES.Pipe(duplex=False)
-    process = _PROCESSES.Process(
-        target=_child, args=(entry, int(memory_gib * 2**30), sender)
-    )
+    process = _PROCESSES.Process(target=_child, args=(entry, sender))
     process.start()
     sender.close()
     try:
@@ -166,18 +160,15 @@ def in_process(entry: Entry, memory_gib: float, seconds: float) -> Row:
         row, reason = None, f"its process ended with {process.exitcode}"
     process.kill()
     process.join()
-    taken = round(time.perf_counter() - start, 1)
-    if row is None:
-        row = Row(entry.key, pixels=entry.pixels, reason=reason)
-    return replace(row, seconds=taken)
+    return row or Row(entry.key, pixels=entry.pixels, reason=reason)
 
 
-def _child(entry: Entry, memory_bytes: int, sender: Connection) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+def _child(entry: Entry, sender: Connection) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         row = examine(entry)
-    except Exception as error:  # another library's; the census goes on
+    except Exception as error:  # of another library; becomes the row's reason
         reason = f"{type(error).__name__}: {error}"[:_MAX_REASON]
         row = Row(entry.key, pixels=entry.pixels, reason=reason)
     sender.send(row)
@@ -188,7 +179,7 @@ def examine(entry: Entry) -> Row:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = entry.build()
-    disturb(model)
+    perturb(model)
     count = sum(parameter.numel() for parameter in model.parameters())
     found: dict[str, Any] = {"parameters": count, "pixels": entry.pixels}
     shape = (3, entry.pixels, entry.pixels)
@@ -210,11 +201,11 @@ def examine(entry: Entry) -> Row:
     return Row(entry.key, **found)
 
 
-def disturb(model: nn.Module) -> None:
+def perturb(model: nn.Module) -> None:
     """Makes initial zeros and ones unequal, as training would.
 
-    Otherwise a head of zeros would agree with anything, and a batch norm
-    could be left out.
+    Otherwise a head of zeros would agree with anything, and a batch norm could
+    be omitted.
     """
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -229,16 +220,16 @@ def disturb(model: nn.Module) -> None:
 
 
 def written_and_loaded(frozen: FrozenGraph) -> FrozenGraph:
-    """The region from its package, as a worker would have it."""
+    """The region after it was written to a package and loaded."""
     with tempfile.TemporaryDirectory(prefix="hapi-census-") as folder:
         info = write_package(frozen, Path(folder) / "model.hapi")
         return load_package(info.path, limits=_LIMITS, digest=info.digest)
 
 
 def random_cuts(key: str, count: int) -> list[int]:
-    """At most :data:`CUTS` of them, the same in every run."""
-    drawn = random.Random(key).sample(range(1, count + 1), min(CUTS, count))
-    return sorted(drawn)
+    """At most :data:`NUM_CUTS` cuts, the same in every run."""
+    number = min(NUM_CUTS, count)
+    return sorted(random.Random(key).sample(range(1, count + 1), number))
 
 
 def compare(
@@ -247,17 +238,17 @@ def compare(
     loaded: FrozenGraph,
     cuts: Sequence[int],
 ) -> None:
-    """The loaded prefix in two batches, the suffix and the tail in one.
+    """Compares prefix (in two batches), suffix and tail with the model.
 
     Raises:
-        CensusError: naming the cut that is not equal to the model.
+        CensusError: naming the cut that differs.
     """
     samples = torch.randn(SAMPLES, *loaded.input_shape)
     parts.tail.eval()
     with torch.inference_mode():
         expected = logits_of(model(samples))
         if not expected.isfinite().all() or expected.std() == 0:
-            raise CensusError("the model's own output tells nothing apart")
+            raise CensusError("the model's own output is constant or infinite")
         atol = ATOL * expected.abs().max().item()
         for cut in cuts:
             prefix = loaded.prefix(cut)
@@ -272,28 +263,10 @@ def compare(
 
 
 def logits_of(output: Any) -> torch.Tensor:
-    """Of a model of Hugging Face's, or the output itself."""
+    """Logits of a Hugging Face model's output, or the output itself."""
     logits: torch.Tensor = getattr(output, "logits", output)
     return logits
 
 
-def read_rows(path: Path | None) -> dict[str, Row]:
-    if path is None or not path.exists():
-        return {}
-    documents = json.loads(path.read_text())
-    return {document["key"]: row_of(document) for document in documents}
-
-
-def write_rows(path: Path, rows: dict[str, Row]) -> None:
-    documents = [asdict(row) for row in rows.values()]
-    fresh = path.with_suffix(".part")
-    fresh.write_text(json.dumps(documents, indent=1) + "\n")
-    fresh.replace(path)
-
-
-def row_of(document: dict[str, Any]) -> Row:
-    return Row(**{**document, "checked": tuple(document["checked"])})
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,36 +1,13 @@
-"""Whether a forward pass takes the memory that is predicted for it.
+"""Predicted over measured memory of forward passes.
 
     python -m benchmarks.memory --json memory.json
-    python -m benchmarks.memory --soak 60 --data DIR --json soak.json
 
-The first command compares, for models, cuts and batches, the working memory
-by hapi_splitter.profiling.memory_model, by which a worker chooses its batches,
-with the peak of a process that does one such pass
-(benchmarks/memory_probe.py).  Batches are those whose peak is 64 MiB or more,
-and four times that.  The second watches a worker that has hardly the memory it
-needs (benchmarks/soak.py).
-
-The JSON file: ``settings`` (``malloc``: variables of glibc's allocator; none
-are its defaults), ``machine``, ``versions`` and ``cells``, a list of
-
-  model, cut, name, batch    the cut's index and name, the samples
-  predicted_bytes    working memory, input included, weights not
-  measured_bytes     the largest of the repeats
-  repeats            bytes of each
-  ratio, met         predicted to measured; whether it is within ``goal``
-
-or, of the second, ``soak``:
-
-  memory_limit_bytes, limit_bytes    the worker's option; what its resident set
-                must stay below, with ``parts``, of which it is the sum
-  peak_bytes, second_fifth_bytes, last_fifth_bytes    the resident set: the
-                most, and medians of fifths of the time
-  growth        of the last fifth's median over the second's, as a part of it
-  slope_bytes_per_hour, slope_interval    after the first fifth (Theil-Sen)
-  refused, uploads, shards, samples, unfinished, longest_seconds    of all
-                clients; unfinished shards, and the longest wait for one
-  met, goal     below the limit, no more growth, nothing late or unfinished
-  series        [[seconds, bytes]], thinned
+Compares the working memory predicted by hapi_splitter.profiling.memory_model,
+from which a worker chooses its batches, with the peak of a process that runs
+one such pass (benchmarks/micro/memory_probe.py), for seven models, four cuts
+and two batches: one with 64 MiB of activations or more, and four times that.
+The goal is a ratio between 1 and 1.5: no pass takes more than predicted.
+glibc's ``MALLOC_…`` variables are recorded.
 """
 
 from __future__ import annotations
@@ -44,65 +21,54 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from benchmarks.commands import (
-    add_data,
-    add_worker_options,
-    check_worker_options,
+from benchmarks.command_line import (
     exit_status,
+    parse,
     parser_of,
-    require_data,
+    print_goals,
+    print_table,
 )
-from benchmarks.folders import new_folder, remove_folder, remove_stale
-from benchmarks.memory_probe import loaded
-from benchmarks.results import machine, versions, write_json
-from benchmarks.soak import Soak
-from benchmarks.soak import report as soak_report
-from benchmarks.worker_process import ROOT, package_model
-
+from benchmarks.micro.memory_probe import load_frozen
+from benchmarks.record import write_results
+from benchmarks.testbed.two_tiers import ROOT
+from benchmarks.testbed.worker_process import package_model, temporary_folder
 from hapi_splitter.profiling.memory_model import needs_of
 
-MODELS = {
-    "resnet18": "avgpool",
-    "resnet50": "avgpool",
-    "mobilenet_v3_small": "avgpool",
-    "vit_b_16": "encoder",
-    "densenet121": "features",
-    "convnext_tiny": "features",
-    "swin_t": "features",
-}
-"""Names of torchvision's, and the module after which the region ends."""
+MODELS: Mapping[str, str] = MappingProxyType(
+    {
+        "resnet18": "avgpool",
+        "resnet50": "avgpool",
+        "mobilenet_v3_small": "avgpool",
+        "vit_b_16": "encoder",
+        "densenet121": "features",
+        "convnext_tiny": "features",
+        "swin_t": "features",
+    }
+)
+"""Torchvision models and the last module of their frozen region."""
+QUICK_MODELS = ("mobilenet_v3_small",)
 MIN_BYTES = 64 << 20
 MAX_RATIO = 1.5
-LARGER = 4
-"""By which the second batch of a cut is larger."""
+BATCH_FACTOR = 4
+"""Second batch of a cut over the first one."""
 FIRST_BYTES = 96 << 20
-"""Predicted for the first batch that is tried."""
-SPARE = 1.1
+"""Predicted bytes of the first batch that is tried."""
+REPEATS = 2
 PROBE_SECONDS = 600.0
-MIN_MINUTES = 0.25
-"""In which there is something to compare."""
-MALLOC = "MALLOC_"
-QUICK = {"models": ["mobilenet_v3_small"], "repeats": 1, "quick": True}
 
 
 @dataclass
 class Cells:
     """Measures one model.
 
-    Args:
-        model: its name.
-        folder: for the package.
-        repeats: processes for each cell.
-        malloc: variables of glibc's allocator.
-        quick: only the last cut, and one batch.
+    ``quick`` measures only the last cut, with one batch, once.
     """
 
     model: str
     folder: Path
-    repeats: int
-    malloc: Mapping[str, str]
     quick: bool
 
     def run(self) -> Iterator[dict[str, Any]]:
@@ -110,73 +76,64 @@ class Cells:
         package, last = package_model(
             self.folder, self.model, MODELS[self.model]
         )
-        frozen = loaded(package)
+        frozen = load_frozen(package)
         for cut in [last] if self.quick else cuts_of(last):
             needs = needs_of(frozen, cut)
-            grows = needs.peak_bytes(2) - needs.peak_bytes(1)
-            batch = self._least_batch(
-                package, cut, math.ceil(FIRST_BYTES / grows)
+            growth = needs.peak_bytes(2) - needs.peak_bytes(1)
+            batch = self._min_batch(
+                package, cut, math.ceil(FIRST_BYTES / growth)
             )
-            for size in [batch] if self.quick else [batch, LARGER * batch]:
+            for size in (batch, BATCH_FACTOR * batch)[: 2 - self.quick]:
                 found = [
                     self._probe(package, cut, size)
-                    for _ in range(self.repeats)
+                    for _ in range(1 if self.quick else REPEATS)
                 ]
-                about = (self.model, cut, frozen.cuts[cut - 1].name, size)
-                yield cell(*about, found)
+                yield {
+                    "model": self.model,
+                    "cut": cut,
+                    "name": frozen.cuts[cut - 1].name,
+                    "batch": size,
+                    **judge(found),
+                }
 
-    def _least_batch(self, package: Path, cut: int, batch: int) -> int:
-        """That has enough activations to be compared."""
+    def _min_batch(self, package: Path, cut: int, batch: int) -> int:
+        """A batch with enough activations to compare."""
         while True:
             measured = self._probe(package, cut, batch)["measured_bytes"]
             if measured >= MIN_BYTES:
                 return batch
-            lacks = SPARE * MIN_BYTES / max(measured, MIN_BYTES // 16)
-            batch = max(batch + 1, math.ceil(batch * lacks))
+            batch *= 2
 
     def _probe(self, package: Path, cut: int, batch: int) -> dict[str, int]:
+        question = {"package": str(package), "cut": cut, "batch": batch}
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.memory_probe"],
-            input=json.dumps(
-                {"package": str(package), "cut": cut, "batch": batch}
-            ),
+            [sys.executable, "-m", "benchmarks.micro.memory_probe"],
+            input=json.dumps(question),
             stdout=subprocess.PIPE,
             text=True,
             timeout=PROBE_SECONDS,
             cwd=ROOT,
-            env={**os.environ, **self.malloc},
         )
         if done.returncode:
             raise ValueError(
                 f"{self.model}, cut {cut}, batch {batch}: the process ended"
-                f" with status {done.returncode}; its error output stands"
-                " above"
+                f" with status {done.returncode}; see its error output above"
             )
         found: dict[str, int] = json.loads(done.stdout)
         return found
 
 
 def cuts_of(last: int) -> list[int]:
-    """The first, the last, and two between."""
+    """The first cut, the last one, and two between."""
     return sorted({1, max(1, last // 4), max(1, last // 2), last})
 
 
-def cell(
-    model: str,
-    cut: int,
-    name: str,
-    batch: int,
-    found: Sequence[Mapping[str, int]],
-) -> dict[str, Any]:
-    """What the repeats say."""
+def judge(found: Sequence[Mapping[str, int]]) -> dict[str, Any]:
+    """The largest of the repeats, the ratio, and whether it is met."""
     repeats = [each["measured_bytes"] for each in found]
     predicted = found[0]["predicted_bytes"]
     ratio = predicted / max(repeats)
     return {
-        "model": model,
-        "cut": cut,
-        "name": name,
-        "batch": batch,
         "predicted_bytes": predicted,
         "measured_bytes": max(repeats),
         "repeats": repeats,
@@ -185,147 +142,42 @@ def cell(
     }
 
 
-def describe(each: Mapping[str, Any]) -> str:
-    """One line of a cell."""
-    return (
-        f"{each['model']}, cut {each['cut']} ({each['name']}), batch"
-        f" {each['batch']}: {each['predicted_bytes'] / 2**20:.0f} MiB"
-        f" predicted, {each['measured_bytes'] / 2**20:.0f} measured:"
-        f" {each['ratio']:.2f}; {'met' if each['met'] else 'missed'}"
-    )
-
-
-def report(cells: Sequence[Mapping[str, Any]]) -> str:
-    """One line of all."""
-    ratios = [each["ratio"] for each in cells]
-    return (
-        f"{sum(each['met'] for each in cells)} of {len(cells)} cells within 1"
-        f" to {MAX_RATIO}; ratios {min(ratios):.2f} to {max(ratios):.2f}"
-    )
-
-
-def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = parser_of("memory", __doc__)
-    add = parser.add_argument
-    add(
-        "--models",
-        nargs="+",
-        choices=sorted(MODELS),
-        default=list(MODELS),
-        help="default: all",
-    )
-    add(
-        "--repeats",
-        type=int,
-        default=2,
-        help="processes for each cell (default 2)",
-    )
-    add(
-        "--malloc",
-        nargs="+",
-        default=[],
-        metavar=f"{MALLOC}NAME=VALUE",
-        help="variables for glibc's allocator; default: those of the"
-        " environment",
-    )
-    add(
-        "--soak",
-        type=float,
-        metavar="MINUTES",
-        help="watch a worker so long, instead of the cells",
-    )
-    add_data(parser, "for --soak: ")
-    add_worker_options(
-        parser, "for --soak: of the worker; default: none but memory_limit"
-    )
-    add(
-        "--quick",
-        action="store_true",
-        help="try out: one model, cut and batch, once",
-    )
-    found = parser.parse_args(argv)
-    if found.quick:
-        vars(found).update(QUICK)
-    _check(parser, found)
-    return found
-
-
-def _check(parser: argparse.ArgumentParser, found: argparse.Namespace) -> None:
-    if found.repeats < 1:
-        parser.error(f"--repeats is {found.repeats}; 1 or more")
-    check_worker_options(parser, found)
-    for variable in found.malloc:
-        if not variable.startswith(MALLOC) or "=" not in variable:
-            parser.error(f"--malloc: {variable!r} is not {MALLOC}NAME=VALUE")
-    if found.soak is not None:
-        if found.soak < MIN_MINUTES:
-            parser.error(
-                f"--soak is {found.soak:g} minutes; {MIN_MINUTES:g} or more"
-            )
-        require_data(parser, found)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = arguments_of(argv)
-    return exit_status("memory", lambda: _run(arguments))
+    options = parse(parser_of("memory", __doc__), argv)
+    return exit_status("memory", lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
-    malloc = {
-        **{k: v for k, v in os.environ.items() if k.startswith(MALLOC)},
-        **dict(each.split("=", 1) for each in options.malloc),
-    }
-    body: dict[str, Any] = {
-        "benchmark": "memory",
-        "settings": {
-            "malloc": malloc,
-            "goal": [1, MAX_RATIO],
-            "least_bytes": MIN_BYTES,
-            "repeats": options.repeats,
-            "torch_threads": 1,
-            "soak_minutes": options.soak,
-            "options": options.options,
-        },
-        "machine": machine(),
-        "versions": versions(),
-    }
-    remove_stale()
-    folder = new_folder()
-    try:
-        if options.soak is not None:
-            soak = Soak(
-                folder, options.data, options.options, malloc, options.soak
-            )
-            body["soak"] = soak.run()
-            print(soak_report(body["soak"]), flush=True)
-            _write(options, body)
-        else:
-            _run_cells(options, malloc, folder, body)
-    finally:
-        remove_folder(folder)
-    return 0
-
-
-def _run_cells(
-    options: argparse.Namespace,
-    malloc: Mapping[str, str],
-    folder: Path,
-    body: dict[str, Any],
-) -> None:
+    malloc = {k: v for k, v in os.environ.items() if k.startswith("MALLOC_")}
+    settings = {"quick": options.quick, "malloc": malloc, "torch_threads": 1}
     cells: list[dict[str, Any]] = []
-    body["cells"] = cells
-    for model in options.models:
-        bench = Cells(model, folder, options.repeats, malloc, options.quick)
-        for found in bench.run():
-            cells.append(found)
-            print(describe(found), flush=True)
-            _write(options, body)
-    print(report(cells), flush=True)
-
-
-def _write(options: argparse.Namespace, body: Mapping[str, Any]) -> None:
-    if options.json is not None:
-        write_json(options.json, dict(body))
+    with temporary_folder() as folder:
+        for model in QUICK_MODELS if options.quick else MODELS:
+            for found in Cells(model, folder, options.quick).run():
+                cells.append(found)
+                print(f"{model}, cut {found['cut']}: {found['ratio']:.2f}")
+                write_results(
+                    options.json, "memory", settings, {"cells": cells}
+                )
+    print_table(
+        "Predicted over measured bytes",
+        ("model", "cut", "batch", "predicted, MiB", "measured, MiB", "ratio"),
+        [
+            (
+                each["model"],
+                f"{each['cut']} {each['name']}",
+                str(each["batch"]),
+                f"{each['predicted_bytes'] / 2**20:.0f}",
+                f"{each['measured_bytes'] / 2**20:.0f}",
+                f"{each['ratio']:.2f}",
+            )
+            for each in cells
+        ],
+    )
+    met = sum(each["met"] for each in cells)
+    goal = f"{met} of {len(cells)} cells between 1 and {MAX_RATIO}"
+    print_goals({goal: met == len(cells)})
+    return 0
 
 
 if __name__ == "__main__":

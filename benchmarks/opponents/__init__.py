@@ -1,5 +1,7 @@
-"""What people use today, in the place of HAPI.
+"""Loaders that people use today, for comparison with HAPI.
 
-Nothing in this package imports anything of HAPI: each opponent is what a
-careful user writes with the library of its name, torch and torchvision.
+Nothing here imports HAPI: each opponent is the code of a careful user of its
+library, torch and torchvision.  ``serve`` runs one in a process of its own,
+``tuning`` chooses its settings, ``convert`` writes the formats some of them
+need.
 """

@@ -1,7 +1,7 @@
 """mosaicml-streaming, on its own shards, with its cache on the client.
 
-The first epoch downloads each shard once; what later ones read lies on the
-client's disk.
+The first epoch downloads each shard once; later epochs read the client's
+disk.
 """
 
 from __future__ import annotations
@@ -13,14 +13,6 @@ from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any, ClassVar
 
-from benchmarks.opponents.opponent import Batches, Opponent
-from benchmarks.opponents.training import (
-    Decoder,
-    Options,
-    Place,
-    Sample,
-    collate,
-)
 from streaming import StreamingDataset
 from streaming.base.constant import (
     BARRIER_FILELOCK,
@@ -29,10 +21,19 @@ from streaming.base.constant import (
 )
 from torch.utils.data import DataLoader
 
+from benchmarks.opponents.opponent import Batches, Opponent
+from benchmarks.opponents.training import (
+    Decoder,
+    Options,
+    Place,
+    Sample,
+    collate,
+)
+
 CACHE = "mosaic"
 MIXED_SHARDS = 2
-"""Over which samples are shuffled.  The library's default mixes 262,144
-samples: a first batch would need every shard of a small data set."""
+"""Number of shards to shuffle over.  By default the library mixes 262,144
+samples: the first batch would need every shard of a small data set."""
 
 IMAGE = "image"
 LABEL = "label"
@@ -44,8 +45,8 @@ class Photographs(StreamingDataset):
     def __init__(self, decode: Decoder, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._decode = decode
-        # Workers that are forked would share the connection that fetched the
-        # index, and take each other's shards for their own.
+        # Forked workers would share the connection that fetched the index,
+        # and receive each other's shards.
         for stream in self.streams:
             stream._downloader.clean_up()
 
@@ -55,7 +56,7 @@ class Photographs(StreamingDataset):
 
 
 class Mosaic(Opponent):
-    """See the module's text."""
+    """Reads its own shards through Swift's S3 API."""
 
     PACKAGES: ClassVar = ("mosaicml-streaming", "boto3")
     GRID: ClassVar[list[Options]] = [
@@ -65,7 +66,6 @@ class Mosaic(Opponent):
         {"num_workers": 0, "predownload": 512, "channels_last": True},
         {"num_workers": 0, "predownload": None, "channels_last": False},
     ]
-    KEEPS = True
 
     def batches(self, epoch: int) -> Batches:
         os.environ.update(environment(self.place))
@@ -106,7 +106,7 @@ class Mosaic(Opponent):
 
 
 def environment(place: Place) -> dict[str, str]:
-    """Where it finds Swift's S3 API."""
+    """Variables with address and credentials of Swift's S3 API."""
     return {
         "S3_ENDPOINT_URL": place.endpoint,
         "AWS_ACCESS_KEY_ID": place.user,
@@ -118,7 +118,7 @@ def environment(place: Place) -> dict[str, str]:
 def _release(photographs: StreamingDataset) -> None:
     """Ends threads, and removes shared memory and locks.
 
-    The library's own way is an exit handler, and a function that removes
+    The library does this in an exit handler, and with a function that removes
     those of every process.
     """
     if hasattr(photographs, "_iterator"):

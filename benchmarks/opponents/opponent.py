@@ -1,4 +1,4 @@
-"""What every opponent is: a way to read, and the loop around it."""
+"""Base class of the opponents: batches to read, and the training loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from benchmarks.devices import client_device
+
+from benchmarks.opponents.measurement import Steps
 from benchmarks.opponents.training import (
     Decoder,
     Options,
@@ -16,30 +17,20 @@ from benchmarks.opponents.training import (
     Task,
     Trainer,
 )
+from benchmarks.testbed.process_resources import client_device
 
 Batches = Generator[tuple[torch.Tensor, torch.Tensor], None, None]
-Steps = Generator[torch.Tensor, None, None]
 
 
 class Opponent(abc.ABC):
-    """Trains the tail on photographs that it reads its own way.
+    """Trains the tail on photographs that it loads.
 
-    Args:
-        task: what is trained.
-        place: where the data is.
-        options: one of ``GRID``.
-
-    Attributes:
-        PACKAGES: distributions whose versions a report tells.
-        GRID: settings to choose from; the fastest is taken, by a short
-            pass of each.
-        KEEPS: whether a second epoch reads less than the first one, so that
-            :meth:`forget` has to come before a first one.
+    ``GRID`` has settings to choose the fastest from; versions of ``PACKAGES``
+    are recorded.
     """
 
     PACKAGES: ClassVar[Sequence[str]] = ()
     GRID: ClassVar[Sequence[Options]] = ({},)
-    KEEPS: ClassVar[bool] = False
 
     def __init__(
         self, task: Task, place: Place, options: Mapping[str, Any]
@@ -56,20 +47,20 @@ class Opponent(abc.ABC):
 
     @abc.abstractmethod
     def batches(self, epoch: int) -> Batches:
-        """Images of uint8 ``[batch, 3, H, W]``, labels ``[batch]``, once each.
+        """Images, uint8 ``[batch, 3, H, W]``, and labels ``[batch]``.
 
-        When it is closed, its threads and processes end.
+        Each sample comes once.  Closing it ends its threads and processes.
         """
 
     def steps(self, epoch: int) -> Steps:
-        """Trains an epoch; the labels of each batch, when it is done."""
+        """Trains an epoch; yields the labels of each batch after its step."""
         with contextlib.closing(self.batches(epoch)) as batches:
             for images, labels in batches:
                 self.trainer.step(self.trainer.features(images), labels)
                 yield labels
 
-    def forget(self) -> None:  # noqa: B027 (most keep nothing)
-        """Removes what earlier epochs kept."""
+    def forget(self) -> None:  # noqa: B027 (most have no cache)
+        """Empties the caches of earlier epochs."""
 
     def close(self) -> None:  # noqa: B027 (most have nothing open)
-        """Ends what outlives an epoch."""
+        """Releases resources that outlive an epoch."""

@@ -1,9 +1,8 @@
 """Amazon's S3 connector for PyTorch, through Swift's S3 API.
 
-Its reader hands out an object of less than 8 MiB when all of it has come, and
-asking for one ahead (``prefetch``) waits for that too.  So it is workers that
-read while the loop trains; a ranged reader with a small buffer has the first
-sample of a tar early.
+Its reader returns an object of less than 8 MiB when all of it has arrived, and
+``prefetch`` waits for that too.  So workers read while the loop trains; a
+ranged reader with a small buffer has the first sample of a tar early.
 """
 
 from __future__ import annotations
@@ -15,6 +14,15 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
+from s3torchconnector import (
+    S3ClientConfig,
+    S3IterableDataset,
+    S3MapDataset,
+    S3Reader,
+    S3ReaderConstructor,
+)
+from torch.utils.data import DataLoader, IterableDataset
+
 from benchmarks.opponents.opponent import Batches, Opponent
 from benchmarks.opponents.tars import samples
 from benchmarks.opponents.training import (
@@ -24,14 +32,6 @@ from benchmarks.opponents.training import (
     Sample,
     collate,
 )
-from s3torchconnector import (
-    S3ClientConfig,
-    S3IterableDataset,
-    S3MapDataset,
-    S3Reader,
-    S3ReaderConstructor,
-)
-from torch.utils.data import DataLoader, IterableDataset
 
 REGION = "us-east-1"
 SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
@@ -43,7 +43,7 @@ READERS = {
 
 
 def connection(place: Place, reader: str) -> dict[str, Any]:
-    """Arguments of a dataset; credentials go to the environment."""
+    """Arguments of a dataset; sets the credentials' variables."""
     os.environ.update(zip(SECRETS, (place.user, place.key), strict=True))
     return {
         "region": REGION,
@@ -54,7 +54,7 @@ def connection(place: Place, reader: str) -> dict[str, Any]:
 
 
 class TarSamples(IterableDataset[Sample]):
-    """Images and labels of the tars that a worker has its share of.
+    """Images and labels of a worker's share of the tars.
 
     Args:
         tars: yields a reader of each.
@@ -72,7 +72,7 @@ class TarSamples(IterableDataset[Sample]):
 
 
 class S3Tars(Opponent):
-    """The tar shards, sample by sample."""
+    """Reads the tar shards, sample by sample."""
 
     PACKAGES: ClassVar = ("s3torchconnector", "s3torchconnectorclient")
     GRID: ClassVar[list[Options]] = [
@@ -101,7 +101,7 @@ class S3Tars(Opponent):
 
 
 class Labelled:
-    """Image and label of what a reader reads.
+    """Decodes the object of a reader and looks up its label.
 
     Args:
         decode: of an image.
@@ -118,7 +118,7 @@ class Labelled:
 
 
 class S3Images(Opponent):
-    """Single photographs, in an order that is random anew in each epoch."""
+    """Reads single photographs, in a new random order in each epoch."""
 
     PACKAGES: ClassVar = ("s3torchconnector", "s3torchconnectorclient")
     GRID: ClassVar[list[Options]] = [

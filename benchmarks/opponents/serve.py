@@ -1,7 +1,7 @@
 """The process of one opponent on the client tier.
 
 ``python -m benchmarks.opponents.serve NAME`` answers questions on its standard
-input (:mod:`benchmarks.remote`) until that ends.
+input (:mod:`benchmarks.testbed.remote`) until that ends.
 """
 
 from __future__ import annotations
@@ -12,33 +12,32 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import torch
-from benchmarks.opponents.diary import follow
+
+from benchmarks.opponents.measurement import Meter, between, follow
 from benchmarks.opponents.opponent import Opponent
 from benchmarks.opponents.training import Place, Task
-from benchmarks.opponents.window import Meter, Throughput, between, measure
-from benchmarks.remote import serve
+from benchmarks.testbed.remote import serve
 
-OPPONENTS: Mapping[str, str] = {
-    "tar-stream": "tar_stream:TarStream",
-    "tar-stream-resized": "resized:ResizedTarStream",
-    "webdataset": "web_dataset:WebDataset",
-    "s3-tars": "s3_connector:S3Tars",
-    "s3-images": "s3_connector:S3Images",
-    "mosaic": "mosaic:Mosaic",
-    "local-features": "local_features:LocalFeatures",
-}
-"""Class of each, by name."""
+OPPONENTS: Mapping[str, str] = MappingProxyType(
+    {
+        "tar-stream": "tar_stream:TarStream",
+        "tar-stream-resized": "tar_stream:ResizedTarStream",
+        "webdataset": "web_dataset:WebDataset",
+        "s3-tars": "s3_connector:S3Tars",
+        "s3-images": "s3_connector:S3Images",
+        "mosaic": "mosaic:Mosaic",
+        "local-features": "local_features:LocalFeatures",
+    }
+)
+"""Module and class of each opponent."""
 
 
 class Server:
-    """Answers questions.
-
-    Args:
-        name: in :data:`OPPONENTS`.
-    """
+    """Answers questions about one of :data:`OPPONENTS`."""
 
     def __init__(self, name: str) -> None:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -53,7 +52,6 @@ class Server:
         return {
             "versions": {name: version(name) for name in self._kind.PACKAGES},
             "grid": list(self._kind.GRID),
-            "keeps": self._kind.KEEPS,
         }
 
     def prepare(
@@ -62,22 +60,9 @@ class Server:
         place: Mapping[str, Any],
         options: Mapping[str, Any],
     ) -> None:
-        """Takes a task; what came before ends."""
+        """Starts a task; an earlier one ends."""
         self.close()
         self._opponent = self._kind(Task(**task), Place(**place), options)
-
-    def window(
-        self,
-        epoch: int,
-        pace: Mapping[str, Any],
-        interface: str | None,
-        storage_sessions: Sequence[int],
-    ) -> dict[str, Any]:
-        """A window of an epoch that keeps nothing of earlier ones."""
-        opponent = self._require()
-        opponent.forget()
-        meter = Meter(interface, storage_sessions)
-        return measure(opponent.steps(epoch), meter, Throughput(**pace))
 
     def epochs(
         self,
@@ -86,14 +71,14 @@ class Server:
         interface: str | None,
         storage_sessions: Sequence[int],
     ) -> list[dict[str, Any]]:
-        """Whole epochs, what earlier ones kept included.
+        """Trains whole epochs, with the caches of earlier ones.
 
         Returns:
-            Of each epoch what :func:`between` returns, ``samples``,
-            ``labels``, the sorted labels of all samples, and ``loss``, that
-            of the last batch.
+            Of each epoch the figures of
+            :func:`benchmarks.opponents.measurement.between`, ``samples``,
+            ``labels`` (sorted) and ``loss`` of the last batch.
         """
-        opponent = self._require()
+        opponent = self._prepared()
         meter = Meter(interface, storage_sessions)
         found = []
         for epoch in range(first, first + count):
@@ -109,20 +94,20 @@ class Server:
             )
         return found
 
-    def diary(self, epoch: int, until: float) -> list[tuple[float, int]]:
-        """See :func:`benchmarks.opponents.diary.follow`."""
-        return follow(self._require().steps, epoch, until)
+    def follow(self, epoch: int, until: float) -> list[tuple[float, int]]:
+        """Answers :func:`benchmarks.opponents.measurement.follow`."""
+        return follow(self._prepared().steps, epoch, until)
 
     def forget(self) -> None:
-        """Removes what earlier epochs kept."""
-        self._require().forget()
+        """Empties the caches."""
+        self._prepared().forget()
 
     def close(self) -> None:
         if self._opponent is not None:
             self._opponent.close()
             self._opponent = None
 
-    def _require(self) -> Opponent:
+    def _prepared(self) -> Opponent:
         if self._opponent is None:
             raise ValueError("ask prepare first")
         return self._opponent
@@ -130,22 +115,20 @@ class Server:
 
 def main() -> NoReturn:
     server = Server(sys.argv[1])
-    serve(
-        {
-            "about": server.about,
-            "prepare": server.prepare,
-            "window": server.window,
-            "epochs": server.epochs,
-            "diary": server.diary,
-            "forget": server.forget,
-        }
+    questions = (
+        server.about,
+        server.prepare,
+        server.epochs,
+        server.follow,
+        server.forget,
     )
+    serve({each.__name__: each for each in questions})
     server.close()
-    # After an error there may be some.
+    # Workers of a loader may be left after an error.
     for child in multiprocessing.active_children():
         child.kill()
         child.join()
-    # Freeing weights one by one takes torch seconds of the tier's core.
+    # Freeing weights one by one takes seconds of the tier's core.
     os._exit(0)
 
 

@@ -1,10 +1,9 @@
-"""Tar shards, streamed by hand with a thread that reads ahead.
+"""Tar shards, streamed by hand with a prefetching thread.
 
-One thread reads shard after shard through connections that stay open: while
-it reads one, the next one has been asked for, and arrives in the kernel's
-buffer.  The same thread decodes, or the training loop, which takes batches
-from a bounded queue.  The order of shards is shuffled by
-the epoch.
+The thread reads shard after shard through persistent connections: while it
+reads one, the next is requested and arrives in the kernel's buffer.  Either
+this thread decodes, or the training loop, which takes batches from a bounded
+queue.  Shards are shuffled in each epoch.
 """
 
 from __future__ import annotations
@@ -15,21 +14,24 @@ import random
 import threading
 from collections import deque
 from collections.abc import Iterator
+from http import HTTPStatus
 from http.client import HTTPConnection
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 import torch
-from benchmarks.opponents.login import OK, SECONDS, log_in
+
 from benchmarks.opponents.opponent import Batches, Opponent
 from benchmarks.opponents.tars import samples
-from benchmarks.opponents.training import Options, collate
+from benchmarks.opponents.training import Options, collate, log_in
 
 CONNECTIONS = 2
+SECONDS = 600.0
 AHEAD_BATCHES = 4
 
 
 class TarStream(Opponent):
-    """See the module's text."""
+    """Streams shards of photographs."""
 
     GRID: ClassVar[list[Options]] = [
         {"decode": "reader", "channels_last": True},
@@ -54,19 +56,23 @@ class TarStream(Opponent):
 
     def _samples(self, epoch: int) -> Iterator[tuple[Any, int]]:
         order = list(self.place.shards)
-        if self.options.get("shuffle", True):
-            random.Random(epoch).shuffle(order)
-        login = log_in(self.place)
-        headers = {"X-Auth-Token": login.token}
+        random.Random(epoch).shuffle(order)
+        url, token = log_in(self.place)
+        parts = urlsplit(url)
+        headers = {"X-Auth-Token": token}
         with contextlib.ExitStack() as stack:
             idle = [
-                stack.enter_context(contextlib.closing(login.connect()))
+                stack.enter_context(
+                    contextlib.closing(
+                        HTTPConnection(parts.netloc, timeout=SECONDS)
+                    )
+                )
                 for _ in range(CONNECTIONS)
             ]
             asked: deque[HTTPConnection] = deque()
             for shard in order:
                 connection = idle.pop()
-                path = f"{login.path}/{self.container}/{shard}"
+                path = f"{parts.path}/{self.container}/{shard}"
                 connection.request("GET", path, headers=headers)
                 asked.append(connection)
                 if not idle:
@@ -77,7 +83,7 @@ class TarStream(Opponent):
 
     @property
     def container(self) -> str:
-        """Where the shards are."""
+        """Container of the shards."""
         return self.place.container
 
     def _image(self, sample: tuple[Any, int]) -> tuple[Any, int]:
@@ -103,22 +109,30 @@ class TarStream(Opponent):
         return images, labels
 
 
+class ResizedTarStream(TarStream):
+    """Streams shards with resized photographs, see ``convert.resized``."""
+
+    @property
+    def container(self) -> str:
+        return self.place.resized
+
+
 def _read(connection: HTTPConnection) -> Iterator[tuple[bytearray, int]]:
-    """JPEG and label of each sample of the shard that was asked for."""
+    """JPEG and label of each sample of the requested shard."""
     with connection.getresponse() as answer:
-        if answer.status != OK:
-            raise OSError(f"a shard was answered {answer.status}")
+        if answer.status != HTTPStatus.OK:
+            raise OSError(f"GET of a shard: status {answer.status}")
         for _, jpeg, label in samples(answer):
             yield jpeg, label
         answer.read()
 
 
 class _Over(Exception):
-    """The loop was left."""
+    """The loop has ended."""
 
 
 class _Queue:
-    """Between threads; both ends let go when the epoch is over."""
+    """Bounded queue between threads; both sides end with the epoch."""
 
     def __init__(self, size: int, over: threading.Event) -> None:
         self._items: queue.Queue[Any] = queue.Queue(size)
@@ -134,7 +148,7 @@ class _Queue:
                 continue
 
     def get(self) -> Any:
-        """The next one; None at the end."""
+        """The next item; None at the end."""
         while True:
             if self._over.is_set():
                 raise _Over
@@ -158,7 +172,7 @@ def _thread(into: _Queue, items: Iterator[Any]) -> threading.Thread:
             into.put(None)
         except _Over:
             pass
-        except BaseException as error:  # raised again where it is awaited
+        except BaseException as error:  # raised by get
             into.put(error)
 
     return threading.Thread(target=run, daemon=True)

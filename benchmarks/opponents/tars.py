@@ -1,7 +1,7 @@
-"""Samples of a tar that is read from front to back.
+"""Samples of a tar that is read sequentially.
 
-``tarfile`` copies what it reads several times; here a photograph goes from
-the socket to where the decoder finds it.
+``tarfile`` copies its data several times; here a photograph is read from the
+socket into the decoder's buffer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ REGULAR = (b"0", b"\0")
 
 
 class Source(Protocol):
-    """A file, or the body of an answer."""
+    """A file, or the body of a response."""
 
     def readinto(self, buffer: memoryview, /) -> int | None: ...
 
@@ -27,7 +27,7 @@ def samples(tar: Source) -> Iterator[tuple[str, bytearray, int]]:
 
     Raises:
         EOFError: the tar ends too early.
-        ValueError: it holds what is not such a file, or with a long name.
+        ValueError: it contains another kind of file, or a long name.
     """
     header = bytearray(BLOCK_BYTES)
     jpeg = bytearray()

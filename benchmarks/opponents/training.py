@@ -1,4 +1,4 @@
-"""Images and a training step, as a careful user writes them."""
+"""Decoding and training step that all opponents share."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from benchmarks.opponents.networks import split
-from benchmarks.preset import MEAN, STD, Preset
+from swiftclient.client import get_auth
 from torch import nn
 from torch.fx.experimental.optimization import fuse
 from torchvision.io import ImageReadMode, decode_jpeg
+
+from benchmarks.networks import build, split
+from benchmarks.opponents.preset import MEAN, STD, Preset
 
 LEARNING_RATE = 1e-4
 MOMENTUM = 0.9
@@ -19,14 +21,10 @@ MOMENTUM = 0.9
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained.
+    """Network, freeze point and image sizes of a training.
 
-    Attributes:
-        model: of torchvision, by name.
-        freeze: ``backbone`` or ``inner``.
-        batch_size: samples of a step.
-        resize_size: pixels of the shorter side.
-        crop_size: pixels of both sides of what the network sees.
+    ``freeze`` is ``backbone`` or ``inner``; ``resize_size`` are pixels of the
+    shorter side, ``crop_size`` of both sides of the network's input.
     """
 
     model: str
@@ -38,7 +36,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the data is: the same photographs, stored in several ways.
+    """Location of the photographs, stored in several formats.
 
     Attributes:
         endpoint: ``http://host:port`` of Swift and of its S3 API.
@@ -52,7 +50,7 @@ class Place:
         mds: container of the shards that mosaicml-streaming writes.
         resized: container of the same tar shards with photographs resized
             beforehand.
-        cache_folder: of the client, for what libraries keep on its disk.
+        cache_folder: on the client's disk, for the libraries' caches.
     """
 
     endpoint: str
@@ -69,12 +67,17 @@ class Place:
     cache_folder: str = ""
 
 
-class Decoder:
-    """Bytes of a JPEG to what is cropped of it, uint8 ``[3, H, W]``.
+def log_in(place: Place) -> tuple[str, str]:
+    """URL of the account, and a token, by Swift's v1 login."""
+    url, token = get_auth(place.auth_url, place.user, place.key)
+    return str(url), str(token)
 
-    It is torchvision's preset for classification up to where that makes
-    floats.  The rest is done for whole batches, and a quarter of the bytes go
-    from thread to thread, or from process to process.
+
+class Decoder:
+    """Decodes, resizes and crops a JPEG to uint8 ``[3, H, W]``.
+
+    Whole batches are converted to floats later, so that only a quarter of the
+    bytes move between threads or processes.
     """
 
     def __init__(self, task: Task) -> None:
@@ -86,7 +89,7 @@ class Decoder:
 
 
 def writable(data: bytes | bytearray) -> bytearray:
-    """The same; torch warns of tensors of what must not change."""
+    """A writable view of the data; torch warns about read-only buffers."""
     return data if isinstance(data, bytearray) else bytearray(data)
 
 
@@ -100,12 +103,12 @@ def collate(samples: Sequence[Sample]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Trainer:
-    """The frozen part, the tail and its optimizer.
+    """Computes features and trains the tail.
 
     Args:
         task: what is trained.
         channels_last: memory format of weights and images.
-        device: of all of it.
+        device: that computes all of it.
 
     Attributes:
         loss: of the last batch.
@@ -121,12 +124,14 @@ class Trainer:
         device: torch.device | str = "cpu",
     ) -> None:
         self._device = torch.device(device)
-        self._layout = (
+        self._memory_format = (
             torch.channels_last if channels_last else torch.contiguous_format
         )
-        frozen, tail = split(task.model, task.freeze, task.crop_size)
-        self.frozen = folded(frozen).to(device, memory_format=self._layout)
-        self.tail = tail.train().to(device, memory_format=self._layout)
+        frozen, tail = split(task.model, task.freeze, build(task.model))
+        self.frozen = folded(frozen).to(
+            device, memory_format=self._memory_format
+        )
+        self.tail = tail.train().to(device, memory_format=self._memory_format)
         self._optimizer = torch.optim.SGD(
             self.tail.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM
         )
@@ -139,14 +144,16 @@ class Trainer:
         return found.view(-1, 1, 1) * 255
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
-        """Of the frozen part, ``[batch, …]``, for images of uint8."""
+        """Features, ``[batch, …]``, of uint8 images."""
         with torch.no_grad():
-            # Bytes are what goes to a GPU: a quarter of what floats are.
+            # Bytes are a quarter of the floats to copy to a GPU.
             sent = images.to(self._device, non_blocking=True)
             pixels = sent.to(torch.float32).sub_(self._shift)
-            # Channels are normalised while each lies in one piece.
+            # Normalising is faster on contiguous channels.
             found: torch.Tensor = self.frozen(
-                pixels.div_(self._scale).contiguous(memory_format=self._layout)
+                pixels.div_(self._scale).contiguous(
+                    memory_format=self._memory_format
+                )
             )
         return found
 
@@ -163,7 +170,7 @@ class Trainer:
 
 
 def folded(frozen: nn.Module) -> nn.Module:
-    """The same, with each batch norm in the convolution before it."""
+    """Folds each batch norm into the convolution before it."""
     if any(isinstance(each, nn.BatchNorm2d) for each in frozen.modules()):
         frozen = fuse(frozen)
     return frozen

@@ -1,7 +1,7 @@
 """The webdataset library, on the tar shards.
 
-It reads URLs with a ``curl`` for each, as its documentation has it.  The token
-is in a file, so that no list of processes tells it.
+It reads each URL with ``curl``, as its documentation recommends.  The token is
+in a file, so that no process list shows it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import tempfile
 from typing import Any, ClassVar
 
 import webdataset
-from benchmarks.opponents.login import log_in
+
 from benchmarks.opponents.opponent import Batches, Opponent
-from benchmarks.opponents.training import Options, collate
+from benchmarks.opponents.training import Options, collate, log_in
 
 
 class WebDataset(Opponent):
-    """Batches are made in the workers, which its documentation advises."""
+    """Collates batches in the workers, as its documentation advises."""
 
     PACKAGES: ClassVar = ("webdataset",)
     GRID: ClassVar[list[Options]] = [
@@ -33,13 +33,13 @@ class WebDataset(Opponent):
             yield from self._loader(epoch, header)
 
     def _loader(self, epoch: int, header: Any) -> webdataset.WebLoader:
-        login = log_in(self.place)
-        header.write(f"X-Auth-Token: {login.token}\n")
+        url, token = log_in(self.place)
+        header.write(f"X-Auth-Token: {token}\n")
         header.flush()
         shards = list(self.place.shards)
         random.Random(epoch).shuffle(shards)
         read = ["exec", "curl", "-fsL", "--header", f"@{header.name}"]
-        container = f"{login.url}/{self.place.container}"
+        container = f"{url}/{self.place.container}"
         urls = [
             f"pipe:{shlex.join([*read, f'{container}/{shard}'])}"
             for shard in shards

@@ -1,70 +1,55 @@
-"""The opponents of a workload: their data in Swift, and their settings."""
+"""The opponents of a workload: their processes, data and settings."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.opponents.training import Place
-from benchmarks.opponents.tuning import choose, first_enough
-from benchmarks.opponents.window import Throughput
 from benchmarks.suite.contenders import (
-    EXTERNALS,
-    RESIZED,
     STORED_AS,
     TAR_STREAM,
     Opponent,
-    absent,
     start,
+    unavailable,
 )
 from benchmarks.suite.data_sets import store
 from benchmarks.suite.experiment import Context
-from benchmarks.suite.workloads import LONG, SHORT, Workload, is_slow
-from benchmarks.testbed import Testbed
-
-MEASURED = (*EXTERNALS, RESIZED)
-TUNING_PACE = Throughput(
-    fill_seconds=1.0, fill_batches=2, seconds=3.0, batches=6, most_seconds=6.0
+from benchmarks.suite.workloads import (
+    LONG,
+    QUICK_VOLUME,
+    SHORT,
+    Link,
+    Workload,
+    is_slow,
 )
-SLOW, EVEN = "slow", "even"
-TUNED_AT: Mapping[str, float] = {SLOW: 0.25, EVEN: 1.0}
-"""Links, as multiples of what an opponent reads without a limit."""
-MAX_EVEN = 4.0
-"""A link that carries more has the settings of one without a limit."""
-READS_AS: Mapping[str, str] = {"local-features": TAR_STREAM}
-"""Whose settings an opponent takes over from another experiment."""
-ENOUGH = 0.97
-"""Of what a slow link carries."""
+from benchmarks.testbed.two_tiers import Testbed
+
+SLOW = "slow"
+"""Settings for links that carry less than streaming could use."""
+SLOW_LINK = 0.25
+TUNED_AS: Mapping[str, str] = MappingProxyType({"local-features": TAR_STREAM})
+"""Opponent whose settings another one shares."""
+
+Settings = Mapping[str, Any]
 
 
-def options_at(
-    settings: Mapping[str, Any], link: float | None
-) -> Mapping[str, Any]:
-    """An opponent's, for a link.
-
-    Args:
-        settings: of an opponent, as in the results; empty without tuning.
-        link: as a multiple of what saturates the client; None: no limit.
-    """
-    found = settings
-    if link is not None and link <= MAX_EVEN:
-        found = settings.get(SLOW if is_slow(link) else EVEN, settings)
-    options: Mapping[str, Any] = found.get("options", {})
+def options_at(settings: Settings, link: Link) -> Settings:
+    """Options for a link, from an opponent's settings in the record."""
+    found = settings.get(SLOW, settings) if is_slow(link) else settings
+    options: Settings = found.get("options", {})
     return options
 
 
 @dataclass
 class Lineup:
-    """Who runs, on what; kept from workload to workload.
+    """Opponents with their data and settings, for several workloads.
 
-    Args:
-        bed: the testbed.
-        context: of the experiment; ``section["opponents"]`` gets the
-            settings.
-        workload: the one at present.
-        opponents: processes that are there.
+    ``context.section["opponents"]`` gets the settings.
     """
 
     bed: Testbed
@@ -75,13 +60,15 @@ class Lineup:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Of the opponents for the present network."""
+        """Settings of all opponents for the present network."""
         found: dict[str, Any] = self.context.section["opponents"]
         return found.setdefault(self.workload.model, {})
 
     def place(self, size: str) -> Place:
-        """The present workload's data set of a size, stored once."""
-        volume = self.workload.volumes[SHORT if self.context.quick else size]
+        """The data set of a size; stored at first use."""
+        volume = self.workload.volumes[size]
+        if self.context.quick:
+            volume = QUICK_VOLUME
         volume = volume.times(self.context.scale)
         key = (self.workload.model, volume.samples)
         if key not in self._places:
@@ -92,46 +79,27 @@ class Lineup:
                 self.bed,
                 self.context.tars,
                 self.workload.container(str(volume.samples)),
-                volume.samples,
-                volume.shard_samples,
+                volume,
                 [STORED_AS[n] for n in self.opponents if n in STORED_AS],
-                self.workload.task.resize_size,
             )
         return self._places[key]
 
     def enter(self, workload: Workload) -> None:
-        """Goes on to a workload, and tunes for its network if that is new."""
+        """Switches to a workload; tunes the opponents for a new network."""
         self.workload = workload
         known = self.context.tuned.get(workload.model, {})
         for name, opponent in self.opponents.items():
-            if name not in self.settings:
-                found = known.get(READS_AS.get(name, name))
-                if found is None:
-                    found = self._tuned(opponent)
-                self.settings[name] = found
-                self.context.note(
-                    f"{name}: {found['options']}; "
-                    + "; ".join(
-                        f"{link}: {found[link]['options']}"
-                        for link in TUNED_AT
-                        if link in found
-                    )
-                )
-                self.context.save()
+            if name in self.settings:
+                continue
+            found = known.get(TUNED_AS.get(name, name))
+            if found is None:
+                found = self._tuned(opponent)
+            self.settings[name] = found
+            self.context.note(f"{name}: {found['options']}")
+            self.context.save()
 
-    def prepare(self, size: str, link: float | None) -> None:
-        """Has every opponent take the workload.
-
-        Args:
-            size: of the data set; what reads resized photographs is not at
-                the link's rate where others are, and has the long one.
-            link: whose settings they get.
-        """
-        for name in self.opponents:
-            self.prepared(name, LONG if name == RESIZED else size, link)
-
-    def prepared(self, name: str, size: str, link: float | None) -> Opponent:
-        """One opponent that has taken the workload."""
+    def prepare(self, name: str, size: str, link: Link) -> Opponent:
+        """Gives an opponent the workload, with its settings for a link."""
         opponent = self.opponents[name]
         opponent.prepare(
             self.workload.task,
@@ -140,114 +108,55 @@ class Lineup:
         )
         return opponent
 
-    def warm_up(self, link: float | None) -> None:
-        """A short epoch of everybody, without a limit."""
-        self.prepare(SHORT, link)
-        for opponent in self.opponents.values():
-            opponent.forget()
-            opponent.epochs(0, 1)
-
     def _tuned(self, opponent: Opponent) -> dict[str, Any]:
-        """Without a limit on the link, and with others."""
-        found = self._tuned_fast(opponent)
-        if self.bed.shaped:
-            found[EVEN] = self._tuned_even(opponent, found)
-            found[SLOW] = self._tuned_slow(opponent, found)
-        return found
-
-    def _tuned_fast(self, opponent: Opponent) -> dict[str, Any]:
-        """Without a limit on the link."""
+        """The fastest settings, without a limit and on a slow link."""
         if self.bed.shaped:
             self.bed.set_link(None)
-        grid = opponent.grid[:1] if self.context.quick else opponent.grid
-        return {
+        found = {
             "versions": dict(opponent.versions),
-            **self._fastest(opponent, grid),
+            **self._fastest(opponent, LONG),
         }
+        if self.bed.shaped and not self.context.quick:
+            fast = self._epoch(opponent, found["options"], LONG)
+            rate = SLOW_LINK * fast["samples_per_second"]
+            self.bed.set_link(rate * fast["down_bytes"])
+            found[SLOW] = self._fastest(opponent, SHORT)
+            self.bed.set_link(None)
+        return found
 
-    def _tuned_even(
-        self, opponent: Opponent, found: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """On a link that carries just what it reads without a limit."""
-        # In a short epoch, starting its workers would make it seem slower,
-        # and on a link so slow all settings are as fast.
-        self._set_link(opponent, found["options"], TUNED_AT[EVEN], LONG)
+    def _fastest(self, opponent: Opponent, size: str) -> dict[str, Any]:
+        """Options with the fastest epoch, and the rates of all."""
         if self.context.quick:
-            return self._fastest(opponent, [found["options"]])
-        return self._fastest(opponent, opponent.grid)
+            return {"options": dict(opponent.grid[0]), "grid": {}}
+        rates = {
+            json.dumps(options, sort_keys=True): float(
+                self._epoch(opponent, options, size)["samples_per_second"]
+            )
+            for options in opponent.grid
+        }
+        fastest = max(rates, key=lambda name: rates[name])
+        return {"options": json.loads(fastest), "grid": rates}
 
-    def _fastest(
-        self, opponent: Opponent, grid: Sequence[Mapping[str, Any]]
+    def _epoch(
+        self, opponent: Opponent, options: Settings, size: str
     ) -> dict[str, Any]:
-        place = self.place(LONG)
-
-        def rate(options: Mapping[str, Any]) -> float:
-            opponent.prepare(self.workload.task, place, options)
-            found = opponent.window(0, TUNING_PACE)
-            return float(found["samples_per_second"])
-
-        options, tried = choose(rate, grid)
-        return {"options": dict(options), "grid": tried}
-
-    def _set_link(
-        self,
-        opponent: Opponent,
-        options: Mapping[str, Any],
-        part: float,
-        size: str,
-    ) -> float:
-        """To a part of what an opponent reads in an epoch without a limit.
-
-        Returns:
-            Samples per second that the link carries.
-        """
-        self.bed.set_link(None)
         opponent.prepare(self.workload.task, self.place(size), options)
         opponent.forget()
-        fast = opponent.epochs(0, 1)[0]
-        rate = float(part * fast["samples_per_second"])
-        self.bed.set_link(rate * fast["down_bytes"])
-        return rate
-
-    def _tuned_slow(
-        self, opponent: Opponent, found: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """On a slow link, where readers have to overlap.
-
-        Args:
-            opponent: who.
-            found: its settings without a limit, which come first.
-        """
-        place, options = self.place(SHORT), found["options"]
-        rate = self._set_link(opponent, options, TUNED_AT[SLOW], SHORT)
-
-        def slow_rate(options: Mapping[str, Any]) -> float:
-            opponent.prepare(self.workload.task, place, options)
-            opponent.forget()
-            return float(opponent.epochs(0, 1)[0]["samples_per_second"])
-
-        others = [each for each in opponent.grid if each != options]
-        grid = [options] if self.context.quick else [options, *others]
-        chosen, tried = first_enough(slow_rate, grid, ENOUGH * rate)
-        return {"options": dict(chosen), "grid": tried}
+        return opponent.epochs(0, 1)[0]
 
 
 @contextlib.contextmanager
-def gathered(
-    bed: Testbed, context: Context, workload: Workload
+def lineup(
+    bed: Testbed, context: Context, workload: Workload, names: Sequence[str]
 ) -> Iterator[Lineup]:
-    """Starts every opponent that can be measured here.
-
-    Of the others it is told why not.
-    """
-    context.section["absent"] = missing = {}
+    """Starts opponents; records why others cannot run."""
+    context.section["absent"] = absent = unavailable(names)
+    for name, reason in absent.items():
+        context.note(f"{name} is left out: {reason}")
     with contextlib.ExitStack() as stack:
-        opponents = {}
-        for name in MEASURED:
-            if reason := absent(name):
-                context.note(f"{name} is left out: {reason}")
-                missing[name] = reason
-                continue
-            remote = stack.enter_context(start(bed, name))
-            opponents[name] = Opponent(bed, name, remote)
+        opponents = {
+            name: Opponent(bed, name, stack.enter_context(start(bed, name)))
+            for name in names
+            if name not in absent
+        }
         yield Lineup(bed, context, workload, opponents)

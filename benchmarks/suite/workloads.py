@@ -1,80 +1,69 @@
-"""What is trained in the experiments."""
+"""Workloads: networks with freeze points, sizes of their data, and links."""
 
 from __future__ import annotations
 
-import fnmatch
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from benchmarks.cells import BACKBONE, INNER, NETWORKS
+from benchmarks.networks import BACKBONE, INNER, NETWORKS
 from benchmarks.opponents.training import Task
+from benchmarks.record import matching
 
 LINKS = (0.1, 0.25, 1.0, 10.0)
+"""Rates as multiples of what saturates the client's tar stream."""
 QUICK_WORKLOADS = ("mobilenet_v3_small/backbone",)
-QUICK_LINKS = (0.25, 10.0)
+QUICK_LINKS = (0.25,)
+Link = float | None
+"""A multiple of the saturating rate; None for an unshaped link."""
 
 
 @dataclass(frozen=True)
 class Volume:
-    """Of a data set.
-
-    Attributes:
-        samples: of an epoch.
-        shard_samples: of one shard; each is one span.
-    """
+    """Size of a data set; each of its shards is one span."""
 
     samples: int
     shard_samples: int
 
     def times(self, scale: int) -> Volume:
-        """More shards, as large."""
+        """More shards of the same size."""
         return Volume(scale * self.samples, self.shard_samples)
 
 
 LONG = "long"
-SHORT, SHORTEST = "short", "shortest"
-"""Where a link carries less than streaming could use, what streams goes at
-the link's rate, evenly, and an epoch of fewer samples tells that as well, if
-it takes twenty seconds or more: what computes spans has one left when the last
-byte is there.  The shortest where it carries less than
-:data:`SHORTEST_BELOW`."""
-SHORTEST_BELOW = 0.2
+SHORT = "short"
+"""Size for links below 1: streaming runs at the link's rate, evenly, and a
+short epoch shows that if it takes twenty seconds."""
 
-LONG_VOLUMES: Mapping[tuple[str, str], Volume] = {
-    ("mobilenet_v3_small", BACKBONE): Volume(1920, 32),
-    ("mobilenet_v3_small", INNER): Volume(960, 32),
-    ("resnet18", BACKBONE): Volume(384, 8),
-    ("resnet18", INNER): Volume(192, 8),
-    ("vit_b_16", BACKBONE): Volume(128, 8),
-    ("vit_b_16", INNER): Volume(64, 8),
-}
-"""Ten to twenty seconds for those who stream without a limit; in shorter
-epochs filling and draining the pipeline would count too much, and shards that
-take half a second each way do the same."""
-SHORT_VOLUMES: Mapping[str, Volume] = {
-    "mobilenet_v3_small": Volume(192, 32),
-    "resnet18": Volume(96, 8),
-    "vit_b_16": Volume(48, 8),
-}
-SHORTEST_VOLUMES: Mapping[str, Volume] = {
-    "mobilenet_v3_small": Volume(96, 32),
-    "resnet18": Volume(32, 8),
-    "vit_b_16": Volume(16, 8),
-}
-LARGE = {("resnet18", INNER), ("vit_b_16", INNER)}
-"""Features there are larger than photographs: on a slow link, what is pushed
-is no faster than what is streamed."""
+LONG_VOLUMES: Mapping[tuple[str, str], Volume] = MappingProxyType(
+    {
+        ("mobilenet_v3_small", BACKBONE): Volume(1920, 32),
+        ("mobilenet_v3_small", INNER): Volume(960, 32),
+        ("resnet18", BACKBONE): Volume(384, 8),
+        ("resnet18", INNER): Volume(192, 8),
+        ("vit_b_16", BACKBONE): Volume(128, 8),
+        ("vit_b_16", INNER): Volume(64, 8),
+    }
+)
+"""Ten to twenty seconds of streaming without a limit: in shorter epochs
+filling and draining the pipeline would count too much."""
+QUICK_VOLUME = Volume(64, 16)
+SHORT_VOLUMES: Mapping[str, Volume] = MappingProxyType(
+    {
+        "mobilenet_v3_small": Volume(192, 32),
+        "resnet18": Volume(96, 8),
+        "vit_b_16": Volume(48, 8),
+    }
+)
+LARGE = frozenset({("resnet18", INNER), ("vit_b_16", INNER)})
+"""Workloads whose features are larger than photographs: on a slow link they
+are streamed."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A network and a freeze point.
-
-    Attributes:
-        model: in :data:`benchmarks.cells.NETWORKS`.
-        freeze: ``backbone`` or ``inner``.
-    """
+    """A network of :data:`NETWORKS` and a freeze point (``backbone`` ...)."""
 
     model: str
     freeze: str
@@ -100,82 +89,73 @@ class Workload:
 
     @property
     def volumes(self) -> Mapping[str, Volume]:
-        """Of each data set."""
+        """Volume of each size."""
         return {
             LONG: LONG_VOLUMES[self.model, self.freeze],
             SHORT: SHORT_VOLUMES[self.model],
-            SHORTEST: SHORTEST_VOLUMES[self.model],
         }
 
-    def pushed(self, streamed: str) -> str:
-        """Size of the data set of those that may push.
-
-        Args:
-            streamed: size of that of those that only stream.
-        """
-        return streamed if (self.model, self.freeze) in LARGE else LONG
+    def pushed_size(self, streamed_size: str) -> str:
+        """Size of the data set of contenders that may push down."""
+        large = (self.model, self.freeze) in LARGE
+        return streamed_size if large else LONG
 
     def container(self, size: str) -> str:
-        """Of the model's data set of that size."""
+        """Name of the container of a data set."""
         return f"{self.model}-{size}".replace("_", "-")
 
 
 WORKLOADS = tuple(Workload(*each) for each in LONG_VOLUMES)
 
 
-def is_slow(link: float | None) -> bool:
-    """Whether it carries less than streaming could use."""
+def is_slow(link: Link) -> bool:
+    """True if a link carries less than streaming could use."""
     return link is not None and link < 1
 
 
-def streamed(link: float | None) -> str:
-    """Size of the data set of those that only stream."""
-    if link is None or not is_slow(link):
-        return LONG
-    return SHORTEST if link < SHORTEST_BELOW else SHORT
+def streamed_size(link: Link) -> str:
+    """Size of the data set of contenders that only stream."""
+    return SHORT if is_slow(link) else LONG
 
 
-def cell_name(workload: Workload, link: float | None) -> str:
-    """``resnet18/backbone/0.25``."""
+def cell_name(workload: Workload, link: Link) -> str:
+    """Name of a cell, such as ``resnet18/backbone/0.25``."""
     shown = "unshaped" if link is None else f"{link:g}"
     return f"{workload.name}/{shown}"
 
 
-def chosen(
-    patterns: Sequence[str], *, quick: bool, shaped: bool
-) -> list[tuple[Workload, float | None]]:
-    """Cells: workloads and links.
+def cells_of(
+    patterns: Sequence[str],
+    *,
+    quick: bool,
+    shaped: bool,
+    links: Sequence[float] = LINKS,
+) -> dict[str, tuple[Workload, Link]]:
+    """Workload and link of each cell to measure, by name.
 
     Args:
-        patterns: as of a shell, ``resnet18/*/0.25``; empty for all, or for
+        patterns: of a shell, ``resnet18/*/0.25``; empty for all cells, or for
             those of the smoke test.
         quick: the smoke test.
-        shaped: without, there is one link.
+        shaped: False if the link cannot be set.
+        links: of all cells.
 
     Raises:
-        ValueError: no cell matches any pattern.
+        ValueError: no cell matches.
     """
-    links: Sequence[float | None] = LINKS if shaped else (None,)
-    if quick and shaped:
-        links = QUICK_LINKS
-    workloads = [
-        workload
-        for workload in WORKLOADS
-        if patterns or not quick or workload.name in QUICK_WORKLOADS
-    ]
-    found = [
-        (workload, link)
-        for workload, link in itertools.product(workloads, links)
-        if not patterns
-        or any(
-            fnmatch.fnmatchcase(cell_name(workload, link), pattern)
-            for pattern in patterns
+    small = quick and not patterns
+    rates: Sequence[Link] = QUICK_LINKS if small else links
+    every = {
+        cell_name(workload, link): (workload, link)
+        for workload, link in itertools.product(
+            WORKLOADS, rates if shaped else (None,)
         )
-    ]
-    if not found:
+        if not small or workload.name in QUICK_WORKLOADS
+    }
+    names = matching(every, patterns)
+    if not names:
         raise ValueError(
-            f"no cell matches {' '.join(patterns)}; a cell is a network, a"
-            " freeze point and a link, such as"
-            f" {cell_name(WORKLOADS[0], links[0])}"
+            f"no cell matches {' '.join(patterns)}; cells are"
+            f" {', '.join(every)}"
         )
-    return found
+    return {name: every[name] for name in names}

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import requests
-from benchmarks.proxies import SideProxy
+from benchmarks.testbed.proxies import SideProxy
 
 from hapi_client import Connection, Credentials
 from hapi_client.model.package_store import upload_package

@@ -1,9 +1,10 @@
-"""Each opponent of the benchmarks on a real Swift, in a process of its own."""
+"""Runs each opponent on a real Swift, in a process of its own."""
 
 from __future__ import annotations
 
 import io
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -17,8 +18,9 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.networks import build, split
 from benchmarks.opponents import convert, tars
-from benchmarks.opponents.networks import split
+from benchmarks.opponents.preset import Preset
 from benchmarks.opponents.serve import Server
 from benchmarks.opponents.tar_stream import TarStream
 from benchmarks.opponents.training import (
@@ -27,8 +29,8 @@ from benchmarks.opponents.training import (
     Place,
     Task,
 )
-from benchmarks.preset import Preset
-from benchmarks.remote import Remote
+from benchmarks.testbed.remote import Remote
+from swiftclient.client import Connection
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from hapi_cluster import Cluster
@@ -55,14 +57,6 @@ PROCESSES: Mapping[str, Mapping[str, Any]] = {
 """Settings with the most threads and processes."""
 
 METER: Mapping[str, Any] = {"interface": None, "storage_sessions": []}
-FEATURE_BYTES = 512 * 4
-LITTLE = {
-    "fill_seconds": 0,
-    "fill_batches": 1,
-    "seconds": 0,
-    "batches": 1,
-    "most_seconds": 0,
-}
 
 
 @pytest.fixture(scope="module")
@@ -89,18 +83,19 @@ def place(cluster: Cluster, photographs: list[Path]) -> Place:
         shards=[path.name for path in photographs],
         num_samples=NUM_SHARDS * SHARD_SAMPLES,
     )
-    with convert.Uploader(found) as uploader:
-        uploader.make(CONTAINER)
-        for path in photographs:
-            uploader.put(CONTAINER, path.name, path.read_bytes())
+    connection = Connection(found.auth_url, found.user, found.key)
+    connection.put_container(CONTAINER)
+    for path in photographs:
+        connection.put_object(CONTAINER, path.name, path.read_bytes())
+    connection.close()
     return found
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[str], Remote]]:
-    """Starts opponents; when they have ended, nothing is left of them."""
+    """Starts opponents; checks at the end that nothing is left of them."""
     before = shared_memory()
-    # Short, as the names of sockets in it must be.
+    # Names of sockets in it must be short.
     temporary = Path(tempfile.mkdtemp(prefix="opponents-"))
     started = []
 
@@ -124,15 +119,15 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], Remote]]:
     for remote in started:
         remote.close()
     until(lambda: not any(session(remote.pid) for remote in started))
-    temporary.rmdir()  # which only works when nothing is left in it
+    temporary.rmdir()  # fails unless it is empty
     assert shared_memory() <= before
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """What a process leaves to the kernel takes a moment to go."""
+    """Waits for the kernel to clean up after a process."""
     deadline = time.monotonic() + SECONDS
     while not condition():
-        assert time.monotonic() < deadline, "it never came about"
+        assert time.monotonic() < deadline, "the condition never held"
         time.sleep(0.05)
 
 
@@ -150,7 +145,7 @@ def session(leader: int) -> list[int]:
 
 
 def shared_memory() -> set[str]:
-    """Of torch and of mosaicml-streaming."""
+    """Shared memory of torch and of mosaicml-streaming."""
     found = Path("/dev/shm").iterdir()
     return {
         each.name
@@ -160,21 +155,21 @@ def shared_memory() -> set[str]:
 
 
 def converted(place: Place, name: str, paths: list[Path]) -> Place:
-    """With what an opponent needs of its own."""
-    way = {
+    """Adds the format that an opponent needs."""
+    convert_to = {
         "s3-images": convert.images,
         "mosaic": convert.mds,
-        "tar-stream-resized": partial(convert.resized, resize_size=72),
+        "tar-stream-resized": convert.resized,
     }.get(name)
-    if way is None:
+    if convert_to is None:
         return place
     made = convert.converted(
-        way,
+        convert_to,
         asdict(place),
         paths=[str(path) for path in paths],
         container=f"{CONTAINER}-{name}",
     )
-    return replace(place, **made["place"])
+    return replace(place, **made)
 
 
 @pytest.mark.parametrize("name", PROCESSES)
@@ -196,24 +191,26 @@ def test_an_epoch_has_every_sample_once_and_nothing_is_left(
     )
     options = PROCESSES[name]
     ask("prepare", task=asdict(TASK), place=asdict(here), options=options)
-    # It ends in mid-epoch.
-    window = ask("window", epoch=0, pace=LITTLE, **METER)
-    assert 0 < window["samples"] < here.num_samples
+    # It ends in mid-epoch, and so do its workers.
+    progress = ask("follow", epoch=0, until=0.0)
+    assert 0 < progress[-1][1] < here.num_samples
     until(lambda: not list(filter(is_worker, session(remote.pid))))
     epochs = ask("epochs", first=1, count=2, **METER)
     assert [each["labels"] for each in epochs] == 2 * [labels_of(photographs)]
     if name == "tar-stream":
-        options = {"decode": "loop", "shuffle": False, "channels_last": True}
+        options = {"decode": "loop", "channels_last": True}
         ask("prepare", task=asdict(TASK), place=asdict(here), options=options)
         (epoch,) = ask("epochs", first=0, count=1, **METER)
-        expected = plain_loop(photographs)
+        shuffled = list(photographs)
+        random.Random(0).shuffle(shuffled)
+        expected = plain_loop(shuffled)
         assert epoch["loss"] == pytest.approx(expected, rel=1e-5)
     remote.close()
     assert not (tmp_path / "c").exists() or not [*(tmp_path / "c").iterdir()]
 
 
 def is_worker(pid: int) -> bool:
-    """Whether a process is none of those that stay with an opponent."""
+    """True if a process is no permanent one of an opponent."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes()
     return pid != os.getsid(pid) and b"resource_tracker" not in words
 
@@ -223,10 +220,9 @@ def is_worker(pid: int) -> bool:
     [
         ("tar-stream-resized", {"decode": "loop"}),
         ("local-features", {"decode": "reader"}),
-        ("local-features", {"decode": "reader", "keep": "disk"}),
     ],
 )
-def test_the_tar_stream_and_its_kin_have_every_sample_once(
+def test_variants_of_the_tar_stream_have_every_sample_once(
     name: str,
     options: Mapping[str, Any],
     place: Place,
@@ -242,21 +238,18 @@ def test_the_tar_stream_and_its_kin_have_every_sample_once(
     )
     server.prepare(asdict(TASK), asdict(here), options)
     before = threading.active_count()
-    server.window(0, LITTLE, **METER)
+    server.follow(0, 0.0)
     assert threading.active_count() == before
     down = []
     for epoch in server.epochs(0, 2, **METER):
         assert epoch["labels"] == labels_of(photographs)
         down.append(epoch["loss"])
     assert down[1] != down[0]
-    if options.get("keep") == "disk":
-        (kept,) = tmp_path.iterdir()
-        assert kept.stat().st_size == here.num_samples * FEATURE_BYTES
     server.close()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_kept_features_need_no_photographs(
+def test_later_epochs_of_local_features_read_no_photographs(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
@@ -266,13 +259,13 @@ def test_kept_features_need_no_photographs(
     server.epochs(0, 1, **METER)
 
     def refuse(*_: Any) -> None:
-        raise AssertionError("it read photographs")
+        raise AssertionError("photographs were read")
 
     monkeypatch.setattr(TarStream, "batches", refuse)
     server.epochs(1, 2, **METER)
-    with pytest.raises(AssertionError, match="read photographs"):
-        # A window is one of a first epoch.
-        server.window(3, LITTLE, **METER)
+    server.forget()
+    with pytest.raises(AssertionError, match="photographs were read"):
+        server.epochs(3, 1, **METER)
 
 
 def labels_of(paths: list[Path]) -> list[int]:
@@ -284,8 +277,8 @@ def labels_of(paths: list[Path]) -> list[int]:
 
 
 def plain_loop(paths: list[Path]) -> float:
-    """The loss of the last batch."""
-    frozen, tail = split(TASK.model, TASK.freeze, TASK.crop_size)
+    """Loss of the last batch of a loop without a loader."""
+    frozen, tail = split(TASK.model, TASK.freeze, build(TASK.model))
     preset = Preset(TASK.resize_size, TASK.crop_size)
     optimizer = torch.optim.SGD(
         tail.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM
@@ -309,21 +302,3 @@ def plain_loop(paths: list[Path]) -> float:
         loss.backward()
         optimizer.step()
     return float(loss)
-
-
-@pytest.mark.parametrize("local", [True, False])
-def test_conversions_tell_what_they_read_and_wrote(
-    place: Place, photographs: list[Path], local: bool
-) -> None:
-    paths = [str(path) for path in photographs] if local else None
-    made = convert.converted(convert.images, asdict(place), paths=paths)
-    assert made["place"]["images"] == f"{CONTAINER}-images"
-    found = {
-        key: label
-        for path in photographs
-        for key, _, label in tars.samples(io.BytesIO(path.read_bytes()))
-    }
-    assert made["place"]["labels"] == found
-    assert made["bytes_read"] == sum(p.stat().st_size for p in photographs)
-    assert 0 < made["bytes_written"] < made["bytes_read"]
-    assert made["seconds"] > 0

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from benchmarks import folders, testbed
-from benchmarks.network import STORAGE_ADDRESS, missing_requirements
+from benchmarks.testbed import folders
+from benchmarks.testbed import two_tiers as testbed
+from benchmarks.testbed.network import STORAGE_ADDRESS, missing_requirements
 
 from children import heed_interrupts
 
@@ -40,7 +41,7 @@ with socket.create_server((sys.argv[1], 0)) as server:
 """
 HOLD = """
 import sys, time
-from benchmarks.testbed import two_tiers
+from benchmarks.testbed.two_tiers import two_tiers
 with two_tiers(worker=False, processes=False) as bed:
     wait = "import time; time.sleep(600)"
     bed.client.start([sys.executable, "-c", wait, str(bed.folder)])
@@ -70,7 +71,7 @@ def bed(network: None, cores: None) -> Iterator[testbed.Testbed]:
 
 @contextlib.contextmanager
 def transfer(bed: testbed.Testbed) -> Iterator[None]:
-    """A megabyte comes down the link while, and after, the body runs."""
+    """Sends a megabyte over the link while, and after, the body runs."""
     address = STORAGE_ADDRESS
     with contextlib.ExitStack() as stack:
         sender = bed.storage.start(
@@ -98,14 +99,10 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def test_the_link_carries_no_more_than_its_rate(bed: testbed.Testbed) -> None:
     rate = 500_000.0
     bed.set_link(rate)
-    assert bed.link is not None
-    before = bed.link.traffic()
     started = time.monotonic()
     with transfer(bed):
         pass
     seconds = time.monotonic() - started
-    moved = bed.link.traffic().down - before.down
-    assert moved >= PAYLOAD_BYTES
     # The burst passes at once; what follows does not.
     assert seconds >= 0.9 * PAYLOAD_BYTES / rate
 
@@ -159,7 +156,7 @@ def test_without_namespaces_nothing_can_be_shaped(cores: None) -> None:
 def until(condition) -> None:
     deadline = time.monotonic() + SECONDS
     while not condition():
-        assert time.monotonic() < deadline, "it never came about"
+        assert time.monotonic() < deadline, "the condition never held"
         time.sleep(0.05)
 
 

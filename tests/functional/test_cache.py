@@ -14,7 +14,7 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 import requests
-from benchmarks.proxies import SideProxy
+from benchmarks.testbed.proxies import SideProxy
 from typer.testing import CliRunner
 
 from caller import Caller, metrics

@@ -88,7 +88,7 @@ def is_run(words: list[str]) -> bool:
     elif program == "pytest":
         _check_paths(words)
     elif words[:3] == ["python", "-m", "benchmarks"]:
-        _check_benchmark("benchmarks.suite.command", words[3:])
+        _check_benchmark(f"benchmarks.{words[3]}", words[4:])
     elif words[:2] == ["python", "-m"] and words[2].startswith("benchmarks."):
         _check_benchmark(words[2], words[3:])
     elif " ".join(words[:2]) in PARSED:

@@ -35,9 +35,13 @@ from hapi_protocol.headers import ByteRange
 from hapi_protocol.profiles import ModelProfile
 from hapi_protocol.shards import ARRAY, IMAGE
 from hapi_splitter.host_limits import allowed_cores
-from hapi_splitter.planner.baseline_policies import PolicyInputs, alternatives
 from hapi_splitter.planner.costs import Conditions, StartupCost, build_problem
-from hapi_splitter.planner.plan import Problem, compare_precisions, solve
+from hapi_splitter.planner.plan import (
+    Problem,
+    alternatives,
+    compare_precisions,
+    solve,
+)
 from hapi_splitter.units import (
     bytes_text,
     link_text,
@@ -166,13 +170,6 @@ def advise(
             one_off=one_off,
         )
 
-    rule_facts = PolicyInputs.of(
-        facts.cuts,
-        server,
-        facts.samples,
-        batch_size=request.batch_size,
-        input_bytes=region.form.num_bytes,
-    )
     requested = problem(request.min_precision)
     measured = _measured(facts, server, conditions)
     coarser = PRECISIONS[PRECISIONS.index(request.min_precision) + 1 :]
@@ -181,7 +178,7 @@ def advise(
         Report(
             facts.cuts,
             requested,
-            alternatives(requested, rule_facts),
+            alternatives(requested),
             model=request.name,
             notes=(*measured, *(f"{ASSUMED}{each}" for each in assumptions)),
         ),

@@ -38,8 +38,8 @@ from typing import Any
 
 from hapi_client.reports.table import Table
 from hapi_protocol.encodings import Encoding
-from hapi_splitter.planner.baseline_policies import POLICIES
 from hapi_splitter.planner.costs import CutFacts
+from hapi_splitter.planner.plan import ALTERNATIVES
 from hapi_splitter.planner.problem import Option, Plan, Problem
 from hapi_splitter.units import (
     bytes_text,
@@ -73,7 +73,7 @@ class Report:
         cuts: all cuts, first to last.
         problem: the planning problem.
         plans: by rule, at least ``chosen``, from
-            :func:`hapi_splitter.planner.baseline_policies.alternatives`.
+            :func:`hapi_splitter.planner.plan.alternatives`.
         chosen: the rule whose plan is used.
         model: name, for titles.
         notes: sentences on measurements and assumptions.
@@ -182,12 +182,13 @@ def plans_table(report: Report) -> Table:
     )
     note = (
         f"Totals are for {number_text(report.problem.remaining_samples)} "
-        f"samples, startup costs included. The hapi plans choose their cut by "
-        f"the published rules, with measured costs instead of the authors' "
-        f"constants."
+        f"samples, startup costs included."
     )
-    if missing := [name for name in POLICIES if name not in report.plans]:
-        note += f" Their cut does not fit into memory: {', '.join(missing)}."
+    if missing := set(ALTERNATIVES) - set(report.plans):
+        note += (
+            " Not shown, as their cut does not fit into memory: "
+            f"{', '.join(sorted(missing))}."
+        )
     return Table(header, tuple(rows), 2, note)
 
 

@@ -167,6 +167,26 @@ def static(problem: Problem) -> Plan:
     return _shortest(problem, _fitting(problem), "static")
 
 
+ALTERNATIVES = ("auto", "stream", "freeze", "static")
+"""Names of the plans that ``hapi plan`` compares."""
+
+
+def alternatives(problem: Problem) -> dict[str, Plan]:
+    """Returns the plan and its alternatives, by their names.
+
+    Alternatives that do not fit into memory are omitted.
+    """
+    fitting = {
+        option.cut for option in problem.options if problem.fits(option)
+    }
+    plans = {"auto": solve(problem)}
+    if 0 in fitting:
+        plans["stream"] = stream(problem)
+    if problem.last_cut in fitting:
+        plans["freeze"] = freeze(problem)
+    return {**plans, "static": static(problem)}
+
+
 def static_at(problem: Problem, cut: int) -> Plan:
     """Returns the plan of a cut in its fastest encoding.
 

@@ -266,7 +266,7 @@ class Plan:
 
     Attributes:
         rule: the policy that chose it: ``auto``, ``stream``, ``freeze``,
-            ``static``, ``hapi-2022`` or ``hapi-sc24``.
+            ``static``, or a name of a comparison.
         mix: options and their weights, ordered by cut; weights are positive
             fractions of the samples and sum to 1.
         samples_per_second: throughput after startup.

@@ -348,7 +348,7 @@ def test_plan_without_data_lists_its_assumptions(tmp_path: Path) -> None:
     assert "assumed: images are like a photograph" in text
     assert "assumed: the storage side's worker" in text
     assert "link: 20 Mbit/s" in text
-    assert "hapi-2022" in text
+    assert "static" in text
     assert "--min-precision half" in text
     found = json.loads((tmp_path / "plan.json").read_text())
     assert found["link_bytes_per_second"] == 2.5e6

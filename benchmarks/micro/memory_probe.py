@@ -1,0 +1,74 @@
+"""Peak memory of one forward pass, in a process of its own.
+
+    python -m benchmarks.micro.memory_probe < SETTINGS
+
+Standard input: JSON with ``package`` (a file), ``cut`` and ``batch``.
+Standard output: JSON with ``measured_bytes``, the growth of the resident set's
+peak (VmHWM) during the pass, and ``predicted_bytes``, the prediction of
+``hapi_splitter.profiling.memory_model``.  Both include the input and exclude
+the weights.
+
+A pass of one sample runs first, because code that torch loads at its first use
+is no activation; its freed memory is returned to the system.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.testbed.process_resources import status_bytes
+from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.package.reader import load_package
+from hapi_splitter.profiling.memory_model import needs_of
+
+PEAK_RESET = "5"
+"""Value for clear_refs that resets the peak to the present size."""
+
+
+def probe(package: str, cut: int, batch: int) -> dict[str, int]:
+    """Measures one pass; see above for arguments and result."""
+    torch.set_num_threads(1)
+    frozen = load_frozen(Path(package))
+    prefix = frozen.prefix(cut)
+    needs = needs_of(frozen, cut)
+    with torch.inference_mode():
+        prefix(inputs(frozen, 1))
+        before = settled_bytes()
+        prefix(inputs(frozen, batch))
+    return {
+        "measured_bytes": status_bytes("VmHWM") - before,
+        "predicted_bytes": needs.peak_bytes(batch) - needs.parameter_bytes,
+    }
+
+
+def load_frozen(package: Path) -> FrozenGraph:
+    """The frozen region as a worker loads it on a CPU."""
+    return load_package(bytearray(package.read_bytes())).to("cpu", fast=True)
+
+
+def inputs(frozen: FrozenGraph, batch: int) -> Any:
+    """Float32 ones, ``[batch, *input_shape]``."""
+    return torch.ones(batch, *frozen.input_shape)
+
+
+def settled_bytes() -> int:
+    """The resident set without free memory; resets the peak."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text(PEAK_RESET)
+    return status_bytes("VmRSS")
+
+
+def main() -> None:
+    json.dump(probe(**json.load(sys.stdin)), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Medians, ratios of paired rounds and their bootstrap intervals.
+
+Every round measures each contender once, one after the other.  The ratio of
+two contenders within one round is what a change of the machine's speed
+disturbs least.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy.stats import bootstrap
+
+CONFIDENCE = 0.95
+RESAMPLES = 9999
+SEED = 0
+
+Rates = Mapping[str, Sequence[float]]
+"""Samples per second of each contender, by round."""
+
+
+def interval_of(
+    values: Sequence[float], statistic: Callable[..., Any] = np.median
+) -> tuple[float, float]:
+    """95 % interval of a statistic, by bootstrap over two or more values."""
+    found = bootstrap(
+        (values,),
+        statistic,
+        confidence_level=CONFIDENCE,
+        n_resamples=RESAMPLES,
+        # BCa, the default, is undefined for the median of so few rounds.
+        method="percentile",
+        random_state=np.random.default_rng(SEED),
+    ).confidence_interval
+    return float(found.low), float(found.high)
+
+
+def summary(values: Sequence[float]) -> dict[str, Any]:
+    """``median`` and its ``interval``."""
+    return {
+        "median": statistics.median(values),
+        "interval": list(interval_of(values)),
+    }
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, Any]:
+    """Median of the rounds' ratios, and its 95 % interval."""
+    return summary([a / b for a, b in zip(above, below, strict=True)])
+
+
+def median_and_range(values: Sequence[float]) -> dict[str, float]:
+    """``median``, ``least`` and ``most``; for too few values for intervals."""
+    return {
+        "median": statistics.median(values),
+        "least": min(values),
+        "most": max(values),
+    }
+
+
+def rotated(names: Sequence[str], number: int) -> list[str]:
+    """The order of a round: each contender begins in turn."""
+    start = number % len(names)
+    return [*names[start:], *names[:start]]
+
+
+def fastest(rates: Rates, names: Sequence[str]) -> str:
+    """The name with the highest median among those measured most often."""
+    present = {name: rates[name] for name in names if rates.get(name)}
+    most = max(map(len, present.values()))
+    full = {name: each for name, each in present.items() if len(each) == most}
+    return max(full, key=lambda name: statistics.median(full[name]))
+
+
+def rate_between(
+    progress: Sequence[Sequence[tuple[float, float]]], begin: float, end: float
+) -> float:
+    """Sum of all processes' rates between two times.
+
+    ``progress`` has (time, total so far) of each process.
+    """
+    total = 0.0
+    for each in progress:
+        first, last = np.interp([begin, end], *np.array(each).T)
+        total += float(last - first)
+    return total / (end - begin)

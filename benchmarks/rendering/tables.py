@@ -1,0 +1,215 @@
+"""Tables of the results page, from a record.  No I/O."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+Record = Mapping[str, Any]
+Row = Sequence[str]
+
+NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "auto": "HAPI auto",
+        "auto-cache": "HAPI auto, features cached in the store",
+        "freeze-cache": "HAPI freeze, features cached in the store",
+        "stream": "HAPI stream (no push-down)",
+        "tar-stream": "tar stream",
+        "webdataset": "webdataset",
+        "mosaic": "mosaicml-streaming (disk cache)",
+        "local-features": "features in client memory",
+        "tar-stream-resized": "tar stream, resized photographs",
+    }
+)
+"""Contenders of the whole runs, in the order of the table."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of texts, with its title."""
+
+    title: str
+    columns: Row
+    rows: Sequence[Row]
+
+
+def entries(record: Record, experiment: str) -> list[Mapping[str, Any]]:
+    """Complete entries of an experiment; empty if it was not run."""
+    section = record["experiments"].get(experiment, {})
+    section = section.get("body", section)
+    found = section.get("cells") or section.get("entries") or []
+    return [each for each in found if each["complete"]]
+
+
+def interval(low: float, high: float, digits: int = 2) -> str:
+    """``low … high``."""
+    return f"{low:.{digits}f} … {high:.{digits}f}"
+
+
+def _order(cell: Mapping[str, Any]) -> tuple[Any, ...]:
+    return cell["model"], cell["freeze"], cell["link"] or 0.0
+
+
+def grid(record: Record) -> Table:
+    """Epoch 1: ``auto`` and the best opponent of each cell."""
+    rows = []
+    for cell in sorted(entries(record, "grid"), key=_order):
+        rates, best = cell["samples_per_second"], cell["best_external"]
+        limit = cell["link_bytes_per_second"]
+        link = f"{cell['link']:g} ({limit / 1e6:.1f} MB/s)" if limit else "-"
+        rows.append(
+            (
+                cell["model"],
+                cell["freeze"],
+                link,
+                f"{rates['auto']:.1f}",
+                f"{best} {rates[best]:.1f}",
+                f"{cell['ratio']['median']:.2f}",
+                interval(*cell["ratio"]["interval"]),
+            )
+        )
+    columns = (
+        *("network", "frozen", "link", "auto, samples/s"),
+        *("best loader, samples/s", "ratio", "95 % interval"),
+    )
+    return Table("Epoch 1", columns, rows)
+
+
+def runs(record: Record) -> Table:
+    """Whole runs: seconds of one epoch and of all, by contender and cell."""
+    cells = sorted(entries(record, "runs"), key=_order)
+    rows = []
+    for name, shown in NAMES.items():
+        row = [shown]
+        for cell in cells:
+            found = cell["cumulative"].get(name)
+            if found is None:
+                row.append("not run")
+                continue
+            once = "auto-1" if name == "auto" else name
+            first = cell["cumulative"][once]["seconds"][0]
+            row.append(f"{first:.1f} / {found['seconds'][-1]:.1f}")
+        rows.append(row)
+    columns = (
+        "contender",
+        *(each["name"].replace("/", " ") for each in cells),
+    )
+    return Table("Seconds of a run of 1 and of 5 epochs", columns, rows)
+
+
+def tenants(record: Record) -> Table:
+    """Several accounts at once, with the same network."""
+    rows, found = [], entries(record, "tenants")
+    for entry in sorted(found, key=lambda each: len(each["workloads"])):
+        if len({*entry["workloads"]}) > 1:
+            continue
+        rates = entry["samples_per_second"]
+        ratios = [
+            a["samples_per_second"] / b["samples_per_second"]
+            for a, b in zip(
+                entry["rounds"]["auto"],
+                entry["rounds"]["tar-stream"],
+                strict=True,
+            )
+        ]
+        rows.append(
+            (
+                str(len(entry["workloads"])),
+                f"{rates['auto']:.0f}",
+                f"{rates['tar-stream']:.0f}",
+                f"{statistics.median(ratios):.2f}",
+                f"{entry['jain']['auto']:.3f}",
+            )
+        )
+    columns = (
+        *("jobs", "auto, samples/s", "tar stream, samples/s"),
+        *("ratio", "Jain's index of auto"),
+    )
+    return Table("Jobs of several accounts at once", columns, rows)
+
+
+def regret(record: Record) -> Table:
+    """``auto`` and the best fixed cut of each cell."""
+    rows = []
+    for cell in sorted(entries(record, "regret"), key=_order):
+        rates, best = cell["samples_per_second"], cell["best_static"]
+        low, high = cell["interval"]
+        rows.append(
+            (
+                cell["name"],
+                f"{rates['auto']:.1f}",
+                f"{best} {rates[best]:.1f}",
+                f"{1 - cell['regret']:.2f}",
+                interval(1 - high, 1 - low),
+            )
+        )
+    columns = (
+        *("cell", "auto, samples/s", "best fixed cut, samples/s"),
+        *("ratio", "95 % interval"),
+    )
+    return Table("The plan and the best fixed cut", columns, rows)
+
+
+def wire_bytes(record: Record) -> Table:
+    """JPEG bytes over feature bytes, for the cuts with a goal."""
+    found = record["experiments"].get("bytes", {}).get("goals", ())
+    rows = [
+        (
+            f"{each['network']}, {each['boundary']}",
+            each["encoding"],
+            f"{each['ratio']:.1f}",
+            f"{each['least_ratio']:g}",
+        )
+        for each in found
+    ]
+    columns = ("cut", "encoding", "times fewer bytes", "goal")
+    return Table("Bytes of a sample", columns, rows)
+
+
+def accuracy(record: Record) -> Table:
+    """Accuracy of a tail by encoding, relative to float32."""
+    section = record["experiments"].get("accuracy", {})
+    rows = []
+    for kind, freeze in section.get("freezes", {}).items():
+        for name, found in freeze["ways"].items():
+            off = found["difference"]
+            rows.append(
+                (
+                    f"{kind} ({freeze['module']})",
+                    name,
+                    f"{found['mean']:.1%}",
+                    f"{100 * off['mean']:+.2f}",
+                    interval(100 * off["low"], 100 * off["high"], 1),
+                )
+            )
+    columns = (
+        *("frozen", "encoding", "accuracy"),
+        *("points to float32", "range of 3 seeds"),
+    )
+    return Table("Accuracy of a tail", columns, rows)
+
+
+TABLES: Mapping[str, Callable[[Record], Table]] = MappingProxyType(
+    {
+        "grid": grid,
+        "runs": runs,
+        "tenants": tenants,
+        "regret": regret,
+        "bytes": wire_bytes,
+        "accuracy": accuracy,
+    }
+)
+
+
+def goals(record: Record) -> Table:
+    """Goals of all experiments that have one."""
+    words = {True: "met", False: "missed", None: "not measured"}
+    rows = [
+        (name, goal, words[met])
+        for name, section in record["experiments"].items()
+        for goal, met in section.get("met", {}).items()
+    ]
+    return Table("Goals", ("experiment", "goal", "verdict"), rows)

@@ -1,0 +1,138 @@
+"""Every benchmark, with ``--quick`` on a real Swift and a real worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from photos import shard
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 900.0
+NUM_PHOTOGRAPHS = 64
+
+pytestmark = [
+    pytest.mark.skipif(
+        len(os.sched_getaffinity(0)) < 2, reason="two tiers need two cores"
+    ),
+    pytest.mark.timeout(SECONDS),
+]
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tar of small photographs."""
+    path = tmp_path_factory.mktemp("photographs") / "photos.tar"
+    path.write_bytes(shard(NUM_PHOTOGRAPHS, size=96))
+    return path
+
+
+def run(*arguments: str) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments],
+        cwd=ROOT,
+        check=True,
+        timeout=SECONDS,
+    )
+
+
+def experiment(name: str, photographs: Path, tmp_path: Path) -> Any:
+    """Section of the record, which is rendered as HTML."""
+    path = tmp_path / "record.json"
+    options = ["--quick", "--no-netns", "--json", str(path)]
+    run("run", name, "--data", str(photographs), *options)
+    record = json.loads(path.read_text())
+    assert record["settings"]["quick"]
+    run("report", str(path), "--html", str(tmp_path / "html"))
+    assert (tmp_path / "html" / "index.html").stat().st_size > 0
+    section = record["experiments"][name]
+    assert section["complete"]
+    return section
+
+
+def test_grid_compares_auto_with_opponents(
+    photographs: Path, tmp_path: Path
+) -> None:
+    [cell] = experiment("grid", photographs, tmp_path)["cells"]
+    assert cell["ratio"]["median"] > 0
+    assert cell["best_external"] in cell["samples_per_second"]
+    for epochs in cell["rounds"].values():
+        assert all(each["samples"] > 0 for each in epochs)
+
+
+def test_regret_compares_auto_with_fixed_cuts(
+    photographs: Path, tmp_path: Path
+) -> None:
+    [cell] = experiment("regret", photographs, tmp_path)["body"]["cells"]
+    assert cell["regret"] < 1
+    assert cell["best_static"] in cell["rounds"]
+    assert cell["shared"].keys() == {"hapi-2022", "hapi-sc24"}
+
+
+def test_runs_start_from_cold(photographs: Path, tmp_path: Path) -> None:
+    [cell] = experiment("runs", photographs, tmp_path)["entries"]
+    [cached] = cell["runs"]["freeze-cache"]
+    assert cached["epochs"][-1]["cached"] == cell["samples"]
+    sent = [
+        run["before"]["package_bytes"]
+        + sum(each["package_bytes"] for each in run["epochs"])
+        for run in cell["runs"]["freeze-cache"]
+    ]
+    assert all(size > 0 for size in sent)
+
+
+def test_tenants_train_in_accounts_of_their_own(
+    photographs: Path, tmp_path: Path
+) -> None:
+    [entry] = experiment("tenants", photographs, tmp_path)["entries"]
+    assert len(entry["workloads"]) == 2
+    assert entry["samples_per_second"].keys() == {
+        "auto",
+        "freeze",
+        "tar-stream",
+    }
+
+
+def test_bytes_of_features_are_counted(
+    photographs: Path, tmp_path: Path
+) -> None:
+    section = experiment("bytes", photographs, tmp_path)
+    boundaries = section["networks"]["resnet18"]["boundaries"]
+    sizes = {each["name"]: each["bytes"] for each in boundaries}
+    # 512 values, and what a stream of few samples adds.
+    assert 4 * 512 < sizes["avgpool"]["float32"] < 6 * 512
+    assert sizes["avgpool"]["float16"] < sizes["avgpool"]["float32"]
+
+
+def test_accuracy_without_cifar_is_not_measured(
+    photographs: Path, tmp_path: Path
+) -> None:
+    section = experiment("accuracy", photographs, tmp_path)
+    assert "cifar10-*.tar" in section["absent"]
+
+
+@pytest.mark.parametrize(
+    ("command", "key", "needs_data"),
+    [
+        ("worker", "cells", True),
+        ("filter", "proxy", False),
+        ("memory", "cells", False),
+        ("fairness", "scenarios", True),
+    ],
+)
+def test_command_measures_and_writes_json(
+    command: str, key: str, needs_data: bool, photographs: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "found.json"
+    data = ["--data", str(photographs)] if needs_data else []
+    run(command, "--quick", "--json", str(path), *data)
+    found = json.loads(path.read_text())
+    assert found["benchmark"] == command
+    assert found["settings"]["quick"]
+    assert found[key]

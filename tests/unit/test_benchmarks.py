@@ -1,0 +1,215 @@
+"""Mathematics of the benchmarks' verdicts, and their rendered record."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.experiments import regret_cell, run_summary, verdict
+from benchmarks.micro.contention import SCENARIOS
+from benchmarks.micro.contention import judge as judge_fairness
+from benchmarks.micro.fair_shares import jain_index, max_min_shares
+from benchmarks.ratios import (
+    fastest,
+    interval_of,
+    rate_between,
+    ratio,
+    rotated,
+)
+from benchmarks.record import SuiteRecord, begin, load, missing
+from benchmarks.report import write_rst
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORD = ROOT / "benchmarks" / "results" / "two-cores.json"
+
+
+def test_interval_of_five_rounds_reaches_from_lowest_to_highest() -> None:
+    assert interval_of([3.0, 1.0, 2.0, 5.0, 4.0]) == (1.0, 5.0)
+
+
+def test_ratio_is_the_median_of_paired_rounds() -> None:
+    found = ratio([2.0, 9.0, 4.0], [1.0, 3.0, 4.0])
+    assert found["median"] == 2.0
+    assert found["interval"] == [1.0, 3.0]
+
+
+def test_fastest_ignores_contenders_with_fewer_rounds() -> None:
+    rates = {"a": [1.0, 1.0], "b": [9.0], "c": [2.0, 0.5]}
+    assert fastest(rates, ["a", "b", "c", "absent"]) == "c"
+
+
+def test_each_contender_begins_a_round() -> None:
+    assert [rotated("abc", n)[0] for n in range(4)] == ["a", "b", "c", "a"]
+
+
+def test_rate_between_interpolates_and_adds_up() -> None:
+    progress = [(0.0, 0.0), (2.0, 20.0)]
+    assert rate_between([progress, progress], 0.5, 1.5) == 20.0
+
+
+@pytest.mark.parametrize(
+    ("demands", "weights", "shares"),
+    [
+        ({"a": 1.0, "b": 9.0, "c": 9.0}, None, [1.0, 4.5, 4.5]),
+        ({"a": 9.0, "b": 9.0, "c": 9.0}, {"a": 3.0}, [6.0, 2.0, 2.0]),
+        ({"a": 1.0, "b": 2.0, "c": 3.0}, None, [1.0, 2.0, 3.0]),
+    ],
+)
+def test_max_min_shares_fill_the_capacity(
+    demands: dict[str, float],
+    weights: dict[str, float] | None,
+    shares: list[float],
+) -> None:
+    found = max_min_shares(demands, 10.0, weights)
+    assert list(found.values()) == pytest.approx(shares)
+
+
+def test_jain_index_is_one_if_all_are_equal() -> None:
+    assert jain_index([2.0, 2.0]) == 1.0
+    assert jain_index([1.0, 0.0]) == 0.5
+
+
+def test_fairness_is_missed_if_a_guarded_account_starves() -> None:
+    scenario = SCENARIOS[0]
+
+    def rates(cost: float) -> dict[str, float]:
+        return {"samples": cost, "cost": cost, "refused": 0}
+
+    alone = {each.name: rates(2.0) for each in scenario.accounts}
+    equal = {each.name: rates(0.5) for each in scenario.accounts}
+    starving = {**equal, scenario.accounts[1].name: rates(0.1)}
+    fair = {"alone": alone, "together": equal}
+    unfair = {"alone": alone, "together": starving}
+    assert judge_fairness(scenario, [fair, fair])["met"]
+    assert not judge_fairness(scenario, [unfair, unfair])["met"]
+
+
+def epochs(*rates: float) -> list[dict[str, float]]:
+    return [{"samples_per_second": each} for each in rates]
+
+
+def test_grid_verdict_compares_auto_with_the_best_opponent() -> None:
+    entry: dict[str, Any] = {
+        "again": "tar-stream",
+        "rounds": {
+            "auto": epochs(8.0, 9.0),
+            "tar-stream": epochs(4.0, 4.5),
+            "webdataset": epochs(5.0),
+            "again": epochs(4.0, 4.5),
+        },
+    }
+    verdict.judge(entry)
+    assert entry["best_external"] == "tar-stream"
+    assert entry["ratio"]["median"] == 2.0
+    assert entry["noise"]["median"] == 1.0
+
+
+def test_slow_contenders_are_measured_once() -> None:
+    rates = {
+        "tar-stream": [10.0],
+        "webdataset": [9.0],
+        "mosaic": [8.0],
+        "s3-tars": [9.5],
+        "auto": [20.0],
+        "stream": [10.0],
+        "freeze": [19.0],
+    }
+    assert verdict.in_reach(rates) == [
+        "tar-stream",
+        "s3-tars",
+        "auto",
+        "freeze",
+    ]
+
+
+def test_regret_is_missed_only_beyond_its_interval() -> None:
+    def judged(auto: list[float]) -> dict[str, Any]:
+        entry: dict[str, Any] = {
+            "shared": {"hapi-2022": "cut-1"},
+            "rounds": {
+                "auto": auto,
+                "stream": [5.0] * 5,
+                "cut-1": [10.0] * 5,
+            },
+        }
+        regret_cell.judge(entry)
+        return entry
+
+    slow = judged([9.0] * 5)
+    assert slow["regret"] == pytest.approx(0.1)
+    assert slow["missed"]
+    assert slow["samples_per_second"]["hapi-2022"] == 10.0
+    assert not judged([9.0, 9.8, 9.0, 10.0, 9.0])["missed"]
+    assert judged([11.0] * 5)["above_best_static"]
+
+
+def test_run_summary_counts_from_the_start_of_a_run() -> None:
+    def run(before: float, *seconds: float) -> dict[str, Any]:
+        return {
+            "before": {"seconds": before},
+            "epochs": [{"seconds": each} for each in seconds],
+        }
+
+    found = run_summary.summarise(
+        {
+            "auto": [run(2.0, 10.0, 4.0, 6.0)],
+            "auto-1": [run(1.0, 9.0)],
+            "stream": [run(1.0, 10.0, 10.0, 10.0)],
+            "tar-stream": [run(0.0, 8.0, 8.0, 8.0)],
+        }
+    )
+    assert found["cumulative"]["auto"]["seconds"] == [12.0, 16.0, 22.0]
+    assert found["auto_over_stream"]["1"]["median"] == 10.0 / 11.0
+    assert found["auto_over_best"]["3"]["median"] == 22.0 / 24.0
+    assert found["speedup"]["auto"]["stream"]["median"] == 2.0
+
+
+def test_record_is_continued_only_with_equal_settings(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    record = SuiteRecord(path, {"quick": True})
+    section = record.section("grid")
+    missing(section, [])
+    begin(section, "a")["complete"] = True
+    begin(section, "b")
+    record.save()
+    with pytest.raises(ValueError, match="--resume"):
+        SuiteRecord(path, {"quick": True})
+    with pytest.raises(ValueError, match="quick=True"):
+        SuiteRecord(path, {"quick": False}, resume=True)
+    again = SuiteRecord(path, {"quick": True}, resume=True)
+    assert missing(again.section("grid"), ["a", "b", "c"]) == ["b", "c"]
+
+
+def test_results_page_is_rendered_from_the_record(tmp_path: Path) -> None:
+    record, page = load(RECORD), tmp_path / "docs" / "results.rst"
+    page.parent.mkdir()
+    images = page.parent / "images" / "results"
+    write_rst(record, RECORD.relative_to(ROOT), page, images)
+    assert page.read_text() == (ROOT / "docs" / "results.rst").read_text()
+    changed = copy.deepcopy(record)
+    cell = changed["experiments"]["grid"]["cells"][0]
+    cell["ratio"] = {"median": 77.0, "interval": [76.0, 78.0]}
+    write_rst(changed, RECORD.relative_to(ROOT), page, images)
+    assert '"77.00"' in page.read_text()
+
+
+def test_opponents_import_nothing_of_hapi() -> None:
+    code = (
+        "import sys; from benchmarks.opponents import ("
+        "convert, local_features, serve, tar_stream);"
+        "from benchmarks.micro import tight_loop;"
+        "sys.exit([n for n in sys.modules if n.startswith('hapi_')] or 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
