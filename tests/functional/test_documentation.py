@@ -256,7 +256,7 @@ def test_python_runs_on_two_ranks(cluster, workplace, tmp_path, block):
 
 def test_training_script_of_the_readme_is_that_of_the_quick_start():
     def script(page: str) -> str:
-        (found,) = [b for b in blocks_of(page) if "TransferJob(" in b.text]
+        (found,) = [b for b in blocks_of(page) if "FeatureDataset(" in b.text]
         return program(found)
 
     assert script("README.md") == script("docs/tutorial/quickstart.rst")

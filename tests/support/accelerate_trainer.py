@@ -25,8 +25,10 @@ def main(result: Path) -> None:
             torch.optim.SGD(job.tail.parameters(), lr=RATE, momentum=0.9),
         )
         losses = []
+        data = accelerator.prepare(job.dataset())
         for epoch in range(EPOCHS):
-            for features, labels in accelerator.prepare(job.loader(epoch)):
+            data.set_epoch(epoch)
+            for features, labels in data:
                 loss = torch.nn.functional.cross_entropy(
                     tail(features), labels
                 )
