@@ -24,10 +24,10 @@ _MAX_SOCKET_PATH_BYTES = 107 - len(".admin")
 
 
 def parse_bytes(text: str) -> int:
-    """``"64 MiB"`` → 67108864; a bare number counts bytes.
+    """Parses a size such as ``"64 MiB"``; a bare number counts bytes.
 
     Raises:
-        ValueError: naming what is allowed.
+        ValueError: the text is not a size; the message says what is allowed.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None or int(match[1]) == 0:
@@ -134,80 +134,82 @@ def _option(
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """Everything an operator can set; ``deploy/hapi-worker.conf-sample``
-    says the same with room for explanation."""
+    """The operator's options; ``deploy/hapi-worker.conf-sample`` explains
+    them."""
 
     socket: str = _option("/run/hapi/worker.sock", _socket_path)
     """Unix socket for the filter; ``<socket>.admin`` answers health and
     metrics."""
     socket_mode: int = _option("0660", _mode)
     allowed_users: frozenset[int] = _option("", _users)
-    """Who may connect beside root and the worker's own user."""
+    """Users that may connect, in addition to root and the worker's own."""
     device: str = _option("auto", _device)
-    """All GPUs, else the CPU; or names, separated by commas."""
+    """``auto`` for all GPUs, or the CPU without one; or names of devices,
+    separated by commas."""
     memory_limit: int | None = _option("auto", _memory)
-    """Bytes on each device for resident models and the forward passes that
-    run; None for a share of what the device has."""
+    """Bytes on each device for loaded models and running forward passes;
+    None for a share of the device's memory."""
     max_streams: int = _option("16", _count(1))
     """Jobs at a time, granted or running."""
     max_streams_per_account: int = _option("8", _count(1), reloads=True)
     account_weights: tuple[tuple[str, float], ...] = _option(
         "", _weights, reloads=True
     )
-    """Accounts and their parts of the worker; 1 for all others."""
+    """Accounts and their weights; all others have 1."""
     max_batch: int = _option("0", _count(0))
-    """Samples in a micro-batch; 0 for what suits the device."""
+    """Samples in a micro-batch; 0 for the device's default."""
     forwards: int = _option("0", _count(0))
     """Forward passes at a time on a CPU; 0 for one per allowed core."""
     decode_threads: int = _option("0", _count(0))
-    """Of their own; 0 for one per allowed core beside a GPU, and for none on
-    a CPU, where the threads of the forward passes decode."""
+    """Threads that only decode; 0 for one per allowed core with a GPU, and
+    for none on a CPU, where the threads of the forward passes decode."""
     torch_threads: int = _option("1", _count(1))
     """Threads of one forward pass on the CPU."""
     buffer_bytes: int = _option("64MiB", parse_bytes, reloads=True)
-    """Per job: samples read and not yet in a batch; features not yet sent."""
+    """Bytes per job for samples that are not in a batch yet, and for features
+    that are not sent yet."""
     max_object_bytes: int = _option("16GiB", parse_bytes, reloads=True)
     max_package_bytes: int = _option("2GiB", parse_bytes)
     max_sample_bytes: int = _option("64MiB", parse_bytes, reloads=True)
-    """Of one sample, all its members together; of an array as the model
+    """Bytes of one sample with all its members, or of one array as the model
     takes it."""
     max_pixels: int = _option("67108864", _count(1), reloads=True)
-    """Of one image, checked before it is decoded."""
+    """Pixels of one image, checked before it is decoded."""
     max_samples: int = _option("1000000", _count(1), reloads=True)
-    """In one object."""
+    """Samples in one object."""
     max_identities: int = _option("4096", _count(1))
     """Model objects whose digest is remembered."""
     grant_seconds: float = _option("10", _seconds)
-    """After which an unused grant lapses."""
+    """Lifetime of an unused grant."""
     queue_seconds: float = _option("20", _seconds, reloads=True)
-    """How long a request waits for a place, and for memory."""
+    """Longest wait of a request for admission, and for memory."""
     model_wait_seconds: float = _option("60", _seconds)
-    """How long a job waits for another one's upload of the same model."""
+    """Longest wait of a job for another job's upload of the same model."""
     idle_seconds: float = _option("75", _seconds, reloads=True)
-    """Longest silence of a sender."""
+    """Longest wait for bytes of a job's body."""
     stall_seconds: float = _option("120", _seconds)
-    """Longest time a reader may take nothing."""
+    """Longest time that a client may take nothing."""
     batch_seconds: float = _option("300", _seconds, reloads=True)
-    """Longest time without a step forward inside the worker."""
+    """Longest time without progress inside the worker."""
     pass_seconds: float = _option("60", _seconds, reloads=True)
-    """Longest forward pass; a model that exceeds it time and again is left
-    out for a while."""
+    """Longest forward pass; a model that exceeds it repeatedly is refused for
+    a while."""
     profile_seconds: float = _option("10", _seconds)
-    """Of the device, for the profile of one model."""
+    """Device time for the profile of one model."""
     drain_seconds: float = _option("30", _seconds, reloads=True)
-    """On SIGTERM: how long running jobs may take to end."""
+    """Time for running jobs to end after SIGTERM."""
     log_level: str = _option("INFO", _log_level, reloads=True)
 
 
 def merged(
     running: WorkerConfig, wanted: WorkerConfig
 ) -> tuple[WorkerConfig, list[str]]:
-    """What a running worker can take over of a configuration.
+    """Applies the options of ``wanted`` that may change at run time.
 
     Returns:
         The new configuration, and the options that need a new start.
     """
-    changes, kept = {}, []
+    changes, unchanged = {}, []
     for option in fields(WorkerConfig):
         value = getattr(wanted, option.name)
         if value == getattr(running, option.name):
@@ -215,15 +217,15 @@ def merged(
         if option.metadata["reloads"]:
             changes[option.name] = value
         else:
-            kept.append(option.name)
-    return replace(running, **changes), kept
+            unchanged.append(option.name)
+    return replace(running, **changes), unchanged
 
 
 def load_config(path: str) -> WorkerConfig:
     """Reads section ``[hapi-worker]`` of an INI file.
 
     Raises:
-        ValueError: for what cannot be read, unknown options, bad values.
+        ValueError: the file cannot be read, or an option is unknown or bad.
     """
     parser = configparser.ConfigParser(interpolation=None)
     try:
@@ -241,29 +243,30 @@ def load_config(path: str) -> WorkerConfig:
 
 
 def parse_config(texts: dict[str, str]) -> WorkerConfig:
-    """Option names and texts → typed configuration.
+    """Parses option names and texts into a typed configuration.
 
     Raises:
-        ValueError: naming each bad option, its value and what is allowed.
+        ValueError: the message has each bad option, its value and what is
+            allowed.
     """
     options = {option.name: option for option in fields(WorkerConfig)}
     values = {}
-    mistakes = []
+    problems = []
     for name, text in texts.items():
         if name not in options:
-            mistakes.append(f"unknown option {name!r} in [{SECTION}]")
+            problems.append(f"unknown option {name!r} in [{SECTION}]")
             continue
         try:
             values[name] = options[name].metadata["parse"](text.strip())
         except ValueError as error:
-            mistakes.append(f"option {name!r} is {text!r}; allowed: {error}")
+            problems.append(f"option {name!r} is {text!r}; allowed: {error}")
     if not set(texts) <= set(options):
-        mistakes.append(f"known options: {', '.join(sorted(options))}")
-    if mistakes:
-        raise ValueError("; ".join(mistakes))
+        problems.append(f"known options: {', '.join(sorted(options))}")
+    if problems:
+        raise ValueError("; ".join(problems))
     return WorkerConfig(**values)
 
 
 def option_defaults() -> dict[str, str]:
-    """Each option's default as it would stand in the file."""
+    """Returns the text of each option's default."""
     return {o.name: o.metadata["text"] for o in fields(WorkerConfig)}

@@ -28,10 +28,10 @@ EXIT_USAGE = 2
 EXIT_CANNOT_START = 1
 EXIT_NO_DEVICE = 3
 OUT_OF_SERVICE = 255
-"""In place of a signal's number."""
+"""Stands in place of a signal's number."""
 
 END_SECONDS = 5.0
-"""After the drain, for all threads to end."""
+"""Time for all threads to end after the drain."""
 
 if TYPE_CHECKING:
     from hapi_worker.jobs.worker import Worker
@@ -106,7 +106,7 @@ def _serve(path: str, config: WorkerConfig) -> int:
     except (OSError, ValueError) as error:
         return _cannot_start(error)
     keep_heap()  # before there are threads
-    # torch takes seconds to load, for which nobody above need wait.
+    # torch takes seconds to load; the checks above must not wait for it.
     from hapi_worker.server.service import Service
     from hapi_worker.server.unix_server import SocketInUseError
 
@@ -115,7 +115,7 @@ def _serve(path: str, config: WorkerConfig) -> int:
         service = Service(
             config, out_of_service=signals.end, listeners=listeners
         )
-        # What is there now stays, and need not be looked at again and again.
+        # Objects of the start stay: the collector need not scan them.
         gc.freeze()
         service.begin()
     except (SocketInUseError, OSError, ValueError) as error:
@@ -130,7 +130,7 @@ def _serve(path: str, config: WorkerConfig) -> int:
     notify_systemd("READY=1")
     while (number := signals.wait(TICK_SECONDS)) in (None, signal.SIGHUP):
         if number is None:
-            worker.admission.drop_lapsed()
+            worker.admission.drop_expired()
             worker.check_devices()
         else:
             _reload(path, worker)
@@ -150,27 +150,29 @@ def _cannot_start(error: Exception) -> int:
 
 
 def _ended(service: Service, status: int) -> int:
-    """The exit status; where threads go on, the process ends here.
+    """Ends the service and returns the exit status.
 
-    An interpreter that ends beside a thread of torch is aborted, and the
-    driver of a device that hangs may wait for it.
+    If threads still run, the process ends here: an interpreter that ends
+    while a thread of torch runs is aborted, and the driver of a device that
+    hangs may wait for that thread.
     """
-    # Libraries complain about what is not collected at the end.
+    # Libraries warn about objects that are not collected at exit.
     gc.unfreeze()
     ending = threading.Thread(target=service.end, daemon=True)
     ending.start()
     ending.join(END_SECONDS)
     if not service.ended:
-        logger.warning("the worker ends beside threads that are still busy")
+        logger.warning("the worker exits while threads are still busy")
         logging.shutdown()
         os._exit(status)
     return status
 
 
 def _check_paths(listeners: Iterable[str], config: WorkerConfig) -> None:
-    """
+    """Checks that the worker uses all sockets that systemd opened.
+
     Raises:
-        ValueError: systemd holds a socket that the worker does not use.
+        ValueError: it does not use one of them.
     """
     used = (config.socket, config.socket + ".admin")
     unused = sorted(set(listeners) - set(used))
@@ -183,16 +185,16 @@ def _check_paths(listeners: Iterable[str], config: WorkerConfig) -> None:
 
 
 def _reload(path: str, worker: Worker) -> None:
-    """Takes over what may change; a bad file changes nothing."""
+    """Reads the configuration again; a bad file changes nothing."""
     notify_systemd(f"RELOADING=1\nMONOTONIC_USEC={monotonic_usec()}")
     try:
-        config, kept = merged(worker.config, load_config(path))
+        config, unchanged = merged(worker.config, load_config(path))
     except ValueError as error:
         logger.error("cannot reload, and go on as before: %s", error)
     else:
-        if kept:
+        if unchanged:
             logger.warning(
-                "these options need a new start: %s", ", ".join(kept)
+                "these options need a new start: %s", ", ".join(unchanged)
             )
         worker.reload(config)
         logging.getLogger().setLevel(config.log_level)
@@ -208,18 +210,18 @@ class _Signals:
         self._writable.setblocking(False)
         signal.set_wakeup_fd(self._writable.fileno())
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            # The handler itself does nothing: it would run in the middle of
-            # whatever the main thread holds.
+            # The handler does nothing: it would interrupt the main thread
+            # while that holds locks.
             signal.signal(number, lambda number, frame: None)
 
     def wait(self, seconds: float) -> int | None:
-        """The next signal, or :data:`OUT_OF_SERVICE`; None after a while."""
+        """Returns the next signal or :data:`OUT_OF_SERVICE`, else None."""
         if not select.select([self._readable], [], [], seconds)[0]:
             return None
         return self._readable.recv(1)[0]
 
     def end(self) -> None:
-        """Says that no device is left; from any thread."""
+        """Reports that no device is left; callable from any thread."""
         self._writable.send(bytes([OUT_OF_SERVICE]))
 
 

@@ -1,10 +1,4 @@
-"""The body of a job: HTTP/1.1 chunks, read strictly and with deadlines.
-
-cheroot's own reader takes a cut-off last chunk for a clean end, holds a whole
-chunk of any size in memory and cannot say how long it waited.  This one reads
-from the same buffered connection, ends only at a complete last chunk, and is
-woken by :meth:`Connection.stop_reading`.
-"""
+"""Connection to the peer of a request: readiness, disconnection, shutdown."""
 
 from __future__ import annotations
 
@@ -19,26 +13,26 @@ from hapi_protocol.errors import (
 )
 
 POLL_SECONDS = 0.25
-"""How soon a closed connection is noticed."""
+"""Interval of the checks for a closed connection."""
 
-IsGone = Callable[[], bool]
-"""Whether who asked waits no more for the answer."""
+IsDisconnected = Callable[[], bool]
+"""Returns True if the caller waits no more for the response."""
 
 
-def never_gone() -> bool:
-    """Of an asker without a connection."""
+def always_connected() -> bool:
+    """The :data:`IsDisconnected` of a caller without a connection."""
     return False
 
 
-class SenderGoneError(Exception):
-    """The sender closed the connection before the end of the body."""
+class ClientDisconnectedError(Exception):
+    """The peer closed the connection before the end of the body."""
 
 
 class Connection:
-    """A request's socket, for the two things WSGI has no words for.
+    """A request's socket, for what WSGI does not offer.
 
     Args:
-        sock: of the connection.
+        sock: the socket.
         reader: the connection's buffered reader (a ``peek`` or ``read1``
             makes at most one system call).
     """
@@ -48,23 +42,23 @@ class Connection:
         self.reader = reader
 
     def wait_readable(self, seconds: float) -> bool:
-        """Whether a read will return at once; waits up to ``seconds``."""
+        """Returns True once a read does not block; waits up to ``seconds``."""
         if self.reader.has_data():
             return True
         return bool(_poll(self._socket, select.POLLIN, seconds))
 
-    def is_gone(self) -> bool:
-        """Whether the other end is closed in both directions."""
+    def is_disconnected(self) -> bool:
+        """Returns True if the peer closed both directions."""
         return bool(
             _poll(self._socket, 0, 0) & (select.POLLHUP | select.POLLERR)
         )
 
     def stop_reading(self) -> None:
-        """Wakes a thread that reads, and stops the sender."""
+        """Wakes a thread that reads, and stops the peer from sending."""
         self._shut(socket.SHUT_RD)
 
     def break_off(self) -> None:
-        """Wakes threads that read or write; the other end sees the end."""
+        """Closes both directions; wakes threads that read or write."""
         self._shut(socket.SHUT_RDWR)
 
     def _shut(self, how: int) -> None:
@@ -83,8 +77,8 @@ def _poll(sock: socket.socket, events: int, seconds: float) -> int:
     return found[0][1] if found else 0
 
 
-def asker_gone() -> HapiError:
-    """What nobody reads, and the metrics count."""
+def client_disconnected_error() -> HapiError:
+    """The refusal of a caller that disconnected; only metrics see it."""
     return AnnotationError(
-        "bad_request", "the other end closed the connection while it waited"
+        "bad_request", "the caller closed the connection while it waited"
     )

@@ -114,7 +114,7 @@ class ArrayTransform:
 
     @property
     def augmentation(self) -> None:
-        """None: arrays are not augmented."""
+        """None, because arrays are not augmented."""
         return None
 
     @property

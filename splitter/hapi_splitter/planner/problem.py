@@ -115,7 +115,7 @@ class Option:
 
     @property
     def rounding(self) -> int:
-        """Rank of the encoding's rounding: 0 for images, then 1 to 12.
+        """Rank of the encoding's rounding, 0 for images, then 1 to 12.
 
         Ordered by number format, then by compression, which costs time.
         """
@@ -130,7 +130,7 @@ class Option:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Sort key: by cut, then the most exact encoding first."""
+        """Sort key, by cut, then the most exact encoding first."""
         return self.cut, self.rounding
 
 

@@ -1,4 +1,4 @@
-"""What flows through a job's pipeline: samples, then parts of batches."""
+"""Items of a job's pipeline: queued samples, then batches of rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hapi_protocol.shards import Sample
 from hapi_splitter.encodings import EncodedFeatures
 
 ROW_BYTES = 512
-"""Charged for a row beside its image and its texts."""
+"""Bytes charged for a row in addition to its image and its texts."""
 
 
 @dataclass(eq=False)
@@ -35,8 +35,8 @@ class Batch:
     """A job's rows of one micro-batch, in shard order.
 
     Attributes:
-        images: of the rows without error, until the pass begins.
-        encoded: ``[rows without error, *shape]``, when it is done.
+        images: inputs of the rows without error, until the pass has ended.
+        encoded: features ``[rows without error, *shape]`` of the pass.
     """
 
     rows: list[Row]
@@ -53,15 +53,15 @@ class Batch:
 
 
 def row_bytes(row: Row) -> int:
-    """Memory that a row takes, its image apart; an upper bound."""
-    # Four bytes a character: Python's widest strings.
+    """Upper bound of a row's memory without its image."""
+    # Python's widest strings have four bytes per character.
     return ROW_BYTES + 4 * (
         len(row.key) + len(row.meta or "") + len(row.error or "")
     )
 
 
 def row_of(sample: Sample) -> Row:
-    """The sample's row, as far as it is known before it is decoded."""
+    """Makes the row of a sample that is not decoded yet."""
     label, meta = sample.label_and_meta()
     return Row(
         index=sample.index,

@@ -1,9 +1,9 @@
-"""Streams of one account that share their micro-batches.
+"""Coalescing: streams of one account share micro-batches.
 
 A *group* is the streams charged to one account that run the same cut of the
-same model on the same device, their images transformed alike.  A pass is asked
-for when enough samples wait, and takes them when a thread begins it: what has
-come meanwhile goes with it.  Accounts never share a batch.
+same model on the same device with the same transform.  A pass is requested
+when enough samples wait.  It takes samples when a thread starts it, so those
+that arrived meanwhile are included.  Accounts never share a batch.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from hapi_protocol.errors import HapiError
 from hapi_splitter.encodings import EncodedFeatures
 from hapi_worker.execution.batch_items import Batch, QueuedSample
 from hapi_worker.execution.decode import Decoder
-from hapi_worker.execution.forward import Forwarded
+from hapi_worker.execution.forward import PassResult
 from hapi_worker.models.device_models import Lease
 from hapi_worker.models.loaded_model import Reservation
-from hapi_worker.models.uploads import copied
+from hapi_worker.models.uploads import copy_of_error
 from hapi_worker.scheduling.batch_size import (
     DEFAULT_LINGER_SECONDS,
     Backlog,
@@ -34,87 +34,88 @@ from hapi_worker.scheduling.batch_size import (
 from hapi_worker.scheduling.fair_pool import DEVICE, FairPool
 
 LINGER_PASSES = 2.0
-"""A pass that is not full waits as long as so many passes take."""
+"""Longest wait of a pass that is not full, in durations of a pass."""
 
 
 class Stream(Protocol):
-    """A job's samples as its group sees them; all with the lock held."""
+    """A job's samples; called with the group's lock held unless noted."""
 
     @property
     def encoding(self) -> str:
-        """Of its features."""
+        """Wire encoding of the features."""
 
     @property
     def num_ready(self) -> int:
-        """Decoded samples at its head that may be taken."""
+        """Number of decoded samples at the head that a pass may take."""
 
     @property
     def num_pending(self) -> int:
-        """Samples behind them."""
+        """Number of samples behind them."""
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no sample will come by itself."""
+        """True if no sample arrives before a pass: the input has ended or is
+        blocked."""
 
     @property
     def oldest(self) -> float:
-        """When its first ready sample became so."""
+        """Monotonic seconds at which the first ready sample was decoded."""
 
     def take(self, size: int) -> list[QueuedSample]:
         """Removes up to ``size`` ready samples."""
 
-    def started(self, batch: Batch) -> None:
-        """A pass has begun with some of its samples."""
+    def pass_started(self, batch: Batch) -> None:
+        """A pass has started with some of the stream's samples."""
 
     def charge(self, device_seconds: float, cpu_seconds: float) -> None:
-        """Its part of a pass that has ended; called without the lock."""
+        """Charges the stream's part of a pass; called without the lock."""
 
-    def finished(self, batch: Batch) -> None:
-        """Its features are there."""
+    def pass_finished(self, batch: Batch) -> None:
+        """The batch's features are complete."""
 
     def fail(self, error: Exception) -> None:
-        """Its pass failed; called without the lock."""
+        """The stream's pass failed; called without the lock."""
 
 
 class Compute(Protocol):
-    """What a group does with its samples; None of it for an index."""
+    """The computation of a group."""
 
     @property
     def decoder(self) -> Decoder:
-        """Sample → one input of the model."""
+        """Makes one input of the model from a sample."""
 
     @property
     def input_bytes(self) -> int:
-        """Of one input."""
+        """Bytes of one input."""
 
     @property
     def output_bytes(self) -> int:
-        """Of one sample's features before encoding."""
+        """Bytes of one sample's features before encoding."""
 
     def core_seconds(self) -> float:
-        """A clock of what the calling thread has had, with its helpers."""
+        """Clock of the CPU time of the calling thread and its helpers."""
 
     def reserve(
-        self, size: int, starved: Callable[[], None]
+        self, size: int, retry: Callable[[], None]
     ) -> Reservation | None:
-        """As :meth:`hapi_worker.models.device_models.Residency.reserve`."""
+        """Reserves working memory; see ``DeviceModels.reserve``."""
 
-    def forgo(self, starved: Callable[[], None]) -> None:
-        """It waits for memory no more."""
+    def cancel_wait(self, retry: Callable[[], None]) -> None:
+        """Cancels the wait for memory of :meth:`reserve`."""
 
     def free(self, reservation: Reservation) -> None:
-        """Gives the working memory back."""
+        """Returns the working memory."""
 
-    def run(self, images: Sequence[torch.Tensor], size: int) -> Forwarded:
-        """A pass of ``size``; called on a thread of the device."""
+    def run(self, images: Sequence[torch.Tensor], size: int) -> PassResult:
+        """Runs a pass of ``size`` on the calling thread of the device."""
 
     def encode(self, rows: torch.Tensor, encoding: str) -> EncodedFeatures:
-        """Some rows of a pass, in their wire form on the host."""
+        """Encodes some rows of a pass for the wire, on the host."""
 
 
 @dataclass(frozen=True)
 class GroupKey:
-    """What streams must have in common to share a micro-batch."""
+    """The properties that streams of a group have in common."""
 
     account: str
     device: str
@@ -129,11 +130,11 @@ class Group:
     """Streams that share micro-batches, and the lock that guards them.
 
     Args:
-        account: that pays.
-        compute: what is done with the samples.
+        account: the account that is charged.
+        compute: the computation.
         pool: runs the passes.
-        size: of a micro-batch, in samples.
-        passed: told of the samples of each pass.
+        size: samples in a micro-batch.
+        on_pass: called with the number of samples of each pass.
     """
 
     def __init__(
@@ -143,35 +144,35 @@ class Group:
         pool: FairPool,
         size: int,
         *,
-        passed: Callable[[int], None] = lambda count: None,
+        on_pass: Callable[[int], None] = lambda count: None,
     ) -> None:
         self.account = account
         self.compute = compute
         self.pool = pool
         self.size = size
-        self._passed = passed
+        self._on_pass = on_pass
         self.lock = threading.Lock()
         self._streams: list[Stream] = []
-        self._num_asked = 0
-        self._starves = False
+        self._num_requested = 0
+        self._waits_for_memory = False
         self._pass_seconds = 0.0
 
     def join(self, stream: Stream) -> None:
-        """The stream's samples count from now on."""
+        """Adds a stream to the group."""
         with self.lock:
             self._streams.append(stream)
 
     def leave(self, stream: Stream) -> None:
-        """Called with the lock held; what it still has is dropped."""
+        """Removes a stream; called with the lock held."""
         if stream in self._streams:
             self._streams.remove(stream)
-            self.consider()
+            self.request_passes()
 
-    def consider(self) -> None:
-        """Asks for passes as they are due; called with the lock held."""
-        wanted = self._num_due()
-        while self._num_asked < wanted:
-            self._num_asked += 1
+    def request_passes(self) -> None:
+        """Requests the passes that are due; called with the lock held."""
+        num_due = self._num_due()
+        while self._num_requested < num_due:
+            self._num_requested += 1
             self._submit()
 
     def _num_due(self) -> int:
@@ -192,61 +193,64 @@ class Group:
         oldest = now = time.monotonic()
         quiet = True
         for stream in self._streams:
-            found = stream.num_ready
-            ready += found
+            num_ready = stream.num_ready
+            ready += num_ready
             pending += stream.num_pending
             quiet = quiet and stream.is_quiet
-            if found:
+            if num_ready:
                 oldest = min(oldest, stream.oldest)
         return Backlog(ready, pending, quiet, now - oldest)
 
     # --- a thread of the pool ---
 
-    def _pass(self, *, after_starving: bool = False) -> None:
+    def _pass(self, *, after_wait: bool = False) -> None:
         with self.lock:
-            if after_starving:
-                if not self._starves:
-                    return  # another pass has gone in its place
-                self._starves = False
+            if after_wait:
+                if not self._waits_for_memory:
+                    return  # another pass has run in its place
+                self._waits_for_memory = False
             if not self._num_due():
-                self._num_asked -= 1
-                self._starve_no_more()
-                self.compute.forgo(self._wake)
+                self._num_requested -= 1
+                self._stop_waiting()
+                self.compute.cancel_wait(self._wake)
                 return
             reservation = self.compute.reserve(self.size, self._wake)
             if reservation is None:
-                # One of them waits for its turn, and stays asked for.
-                self._num_asked -= self._starves
-                self._starves = True
+                # One pass waits for its turn, and stays requested.
+                self._num_requested -= self._waits_for_memory
+                self._waits_for_memory = True
                 return
-            self._num_asked -= 1
-            self._starve_no_more()
+            self._num_requested -= 1
+            self._stop_waiting()
         try:
             self._run(reservation.batch)
         finally:
             self.compute.free(reservation)
 
-    def _starve_no_more(self) -> None:
-        self._num_asked -= self._starves
-        self._starves = False
+    def _stop_waiting(self) -> None:
+        self._num_requested -= self._waits_for_memory
+        self._waits_for_memory = False
 
     def _wake(self) -> None:
-        """There may be memory.  Others' locks may be held: none is taken."""
-        work = partial(self._pass, after_starving=True)
-        with contextlib.suppress(RuntimeError):  # the worker ends
+        """Tries again after a wait for memory.
+
+        The caller may hold locks, so none is taken here.
+        """
+        work = partial(self._pass, after_wait=True)
+        with contextlib.suppress(RuntimeError):  # the worker is ending
             self.pool.submit(self.account, work, kind=DEVICE, urgent=True)
 
     def _run(self, size: int) -> None:
         with self.lock:
             taken = self._take(size)
-            self.consider()
-        with _charged(taken, self.compute.core_seconds):
+            self.request_passes()
+        with _charging(taken, self.compute.core_seconds):
             failure = self._compute(taken, size)
         if failure is None:
-            self._settle(taken)
+            self._deliver(taken)
         else:
             for stream, _ in taken:
-                stream.fail(_own(failure))
+                stream.fail(_error_for_stream(failure))
 
     def _compute(
         self, taken: Sequence[tuple[Stream, Batch]], size: int
@@ -254,21 +258,21 @@ class Group:
         images = [image for _, batch in taken for image in batch.images]
         if not images:
             return None
-        self._passed(len(images))
+        self._on_pass(len(images))
         for _, batch in taken:
             batch.timings["queue"] = time.monotonic() - batch.submitted
         try:
             forwarded = self.compute.run(images, size)
             self._pass_seconds = forwarded.seconds
-            self._share_out(forwarded, taken)
+            self._split_result(forwarded, taken)
         except Exception as error:
             return error
         return None
 
-    def _share_out(
-        self, forwarded: Forwarded, taken: Sequence[tuple[Stream, Batch]]
+    def _split_result(
+        self, forwarded: PassResult, taken: Sequence[tuple[Stream, Batch]]
     ) -> None:
-        """Encodes each stream's rows, and charges them their part."""
+        """Encodes each stream's rows, and sets the batch's timings."""
         total = sum(len(batch.images) for _, batch in taken)
         start = 0
         for stream, batch in taken:
@@ -279,7 +283,7 @@ class Group:
             began, began_cpu = time.monotonic(), self.compute.core_seconds()
             rows = forwarded.features[start : start + count]
             if count < len(forwarded.features):
-                # A view would keep all of the batch in memory.
+                # A view would keep the whole batch in memory.
                 rows = rows.clone()
             batch.encoded = self.compute.encode(rows, stream.encoding)
             batch.timings |= {
@@ -291,44 +295,44 @@ class Group:
             start += count
 
     def _take(self, size: int) -> list[tuple[Stream, Batch]]:
-        """The streams first whose samples have waited longest."""
+        """Takes samples, first from streams whose samples waited longest."""
         taken = []
         ready = [stream for stream in self._streams if stream.num_ready]
         for stream in sorted(ready, key=lambda stream: stream.oldest):
             if not size:
                 break
-            slots = stream.take(size)
-            batch = _batch_of(slots)
-            stream.started(batch)
+            queued = stream.take(size)
+            batch = _batch_of(queued)
+            stream.pass_started(batch)
             taken.append((stream, batch))
-            size -= len(slots)
+            size -= len(queued)
         return taken
 
-    def _settle(self, taken: Sequence[tuple[Stream, Batch]]) -> None:
+    def _deliver(self, taken: Sequence[tuple[Stream, Batch]]) -> None:
         with self.lock:
             for stream, batch in taken:
                 batch.images.clear()
-                stream.finished(batch)
-            # Streams that had too much under way may have room again.
-            self.consider()
+                stream.pass_finished(batch)
+            # Streams that were at their bound may take part again.
+            self.request_passes()
 
 
 class Groups:
-    """The groups of a worker, each as long as it has streams."""
+    """The groups of a worker; each exists as long as it has streams."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._groups: dict[GroupKey, tuple[Group, int]] = {}
 
     def join(self, key: GroupKey, make: Callable[[], Group]) -> Group:
-        """The group of a key, made if there is none."""
+        """Returns the group of a key; makes it if there is none."""
         with self._lock:
             group, members = self._groups.get(key) or (make(), 0)
             self._groups[key] = group, members + 1
             return group
 
     def leave(self, key: GroupKey) -> None:
-        """Once for each :meth:`join`."""
+        """Undoes one :meth:`join`."""
         with self._lock:
             group, members = self._groups.pop(key)
             if members > 1:
@@ -338,16 +342,16 @@ class Groups:
 def group_key(
     account: str, lease: Lease, size: int, device: str, transform: str
 ) -> GroupKey:
-    """Of a job that holds ``lease``."""
+    """Makes the key of a job that holds ``lease``."""
     cut, dtype = lease.site
     return GroupKey(account, device, lease.digest, cut, dtype, size, transform)
 
 
 @contextlib.contextmanager
-def _charged(
+def _charging(
     taken: Sequence[tuple[Stream, Batch]], core_seconds: Callable[[], float]
 ) -> Iterator[None]:
-    """Each stream pays for its images' part of what is done inside."""
+    """Charges each stream for its images' part of the block."""
     total = sum(len(batch.images) for _, batch in taken) or 1
     parts = [(s, len(batch.images) / total) for s, batch in taken]
     began, began_cpu = time.monotonic(), core_seconds()
@@ -360,17 +364,17 @@ def _charged(
             stream.charge(seconds * part, cpu_seconds * part)
 
 
-def _batch_of(slots: Sequence[QueuedSample]) -> Batch:
+def _batch_of(queued: Sequence[QueuedSample]) -> Batch:
     return Batch(
-        rows=[slot.row for slot in slots],
+        rows=[slot.row for slot in queued],
         timings={
-            "decode": sum(slot.decode_seconds for slot in slots),
-            "decode_cpu": sum(slot.decode_cpu for slot in slots),
+            "decode": sum(slot.decode_seconds for slot in queued),
+            "decode_cpu": sum(slot.decode_cpu for slot in queued),
         },
-        images=[slot.image for slot in slots if slot.image is not None],
+        images=[slot.image for slot in queued if slot.image is not None],
     )
 
 
-def _own(error: Exception) -> Exception:
-    """An error that one stream can put its transaction id into."""
-    return copied(error) if isinstance(error, HapiError) else error
+def _error_for_stream(error: Exception) -> Exception:
+    """Copies an error, since each stream sets its own transaction id."""
+    return copy_of_error(error) if isinstance(error, HapiError) else error

@@ -1,4 +1,4 @@
-"""From a sample's bytes to the model's input."""
+"""Decoders: from a sample's bytes to the model's input."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from hapi_splitter.inputs.image_decode import SampleError, decode_image
 from hapi_splitter.inputs.image_transform import ImageTransform
 
 Decoder = Callable[[Sample], torch.Tensor]
-"""It raises :class:`SampleError` for what fails each time; the text names the
-sample's key and nothing that depends on host or time."""
+"""Makes one input of the model.  Raises :class:`SampleError` for permanent
+failures; its text has the sample's key and nothing that depends on the host or
+the time."""
 
 
 def image_decoder(
@@ -22,13 +23,12 @@ def image_decoder(
     max_pixels: int,
     training: Training | None = None,
 ) -> Decoder:
-    """A function from sample to float32 ``[3, h, w]``.
+    """Makes a decoder of images to float32 ``[3, h, w]``.
 
     Args:
-        transform: of the model's package.
-        max_pixels: checked before an image is decoded.
-        training: seed and epoch of what the transform draws at random; None
-            for evaluation.
+        transform: the transform of the model's package.
+        max_pixels: limit that is checked before an image is decoded.
+        training: seed and epoch of the augmentation; None for evaluation.
     """
 
     def decode(data: bytes, key: str) -> torch.Tensor:
@@ -41,11 +41,11 @@ def image_decoder(
 def array_decoder(
     transform: ArrayTransform, limits: torch.Tensor | None
 ) -> Decoder:
-    """A function from sample to an array of the transform's shape and dtype.
+    """Makes a decoder of arrays of the transform's shape and dtype.
 
     Args:
-        transform: of the model's package.
-        limits: of the model, see :meth:`ArrayTransform.read`.
+        transform: the transform of the model's package.
+        limits: the model's limits of ids, see :meth:`ArrayTransform.read`.
     """
     return _decoder(
         transform.medium, lambda data, _: transform.read(data, limits)

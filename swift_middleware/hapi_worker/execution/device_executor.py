@@ -1,4 +1,4 @@
-"""A device of a worker, and what runs on it."""
+"""Executor of one device: its models, its threads, its failures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hapi_splitter.encodings import EncodedFeatures
 from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_worker.execution.decode import Decoder, array_decoder, image_decoder
 from hapi_worker.execution.forward import (
-    Forwarded,
+    PassResult,
     core_clock,
     encode_rows,
     is_device_failure,
@@ -28,13 +28,13 @@ from hapi_worker.execution.forward import (
     run_prefix,
 )
 from hapi_worker.execution.quarantine import ModelQuarantine
-from hapi_worker.models.device_models import Lease, Residency
+from hapi_worker.models.device_models import DeviceModels, Lease
 from hapi_worker.models.loaded_model import Reservation
 from hapi_worker.scheduling.fair_pool import FairPool
 
 RETRY_SECONDS = 5.0
 HANGING_KINDS = ("cuda",)
-"""Of devices that passes may never return from; a CPU is only ever slow."""
+"""Kinds of devices on which a pass may never return; a CPU is only slow."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +43,8 @@ class Executor:
     """One device: the models in its memory and the threads that use it.
 
     Args:
-        name: such as ``cpu`` or ``cuda:1``, with a number behind it where
-            several have the same one.
+        name: such as ``cpu`` or ``cuda:1``; a number follows if several
+            executors share a device.
         residency: of its memory.
         pool: its threads.
         failed: called once when the device has left service.
@@ -53,27 +53,27 @@ class Executor:
     def __init__(
         self,
         name: str,
-        residency: Residency,
+        device_models: DeviceModels,
         pool: FairPool,
         failed: Callable[[Executor], None],
     ) -> None:
         self.name = name
-        self.residency = residency
+        self.device_models = device_models
         self.pool = pool
         self._failed = failed
         self._lock = threading.Lock()
-        residency.guarded = self.guarded
+        device_models.guarded = self.guarded
 
     @property
     def device(self) -> torch.device:
-        return self.residency.device
+        return self.device_models.device
 
     @property
     def in_service(self) -> bool:
-        return self.residency.in_service
+        return self.device_models.in_service
 
     def failure(self) -> UnavailableError:
-        """What jobs are told when it has failed."""
+        """The error of jobs on a device that has failed."""
         return UnavailableError(
             "worker_unavailable",
             f"the device {self.name} has failed",
@@ -102,8 +102,8 @@ class Executor:
             raise
 
     def check_hanging(self, limit_seconds: float) -> None:
-        """A device that a pass does not return from has failed, too."""
-        seconds = self.residency.longest_pass_seconds()
+        """Fails the device if a pass on it does not return."""
+        seconds = self.device_models.longest_pass_seconds()
         if self.device.type in HANGING_KINDS and seconds > limit_seconds:
             self.fail(
                 TimeoutError(f"a pass has not returned for {seconds:.0f} s")
@@ -114,7 +114,7 @@ class Executor:
         with self._lock:
             if not self.in_service:
                 return
-            self.residency.leave_service()
+            self.device_models.leave_service()
         logger.critical(
             "device %s has failed and leaves service: %s", self.name, error
         )
@@ -126,17 +126,17 @@ class PrefixCompute:
     """A model up to a cut, on one device; a ``coalescing.Compute``.
 
     Args:
-        lease: any job's hold on the model for the cut.
-        executor: of the device.
-        overruns: told of passes that took too long.
-        oom: told of passes that the memory did not suffice for.
-        max_pixels: of one image.
-        training: seed and epoch of random changes; None for evaluation.
+        lease: a job's hold on the model for the cut.
+        executor: the device.
+        quarantine: records passes that took too long.
+        oom: called for each pass that ran out of memory.
+        max_pixels: limit of pixels of one image.
+        training: seed and epoch of the augmentation; None for evaluation.
     """
 
     lease: Lease
     executor: Executor
-    overruns: ModelQuarantine
+    quarantine: ModelQuarantine
     oom: Callable[[], None]
     max_pixels: int
     training: Training | None = None
@@ -161,17 +161,17 @@ class PrefixCompute:
         return core_clock(self.executor.device)
 
     def reserve(
-        self, size: int, starved: Callable[[], None]
+        self, size: int, retry: Callable[[], None]
     ) -> Reservation | None:
-        return self.executor.residency.reserve(self.lease, size, starved)
+        return self.executor.device_models.reserve(self.lease, size, retry)
 
-    def forgo(self, starved: Callable[[], None]) -> None:
-        self.executor.residency.forgo(starved)
+    def cancel_wait(self, retry: Callable[[], None]) -> None:
+        self.executor.device_models.cancel_wait(retry)
 
     def free(self, reservation: Reservation) -> None:
-        self.executor.residency.free(reservation)
+        self.executor.device_models.free(reservation)
 
-    def run(self, images: Sequence[torch.Tensor], size: int) -> Forwarded:
+    def run(self, images: Sequence[torch.Tensor], size: int) -> PassResult:
         """
         Raises:
             UnavailableError: the device has failed.
@@ -185,11 +185,10 @@ class PrefixCompute:
         if done.num_halvings:
             self.oom()
             tried = size >> (done.num_halvings - 1)
-            self.executor.residency.did_not_fit(self.lease, tried)
-        self.overruns.note(self.lease.digest, time.monotonic() - started)
+            self.executor.device_models.record_out_of_memory(self.lease, tried)
+        self.quarantine.note(self.lease.digest, time.monotonic() - started)
         return done
 
     def encode(self, rows: torch.Tensor, encoding: str) -> EncodedFeatures:
-        """Raises as :meth:`run`."""
         with self.executor.guarded():
             return encode_rows(rows, encoding)

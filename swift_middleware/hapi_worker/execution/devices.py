@@ -1,4 +1,4 @@
-"""Which devices a worker has, and how much may run on each."""
+"""Devices of a worker: choice, memory limits, number of passes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class DevicePlan:
     """One device of a worker.
 
     Attributes:
-        name: ``cpu`` or ``cuda:1``; ``cpu#0``, ``cpu#1`` where several have
-            the same one.
+        name: ``cpu`` or ``cuda:1``; ``cpu#0``, ``cpu#1`` if several executors
+            share a device.
         forwards: passes that run at a time.
-        limit_bytes: of its memory.
-        largest_batch: samples of a micro-batch where the memory suffices.
+        limit_bytes: limit of its memory.
+        largest_batch: samples of a micro-batch if the memory suffices.
     """
 
     name: str
@@ -35,7 +35,7 @@ class DevicePlan:
 
 
 def plan_devices(config: WorkerConfig, cores: float) -> list[DevicePlan]:
-    """What the operator's options mean on this host.
+    """Plans the devices of this host by the operator's options.
 
     Raises:
         ValueError: this host has no such device.
@@ -57,14 +57,14 @@ def plan_devices(config: WorkerConfig, cores: float) -> list[DevicePlan]:
 
 
 def choose_devices(wanted: str) -> list[torch.device]:
-    """The torch devices that an operator's ``device`` option means.
+    """Returns the torch devices of an operator's ``device`` option.
 
     Args:
         wanted: ``auto`` (all GPUs, else the CPU), or names such as ``cpu``
             or ``cuda:1``, separated by commas.
 
     Raises:
-        ValueError: when this host has no such device.
+        ValueError: this host has no such device.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "auto":
@@ -73,7 +73,7 @@ def choose_devices(wanted: str) -> list[torch.device]:
     if len({device.type for device in found}) > 1:
         raise ValueError(
             f"option 'device' is {wanted!r}; all devices must be of one "
-            "kind, since features differ between kinds"
+            "kind, because features differ between kinds"
         )
     return found
 
@@ -91,14 +91,14 @@ def _choose_device(name: str, num_gpus: int) -> torch.device:
 
 
 def device_memory_bytes(device: torch.device, num_sharing: int = 1) -> int:
-    """What ``memory_limit = auto`` stands for.
+    """Returns the limit of ``memory_limit = auto``.
 
-    Nine tenths of a GPU's free memory; on the CPU half of what the host,
-    or the control group the process runs in, has.
+    It is nine tenths of a GPU's free memory; on the CPU it is half the memory
+    of the host, or of the process's control group if that has less.
 
     Args:
-        device: whose memory.
-        num_sharing: executors that share it.
+        device: the device.
+        num_sharing: number of executors that share it.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -108,7 +108,7 @@ def device_memory_bytes(device: torch.device, num_sharing: int = 1) -> int:
 
 
 def allocated_bytes(device: torch.device) -> int:
-    """What is really taken: of a GPU by torch, else by the process."""
+    """Memory in use: of a GPU by torch, else resident in this process."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     with open("/proc/self/statm", encoding="ascii") as file:
@@ -119,12 +119,12 @@ def allocated_bytes(device: torch.device) -> int:
 def num_forwards(
     device: torch.device, wanted: int, cores: float, num_sharing: int
 ) -> int:
-    """Passes that run at a time on one device.
+    """Number of passes that run at a time on one device.
 
     Args:
-        device: a GPU runs one.
-        wanted: the operator's option; 0 for as many as cores.
-        cores: that the worker may use.
+        device: the device; a GPU runs one.
+        wanted: the operator's option; 0 for one per core.
+        cores: cores that the worker may use.
         num_sharing: executors on the CPU, which share the cores.
     """
     if device.type != "cpu":

@@ -16,7 +16,7 @@ Prefix = Callable[[torch.Tensor], torch.Tensor] | nn.Module
 
 
 @dataclass(frozen=True)
-class Forwarded:
+class PassResult:
     """Features of one micro-batch, on the device.
 
     Attributes:
@@ -65,7 +65,7 @@ def padded(
 
 def run_prefix(
     prefix: Prefix, images: torch.Tensor, *, device: torch.device
-) -> Forwarded:
+) -> PassResult:
     """Runs ``prefix`` on ``[batch, *input_shape]``, images or arrays.
 
     When the device's memory does not suffice, halves of the batch are tried
@@ -89,7 +89,7 @@ def run_prefix(
     half = len(images) // 2
     first = run_prefix(prefix, images[:half], device=device)
     second = run_prefix(prefix, images[half:], device=device)
-    return Forwarded(
+    return PassResult(
         torch.cat([first.features, second.features]),
         first.seconds + second.seconds,
         first.cpu_seconds + second.cpu_seconds,
@@ -121,13 +121,13 @@ def is_device_failure(error: Exception) -> bool:
 
 def _run(
     prefix: Prefix, images: torch.Tensor, device: torch.device
-) -> Forwarded:
+) -> PassResult:
     started, started_cpu = time.monotonic(), core_clock(device)
     with torch.inference_mode():
         features = prefix(images.to(device, non_blocking=True))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-    return Forwarded(
+    return PassResult(
         features,
         seconds=time.monotonic() - started,
         cpu_seconds=core_clock(device) - started_cpu,

@@ -1,7 +1,7 @@
-"""Models whose micro-batches take too long are left out for a while.
+"""Quarantine of models whose micro-batches take too long.
 
-A pass cannot be stopped from outside; what can be done is not to begin the
-next one.
+A running pass cannot be stopped, so the model's next jobs are refused for a
+while.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from collections.abc import Callable
 from hapi_protocol.errors import TooSlowError
 
 MAX_OVERRUNS = 3
-"""Of one model within :data:`WINDOW_SECONDS`; then it is banned."""
+"""Slow passes of a model within :data:`WINDOW_SECONDS` that ban it."""
 WINDOW_SECONDS = 600.0
 BAN_SECONDS = 300.0
 MAX_MODELS = 1024
 
 
 class ModelQuarantine:
-    """Passes that outlasted the limit, by model; thread-safe.
+    """Counts slow passes by model; thread-safe.
 
     Args:
-        limit_seconds: that a pass may take.
+        limit_seconds: longest duration of a pass.
         clock: monotonic seconds.
 
     Attributes:
-        total: overruns of all models.
+        total: number of slow passes of all models.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ModelQuarantine:
         self._late: OrderedDict[str, deque[float]] = OrderedDict()
 
     def note(self, digest: str, seconds: float) -> None:
-        """A pass of the model took so long."""
+        """Records the duration of a pass."""
         if seconds <= self.limit_seconds:
             return
         with self._lock:
@@ -55,7 +55,8 @@ class ModelQuarantine:
                 self._late.popitem(last=False)
 
     def check(self, digest: str) -> None:
-        """
+        """Refuses a model in quarantine.
+
         Raises:
             TooSlowError: ``too_slow``, with the seconds left.
         """
@@ -73,7 +74,7 @@ class ModelQuarantine:
             "too_slow",
             f"the last {MAX_OVERRUNS} slow micro-batches of the model "
             f"{digest[:12]} took more than {self.limit_seconds:g} s each; it "
-            f"is left out for another {left:.0f} s: cut it earlier",
+            f"is refused for another {left:.0f} s: cut it earlier",
             retry_after=left,
             details={"limit_seconds": self.limit_seconds},
         )

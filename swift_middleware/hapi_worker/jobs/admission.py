@@ -1,10 +1,9 @@
-"""How many jobs there are at a time, who waits, and the grants not yet used.
+"""Admission of jobs: limits, waiting requests, and grants not yet used.
 
-A request for a job waits for a place.  When one becomes free, the account
-with the fewest places (by its weight) is next, then who came first; so a
-newcomer does not stand behind all that a greedy account has asked for.  When
-too many wait, the last one of the account that has most waiting is turned
-away.  Who has gone while it waited is given nothing.
+When a job ends, the account with the fewest jobs by its weight is next, and
+within it the request that came first: one account cannot fill the queue for
+all others.  If too many requests wait, the newest one of the account with the
+most waiting requests is refused.
 """
 
 from __future__ import annotations
@@ -25,8 +24,13 @@ from hapi_protocol.errors import (
 )
 from hapi_protocol.job_messages import JobRequest
 from hapi_worker.models.device_models import Lease
-from hapi_worker.peer import POLL_SECONDS, IsGone, asker_gone, never_gone
-from hapi_worker.scheduling.fair_queue import last_of_most
+from hapi_worker.peer import (
+    POLL_SECONDS,
+    IsDisconnected,
+    always_connected,
+    client_disconnected_error,
+)
+from hapi_worker.scheduling.fair_queue import last_of_busiest
 
 RETRY_SECONDS = 2.0
 DRAIN_RETRY_SECONDS = 10.0
@@ -34,12 +38,13 @@ DRAIN_RETRY_SECONDS = 10.0
 
 @dataclass(eq=False)
 class Job:
-    """A job that has a place; ``lease`` is None for an index.
+    """An admitted job.
 
     Attributes:
-        expires: when the grant lapses; never before it is given.
+        lease: the job's hold on its model; None for an index job.
+        expires: when the grant expires; infinite before it is given.
         abort: makes a running job fail.
-        buffered: bytes of samples and features that it holds.
+        buffered: returns the bytes of samples and features it holds.
     """
 
     job_id: str
@@ -57,10 +62,10 @@ class Job:
 
 @dataclass(eq=False)
 class _Waiter:
-    """A request that waits for a place; has one of both at the end."""
+    """A waiting request; in the end it has a job or a refusal."""
 
     request: JobRequest
-    is_gone: IsGone
+    is_disconnected: IsDisconnected
     job: Job | None = None
     refusal: HapiError | None = None
 
@@ -71,12 +76,12 @@ class _Waiter:
 
 @dataclass(frozen=True)
 class JobLimits:
-    """What an operator allows.
+    """Numbers of jobs that the operator allows.
 
     Args:
         streams: jobs at a time.
-        per_account: of them charged to one account.
-        waiting: requests that wait for a place.
+        per_account: jobs at a time that are charged to one account.
+        waiting: requests that may wait for admission.
     """
 
     streams: int
@@ -88,29 +93,29 @@ class Admission:
     """The jobs of one worker, granted or running.
 
     Args:
-        places: how many.
-        grant_seconds: after which an unused grant lapses.
-        queue_seconds: how long a request waits for a place.
-        weight: of an account.
-        waited: told of the seconds of each request that got a place.
+        limits: numbers of jobs.
+        grant_seconds: lifetime of an unused grant.
+        queue_seconds: longest wait of a request for admission.
+        weight: returns the weight of an account.
+        on_admitted: called with the waiting time of each admitted request.
         clock: monotonic seconds.
     """
 
     def __init__(
         self,
-        places: JobLimits,
+        limits: JobLimits,
         grant_seconds: float,
         *,
         queue_seconds: float = 0.0,
         weight: Callable[[str], float] = lambda account: 1.0,
-        waited: Callable[[float], None] = lambda seconds: None,
+        on_admitted: Callable[[float], None] = lambda seconds: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.places = places
+        self.limits = limits
         self.queue_seconds = queue_seconds
         self._grant_seconds = grant_seconds
         self._weight = weight
-        self._waited = waited
+        self._on_admitted = on_admitted
         self._clock = clock
         self._changed = threading.Condition()
         self._jobs: dict[str, Job] = {}
@@ -129,82 +134,86 @@ class Admission:
         if self._draining:
             raise _draining()
 
-    def enter(self, request: JobRequest, is_gone: IsGone = never_gone) -> Job:
-        """Takes a place, after a while if there is none.
+    def enter(
+        self,
+        request: JobRequest,
+        is_disconnected: IsDisconnected = always_connected,
+    ) -> Job:
+        """Admits a job; waits up to ``queue_seconds`` if there are too many.
 
         Args:
-            request: that is to have it.
-            is_gone: whether its sender waits no more.
+            request: the filter's request.
+            is_disconnected: returns True if the filter waits no more.
 
         Raises:
-            AnnotationError: ``bad_request``: the sender has gone.
+            AnnotationError: ``bad_request``: the filter has disconnected.
             UnavailableError: ``draining``, ``queue_full``.
             ShareError: the account has its share of streams already.
         """
-        asked = self._clock()
-        deadline = asked + self.queue_seconds
-        waiter = _Waiter(request, is_gone)
+        started = self._clock()
+        deadline = started + self.queue_seconds
+        waiter = _Waiter(request, is_disconnected)
         with self._changed:
-            self._drop_lapsed()
+            self._drop_expired()
             if self._draining:
                 raise _draining()
             self._waiting.append(waiter)
-            self._serve_waiting()
-            self._turn_away()
+            self._admit_waiting()
+            self._refuse_excess()
             while waiter.job is None and waiter.refusal is None:
                 left = deadline - self._clock()
                 if left <= 0:
                     self._refuse(waiter)
                 else:
-                    # Grants that lapse meanwhile make room as well.
+                    # Grants that expire meanwhile admit others.
                     self._changed.wait(
                         min(left, self._grant_seconds, POLL_SECONDS)
                     )
-                    self._drop_lapsed()
-                    self._drop_gone()
+                    self._drop_expired()
+                    self._drop_disconnected()
         if waiter.refusal is not None:
             raise waiter.refusal
-        assert waiter.job is not None, "refused or served"
-        self._waited(self._clock() - asked)
+        assert waiter.job is not None, "refused or admitted"
+        self._on_admitted(self._clock() - started)
         return waiter.job
 
     def grant(self, job: Job, lease: Lease | None) -> None:
-        """The job may start; its grant lapses if it does not."""
+        """Starts the lifetime of the job's grant."""
         with self._changed:
             job.lease = lease
             job.expires = self._clock() + self._grant_seconds
 
     def start(self, job_id: str) -> Job:
-        """The granted job; each can be started once.
+        """Returns the granted job; each can be started once.
 
         Raises:
-            RightsError: ``not_found`` for unknown, lapsed, started jobs.
+            RightsError: ``not_found`` for unknown, expired, started jobs.
         """
         with self._changed:
-            self._drop_lapsed()
+            self._drop_expired()
             job = self._jobs.get(job_id)
             if job is None or job.running:
                 raise RightsError(
                     "not_found",
                     f"there is no job {job_id[:64]!r} to start: a grant "
-                    f"lapses after {self._grant_seconds:g} s and starts "
+                    f"expires after {self._grant_seconds:g} s and starts "
                     "one stream",
                 )
             job.running = True
             return job
 
     def end(self, job: Job) -> None:
-        """Gives the place and the model free."""
+        """Removes the job and releases its lease."""
         with self._changed:
             self._end(job)
 
-    def drop_lapsed(self) -> None:
+    def drop_expired(self) -> None:
         """Ends grants that were not used in time."""
         with self._changed:
-            self._drop_lapsed()
+            self._drop_expired()
 
     def num_running(self, account: str | None = None) -> int:
-        """Streams that run now; None counts those of all accounts."""
+        """Number of running jobs of an account, or of all accounts."""
         with self._changed:
             return sum(
                 job.running and account in (None, job.account)
@@ -212,32 +221,32 @@ class Admission:
             )
 
     def num_waiting(self) -> int:
-        """Requests that wait for a place."""
+        """Number of requests that wait for admission."""
         with self._changed:
             return len(self._waiting)
 
     def waiting_by_account(self) -> Counter[str]:
-        """Requests that wait for a place."""
+        """Number of requests that wait for admission, by account."""
         with self._changed:
             return Counter(waiter.account for waiter in self._waiting)
 
     def jobs(self) -> list[Job]:
-        """Those that have a place now."""
+        """The admitted jobs."""
         with self._changed:
             return list(self._jobs.values())
 
-    def reconfigure(self, places: JobLimits, queue_seconds: float) -> None:
-        """New limits; jobs that have a place keep it."""
+    def reconfigure(self, limits: JobLimits, queue_seconds: float) -> None:
+        """Sets new limits; jobs over them run to their end."""
         with self._changed:
-            self.places = places
+            self.limits = limits
             self.queue_seconds = queue_seconds
-            self._serve_waiting()
+            self._admit_waiting()
 
     def drain(self, seconds: float) -> bool:
-        """Grants nothing more; waits until no job is left.
+        """Refuses new jobs and waits until no job is left.
 
         Returns:
-            Whether all ended within ``seconds``.
+            True if all jobs ended within ``seconds``.
         """
         deadline = self._clock() + seconds
         with self._changed:
@@ -247,11 +256,11 @@ class Admission:
                 if left <= 0:
                     return False
                 self._changed.wait(min(left, 0.5))
-                self._drop_lapsed()
+                self._drop_expired()
             return True
 
     def abort_all(self) -> None:
-        """Breaks off what outlasted the drain."""
+        """Aborts the jobs that are left after the drain."""
         with self._changed:
             self._close()
             jobs = list(self._jobs.values())
@@ -272,53 +281,51 @@ class Admission:
             return
         if job.lease is not None:
             job.lease.release()
-        self._serve_waiting()
+        self._admit_waiting()
         self._changed.notify_all()
 
-    def _drop_lapsed(self) -> None:
+    def _drop_expired(self) -> None:
         now = self._clock()
         for job in list(self._jobs.values()):
             if not job.running and job.expires <= now:
                 self._end(job)
 
-    def _taken(self) -> Counter[str]:
+    def _jobs_by_account(self) -> Counter[str]:
         return Counter(job.account for job in self._jobs.values())
 
-    def _drop_gone(self) -> None:
-        gone = [waiter for waiter in self._waiting if waiter.is_gone()]
+    def _drop_disconnected(self) -> None:
+        gone = [waiter for waiter in self._waiting if waiter.is_disconnected()]
         for waiter in gone:
             self._waiting.remove(waiter)
-            waiter.refusal = asker_gone()
+            waiter.refusal = client_disconnected_error()
         if gone:
             self._changed.notify_all()
 
-    def _serve_waiting(self) -> None:
-        self._drop_gone()
-        taken = self._taken()
-        while self._waiting and len(self._jobs) < self.places.streams:
+    def _admit_waiting(self) -> None:
+        self._drop_disconnected()
+        num_jobs = self._jobs_by_account()
+        while self._waiting and len(self._jobs) < self.limits.streams:
             allowed = [
                 waiter
                 for waiter in self._waiting
-                if taken[waiter.account] < self.places.per_account
+                if num_jobs[waiter.account] < self.limits.per_account
             ]
             if not allowed:
                 return
-            # The first of equals: who came first.
+            # Of equals, min() takes the one that came first.
             best = min(
                 allowed,
-                key=lambda w: taken[w.account] / self._weight(w.account),
+                key=lambda w: num_jobs[w.account] / self._weight(w.account),
             )
             self._waiting.remove(best)
             best.job = Job(secrets.token_hex(16), best.request)
             self._jobs[best.job.job_id] = best.job
-            taken[best.account] += 1
+            num_jobs[best.account] += 1
             self._changed.notify_all()
 
-    def _turn_away(self) -> None:
-        """The last of those who have most waiting, when too many do."""
-        if len(self._waiting) <= self.places.waiting:
-            return
-        self._refuse(last_of_most(self._waiting))
+    def _refuse_excess(self) -> None:
+        if len(self._waiting) > self.limits.waiting:
+            self._refuse(last_of_busiest(self._waiting))
 
     def _refuse(self, waiter: _Waiter) -> None:
         self._waiting.remove(waiter)
@@ -326,8 +333,8 @@ class Admission:
         self._changed.notify_all()
 
     def _refusal(self, account: str) -> HapiError:
-        share = self.places.per_account
-        if self._taken()[account] >= share:
+        share = self.limits.per_account
+        if self._jobs_by_account()[account] >= share:
             return ShareError(
                 "share_exceeded",
                 f"account {account} has {share} streams already, which is "
@@ -336,7 +343,7 @@ class Admission:
             )
         return UnavailableError(
             "queue_full",
-            f"all {self.places.streams} streams of this worker are taken",
+            f"all {self.limits.streams} streams of this worker are taken",
             retry_after=RETRY_SECONDS,
         )
 

@@ -1,4 +1,4 @@
-"""The answer to a job: Arrow messages cut into pieces for the socket."""
+"""Response of a job: Arrow messages, cut into pieces for the socket."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from hapi_protocol.tee_stream import BOTH, CONTENT_TYPE_TEE, end_frame, frame
 from hapi_worker.execution.batch_items import Batch
 from hapi_worker.jobs.chunked_body import ChunkedBody
 from hapi_worker.jobs.pipeline import Pipeline
-from hapi_worker.monitoring.accounting import Sent
+from hapi_worker.monitoring.accounting import JobTotals
 from hapi_worker.monitoring.metrics import Metrics
-from hapi_worker.peer import SenderGoneError
+from hapi_worker.peer import ClientDisconnectedError
 
 PIECE_BYTES = 128 * 1024
-"""The server copies what is left of a piece after each partial write."""
+"""Size of a piece; the server copies the rest after each partial write."""
 
 logger = logging.getLogger(__name__)
 
@@ -39,13 +39,13 @@ class BrokenStreamError(ConnectionAbortedError):
 class JobStream:
     """A WSGI body: the job's feature stream, or its index stream.
 
-    A failure is logged and counted, and breaks the connection: a reader
-    must never take half a stream for a whole one.
+    A failure is logged, counted, and breaks the connection, so that a client
+    never takes half a stream for a complete one.
 
     Args:
-        load: asked at the end, for the summary.
-        ended: called once, whatever happened, when all stages stand still:
-            with outcome and reason, as in ``Usage``, and what was sent.
+        load: returns the worker's load, for the summary.
+        on_end: called once, when all stages have stopped, with outcome and
+            reason (see ``Usage``) and the job's totals.
     """
 
     def __init__(
@@ -56,34 +56,34 @@ class JobStream:
         schema: object,
         metrics: Metrics,
         load: Callable[[], Load],
-        ended: Callable[[str, str, Sent], None],
+        on_end: Callable[[str, str, JobTotals], None],
     ) -> None:
         self._request = request
         self._pipeline = pipeline
         self._body = body
         self._metrics = metrics
         self._load = load
-        self._ended = ended
+        self._on_end = on_end
         self._pieces: list[bytes] = []
         self._saturated = 0
         self._cpu_seconds = 0.0
         self._started_cpu = time.thread_time()
-        self._sent = Sent()
+        self._totals = JobTotals()
         self._sent_bytes = 0
         self._outcome = (OUTCOME_GONE, "")
         self._closed = False
         sink = _Appender(self._pieces)
-        self._marked = _Marked(sink) if request.is_split else None
+        self._framed = _FramedSink(sink) if request.is_split else None
         self._writer = (
-            FeatureStreamWriter(self._marked, schema, self._marked.mark)
-            if self._marked
+            FeatureStreamWriter(self._framed, schema, self._framed.mark)
+            if self._framed
             else FeatureStreamWriter(sink, schema)
         )
         self._output = self._run()
 
     @property
     def content_type(self) -> str:
-        return CONTENT_TYPE_TEE if self._marked else CONTENT_TYPE_STREAM
+        return CONTENT_TYPE_TEE if self._framed else CONTENT_TYPE_STREAM
 
     def __iter__(self) -> Iterator[bytes]:
         return self
@@ -92,7 +92,7 @@ class JobStream:
         return next(self._output)
 
     def close(self) -> None:
-        """Called by the server when it has sent all, or cannot go on."""
+        """Ends the job; the server calls it after success and failure."""
         if self._closed:
             return
         self._closed = True
@@ -101,23 +101,23 @@ class JobStream:
             self._pipeline.cancel()
             self._report()
         finally:
-            self._ended(*self._outcome, self._all_sent())
+            self._on_end(*self._outcome, self._final_totals())
 
-    def _all_sent(self) -> Sent:
+    def _final_totals(self) -> JobTotals:
         return replace(
-            self._sent,
+            self._totals,
             sent_bytes=self._sent_bytes,
             source_bytes=self._body.bytes_read,
             cpu_seconds=self._own_cpu(),
         )
 
     def _own_cpu(self) -> float:
-        """Of the reader and of this thread, which sends as well."""
+        """CPU seconds of the reader and of this thread, which also sends."""
         own = time.thread_time() - self._started_cpu
         return self._pipeline.read_cpu + own
 
     def stalled(self) -> None:
-        """Called by the server when the reader took nothing for too long."""
+        """Records that the client took nothing for too long."""
         self._outcome = ("failed", "too_slow")
 
     def _report(self) -> None:
@@ -144,7 +144,7 @@ class JobStream:
             self._outcome = (OUTCOME_FAILED, error.code)
             logger.warning("%s (%s)", error, self._request.trans_id)
             raise _broken() from error
-        except SenderGoneError as error:
+        except ClientDisconnectedError as error:
             raise _broken() from error
         except Exception as error:
             self._outcome = (OUTCOME_FAILED, "internal")
@@ -156,7 +156,7 @@ class JobStream:
 
     def _all_pieces(self) -> Iterator[bytes]:
         blocked = 0.0
-        # The server takes all pieces in one thread, which sends them too.
+        # The server takes and sends all pieces in one thread.
         self._started_cpu = time.thread_time()
         for batch in self._pipeline.batches():
             batch.timings["send_blocked"] = blocked
@@ -164,7 +164,9 @@ class JobStream:
             started = time.monotonic()
             yield from self._take_pieces()
             blocked = time.monotonic() - started
-            self._sent = Sent(self._writer.num_rows, self._writer.num_errors)
+            self._totals = JobTotals(
+                self._writer.num_rows, self._writer.num_errors
+            )
         self._writer.close(
             source_etag=self._request.source_etag,
             source_bytes=self._body.bytes_read,
@@ -172,8 +174,8 @@ class JobStream:
             cpu_seconds=self._cpu_seconds + self._own_cpu(),
             load=self._load(),
         )
-        if self._marked:
-            self._marked.end(self._writer.num_errors)
+        if self._framed:
+            self._framed.end(self._writer.num_errors)
         yield from self._take_pieces()
 
     def _write(self, batch: Batch) -> None:
@@ -212,8 +214,8 @@ class JobStream:
             metrics.stage_seconds.labels(stage).observe(seconds)
 
     def _take_pieces(self) -> Iterator[bytes]:
-        if self._marked:
-            self._marked.flush()
+        if self._framed:
+            self._framed.flush()
         whole = b"".join(self._pieces)
         self._pieces.clear()
         for start in range(0, len(whole), PIECE_BYTES):
@@ -231,8 +233,8 @@ class _Appender:
         self._pieces.append(data)
 
 
-class _Marked:
-    """A sink that frames what is written between two marks."""
+class _FramedSink:
+    """A sink that puts the bytes between two marks into one frame."""
 
     def __init__(self, sink: _Appender) -> None:
         self._sink = sink
@@ -240,7 +242,7 @@ class _Marked:
         self._waiting: list[bytes] = []
 
     def mark(self, kind: bytes) -> None:
-        """What is written from here on is of that kind."""
+        """Sets the kind of the bytes that follow."""
         if kind != self._kind:
             self.flush()
             self._kind = kind

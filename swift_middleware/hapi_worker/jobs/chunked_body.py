@@ -1,4 +1,10 @@
-"""Reads HTTP/1.1 chunked request bodies strictly and with deadlines."""
+"""Reads HTTP/1.1 chunked request bodies strictly and with deadlines.
+
+cheroot's own reader takes a truncated last chunk for a clean end, holds a
+chunk of any size in memory and does not measure its waiting time.  This one
+reads from the same buffered connection, ends only at a complete last chunk,
+and is woken by :meth:`Connection.stop_reading`.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +16,11 @@ from hapi_protocol.errors import (
     TooLargeError,
     TooSlowError,
 )
-from hapi_worker.peer import Connection, SenderGoneError
+from hapi_worker.peer import ClientDisconnectedError, Connection
 
 MAX_CHUNK_HEADER_BYTES = 128
 MAX_TRAILERS = 16
-"""Lines behind the last chunk, which are passed over."""
+"""Largest number of lines after the last chunk; they are ignored."""
 MAX_READ_BYTES = 256 * 1024
 
 
@@ -22,14 +28,14 @@ class ChunkedBody:
     """A readable file over a chunked body.
 
     Args:
-        connection: where the chunks arrive.
-        length_bytes: the body must have exactly as many.
-        is_upper_bound: it may have fewer as well.
-        idle_seconds: longest silence of the sender.
+        connection: the request's connection.
+        length_bytes: required length of the body.
+        is_upper_bound: the body may be shorter.
+        idle_seconds: longest wait for the next bytes.
 
     Attributes:
-        bytes_read: of the body.
-        waited_seconds: spent waiting for the sender.
+        bytes_read: bytes of the body read until now.
+        waited_seconds: time spent waiting for bytes.
     """
 
     def __init__(
@@ -47,19 +53,19 @@ class ChunkedBody:
         self._left_in_chunk = 0
         self._ended = False
         self._failure: HapiError | None = None
-        # Each call of the connection's reader copies all that it holds.
+        # Each read of the connection's reader copies its whole buffer.
         self._buffer = b""
-        self._taken = 0
+        self._position = 0
         self.bytes_read = 0
         self.waited_seconds = 0.0
 
     def read(self, size: int, /) -> bytes:
-        """1 to ``size`` bytes, or ``b""`` at the end of the body.
+        """Returns 1 to ``size`` bytes, or ``b""`` at the end of the body.
 
         Raises:
-            SenderGoneError: the body was cut off.
-            HapiError: it is too long, too short, too slow, not chunked, or
-                was aborted.
+            ClientDisconnectedError: the connection ended inside the body.
+            HapiError: the body is too long, too short, too slow, not
+                chunked, or was aborted.
         """
         if not self._left_in_chunk:
             self._start_chunk()
@@ -75,16 +81,15 @@ class ChunkedBody:
         return data
 
     def abort(self, error: HapiError) -> None:
-        """Makes :meth:`read` fail, from another thread; an answer can still
-        be sent."""
+        """Makes :meth:`read` fail, from another thread.
+
+        The response can still be sent.
+        """
         self._failure = error
         self._connection.stop_reading()
 
     def drain(self) -> None:
-        """Reads and drops what is left.
-
-        Raises: as :meth:`read`.
-        """
+        """Reads and drops the rest; raises what :meth:`read` raises."""
         while self.read(MAX_READ_BYTES):
             pass
 
@@ -126,22 +131,23 @@ class ChunkedBody:
         line = b""
         while not line.endswith(b"\r\n"):
             self._await_bytes()
-            most = MAX_CHUNK_HEADER_BYTES + 1 - len(line)
-            found = self._buffer.find(b"\n", self._taken, self._taken + most)
-            line += self._take(most if found < 0 else found + 1 - self._taken)
+            start = self._position
+            limit = MAX_CHUNK_HEADER_BYTES + 1 - len(line)
+            end = self._buffer.find(b"\n", start, start + limit)
+            line += self._take(limit if end < 0 else end + 1 - start)
             if len(line) > MAX_CHUNK_HEADER_BYTES:
                 raise _bad(f"chunk header {line[:32]!r}…")
         return line[:-2]
 
     def _take(self, size: int) -> bytes:
-        """Up to so many of the bytes that are there."""
-        data = self._buffer[self._taken : self._taken + size]
-        self._taken += len(data)
+        """Takes up to ``size`` bytes from the buffer."""
+        data = self._buffer[self._position : self._position + size]
+        self._position += len(data)
         return data
 
     def _await_bytes(self) -> None:
-        """Returns when there are some."""
-        if self._taken < len(self._buffer):
+        """Fills the buffer if it is empty."""
+        if self._position < len(self._buffer):
             return
         if not self._connection.reader.has_data():
             started = time.monotonic()
@@ -155,13 +161,13 @@ class ChunkedBody:
         try:
             self._buffer = self._connection.reader.read1(MAX_READ_BYTES)
         except OSError as error:
-            raise SenderGoneError(str(error)) from error
+            raise ClientDisconnectedError(str(error)) from error
         if self._failure is not None:
             raise self._failure
-        self._taken = 0
+        self._position = 0
         if not self._buffer:
-            raise SenderGoneError("the body was cut off")
+            raise ClientDisconnectedError("the body is incomplete")
 
 
-def _bad(what: str) -> HapiError:
-    return AnnotationError("bad_request", f"the job's body: {what}")
+def _bad(reason: str) -> HapiError:
+    return AnnotationError("bad_request", f"the job's body: {reason}")

@@ -1,15 +1,14 @@
-"""One job's way from body to features, all stages overlapped and bounded.
+"""Pipeline of one job, from body to features: overlapped, bounded stages.
 
-The job's *reader* takes samples off the body and hands them to the decoding
-threads; its group (:mod:`hapi_worker.execution.coalescing`) runs micro-batches
-with samples of the account's streams in shard order; the *writer* (the thread
-that answers the request) takes their results.
+The *reader* thread takes samples off the body and hands them to the decoding
+threads.  The coalescing group (:mod:`hapi_worker.execution.coalescing`) runs
+micro-batches with samples of the account's streams in shard order.  The
+*writer* (the thread that answers the request) takes their results.
 
-The reader stops while ``buffer_bytes`` of samples wait, so a slow device, or
-a reader at the far end that takes nothing, stops the sender as well.  A stream
-has at most ``buffer_bytes`` of features, or two micro-batches, on their way
-from the device to its writer; while it has, its samples are left out of
-passes.
+The reader stops while ``buffer_bytes`` of samples wait, so a slow device or a
+slow client also stops the filter from sending.  A stream has at most
+``buffer_bytes`` of features, or two micro-batches, between the device and its
+writer; at that bound, passes leave its samples out.
 """
 
 from __future__ import annotations
@@ -33,27 +32,27 @@ from hapi_worker.execution.batch_items import (
 from hapi_worker.execution.coalescing import Group
 from hapi_worker.execution.decode import Decoder
 from hapi_worker.jobs.chunked_body import ChunkedBody
-from hapi_worker.monitoring.accounting import Meter
-from hapi_worker.peer import POLL_SECONDS, Connection, SenderGoneError
+from hapi_worker.monitoring.accounting import JobUsageMeter
+from hapi_worker.peer import POLL_SECONDS, ClientDisconnectedError, Connection
 from hapi_worker.scheduling.batch_size import DEFAULT_LINGER_SECONDS
 from hapi_worker.scheduling.fair_pool import FairPool
 
 JOIN_SECONDS = 5.0
 INDEX_BATCH_ROWS = 1024
-DEPTH = 2
-"""Micro-batches that a stream may always have under way."""
+MIN_BATCHES_IN_FLIGHT = 2
+"""Micro-batches that a stream may have in flight whatever their size."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """Of one job.
+class PipelineLimits:
+    """Bounds of one job.
 
     Args:
-        buffer_bytes: samples read and not yet in a micro-batch; features
-            not yet taken.
-        step_seconds: longest time without any step forward.
+        buffer_bytes: limit for samples that are not in a micro-batch yet,
+            and for features that are not sent yet.
+        step_seconds: longest time without progress.
     """
 
     buffer_bytes: int
@@ -64,20 +63,19 @@ class Pipeline:
     """Runs one job; a ``coalescing.Stream`` of its group.
 
     Args:
-        samples: the wanted samples, read by the job's reader thread.
-        body: their source, for its waiting time.
-        connection: of the request, to notice when the other end is gone.
-        account: that pays for the threads' seconds.
-        encoding: of the features.
-        group: of the streams it shares batches with; None for a job that
-            wants rows only.
-        decode_pool: shared by all jobs.
-        meter: of the seconds that others spend on it.
-        bounds: of memory and time.
-        describe: what a row says of a sample that cannot be used.
+        samples: the requested samples, read by the job's reader thread.
+        body: source of the samples, for its waiting time.
+        connection: the request's, to notice that the client disconnected.
+        account: account that is charged for the threads' seconds.
+        encoding: wire encoding of the features.
+        group: streams that share micro-batches; None for an index job.
+        decode_pool: decoding threads, shared by all jobs.
+        meter: seconds that pools spend on the job.
+        bounds: bounds of memory and time.
+        describe: turns the error of an unusable sample into a row's error.
 
     Attributes:
-        read_cpu: CPU seconds of the reader, once it has ended.
+        read_cpu: CPU seconds of the reader thread, once it has ended.
     """
 
     def __init__(
@@ -90,8 +88,8 @@ class Pipeline:
         encoding: str,
         group: Group | None,
         decode_pool: FairPool,
-        meter: Meter,
-        bounds: Bounds,
+        meter: JobUsageMeter,
+        bounds: PipelineLimits,
         describe: Callable[[SampleError], str] = str,
     ) -> None:
         self.encoding = encoding
@@ -105,59 +103,62 @@ class Pipeline:
         self._bounds = bounds
         self._describe = describe
         lock = threading.Lock() if group is None else group.lock
-        self._moved = threading.Condition(lock)
-        """For the writer."""
-        self._room = threading.Condition(lock)
-        """For the reader."""
-        self._slots: deque[QueuedSample] = deque()
+        self._output_changed = threading.Condition(lock)
+        """Notifies the writer."""
+        self._space_freed = threading.Condition(lock)
+        """Notifies the reader."""
+        self._queued: deque[QueuedSample] = deque()
         self._num_decoded = 0
-        self._flying: deque[Batch] = deque()
-        self._flying_rows = 0
+        self._in_flight: deque[Batch] = deque()
+        self._rows_in_flight = 0
         self._buffered = 0
         self._blocked = False
         self._ended = False
         self._cancelled = False
         self._failure: Exception | None = None
-        self._begun = False
-        self._last_step = time.monotonic()
-        self._waited_before = 0.0
+        self._has_first = False
+        self._last_progress = time.monotonic()
+        self._reported_wait_seconds = 0.0
         self.read_cpu = 0.0
         self._reader = threading.Thread(
             target=self._read, name="job-reader", daemon=True
         )
 
     def start(self) -> None:
-        """Begins to read; returns when the first sample is complete.
+        """Starts to read; returns when the first sample is complete.
 
         Raises:
-            HapiError: what makes the object or the body unfit.
-            SenderGoneError: the connection was closed.
+            HapiError: the object or the body is unusable.
+            ClientDisconnectedError: the connection was closed.
         """
         if self._group is not None:
             self._group.join(self)
         self._reader.start()
-        with self._moved:
-            while not (self._begun or self._ended):
+        with self._output_changed:
+            while not (self._has_first or self._ended):
                 self._check()
-                self._moved.wait(POLL_SECONDS)
+                self._output_changed.wait(POLL_SECONDS)
             self._check()
 
     def batches(self) -> Iterator[Batch]:
-        """The finished rows in shard order.
+        """Yields the finished rows in shard order.
 
         Raises:
-            HapiError, SenderGoneError: as :meth:`start`.
+            HapiError: the object or the body is unusable.
+            ClientDisconnectedError: the connection was closed.
         """
         take = self._take_rows if self._group is None else self._take_batch
         while (batch := take()) is not None:
             yield batch
 
     def buffered_bytes(self) -> int:
-        """Of samples read and of features not yet taken."""
-        flying = 0
+        """Bytes of samples that were read and of features not sent yet."""
+        in_flight_bytes = 0
         if self._group is not None:
-            flying = self._flying_rows * self._group.compute.output_bytes
-        return self._buffered + flying
+            in_flight_bytes = (
+                self._rows_in_flight * self._group.compute.output_bytes
+            )
+        return self._buffered + in_flight_bytes
 
     def abort(self, error: HapiError) -> None:
         """Makes the writer fail, from another thread."""
@@ -166,18 +167,18 @@ class Pipeline:
 
     def cancel(self) -> None:
         """Stops all stages; the micro-batch on the device may finish."""
-        with self._moved:
+        with self._output_changed:
             self._cancelled = True
             if self._group is not None:
                 self._group.leave(self)
-            # Work that waits in the pools keeps slots alive.
-            for slot in self._slots:
-                slot.sample = slot.image = None
-            self._slots.clear()
-            self._flying.clear()
+            # Work that waits in the pools refers to the queued samples.
+            for queued_sample in self._queued:
+                queued_sample.sample = queued_sample.image = None
+            self._queued.clear()
+            self._in_flight.clear()
             self._num_decoded = 0
-            self._moved.notify_all()
-            self._room.notify_all()
+            self._output_changed.notify_all()
+            self._space_freed.notify_all()
         self._connection.stop_reading()
         if self._reader.ident is not None:
             self._reader.join(JOIN_SECONDS)
@@ -188,56 +189,61 @@ class Pipeline:
 
     def _take_batch(self) -> Batch | None:
         assert self._group is not None, "a job with features has one"
-        with self._moved:
-            # The time the answer's reader took is not the pipeline's.
-            self._last_step = time.monotonic()
+        with self._output_changed:
+            # The time that the client took is not the pipeline's.
+            self._last_progress = time.monotonic()
             while True:
                 self._check()
-                if self._flying and self._flying[0].done:
-                    return self._taken(self._flying.popleft())
-                if self._ended and not self._slots and not self._flying:
+                if self._in_flight and self._in_flight[0].done:
+                    return self._delivered(self._in_flight.popleft())
+                if self._ended and not self._queued and not self._in_flight:
                     return None
-                lingers = self._num_decoded and not self._flying
-                self._moved.wait(
+                lingers = self._num_decoded and not self._in_flight
+                self._output_changed.wait(
                     DEFAULT_LINGER_SECONDS if lingers else POLL_SECONDS
                 )
                 if lingers:
-                    self._group.consider()
+                    self._group.request_passes()
 
-    def _taken(self, batch: Batch) -> Batch:
-        self._flying_rows -= len(batch.rows)
+    def _delivered(self, batch: Batch) -> Batch:
+        self._rows_in_flight -= len(batch.rows)
         batch.timings["read"] = self._read_seconds()
         assert self._group is not None, "a job with features has one"
-        self._group.consider()
+        self._group.request_passes()
         return batch
 
     def _take_rows(self) -> Batch | None:
-        with self._moved:
-            self._last_step = time.monotonic()
+        with self._output_changed:
+            self._last_progress = time.monotonic()
             while True:
                 self._check()
-                full = len(self._slots) >= INDEX_BATCH_ROWS
+                full = len(self._queued) >= INDEX_BATCH_ROWS
                 if full or self._blocked or self._ended:
-                    slots = self.take(INDEX_BATCH_ROWS)
-                    if slots:
-                        rows = [slot.row for slot in slots]
+                    queued = self.take(INDEX_BATCH_ROWS)
+                    if queued:
+                        rows = [queued_sample.row for queued_sample in queued]
                         timings = {"read": self._read_seconds()}
                         return Batch(rows, timings)
                     if self._ended:
                         return None
-                self._moved.wait(POLL_SECONDS)
+                self._output_changed.wait(POLL_SECONDS)
 
     def _read_seconds(self) -> float:
         waited = self._body.waited_seconds
-        since, self._waited_before = self._waited_before, waited
+        since, self._reported_wait_seconds = (
+            self._reported_wait_seconds,
+            waited,
+        )
         return waited - since
 
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
-        if self._connection.is_gone():
-            raise SenderGoneError("the other end closed the connection")
-        if _since(self._last_step) > self._bounds.step_seconds:
+        if self._connection.is_disconnected():
+            raise ClientDisconnectedError(
+                "the other end closed the connection"
+            )
+        if _seconds_since(self._last_progress) > self._bounds.step_seconds:
             raise TooSlowError(
                 "too_slow",
                 f"no sample moved on for {self._bounds.step_seconds:g} s",
@@ -247,103 +253,109 @@ class Pipeline:
 
     @property
     def num_ready(self) -> int:
-        return 0 if self._is_out() else self._num_decoded
+        return 0 if self._is_paused() else self._num_decoded
 
     @property
     def num_pending(self) -> int:
-        return 0 if self._is_out() else len(self._slots) - self._num_decoded
+        return (
+            0 if self._is_paused() else len(self._queued) - self._num_decoded
+        )
 
     @property
     def is_quiet(self) -> bool:
-        return self._ended or self._blocked or self._is_out()
+        return self._ended or self._blocked or self._is_paused()
 
     @property
     def oldest(self) -> float:
-        return self._slots[0].ready_at or 0.0
+        return self._queued[0].ready_at or 0.0
 
     def take(self, size: int) -> list[QueuedSample]:
         count = min(size, self._num_decoded)
-        slots = [self._slots.popleft() for _ in range(count)]
+        queued = [self._queued.popleft() for _ in range(count)]
         self._num_decoded -= count
-        self._charge(-sum(slot.charged_bytes for slot in slots))
-        return slots
+        self._add_buffered(
+            -sum(queued_sample.charged_bytes for queued_sample in queued)
+        )
+        return queued
 
-    def started(self, batch: Batch) -> None:
-        self._flying.append(batch)
-        self._flying_rows += len(batch.rows)
-        self._meter.pass_begun()
+    def pass_started(self, batch: Batch) -> None:
+        self._in_flight.append(batch)
+        self._rows_in_flight += len(batch.rows)
+        self._meter.pass_started()
 
     def charge(self, device_seconds: float, cpu_seconds: float) -> None:
         self._meter.pass_ended(device_seconds, cpu_seconds)
 
-    def finished(self, batch: Batch) -> None:
+    def pass_finished(self, batch: Batch) -> None:
         batch.done = True
-        self._step()
-        if self._flying and self._flying[0] is batch:
-            self._moved.notify_all()
+        self._note_progress()
+        if self._in_flight and self._in_flight[0] is batch:
+            self._output_changed.notify_all()
 
     def fail(self, error: Exception) -> None:
-        if not isinstance(error, (HapiError, SenderGoneError)):
+        if not isinstance(error, (HapiError, ClientDisconnectedError)):
             logger.error("a defect: a job failed", exc_info=error)
             error = InternalError(
                 "internal", f"the worker failed: {type(error).__name__}"
             )
-        with self._moved:
+        with self._output_changed:
             if self._failure is None:
                 self._failure = error
-            self._moved.notify_all()
+            self._output_changed.notify_all()
 
-    def _is_out(self) -> bool:
-        """Whether passes leave its samples: its reader takes nothing, or it
-        has failed."""
+    def _is_paused(self) -> bool:
+        """True if passes leave its samples out: it failed, or the client is
+        slow."""
         if self._group is None:
             return False
         if self._failure is not None:
             return True
-        rows = self._flying_rows
-        flying_bytes = rows * self._group.compute.output_bytes
+        rows = self._rows_in_flight
+        in_flight_bytes = rows * self._group.compute.output_bytes
         return (
-            rows >= DEPTH * self._group.size
-            and flying_bytes >= self._bounds.buffer_bytes
+            rows >= MIN_BATCHES_IN_FLIGHT * self._group.size
+            and in_flight_bytes >= self._bounds.buffer_bytes
         )
 
     # --- the decoding threads ---
 
-    def _decode(self, slot: QueuedSample, decoder: Decoder) -> None:
-        sample = slot.sample
+    def _decode(self, queued_sample: QueuedSample, decoder: Decoder) -> None:
+        sample = queued_sample.sample
         if self._cancelled or sample is None:
             return
         started, cpu = time.monotonic(), time.thread_time()
         try:
             with self._meter.decoding():
-                slot.image = decoder(sample)
+                queued_sample.image = decoder(sample)
         except SampleError as error:
-            slot.row = replace(slot.row, error=self._describe(error))
+            queued_sample.row = replace(
+                queued_sample.row, error=self._describe(error)
+            )
         except Exception as error:
             self.fail(error)
             return
-        slot.decode_seconds = _since(started)
-        slot.decode_cpu = time.thread_time() - cpu
-        with self._moved:
+        queued_sample.decode_seconds = _seconds_since(started)
+        queued_sample.decode_cpu = time.thread_time() - cpu
+        with self._output_changed:
             if not self._cancelled:
-                self._settle(slot)
+                self._mark_ready(queued_sample)
                 assert self._group is not None, "rows are not decoded"
-                self._group.consider()
+                self._group.request_passes()
 
-    def _settle(self, slot: QueuedSample) -> None:
-        kept = row_bytes(slot.row)
-        if slot.image is not None:
-            kept += slot.image.nbytes
-        slot.sample = None
-        slot.ready_at = time.monotonic()
-        self._charge(kept - slot.charged_bytes)
-        slot.charged_bytes = kept
+    def _mark_ready(self, queued_sample: QueuedSample) -> None:
+        num_bytes = row_bytes(queued_sample.row)
+        if queued_sample.image is not None:
+            num_bytes += queued_sample.image.nbytes
+        queued_sample.sample = None
+        queued_sample.ready_at = time.monotonic()
+        self._add_buffered(num_bytes - queued_sample.charged_bytes)
+        queued_sample.charged_bytes = num_bytes
         while (
-            self._num_decoded < len(self._slots)
-            and self._slots[self._num_decoded].ready_at is not None
+            self._num_decoded < len(self._queued)
+            and self._queued[self._num_decoded].ready_at is not None
         ):
             self._num_decoded += 1
-        self._step()
+        self._note_progress()
 
     # --- the reader's thread ---
 
@@ -352,56 +364,56 @@ class Pipeline:
             for sample in self._samples:
                 if not self._accept(sample):
                     return
-            # Nothing more is wanted: a sender that still sends may stop.
+            # Nothing more is needed: the filter may stop sending.
             self._connection.stop_reading()
         except Exception as error:
             self.fail(error)
             return
         finally:
             self.read_cpu = time.thread_time()
-        with self._moved:
+        with self._output_changed:
             self._ended = True
-            self._step()
-            self._reconsider()
-            self._moved.notify_all()
+            self._note_progress()
+            self._request_passes()
+            self._output_changed.notify_all()
 
     def _accept(self, sample: Sample) -> bool:
         row = row_of(sample)
-        slot = QueuedSample(row, None, row_bytes(row))
+        queued_sample = QueuedSample(row, None, row_bytes(row))
         decode: Callable[[], None] | None = None
         if self._group is not None and row.error is None:
             compute = self._group.compute
             decoder = compute.decoder
-            slot.sample = sample
-            slot.charged_bytes += compute.input_bytes + sum(
+            queued_sample.sample = sample
+            queued_sample.charged_bytes += compute.input_bytes + sum(
                 len(data) for data in sample.members.values()
             )
 
             def decode() -> None:
-                self._decode(slot, decoder)
+                self._decode(queued_sample, decoder)
 
-        with self._moved:
-            self._await_room(slot.charged_bytes)
+        with self._output_changed:
+            self._wait_for_space(queued_sample.charged_bytes)
             if self._cancelled:
                 return False
-            self._buffered += slot.charged_bytes
-            self._slots.append(slot)
+            self._buffered += queued_sample.charged_bytes
+            self._queued.append(queued_sample)
             if decode is None:
-                self._settle(slot)
-            if not self._begun or decode is None:
-                self._begun = True
-                self._moved.notify_all()
-            self._step()
+                self._mark_ready(queued_sample)
+            if not self._has_first or decode is None:
+                self._has_first = True
+                self._output_changed.notify_all()
+            self._note_progress()
         if decode is not None:
             self._decode_pool.submit(self._account, decode)
         return True
 
-    def _await_room(self, more_bytes: int) -> None:
+    def _wait_for_space(self, more_bytes: int) -> None:
         while self._is_full(more_bytes):
             self._blocked = True
-            self._reconsider()
-            self._moved.notify_all()
-            self._room.wait(POLL_SECONDS)
+            self._request_passes()
+            self._output_changed.notify_all()
+            self._space_freed.wait(POLL_SECONDS)
         self._blocked = False
 
     def _is_full(self, more_bytes: int) -> bool:
@@ -411,20 +423,20 @@ class Pipeline:
             and self._buffered + more_bytes > self._bounds.buffer_bytes
         )
 
-    def _reconsider(self) -> None:
+    def _request_passes(self) -> None:
         if self._group is not None and not self._cancelled:
-            self._group.consider()
+            self._group.request_passes()
 
     # --- all threads, with the lock held ---
 
-    def _charge(self, num_bytes: int) -> None:
+    def _add_buffered(self, num_bytes: int) -> None:
         self._buffered += num_bytes
         if num_bytes < 0 and self._blocked:
-            self._room.notify()
+            self._space_freed.notify()
 
-    def _step(self) -> None:
-        self._last_step = time.monotonic()
+    def _note_progress(self) -> None:
+        self._last_progress = time.monotonic()
 
 
-def _since(moment: float) -> float:
+def _seconds_since(moment: float) -> float:
     return time.monotonic() - moment

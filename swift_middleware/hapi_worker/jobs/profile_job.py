@@ -1,14 +1,13 @@
-"""Profiles of models: measured once, kept, and told to who asks.
+"""Profiles of models: measured once, cached, returned to each caller.
 
 A profile is measured on a thread of the device, from the queue that is fair
-between accounts; the account that asks pays for the seconds.  One is measured
-at a time, and all other threads of the pools rest meanwhile, since it would
-measure them as well.  Jobs wait; their streams stay open.  So that nobody can
-keep others waiting with profiles, a worker with jobs rests after each one, for
-nine times as long as it took.
+between accounts; the account that requests it is charged.  One profile is
+measured at a time, and all other threads of the pools pause, because their
+work would be measured too.  Jobs wait; their streams stay open.  After each
+profile, a worker with jobs measures none for nine times as long as it took, so
+that profiles cannot block jobs for long.
 
-Profiles stay when their model leaves memory: they are small, and bounded in
-number.
+Profiles outlive their model in memory: they are small, and bounded in number.
 """
 
 from __future__ import annotations
@@ -39,18 +38,18 @@ from hapi_worker.execution.forward import is_out_of_memory
 from hapi_worker.jobs.admission import Admission
 from hapi_worker.models.device_models import Lease
 from hapi_worker.models.registry import Models
-from hapi_worker.models.uploads import busy, copied
+from hapi_worker.models.uploads import copy_of_error, too_busy_error
 from hapi_worker.monitoring.metrics import Metrics
 from hapi_worker.scheduling.fair_pool import PROFILE, FairPool
 
 MAX_PROFILES = 256
-"""Kept; the least recently asked for leaves first."""
+"""Profiles in the cache; the least recently used one is dropped first."""
 QUIET_SECONDS = 5.0
-"""For the samples that are just being decoded."""
-REST = 9.0
-"""Times its duration: how long after a profile none begins beside jobs."""
+"""Longest wait for running work of the pools to end."""
+REST_RATIO = 9.0
+"""Pause after a profile while jobs run, in multiples of its duration."""
 MAX_WAITING = 4
-"""Requests that wait for the one run, the first included."""
+"""Requests that wait for one run, the first included."""
 
 Key = tuple[str, str, str]
 """Digest of the package, device, and numerics tag."""
@@ -60,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _Run:
-    """One profile that is wanted; guarded by the condition."""
+    """One requested profile; guarded by the condition."""
 
     key: Key
     lease: Lease
@@ -74,15 +73,15 @@ class Profiling:
     """The profiles of one worker's models.
 
     Args:
-        models: to be profiled.
-        executors: of their devices.
-        pools: all there are; they rest meanwhile.
-        admission: knows whether the worker is shutting down.
+        models: the worker's models.
+        executors: the devices.
+        pools: all pools of the worker; they pause during a profile.
+        admission: the worker's jobs.
         metrics: counts runs and requests.
-        batches: sizes to measure; those that fit the memory.
-        cores: of this host that the worker may use.
-        budget_seconds: of the device, for one profile.
-        wait_seconds: how long a request waits for its model and the run.
+        batches: batch sizes to measure, if they fit the memory.
+        cores: cores of this host that the worker may use.
+        budget_seconds: device time for one profile.
+        wait_seconds: longest wait of a request for its model and the run.
         clock: monotonic seconds.
     """
 
@@ -112,7 +111,7 @@ class Profiling:
         self._clock = clock
         self._numerics_tag = numerics_tag(executors[0].device.type)
         self._changed = threading.Condition()
-        self._kept: OrderedDict[Key, ModelProfile] = OrderedDict()
+        self._cache: OrderedDict[Key, ModelProfile] = OrderedDict()
         self._run: _Run | None = None
         self._rests_until = 0.0
         self._closed = False
@@ -121,10 +120,10 @@ class Profiling:
         """Answers ``POST /profiles``.
 
         Raises:
-            ConflictError: ``model_needed``: the caller is the one to upload.
+            ConflictError: ``model_needed``: the caller must upload it.
             UnavailableError: ``queue_full`` while another model is
-                profiled, too many wait, jobs have waited for one lately,
-                or the device has no time; ``draining``.
+                profiled, too many requests wait, jobs have waited for a
+                profile lately, or the device has no time; ``draining``.
             UnsupportedError: ``does_not_fit``, or the error of the upload
                 it waited for.
             InternalError: the run failed.
@@ -154,7 +153,7 @@ class Profiling:
         key = self._key(lease.digest)
         found = None
         try:
-            # Somebody may have been quicker while the model was loaded.
+            # Another request may have measured it while the model loaded.
             found = self._find(key, deadline)
             run = None if found else self._begin(key, lease)
         except HapiError:
@@ -168,21 +167,21 @@ class Profiling:
         return self._wait(run, deadline)
 
     def _key(self, digest: str) -> Key:
-        # All devices are of one kind: whichever it ran on, it stands for all.
+        # All devices are of one kind: a profile of one is valid for all.
         return digest, self._executors[0].device.type, self._numerics_tag
 
     def _find(self, key: Key, deadline: float) -> ModelProfile | None:
-        """An earlier result, or that of the run under way."""
+        """Returns an earlier result, or that of the current run."""
         with self._changed:
-            if key in self._kept:
-                self._kept.move_to_end(key)
+            if key in self._cache:
+                self._cache.move_to_end(key)
                 self._count("kept")
-                return self._kept[key]
+                return self._cache[key]
             run = self._run
             if run is None or run.key != key:
                 return None
             if run.num_waiting >= MAX_WAITING:
-                raise busy(
+                raise too_busy_error(
                     "queue_full",
                     f"{run.num_waiting} requests wait for this profile",
                 )
@@ -191,9 +190,11 @@ class Profiling:
 
     def _check_idle(self) -> None:
         if self._closed or self._admission.draining:
-            raise busy("draining", "this worker is shutting down")
+            raise too_busy_error("draining", "this worker is shutting down")
         if self._run is not None:
-            raise busy("queue_full", "another model is profiled at present")
+            raise too_busy_error(
+                "queue_full", "another model is profiled at present"
+            )
         left = self._rests_until - self._clock()
         if left > 0 and self._admission.num_running():
             raise UnavailableError(
@@ -204,7 +205,7 @@ class Profiling:
             )
 
     def _lease(self, identity: ModelIdentity, account: str) -> Lease:
-        # How many cuts there are is known only once the model is there.
+        # The number of cuts is known only when the model is loaded.
         first = self._models.acquire(identity, 1, account=account)
         last = first.frozen.num_cuts
         try:
@@ -226,7 +227,8 @@ class Profiling:
         except RuntimeError:
             with self._changed:
                 self._finish(
-                    run, busy("draining", "this worker is shutting down")
+                    run,
+                    too_busy_error("draining", "this worker is shutting down"),
                 )
 
     def _wait(self, run: _Run, deadline: float) -> ModelProfile:
@@ -236,9 +238,11 @@ class Profiling:
                 while run.result is None:
                     left = deadline - self._clock()
                     if self._closed:
-                        raise busy("draining", "this worker is shutting down")
+                        raise too_busy_error(
+                            "draining", "this worker is shutting down"
+                        )
                     if left <= 0:
-                        raise busy(
+                        raise too_busy_error(
                             "queue_full",
                             "the device had no time for this profile in "
                             f"{self._wait_seconds:g} s",
@@ -248,14 +252,16 @@ class Profiling:
                 run.num_waiting -= 1
                 self._cancel_unwanted(run)
         if isinstance(run.result, HapiError):
-            raise copied(run.result)
+            raise copy_of_error(run.result)
         return run.result
 
     def _cancel_unwanted(self, run: _Run) -> None:
-        """Nobody pays for what nobody waits for, if it has not begun."""
+        """Cancels a run that has not started if no request waits for it."""
         if run.result is None and not run.started and not run.num_waiting:
             run.cancelled = True
-            self._finish(run, busy("queue_full", "nobody waited for it"))
+            self._finish(
+                run, too_busy_error("queue_full", "nobody waited for it")
+            )
 
     # --- the device's thread ---
 
@@ -280,24 +286,26 @@ class Profiling:
             self._count("done")
         with self._changed:
             ended = self._clock()
-            self._rests_until = ended + REST * (ended - started)
+            self._rests_until = ended + REST_RATIO * (ended - started)
             self._finish(run, result)
 
     @contextlib.contextmanager
     def _quiet(self, lease: Lease) -> Iterator[None]:
-        """No other work runs inside.
+        """Runs its block while the pools are paused.
 
         Raises:
-            UnavailableError: ``queue_full``: it does not end.
+            UnavailableError: ``queue_full``: running work does not end.
         """
         mine = self._executor(lease).pool
         until = time.monotonic() + QUIET_SECONDS
         with contextlib.ExitStack() as pauses:
             for pool in self._pools:
                 left = max(until - time.monotonic(), 0.0)
-                beside = int(pool is mine)
-                if not pauses.enter_context(pool.paused(left, beside=beside)):
-                    raise busy(
+                allowed = int(pool is mine)
+                if not pauses.enter_context(
+                    pool.paused(left, num_allowed=allowed)
+                ):
+                    raise too_busy_error(
                         "queue_full",
                         "the samples of other jobs took more than "
                         f"{QUIET_SECONDS:g} s to decode or to compute, and a "
@@ -309,21 +317,21 @@ class Profiling:
         return next(
             each
             for each in self._executors
-            if each.residency is lease.residency
+            if each.device_models is lease.device_models
         )
 
     def _measured(self, lease: Lease) -> ModelProfile:
         started = self._clock()
-        residency = lease.residency
+        device_models = lease.device_models
         # At least one sample: the lease holds the memory for it.
-        with residency.alone(lease, max(self._batches)) as largest:
+        with device_models.reserve_alone(lease, max(self._batches)) as largest:
             batches = [size for size in self._batches if size <= largest]
             profile = profile_model(
                 lease.frozen,
-                residency.device,
+                device_models.device,
                 cores=self._cores,
                 num_devices=sum(e.pool.num_threads for e in self._executors),
-                memory_limit_bytes=residency.limit_bytes,
+                memory_limit_bytes=device_models.limit_bytes,
                 digest=lease.digest,
                 batches=batches or [1],
                 budget_seconds=self._budget_seconds,
@@ -338,14 +346,14 @@ class Profiling:
         return profile
 
     def _finish(self, run: _Run, result: ModelProfile | HapiError) -> None:
-        """Called with the condition held; once for each run."""
+        """Ends a run; called once, with the condition held."""
         run.result = result
         if self._run is run:
             self._run = None
         if isinstance(result, ModelProfile):
-            self._kept[run.key] = result
-            while len(self._kept) > MAX_PROFILES:
-                self._kept.popitem(last=False)
+            self._cache[run.key] = result
+            while len(self._cache) > MAX_PROFILES:
+                self._cache.popitem(last=False)
         run.lease.release()
         self._changed.notify_all()
 

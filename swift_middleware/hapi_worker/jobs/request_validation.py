@@ -1,4 +1,4 @@
-"""What is wrong with a request, before anything of it runs."""
+"""Checks of a request before any part of it runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from hapi_worker.models.device_models import Lease
 
 
 def check_request(request: JobRequest, config: WorkerConfig) -> None:
-    """
+    """Checks the fields that need no model.
+
     Raises:
         AnnotationError: ``unknown_transform``.
         UnsupportedError: ``unsupported_numerics``.
@@ -23,7 +24,7 @@ def check_request(request: JobRequest, config: WorkerConfig) -> None:
     if request.numerics not in NUMERICS:
         raise UnsupportedError(
             "unsupported_numerics",
-            f"numerics {request.numerics!r}; this worker has "
+            f"numerics {request.numerics!r} is not supported; allowed: "
             f"{', '.join(NUMERICS)}",
         )
     length, limit = request.source_length_bytes, config.max_object_bytes
@@ -39,11 +40,12 @@ def check_request(request: JobRequest, config: WorkerConfig) -> None:
 def check_transform(
     request: JobRequest, lease: Lease | None, config: WorkerConfig
 ) -> None:
-    """
+    """Checks that samples can be made the leased model's input.
+
     Raises:
-        PackageError: samples cannot be made the model's input.
-        UnsupportedError: ``unsupported_transform``: not at random;
-            ``limit_exceeded``: of its arrays.
+        PackageError: the package has no input transform.
+        UnsupportedError: ``unsupported_transform``: the package has no
+            augmentation; ``limit_exceeded``: its arrays are too large.
     """
     if lease is None:
         return
@@ -52,7 +54,7 @@ def check_transform(
         raise PackageError(
             "bad_package",
             f"the package {lease.digest[:12]} has no input transform, so "
-            "samples cannot be made its input: write it with one",
+            "samples cannot be made its input: write the package with one",
         )
     length, limit = lease.frozen.form.num_bytes, config.max_sample_bytes
     # Images are bounded by their pixels.
@@ -66,20 +68,21 @@ def check_transform(
         raise UnsupportedError(
             "unsupported_transform",
             f"the package {lease.digest[:12]} has no augmentation, so "
-            f"{request.transform} has no meaning for it: write it with one, "
-            f"or ask for {EVAL}",
+            f"{request.transform} has no meaning for it: write the package "
+            f"with one, or ask for {EVAL}",
             details={"value": request.transform, "allowed": [EVAL]},
         )
 
 
 def medium_of(lease: Lease | None) -> Medium | None:
-    """What a job's model takes; None for an index."""
+    """Returns the medium of the model's samples; None for an index job."""
     transform = lease.frozen.transform if lease else None
     return transform.medium if transform else None
 
 
 def check_package(identity: ModelIdentity, config: WorkerConfig) -> None:
-    """
+    """Checks the length of a package.
+
     Raises:
         TooLargeError: ``package_too_large``.
     """

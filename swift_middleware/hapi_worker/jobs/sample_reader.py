@@ -1,6 +1,6 @@
-"""Which samples a job's body holds, and which of them are wanted.
+"""Reads the requested samples from a job's body.
 
-The body is one object, or many that the filter has framed
+The body is one object, or several that the filter has framed
 (:mod:`hapi_protocol.multi_object`).
 """
 
@@ -27,7 +27,7 @@ from hapi_worker.jobs.chunked_body import ChunkedBody
 
 UNSUPPORTED = "unsupported_object"
 _KINDS = {
-    "tar": "a tar of samples, which is read by itself only",
+    "tar": "a tar of samples, which must be requested alone",
     "jpeg": "a JPEG image",
     "png": "a PNG image",
     "npy": "a NumPy array (.npy)",
@@ -36,18 +36,18 @@ _KINDS = {
 
 
 @dataclass(frozen=True)
-class Start:
+class BodyStart:
     """The first bytes of a job's object.
 
     Attributes:
-        kind: as of :func:`hapi_protocol.shards.sniff`.
+        kind: the result of :func:`hapi_protocol.shards.sniff`.
     """
 
     data: bytes
     kind: str | None
 
     def num_samples(self, request: JobRequest) -> int | None:
-        """Wanted, where that is known before they are read."""
+        """Number of requested samples; None if it is not known yet."""
         if request.num_objects is not None:
             return request.num_objects
         if self.kind != "tar":
@@ -57,17 +57,14 @@ class Start:
         return request.samples.last - request.samples.first + 1
 
 
-def read_start(body: Readable) -> Start:
-    """Looks at the beginning of a body.
-
-    Raises: as its ``read``.
-    """
+def read_start(body: Readable) -> BodyStart:
+    """Reads the first bytes of a body; raises what its ``read`` raises."""
     data = _read_up_to(body, SNIFF_BYTES)
-    return Start(data, sniff(data))
+    return BodyStart(data, sniff(data))
 
 
 def read_samples(
-    start: Start,
+    start: BodyStart,
     body: ChunkedBody,
     request: JobRequest,
     *,
@@ -75,57 +72,60 @@ def read_samples(
     limits: Limits,
     max_samples: int,
 ) -> Iterator[Sample]:
-    """The wanted samples, in shard order, as they arrive.
+    """Yields the requested samples, in shard order, as they arrive.
 
-    The object is a tar or one image or array, told by its start.  Reading
-    stops behind the last wanted sample; without one it goes to the
-    end of the body, which must have its announced length.  Of many objects
-    each one is a sample, and what is wrong with one is in its ``error``.
+    The object is a tar, or one image or array; its first bytes decide.
+    Reading stops behind the last requested sample.  Without a last one it
+    goes to the end of the body, which must have the announced length.  If the
+    body holds several objects, each is one sample, and its ``error`` says
+    what is wrong with it.
 
     Args:
-        start: of the body.
-        body: the rest of it.
-        request: whose it is.
-        medium: that the model takes; None for an index, of any.
-        limits: bounds checked before allocation.
-        max_samples: of the object.
+        start: the first bytes of the body.
+        body: the rest of the body.
+        request: the job's request.
+        medium: the medium that the model takes; None for an index of any.
+        limits: bounds that are checked before memory is allocated.
+        max_samples: largest number of samples in the object.
 
     Raises:
         UnsupportedError: ``unsupported_object``, ``empty_shard``,
             ``damaged_shard``, ``limit_exceeded``, ``samples_out_of_range``.
     """
     if request.num_objects is not None:
-        assert medium is not None, "many objects have no index"
-        yield from _objects(start, body, request.num_objects, medium, limits)
+        assert medium is not None, "several objects have no index"
+        yield from _object_samples(
+            start, body, request.num_objects, medium, limits
+        )
         return
-    num_seen = 0
-    num_wanted = 0
+    num_read = 0
+    num_requested = 0
     for sample in _all_samples(start, body, request, medium, limits):
-        num_seen += 1
-        if num_seen > max_samples:
+        num_read += 1
+        if num_read > max_samples:
             raise _unsupported(
                 request,
                 "limit_exceeded",
                 f"it has more than {max_samples} samples",
             )
         if request.samples is None or sample.index in request.samples:
-            num_wanted += 1
+            num_requested += 1
             yield sample
             if request.samples and sample.index == request.samples.last:
                 return
     body.drain()
-    if not num_seen:
+    if not num_read:
         raise _unsupported(request, "empty_shard", "it has no sample")
-    if not num_wanted:
+    if not num_requested:
         raise _unsupported(
             request,
             "samples_out_of_range",
-            f"samples {request.samples} were asked for, and it has {num_seen}",
+            f"samples {request.samples} were asked for, and it has {num_read}",
         )
 
 
 def _all_samples(
-    start: Start,
+    start: BodyStart,
     body: ChunkedBody,
     request: JobRequest,
     medium: Medium | None,
@@ -134,7 +134,7 @@ def _all_samples(
     if start.kind == "tar":
         ranged = request.ranged and request.samples is not None
         yield from iter_samples(
-            _Rejoined(start.data, body),
+            _WithStart(start.data, body),
             name=request.source_name,
             limits=limits,
             first_index=request.samples.first
@@ -145,35 +145,35 @@ def _all_samples(
         raise _unsupported(
             request,
             UNSUPPORTED,
-            f"it is no tar of samples, and {_KINDS[None]}",
+            f"it is not a tar of samples, and {_KINDS[None]}",
         )
     elif medium is not None and start.kind not in medium.kinds:
         raise _unsupported(
-            request, UNSUPPORTED, _taken_instead(start.kind, medium)
+            request, UNSUPPORTED, _wrong_medium(start.kind, medium)
         )
     else:
         yield _single(start.kind, start.data, body, request, limits)
 
 
-def _taken_instead(kind: str | None, medium: Medium) -> str:
+def _wrong_medium(kind: str | None, medium: Medium) -> str:
     return f"it is {_KINDS[kind]}, and the model takes {medium.name}s"
 
 
 def object_error(error: SampleError) -> str:
-    """What is wrong with one of many objects: a code, and why."""
+    """Error of one of several objects: the code, and the reason."""
     return f"{UNSUPPORTED}: {error}"
 
 
-def _objects(
-    start: Start,
+def _object_samples(
+    start: BodyStart,
     body: ChunkedBody,
     num_objects: int,
     medium: Medium,
     limits: Limits,
 ) -> Iterator[Sample]:
-    stream = _Rejoined(start.data, body)
-    found = iter_objects(stream, num_objects, limits.max_member_bytes)
-    for entry, data in found:
+    stream = _WithStart(start.data, body)
+    objects = iter_objects(stream, num_objects, limits.max_member_bytes)
+    for entry, data in objects:
         yield _object_sample(entry, data, medium)
     body.drain()
 
@@ -189,7 +189,7 @@ def _object_sample(entry: ObjectEntry, data: bytes, medium: Medium) -> Sample:
     elif kind is None or kind == "tar":
         sample.error = f"{UNSUPPORTED}: it is {_KINDS[kind]}"
     elif kind not in medium.kinds:
-        sample.error = f"{UNSUPPORTED}: {_taken_instead(kind, medium)}"
+        sample.error = f"{UNSUPPORTED}: {_wrong_medium(kind, medium)}"
     else:
         sample.members[kind] = data
     return sample
@@ -203,7 +203,7 @@ def _single(
     limits: Limits,
 ) -> Sample:
     length, limit = request.source_length_bytes, limits.max_member_bytes
-    assert length is not None, "of one object"
+    assert length is not None, "the length of one object is known"
     if length > limit:
         raise _unsupported(
             request,
@@ -229,8 +229,8 @@ def _read_up_to(stream: Readable, size: int) -> bytes:
     return b"".join(pieces)
 
 
-class _Rejoined:
-    """A stream with the bytes that were read to look at put back."""
+class _WithStart:
+    """A stream with its first bytes, which were read already, put back."""
 
     def __init__(self, start: bytes, rest: Readable) -> None:
         self._start = start
@@ -244,10 +244,10 @@ class _Rejoined:
 
 
 def _unsupported(
-    request: JobRequest, code: str, what: str
+    request: JobRequest, code: str, reason: str
 ) -> UnsupportedError:
     return UnsupportedError(
         code,
-        f"object {request.source_name}: {what}",
+        f"object {request.source_name}: {reason}",
         object_name=request.source_name,
     )

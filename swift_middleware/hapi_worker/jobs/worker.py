@@ -1,4 +1,4 @@
-"""What the worker is made of, and the life of a job in it."""
+"""The worker without its sockets: its parts and the life of a job."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from hapi_worker.execution.quarantine import ModelQuarantine
 from hapi_worker.jobs.admission import Admission, Job, JobLimits
 from hapi_worker.jobs.arrow_response import JobStream
 from hapi_worker.jobs.chunked_body import ChunkedBody
-from hapi_worker.jobs.pipeline import Bounds, Pipeline
+from hapi_worker.jobs.pipeline import Pipeline, PipelineLimits
 from hapi_worker.jobs.profile_job import MAX_WAITING, Profiling
 from hapi_worker.jobs.request_validation import (
     check_package,
@@ -47,28 +47,28 @@ from hapi_worker.jobs.request_validation import (
     medium_of,
 )
 from hapi_worker.jobs.sample_reader import (
-    Start,
+    BodyStart,
     object_error,
     read_samples,
     read_start,
 )
-from hapi_worker.models.device_models import Lease, Residency
+from hapi_worker.models.device_models import DeviceModels, Lease
 from hapi_worker.models.package_loader import Load, load_fast, load_validated
 from hapi_worker.models.registry import Models
 from hapi_worker.monitoring.accounting import (
-    MAX_QUESTIONS,
+    MAX_WAITING_QUERIES,
     JobAccounting,
-    Meter,
-    Sent,
+    JobTotals,
+    JobUsageMeter,
 )
 from hapi_worker.monitoring.load_meter import LoadMeter
 from hapi_worker.monitoring.metrics import Metrics
 from hapi_worker.peer import (
+    ClientDisconnectedError,
     Connection,
-    IsGone,
-    SenderGoneError,
-    asker_gone,
-    never_gone,
+    IsDisconnected,
+    always_connected,
+    client_disconnected_error,
 )
 from hapi_worker.scheduling.batch_size import batch_size
 from hapi_worker.scheduling.fair_pool import FairPool
@@ -76,11 +76,11 @@ from hapi_worker.scheduling.fair_queue import Ledger
 
 MAX_UPLOADS = 2
 """Packages that are received or loaded at a time."""
-HANGING_PASSES = 5.0
-"""A pass on a GPU that takes so many times ``pass_seconds`` (or
-``profile_seconds``, where they are more) will not return."""
+HANGING_FACTOR = 5.0
+"""A pass on a GPU hangs if it takes this many times the larger of
+``pass_seconds`` and ``profile_seconds``."""
 WAITING_PER_STREAM = 2
-"""Requests that may wait for a place, for each place."""
+"""Requests that may wait, for each stream that may run."""
 
 
 class Worker:
@@ -88,7 +88,7 @@ class Worker:
 
     Args:
         config: the operator's options.
-        load: what makes a model of a package.
+        load: makes a model from package bytes.
         out_of_service: called when the last device has failed.
     """
 
@@ -106,9 +106,9 @@ class Worker:
         self.cores = allowed_cores()
         self.ledger = Ledger(dict(config.account_weights))
         self.metrics = Metrics()
-        self.usages = JobAccounting()
+        self.accounting = JobAccounting()
         self.groups = Groups()
-        self.overruns = ModelQuarantine(config.pass_seconds)
+        self.quarantine = ModelQuarantine(config.pass_seconds)
         plans = plan_devices(config, self.cores)
         kind = plans[0].device.type
         self.numerics_tag = numerics_tag(kind)
@@ -121,7 +121,7 @@ class Worker:
         self.executors = [self._executor(plan, changed) for plan in plans]
         self.decode_pool = self._decode_pool(kind)
         self.models = Models(
-            [executor.residency for executor in self.executors],
+            [executor.device_models for executor in self.executors],
             changed,
             max_identities=config.max_identities,
             wait_seconds=config.model_wait_seconds,
@@ -129,11 +129,11 @@ class Worker:
             load=partial(load_fast, load, config.max_package_bytes),
         )
         self.admission = Admission(
-            _places(config),
+            _job_limits(config),
             config.grant_seconds,
             queue_seconds=config.queue_seconds,
             weight=self.ledger.weight,
-            waited=self.metrics.place_seconds.observe,
+            on_admitted=self.metrics.place_seconds.observe,
         )
         self.profiling = Profiling(
             self.models,
@@ -148,74 +148,82 @@ class Worker:
             budget_seconds=config.profile_seconds,
             wait_seconds=config.profile_seconds + config.model_wait_seconds,
         )
-        self._watch()
+        self._add_gauges()
         self.started = time.monotonic()
 
     @property
     def num_server_threads(self) -> int:
-        """Streams, those that wait for a place, a model, a profile or a
-        job's usage, uploads, and a few."""
-        places = self.admission.places
-        waiting = places.waiting + places.streams + MAX_WAITING
-        return places.streams + waiting + MAX_QUESTIONS + MAX_UPLOADS + 4
+        """Threads for all requests that may be open at the same time.
+
+        These are streams, requests that wait (for admission, a model, a
+        profile or a usage record), uploads, and four for short answers.
+        """
+        limits = self.admission.limits
+        waiting = limits.waiting + limits.streams + MAX_WAITING
+        return limits.streams + waiting + MAX_WAITING_QUERIES + MAX_UPLOADS + 4
 
     @property
     def pools(self) -> dict[str, FairPool]:
-        """By name, each once."""
+        """The thread pools by name."""
         pools = {each.name: each.pool for each in self.executors}
         if self.decode_pool is not None:
             pools["decode"] = self.decode_pool
         return pools
 
     def close(self) -> bool:
-        """Ends the pools, or tells that they are busy; jobs that still run
-        fail."""
+        """Ends the pools; jobs that still run fail.
+
+        Returns:
+            True if all threads have ended.
+        """
         self.models.close()
         self.profiling.close()
         ended = [pool.close() for pool in self.pools.values()]
         return all(ended)
 
     def reload(self, config: WorkerConfig) -> None:
-        """Takes over options that may change while it runs."""
+        """Takes over the options that may change at run time."""
         self.config = config
         self.ledger.set_weights(dict(config.account_weights))
-        self.overruns.limit_seconds = config.pass_seconds
+        self.quarantine.limit_seconds = config.pass_seconds
         for each in self.executors:
-            each.residency.pass_seconds = config.pass_seconds
-        self.admission.reconfigure(_places(config), config.queue_seconds)
+            each.device_models.pass_seconds = config.pass_seconds
+        self.admission.reconfigure(_job_limits(config), config.queue_seconds)
 
     def check_devices(self) -> None:
-        """Takes devices out of service that hang."""
+        """Takes devices that hang out of service."""
         config = self.config
         longest = max(config.pass_seconds, config.profile_seconds)
         for each in self.executors:
-            each.check_hanging(HANGING_PASSES * longest)
+            each.check_hanging(HANGING_FACTOR * longest)
 
     def grant(
-        self, request: JobRequest, is_gone: IsGone = never_gone
+        self,
+        request: JobRequest,
+        is_disconnected: IsDisconnected = always_connected,
     ) -> JobGrant:
-        """Answers ``POST /jobs``; may wait for a place.
+        """Answers ``POST /jobs``; may wait until a job may run.
 
         Args:
-            request: of the filter.
-            is_gone: whether it waits no more for the answer.
+            request: the filter's request.
+            is_disconnected: returns True if the filter waits no more.
 
         Raises:
-            HapiError: any of the refusals of the exchange.
+            HapiError: the request is refused.
         """
         check_request(request, self.config)
         self.admission.check_open()
         if request.model is not None:
             check_package(request.model, self.config)
-            # Whoever waits for a model takes nobody's place.
+            # A request that waits for a model does not count as a job.
             digest = self.models.await_model(
                 request.model,
-                is_gone,
+                is_disconnected,
                 self.config.queue_seconds,
                 request.charged_account,
             )
-            self.overruns.check(digest)
-        job = self.admission.enter(request, is_gone)
+            self.quarantine.check(digest)
+        job = self.admission.enter(request, is_disconnected)
         lease = None
         try:
             if request.model is not None:
@@ -224,11 +232,11 @@ class Worker:
                     request.cut,
                     request.encoding,
                     wait_seconds=self.config.queue_seconds,
-                    is_gone=is_gone,
+                    is_disconnected=is_disconnected,
                     account=job.account,
                 )
-            if is_gone():
-                raise asker_gone()
+            if is_disconnected():
+                raise client_disconnected_error()
             self.admission.grant(job, lease)
             check_transform(request, lease, self.config)
         except BaseException:
@@ -245,7 +253,7 @@ class Worker:
         """Answers ``POST /jobs/<id>``; returns at the first whole sample.
 
         Raises:
-            HapiError: what makes the object unfit, or is unknown.
+            HapiError: the job is unknown, or its object is unusable.
         """
         job = self.admission.start(job_id)
         length = job.request.source_length_bytes
@@ -258,9 +266,9 @@ class Worker:
             is_upper_bound=length is None,
         )
         digest = job.lease.digest if job.lease else None
-        meter = self.usages.begin(job_id, job.request, digest)
+        meter = self.accounting.begin(job_id, job.request, digest)
         cleanup = ExitStack()
-        end = partial(self._end, job, cleanup)
+        end = partial(self._end_job, job, cleanup)
         job.abort = body.abort
         try:
             pipeline = self._pipeline(job, meter, body, connection, cleanup)
@@ -273,13 +281,13 @@ class Worker:
                 body,
                 _schema(job),
                 self.metrics,
-                lambda: self._load_for(job.account),
+                lambda: self._load_report(job.account),
                 end,
             )
         except BaseException as error:
-            sent = Sent(source_bytes=body.bytes_read)
-            end(*self._count_early_end(job, error), sent)
-            if isinstance(error, SenderGoneError):
+            totals = JobTotals(source_bytes=body.bytes_read)
+            end(*self._count_early_end(job, error), totals)
+            if isinstance(error, ClientDisconnectedError):
                 raise AnnotationError(
                     "bad_request", f"the job's body: {error}"
                 ) from error
@@ -290,11 +298,11 @@ class Worker:
     ) -> Executor:
         return Executor(
             plan.name,
-            Residency(
+            DeviceModels(
                 plan.device,
                 plan.limit_bytes,
                 num_forwards=plan.forwards,
-                usual_batch=plan.largest_batch,
+                preferred_batch=plan.largest_batch,
                 wait_seconds=self.config.model_wait_seconds,
                 pass_seconds=self.config.pass_seconds,
                 changed=changed,
@@ -310,7 +318,7 @@ class Worker:
         )
 
     def _decode_pool(self, kind: str) -> FairPool | None:
-        """None where the threads of each device decode for its jobs."""
+        """Returns None if the threads of each device decode for its jobs."""
         if kind == "cpu" and not self.config.decode_threads:
             return None
         threads = self.config.decode_threads or math.ceil(self.cores)
@@ -319,42 +327,42 @@ class Worker:
     def _decoding_pool(self, lease: Lease | None) -> FairPool:
         if self.decode_pool is not None:
             return self.decode_pool
-        # An index is not decoded.
+        # An index job decodes nothing.
         executor = self._executor_of(lease) if lease else self.executors[0]
         return executor.pool
 
     def _device_failed(self, executor: Executor) -> None:
         self.metrics.device_failures.labels(executor.name).inc()
         for job in self.admission.jobs():
-            if job.lease and job.lease.residency is executor.residency:
+            if job.lease and job.lease.device_models is executor.device_models:
                 job.abort(executor.failure())
         if not any(each.in_service for each in self.executors):
             self._out_of_service()
 
-    def _watch(self) -> None:
-        watch = self.metrics.watch
-        watch("resident_models", lambda: self.models.resident()[0])
-        watch("waiting_models", self.models.num_claims)
-        watch("resident_bytes", lambda: self.models.resident()[1])
-        watch("jobs_running", self.admission.num_running)
-        watch("jobs_waiting", self.admission.num_waiting)
-        watch("buffered_bytes", self._buffered_bytes)
-        watch("slow_passes", lambda: self.overruns.total)
+    def _add_gauges(self) -> None:
+        add_gauge = self.metrics.add_gauge
+        add_gauge("resident_models", lambda: self.models.loaded_totals()[0])
+        add_gauge("waiting_models", self.models.num_queued_loads)
+        add_gauge("resident_bytes", lambda: self.models.loaded_totals()[1])
+        add_gauge("jobs_running", self.admission.num_running)
+        add_gauge("jobs_waiting", self.admission.num_waiting)
+        add_gauge("buffered_bytes", self._buffered_bytes)
+        add_gauge("slow_passes", lambda: self.quarantine.total)
         for each in self.executors:
             taken = partial(allocated_bytes, each.device)
-            reserved = each.residency.reserved_bytes
-            watch("reserved_bytes", reserved, device=each.name)
-            watch("allocated_bytes", taken, device=each.name)
-            longest = each.residency.longest_pass_seconds
-            watch("longest_pass_seconds", longest, device=each.name)
+            reserved = each.device_models.reserved_bytes
+            add_gauge("reserved_bytes", reserved, device=each.name)
+            add_gauge("allocated_bytes", taken, device=each.name)
+            longest = each.device_models.longest_pass_seconds
+            add_gauge("longest_pass_seconds", longest, device=each.name)
         for name, pool in self.pools.items():
-            watch("queue_length", pool.__len__, pool=name)
+            add_gauge("queue_length", pool.__len__, pool=name)
 
     def _buffered_bytes(self) -> int:
         return sum(job.buffered() for job in self.admission.jobs())
 
-    def _join(
-        self, job: Job, start: Start, cleanup: ExitStack
+    def _join_group(
+        self, job: Job, start: BodyStart, cleanup: ExitStack
     ) -> Group | None:
         if job.lease is None:
             return None
@@ -363,7 +371,7 @@ class Worker:
         if not executor.in_service:
             raise executor.failure()
         size = batch_size(
-            lease.batch_limit(lease.residency.usual_batch),
+            lease.batch_limit(lease.device_models.preferred_batch),
             start.num_samples(job.request),
         )
         transform = job.request.transform
@@ -373,7 +381,7 @@ class Worker:
             compute = PrefixCompute(
                 lease,
                 executor,
-                self.overruns,
+                self.quarantine,
                 self.metrics.out_of_memory.inc,
                 self.config.max_pixels,
                 parse_transform(transform),
@@ -383,7 +391,7 @@ class Worker:
                 compute,
                 executor.pool,
                 size,
-                passed=self.metrics.batch_samples.observe,
+                on_pass=self.metrics.batch_samples.observe,
             )
 
         group = self.groups.join(key, make)
@@ -394,24 +402,26 @@ class Worker:
         return next(
             each
             for each in self.executors
-            if each.residency is lease.residency
+            if each.device_models is lease.device_models
         )
 
-    def _end(
+    def _end_job(
         self,
         job: Job,
         cleanup: ExitStack,
         outcome: str,
         reason: str,
-        sent: Sent,
+        totals: JobTotals,
     ) -> None:
         with ExitStack() as last:
             last.callback(self.admission.end, job)
-            # Whoever is given the place finds the usage told.
-            last.callback(self.usages.end, job.job_id, outcome, reason, sent)
+            # Accounting ends first: the next job sees the usage record.
+            last.callback(
+                self.accounting.end, job.job_id, outcome, reason, totals
+            )
             cleanup.close()
 
-    def _load_for(self, account: str) -> LoadReport:
+    def _load_report(self, account: str) -> LoadReport:
         admission = self.admission
         return self.load_meter.report(
             account,
@@ -422,7 +432,7 @@ class Worker:
     def _count_early_end(
         self, job: Job, error: BaseException
     ) -> tuple[str, str]:
-        gone = isinstance(error, SenderGoneError)
+        gone = isinstance(error, ClientDisconnectedError)
         outcome = OUTCOME_GONE if gone else OUTCOME_FAILED
         reason = error.code if isinstance(error, HapiError) else ""
         self.metrics.jobs.labels(job.request.kind, outcome, reason).inc()
@@ -431,7 +441,7 @@ class Worker:
     def _pipeline(
         self,
         job: Job,
-        meter: Meter,
+        meter: JobUsageMeter,
         body: ChunkedBody,
         connection: Connection,
         cleanup: ExitStack,
@@ -455,17 +465,17 @@ class Worker:
             connection,
             account=job.account,
             encoding=job.request.encoding,
-            group=self._join(job, start, cleanup),
+            group=self._join_group(job, start, cleanup),
             decode_pool=self._decoding_pool(job.lease),
             meter=meter,
-            bounds=Bounds(config.buffer_bytes, config.batch_seconds),
+            bounds=PipelineLimits(config.buffer_bytes, config.batch_seconds),
             describe=str if job.request.num_objects is None else object_error,
         )
         cleanup.callback(pipeline.cancel)
         return pipeline
 
 
-def _places(config: WorkerConfig) -> JobLimits:
+def _job_limits(config: WorkerConfig) -> JobLimits:
     return JobLimits(
         config.max_streams,
         config.max_streams_per_account,
@@ -474,7 +484,7 @@ def _places(config: WorkerConfig) -> JobLimits:
 
 
 def _profiled_batches(largest: int, usual: Sequence[int]) -> tuple[int, ...]:
-    """The usual sizes, up to the largest micro-batch of jobs, and that."""
+    """The usual sizes below the largest micro-batch of jobs, and that one."""
     return (*(size for size in usual if size < largest), largest)
 
 

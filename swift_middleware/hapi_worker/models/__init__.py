@@ -1,5 +1,5 @@
 """Models in device memory: upload, load, lease, evict.
 
-In: model identities and package bytes. Out: leases on loaded models, working
-memory for forward passes.
+In: model identities and package bytes. Out: leases on loaded models, and
+working memory for forward passes.
 """

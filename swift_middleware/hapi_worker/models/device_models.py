@@ -29,14 +29,14 @@ from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.profiling.memory_model import Needs, needs_of
 from hapi_worker.models.load_queue import LoadQueue, QueuedLoad
 from hapi_worker.models.loaded_model import (
+    LoadedModel,
     Reservation,
-    Resident,
     Site,
     check_cut,
-    keep_last,
-    too_big,
+    does_not_fit_error,
+    touch,
 )
-from hapi_worker.models.uploads import busy
+from hapi_worker.models.uploads import too_busy_error
 from hapi_worker.scheduling.max_min_grants import granted_bytes
 
 MAX_PREFIXES = 4
@@ -48,7 +48,7 @@ CAP_SECONDS = 600.0
 logger = logging.getLogger(__name__)
 
 
-class Residency:
+class DeviceModels:
     """The models of one device.
 
     Args:
@@ -70,7 +70,7 @@ class Residency:
         limit_bytes: int,
         *,
         num_forwards: int = 1,
-        usual_batch: int = 1,
+        preferred_batch: int = 1,
         wait_seconds: float = 60.0,
         pass_seconds: float = math.inf,
         changed: threading.Condition | None = None,
@@ -84,37 +84,37 @@ class Residency:
         self.generation = 0
         """Raised whenever memory becomes free."""
         self._num_forwards = num_forwards
-        self.usual_batch = usual_batch
+        self.preferred_batch = preferred_batch
         self._wait_seconds = wait_seconds
         self.pass_seconds = pass_seconds
         self._changed = changed or threading.Condition()
         self._clock = clock
-        self._residents: OrderedDict[str, Resident] = OrderedDict()
+        self._loaded: OrderedDict[str, LoadedModel] = OrderedDict()
         self._loading: dict[str, int] = {}
         self._reserved: list[Reservation] = []
-        self._starved: list[Callable[[], None]] = []
+        self._waiting_passes: list[Callable[[], None]] = []
         self._evicted = False
         self._building = threading.Lock()
-        self.claims = LoadQueue(clock)
+        self.load_queue = LoadQueue(clock)
         """Of models that wait for memory; used with the lock held."""
 
-    def resident(self) -> tuple[int, int]:
+    def loaded_totals(self) -> tuple[int, int]:
         """Models in memory, and bytes of their parameters."""
         with self._changed:
-            return len(self._residents), self._used_bytes()
+            return len(self._loaded), self._used_bytes()
 
     def models(self) -> list[tuple[str, int, int]]:
         """Digest, parameter bytes and jobs of each model in memory."""
         with self._changed:
             return [
                 (r.digest, r.parameter_bytes, len(r.leases))
-                for r in self._residents.values()
+                for r in self._loaded.values()
             ]
 
     def num_jobs(self) -> int:
         """Leases of all models."""
         with self._changed:
-            return sum(len(r.leases) for r in self._residents.values())
+            return sum(len(r.leases) for r in self._loaded.values())
 
     def reserved_bytes(self) -> int:
         """Working memory of the passes that run."""
@@ -130,15 +130,15 @@ class Residency:
             )
 
     @property
-    def is_late(self) -> bool:
+    def has_late_pass(self) -> bool:
         """Whether a pass runs for longer than it may."""
         return self.longest_pass_seconds() > self.pass_seconds
 
-    def find(self, digest: str) -> Resident | None:
+    def find(self, digest: str) -> LoadedModel | None:
         """The model, as the last used; called with the lock held."""
-        found = self._residents.get(digest)
+        found = self._loaded.get(digest)
         if found is not None:
-            self._residents.move_to_end(digest)
+            self._loaded.move_to_end(digest)
         return found
 
     def hold(self, digest: str, cut: int, encoding: str) -> Lease | None:
@@ -153,24 +153,24 @@ class Residency:
         return lease
 
     def _hold(self, digest: str, site: Site) -> Lease | None:
-        computed: tuple[Resident, Needs] | None = None
+        computed: tuple[LoadedModel, Needs] | None = None
         while True:
             with self._changed:
-                resident = self.find(digest)
-                if resident is None:
+                loaded = self.find(digest)
+                if loaded is None:
                     return None
-                check_cut(resident, site[0])
-                if computed is not None and computed[0] is resident:
-                    resident.needs[site] = computed[1]
-                if site in resident.needs:
-                    keep_last(resident.needs, site, MAX_NEEDS)
-                    return self._lease(resident, site)
+                check_cut(loaded, site[0])
+                if computed is not None and computed[0] is loaded:
+                    loaded.needs[site] = computed[1]
+                if site in loaded.needs:
+                    touch(loaded.needs, site, MAX_NEEDS)
+                    return self._lease(loaded, site)
             # A walk over the whole model: nobody else waits for it.
-            computed = resident, needs_of(resident.frozen, *site)
+            computed = loaded, needs_of(loaded.frozen, *site)
 
     def add(
         self, digest: str, frozen: FrozenGraph, load_seconds: float
-    ) -> Resident:
+    ) -> LoadedModel:
         """Moves a model to the device, unless it is there already.
 
         Args:
@@ -203,16 +203,16 @@ class Residency:
                 self._freed()
             if isinstance(error, (DoesNotFitError, torch.OutOfMemoryError)):
                 # By the numbers it fits: others have taken more than theirs.
-                raise busy("queue_full", str(error)) from error
+                raise too_busy_error("queue_full", str(error)) from error
             raise
-        resident = Resident(digest, moved, size)
-        resident.load_seconds = load_seconds + self._clock() - started
+        loaded = LoadedModel(digest, moved, size)
+        loaded.load_seconds = load_seconds + self._clock() - started
         with self._changed:
             del self._loading[digest]
             self._check_service()
-            self._residents[digest] = resident
+            self._loaded[digest] = loaded
             self._changed.notify_all()
-        return resident
+        return loaded
 
     def check_length(self, what: str, length_bytes: int) -> None:
         """
@@ -220,27 +220,27 @@ class Residency:
             DoesNotFitError: a package of that length can never be held.
         """
         if length_bytes > self.limit_bytes:
-            raise too_big(what, length_bytes, self.limit_bytes)
+            raise does_not_fit_error(what, length_bytes, self.limit_bytes)
 
     def sample_bytes(self, digest: str) -> int:
         """That the model and one sample at a cut that it was asked for need,
         0 if that is not known; called with the lock held."""
-        resident = self._residents.get(digest)
-        if resident is None:
+        loaded = self._loaded.get(digest)
+        if loaded is None:
             return 0
-        needed = [needs.peak_bytes(1) for needs in resident.needs.values()]
+        needed = [needs.peak_bytes(1) for needs in loaded.needs.values()]
         # Some cuts may need more than there is; they are refused.
         return max((n for n in needed if n <= self.limit_bytes), default=0)
 
-    def has_room(self, claim: QueuedLoad) -> bool:
+    def has_memory_for(self, queued: QueuedLoad) -> bool:
         """Whether idle models can make room for it and for those before it;
         called with the lock held."""
-        needed = claim.num_bytes + self.claims.bytes_ahead(claim)
-        return needed <= self.limit_bytes - self._held_bytes(claim.digest)
+        needed = queued.num_bytes + self.load_queue.bytes_ahead(queued)
+        return needed <= self.limit_bytes - self._held_bytes(queued.digest)
 
-    def met(self, claim: QueuedLoad) -> None:
+    def served(self, queued: QueuedLoad) -> None:
         """The model has what it waited for; called with the lock held."""
-        self.claims.drop(claim, met=True)
+        self.load_queue.remove(queued, served=True)
         self._freed()
 
     def batch_limit(self, lease: Lease, maximum: int) -> int:
@@ -249,7 +249,7 @@ class Residency:
             return self._batch_limit(lease, maximum)
 
     @contextmanager
-    def alone(self, lease: Lease, maximum: int) -> Iterator[int]:
+    def reserve_alone(self, lease: Lease, maximum: int) -> Iterator[int]:
         """Takes working memory while no pass runs, as :meth:`batch_limit`."""
         with self._changed:
             batch = self._batch_limit(lease, maximum)
@@ -260,7 +260,7 @@ class Residency:
             self.free(made)
 
     def reserve(
-        self, lease: Lease, maximum: int, starved: Callable[[], None]
+        self, lease: Lease, maximum: int, retry: Callable[[], None]
     ) -> Reservation | None:
         """Takes working memory for a pass of up to ``maximum`` samples.
 
@@ -275,8 +275,8 @@ class Residency:
             others were told so before: nothing is granted past them.
         """
         with self._changed:
-            if self._starved and self._starved[0] != starved:
-                self._starve(starved)
+            if self._waiting_passes and self._waiting_passes[0] != retry:
+                self._wait_for_memory(retry)
                 return None
             maximum = self._capped(lease, maximum)
             capacity = self.limit_bytes - self._used_bytes()
@@ -286,26 +286,26 @@ class Residency:
                 capacity,
                 self._num_forwards,
             )
-            base = lease.resident.parameter_bytes
+            base = lease.loaded.parameter_bytes
             room = min(
                 max(share, _working(lease, 1)), capacity - self._taken_bytes()
             )
             batch = lease.needs.batch_for(base + room, maximum)
             if batch < 1 and self._reserved:
-                self._starve(starved)
+                self._wait_for_memory(retry)
                 return None
             batch = max(batch, 1)
             made = self._made(lease, batch)
-        self.forgo(starved)
+        self.cancel_wait(retry)
         return made
 
-    def forgo(self, starved: Callable[[], None]) -> None:
+    def cancel_wait(self, retry: Callable[[], None]) -> None:
         """It waits for memory no more; the next one may try."""
         with self._changed:
-            if starved not in self._starved:
+            if retry not in self._waiting_passes:
                 return
-            self._starved.remove(starved)
-            following = self._starved[:1]
+            self._waiting_passes.remove(retry)
+            following = self._waiting_passes[:1]
         for each in following:
             each()
 
@@ -313,17 +313,17 @@ class Residency:
         """Gives working memory back."""
         with self._changed:
             self._reserved.remove(reservation)
-            starved = self._starved[:1]
+            retry = self._waiting_passes[:1]
             self._freed()
-        for each in starved:
+        for each in retry:
             each()
 
-    def did_not_fit(self, lease: Lease, batch: int) -> None:
+    def record_out_of_memory(self, lease: Lease, batch: int) -> None:
         """A pass of that many samples was refused by the device."""
         cap = max(batch // 2, 1)
         with self._changed:
             until = self._clock() + CAP_SECONDS
-            lease.resident.caps[lease.site] = cap, until
+            lease.loaded.caps[lease.site] = cap, until
         logger.warning(
             "model %s up to cut %d: no memory for %d samples; %d from now on",
             lease.digest[:12],
@@ -332,25 +332,25 @@ class Residency:
             cap,
         )
 
-    def prefix(self, resident: Resident, cut: int) -> nn.Module:
+    def prefix(self, loaded: LoadedModel, cut: int) -> nn.Module:
         """The module of a cut, built once."""
         with self._building:
-            if cut not in resident.prefixes:
-                resident.prefixes[cut] = resident.frozen.prefix(cut)
-            keep_last(resident.prefixes, cut, MAX_PREFIXES)
-            return resident.prefixes[cut]
+            if cut not in loaded.prefixes:
+                loaded.prefixes[cut] = loaded.frozen.prefix(cut)
+            touch(loaded.prefixes, cut, MAX_PREFIXES)
+            return loaded.prefixes[cut]
 
     def release(self, lease: Lease) -> None:
         """As :meth:`Lease.release`."""
         with self._changed:
-            lease.resident.leases.pop(lease, None)
+            lease.loaded.leases.pop(lease, None)
             self._freed()
 
     def leave_service(self) -> None:
         """The device has failed: no model is found on it any more."""
         with self._changed:
             self.in_service = False
-            self._residents.clear()
+            self._loaded.clear()
             self._freed()
 
     def _freed(self) -> None:
@@ -358,67 +358,67 @@ class Residency:
         self._changed.notify_all()
 
     def _batch_limit(self, lease: Lease, maximum: int) -> int:
-        others = self._used_bytes() - lease.resident.parameter_bytes
+        others = self._used_bytes() - lease.loaded.parameter_bytes
         available = self.limit_bytes - others
         batch = lease.needs.batch_for(available, self._capped(lease, maximum))
         return max(batch, 1)
 
     def _made(self, lease: Lease, batch: int) -> Reservation:
         made = Reservation(
-            batch, _working(lease, batch), lease.resident, self._clock()
+            batch, _working(lease, batch), lease.loaded, self._clock()
         )
         self._reserved.append(made)
         return made
 
-    def _starve(self, starved: Callable[[], None]) -> None:
-        if starved not in self._starved:
-            self._starved.append(starved)
+    def _wait_for_memory(self, retry: Callable[[], None]) -> None:
+        if retry not in self._waiting_passes:
+            self._waiting_passes.append(retry)
 
     def _capped(self, lease: Lease, maximum: int) -> int:
-        cap, until = lease.resident.caps.get(lease.site, (maximum, 0.0))
+        cap, until = lease.loaded.caps.get(lease.site, (maximum, 0.0))
         return min(cap, maximum) if self._clock() < until else maximum
 
     def _other_demands(self, lease: Lease, maximum: int) -> list[int]:
         """Of passes at all other sites that jobs hold, each once."""
         demands: dict[tuple[str, Site], int] = {}
-        for resident in self._residents.values():
-            for other in resident.leases:
-                key = resident.digest, other.site
+        for loaded in self._loaded.values():
+            for other in loaded.leases:
+                key = loaded.digest, other.site
                 demands[key] = _working(other, maximum)
         demands.pop((lease.digest, lease.site), None)
         return list(demands.values())
 
-    def _lease(self, resident: Resident, site: Site) -> Lease:
-        needs = resident.needs[site]
+    def _lease(self, loaded: LoadedModel, site: Site) -> Lease:
+        needs = loaded.needs[site]
         needed = needs.peak_bytes(1)
         if needed > self.limit_bytes:
-            raise too_big(
+            raise does_not_fit_error(
                 f"one sample up to cut {site[0]} of the model "
-                f"{resident.digest[:12]}",
+                f"{loaded.digest[:12]}",
                 needed,
                 self.limit_bytes,
             )
-        self._check_claims(resident)
-        working = needed - resident.parameter_bytes
-        self._make_room(0, working, keep=resident)
-        usual = needs.peak_bytes(self.usual_batch) - resident.parameter_bytes
-        self._leave_room(self._num_forwards * usual, keep=resident)
-        lease = Lease(self, resident, site, needs)
-        resident.leases[lease] = working
+        self._check_load_queue(loaded)
+        working = needed - loaded.parameter_bytes
+        self._make_room(0, working, keep=loaded)
+        usual = needs.peak_bytes(self.preferred_batch) - loaded.parameter_bytes
+        self._leave_room(self._num_forwards * usual, keep=loaded)
+        lease = Lease(self, loaded, site, needs)
+        loaded.leases[lease] = working
         return lease
 
-    def _check_claims(self, resident: Resident) -> None:
+    def _check_load_queue(self, loaded: LoadedModel) -> None:
         """A model that waits for long is passed by none that is in its way.
 
         Raises:
             UnavailableError: this one is.
         """
-        due = self.claims.due()
-        if due is None or due.digest == resident.digest:
+        due = self.load_queue.blocking()
+        if due is None or due.digest == loaded.digest:
             return
-        available = self.limit_bytes - self._held_bytes(due.digest, resident)
+        available = self.limit_bytes - self._held_bytes(due.digest, loaded)
         if available < due.num_bytes:
-            raise busy(
+            raise too_busy_error(
                 "queue_full",
                 "a model that has waited longer needs the memory: "
                 f"{due.num_bytes} bytes, {available} available beside this "
@@ -427,7 +427,7 @@ class Residency:
                 available_bytes=available,
             )
 
-    def _held_bytes(self, but: str, also: Resident | None = None) -> int:
+    def _held_bytes(self, but: str, also: LoadedModel | None = None) -> int:
         """By models that jobs hold, or that are loaded, and their passes.
 
         Args:
@@ -435,9 +435,9 @@ class Residency:
             also: one that counts as well.
         """
         held = [
-            resident
-            for resident in self._residents.values()
-            if (resident.leases or resident is also) and resident.digest != but
+            loaded
+            for loaded in self._loaded.values()
+            if (loaded.leases or loaded is also) and loaded.digest != but
         ]
         loading = [n for digest, n in self._loading.items() if digest != but]
         working = max((each.working_bytes for each in held), default=0)
@@ -445,19 +445,21 @@ class Residency:
 
     def _check_size(self, digest: str, size: int) -> None:
         if size > self.limit_bytes:
-            raise too_big(f"the model {digest[:12]}", size, self.limit_bytes)
+            raise does_not_fit_error(
+                f"the model {digest[:12]}", size, self.limit_bytes
+            )
 
     def _used_bytes(self) -> int:
-        resident = sum(r.parameter_bytes for r in self._residents.values())
-        return resident + sum(self._loading.values())
+        loaded = sum(r.parameter_bytes for r in self._loaded.values())
+        return loaded + sum(self._loading.values())
 
     def _taken_bytes(self) -> int:
         """By the passes that run: working memory, and the parameters of
         models that were evicted after their jobs ended."""
         evicted = {
-            id(each.resident): each.resident.parameter_bytes
+            id(each.loaded): each.loaded.parameter_bytes
             for each in self._reserved
-            if self._residents.get(each.resident.digest) is not each.resident
+            if self._loaded.get(each.loaded.digest) is not each.loaded
         }
         working = sum(each.num_bytes for each in self._reserved)
         return working + sum(evicted.values())
@@ -470,7 +472,7 @@ class Residency:
         """
         with self._changed:
             if not self._changed.wait_for(self._has_room, self._wait_seconds):
-                raise busy("queue_full", "passes hold the memory")
+                raise too_busy_error("queue_full", "passes hold the memory")
             self._check_service()
 
     def _has_room(self) -> bool:
@@ -479,32 +481,32 @@ class Residency:
 
     def _check_service(self) -> None:
         if not self.in_service:
-            raise busy("queue_full", "the device has left service")
+            raise too_busy_error("queue_full", "the device has left service")
 
     def _make_room(
         self,
         parameter_bytes: int,
         working_bytes: int,
-        keep: Resident | None = None,
+        keep: LoadedModel | None = None,
     ) -> None:
         """Evicts idle models until both fit beside what jobs hold; a model
         whose turn it is stays."""
-        working = [r.working_bytes for r in self._residents.values()]
+        working = [r.working_bytes for r in self._loaded.values()]
         needed = parameter_bytes + max(working_bytes, *working, 0)
-        first = self.claims.first()
+        first = self.load_queue.head()
         stays = first.digest if first else ""
         idle = [
-            resident
-            for resident in self._residents.values()
-            if not resident.leases
-            and resident is not keep
-            and resident.digest != stays
+            loaded
+            for loaded in self._loaded.values()
+            if not loaded.leases
+            and loaded is not keep
+            and loaded.digest != stays
         ]
         while idle and self.limit_bytes - self._used_bytes() < needed:
             self._evict(idle.pop(0))
         available = self.limit_bytes - self._used_bytes()
         if available < needed:
-            raise busy(
+            raise too_busy_error(
                 "queue_full",
                 f"running jobs hold the memory: {needed} bytes are needed, "
                 f"{available} available",
@@ -512,20 +514,20 @@ class Residency:
                 available_bytes=available,
             )
 
-    def _leave_room(self, working_bytes: int, keep: Resident) -> None:
+    def _leave_room(self, working_bytes: int, keep: LoadedModel) -> None:
         """Evicts idle models that would make passes smaller than usual;
         half of the memory may always be theirs."""
         wanted = min(working_bytes, self.limit_bytes // 2)
-        for idle in list(self._residents.values()):
+        for idle in list(self._loaded.values()):
             if self.limit_bytes - self._used_bytes() >= wanted:
                 return
-            awaited = self.claims.waits(idle.digest)
+            awaited = self.load_queue.waits(idle.digest)
             if not idle.leases and idle is not keep and not awaited:
                 self._evict(idle)
 
-    def _evict(self, resident: Resident) -> None:
-        logger.info("model %s leaves memory", resident.digest[:12])
-        del self._residents[resident.digest]
+    def _evict(self, loaded: LoadedModel) -> None:
+        logger.info("model %s leaves memory", loaded.digest[:12])
+        del self._loaded[loaded.digest]
         self._evicted = True
 
     def _empty_cache(self) -> None:
@@ -543,7 +545,7 @@ class Residency:
 
 
 def _working(lease: Lease, batch: int) -> int:
-    return lease.needs.peak_bytes(batch) - lease.resident.parameter_bytes
+    return lease.needs.peak_bytes(batch) - lease.loaded.parameter_bytes
 
 
 class Lease:
@@ -558,19 +560,19 @@ class Lease:
 
     def __init__(
         self,
-        residency: Residency,
-        resident: Resident,
+        device_models: DeviceModels,
+        loaded: LoadedModel,
         site: Site,
         needs: Needs,
     ) -> None:
-        self.residency = residency
-        self.resident = resident
+        self.device_models = device_models
+        self.loaded = loaded
         self.needs = needs
         self.site = site
         self._prefix: nn.Module | None = None
         self.cut = site[0]
-        self.digest = resident.digest
-        self.frozen = resident.frozen
+        self.digest = loaded.digest
+        self.frozen = loaded.frozen
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -580,19 +582,19 @@ class Lease:
     @property
     def load_seconds(self) -> float:
         """That the model took to load."""
-        return self.resident.load_seconds
+        return self.loaded.load_seconds
 
     def prefix(self) -> nn.Module:
         """``[B, *input_shape]`` float32 → ``[B, *shape]``; thread-safe."""
         if self._prefix is None:
-            self._prefix = self.residency.prefix(self.resident, self.cut)
+            self._prefix = self.device_models.prefix(self.loaded, self.cut)
         return self._prefix
 
     def batch_limit(self, maximum: int) -> int:
         """Most samples of a forward pass while nothing else runs, at
         least 1."""
-        return self.residency.batch_limit(self, maximum)
+        return self.device_models.batch_limit(self, maximum)
 
     def release(self) -> None:
         """Gives the model free; further calls do nothing."""
-        self.residency.release(self)
+        self.device_models.release(self)

@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-CLAIM_SECONDS = 8.0
-"""For so long jobs of other models begin beside a claim, and beside the next
-one after it is met: a model that has come is used for a while."""
-DUE_SECONDS = 60.0
-"""After which a claim that is due has had its turn, though it was not met, and
-rests for as long: jobs that do not end are in its way."""
-MAX_CLAIMS = 16
-"""Of one account."""
+LOAD_GRACE_SECONDS = 8.0
+"""Grace period after a load is queued, in which jobs of other models may still
+start.  It starts again when a load is served, so that a loaded model is used
+for a while."""
+HEAD_SECONDS = 60.0
+"""Time for which the head of the queue blocks other jobs.  Then it pauses for
+as long, because jobs that do not end hold its memory."""
+MAX_LOADS_PER_ACCOUNT = 16
 
 
 @dataclass(eq=False)
@@ -25,11 +25,11 @@ class QueuedLoad:
     """A model that waits for memory.
 
     Attributes:
-        account: whose model it is.
-        num_bytes: that it needs, as far as is known.
-        since: monotonic seconds; later where its account had a turn.
-        until: it lapses then, unless it is told that somebody still waits.
-        digest: of its package, or empty.
+        account: account of the model.
+        num_bytes: needed bytes, as far as they are known.
+        since: monotonic seconds; later if its account had a turn.
+        until: end of its lifetime, unless that is extended.
+        digest: digest of its package, or empty.
     """
 
     account: str
@@ -40,7 +40,7 @@ class QueuedLoad:
 
 
 class LoadQueue:
-    """Of one device; guarded by its lock.
+    """The queued loads of one device; guarded by its lock.
 
     Args:
         clock: monotonic seconds.
@@ -48,72 +48,77 @@ class LoadQueue:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._claims: list[QueuedLoad] = []
-        self._met = -math.inf
+        self._loads: list[QueuedLoad] = []
+        self._last_served = -math.inf
 
     def __len__(self) -> int:
         return len(self._in_order())
 
-    def add(self, claim: QueuedLoad) -> bool:
-        """Whether the account may have one more."""
-        of_account = [c for c in self._claims if c.account == claim.account]
-        if len(of_account) >= MAX_CLAIMS:
+    def add(self, queued: QueuedLoad) -> bool:
+        """Queues a load; returns False if its account has too many."""
+        of_account = [c for c in self._loads if c.account == queued.account]
+        if len(of_account) >= MAX_LOADS_PER_ACCOUNT:
             return False
-        self._claims.append(claim)
+        self._loads.append(queued)
         return True
 
-    def drop(self, claim: QueuedLoad, met: bool = False) -> None:
-        """It waits no more; further calls do nothing."""
-        first, now = self.first(), self._clock()
-        if claim not in self._claims:
+    def remove(self, queued: QueuedLoad, served: bool = False) -> None:
+        """Removes a load if it is queued.
+
+        Args:
+            queued: the load.
+            served: it has its memory.
+        """
+        head, now = self.head(), self._clock()
+        if queued not in self._loads:
             return
-        if claim is first:
+        if queued is head:
             # The account had its turn.
-            self._postpone(claim.account, now)
-            if met:
-                self._met = now
-        self._claims.remove(claim)
+            self._postpone(queued.account, now)
+            if served:
+                self._last_served = now
+        self._loads.remove(queued)
 
-    def withdraw(self, claim: QueuedLoad) -> None:
-        """As if it had never been added."""
-        self._claims.remove(claim)
+    def withdraw(self, queued: QueuedLoad) -> None:
+        """Removes a load as if it had never been added."""
+        self._loads.remove(queued)
 
-    def first(self) -> QueuedLoad | None:
-        """Whose turn it is."""
+    def head(self) -> QueuedLoad | None:
+        """Returns the load whose turn it is."""
         return next(iter(self._in_order()), None)
 
     def waits(self, digest: str) -> bool:
-        """Whether somebody waits for that model."""
+        """Returns True if a load of that model is queued."""
         return any(each.digest == digest for each in self._in_order())
 
-    def bytes_ahead(self, claim: QueuedLoad) -> int:
-        """Of those that come before it."""
+    def bytes_ahead(self, queued: QueuedLoad) -> int:
+        """Needed bytes of the loads before it."""
         order = self._in_order()
-        return sum(each.num_bytes for each in order[: order.index(claim)])
+        return sum(each.num_bytes for each in order[: order.index(queued)])
 
-    def due(self) -> QueuedLoad | None:
-        """The one that others must leave room for."""
-        first = self.first()
-        if first is None:
+    def blocking(self) -> QueuedLoad | None:
+        """Returns the load for which other jobs must leave memory."""
+        head = self.head()
+        if head is None:
             return None
         now = self._clock()
-        waited = now - max(first.since, self._met)
-        if waited >= CLAIM_SECONDS + DUE_SECONDS:
-            self._postpone(first.account, now + DUE_SECONDS)
+        waited = now - max(head.since, self._last_served)
+        if waited >= LOAD_GRACE_SECONDS + HEAD_SECONDS:
+            self._postpone(head.account, now + HEAD_SECONDS)
             return None
-        return first if waited >= CLAIM_SECONDS else None
+        return head if waited >= LOAD_GRACE_SECONDS else None
 
     def _postpone(self, account: str, since: float) -> None:
-        for each in self._claims:
+        for each in self._loads:
             if each.account == account:
                 each.since = max(each.since, since)
 
     def _in_order(self) -> list[QueuedLoad]:
         now = self._clock()
-        self._claims = [each for each in self._claims if now < each.until]
+        self._loads = [each for each in self._loads if now < each.until]
         earlier: Counter[str] = Counter()
         turns: dict[QueuedLoad, int] = {}
-        for each in sorted(self._claims, key=lambda claim: claim.since):
+        for each in sorted(self._loads, key=lambda queued: queued.since):
             turns[each] = earlier[each.account]
             earlier[each.account] += 1
-        return sorted(turns, key=lambda claim: (turns[claim], claim.since))
+        return sorted(turns, key=lambda queued: (turns[queued], queued.since))

@@ -17,7 +17,7 @@ Site = tuple[int, str]
 
 
 @dataclass
-class Resident:
+class LoadedModel:
     """A model in memory; guarded by the residency's lock.
 
     Attributes:
@@ -54,32 +54,34 @@ class Reservation:
 
     batch: int
     num_bytes: int
-    resident: Resident
+    loaded: LoadedModel
     started: float = 0.0
 
 
-def check_cut(resident: Resident, cut: int) -> None:
+def check_cut(loaded: LoadedModel, cut: int) -> None:
     """
     Raises:
         UnsupportedError: ``cut_out_of_range``.
     """
-    last = len(resident.frozen.cuts)
+    last = len(loaded.frozen.cuts)
     if not 1 <= cut <= last:
         raise UnsupportedError(
             "cut_out_of_range",
-            f"cut {cut}: {resident.digest[:12]} has cuts 1 to {last}",
+            f"cut {cut}: {loaded.digest[:12]} has cuts 1 to {last}",
             details={"cut": cut, "allowed": [1, last]},
         )
 
 
-def keep_last(kept: OrderedDict[Any, Any], key: object, count: int) -> None:
+def touch(kept: OrderedDict[Any, Any], key: object, count: int) -> None:
     """Makes ``key`` the last used, and drops the first ones."""
     kept.move_to_end(key)
     while len(kept) > count:
         kept.popitem(last=False)
 
 
-def too_big(what: str, needed: int, available: int) -> DoesNotFitError:
+def does_not_fit_error(
+    what: str, needed: int, available: int
+) -> DoesNotFitError:
     """What can never be held, with the numbers."""
     return DoesNotFitError(
         "does_not_fit",

@@ -1,142 +1,144 @@
-"""Who waits for room for which model, on which device."""
+"""Memory queue: models that wait for memory, by identity and device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from hapi_protocol.job_messages import ModelIdentity
-from hapi_worker.models.device_models import Residency
+from hapi_worker.models.device_models import DeviceModels
 from hapi_worker.models.load_queue import QueuedLoad
 from hapi_worker.models.uploads import GRACE_SECONDS, RETRY_SECONDS
 
-SEEN_SECONDS = 2 * RETRY_SECONDS
-"""How long a claim holds after the last time that somebody saw to it: who was
-told to come again has it still."""
+QUEUED_LOAD_SECONDS = 2 * RETRY_SECONDS
+"""Lifetime of a queued load after its last request; a caller that retries as
+advised still finds it."""
 
 
 class MemoryQueue:
-    """Claims of models, by identity; all is called with the lock held.
+    """Queued loads by identity; all methods are called with the lock held.
 
     Args:
-        devices: those in service, the best for a digest first.
+        devices: returns the devices in service, the best for a digest first.
         clock: monotonic seconds.
     """
 
     def __init__(
         self,
-        devices: Callable[[str], Sequence[Residency]],
+        devices: Callable[[str], Sequence[DeviceModels]],
         clock: Callable[[], float],
     ) -> None:
         self._devices = devices
         self._clock = clock
-        self._claims: dict[ModelIdentity, tuple[Residency, QueuedLoad]] = {}
+        self._loads: dict[ModelIdentity, tuple[DeviceModels, QueuedLoad]] = {}
 
-    def is_there(
+    def can_load(
         self, identity: ModelIdentity, digest: str, needed_bytes: int
     ) -> bool:
-        """Whether the model can come; if not, it waits for its turn.
+        """Returns True if the model can be loaded now; if not, queues it.
 
         Args:
-            identity: of the model.
-            digest: of its package, or empty.
-            needed_bytes: for parameters and one sample.
+            identity: identity of the model.
+            digest: digest of its package, or empty.
+            needed_bytes: memory for its parameters and one sample.
         """
         if not any(
             needed_bytes <= each.limit_bytes for each in self._devices(digest)
         ):
-            # It can never, or no device is left; it will be told so.
+            # It never fits, or no device is left; the load will say so.
             return True
-        self.claim(identity, digest, needed_bytes)
-        if identity not in self._claims:
+        self.request(identity, digest, needed_bytes)
+        if identity not in self._loads:
             return False
-        if not self._found_place(identity, digest):
+        if not self._find_device(identity, digest):
             return False
-        self.see_to(identity, GRACE_SECONDS)
+        self.extend(identity, GRACE_SECONDS)
         return True
 
-    def device_of(self, identity: ModelIdentity) -> Residency | None:
-        """Where it will have room, if it waits."""
-        claimed = self._claims.get(identity)
-        return claimed and claimed[0]
+    def device_for(self, identity: ModelIdentity) -> DeviceModels | None:
+        """Returns the device on which it is queued, if any."""
+        queued = self._loads.get(identity)
+        return queued and queued[0]
 
-    def claim(
+    def request(
         self, identity: ModelIdentity, digest: str, needed_bytes: int
     ) -> None:
-        """Somebody waits for it now; as :meth:`is_there`."""
-        self.see_to(identity, SEEN_SECONDS, digest)
-        if identity in self._claims:
+        """Queues a load, or keeps it queued; arguments see
+        :meth:`can_load`."""
+        self.extend(identity, QUEUED_LOAD_SECONDS, digest)
+        if identity in self._loads:
             self.grow(identity, needed_bytes)
             return
-        for residency in self._devices(digest):
-            if needed_bytes <= residency.limit_bytes:
+        for device_models in self._devices(digest):
+            if needed_bytes <= device_models.limit_bytes:
                 now = self._clock()
-                claim = QueuedLoad(
+                request = QueuedLoad(
                     identity.account,
                     needed_bytes,
                     now,
-                    now + SEEN_SECONDS,
+                    now + QUEUED_LOAD_SECONDS,
                     digest,
                 )
-                if residency.claims.add(claim):
-                    self._claims[identity] = residency, claim
+                if device_models.load_queue.add(request):
+                    self._loads[identity] = device_models, request
                 return
 
     def grow(self, identity: ModelIdentity, needed_bytes: int) -> None:
-        """Its claim, if it has one, is found to need more."""
-        if identity in self._claims:
-            residency, claim = self._claims[identity]
-            needed_bytes = max(needed_bytes, claim.num_bytes)
-            claim.num_bytes = min(needed_bytes, residency.limit_bytes)
+        """Raises the needed bytes of a queued load, if there is one."""
+        if identity in self._loads:
+            device_models, request = self._loads[identity]
+            needed_bytes = max(needed_bytes, request.num_bytes)
+            request.num_bytes = min(needed_bytes, device_models.limit_bytes)
 
-    def see_to(
+    def extend(
         self, identity: ModelIdentity, seconds: float, digest: str = ""
     ) -> None:
-        """Its claim, if it has one, holds for so long from now on.
+        """Extends the lifetime of a queued load, if there is one.
 
         Args:
-            identity: of the model.
-            seconds: from now on.
-            digest: of its package, where that is known now.
+            identity: identity of the model.
+            seconds: lifetime from now on.
+            digest: digest of its package, if it is known now.
         """
-        self._forget_lapsed()
-        if identity in self._claims:
-            _, claim = self._claims[identity]
-            claim.until = self._clock() + seconds
-            claim.digest = digest or claim.digest
+        self._forget_expired()
+        if identity in self._loads:
+            _, request = self._loads[identity]
+            request.until = self._clock() + seconds
+            request.digest = digest or request.digest
 
-    def met(self, identity: ModelIdentity) -> None:
-        """It has what it waited for."""
-        if identity in self._claims:
-            residency, claim = self._claims.pop(identity)
-            residency.met(claim)
+    def served(self, identity: ModelIdentity) -> None:
+        """Ends a queued load that has its memory."""
+        if identity in self._loads:
+            device_models, request = self._loads.pop(identity)
+            device_models.served(request)
 
-    def drop(self, identity: ModelIdentity) -> None:
-        """It waits no more."""
-        if identity in self._claims:
-            residency, claim = self._claims.pop(identity)
-            residency.claims.drop(claim)
+    def remove(self, identity: ModelIdentity) -> None:
+        """Ends a queued load that is not needed any more."""
+        if identity in self._loads:
+            device_models, request = self._loads.pop(identity)
+            device_models.load_queue.remove(request)
 
-    def _found_place(self, identity: ModelIdentity, digest: str) -> bool:
-        """Whether a device has room; the claim is on that one then."""
-        mine, claim = self._claims[identity]
-        if mine.has_room(claim):
+    def _find_device(self, identity: ModelIdentity, digest: str) -> bool:
+        """Moves the load to a device with memory; returns False without
+        one."""
+        mine, request = self._loads[identity]
+        if mine.has_memory_for(request):
             return True
         for other in self._devices(digest):
-            if other is mine or not other.claims.add(claim):
+            if other is mine or not other.load_queue.add(request):
                 continue
-            if other.has_room(claim):
-                mine.claims.drop(claim)
-                self._claims[identity] = other, claim
+            if other.has_memory_for(request):
+                mine.load_queue.remove(request)
+                self._loads[identity] = other, request
                 return True
-            other.claims.withdraw(claim)
+            other.load_queue.withdraw(request)
         return False
 
-    def _forget_lapsed(self) -> None:
+    def _forget_expired(self) -> None:
         now = self._clock()
         lapsed = [
             identity
-            for identity, (residency, claim) in self._claims.items()
-            if claim.until <= now or not residency.in_service
+            for identity, (device_models, request) in self._loads.items()
+            if request.until <= now or not device_models.in_service
         ]
         for identity in lapsed:
-            self.drop(identity)
+            self.remove(identity)

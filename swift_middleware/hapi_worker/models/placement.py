@@ -1,4 +1,4 @@
-"""On which device a job runs."""
+"""Placement: the order in which devices are tried for a job."""
 
 from __future__ import annotations
 
@@ -6,44 +6,44 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 SPREAD_JOBS = 2
-"""A device without the model is taken when it has so many jobs fewer: the
-copy costs less than waiting behind them."""
+"""A device without the model is preferred if it has this many jobs fewer: the
+copy costs less than waiting for them."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """A device as a job sees it.
+class DeviceState:
+    """The state of a device.
 
     Attributes:
-        in_service: whether it takes jobs at all.
-        has_model: whether the model is in its memory.
-        num_jobs: that hold models there.
-        is_late: whether a pass runs there for longer than it may.
+        in_service: the device takes jobs.
+        has_model: the model is in its memory.
+        num_jobs: number of jobs that hold models there.
+        has_late_pass: a pass runs there for longer than ``pass_seconds``.
     """
 
     in_service: bool
     has_model: bool
     num_jobs: int
-    is_late: bool = False
+    has_late_pass: bool = False
 
 
-def places_in_order(places: Sequence[Place]) -> list[int]:
-    """Numbers of the devices to try, the best first.
+def devices_in_order(devices: Sequence[DeviceState]) -> list[int]:
+    """Returns the numbers of the devices to try, the best first.
 
-    The least busy one that has the model, unless another one is less busy
-    by :data:`SPREAD_JOBS`; then the others, the least busy first.  Those that
-    are late come last: their jobs may all have given up.
+    First comes the least busy one that has the model, unless another one is
+    less busy by :data:`SPREAD_JOBS`; then the others, the least busy first.
+    Devices with a late pass come last: the pass may never end.
     """
 
     def rank(number: int) -> tuple[bool, float, int]:
-        place = places[number]
-        return place.is_late, _cost(place), number
+        device = devices[number]
+        return device.has_late_pass, _cost(device), number
 
-    usable = [n for n, place in enumerate(places) if place.in_service]
+    usable = [n for n, device in enumerate(devices) if device.in_service]
     return sorted(usable, key=rank)
 
 
-def _cost(place: Place) -> float:
-    # Half a job more: at equal cost the model's own device is taken.
-    missing = 0.0 if place.has_model else SPREAD_JOBS - 0.5
-    return place.num_jobs + missing
+def _cost(device: DeviceState) -> float:
+    # Half a job less: at equal cost a device with the model comes first.
+    missing = 0.0 if device.has_model else SPREAD_JOBS - 0.5
+    return device.num_jobs + missing

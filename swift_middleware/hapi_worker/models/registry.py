@@ -1,9 +1,9 @@
-"""Which objects are known to be which models, and on which device they are.
+"""Registry of models: from identities to digests to devices.
 
 A model is found by the digest of bytes that this process hashed itself.  An
-*identity* (account, container, object, ETag, length; shown by the filter
-after the caller's own authorisation) leads to a digest only if its bytes came
-through :meth:`Models.put` under that identity.
+*identity* (account, container, object, ETag, length; sent by the filter after
+it authorised the caller) leads to a digest only if its bytes came through
+:meth:`Models.put` under that identity.
 """
 
 from __future__ import annotations
@@ -20,29 +20,35 @@ from dataclasses import dataclass, replace
 from hapi_protocol.errors import DoesNotFitError, HapiError, UnavailableError
 from hapi_protocol.job_messages import ModelIdentity
 from hapi_splitter.cuts import FrozenGraph
-from hapi_worker.models.device_models import Lease, Residency
-from hapi_worker.models.loaded_model import Resident
-from hapi_worker.models.memory_queue import SEEN_SECONDS, MemoryQueue
-from hapi_worker.models.placement import Place, places_in_order
-from hapi_worker.models.uploads import Uploads, busy, check_name
-from hapi_worker.peer import POLL_SECONDS, IsGone, asker_gone, never_gone
+from hapi_worker.models.device_models import DeviceModels, Lease
+from hapi_worker.models.loaded_model import LoadedModel
+from hapi_worker.models.memory_queue import QUEUED_LOAD_SECONDS, MemoryQueue
+from hapi_worker.models.placement import DeviceState, devices_in_order
+from hapi_worker.models.uploads import Uploads, check_name, too_busy_error
+from hapi_worker.peer import (
+    POLL_SECONDS,
+    IsDisconnected,
+    always_connected,
+    client_disconnected_error,
+)
 
 MIN_BYTES_PER_SECOND = 10e6
-"""An upload that is slower may lose the room that was kept for it."""
+"""A slower upload may lose the memory that was kept for it."""
 TRY_SECONDS = 1.0
-"""After which one who waits for memory tries again in any case."""
+"""Interval of tries of a job that waits for memory."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class KnownModel:
-    """What is remembered of an identity, in memory or not.
+    """A model whose identity is known, in memory or not.
 
     Attributes:
         digest: sha256 of its bytes.
-        num_cuts: that it has.
-        needed_bytes: for one sample of the last job, parameters included.
+        num_cuts: number of its cuts.
+        needed_bytes: memory for the parameters and one sample of the last
+            job.
     """
 
     digest: str
@@ -54,18 +60,18 @@ class Models:
     """The models of a worker, on all its devices.
 
     Args:
-        residencies: of the devices; they share ``changed``.
+        devices: the models of each device; they share ``changed``.
         changed: guards all of them.
-        max_identities: how many identities are remembered.
-        wait_seconds: how long one waits for another's upload.
-        max_waiting: how many may wait so.
-        load: package bytes → model; the validating loader.
+        max_identities: number of identities that are remembered.
+        wait_seconds: longest wait of a job for another job's upload.
+        max_waiting: number of jobs that may wait.
+        load: makes a model from package bytes, and validates them.
         clock: monotonic seconds.
     """
 
     def __init__(
         self,
-        residencies: Sequence[Residency],
+        devices: Sequence[DeviceModels],
         changed: threading.Condition,
         *,
         max_identities: int,
@@ -74,15 +80,15 @@ class Models:
         load: Callable[[bytearray], FrozenGraph],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.residencies = tuple(residencies)
+        self.devices = tuple(devices)
         self._changed = changed
         self._max_identities = max_identities
         self._wait_seconds = wait_seconds
         self._load = load
         self._clock = clock
         self._known: OrderedDict[ModelIdentity, KnownModel] = OrderedDict()
-        self._busy: set[str] = set()
-        self._room = MemoryQueue(self._order, clock)
+        self._in_progress: set[str] = set()
+        self._memory_queue = MemoryQueue(self._devices_for, clock)
         self._closed = False
         self.uploads = Uploads(
             changed,
@@ -92,62 +98,69 @@ class Models:
         )
 
     def known(self, identity: ModelIdentity) -> KnownModel | None:
-        """What bytes uploaded under this identity were, if remembered."""
+        """Returns the model that was uploaded under this identity, if it is
+        remembered."""
         with self._changed:
             return self._known.get(identity)
 
-    def resident(self) -> tuple[int, int]:
-        """Models in memory, and bytes of their parameters."""
-        counts = [each.resident() for each in self.residencies]
+    def loaded_totals(self) -> tuple[int, int]:
+        """Number of models in memory, and bytes of their parameters."""
+        counts = [each.loaded_totals() for each in self.devices]
         return sum(n for n, _ in counts), sum(size for _, size in counts)
 
     @property
     def limit_bytes(self) -> int:
-        """Of all devices."""
-        return sum(each.limit_bytes for each in self.residencies)
+        """Memory limit of all devices together."""
+        return sum(each.limit_bytes for each in self.devices)
 
     def await_model(
         self,
         identity: ModelIdentity,
-        is_gone: IsGone = never_gone,
-        room_seconds: float = 0.0,
+        is_disconnected: IsDisconnected = always_connected,
+        memory_seconds: float = 0.0,
         account: str = "",
     ) -> str:
-        """Returns the digest when the model is in memory.
+        """Returns the digest once the model is in memory.
 
         Args:
-            identity: shown by the filter.
-            is_gone: whether who asks waits no more.
-            room_seconds: how long one waits for room, before the upload.
-            account: that is charged.
+            identity: identity of the model, from the filter.
+            is_disconnected: returns True if the caller waits no more.
+            memory_seconds: longest wait for memory before the upload.
+            account: the charged account.
 
         Raises:
-            AnnotationError: ``bad_request``: who asks has gone.
-            ConflictError: ``model_needed``: the caller is the one to upload.
-            UnavailableError: no upload came in time, or no room, or too many
-                wait.
-            HapiError: of the upload it waited for.
+            AnnotationError: ``bad_request``: the caller has disconnected.
+            ConflictError: ``model_needed``: the caller must upload it.
+            UnavailableError: no upload or no memory came in time, or too
+                many jobs wait.
+            HapiError: the refusal of the upload it waited for.
         """
-        began = self._clock()
+        started = self._clock()
         with self._changed:
             while True:
                 if self._closed:
-                    raise busy("draining", "this worker is shutting down")
+                    raise too_busy_error(
+                        "draining", "this worker is shutting down"
+                    )
                 digest = self._find(identity)
                 if digest is not None:
-                    # Its job may have to wait for a place as well.
-                    self._room.see_to(identity, room_seconds + SEEN_SECONDS)
+                    # Its job may have to wait for admission as well.
+                    self._memory_queue.extend(
+                        identity, memory_seconds + QUEUED_LOAD_SECONDS
+                    )
                     return digest
-                if is_gone():
-                    raise asker_gone()
+                if is_disconnected():
+                    raise client_disconnected_error()
                 self.uploads.check(identity)
-                if self._may_come(identity):
-                    until = began + self._wait_seconds
+                if self._can_come(identity):
+                    until = started + self._wait_seconds
                     self.uploads.wait(identity, until, account)
-                elif self._clock() < began + room_seconds:
+                elif self._clock() < started + memory_seconds:
                     self.uploads.pause(POLL_SECONDS, account)
                 else:
-                    raise busy("queue_full", "running jobs hold the memory")
+                    raise too_busy_error(
+                        "queue_full", "running jobs hold the memory"
+                    )
 
     def acquire(
         self,
@@ -156,42 +169,44 @@ class Models:
         encoding: str = "float32",
         *,
         wait_seconds: float = 0.0,
-        is_gone: IsGone = never_gone,
+        is_disconnected: IsDisconnected = always_connected,
         account: str = "",
     ) -> Lease:
-        """A hold on the model of ``identity``, for ``cut``.
+        """Leases the model of ``identity`` for ``cut``.
 
         Args:
-            identity: shown by the filter.
-            cut: where features are taken.
-            encoding: of the features, for the memory that it needs.
-            wait_seconds: for memory that running jobs hold.
-            is_gone: whether who asks waits no more.
-            account: that is charged.
+            identity: identity of the model, from the filter.
+            cut: the cut at which features are taken.
+            encoding: encoding of the features, which affects the memory.
+            wait_seconds: longest wait for memory that running jobs hold.
+            is_disconnected: returns True if the caller waits no more.
+            account: the charged account.
 
         Raises:
-            AnnotationError: ``bad_request``: who asks has gone.
-            ConflictError: ``model_needed``: the caller is the one to upload.
+            AnnotationError: ``bad_request``: the caller has disconnected.
+            ConflictError: ``model_needed``: the caller must upload it.
             UnsupportedError: ``cut_out_of_range``, ``does_not_fit``; or the
                 error of the upload it waited for.
-            UnavailableError: no upload came in time, too many wait for
-                one, or running jobs hold the memory.
+            UnavailableError: no upload came in time, too many jobs wait, or
+                running jobs hold the memory.
         """
         deadline = self._clock() + wait_seconds
         while True:
             left = max(deadline - self._clock(), 0.0)
-            digest = self.await_model(identity, is_gone, left, account)
+            digest = self.await_model(identity, is_disconnected, left, account)
             before = self._generation()
             try:
-                lease = self._hold(digest, cut, encoding)
+                lease = self._lease(digest, cut, encoding)
             except DoesNotFitError:
                 raise
             except UnavailableError:
-                if not self._await_memory(identity, before, deadline, is_gone):
+                if not self._await_memory(
+                    identity, before, deadline, is_disconnected
+                ):
                     raise
                 continue
             if lease is not None:
-                self._held(identity, lease)
+                self._record_lease(identity, lease)
                 return lease
 
     def put(self, identity: ModelIdentity, package: bytearray) -> KnownModel:
@@ -199,26 +214,26 @@ class Models:
 
         Raises:
             ConflictError: ``digest_mismatch`` with a digest in the name.
-            PackageError: not a package, or a hostile one.
-            DoesNotFitError: more than any device may hold.
+            PackageError: the bytes are not a valid package.
+            DoesNotFitError: the model is too large for every device.
             UnavailableError: running jobs hold the memory.
         """
         digest = hashlib.sha256(package).hexdigest()
         check_name(identity, digest)
         with self._changed:
-            self._room.see_to(identity, self._wait_seconds, digest)
-        with self._claimed(digest):
-            resident = self._resident_anywhere(digest)
-            if resident is None:
+            self._memory_queue.extend(identity, self._wait_seconds, digest)
+        with self._exclusive(digest):
+            loaded = self._find_anywhere(digest)
+            if loaded is None:
                 started = self._clock()
                 frozen = self._load(package)
                 load_seconds = self._clock() - started
                 size = frozen.parameter_bytes
                 with self._changed:
-                    # Other than the package's: layers are folded.
-                    self._room.grow(identity, size)
+                    # Folded layers change the size.
+                    self._memory_queue.grow(identity, size)
                     self._remember(identity, digest, len(frozen.cuts), size)
-                resident = self._place(identity, digest, frozen, load_seconds)
+                loaded = self._place(identity, digest, frozen, load_seconds)
                 logger.info(
                     "model %s (%s): %d cuts, %d parameter bytes, loaded in "
                     "%.2f s",
@@ -226,146 +241,152 @@ class Models:
                     identity.path,
                     len(frozen.cuts),
                     frozen.parameter_bytes,
-                    resident.load_seconds,
+                    loaded.load_seconds,
                 )
         with self._changed:
             return self._remember(
                 identity,
                 digest,
-                len(resident.frozen.cuts),
-                resident.parameter_bytes,
+                len(loaded.frozen.cuts),
+                loaded.parameter_bytes,
             )
 
     def check_length(self, identity: ModelIdentity) -> None:
-        """
+        """Checks that a package of that length may fit on a device.
+
         Raises:
-            DoesNotFitError: a package of that length can never be held.
+            DoesNotFitError: it can never fit.
         """
-        largest = max(self.residencies, key=lambda each: each.limit_bytes)
+        largest = max(self.devices, key=lambda each: each.limit_bytes)
         what = f"the package {identity.path}"
         largest.check_length(what, identity.length_bytes)
 
     def begin_upload(self, identity: ModelIdentity) -> None:
-        """The package's bytes are about to arrive."""
+        """Records that the package's bytes are about to arrive."""
         with self._changed:
             self.uploads.begin(identity)
             length_seconds = identity.length_bytes / MIN_BYTES_PER_SECOND
-            self._room.see_to(identity, self._wait_seconds + length_seconds)
+            self._memory_queue.extend(
+                identity, self._wait_seconds + length_seconds
+            )
 
     def end_upload(
         self, identity: ModelIdentity, error: HapiError | None = None
     ) -> None:
-        """As :meth:`Uploads.end`; who claimed room for it takes it soon."""
+        """Ends an upload, see :meth:`Uploads.end`; its memory stays queued for
+        a while if it succeeded."""
         with self._changed:
             self.uploads.end(identity, error)
             if error is not None:
-                self._room.drop(identity)
-            self._room.see_to(identity, SEEN_SECONDS)
+                self._memory_queue.remove(identity)
+            self._memory_queue.extend(identity, QUEUED_LOAD_SECONDS)
 
-    def num_claims(self) -> int:
-        """Models that wait for memory."""
+    def num_queued_loads(self) -> int:
+        """Number of models that wait for memory."""
         with self._changed:
-            return sum(len(each.claims) for each in self.residencies)
+            return sum(len(each.load_queue) for each in self.devices)
 
     def close(self) -> None:
-        """Ends all waiting; nothing is handed out any more."""
+        """Ends all waiting; no lease is given from now on."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def _generation(self) -> int:
-        return sum(each.generation for each in self.residencies)
+        return sum(each.generation for each in self.devices)
 
     def _await_memory(
         self,
         identity: ModelIdentity,
         before: int,
         deadline: float,
-        is_gone: IsGone,
+        is_disconnected: IsDisconnected,
     ) -> bool:
-        """Whether it is worth another try, in time."""
+        """Waits for memory; returns True if another try is worthwhile."""
         with self._changed:
-            self._room.claim(*self._wanted(identity))
+            self._memory_queue.request(*self._demand(identity))
             until = min(deadline, self._clock() + TRY_SECONDS)
             while (left := until - self._clock()) > 0:
                 if self._closed:
                     return False
                 if self._generation() != before:
                     return True
-                if is_gone():
-                    raise asker_gone()
-                self._room.claim(*self._wanted(identity))
+                if is_disconnected():
+                    raise client_disconnected_error()
+                self._memory_queue.request(*self._demand(identity))
                 self._changed.wait(min(left, POLL_SECONDS))
             return self._clock() < deadline
 
-    def _may_come(self, identity: ModelIdentity) -> bool:
-        """Whether it is on its way, or there is room for it."""
-        return self.uploads.is_awaited(identity) or self._room.is_there(
-            *self._wanted(identity)
-        )
+    def _can_come(self, identity: ModelIdentity) -> bool:
+        """Returns True if it is being uploaded, or there is memory for it."""
+        return self.uploads.is_awaited(
+            identity
+        ) or self._memory_queue.can_load(*self._demand(identity))
 
-    def _wanted(
+    def _demand(
         self, identity: ModelIdentity
     ) -> tuple[ModelIdentity, str, int]:
-        """With the digest, and the bytes that it needs, as far as known."""
+        """The identity, its digest, and the needed bytes, if known."""
         known = self._known.get(identity, KnownModel("", 0))
-        needed = [each.sample_bytes(known.digest) for each in self.residencies]
+        needed = [each.sample_bytes(known.digest) for each in self.devices]
         needed += [identity.length_bytes, known.needed_bytes]
         return identity, known.digest, max(needed)
 
-    def _held(self, identity: ModelIdentity, lease: Lease) -> None:
-        """It is in memory: what it needs is known, and claimed no more."""
+    def _record_lease(self, identity: ModelIdentity, lease: Lease) -> None:
+        """Records the memory that a lease needs, and ends its queueing."""
         with self._changed:
             known = self._known.get(identity)
             if known is not None:
                 needed = lease.needs.peak_bytes(1)
                 self._known[identity] = replace(known, needed_bytes=needed)
-            self._room.met(identity)
+            self._memory_queue.served(identity)
 
     def _find(self, identity: ModelIdentity) -> str | None:
-        """Called with the lock held."""
+        """Returns the digest if the model is in memory; with the lock held."""
         known = self._known.get(identity)
         if known is None:
             return None
         self._known.move_to_end(identity)
-        found = [each.find(known.digest) for each in self.residencies]
+        found = [each.find(known.digest) for each in self.devices]
         return known.digest if any(found) else None
 
-    def _resident_anywhere(self, digest: str) -> Resident | None:
+    def _find_anywhere(self, digest: str) -> LoadedModel | None:
         with self._changed:
-            found = (each.find(digest) for each in self.residencies)
+            found = (each.find(digest) for each in self.devices)
             return next((each for each in found if each is not None), None)
 
-    def _source(self, digest: str) -> Resident | None:
-        """To copy: what is on a device that hangs would not come."""
+    def _source(self, digest: str) -> LoadedModel | None:
+        """Returns a model to copy; a copy from a device that hangs would not
+        end."""
         with self._changed:
-            on_time = [each for each in self.residencies if not each.is_late]
+            on_time = [each for each in self.devices if not each.has_late_pass]
             found = (each.find(digest) for each in on_time)
             return next((each for each in found if each is not None), None)
 
-    def _order(self, digest: str) -> list[Residency]:
+    def _devices_for(self, digest: str) -> list[DeviceModels]:
         with self._changed:
             places = [
-                Place(
+                DeviceState(
                     each.in_service,
                     each.find(digest) is not None,
                     each.num_jobs(),
-                    each.is_late,
+                    each.has_late_pass,
                 )
-                for each in self.residencies
+                for each in self.devices
             ]
-        return [self.residencies[n] for n in places_in_order(places)]
+        return [self.devices[n] for n in devices_in_order(places)]
 
-    def _hold(self, digest: str, cut: int, encoding: str) -> Lease | None:
-        """On the best device that has room; None if the model has left."""
+    def _lease(self, digest: str, cut: int, encoding: str) -> Lease | None:
+        """Leases on the best device that has memory; None if the model was
+        evicted."""
         refusal: HapiError | None = None
-        for residency in self._order(digest):
+        for device_models in self._devices_for(digest):
             try:
-                found = residency.hold(digest, cut, encoding)
-                if found is None and self._copy(digest, residency):
-                    found = residency.hold(digest, cut, encoding)
+                found = device_models.hold(digest, cut, encoding)
+                if found is None and self._copy(digest, device_models):
+                    found = device_models.hold(digest, cut, encoding)
             except (UnavailableError, DoesNotFitError) as error:
-                refusal = _lighter(refusal, error)
+                refusal = _retryable(refusal, error)
                 continue
             if found is not None:
                 return found
@@ -373,17 +394,17 @@ class Models:
             if refusal is not None:
                 raise refusal
         finally:
-            # Its traceback holds this frame, and models in those it passed.
+            # Its traceback refers to this frame and to models.
             del refusal
         return None
 
-    def _copy(self, digest: str, residency: Residency) -> bool:
-        """Brings a model from another device; whether it is there then."""
-        with self._claimed(digest):
+    def _copy(self, digest: str, device_models: DeviceModels) -> bool:
+        """Copies a model from another device; returns False without one."""
+        with self._exclusive(digest):
             source = self._source(digest)
             if source is None:
                 return False
-            residency.add(digest, source.frozen, source.load_seconds)
+            device_models.add(digest, source.frozen, source.load_seconds)
             return True
 
     def _remember(
@@ -393,7 +414,7 @@ class Models:
         num_cuts: int,
         needed_bytes: int,
     ) -> KnownModel:
-        """Called with the lock held."""
+        """Remembers a model under an identity; called with the lock held."""
         known = self._known.get(identity)
         if known is None or known.digest != digest:
             known = KnownModel(digest, num_cuts, needed_bytes)
@@ -409,43 +430,45 @@ class Models:
         digest: str,
         frozen: FrozenGraph,
         load_seconds: float,
-    ) -> Resident:
+    ) -> LoadedModel:
         refusal: HapiError | None = None
         with self._changed:
-            kept = self._room.device_of(identity)
-        # Where room was kept comes first; the rest stays in order.
-        for residency in sorted(
-            self._order(digest), key=lambda each: each is not kept
+            reserved = self._memory_queue.device_for(identity)
+        # The device with memory for it comes first; the rest stays in order.
+        for device_models in sorted(
+            self._devices_for(digest), key=lambda each: each is not reserved
         ):
             try:
-                return residency.add(digest, frozen, load_seconds)
+                return device_models.add(digest, frozen, load_seconds)
             except (UnavailableError, DoesNotFitError) as error:
-                refusal = _lighter(refusal, error)
-        raise refusal or busy("queue_full", "no device is in service")
+                refusal = _retryable(refusal, error)
+        raise refusal or too_busy_error(
+            "queue_full", "no device is in service"
+        )
 
     @contextlib.contextmanager
-    def _claimed(self, digest: str) -> Iterator[None]:
-        """One thread at a time loads or copies a model."""
+    def _exclusive(self, digest: str) -> Iterator[None]:
+        """Lets one thread at a time load or copy a model."""
         deadline = self._clock() + self._wait_seconds
         with self._changed:
-            while digest in self._busy:
+            while digest in self._in_progress:
                 left = deadline - self._clock()
                 if left <= 0:
-                    raise busy(
+                    raise too_busy_error(
                         "worker_unavailable",
                         "the same package is still being loaded for another "
                         "request",
                     )
                 self._changed.wait(left)
-            self._busy.add(digest)
+            self._in_progress.add(digest)
         try:
             yield
         finally:
             with self._changed:
-                self._busy.discard(digest)
+                self._in_progress.discard(digest)
                 self._changed.notify_all()
 
 
-def _lighter(before: HapiError | None, error: HapiError) -> HapiError:
-    """Of two devices' refusals the one that may pass."""
+def _retryable(before: HapiError | None, error: HapiError) -> HapiError:
+    """Returns the one of two devices' refusals that a retry may cure."""
     return before if isinstance(before, UnavailableError) else error

@@ -1,7 +1,7 @@
-"""One upload of a model at a time, however many jobs ask for it.
+"""Uploads of models: one at a time per model, however many jobs need it.
 
-A package that cannot be used is not received and tried again for each
-repetition: its refusal is remembered for a while.
+The refusal of an unusable package is remembered for a while, so that it is
+not received and validated again for each retry.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from hapi_protocol.errors import (
 )
 from hapi_protocol.job_messages import ModelIdentity
 from hapi_worker.peer import POLL_SECONDS
-from hapi_worker.scheduling.fair_queue import last_of_most
+from hapi_worker.scheduling.fair_queue import last_of_busiest
 
 GRACE_SECONDS = 10.0
-"""An asker that was told to upload must begin within this time."""
+"""Time within which a caller must start an upload that it was asked for."""
 RETRY_SECONDS = 5.0
 REFUSAL_SECONDS = 300.0
-"""A package that was refused is refused unread for this time."""
+"""Time for which a refused package is refused unread."""
 MAX_REFUSALS = 256
 _DIGEST = re.compile(r"(?<![0-9a-fA-F])[0-9a-fA-F]{64}(?![0-9a-fA-F])")
 
 
 @dataclass
 class _Upload:
-    """An upload that was asked for (until ``expires``) or has begun."""
+    """An upload that was requested (until ``expires``) or has begun."""
 
     expires: float
     begun: bool = False
@@ -47,13 +47,13 @@ class _Waiter:
 
 
 class Uploads:
-    """Who uploads which model, and who waits for it.
+    """Requested and running uploads, and the jobs that wait for them.
 
     Args:
         changed: condition that guards the models; :meth:`wait` is called
             with it held.
-        wait_seconds: how long a job waits for another one's upload.
-        max_waiting: how many jobs may wait so.
+        wait_seconds: longest wait of a job for another job's upload.
+        max_waiting: number of jobs that may wait.
         clock: monotonic seconds.
     """
 
@@ -77,18 +77,18 @@ class Uploads:
     def wait(
         self, identity: ModelIdentity, deadline: float, account: str
     ) -> None:
-        """Returns when something has changed, or after a while.
+        """Waits for an upload; returns after a change, or after a while.
 
         Args:
-            identity: of the model that is waited for.
-            deadline: on the clock.
-            account: that is charged.
+            identity: identity of the model.
+            deadline: end of the wait, on the clock.
+            account: the charged account.
 
         Raises:
-            ConflictError: ``model_needed``: the caller is the one to upload.
-            UnavailableError: none came by ``deadline``, or too many wait.
-            HapiError: the one that refused the upload it waited for, or
-                one not long ago.
+            ConflictError: ``model_needed``: the caller must upload it.
+            UnavailableError: ``deadline`` has passed, or too many jobs wait.
+            HapiError: the refusal of this upload, or of an earlier one of the
+                same package.
         """
         now = self._clock()
         self._raise_refusal(identity, now)
@@ -98,12 +98,12 @@ class Uploads:
             self._uploads[identity] = _Upload(now + GRACE_SECONDS)
             raise ConflictError(
                 "model_needed",
-                f"the model {identity.path} is not in memory here: send it "
-                "with PUT /models, then repeat the request",
+                f"the model {identity.path} is not in this worker's memory: "
+                "send it with PUT /models, then repeat the request",
                 object_name=identity.path,
             )
         if now >= deadline:
-            raise busy(
+            raise too_busy_error(
                 "worker_unavailable",
                 f"the upload of the model {identity.path} took longer than "
                 f"{self._wait_seconds:g} s",
@@ -111,11 +111,11 @@ class Uploads:
         until = deadline if upload.begun else min(deadline, upload.expires)
         self.pause(until - now, account)
         if upload.error is not None:
-            raise copied(upload.error)
+            raise copy_of_error(upload.error)
 
     def is_awaited(self, identity: ModelIdentity) -> bool:
-        """Whether somebody uploads it, or was told to; called with the lock
-        held."""
+        """Returns True if an upload was requested or has begun; called with
+        the lock held."""
         self._forget_unused(self._clock())
         return identity in self._uploads
 
@@ -123,13 +123,13 @@ class Uploads:
         """Waits for a change, for a while at most; with the lock held.
 
         Raises:
-            UnavailableError: too many wait, and no account has more of them
-                than this one.
+            UnavailableError: too many jobs wait, and this one is the newest
+                of an account with the most of them.
         """
         waiter = _Waiter(account)
         self._waiting.append(waiter)
         if len(self._waiting) > self._max_waiting:
-            last = last_of_most(self._waiting)
+            last = last_of_busiest(self._waiting)
             self._waiting.remove(last)
             last.turned_away = True
             self._changed.notify_all()
@@ -138,39 +138,41 @@ class Uploads:
         if waiter in self._waiting:
             self._waiting.remove(waiter)
         else:
-            raise busy(
+            raise too_busy_error(
                 "queue_full",
-                f"{self._max_waiting} jobs wait for models already, and of "
-                f"no account more than of {account}",
+                f"{self._max_waiting} jobs wait for models already, and no "
+                f"account has more of them than {account}",
             )
 
     def num_waiting(self) -> int:
-        """Jobs that wait for an upload, or for room."""
+        """Number of jobs that wait for an upload, or for memory."""
         return len(self._waiting)
 
     def check(self, identity: ModelIdentity) -> None:
-        """
+        """Refuses a package that was refused not long ago.
+
         Raises:
-            HapiError: the one that refused the same package not long ago.
+            HapiError: the earlier refusal.
         """
         with self._changed:
             self._raise_refusal(identity, self._clock())
 
     def begin(self, identity: ModelIdentity) -> None:
-        """The package's bytes are about to arrive."""
+        """Records that the package's bytes are about to arrive."""
         with self._changed:
             self._uploads.setdefault(identity, _Upload(0.0)).begun = True
 
     def end(
         self, identity: ModelIdentity, error: HapiError | None = None
     ) -> None:
-        """Wakes those who wait.
+        """Ends an upload and wakes the jobs that wait for it.
 
         Args:
-            error: what makes every upload of these bytes fail; None when
-                it succeeded, or may succeed when another one tries. It is
-                remembered, except ``does_not_fit``, which is about the
-                memory and not about the package.
+            identity: identity of the model.
+            error: the refusal of every upload of these bytes; None if the
+                upload succeeded, or may succeed later.  It is remembered,
+                except ``does_not_fit``, which depends on the memory and not
+                on the package.
         """
         with self._changed:
             if error is not None and error.code != "does_not_fit":
@@ -182,7 +184,7 @@ class Uploads:
 
     def _remember(self, identity: ModelIdentity, error: HapiError) -> None:
         expires = self._clock() + REFUSAL_SECONDS
-        self._refusals[identity] = expires, copied(error)
+        self._refusals[identity] = expires, copy_of_error(error)
         self._refusals.move_to_end(identity)
         while len(self._refusals) > MAX_REFUSALS:
             self._refusals.popitem(last=False)
@@ -192,7 +194,7 @@ class Uploads:
         if error is None:
             return
         if now < expires:
-            raise copied(error)
+            raise copy_of_error(error)
         del self._refusals[identity]
 
     def _forget_unused(self, now: float) -> None:
@@ -206,7 +208,7 @@ class Uploads:
 
 
 def check_name(identity: ModelIdentity, digest: str) -> None:
-    """A package named after a sha256 must have it.
+    """Checks that a package named after a sha256 has that sha256.
 
     Raises:
         ConflictError: ``digest_mismatch``.
@@ -222,15 +224,17 @@ def check_name(identity: ModelIdentity, digest: str) -> None:
         )
 
 
-def busy(code: str, message: str, **details: int) -> UnavailableError:
-    """503 with ``Retry-After``."""
+def too_busy_error(
+    code: str, message: str, **details: int
+) -> UnavailableError:
+    """Makes an error with status 503 and ``Retry-After``."""
     return UnavailableError(
         code, message, retry_after=RETRY_SECONDS, details=details
     )
 
 
-def copied(error: HapiError) -> HapiError:
-    """The same error, to be raised in another thread."""
+def copy_of_error(error: HapiError) -> HapiError:
+    """Copies an error, to raise it in another thread."""
     return make_error(
         error.code,
         error.message,

@@ -1,9 +1,9 @@
-"""What each job has used, for the bill: however it ended, sent or not.
+"""Accounting: the usage record of each job, however it ended.
 
-A job's seconds are taken where they are spent, on the threads that decode and
-compute, and not from what was sent: a reader that leaves has had its work
-done all the same.  Work may outlast its job by the micro-batch on the device,
-so that a job's usage is told once its last piece of work has ended.
+Seconds are measured on the threads that decode and compute, not taken from
+what was sent: a client that disconnects has used them too.  A micro-batch on
+the device may outlast its job, so a usage record is complete once the job's
+last piece of work has ended.
 """
 
 from __future__ import annotations
@@ -19,21 +19,25 @@ from hapi_protocol.errors import RightsError, TooSlowError, UnavailableError
 from hapi_protocol.job_messages import JobRequest, Usage
 
 MAX_ENDED = 1024
-"""Jobs that have ended and are remembered."""
+"""Ended jobs that are remembered."""
 KEEP_SECONDS = 60.0
 WAIT_SECONDS = 2.0
-"""Longest wait of a question for a job that is still ending."""
-MAX_QUESTIONS = 8
-"""Questions that wait at a time; each holds a thread of the server."""
+"""Longest wait of a query for a job that is still ending."""
+MAX_WAITING_QUERIES = 8
+"""Queries that wait at a time; each occupies a thread of the server."""
 RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Sent:
-    """What a job's reader was sent, and what the job itself has counted.
+class JobTotals:
+    """Totals that a job itself counts.
 
     Attributes:
-        cpu_seconds: of the job's own threads, pools apart.
+        samples: rows sent.
+        errors: rows sent with an error.
+        sent_bytes: bytes of the stream.
+        source_bytes: bytes of the body read.
+        cpu_seconds: CPU seconds of the job's own threads, without pools.
     """
 
     samples: int = 0
@@ -43,12 +47,12 @@ class Sent:
     cpu_seconds: float = 0.0
 
 
-class Meter:
-    """One job's seconds on the pools; thread-safe.
+class JobUsageMeter:
+    """Measures one job's seconds on the pools; thread-safe.
 
     Args:
-        request: the job's.
-        digest: of its model; None for an index.
+        request: the job's request.
+        digest: digest of its model; None for an index job.
         changed: guards the numbers; notified when no work is left.
     """
 
@@ -68,12 +72,12 @@ class Meter:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no thread works for the job now."""
+        """True if no thread works for the job now."""
         return not self._num_working
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
-        """What runs inside is decoding for this job."""
+        """Measures its block as decoding for this job."""
         with self._changed:
             self._num_working += 1
         started, cpu = time.monotonic(), time.thread_time()
@@ -85,20 +89,20 @@ class Meter:
                 self._cpu_seconds += time.thread_time() - cpu
                 self._left()
 
-    def pass_begun(self) -> None:
-        """The job takes part in a pass; :meth:`pass_ended` will follow."""
+    def pass_started(self) -> None:
+        """Records that the job takes part in a pass."""
         with self._changed:
             self._num_working += 1
 
     def pass_ended(self, device_seconds: float, cpu_seconds: float) -> None:
-        """What the job's part of the pass took."""
+        """Adds the job's part of a pass that has ended."""
         with self._changed:
             self._device_seconds += device_seconds
             self._cpu_seconds += cpu_seconds
             self._left()
 
-    def usage(self, outcome: str, reason: str, sent: Sent) -> Usage:
-        """All of it."""
+    def usage(self, outcome: str, reason: str, totals: JobTotals) -> Usage:
+        """Makes the usage record."""
         request = self._request
         return Usage(
             kind=request.kind,
@@ -106,13 +110,13 @@ class Meter:
             model_digest=self._digest,
             cut=request.cut,
             encoding=request.encoding,
-            samples=sent.samples,
-            errors=sent.errors,
+            samples=totals.samples,
+            errors=totals.errors,
             device_seconds=self._device_seconds,
             decode_seconds=self._decode_seconds,
-            cpu_seconds=self._cpu_seconds + sent.cpu_seconds,
-            source_bytes=sent.source_bytes,
-            sent_bytes=sent.sent_bytes,
+            cpu_seconds=self._cpu_seconds + totals.cpu_seconds,
+            source_bytes=totals.source_bytes,
+            sent_bytes=totals.sent_bytes,
             outcome=outcome,
             reason=reason,
         )
@@ -125,21 +129,21 @@ class Meter:
 
 @dataclass
 class _Ended:
-    """How a job ended; its seconds stay with the meter."""
+    """An ended job; its meter has the seconds."""
 
     moment: float
-    meter: Meter
+    meter: JobUsageMeter
     outcome: str
     reason: str
-    sent: Sent
+    totals: JobTotals
 
 
 class JobAccounting:
-    """The jobs that run, and the last that ended; thread-safe.
+    """Usage of the running jobs and of the last ended ones; thread-safe.
 
     Args:
-        max_ended: jobs remembered after their end.
-        keep_seconds: for which they are.
+        max_ended: number of ended jobs that are remembered.
+        keep_seconds: time for which they are remembered.
         clock: monotonic seconds.
     """
 
@@ -154,37 +158,46 @@ class JobAccounting:
         self._keep_seconds = keep_seconds
         self._clock = clock
         self._changed = threading.Condition()
-        self._running: dict[str, Meter] = {}
+        self._running: dict[str, JobUsageMeter] = {}
         self._ended: OrderedDict[str, _Ended] = OrderedDict()
         self._num_waiting = 0
 
     def begin(
         self, job_id: str, request: JobRequest, digest: str | None
-    ) -> Meter:
-        """The meter of a job that starts."""
-        meter = Meter(request, digest, self._changed)
+    ) -> JobUsageMeter:
+        """Returns the meter of a job that starts."""
+        meter = JobUsageMeter(request, digest, self._changed)
         with self._changed:
             self._running[job_id] = meter
         return meter
 
-    def end(self, job_id: str, outcome: str, reason: str, sent: Sent) -> None:
-        """A job ended, by one of ``hapi_protocol.job_messages.OUTCOMES``."""
+    def end(
+        self, job_id: str, outcome: str, reason: str, totals: JobTotals
+    ) -> None:
+        """Records the end of a job.
+
+        Args:
+            job_id: the job.
+            outcome: one of ``hapi_protocol.job_messages.OUTCOMES``.
+            reason: an error code, or empty.
+            sent: the job's totals.
+        """
         with self._changed:
             meter = self._running.pop(job_id)
             self._ended[job_id] = _Ended(
-                self._clock(), meter, outcome, reason, sent
+                self._clock(), meter, outcome, reason, totals
             )
             self._forget()
             self._changed.notify_all()
 
     def find(self, job_id: str, seconds: float = WAIT_SECONDS) -> Usage:
-        """What a job used; waits for one that runs or is ending.
+        """Returns the usage record of a job; waits for its end.
 
         Raises:
-            RightsError: ``not_found``, for a job that has not begun or is
+            RightsError: ``not_found``: the job has not started or is
                 forgotten.
-            TooSlowError: it did not end in ``seconds``.
-            UnavailableError: too many wait already.
+            TooSlowError: the job did not end in ``seconds``.
+            UnavailableError: too many queries wait already.
         """
         with self._changed:
             self._forget()
@@ -195,14 +208,14 @@ class JobAccounting:
             ended = self._ended.get(job_id)
             if ended is None:
                 raise _unknown(job_id)
-            return ended.meter.usage(ended.outcome, ended.reason, ended.sent)
+            return ended.meter.usage(ended.outcome, ended.reason, ended.totals)
 
     def _await(self, job_id: str, seconds: float) -> None:
-        if self._num_waiting >= MAX_QUESTIONS:
+        if self._num_waiting >= MAX_WAITING_QUERIES:
             raise UnavailableError(
                 "queue_full",
-                f"job {job_id[:64]} has not ended, and {MAX_QUESTIONS} wait "
-                "for the usage of others already",
+                f"job {job_id[:64]} has not ended, and {MAX_WAITING_QUERIES} "
+                "requests wait for the usage of jobs already",
                 retry_after=RETRY_SECONDS,
             )
         self._num_waiting += 1
@@ -240,6 +253,6 @@ class JobAccounting:
 def _unknown(job_id: str) -> RightsError:
     return RightsError(
         "not_found",
-        f"no usage of a job {job_id[:64]!r} is known: it never started, or "
-        f"ended more than {KEEP_SECONDS:g} s or {MAX_ENDED} jobs ago",
+        f"the usage of job {job_id[:64]!r} is unknown: the job never started, "
+        f"or ended more than {KEEP_SECONDS:g} s or {MAX_ENDED} jobs ago",
     )

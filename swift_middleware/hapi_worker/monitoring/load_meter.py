@@ -1,7 +1,7 @@
-"""How busy this worker has been of late, for the closing summary of a job.
+"""Load of the worker in the last ten seconds, for the summary of a job.
 
-A sliding window of about ten seconds.  Time is divided into slots of which
-the last few are kept, so memory does not grow with the work.
+Time is divided into slots and only the last ones are kept, so memory does not
+grow with the work.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from hapi_protocol.summary import Load
 WINDOW_SECONDS = 10.0
 NUM_SLOTS = 20
 MAX_ACCOUNTS = 10_000
-"""Accounts with work inside a window; more would not change anybody's share
-by much."""
+"""Accounts that are remembered; more would hardly change a share."""
 
 Clock = Callable[[], float]
 
 
 class BusyWindow:
-    """The fraction of the last seconds that was spent on work.
+    """Fraction of the last seconds that was spent on work; not thread-safe.
 
-    Not thread-safe.  Moments are monotonic seconds, and never fall.
+    Times are monotonic seconds and never decrease.
 
     Args:
-        now: when the window begins to know anything.
-        window_seconds: how far it looks back, to within a slot.
+        now: start of the measurement.
+        window_seconds: length of the window, rounded to slots.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class BusyWindow:
         self._slots: OrderedDict[int, float] = OrderedDict()
 
     def add(self, start: float, end: float) -> None:
-        """Work lasted from ``start`` to ``end``."""
+        """Adds work from ``start`` to ``end``."""
         width = self._slot_seconds
         last = int(end // width)
         for slot in range(max(int(start // width), self._oldest(end)), last):
@@ -50,10 +49,10 @@ class BusyWindow:
         self._forget(end)
 
     def fraction(self, now: float, *, num_at_once: int = 1) -> float:
-        """Busy by all time, 0 to 1.
+        """Returns the busy fraction of the window, 0 to 1.
 
         Args:
-            now: the end of the window.
+            now: end of the window.
             num_at_once: pieces of work that can run at the same time.
         """
         self._forget(now)
@@ -76,29 +75,29 @@ class BusyWindow:
 
 
 class RateWindow:
-    """How fast a counter has risen in the last seconds; not thread-safe."""
+    """Rate of a counter over the last seconds; not thread-safe."""
 
     def __init__(self, *, window_seconds: float = WINDOW_SECONDS) -> None:
         self._window = window_seconds
         self._readings: deque[tuple[float, float]] = deque()
 
     def note(self, now: float, count: float) -> None:
-        """The counter stood at ``count``; kept at most once per slot."""
+        """Records a reading of the counter, at most once per slot."""
         readings = self._readings
-        # The last one is kept: it is all that is known after a long idle time.
+        # One reading stays: it is all there is after a long idle time.
         while len(readings) > 1 and readings[0][0] < now - self._window:
             readings.popleft()
         if self.is_due(now):
             readings.append((now, count))
 
     def is_due(self, now: float) -> bool:
-        """Whether a reading would be kept."""
+        """Returns True if a reading now would be recorded."""
         readings = self._readings
         gap = self._window / NUM_SLOTS
         return not readings or now - readings[-1][0] >= gap
 
     def per_second(self, now: float, count: float) -> float:
-        """Since the oldest reading of the window, 0 without one."""
+        """Returns the rate since the oldest reading, 0 without one."""
         self.note(now, count)
         since, before = self._readings[0]
         return (count - before) / (now - since) if now > since else 0.0
@@ -118,7 +117,7 @@ class Accounts:
         self._seen: OrderedDict[str, float] = OrderedDict()
 
     def note(self, now: float, account: str) -> None:
-        """The account has work now."""
+        """Records that the account has work now."""
         self._seen[account] = now
         self._seen.move_to_end(account)
         while len(self._seen) > MAX_ACCOUNTS or (
@@ -127,7 +126,7 @@ class Accounts:
             self._seen.popitem(last=False)
 
     def share(self, now: float, account: str) -> float:
-        """Of all that was to be had; the account counts as one with work."""
+        """Returns the account's fair share, as if it has work now."""
         self.note(now, account)
         weights = {name: self._weight(name) for name in self._seen}
         return weights[account] / sum(weights.values())
@@ -135,7 +134,7 @@ class Accounts:
 
 @dataclass(eq=False)
 class Work:
-    """A piece of work that a pool runs."""
+    """A running piece of work."""
 
     account: str
     started: float
@@ -143,12 +142,12 @@ class Work:
 
 
 class LoadMeter:
-    """What the pools tell, and what a summary says of it; thread-safe.
+    """Measures the pools' work for the summaries of jobs; thread-safe.
 
     Args:
-        cores: that this process may use.
-        num_devices: forwards that can run at the same time.
-        weight: of an account.
+        cores: cores that this process may use.
+        num_devices: passes that can run at the same time.
+        weight: returns the weight of an account.
         clock: monotonic seconds.
         cpu_clock: CPU seconds of the process.
     """
@@ -173,15 +172,15 @@ class LoadMeter:
         self._cpu.note(clock(), cpu_clock())
         self._accounts = Accounts(weight=weight)
 
-    def began(self, account: str, *, on_device: bool) -> Work:
-        """A pool begins work; to be given back to :meth:`ended`."""
+    def start_work(self, account: str, *, on_device: bool) -> Work:
+        """Records the start of work; pass the result to :meth:`end_work`."""
         with self._lock:
             now = self._note(account)
             work = Work(account, now, on_device)
             self._running.add(work)
             return work
 
-    def ended(self, work: Work) -> None:
+    def end_work(self, work: Work) -> None:
         with self._lock:
             now = self._note(work.account)
             self._running.discard(work)
@@ -189,18 +188,18 @@ class LoadMeter:
                 self._device.add(work.started, now)
 
     def report(self, account: str, streams: int) -> Load:
-        """The load as one account sees it.
+        """Returns the load as one account sees it.
 
         Args:
-            account: that is charged.
-            streams: of it that run now or wait for a place.
+            account: the charged account.
+            streams: the account's running and waiting jobs.
         """
         with self._lock:
             now = self._clock()
             for work in self._running:
                 self._accounts.note(now, work.account)
                 if work.on_device:
-                    # What it has done until now is counted here, not later.
+                    # Its time until now must not be counted again later.
                     self._device.add(work.started, now)
                     work.started = now
             cpu = self._cpu.per_second(now, self._cpu_clock()) / self._cores
@@ -216,7 +215,7 @@ class LoadMeter:
     def _note(self, account: str) -> float:
         now = self._clock()
         self._accounts.note(now, account)
-        # The clock goes through all threads of the process.
+        # Reading this clock visits all threads of the process.
         if self._cpu.is_due(now):
             self._cpu.note(now, self._cpu_clock())
         return now

@@ -1,12 +1,11 @@
-"""The C library's heap keeps its memory while there is work.
+"""Tuning of glibc's malloc: it keeps free memory while there is work.
 
-glibc gives memory back to the kernel whenever enough of it is free, which is
-after each micro-batch: the next one then takes tens of thousands of page
-faults.  It maps large blocks one by one, ends its heap where its last block
-does, and gives threads heaps of 64 MB of which it returns each that is empty.
-Here there is one heap that large blocks lie in too, and its end is returned
-at rest and once a minute, together with the holes that models leave which
-come and go.
+By default glibc returns free memory to the kernel after each micro-batch, and
+the next one takes tens of thousands of page faults: it maps large blocks one
+by one, trims the end of its heap, and unmaps empty heaps of threads.  Here all
+blocks share one heap that is not trimmed by malloc.  Its free memory,
+including the holes that evicted models leave, is returned when the worker is
+idle and once a minute.
 """
 
 from __future__ import annotations
@@ -20,41 +19,46 @@ from collections.abc import Callable
 M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
 M_ARENA_MAX = -8
-"""Of glibc's malloc.h; mallopt(3)."""
-KEPT_BYTES = 512 << 20
-REST_SECONDS = 2.0
+"""Options of glibc's malloc.h; see mallopt(3)."""
+TRIM_THRESHOLD_BYTES = 512 << 20
+CHECK_SECONDS = 2.0
+"""Interval of the checks for an idle worker."""
 TRIM_SECONDS = 60.0
-"""Between two times that it is trimmed while there is work."""
+"""Interval of trims while there is work."""
 
 logger = logging.getLogger(__name__)
 
 
 def keep_heap() -> bool:
-    """Makes malloc keep free memory; whether this C library can.
+    """Makes malloc keep free memory; returns True if this C library can.
 
-    Threads that have allocated before keep heaps of their own.
+    Call it before threads start: those keep their own heaps.
     """
     libc = _glibc()
     if libc is None:
         return False
-    options = {M_ARENA_MAX: 1, M_MMAP_MAX: 0, M_TRIM_THRESHOLD: KEPT_BYTES}
+    options = {
+        M_ARENA_MAX: 1,
+        M_MMAP_MAX: 0,
+        M_TRIM_THRESHOLD: TRIM_THRESHOLD_BYTES,
+    }
     return all(libc.mallopt(*option) for option in options.items())
 
 
 def trim_heap() -> None:
-    """Gives what is free back to the kernel."""
+    """Returns free memory to the kernel."""
     libc = _glibc()
     if libc is not None:
         libc.malloc_trim(0)
 
 
-class RestingHeap:
-    """Trims the heap when a worker comes to rest, and now and then.
+class HeapTrimmer:
+    """Trims the heap when a worker becomes idle, and once a minute.
 
     Args:
-        is_busy: whether there is work.
-        trim: gives memory back.
-        clock: seconds that never go back.
+        is_busy: returns True if there is work.
+        trim: returns free memory to the kernel.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -74,7 +78,7 @@ class RestingHeap:
         )
 
     def begin(self) -> None:
-        """Watches from now on, in a thread of its own."""
+        """Starts the thread."""
         self._thread.start()
 
     def end(self) -> None:
@@ -83,9 +87,8 @@ class RestingHeap:
         if self._thread.ident is not None:
             self._thread.join()
 
-    def look(self) -> None:
-        """Trims if there was work at the last look, and is none now or was
-        for long."""
+    def check(self) -> None:
+        """Trims if work has ended since the last check, or lasts long."""
         busy, now = self._is_busy(), self._clock()
         if self._was_busy and not (
             busy and now - self._trimmed < TRIM_SECONDS
@@ -95,8 +98,8 @@ class RestingHeap:
         self._was_busy = busy
 
     def _watch(self) -> None:
-        while not self._ended.wait(REST_SECONDS):
-            self.look()
+        while not self._ended.wait(CHECK_SECONDS):
+            self.check()
 
 
 def _glibc() -> ctypes.CDLL | None:

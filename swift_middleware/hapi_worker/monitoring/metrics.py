@@ -1,4 +1,4 @@
-"""What the worker counts, for Prometheus.
+"""Metrics of the worker for Prometheus.
 
 ========================================= ======================= =========
 name                                      labels                  unit
@@ -30,18 +30,18 @@ hapi_worker_device_failures_total         device                  devices
 hapi_worker_queue_length                  pool                    pieces
 ========================================= ======================= =========
 
-``outcome`` is ``done``, ``failed`` or ``gone`` (the other end went away);
+``outcome`` is ``done``, ``failed`` or ``gone`` (the client disconnected);
 ``reason`` is an error code of :data:`hapi_protocol.errors.CODES` or empty.
-Of profiles, ``done`` and ``failed`` are runs, and the others are requests:
-``kept`` had an earlier run's result, ``joined`` waited for one under way,
-``refused`` had neither.  Batches and their mean size are the histogram's count
-and sum.  A request for a job that was refused counts in ``refusals``, not in
-``jobs``, and so does whatever else is no job, upload or profile yet: a user
-who may not connect, a path that is not there, a message that cannot be read.
-A reader that took nothing for ``stall_seconds`` is a job that ``failed``, with
-the reason ``too_slow``.  ``reserved_bytes`` is what the passes that run were
-predicted to need; ``allocated_bytes`` is what is taken: by torch on a GPU,
-else by the whole process.
+For profiles, ``done`` and ``failed`` count runs, and the others count
+requests: ``kept`` got an earlier run's result, ``joined`` waited for a current
+run, ``refused`` got neither.  The histogram's count and sum give the number
+and mean size of batches.  A refused request for a job counts in ``refusals``,
+not in ``jobs``.  So does a request that never became a job, upload or profile:
+a user who may not connect, an unknown path, an unreadable message.  If a
+client took nothing for ``stall_seconds``, its job ``failed`` with the reason
+``too_slow``.  ``reserved_bytes`` is the predicted memory of the running
+passes; ``allocated_bytes`` is the memory in use, by torch on a GPU, else by
+the whole process.
 """
 
 from __future__ import annotations
@@ -63,22 +63,22 @@ _SECONDS_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 _GAUGES: Mapping[str, str] = MappingProxyType(
     {
         "resident_models": "Models in memory",
-        "resident_bytes": "Their parameters",
+        "resident_bytes": "Parameters of the models in memory",
         "waiting_models": "Models that wait for memory",
         "jobs_running": "Jobs running",
-        "jobs_waiting": "Requests that wait for a place",
+        "jobs_waiting": "Requests that wait for admission",
         "buffered_bytes": "Samples and features that jobs hold",
-        "reserved_bytes": "Predicted working memory of the passes that run",
-        "allocated_bytes": "Memory really taken on the device",
-        "longest_pass_seconds": "Of the passes that run",
+        "reserved_bytes": "Predicted working memory of the running passes",
+        "allocated_bytes": "Memory in use on the device",
+        "longest_pass_seconds": "Duration of the longest running pass",
         "queue_length": "Work that waits for a thread",
-        "slow_passes": "Passes that took longer than they may",
+        "slow_passes": "Passes that took longer than pass_seconds",
     }
 )
 
 
 class Metrics:
-    """The counters of one worker, in a registry of their own."""
+    """Counters and gauges of one worker, in their own registry."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -110,14 +110,14 @@ class Metrics:
         )
         self.stage_seconds = Histogram(
             "hapi_worker_stage_seconds",
-            "Seconds of a stage, for a job's part of a micro-batch",
+            "Seconds of a stage for a job's part of a micro-batch",
             ["stage"],
             buckets=_SECONDS_BUCKETS,
             registry=self._registry,
         )
         self.place_seconds = Histogram(
             "hapi_worker_place_seconds",
-            "Seconds that a request waited for its place",
+            "Seconds that a request waited for admission",
             buckets=_SECONDS_BUCKETS,
             registry=self._registry,
         )
@@ -126,25 +126,25 @@ class Metrics:
         )
         self.sent_bytes = self._counter("sent_bytes", "Stream bytes sent")
         self.out_of_memory = self._counter(
-            "out_of_memory", "Passes that the memory did not suffice for"
+            "out_of_memory", "Passes that ran out of memory"
         )
         self.device_failures = self._counter(
-            "device_failures", "Devices that have left service", "device"
+            "device_failures", "Devices taken out of service", "device"
         )
         self.saturated = self._counter(
             "saturated", "Values clipped by an encoding"
         )
 
-    def watch(
+    def add_gauge(
         self, name: str, read: Callable[[], float], **labels: str
     ) -> None:
-        """Adds a gauge that is read when somebody asks.
+        """Adds a gauge that is read for each response.
 
         Args:
-            name: without ``hapi_worker_``; it may come again with others
-                of its labels.
-            read: its value.
-            labels: names and values.
+            name: name without ``hapi_worker_``; each set of labels is added
+                by its own call.
+            read: returns the value.
+            labels: names and values of labels.
         """
         gauge = self._gauges.get(name)
         if gauge is None:
@@ -157,11 +157,11 @@ class Metrics:
         (gauge.labels(**labels) if labels else gauge).set_function(read)
 
     def render(self) -> bytes:
-        """The text of ``GET /metrics``."""
+        """Returns the text of ``GET /metrics``."""
         return generate_latest(self._registry)
 
     def value(self, name: str, **labels: str) -> float:
-        """One sample's value, 0 when it was never set."""
+        """Returns one sample's value, 0 if it was never set."""
         return self._registry.get_sample_value(name, labels) or 0.0
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:

@@ -1,8 +1,8 @@
-"""Threads that take their work from a queue that is fair between accounts.
+"""Pool of threads whose work comes from a queue that is fair to accounts.
 
-On a CPU one pool decodes and computes: with more busy threads than cores the
-one that holds Python's lock is as likely put to sleep as any other.  Beside a
-GPU one pool decodes, and each device has a thread of its own.
+On a CPU one pool decodes and computes: with more busy threads than cores, the
+system would often suspend the one that holds Python's lock.  With GPUs one
+pool decodes, and each device has its own thread.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class _Piece:
 class FairPool:
     """Threads that run work in the order of a :class:`FairQueue`.
 
-    Work reports its own failures; what it lets through is our bug, is
-    logged, and costs no thread.
+    Work reports its own failures.  An exception that it raises is a defect:
+    it is logged, and the thread goes on.
 
     Args:
-        name: of the threads.
-        num_threads: how many run at a time.
-        ledger: of the accounts' seconds, shared with other pools.
-        torch_threads: intra-operation threads of torch in each of them.
-        meter: told of each piece of work.
+        name: prefix of the threads' names.
+        num_threads: number of threads.
+        ledger: the accounts' seconds, shared with other pools.
+        torch_threads: intra-operation threads of torch in each thread.
+        meter: records each piece of work.
         clock: monotonic seconds.
     """
 
@@ -86,16 +86,16 @@ class FairPool:
         kind: str = DECODE,
         urgent: bool = False,
     ) -> None:
-        """Queues work; ``account`` pays for the seconds it runs.
+        """Queues work.
 
         Args:
-            account: that is charged.
-            work: to be run in one of the threads.
+            account: the account that is charged for the seconds it runs.
+            work: called in one of the threads.
             kind: :data:`DECODE`, :data:`DEVICE` or :data:`PROFILE`.
-            urgent: before all other work of this account.
+            urgent: run it before all other work of this account.
 
         Raises:
-            RuntimeError: when the pool is closed.
+            RuntimeError: the pool is closed.
         """
         with self._changed:
             if self._closed:
@@ -108,20 +108,23 @@ class FairPool:
             return len(self._queue)
 
     @contextlib.contextmanager
-    def paused(self, seconds: float, *, beside: int = 0) -> Iterator[bool]:
-        """No work begins inside; what is queued meanwhile waits.
+    def paused(
+        self, seconds: float, *, num_allowed: int = 0
+    ) -> Iterator[bool]:
+        """Starts no work during its block; queued work waits.
 
         Args:
-            seconds: to wait for the work that runs.
-            beside: pieces that may go on; 1 where the caller is one.
+            seconds: longest wait for running work.
+            num_allowed: pieces of work that may go on; 1 if the caller is
+                one of them.
 
         Yields:
-            Whether the rest has ended; if not, it goes on inside.
+            True if all other work has ended; if not, it goes on.
         """
         with self._changed:
             self._num_pauses += 1
             idle = self._changed.wait_for(
-                lambda: self._num_busy <= beside or self._closed, seconds
+                lambda: self._num_busy <= num_allowed or self._closed, seconds
             )
         try:
             yield idle and not self._closed
@@ -131,10 +134,10 @@ class FairPool:
                 self._changed.notify_all()
 
     def close(self) -> bool:
-        """Drops what waits, and joins the threads for at most 5 s.
+        """Drops queued work, and joins the threads for at most 5 s.
 
         Returns:
-            Whether all have ended.
+            True if all threads have ended.
         """
         with self._changed:
             self._closed = True
@@ -150,9 +153,8 @@ class FairPool:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _serve(self) -> None:
-        # torch copies the process-wide setting into a thread at its first
-        # use there; only afterwards can the thread have a setting of its
-        # own.
+        # At its first use in a thread, torch copies the process-wide setting;
+        # only after that can the thread have its own.
         torch.get_num_threads()
         torch.set_num_threads(self._torch_threads)
         while (found := self._next()) is not None:
@@ -180,11 +182,11 @@ class FairPool:
         if self._meter is None:
             yield
             return
-        begun = self._meter.began(account, on_device=kind != DECODE)
+        work = self._meter.start_work(account, on_device=kind != DECODE)
         try:
             yield
         finally:
-            self._meter.ended(begun)
+            self._meter.end_work(work)
 
     def _next(self) -> tuple[str, _Piece] | None:
         with self._changed:

@@ -1,17 +1,17 @@
-"""Who is served next: the account that has had least, by its weight.
+"""Fair queue: the account with the least service by its weight is next.
 
 Start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM '96) over measured
 seconds.  In each queue an account has a *tag*: the seconds of work it has had,
 divided by its weight.  The account with the smallest tag is next, and the tag
-of the last one served is the queue's virtual time.  An account that had
-nothing waiting begins at the virtual time, less a small credit, if it lies
-behind it: nobody saves up time by resting, nobody is punished for what nobody
-else wanted, and one whose line runs empty for a moment loses nothing.  As the
-seconds of a piece are known only when it is done, an account is charged what
-its pieces usually take while one runs, and the difference afterwards.
+of the last one served is the queue's virtual time.  An account that had no
+work waiting starts at the virtual time minus a small credit, if its tag is
+smaller: idle accounts save up no time, nobody is charged for time that nobody
+else needed, and an account whose queue is empty for a moment loses nothing.
+The seconds of a piece are known only when it is done: while it runs, the
+account is charged the average of its pieces, and the difference afterwards.
 
 All queues of a worker share one :class:`Ledger`: seconds of decoding and of
-all devices count alike in each of them, while each has its own virtual time.
+all devices count in each of them, while each has its own virtual time.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ T = TypeVar("T")
 
 
 class Charged(Protocol):
-    """Something that an account pays for."""
+    """A request that is charged to an account."""
 
     @property
     def account(self) -> str:
-        """Which one."""
+        """The account."""
 
 
 C = TypeVar("C", bound=Charged)
 
 DEFAULT_WEIGHT = 1.0
 CREDIT_SECONDS = 0.1
-"""That an account may lie behind the others after a rest, at weight 1."""
+"""Credit of an account that was idle, at weight 1."""
 MAX_REMEMBERED_ACCOUNTS = 10_000
-_NEW_COST = 0.25
-"""Of the last piece in what an account's pieces usually take."""
+_NEW_COST_WEIGHT = 0.25
+"""Smoothing weight of the newest piece in an account's average."""
 
 
-class _Lane:
+class _QueueTags:
     """The tags of one queue; guarded by the ledger's lock."""
 
     def __init__(self) -> None:
@@ -82,67 +82,67 @@ class _Lane:
 
 
 class Ledger:
-    """The seconds that accounts have had; thread-safe.
+    """The seconds of service of all accounts; thread-safe.
 
     Args:
-        weights: of accounts; others have :data:`DEFAULT_WEIGHT`.
+        weights: weights of accounts; others have :data:`DEFAULT_WEIGHT`.
     """
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self._weights = dict(weights or {})
         self._lock = threading.Lock()
-        self._lanes: list[_Lane] = []
+        self._queues: list[_QueueTags] = []
         self._usual: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
-        """From now on; what accounts are ahead or behind counts anew."""
+        """Sets the weights; leads and debts of accounts are rescaled."""
         with self._lock:
             before, self._weights = self._weights, dict(weights)
-            for lane in self._lanes:
-                for account in lane.tags:
+            for queue in self._queues:
+                for account in queue.tags:
                     old = before.get(account, DEFAULT_WEIGHT)
-                    lane.rescale(account, old / self._weight(account))
+                    queue.rescale(account, old / self._weight(account))
 
     def weight(self, account: str) -> float:
-        """Of an account."""
+        """Returns the weight of an account."""
         with self._lock:
             return self._weight(account)
 
-    def open_lane(self) -> int:
-        """The number of a new queue."""
+    def add_queue(self) -> int:
+        """Adds a queue and returns its number."""
         with self._lock:
-            self._lanes.append(_Lane())
-            return len(self._lanes) - 1
+            self._queues.append(_QueueTags())
+            return len(self._queues) - 1
 
-    def queued(self, lane: int, account: str) -> None:
-        """A piece of work of the account begins to wait."""
+    def queued(self, queue: int, account: str) -> None:
+        """Records that a piece of work of the account was queued."""
         with self._lock:
             credit = CREDIT_SECONDS / self._weight(account)
-            self._lanes[lane].queued(account, credit)
+            self._queues[queue].queued(account, credit)
 
-    def dropped(self, lane: int, account: str) -> None:
-        """A piece that was queued will not run."""
+    def dropped(self, queue: int, account: str) -> None:
+        """Records that a queued piece will not run."""
         with self._lock:
-            self._lanes[lane].left(account)
+            self._queues[queue].left(account)
 
-    def tag(self, lane: int, account: str) -> float:
-        """Seconds had, over the weight; the smallest is next."""
+    def tag(self, queue: int, account: str) -> float:
+        """Returns the account's tag; the smallest is next."""
         with self._lock:
-            return self._lanes[lane].tags[account]
+            return self._queues[queue].tags[account]
 
-    def served(self, lane: int, account: str) -> None:
-        """A piece of the account waits no more, and will run."""
+    def served(self, queue: int, account: str) -> None:
+        """Records that a queued piece is taken to be run."""
         with self._lock:
-            found = self._lanes[lane]
+            found = self._queues[queue]
             found.left(account)
             found.virtual_time = max(found.virtual_time, found.tags[account])
 
     def begun(self, account: str, kind: str) -> float:
-        """A piece runs; returns what is charged for it until it is done.
+        """Charges the average of a piece that starts, and returns it.
 
         Args:
-            account: that pays.
-            kind: of work, whose pieces take about as long as one another.
+            account: the account that is charged.
+            kind: kind of work, whose pieces take similar times.
         """
         with self._lock:
             charged = self._usual.get((account, kind), 0.0)
@@ -152,27 +152,34 @@ class Ledger:
     def ended(
         self, account: str, kind: str, charged: float, seconds: float
     ) -> None:
-        """The piece took ``seconds``; ``charged`` is from :meth:`begun`."""
+        """Corrects the charge of a piece that has ended.
+
+        Args:
+            account: the account that is charged.
+            kind: kind of work.
+            charged: the result of :meth:`begun`.
+            seconds: duration of the piece.
+        """
         with self._lock:
             self._charge(account, seconds - charged)
             key = account, kind
             usual = self._usual.get(key, seconds)
-            self._usual[key] = usual + _NEW_COST * (seconds - usual)
+            self._usual[key] = usual + _NEW_COST_WEIGHT * (seconds - usual)
             self._usual.move_to_end(key)
             while len(self._usual) > MAX_REMEMBERED_ACCOUNTS:
                 self._usual.popitem(last=False)
 
     def _charge(self, account: str, seconds: float) -> None:
-        for lane in self._lanes:
-            lane.charge(account, seconds / self._weight(account))
+        for queue in self._queues:
+            queue.charge(account, seconds / self._weight(account))
 
     def _weight(self, account: str) -> float:
         return self._weights.get(account, DEFAULT_WEIGHT)
 
 
 @dataclass
-class _Line(Generic[T]):
-    """What waits of one account."""
+class _AccountQueue(Generic[T]):
+    """Queued work of one account."""
 
     urgent: deque[T] = field(default_factory=deque)
     others: deque[T] = field(default_factory=deque)
@@ -185,63 +192,62 @@ class _Line(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Work that waits, by account; not thread-safe.
+    """Queued work by account; not thread-safe.
 
     Args:
-        ledger: says whose work is next.
+        ledger: decides whose work is next.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._lane = ledger.open_lane()
-        self._lines: dict[str, _Line[T]] = {}
+        self._number = ledger.add_queue()
+        self._by_account: dict[str, _AccountQueue[T]] = {}
         self._length = 0
 
     def __len__(self) -> int:
         return self._length
 
     def push(self, account: str, work: T, *, urgent: bool = False) -> None:
-        """Puts work at the end of its account's line.
+        """Appends work to the queue of its account.
 
         Args:
-            account: that pays.
-            work: to be done.
-            urgent: before all work of the account that is not.
+            account: the account that is charged.
+            work: the work.
+            urgent: put it before all work of the account that is not urgent.
         """
-        self._ledger.queued(self._lane, account)
-        line = self._lines.setdefault(account, _Line())
-        (line.urgent if urgent else line.others).append(work)
+        self._ledger.queued(self._number, account)
+        queue = self._by_account.setdefault(account, _AccountQueue())
+        (queue.urgent if urgent else queue.others).append(work)
         self._length += 1
 
     def pop(self) -> tuple[str, T] | None:
-        """The next work and the account to charge, or None."""
-        if not self._lines:
+        """Returns the account to charge and its next work, or None."""
+        if not self._by_account:
             return None
-        account = min(self._lines, key=self.tag)
-        self._ledger.served(self._lane, account)
-        line = self._lines[account]
-        work = line.popleft()
-        if not line:
-            del self._lines[account]
+        account = min(self._by_account, key=self.tag)
+        self._ledger.served(self._number, account)
+        queue = self._by_account[account]
+        work = queue.popleft()
+        if not queue:
+            del self._by_account[account]
         self._length -= 1
         return account, work
 
     def tag(self, account: str) -> float:
-        """Of an account with work that waits."""
-        return self._ledger.tag(self._lane, account)
+        """Returns the tag of an account that has queued work."""
+        return self._ledger.tag(self._number, account)
 
     def clear(self) -> None:
-        """Drops all that waits."""
-        for account, line in self._lines.items():
-            for _ in range(len(line)):
-                self._ledger.dropped(self._lane, account)
-        self._lines.clear()
+        """Drops all queued work."""
+        for account, queue in self._by_account.items():
+            for _ in range(len(queue)):
+                self._ledger.dropped(self._number, account)
+        self._by_account.clear()
         self._length = 0
 
 
-def last_of_most(waiting: Sequence[C]) -> C:
-    """Who is turned away when too many wait: the last of those of whose
-    account most do."""
+def last_of_busiest(waiting: Sequence[C]) -> C:
+    """Returns the newest request of an account with the most of them."""
     counts = Counter(each.account for each in waiting)
-    most = max(counts.values())
-    return next(w for w in reversed(waiting) if counts[w.account] == most)
+    largest = max(counts.values())
+    return next(w for w in reversed(waiting) if counts[w.account] == largest)

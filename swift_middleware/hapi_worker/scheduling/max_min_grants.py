@@ -1,4 +1,4 @@
-"""How much working memory a forward pass may take: max-min fair grants."""
+"""Max-min fair shares of working memory for forward passes."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import math
 from collections.abc import Sequence
 
 
-def water_level(demands: Sequence[int], capacity: int) -> float:
-    """The max-min fair level: each gets its demand, or the level.
+def max_min_level(demands: Sequence[int], capacity: int) -> float:
+    """Returns the max-min fair level: each gets its demand, or the level.
 
-    Progressive filling (Bertsekas and Gallager, *Data Networks*, 6.5.2): who
-    asks for less than an equal part leaves the rest to the others.
+    Progressive filling (Bertsekas and Gallager, *Data Networks*, 6.5.2): the
+    rest of a demand that is smaller than an equal part goes to the others.
 
     Args:
-        demands: bytes that each would take, not negative.
-        capacity: bytes to be shared.
+        demands: demands in bytes, not negative.
+        capacity: bytes to share.
 
     Returns:
-        Bytes; infinite where all demands fit.
+        The level in bytes; infinite if all demands fit.
     """
     left = float(capacity)
     ascending = sorted(demands)
@@ -32,16 +32,17 @@ def water_level(demands: Sequence[int], capacity: int) -> float:
 def granted_bytes(
     demand: int, others: Sequence[int], capacity: int, num_at_once: int
 ) -> int:
-    """What one forward pass may take, at most its demand.
+    """Returns the bytes that one forward pass may take.
 
     Args:
-        demand: bytes it would take.
-        others: demands of all other kinds of passes there may be.
+        demand: bytes of the pass.
+        others: demands of all other kinds of passes.
         capacity: bytes for all passes that run at a time.
-        num_at_once: how many do: this one and the largest others, or copies
-            of the largest of all where there are too few.
+        num_at_once: number of passes that run at a time.  They are taken to
+            be this one and the largest others, or copies of the largest one
+            if there are too few.
     """
     largest = sorted(others, reverse=True)[: num_at_once - 1]
     demands = [demand, *largest]
     demands += [max(demands)] * (num_at_once - len(demands))
-    return int(min(demand, water_level(demands, capacity)))
+    return int(min(demand, max_min_level(demands, capacity)))

@@ -3,7 +3,7 @@
 ``POST /jobs``, ``POST /jobs/<id>``, ``GET /jobs/<id>``, ``PUT /models``,
 ``GET /models``, ``POST /profiles``, ``GET /healthz``, ``GET /metrics``,
 ``GET /status``.  Every refusal is an error of :mod:`hapi_protocol.errors` as
-JSON; every answer repeats ``X-Trans-Id``.
+JSON; every response repeats ``X-Trans-Id``.
 """
 
 from __future__ import annotations
@@ -35,37 +35,36 @@ from hapi_protocol.json_messages import MAX_MESSAGE_BYTES
 from hapi_worker.jobs.request_validation import check_package
 from hapi_worker.jobs.worker import MAX_UPLOADS, Worker
 from hapi_worker.models.registry import KnownModel
-from hapi_worker.models.uploads import busy
+from hapi_worker.models.uploads import too_busy_error
 from hapi_worker.monitoring.metrics import CONTENT_TYPE as METRICS_CONTENT_TYPE
 from hapi_worker.peer import Connection
 from hapi_worker.server.status import package_version, status_of
 
 ENVIRON_CONNECTION = "hapi_worker.connection"
-"""WSGI key under which the server hands over a :class:`Connection`, where a
-body is chunked."""
-ENVIRON_IS_GONE = "hapi_worker.is_gone"
-"""WSGI key of a function that tells whether the asker has closed."""
+"""WSGI key of the request's :class:`Connection`, if the body is chunked."""
+ENVIRON_IS_DISCONNECTED = "hapi_worker.is_disconnected"
+"""WSGI key of a function that returns True if the caller disconnected."""
 ENVIRON_BROKEN_BODY = "hapi_worker.broken_body"
-"""WSGI key that tells the server to read no more of the request's body."""
+"""WSGI key that makes the server close the connection with the body unread."""
 ENVIRON_PEER_UID = "X_REMOTE_UID"
 
 READ_BYTES = 1024 * 1024
 LASTING_STATUSES = (409, 413, 422)
-"""Refusals of an upload that every other upload of the bytes would meet."""
+"""Statuses of refusals that depend on the package's bytes only."""
 
 logger = logging.getLogger(__name__)
 
 StartResponse = Callable[..., Any]
 Handler = Callable[[Any], Any]
-"""WebOb request to response."""
+"""A function from WebOb request to response."""
 
 
 class WorkerApp:
     """The application of the main socket.
 
     Args:
-        worker: does the work.
-        admin_only: answer health and metrics, and nothing else.
+        worker: the worker.
+        admin_only: answer only health, metrics and status.
     """
 
     def __init__(self, worker: Worker, *, admin_only: bool = False) -> None:
@@ -111,7 +110,7 @@ class WorkerApp:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Counts a refusal that no job, upload or profile is counted for."""
+        """Counts refusals that no job, upload or profile is counted for."""
         try:
             yield
         except HapiError as error:
@@ -132,10 +131,10 @@ class WorkerApp:
             if path == "/profiles":
                 return self._route(request, POST=self._profile)
             if path == "/models":
-                return self._route(request, GET=self._known, PUT=self._put)
+                return self._route(request, GET=self._model, PUT=self._put)
             if path.startswith("/jobs/"):
                 return self._route(request, POST=self._stream, GET=self._usage)
-        raise RightsError("not_found", f"there is no {path[:100]!r} here")
+        raise RightsError("not_found", f"there is no path {path[:100]!r}")
 
     def _route(self, request: Any, **methods: Handler) -> Handler:
         method = methods.get(request.method)
@@ -149,7 +148,7 @@ class WorkerApp:
 
     def _health(self, request: Any) -> Any:
         worker = self._worker
-        models, used = worker.models.resident()
+        models, used = worker.models.loaded_totals()
         draining = worker.admission.draining
         return _json_response(
             200,
@@ -186,15 +185,15 @@ class WorkerApp:
             body = _read_body(request, MAX_MESSAGE_BYTES)
             grant = self._worker.grant(
                 JobRequest.from_body(bytes(body)),
-                request.environ[ENVIRON_IS_GONE],
+                request.environ[ENVIRON_IS_DISCONNECTED],
             )
         return _json_body(201, grant.to_body())
 
     def _profile(self, request: Any) -> Any:
         with self._counted():
             body = _read_body(request, MAX_MESSAGE_BYTES)
-            wanted = ProfileRequest.from_body(bytes(body))
-        profile = self._worker.profiling.profile(wanted)
+            profile_request = ProfileRequest.from_body(bytes(body))
+        profile = self._worker.profiling.profile(profile_request)
         return _json_body(200, profile.to_body())
 
     def _stream(self, request: Any) -> Any:
@@ -202,7 +201,7 @@ class WorkerApp:
             connection = _connection(request)
         try:
             stream = self._worker.stream(_job_id(request), connection)
-        except RightsError as error:  # there is no such job to count
+        except RightsError as error:  # no job is counted for it
             self._worker.metrics.refusals.labels(error.code).inc()
             raise
         return Response(
@@ -214,17 +213,17 @@ class WorkerApp:
         )
 
     def _usage(self, request: Any) -> Any:
-        usage = self._worker.usages.find(_job_id(request))
+        usage = self._worker.accounting.find(_job_id(request))
         return _json_body(200, usage.to_body())
 
-    def _known(self, request: Any) -> Any:
+    def _model(self, request: Any) -> Any:
         with self._counted():
             identity = _identity(request)
         known = self._worker.models.known(identity)
         if known is None:
             raise RightsError(
                 "not_found",
-                f"the model {identity.path} is not known here",
+                f"the model {identity.path} is not known to this worker",
                 object_name=identity.path,
             )
         return _json_response(
@@ -255,7 +254,7 @@ class WorkerApp:
         try:
             self._check_upload(request, identity)
             models.begin_upload(identity)
-            with self._upload_place():
+            with self._upload_slot():
                 limit = self._worker.config.max_package_bytes
                 package = _read_body(request, limit)
                 return models.put(identity, package)
@@ -266,9 +265,9 @@ class WorkerApp:
             models.end_upload(identity, lasting)
 
     @contextmanager
-    def _upload_place(self) -> Iterator[None]:
+    def _upload_slot(self) -> Iterator[None]:
         if not self._uploads.acquire(blocking=False):
-            raise busy(
+            raise too_busy_error(
                 "queue_full",
                 f"{MAX_UPLOADS} models are being uploaded already",
             )

@@ -1,4 +1,4 @@
-"""A worker and its two sockets."""
+"""The worker with its two sockets, as a service."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import MappingProxyType
 from hapi_worker.config import WorkerConfig
 from hapi_worker.jobs.worker import Worker
 from hapi_worker.models.package_loader import Load, load_validated
-from hapi_worker.monitoring.malloc_tuning import RestingHeap
+from hapi_worker.monitoring.malloc_tuning import HeapTrimmer
 from hapi_worker.server.app import WorkerApp
 from hapi_worker.server.unix_server import SocketInUseError, UnixServer
 
@@ -22,8 +22,8 @@ class Service:
     """A worker and its two sockets.
 
     Args:
-        config: of the worker; ``socket`` names both sockets.
-        load: what makes a model of a package.
+        config: the operator's options; ``socket`` names both sockets.
+        load: makes a model from package bytes.
         out_of_service: called when the last device has failed.
         listeners: sockets that are open already, by path.
     """
@@ -38,7 +38,7 @@ class Service:
     ) -> None:
         self.worker = Worker(config, load=load, out_of_service=out_of_service)
         admission = self.worker.admission
-        self._heap = RestingHeap(lambda: bool(admission.jobs()))
+        self._heap = HeapTrimmer(lambda: bool(admission.jobs()))
         timeout = config.stall_seconds
         self._servers = [
             UnixServer(
@@ -60,13 +60,14 @@ class Service:
         ]
         self._begun: list[UnixServer] = []
         self.ended = False
-        """Whether :meth:`end` has ended all threads."""
+        """True once :meth:`end` has ended all threads."""
 
     def begin(self) -> None:
         """Listens on both sockets.
 
         Raises:
-            SocketInUseError, OSError: one cannot be had; none is then.
+            SocketInUseError: another worker uses a socket.
+            OSError: a socket cannot be opened; then both are closed.
         """
         self._heap.begin()
         try:
@@ -78,11 +79,11 @@ class Service:
             raise
 
     def drain(self) -> bool:
-        """Refuses new jobs; whether all running ones ended in time."""
+        """Refuses new jobs; returns True if all running ones end in time."""
         return self.worker.admission.drain(self.worker.config.drain_seconds)
 
     def end(self) -> None:
-        """Closes the sockets, breaks what still runs, ends all threads."""
+        """Closes the sockets, aborts running jobs, ends all threads."""
         self.worker.models.close()
         self.worker.profiling.close()
         self.worker.admission.abort_all()

@@ -1,4 +1,4 @@
-"""What a worker is doing just now, for people: ``GET /status``."""
+"""The worker's current state for operators: ``GET /status``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hapi_worker.jobs.worker import Worker
 
 
 def status_of(worker: Worker, *, with_names: bool) -> dict[str, Any]:
-    """JSON-able facts; keys as ``docs/operating.rst`` lists them.
+    """Builds the response of ``GET /status``.
 
     Args:
-        worker: that is asked.
-        with_names: whether the asker may know which accounts there are.
+        worker: the worker.
+        with_names: include the accounts' names.
     """
     admission = worker.admission
-    places = admission.places
+    limits = admission.limits
     return {
         "version": package_version(),
         "pid": os.getpid(),
@@ -29,8 +29,8 @@ def status_of(worker: Worker, *, with_names: bool) -> dict[str, Any]:
         "cores": worker.cores,
         "jobs_running": admission.num_running(),
         "jobs_waiting": admission.num_waiting(),
-        "max_streams": places.streams,
-        "max_streams_per_account": places.per_account,
+        "max_streams": limits.streams,
+        "max_streams_per_account": limits.per_account,
         "totals": _totals(worker),
         "devices": [_device(each) for each in worker.executors],
         "queues": {name: len(pool) for name, pool in worker.pools.items()},
@@ -39,7 +39,7 @@ def status_of(worker: Worker, *, with_names: bool) -> dict[str, Any]:
 
 
 def _totals(worker: Worker) -> dict[str, float]:
-    """Counters, from which two answers make rates."""
+    """Counters; two responses give rates."""
     value = worker.metrics.value
     return {
         "samples": value("hapi_worker_samples_total"),
@@ -48,54 +48,53 @@ def _totals(worker: Worker) -> dict[str, float]:
         "received_bytes": value("hapi_worker_received_bytes_total"),
         "sent_bytes": value("hapi_worker_sent_bytes_total"),
         "out_of_memory": value("hapi_worker_out_of_memory_total"),
-        "slow_passes": worker.overruns.total,
+        "slow_passes": worker.quarantine.total,
     }
 
 
 def _device(executor: Executor) -> dict[str, Any]:
-    residency = executor.residency
-    _, resident_bytes = residency.resident()
+    device_models = executor.device_models
+    _, resident_bytes = device_models.loaded_totals()
     return {
         "name": executor.name,
         "in_service": executor.in_service,
         "forwards": executor.pool.num_threads,
-        "memory_limit_bytes": residency.limit_bytes,
+        "memory_limit_bytes": device_models.limit_bytes,
         "resident_bytes": resident_bytes,
-        "reserved_bytes": residency.reserved_bytes(),
-        "longest_pass_seconds": round(residency.longest_pass_seconds(), 3),
+        "reserved_bytes": device_models.reserved_bytes(),
+        "longest_pass_seconds": round(device_models.longest_pass_seconds(), 3),
         "models": [
             {"digest": digest, "parameter_bytes": size, "jobs": jobs}
-            for digest, size, jobs in residency.models()
+            for digest, size, jobs in device_models.models()
         ],
     }
 
 
 def _accounts(worker: Worker, with_names: bool) -> list[dict[str, Any]]:
-    """Those with jobs, the busiest first."""
+    """Accounts with jobs, the busiest first."""
     admission = worker.admission
     jobs = admission.jobs()
-    places = Counter(job.account for job in jobs)
+    running = Counter(job.account for job in jobs)
     waiting = admission.waiting_by_account()
-    found = []
     busiest = sorted(
-        {*places, *waiting},
-        key=lambda account: (-places[account], -waiting[account], account),
+        {*running, *waiting},
+        key=lambda account: (-running[account], -waiting[account], account),
     )
-    for account in busiest:
-        load = worker.load_meter.report(account, places[account])
-        found.append(
-            {
-                "account": account if with_names else None,
-                "weight": worker.ledger.weight(account),
-                "share": round(load.share, 4),
-                "streams": places[account],
-                "waiting": waiting[account],
-                "buffered_bytes": sum(
-                    job.buffered() for job in jobs if job.account == account
-                ),
-            }
-        )
-    return found
+    return [
+        {
+            "account": account if with_names else None,
+            "weight": worker.ledger.weight(account),
+            "share": round(
+                worker.load_meter.report(account, running[account]).share, 4
+            ),
+            "streams": running[account],
+            "waiting": waiting[account],
+            "buffered_bytes": sum(
+                job.buffered() for job in jobs if job.account == account
+            ),
+        }
+        for account in busiest
+    ]
 
 
 def package_version() -> str:

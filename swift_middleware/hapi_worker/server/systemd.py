@@ -1,7 +1,7 @@
-"""Sockets that systemd opened for us (sd_listen_fds(3)).
+"""systemd: inherited sockets (sd_listen_fds(3)) and notifications.
 
-They stay open while the worker restarts, so that connections wait instead of
-being refused.
+Inherited sockets stay open while the worker restarts, so that connections
+wait instead of being refused.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ def inherited_sockets(
     environment: MutableMapping[str, str] = os.environ,
     first_descriptor: int = FIRST_DESCRIPTOR,
 ) -> dict[str, socket.socket]:
-    """Listening unix sockets by path; taken out of the environment.
+    """Returns listening unix sockets by path.
+
+    The variables that name them are removed from the environment.
 
     Raises:
-        ValueError: one of them is no listening unix stream socket.
+        ValueError: one of them is not a listening unix stream socket.
     """
     count = environment.pop("LISTEN_FDS", "")
     pid = environment.pop("LISTEN_PID", "")
@@ -50,8 +52,8 @@ def _listening(descriptor: int) -> socket.socket:
             opened.set_inheritable(False)
             return opened
     raise ValueError(
-        f"descriptor {descriptor}, passed by systemd, is no listening unix "
-        "stream socket: see hapi-worker.socket"
+        f"descriptor {descriptor}, passed by systemd, is not a listening "
+        "unix stream socket: see hapi-worker.socket"
     )
 
 
@@ -60,7 +62,7 @@ def monotonic_usec() -> int:
 
 
 def notify_systemd(state: str) -> None:
-    """Tells systemd, if it started us (sd_notify(3))."""
+    """Sends a state to systemd, if it started this process (sd_notify(3))."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return

@@ -1,4 +1,4 @@
-"""cheroot on a unix socket: permissions, stale sockets, peers, streaming."""
+"""cheroot on a unix socket: permissions, stale sockets, streaming bodies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hapi_worker.peer import Connection
 from hapi_worker.server.app import (
     ENVIRON_BROKEN_BODY,
     ENVIRON_CONNECTION,
-    ENVIRON_IS_GONE,
+    ENVIRON_IS_DISCONNECTED,
 )
 
 CONNECT_SECONDS = 2.0
@@ -26,17 +26,18 @@ BACKLOG = 128
 MAX_HEADER_BYTES = 64 * 1024
 SHUTDOWN_SECONDS = 1
 MESSAGE_SECONDS = 5.0
-"""Longest silence in a request's header, and in a body that is one message:
-they take a thread from others.  Samples and packages, which come from Swift,
-have places of their own and longer."""
+"""Longest wait for bytes of a request's header, or of a body that is one
+message, because each occupies a thread.  Samples and packages, which come from
+Swift, have their own threads and longer timeouts."""
 MAX_DRAINED_BYTES = 1024 * 1024
-"""Of a refused request's body; a longer one closes the connection."""
+"""Largest unread body of a refused request; a longer one closes the
+connection."""
 
 logger = logging.getLogger(__name__)
 
 
 class SocketInUseError(Exception):
-    """Another live worker listens at the path, or it is no socket."""
+    """Another live worker listens at the path, or it is not a socket."""
 
 
 class _Request(cheroot_server.HTTPRequest):
@@ -47,8 +48,8 @@ class _Request(cheroot_server.HTTPRequest):
             self.conn.socket.settimeout(self.server.timeout)
 
     def send_headers(self) -> None:
-        # An unread rest of a body would be read into memory whole, or be
-        # taken for the next request.
+        # cheroot would read an unread rest into memory, or take it for the
+        # next request.
         unread = getattr(self.rfile, "remaining", 0)
         if self.chunked_read or unread > MAX_DRAINED_BYTES:
             self.close_connection = True
@@ -65,16 +66,16 @@ class _Gateway(wsgi.Gateway_10):
     def __init__(self, req: Any) -> None:
         super().__init__(req)
         connection = Connection(req.conn.socket, req.conn.rfile)
-        self.env[ENVIRON_IS_GONE] = connection.is_gone
+        self.env[ENVIRON_IS_DISCONNECTED] = connection.is_disconnected
         if req.chunked_read:
             self.env[ENVIRON_CONNECTION] = connection
 
     def respond(self) -> None:
-        """Sends the status at once, then the body; always closes it.
+        """Sends the status at once, then the body; always closes the body.
 
-        cheroot keeps the status back until the first piece of the body, and
-        when both fail because the client is gone, it does not close the
-        body: the job would never end.
+        cheroot holds the status back until the first piece of the body.  If
+        both fail because the client disconnected, it does not close the body,
+        and the job would never end.
         """
         body = self.req.server.wsgi_app(self.env, self.start_response)
         try:
@@ -96,12 +97,12 @@ class UnixServer(wsgi.Server):
     """Serves one WSGI application on one unix socket, in threads.
 
     Args:
-        path: of the socket.
-        mode: its permission bits.
-        application: WSGI.
+        path: path of the socket.
+        mode: permission bits of the socket.
+        application: the WSGI application.
         num_threads: requests served at a time.
         timeout_seconds: longest wait for one read or write.
-        listener: at that path already, and somebody else's to remove.
+        listener: open socket at that path, which is not removed at the end.
     """
 
     ConnectionClass = _Connection
@@ -138,7 +139,7 @@ class UnixServer(wsgi.Server):
         )
 
     def bind_unix_socket(self, bind_addr: Any) -> socket.socket:
-        """Listens with the right permissions from the first moment on."""
+        """Listens, with the right permissions from the start."""
         if self._listener is not None:
             self.socket = self._listener
             return self._listener
@@ -146,7 +147,7 @@ class UnixServer(wsgi.Server):
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             os.fchmod(listener.fileno(), self._mode)
-            # Linux gives the path the socket's own mode, less the umask.
+            # Linux gives the path the socket's own mode minus the umask.
             before = os.umask(0o777 & ~self._mode)
             try:
                 listener.bind(self._path)
@@ -159,11 +160,11 @@ class UnixServer(wsgi.Server):
         return listener
 
     def begin(self) -> None:
-        """Listens, and serves in threads of its own.
+        """Listens, and serves in its own threads.
 
         Raises:
-            SocketInUseError: the path is taken.
-            OSError: it cannot be bound.
+            SocketInUseError: the path is in use.
+            OSError: the socket cannot be bound.
         """
         self.prepare()
         self._thread.start()
@@ -171,8 +172,8 @@ class UnixServer(wsgi.Server):
     def process_conn(self, conn: Any) -> None:
         """Gives a connection to a thread once there is something to read.
 
-        cheroot does so at once with a new one: connections that send nothing
-        would keep all threads from those that do.
+        cheroot gives a new one to a thread at once, so silent connections
+        could occupy all threads.
         """
         if conn.is_new:
             conn.is_new = False
@@ -181,7 +182,7 @@ class UnixServer(wsgi.Server):
             super().process_conn(conn)
 
     def end(self) -> None:
-        """Stops serving, breaks what runs, removes the socket."""
+        """Stops serving, breaks open connections, removes the socket."""
         self.stop()
         self._thread.join(SHUTDOWN_SECONDS)
         if self._listener is not None:
@@ -189,20 +190,20 @@ class UnixServer(wsgi.Server):
         try:
             os.unlink(self._path)
         except FileNotFoundError:
-            logger.warning("the socket %s was gone already", self._path)
+            logger.warning("the socket %s was removed already", self._path)
 
     def error_log(
         self, msg: str = "", level: int = logging.INFO, traceback: bool = False
     ) -> None:
-        """cheroot's messages go where ours go."""
+        """Sends cheroot's messages to this module's logger."""
         logger.log(level, "%s", msg, exc_info=traceback)
 
 
 def remove_stale_socket(path: str) -> None:
-    """Removes a socket that nobody listens at any more.
+    """Removes a socket at which no process listens any more.
 
     Raises:
-        SocketInUseError: somebody does, or it is not a socket.
+        SocketInUseError: a process listens, or the path is not a socket.
     """
     try:
         mode = os.lstat(path).st_mode
@@ -219,7 +220,7 @@ def remove_stale_socket(path: str) -> None:
             os.unlink(path)
             return
         except OSError as error:
-            raise SocketInUseError(f"{path} is taken: {error}") from error
+            raise SocketInUseError(f"{path} is in use: {error}") from error
     raise SocketInUseError(
         f"another worker listens at {path}: stop it, or set the option "
         "socket to another path"

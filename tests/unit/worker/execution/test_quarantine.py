@@ -16,7 +16,7 @@ from hapi_worker.execution.quarantine import (
     WINDOW_SECONDS,
     ModelQuarantine,
 )
-from hapi_worker.monitoring.malloc_tuning import TRIM_SECONDS, RestingHeap
+from hapi_worker.monitoring.malloc_tuning import TRIM_SECONDS, HeapTrimmer
 
 
 class Clock:
@@ -33,57 +33,57 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def overruns(clock: Clock) -> ModelQuarantine:
+def quarantine(clock: Clock) -> ModelQuarantine:
     return ModelQuarantine(1.0, clock)
 
 
 def test_model_is_banned_for_a_while_after_some_overruns(
-    overruns: ModelQuarantine, clock: Clock
+    quarantine: ModelQuarantine, clock: Clock
 ) -> None:
     for _ in range(MAX_OVERRUNS):
-        overruns.check("slow")
-        overruns.note("slow", 1.5)
+        quarantine.check("slow")
+        quarantine.note("slow", 1.5)
     with pytest.raises(TooSlowError, match="slow") as banned:
-        overruns.check("slow")
+        quarantine.check("slow")
     assert banned.value.retry_after == BAN_SECONDS
-    overruns.check("other")
+    quarantine.check("other")
     clock.now += BAN_SECONDS
-    overruns.check("slow")
-    overruns.note("slow", 1.5)
-    overruns.check("slow")
-    assert overruns.total == MAX_OVERRUNS + 1
+    quarantine.check("slow")
+    quarantine.note("slow", 1.5)
+    quarantine.check("slow")
+    assert quarantine.total == MAX_OVERRUNS + 1
 
 
 def test_passes_within_the_limit_and_rare_overruns_ban_nothing(
-    overruns: ModelQuarantine, clock: Clock
+    quarantine: ModelQuarantine, clock: Clock
 ) -> None:
     for _ in range(10):
-        overruns.note("quick", 1.0)
-        overruns.note("rarely", 2.0)
+        quarantine.note("quick", 1.0)
+        quarantine.note("rarely", 2.0)
         clock.now += WINDOW_SECONDS
-        overruns.check("quick")
-        overruns.check("rarely")
+        quarantine.check("quick")
+        quarantine.check("rarely")
 
 
 def test_models_that_are_remembered_are_bounded(
-    overruns: ModelQuarantine,
+    quarantine: ModelQuarantine,
 ) -> None:
     for number in range(MAX_MODELS + 10):
-        overruns.note(str(number), 2.0)
-    assert len(overruns._late) == MAX_MODELS
+        quarantine.note(str(number), 2.0)
+    assert len(quarantine._late) == MAX_MODELS
 
 
 def test_heap_is_trimmed_once_when_work_has_ended() -> None:
     busy, trimmed = [False], []
-    heap = RestingHeap(lambda: busy[0], lambda: trimmed.append(1))
-    heap.look()
+    heap = HeapTrimmer(lambda: busy[0], lambda: trimmed.append(1))
+    heap.check()
     busy[0] = True
-    heap.look()
-    heap.look()
+    heap.check()
+    heap.check()
     assert trimmed == []
     busy[0] = False
-    heap.look()
-    heap.look()
+    heap.check()
+    heap.check()
     assert trimmed == [1]
 
 
@@ -91,15 +91,15 @@ def test_heap_is_trimmed_now_and_then_while_there_is_work(
     clock: Clock,
 ) -> None:
     trimmed: list[float] = []
-    heap = RestingHeap(lambda: True, lambda: trimmed.append(clock.now), clock)
+    heap = HeapTrimmer(lambda: True, lambda: trimmed.append(clock.now), clock)
     for _ in range(26):
-        heap.look()
+        heap.check()
         clock.now += TRIM_SECONDS / 12
     assert trimmed == [100 + TRIM_SECONDS, 100 + 2 * TRIM_SECONDS]
 
 
 def test_watch_of_the_heap_ends() -> None:
-    heap = RestingHeap(lambda: False)
+    heap = HeapTrimmer(lambda: False)
     heap.begin()
     heap.end()
     assert not heap._thread.is_alive()

@@ -20,7 +20,7 @@ from hapi_protocol.errors import (
 from hapi_worker.execution.devices import choose_devices
 from hapi_worker.execution.forward import core_clock, padded, run_prefix
 from hapi_worker.jobs.chunked_body import ChunkedBody
-from hapi_worker.peer import Connection, SenderGoneError
+from hapi_worker.peer import ClientDisconnectedError, Connection
 from hapi_worker.scheduling.fair_pool import DEVICE, FairPool
 from hapi_worker.scheduling.fair_queue import Ledger
 
@@ -128,7 +128,7 @@ def test_paused_pool_lets_the_piece_that_pauses_it_go_on(
     done = threading.Event()
 
     def work() -> None:
-        with pool.paused(1.0, beside=1) as idle:
+        with pool.paused(1.0, num_allowed=1) as idle:
             found.append(idle)
 
     pool.submit("a", work)
@@ -301,7 +301,7 @@ def test_body_that_is_cut_off_never_ends_cleanly(
 ) -> None:
     wire.send(sent)
     wire.theirs.close()
-    with pytest.raises(SenderGoneError):
+    with pytest.raises(ClientDisconnectedError):
         wire.read_all()
 
 
@@ -344,11 +344,11 @@ def test_reader_is_woken_when_the_job_is_cancelled() -> None:
     wire = Wire(10, 60.0)
     threading.Timer(0.1, wire.connection.stop_reading).start()
     started = time.monotonic()
-    with pytest.raises(SenderGoneError):
+    with pytest.raises(ClientDisconnectedError):
         wire.body.read(1)
     assert time.monotonic() - started < 5
-    assert not wire.connection.is_gone()
+    assert not wire.connection.is_disconnected()
     wire.theirs.close()
-    assert wire.connection.is_gone()
+    assert wire.connection.is_disconnected()
     wire.close()
-    assert wire.connection.is_gone()
+    assert wire.connection.is_disconnected()

@@ -16,7 +16,7 @@ from hapi_protocol.errors import (
 )
 from hapi_protocol.job_messages import JobRequest
 from hapi_worker.jobs.admission import Admission, Job, JobLimits
-from hapi_worker.peer import IsGone, never_gone
+from hapi_worker.peer import IsDisconnected, always_connected
 
 
 class Clock:
@@ -99,10 +99,10 @@ def test_grant_lapses_when_it_is_not_used(
     lease = FakeLease()
     job = admission.enter(request())
     clock.now += 100
-    admission.drop_lapsed()
+    admission.drop_expired()
     admission.grant(job, lease)  # type: ignore[arg-type]
     clock.now += 9.9
-    admission.drop_lapsed()
+    admission.drop_expired()
     assert lease.num_released == 0
     clock.now += 0.2
     with pytest.raises(RightsError) as gone:
@@ -118,7 +118,7 @@ def test_job_starts_once_and_does_not_lapse_while_it_runs(
     with pytest.raises(RightsError):
         admission.start(job.job_id)
     clock.now += 1000
-    admission.drop_lapsed()
+    admission.drop_expired()
     assert admission.num_running() == 1
     admission.end(job)
     admission.end(job)
@@ -159,9 +159,13 @@ class Queue:
         self.jobs: list[Job] = []
         self._threads: list[threading.Thread] = []
 
-    def enter(self, account: str, is_gone: IsGone = never_gone) -> None:
+    def enter(
+        self, account: str, is_disconnected: IsDisconnected = always_connected
+    ) -> None:
         before = self.admission.num_waiting()
-        thread = threading.Thread(target=self._enter, args=[account, is_gone])
+        thread = threading.Thread(
+            target=self._enter, args=[account, is_disconnected]
+        )
         self._threads.append(thread)
         num_ended = len(self.served) + len(self.refused)
         thread.start()
@@ -172,9 +176,9 @@ class Queue:
             )
         )
 
-    def _enter(self, account: str, is_gone: IsGone) -> None:
+    def _enter(self, account: str, is_disconnected: IsDisconnected) -> None:
         try:
-            job = self.admission.enter(request(account), is_gone)
+            job = self.admission.enter(request(account), is_disconnected)
         except HapiError as error:
             self.refused.append((account, error.code))
             return

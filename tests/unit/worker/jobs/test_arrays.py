@@ -185,9 +185,9 @@ def bad_arrays() -> dict[str, tuple[bytes, str]]:
         "shape": (npy(fine[None]), "an array of shape (1, 16)"),
         "outside": (
             npy(outside),
-            "the id 50 at [15]; there the model has the ids 0 to 49",
+            "the id 50 at [15]",
         ),
-        "negative": (npy(negative), "the id -1 at [0]; there the model has"),
+        "negative": (npy(negative), "the id -1 at [0]"),
         "empty": (b"", "not a NumPy array (.npy)"),
         "none": (npy(objects.astype(bool)), "an array of bool"),
     }

@@ -196,12 +196,12 @@ def test_summary_has_the_core_seconds_of_all_stages(
 def test_summary_has_the_load_that_the_account_meets(
     own_worker: WorkerUnderTest, package: bytes, tar: bytes
 ) -> None:
-    alone = own_worker.run(job_for(tar, package), package, tar).summary
-    assert alone is not None
-    assert alone.load is not None
-    assert (alone.load.share, alone.load.streams) == (1.0, 1)
-    assert 0 < alone.load.device_busy <= 1
-    assert 0 < alone.load.cpu_busy <= 1
+    reserve_alone = own_worker.run(job_for(tar, package), package, tar).summary
+    assert reserve_alone is not None
+    assert reserve_alone.load is not None
+    assert (reserve_alone.load.share, reserve_alone.load.streams) == (1.0, 1)
+    assert 0 < reserve_alone.load.device_busy <= 1
+    assert 0 < reserve_alone.load.cpu_busy <= 1
     other = job_for(tar, package, charged_account="AUTH_b")
     beside = own_worker.run(other, package, tar).summary
     assert beside is not None

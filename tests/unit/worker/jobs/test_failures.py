@@ -19,7 +19,7 @@ from webob import Request
 from hapi_protocol.errors import PackageError, TruncatedStreamError
 from hapi_protocol.feature_reader import read_features
 from hapi_protocol.job_messages import HEADER_IDENTITY, JobGrant, JobRequest
-from hapi_worker.execution.forward import Forwarded
+from hapi_worker.execution.forward import PassResult
 from hapi_worker.models.package_loader import load_validated
 from hapi_worker.server import unix_server as server
 from hapi_worker.server.app import WorkerApp
@@ -209,7 +209,7 @@ def slow_down(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[int]:
     run = module.run_prefix
     sizes: list[int] = []
 
-    def slowly(prefix: Any, images: torch.Tensor, **where: Any) -> Forwarded:
+    def slowly(prefix: Any, images: torch.Tensor, **where: Any) -> PassResult:
         sizes.append(len(images))
         time.sleep(seconds)
         return run(prefix, images, **where)
@@ -254,7 +254,7 @@ def test_failure_of_the_device_breaks_that_job_only(
     worker.put(package)
     with monkeypatch.context() as patch:
 
-        def fail(*args: Any, **where: Any) -> Forwarded:
+        def fail(*args: Any, **where: Any) -> PassResult:
             raise RuntimeError("device-side assert")
 
         patch.setattr(module, "run_prefix", fail)
@@ -465,7 +465,7 @@ def test_device_that_fails_leaves_service_and_the_last_one_ends_it(
     broken: list[str] = []
     run = module.run_prefix
 
-    def fail(*args: Any, **where: Any) -> Forwarded:
+    def fail(*args: Any, **where: Any) -> PassResult:
         if threading.current_thread().name.startswith("device cpu#0"):
             broken.append("cpu#0")
             raise torch.AcceleratorError("CUDA error: told to")
@@ -506,8 +506,8 @@ def test_two_devices_share_the_jobs_of_one_model(
         for number in range(8):
             account = f"AUTH_{number}"
             worker.grant(job_for(tar, package, charged_account=account))
-        residencies = worker.worker.models.residencies
-        assert [each.num_jobs() for each in residencies] == [4, 4]
+        devices = worker.worker.models.devices
+        assert [each.num_jobs() for each in devices] == [4, 4]
 
 
 def test_devices_on_the_cpu_decode_for_their_own_jobs(
@@ -600,7 +600,7 @@ def test_hostile_package_leaves_no_trace(
     after = counters(worker)
     assert refused in after
     assert after.replace(refused + "\n", "") == before
-    assert worker.worker.models.resident() == (0, 0)
+    assert worker.worker.models.loaded_totals() == (0, 0)
     assert worker.ask(job_for(b"x", hostile)).code == "bad_package"
 
 
@@ -665,7 +665,7 @@ def test_name_with_another_digest_is_refused(
 ) -> None:
     answer = worker.put(package, identity_of(package, "0" * 64 + ".hapi"))
     assert (answer.status, answer.code) == (409, "digest_mismatch")
-    assert worker.worker.models.resident() == (0, 0)
+    assert worker.worker.models.loaded_totals() == (0, 0)
 
 
 def test_upload_that_breaks_off_leaves_the_next_asker_to_upload(
@@ -774,7 +774,7 @@ def test_other_jobs_go_on_while_a_model_loads(
     worker.run(job_for(tar, package), package, tar)
     go_on.set()
     uploader.join(10)
-    assert worker.worker.models.resident()[0] == 2
+    assert worker.worker.models.loaded_totals()[0] == 2
 
 
 def until(holds: Callable[[], bool]) -> None:

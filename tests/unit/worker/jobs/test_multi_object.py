@@ -22,7 +22,7 @@ from hapi_protocol.feature_stream import Row
 from hapi_protocol.job_messages import JobRequest
 from hapi_protocol.multi_object import ObjectEntry
 from hapi_splitter.inputs.image_decode import decode_image
-from hapi_worker.jobs.sample_reader import Start
+from hapi_worker.jobs.sample_reader import BodyStart
 from photos import jpegs, shard
 from worker_under_test import (
     Streaming,
@@ -288,7 +288,7 @@ def test_body_that_is_cut_off_behind_its_objects_gives_no_whole_stream(
 
 
 def test_micro_batches_suit_the_number_of_objects(package: bytes) -> None:
-    assert Start(b"", "tar").num_samples(job_over(5, package)) == 5
+    assert BodyStart(b"", "tar").num_samples(job_over(5, package)) == 5
 
 
 def is_refused(

@@ -18,10 +18,10 @@ from hapi_splitter.encodings import EncodedFeatures
 from hapi_splitter.inputs.image_decode import SampleError
 from hapi_worker.execution.batch_items import Batch
 from hapi_worker.execution.coalescing import Group
-from hapi_worker.execution.forward import Forwarded, encode_rows, padded
-from hapi_worker.jobs.pipeline import Bounds, Pipeline
+from hapi_worker.execution.forward import PassResult, encode_rows, padded
+from hapi_worker.jobs.pipeline import Pipeline, PipelineLimits
 from hapi_worker.models.loaded_model import Reservation
-from hapi_worker.monitoring.accounting import Meter
+from hapi_worker.monitoring.accounting import JobUsageMeter
 from hapi_worker.scheduling.batch_size import DEFAULT_LINGER_SECONDS
 from worker_under_test import job_for
 
@@ -29,7 +29,7 @@ from worker_under_test import job_for
 class NoConnection:
     """The other end stays, and sends no more."""
 
-    def is_gone(self) -> bool:
+    def is_disconnected(self) -> bool:
         return False
 
     def stop_reading(self) -> None:
@@ -96,7 +96,7 @@ class Compute:
         nobody: Any = None
         return Reservation(min(size, self.room or size), 0, nobody)
 
-    def forgo(self, starved: Callable[[], None]) -> None:
+    def cancel_wait(self, starved: Callable[[], None]) -> None:
         """Nobody else waits."""
 
     def free(self, reservation: Reservation) -> None:
@@ -105,14 +105,14 @@ class Compute:
     def encode(self, rows: torch.Tensor, encoding: str) -> EncodedFeatures:
         return encode_rows(rows, encoding)
 
-    def run(self, singles: list[torch.Tensor], size: int) -> Forwarded:
+    def run(self, singles: list[torch.Tensor], size: int) -> PassResult:
         images = padded(singles, size, torch.device("cpu"))
         time.sleep(self.seconds)
         self.cores += 8.0
         if self.error is not None:
             raise self.error
         self.ran.append(images.flatten().tolist())
-        return Forwarded(images * 2, seconds=self.told, cpu_seconds=1.0)
+        return PassResult(images * 2, seconds=self.told, cpu_seconds=1.0)
 
 
 def pipeline(
@@ -130,8 +130,8 @@ def pipeline(
         encoding="float32",
         group=group,
         decode_pool=pool,
-        meter=Meter(job_for(b"x"), None, threading.Condition()),
-        bounds=Bounds(buffer_bytes, 10),
+        meter=JobUsageMeter(job_for(b"x"), None, threading.Condition()),
+        bounds=PipelineLimits(buffer_bytes, 10),
     )
 
 
@@ -286,7 +286,7 @@ def test_pass_that_found_memory_first_leaves_none_asked_for(
     while shared.pool.work["device"]:
         shared.pool.run("device", 1)
     assert len(shared.compute.ran) == 3
-    assert shared.group._num_asked == 0
+    assert shared.group._num_requested == 0
     later = shared.stream(iter(samples_of(20, 4)))
     shared.read(later)
     shared.pool.run("decode")
@@ -333,7 +333,7 @@ def test_pass_that_is_not_full_waits_as_long_as_passes_take(
     shared.pool.run("decode")
     time.sleep(2 * DEFAULT_LINGER_SECONDS)
     with shared.group.lock:
-        shared.group.consider()
+        shared.group.request_passes()
     assert bool(shared.pool.work["device"]) == is_due
 
 
@@ -391,7 +391,7 @@ def test_pass_without_memory_waits_until_some_is_free(shared: Shared) -> None:
     assert shared.compute.ran == []
     for _ in range(5):
         with shared.group.lock:
-            shared.group.consider()
+            shared.group.request_passes()
     # It is asked for once, and not each time that somebody looks.
     assert shared.pool.work["device"] == []
     assert len(shared.compute.starved) == 1

@@ -133,9 +133,9 @@ def test_profile_outlives_the_model_in_memory(
     worker.put(PACKAGE)
     first = ask(worker)
     assert first.status == 200, first.body
-    residency = worker.worker.models.residencies[0]
-    residency._evict(next(iter(residency._residents.values())))
-    assert residency.resident() == (0, 0)
+    device_models = worker.worker.models.devices[0]
+    device_models._evict(next(iter(device_models._loaded.values())))
+    assert device_models.loaded_totals() == (0, 0)
     assert ask(worker).body == first.body
     assert ask(worker, OTHER).code == "model_needed"
 
@@ -247,14 +247,14 @@ def test_memory_of_a_profile_is_reserved(
     worker: WorkerUnderTest, gate: Gate
 ) -> None:
     worker.put(PACKAGE)
-    [residency] = worker.worker.models.residencies
+    [device_models] = worker.worker.models.devices
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(ask, worker)
         assert gate.begun.wait(10)
-        assert residency.reserved_bytes() > 0
+        assert device_models.reserved_bytes() > 0
         gate.opened.set()
         assert asked.result().status == 200
-    assert residency.reserved_bytes() == 0
+    assert device_models.reserved_bytes() == 0
 
 
 def test_profile_is_refused_when_decoding_takes_too_long(
@@ -355,8 +355,8 @@ def test_run_that_fails_leaves_nothing_behind(
     answer = ask(worker)
     assert (answer.status, answer.code) == (status, code)
     assert count(worker, "failed", code) == 1
-    residents = worker.worker.models.residencies[0]._residents.values()
-    assert [each.leases for each in residents] == [{}]
+    loaded_models = worker.worker.models.devices[0]._loaded.values()
+    assert [each.leases for each in loaded_models] == [{}]
     gate.error = None
     assert ask(worker).status == 200
 
@@ -373,8 +373,8 @@ def test_asker_that_waits_too_long_cancels_what_has_not_begun(
     until(lambda: len(pool) == 0)
     answer = ask(worker)
     assert (answer.status, answer.code) == (503, "queue_full")
-    residents = worker.worker.models.residencies[0]._residents.values()
-    assert [each.leases for each in residents] == [{}]
+    loaded_models = worker.worker.models.devices[0]._loaded.values()
+    assert [each.leases for each in loaded_models] == [{}]
     assert worker.worker.profiling._run is None
     release.set()
     monkeypatch.setattr(worker.worker.profiling, "_wait_seconds", 20)
@@ -444,7 +444,7 @@ def test_number_of_kept_profiles_is_bounded(
 ) -> None:
     worker.put(PACKAGE)
     found = ModelProfile.from_body(ask(worker).body)
-    kept = worker.worker.profiling._kept
+    kept = worker.worker.profiling._cache
     for number in range(MAX_PROFILES):
         kept[(str(number), "cpu", "tag")] = found
     worker.put(OTHER, OTHER_NAME)

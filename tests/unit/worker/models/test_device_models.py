@@ -33,10 +33,10 @@ from hapi_worker.models import uploads as uploads_module
 from hapi_worker.models.device_models import (
     CAP_SECONDS,
     MAX_PREFIXES,
+    DeviceModels,
     Lease,
-    Residency,
 )
-from hapi_worker.models.loaded_model import Reservation, Resident
+from hapi_worker.models.loaded_model import LoadedModel, Reservation
 from hapi_worker.models.registry import KnownModel, Models
 
 WORKING_BYTES = 10
@@ -88,17 +88,17 @@ def make(
     max_identities: int = 100,
     num_devices: int = 1,
     num_forwards: int = 1,
-    usual_batch: int = 1,
+    preferred_batch: int = 1,
     clock: Callable[[], float] = time.monotonic,
 ) -> Models:
     changed = threading.Condition()
     return Models(
         [
-            Residency(
+            DeviceModels(
                 torch.device("cpu"),
                 limit_bytes,
                 num_forwards=num_forwards,
-                usual_batch=usual_batch,
+                preferred_batch=preferred_batch,
                 wait_seconds=wait_seconds,
                 changed=changed,
                 clock=clock,
@@ -191,7 +191,7 @@ def test_waiting_askers_get_the_error_of_a_refused_upload() -> None:
     assert [r.code for r in results] == ["bad_package"] * 3
     assert len({id(r) for r in results}) == 3
     assert models.known(model) is None
-    assert models.resident() == (0, 0)
+    assert models.loaded_totals() == (0, 0)
 
 
 def test_next_asker_uploads_when_an_upload_was_broken_off() -> None:
@@ -263,7 +263,7 @@ def test_same_bytes_under_two_names_are_loaded_once() -> None:
     names = iter("abcd")
     in_threads(4, lambda: put(models, next(names), b"10:x"))
     assert loads == [b"10:x"]
-    assert models.resident() == (1, 10)
+    assert models.loaded_totals() == (1, 10)
     assert models.known(identity("a", b"10:x")) == models.known(
         identity("d", b"10:x")
     )
@@ -308,7 +308,7 @@ def test_model_in_use_stays_and_a_new_one_must_come_back_later() -> None:
     lease.release()
     lease.release()
     put(models, "b", b"600:b")
-    assert models.resident() == (1, 600)
+    assert models.loaded_totals() == (1, 600)
 
 
 def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
@@ -371,7 +371,7 @@ def test_prefixes_that_are_kept_are_bounded_and_a_job_keeps_its_own() -> None:
     leases = [models.acquire(model, cut) for cut in range(1, 11)]
     kept = [lease.prefix() for lease in leases]
     assert (
-        len(models.residencies[0]._residents[leases[0].digest].prefixes)
+        len(models.devices[0]._loaded[leases[0].digest].prefixes)
         == MAX_PREFIXES
     )
     assert [lease.prefix() for lease in leases] == kept
@@ -386,7 +386,7 @@ def test_needs_are_computed_once_per_cut_and_dtype_outside_the_lock(
     computed: list[tuple[int, str]] = []
 
     def needs_of(frozen: Any, cut: int, dtype: str) -> Needs:
-        others = in_threads(1, models.resident)
+        others = in_threads(1, models.loaded)
         assert others == [(1, 10)], "the lock is held"
         computed.append((cut, dtype))
         return simple_needs(frozen, cut, dtype)
@@ -399,7 +399,7 @@ def test_needs_are_computed_once_per_cut_and_dtype_outside_the_lock(
     assert computed == [(2, "float32"), (2, "uint8")]
     for cut in range(1, 83):
         models.acquire(model, cut).release()
-    kept = models.residencies[0]._residents[lease.digest].needs
+    kept = models.devices[0]._loaded[lease.digest].needs
     assert list(kept) == [(cut, "float32") for cut in range(19, 83)]
 
 
@@ -475,49 +475,51 @@ def test_who_has_gone_waits_for_no_model_and_no_memory() -> None:
     second = put(models, "b", b"580:+++")
     models.acquire(first, 2)
     with pytest.raises(AnnotationError, match="closed the connection"):
-        models.acquire(second, 3, wait_seconds=60.0, is_gone=lambda: True)
+        models.acquire(
+            second, 3, wait_seconds=60.0, is_disconnected=lambda: True
+        )
     other = identity("c")
     models.uploads.begin(other)
     with pytest.raises(AnnotationError, match="closed the connection"):
-        models.acquire(other, 1, is_gone=lambda: True)
+        models.acquire(other, 1, is_disconnected=lambda: True)
 
 
 def test_model_that_is_used_is_copied_to_an_idle_device() -> None:
     models = make(num_devices=2)
     model = put(models, "a", b"100:a")
     leases = [models.acquire(model, 1) for _ in range(6)]
-    places = [models.residencies.index(lease.residency) for lease in leases]
+    places = [models.devices.index(lease.device_models) for lease in leases]
     assert places[:2] == [0, 0]
     assert sorted(places) == [0, 0, 0, 1, 1, 1]
-    assert models.resident() == (2, 200)
+    assert models.loaded_totals() == (2, 200)
 
 
 def test_device_that_a_pass_does_not_return_from_is_not_idle() -> None:
     now = [0.0]
     models = make(num_devices=2, clock=lambda: now[0])
-    for each in models.residencies:
+    for each in models.devices:
         each.pass_seconds = 60.0
     model = put(models, "a", b"100:a")
     lease = models.acquire(model, 1)
-    late = lease.residency
+    late = lease.device_models
     assert late.longest_pass_seconds() == 0
     assert reserve(lease, 8) is not None
     lease.release()
     now[0] = 60.0
-    assert not late.is_late
+    assert not late.has_late_pass
     now[0] = 61.0
     assert late.longest_pass_seconds() == 61.0
     other = models.acquire(put(models, "b", b"100:b"), 1)
-    assert other.residency is not late
+    assert other.device_models is not late
     # It would not come off the device.
-    assert models.acquire(model, 1).residency is late
+    assert models.acquire(model, 1).device_models is late
 
 
 def test_job_goes_to_the_device_that_has_room() -> None:
     models = make(num_devices=2)
     first = models.acquire(put(models, "a", b"900:a"), 1)
     second = models.acquire(put(models, "b", b"900:b"), 1)
-    assert first.residency is not second.residency
+    assert first.device_models is not second.device_models
     with pytest.raises(UnavailableError):
         put(models, "c", b"900:c")
 
@@ -526,13 +528,13 @@ def test_device_that_left_service_takes_no_jobs() -> None:
     models = make(num_devices=2)
     model = put(models, "a", b"100:a")
     lease = models.acquire(model, 1)
-    lease.residency.leave_service()
+    lease.device_models.leave_service()
     lease.release()
     with pytest.raises(ConflictError):
         models.acquire(model, 1)
     put(models, "a", b"100:a")
-    assert models.acquire(model, 1).residency is models.residencies[1]
-    models.residencies[1].leave_service()
+    assert models.acquire(model, 1).device_models is models.devices[1]
+    models.devices[1].leave_service()
     with pytest.raises(UnavailableError, match="in service"):
         put(models, "a", b"100:a")
 
@@ -541,19 +543,19 @@ def test_cache_of_a_gpu_is_emptied_outside_the_lock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     models = make(1000)
-    [residency] = models.residencies
-    residency.device = torch.device("cuda")
+    [device_models] = models.devices
+    device_models.device = torch.device("cuda")
     emptied: list[list[tuple[int, int]]] = []
 
     def empty_cache() -> None:
         # Hangs in the other thread where the lock is held.
-        emptied.append(in_threads(1, models.resident))
+        emptied.append(in_threads(1, models.loaded))
 
     monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
     put(models, "a", b"600:a")
     put(models, "b", b"600:b")
     assert emptied == [[(0, 600)]]
-    residency.usual_batch = 45
+    device_models.preferred_batch = 45
     put(models, "c", b"300:c")
     models.acquire(identity("c", b"300:c"), 1)
     assert emptied[1:] == [[(1, 300)]]
@@ -561,19 +563,19 @@ def test_cache_of_a_gpu_is_emptied_outside_the_lock(
 
 def test_refusal_holds_no_model_in_memory() -> None:
     models = make(1000)
-    [residency] = models.residencies
+    [device_models] = models.devices
     idle = put(models, "idle", b"300:idle")
     models.acquire(idle, 1).release()
     digest = hashlib.sha256(b"300:idle").hexdigest()
-    with residency._changed:
-        held = weakref.ref(residency._residents[digest])
+    with device_models._changed:
+        held = weakref.ref(device_models._loaded[digest])
     models.acquire(put(models, "held", b"685:held"), 1)
     gc.disable()
     try:
         with pytest.raises(UnavailableError):
             models.acquire(idle, 2, wait_seconds=0.0)
-        with residency._changed:
-            residency._residents.pop(digest, None)
+        with device_models._changed:
+            device_models._loaded.pop(digest, None)
         assert held() is None
     finally:
         gc.enable()
@@ -584,10 +586,10 @@ def test_cycles_that_hold_evicted_models_are_collected() -> None:
     model = FakeFrozen(bytearray(b"600:a"))
     model.itself = model  # type: ignore[attr-defined]
     held = weakref.ref(model)
-    [residency] = models.residencies
+    [device_models] = models.devices
     gc.disable()
     try:
-        residency.add("a", cast("FrozenGraph", model), 0.0)
+        device_models.add("a", cast("FrozenGraph", model), 0.0)
         del model
         assert held() is not None
         put(models, "b", b"600:b")
@@ -601,7 +603,7 @@ def nothing() -> None:
 
 
 def reserve(lease: Lease, maximum: int) -> Reservation | None:
-    return lease.residency.reserve(lease, maximum, nothing)
+    return lease.device_models.reserve(lease, maximum, nothing)
 
 
 def test_passes_share_the_working_memory_evenly() -> None:
@@ -612,7 +614,7 @@ def test_passes_share_the_working_memory_evenly() -> None:
     assert first is not None
     assert second is not None
     assert (first.batch, second.batch) == (8, 8)
-    assert lease.residency.reserved_bytes() == 160
+    assert lease.device_models.reserved_bytes() == 160
 
 
 def test_pass_that_needs_little_leaves_the_rest_to_others() -> None:
@@ -639,24 +641,24 @@ def test_pass_waits_where_not_one_sample_fits_beside_others() -> None:
     def retry() -> None:
         retried.append(True)
 
-    assert lease.residency.reserve(lease, 8, retry) is None
-    lease.residency.free(first)
+    assert lease.device_models.reserve(lease, 8, retry) is None
+    lease.device_models.free(first)
     assert retried == [True]
-    assert lease.residency.reserve(lease, 8, retry) is not None
+    assert lease.device_models.reserve(lease, 8, retry) is not None
 
 
 class Loading:
     """A model that is put in a thread, and what is taken when it moves."""
 
     def __init__(self, models: Models, name: str, package: bytes) -> None:
-        [self.residency] = models.residencies
+        [self.device_models] = models.devices
         self.models = models
         self.taken: list[int] = []
         self.error: HapiError | None = None
         models._load = self._load  # type: ignore[assignment]
         self._thread = threading.Thread(target=self._put, args=[name, package])
         self._thread.start()
-        until(lambda: bool(self.residency._loading) or self.ended)
+        until(lambda: bool(self.device_models._loading) or self.ended)
 
     @property
     def ended(self) -> bool:
@@ -671,8 +673,8 @@ class Loading:
 
         class Moving(FakeFrozen):
             def to(self, device: torch.device) -> FakeFrozen:
-                _, used_bytes = loading.residency.resident()
-                reserved_bytes = loading.residency.reserved_bytes()
+                _, used_bytes = loading.device_models.loaded_totals()
+                reserved_bytes = loading.device_models.reserved_bytes()
                 loading.taken.append(used_bytes + reserved_bytes)
                 return self
 
@@ -695,14 +697,14 @@ def until(holds: Callable[[], bool]) -> None:
 def test_model_is_copied_once_the_passes_leave_room_for_it() -> None:
     models = make(1000, num_forwards=2)
     lease = models.acquire(put(models, "a", b"400:a"), 1)
-    residency = lease.residency
+    device_models = lease.device_models
     passes = [reserve(lease, 30), reserve(lease, 30)]
-    assert residency.reserved_bytes() == 600
+    assert device_models.reserved_bytes() == 600
     loading = Loading(models, "b", b"500:b")
     for each in passes:
         assert not loading.taken
         assert each is not None
-        residency.free(each)
+        device_models.free(each)
         # What begins meanwhile finds the less, and does not wait for it.
         began = reserve(lease, 30)
         assert began is None or began.batch <= 10
@@ -714,20 +716,20 @@ def test_model_is_copied_once_the_passes_leave_room_for_it() -> None:
 def test_pass_that_starves_goes_on_while_a_model_waits() -> None:
     models = make(1000, num_forwards=2)
     lease = models.acquire(put(models, "a", b"400:a"), 1)
-    residency = lease.residency
+    device_models = lease.device_models
     first = reserve(lease, 60)
     second = reserve(lease, 60)
     assert first is not None
     assert second is not None
     loading = Loading(models, "b", b"580:b")
     woken = threading.Event()
-    assert residency.reserve(lease, 60, woken.set) is None
-    residency.free(first)
+    assert device_models.reserve(lease, 60, woken.set) is None
+    device_models.free(first)
     assert woken.is_set()
-    assert residency.reserve(lease, 60, woken.set) is None
-    residency.free(second)
+    assert device_models.reserve(lease, 60, woken.set) is None
+    device_models.free(second)
     loading.join()
-    found = residency.reserve(lease, 60, woken.set)
+    found = device_models.reserve(lease, 60, woken.set)
     assert found is not None
     assert loading.taken == [980]
 
@@ -738,10 +740,10 @@ def test_model_counts_while_its_last_pass_runs_though_it_has_left() -> None:
     last = reserve(lease, 10)
     lease.release()
     loading = Loading(models, "b", b"500:b")
-    assert models.resident()[1] == 500
+    assert models.loaded_totals()[1] == 500
     assert not loading.taken
     assert last is not None
-    lease.residency.free(last)
+    lease.device_models.free(last)
     loading.join()
     assert loading.taken == [500]
 
@@ -754,7 +756,7 @@ def test_model_waits_in_vain_for_passes_that_do_not_end() -> None:
     loading.join()
     assert isinstance(loading.error, UnavailableError)
     assert not loading.taken
-    assert models.resident() == (1, 400)
+    assert models.loaded_totals() == (1, 400)
 
 
 def test_model_does_not_wait_for_passes_of_a_device_that_fails() -> None:
@@ -762,7 +764,7 @@ def test_model_does_not_wait_for_passes_of_a_device_that_fails() -> None:
     lease = models.acquire(put(models, "a", b"400:a"), 1)
     assert reserve(lease, 60) is not None
     loading = Loading(models, "b", b"500:b")
-    lease.residency.leave_service()
+    lease.device_models.leave_service()
     loading.join()
     assert isinstance(loading.error, UnavailableError)
     assert not loading.taken
@@ -771,10 +773,10 @@ def test_model_does_not_wait_for_passes_of_a_device_that_fails() -> None:
 def test_who_is_alone_has_all_of_the_working_memory() -> None:
     models = make(260, num_forwards=2)
     lease = models.acquire(put(models, "a", b"100:a"), 1)
-    with lease.residency.alone(lease, 32) as largest:
+    with lease.device_models.reserve_alone(lease, 32) as largest:
         assert largest == 16
-        assert lease.residency.reserved_bytes() == 160
-    assert lease.residency.reserved_bytes() == 0
+        assert lease.device_models.reserved_bytes() == 160
+    assert lease.device_models.reserved_bytes() == 0
 
 
 def test_batch_that_did_not_fit_is_not_tried_again_for_a_while() -> None:
@@ -782,7 +784,7 @@ def test_batch_that_did_not_fit_is_not_tried_again_for_a_while() -> None:
     models = make(10_000, clock=lambda: now[0])
     model = put(models, "a", b"100:a")
     lease, other = models.acquire(model, 1), models.acquire(model, 2)
-    lease.residency.did_not_fit(lease, 16)
+    lease.device_models.record_out_of_memory(lease, 16)
     assert lease.batch_limit(32) == 8
     assert other.batch_limit(32) == 32
     assert models.acquire(model, 1).batch_limit(32) == 8
@@ -797,7 +799,7 @@ def test_pass_that_needs_much_is_not_passed_by_small_ones() -> None:
     taken = [reserve(small, 12) for _ in range(3)]
     assert all(taken)
     asked: list[str] = []
-    residency = large.residency
+    device_models = large.device_models
 
     def retry_large() -> None:
         asked.append("large")
@@ -805,17 +807,17 @@ def test_pass_that_needs_much_is_not_passed_by_small_ones() -> None:
     def retry_small() -> None:
         asked.append("small")
 
-    assert residency.reserve(large, 1, retry_large) is None
+    assert device_models.reserve(large, 1, retry_large) is None
     # There is room for it, but not before the one that waits.
-    assert residency.reserve(small, 12, retry_small) is None
+    assert device_models.reserve(small, 12, retry_small) is None
     for each in taken:
         assert each is not None
-        residency.free(each)
+        device_models.free(each)
     assert set(asked) == {"large"}
-    found = residency.reserve(large, 1, retry_large)
+    found = device_models.reserve(large, 1, retry_large)
     assert found is not None
     assert asked[-1] == "small"
-    assert residency.reserve(small, 12, retry_small) is not None
+    assert device_models.reserve(small, 12, retry_small) is not None
 
 
 def test_who_waits_for_memory_no_more_lets_the_next_one_try() -> None:
@@ -830,28 +832,28 @@ def test_who_waits_for_memory_no_more_lets_the_next_one_try() -> None:
     def second() -> None:
         asked.append("second")
 
-    assert lease.residency.reserve(lease, 8, first) is None
-    assert lease.residency.reserve(lease, 8, second) is None
-    lease.residency.forgo(first)
+    assert lease.device_models.reserve(lease, 8, first) is None
+    assert lease.device_models.reserve(lease, 8, second) is None
+    lease.device_models.cancel_wait(first)
     assert asked == ["second"]
 
 
 def test_idle_models_leave_room_for_usual_passes() -> None:
-    models = make(1_000, usual_batch=8)
+    models = make(1_000, preferred_batch=8)
     for number in range(9):
         put(models, str(number), f"100:{number}".encode())
     lease = models.acquire(identity("8", b"100:8"), 2)
     # 160 bytes for a pass of 8: one idle model had to go.
     assert lease.batch_limit(8) == 8
-    assert models.resident() == (8, 800)
+    assert models.loaded_totals() == (8, 800)
 
 
 def test_half_of_the_memory_may_be_idle_models() -> None:
-    models = make(1_000, usual_batch=64)
+    models = make(1_000, preferred_batch=64)
     for number in range(9):
         put(models, str(number), f"100:{number}".encode())
     models.acquire(identity("8", b"100:8"), 2)
-    assert models.resident() == (5, 500)
+    assert models.loaded_totals() == (5, 500)
 
 
 def test_requests_that_wait_for_memory_do_not_wake_each_other() -> None:
@@ -880,15 +882,15 @@ def put_known(models: Models, name: str, package: bytes) -> ModelIdentity:
     model = identity(name, package)
     frozen: Any = FakeFrozen(bytearray(package))
     digest = hashlib.sha256(package).hexdigest()
-    resident = Resident(digest, frozen, 10)
-    models.residencies[0]._residents[digest] = resident
+    loaded = LoadedModel(digest, frozen, 10)
+    models.devices[0]._loaded[digest] = loaded
     models._known[model] = KnownModel(digest, 2)
     return model
 
 
 def test_refusal_that_may_pass_is_told_rather_than_a_lasting_one() -> None:
     models = make(1000, num_devices=2)
-    models.residencies[1].limit_bytes = 100
+    models.devices[1].limit_bytes = 100
     models.acquire(put(models, "a", b"700:a"), 1)
     with pytest.raises(UnavailableError):
         put(models, "b", b"700:b")
@@ -896,14 +898,14 @@ def test_refusal_that_may_pass_is_told_rather_than_a_lasting_one() -> None:
 
 def test_model_is_not_put_on_a_device_that_has_left_meanwhile() -> None:
     models = make()
-    [residency] = models.residencies
+    [device_models] = models.devices
 
     class Leaving(FakeFrozen):
         def to(self, device: torch.device) -> FakeFrozen:
-            residency.leave_service()
+            device_models.leave_service()
             return self
 
     models._load = Leaving  # type: ignore[assignment]
     with pytest.raises(UnavailableError):
         put(models, "a", b"100:a")
-    assert models.resident() == (0, 0)
+    assert models.loaded_totals() == (0, 0)

@@ -18,11 +18,11 @@ from hapi_protocol.errors import (
 from hapi_protocol.job_messages import ModelIdentity
 from hapi_splitter.profiling.memory_model import Needs
 from hapi_worker.models import device_models as residency_module
-from hapi_worker.models.device_models import Residency
+from hapi_worker.models.device_models import DeviceModels
 from hapi_worker.models.load_queue import (
-    CLAIM_SECONDS,
-    DUE_SECONDS,
-    MAX_CLAIMS,
+    HEAD_SECONDS,
+    LOAD_GRACE_SECONDS,
+    MAX_LOADS_PER_ACCOUNT,
     LoadQueue,
     QueuedLoad,
 )
@@ -74,7 +74,7 @@ def models_on(num_devices: int, clock: Clock) -> Models:
     device = torch.device("cpu")
     return Models(
         [
-            Residency(device, 1000, changed=changed, clock=clock)
+            DeviceModels(device, 1000, changed=changed, clock=clock)
             for _ in range(num_devices)
         ],
         changed,
@@ -115,47 +115,47 @@ def upload(models: Models, model: ModelIdentity) -> None:
 def test_account_with_many_claims_has_one_turn_like_others(
     clock: Clock,
 ) -> None:
-    claims = LoadQueue(clock)
-    clock.now = CLAIM_SECONDS
+    load_queue = LoadQueue(clock)
+    clock.now = LOAD_GRACE_SECONDS
     made = [
         QueuedLoad(account, 10, since, 1000.0, "")
         for since, account in enumerate(["a", "a", "a", "b", "c", "b"])
     ]
-    for claim in reversed(made):
-        claims.add(claim)
-    order = sorted(made, key=claims.bytes_ahead)
+    for request in reversed(made):
+        load_queue.add(request)
+    order = sorted(made, key=load_queue.bytes_ahead)
     assert order == [made[n] for n in (0, 3, 4, 1, 5, 2)]
-    assert claims.due() is made[0]
+    assert load_queue.blocking() is made[0]
     # The account had its turn: its others come behind those of all.
-    claims.drop(made[0], met=True)
-    order = sorted(made[1:], key=claims.bytes_ahead)
+    load_queue.remove(made[0], served=True)
+    order = sorted(made[1:], key=load_queue.bytes_ahead)
     assert order[:2] == [made[3], made[4]]
 
 
 def test_claim_is_due_some_time_after_it_or_the_one_before(
     clock: Clock,
 ) -> None:
-    claims = LoadQueue(clock)
+    load_queue = LoadQueue(clock)
     first, second = (QueuedLoad(a, 10, clock.now, 1000.0, "") for a in "ab")
-    claims.add(first)
-    claims.add(second)
-    clock.now += CLAIM_SECONDS - 0.1
-    assert claims.due() is None
+    load_queue.add(first)
+    load_queue.add(second)
+    clock.now += LOAD_GRACE_SECONDS - 0.1
+    assert load_queue.blocking() is None
     clock.now += 0.1
-    assert claims.due() is first
-    claims.drop(first, met=True)
-    assert claims.due() is None
-    clock.now += CLAIM_SECONDS
-    assert claims.due() is second
+    assert load_queue.blocking() is first
+    load_queue.remove(first, served=True)
+    assert load_queue.blocking() is None
+    clock.now += LOAD_GRACE_SECONDS
+    assert load_queue.blocking() is second
 
 
 def test_claim_that_nobody_sees_to_lapses(clock: Clock) -> None:
-    claims = LoadQueue(clock)
-    claims.add(QueuedLoad("a", 10, 0.0, clock.now + 1, ""))
-    assert len(claims) == 1
+    load_queue = LoadQueue(clock)
+    load_queue.add(QueuedLoad("a", 10, 0.0, clock.now + 1, ""))
+    assert len(load_queue) == 1
     clock.now += 1
-    assert len(claims) == 0
-    assert claims.due() is None
+    assert len(load_queue) == 0
+    assert load_queue.blocking() is None
 
 
 def test_model_that_waits_is_not_passed_for_ever(
@@ -168,12 +168,12 @@ def test_model_that_waits_is_not_passed_for_ever(
     # Jobs of the model that is there still begin.
     models.acquire(small, 1).release()
     for _ in range(3):
-        clock.now += CLAIM_SECONDS / 2
+        clock.now += LOAD_GRACE_SECONDS / 2
         assert asked(models, large) == "queue_full"
     passed = refusal(lambda: models.acquire(small, 1))
     assert isinstance(passed, UnavailableError)
     assert "waited longer" in passed.message
-    assert models.num_claims() == 2
+    assert models.num_queued_loads() == 2
     running.release()
     assert asked(models, large) == "model_needed"
     upload(models, large)
@@ -188,9 +188,9 @@ def test_upload_that_is_late_gives_its_room_back(
     small, large = model_of(300), model_of(800, "AUTH_b")
     upload(models, small)
     assert asked(models, large) == "model_needed"
-    clock.now += CLAIM_SECONDS
+    clock.now += LOAD_GRACE_SECONDS
     assert refusal(lambda: models.acquire(small, 1)).code == "queue_full"
-    clock.now += GRACE_SECONDS - CLAIM_SECONDS
+    clock.now += GRACE_SECONDS - LOAD_GRACE_SECONDS
     models.acquire(small, 1).release()
 
 
@@ -203,7 +203,7 @@ def test_models_that_fit_beside_the_waiting_one_go_on(
     running = models.acquire(small, 1)
     for _ in range(3):
         assert asked(models, large) == "queue_full"
-        clock.now += CLAIM_SECONDS / 2
+        clock.now += LOAD_GRACE_SECONDS / 2
     running.release()
     models.acquire(tiny, 1)
     assert refusal(lambda: models.acquire(small, 1)).code == "queue_full"
@@ -216,7 +216,7 @@ def test_model_that_can_never_come_stops_nobody(
     small, huge = model_of(300), model_of(1200, "AUTH_b")
     upload(models, small)
     assert asked(models, huge) == "model_needed"
-    clock.now += CLAIM_SECONDS
+    clock.now += LOAD_GRACE_SECONDS
     models.acquire(small, 1).release()
     assert refusal(lambda: models.check_length(huge)).code == "does_not_fit"
 
@@ -249,59 +249,62 @@ def test_model_that_came_is_there_when_its_job_comes(
 def test_claim_grows_to_what_a_sample_is_found_to_need(
     models: Models, clock: Clock
 ) -> None:
-    room = MemoryQueue(lambda digest: models.residencies, clock)
+    room = MemoryQueue(lambda digest: models.devices, clock)
     model = model_of(300)
     for needed in (300, 700, 500, 1300):
-        room.claim(model, "", needed)
-    [residency] = models.residencies
+        room.request(model, "", needed)
+    [device_models] = models.devices
     other = QueuedLoad("AUTH_b", 10, clock.now, clock.now + 1, "")
-    residency.claims.add(other)
-    assert len(residency.claims) == 2
-    assert residency.claims.bytes_ahead(other) == residency.limit_bytes
+    device_models.load_queue.add(other)
+    assert len(device_models.load_queue) == 2
+    assert (
+        device_models.load_queue.bytes_ahead(other)
+        == device_models.limit_bytes
+    )
 
 
 def test_claim_of_an_account_that_was_met_is_behind_all_others(
     clock: Clock,
 ) -> None:
-    claims = LoadQueue(clock)
-    clock.now = float(MAX_CLAIMS)
-    for since in range(MAX_CLAIMS):
-        assert claims.add(QueuedLoad("greedy", 10, since, 9999.0, ""))
-    assert not claims.add(QueuedLoad("greedy", 10, clock.now, 9999.0, ""))
+    load_queue = LoadQueue(clock)
+    clock.now = float(MAX_LOADS_PER_ACCOUNT)
+    for since in range(MAX_LOADS_PER_ACCOUNT):
+        assert load_queue.add(QueuedLoad("greedy", 10, since, 9999.0, ""))
+    assert not load_queue.add(QueuedLoad("greedy", 10, clock.now, 9999.0, ""))
     modest = QueuedLoad("modest", 10, clock.now - 1, 9999.0, "")
-    claims.add(modest)
-    first = claims.due()
+    load_queue.add(modest)
+    first = load_queue.blocking()
     assert first is not None
-    claims.drop(first, met=True)
-    clock.now += CLAIM_SECONDS
-    assert claims.due() is modest
+    load_queue.remove(first, served=True)
+    clock.now += LOAD_GRACE_SECONDS
+    assert load_queue.blocking() is modest
 
 
 def test_claim_that_is_met_beside_the_first_puts_it_off_no_further(
     clock: Clock,
 ) -> None:
-    claims = LoadQueue(clock)
+    load_queue = LoadQueue(clock)
     first = QueuedLoad("a", 600, clock.now, 9999.0, "")
     second = QueuedLoad("b", 300, clock.now + 1, 9999.0, "")
-    claims.add(first)
-    claims.add(second)
-    clock.now += CLAIM_SECONDS
-    claims.drop(second, met=True)
-    assert claims.due() is first
+    load_queue.add(first)
+    load_queue.add(second)
+    clock.now += LOAD_GRACE_SECONDS
+    load_queue.remove(second, served=True)
+    assert load_queue.blocking() is first
 
 
 def test_claim_that_long_jobs_are_in_the_way_of_rests(clock: Clock) -> None:
-    claims = LoadQueue(clock)
+    load_queue = LoadQueue(clock)
     stuck = QueuedLoad("a", 600, clock.now, 9999.0, "")
-    claims.add(stuck)
-    clock.now += CLAIM_SECONDS
-    assert claims.due() is stuck
-    clock.now += DUE_SECONDS
-    assert claims.due() is None
-    clock.now += DUE_SECONDS
-    assert claims.due() is None
-    clock.now += CLAIM_SECONDS
-    assert claims.due() is stuck
+    load_queue.add(stuck)
+    clock.now += LOAD_GRACE_SECONDS
+    assert load_queue.blocking() is stuck
+    clock.now += HEAD_SECONDS
+    assert load_queue.blocking() is None
+    clock.now += HEAD_SECONDS
+    assert load_queue.blocking() is None
+    clock.now += LOAD_GRACE_SECONDS
+    assert load_queue.blocking() is stuck
 
 
 def test_package_that_needs_more_than_its_length_is_uploaded_once_in_vain(
@@ -323,7 +326,7 @@ def test_package_that_needs_more_than_its_length_is_uploaded_once_in_vain(
     models.end_upload(large)
     for _ in range(3):
         assert asked(models, large) == "queue_full"
-        clock.now += CLAIM_SECONDS / 2
+        clock.now += LOAD_GRACE_SECONDS / 2
     assert refusal(lambda: models.acquire(small, 1)).code == "queue_full"
     running.release()
     assert asked(models, large) == "model_needed"
@@ -333,10 +336,10 @@ def test_package_that_needs_more_than_its_length_is_uploaded_once_in_vain(
 def test_refused_package_claims_nothing_more(models: Models) -> None:
     model = model_of(300)
     assert asked(models, model) == "model_needed"
-    assert models.num_claims() == 1
+    assert models.num_queued_loads() == 1
     models.begin_upload(model)
     models.end_upload(model, PackageError("bad_package", "hostile"))
-    assert models.num_claims() == 0
+    assert models.num_queued_loads() == 0
 
 
 def test_model_keeps_its_room_while_its_job_waits_for_a_place(
@@ -346,7 +349,7 @@ def test_model_keeps_its_room_while_its_job_waits_for_a_place(
     upload(models, small)
     assert asked(models, large) == "model_needed"
     upload(models, large)
-    models.await_model(large, room_seconds=20.0)
+    models.await_model(large, memory_seconds=20.0)
     clock.now += 20
     assert asked(models, small) == "queue_full"
     models.acquire(large, 1)
@@ -384,18 +387,18 @@ def test_claim_goes_to_the_device_that_has_room_first(
     for model in (first, second):
         upload(pair, model)
         leases.append(pair.acquire(model, 1))
-    assert leases[0].residency is not leases[1].residency
+    assert leases[0].device_models is not leases[1].device_models
     assert asked(pair, third) == "queue_full"
-    claimed = [r for r in pair.residencies if len(r.claims)]
-    [free] = [lease for lease in leases if lease.residency not in claimed]
+    claimed = [r for r in pair.devices if len(r.load_queue)]
+    [free] = [lease for lease in leases if lease.device_models not in claimed]
     free.release()
     assert asked(pair, third) == "model_needed"
-    assert [len(r.claims) for r in pair.residencies] == [
-        int(r is free.residency) for r in pair.residencies
+    assert [len(r.load_queue) for r in pair.devices] == [
+        int(r is free.device_models) for r in pair.devices
     ]
     # It is kept for it there.
     upload(pair, third)
-    assert pair.acquire(third, 1).residency is free.residency
+    assert pair.acquire(third, 1).device_models is free.device_models
 
 
 def test_claim_leaves_a_device_that_fails(pair: Models) -> None:
@@ -405,11 +408,11 @@ def test_claim_leaves_a_device_that_fails(pair: Models) -> None:
         upload(pair, model)
         pair.acquire(model, 1)
     assert asked(pair, third) == "queue_full"
-    [claimed] = [r for r in pair.residencies if len(r.claims)]
-    [other] = [r for r in pair.residencies if r is not claimed]
+    [claimed] = [r for r in pair.devices if len(r.load_queue)]
+    [other] = [r for r in pair.devices if r is not claimed]
     claimed.leave_service()
     assert asked(pair, third) == "queue_full"
-    assert len(other.claims) == 1
+    assert len(other.load_queue) == 1
 
 
 def test_who_waits_for_room_is_told_to_upload_when_there_is_some(
@@ -421,6 +424,6 @@ def test_who_waits_for_room_is_told_to_upload_when_there_is_some(
     timer = threading.Timer(0.2, running.release)
     timer.start()
     with pytest.raises(ConflictError) as needed:
-        models.await_model(large, room_seconds=30.0)
+        models.await_model(large, memory_seconds=30.0)
     assert needed.value.code == "model_needed"
     timer.join()

@@ -14,12 +14,12 @@ import pytest
 
 from hapi_protocol.errors import RightsError, TooSlowError, UnavailableError
 from hapi_protocol.job_messages import Usage
-from hapi_worker.execution.forward import Forwarded
+from hapi_worker.execution.forward import PassResult
 from hapi_worker.monitoring.accounting import (
-    MAX_QUESTIONS,
+    MAX_WAITING_QUERIES,
     JobAccounting,
-    Meter,
-    Sent,
+    JobTotals,
+    JobUsageMeter,
 )
 from photos import shard, with_corrupt_member
 from worker_under_test import (
@@ -189,7 +189,7 @@ def hold_second_batch(
     real = worker_module.run_prefix
     calls: list[int] = []
 
-    def slow(*args: Any, **kwargs: Any) -> Forwarded:
+    def slow(*args: Any, **kwargs: Any) -> PassResult:
         calls.append(1)
         if len(calls) == 2:
             entered.set()
@@ -262,62 +262,62 @@ def test_usage_is_not_told_on_the_admin_socket(
 # --- the memory of them ---------------------------------------------------
 
 
-def ended(usages: JobAccounting, job_id: str) -> Meter:
-    meter = usages.begin(job_id, job_for(b"x"), None)
-    usages.end(job_id, "done", "", Sent(samples=3))
+def ended(accounting: JobAccounting, job_id: str) -> JobUsageMeter:
+    meter = accounting.begin(job_id, job_for(b"x"), None)
+    accounting.end(job_id, "done", "", JobTotals(samples=3))
     return meter
 
 
 def test_old_usages_are_forgotten_by_age_and_by_number() -> None:
     clock = Clock()
-    usages = JobAccounting(max_ended=2, keep_seconds=60, clock=clock)
+    accounting = JobAccounting(max_ended=2, keep_seconds=60, clock=clock)
     for name in ("a", "b", "c"):
-        ended(usages, name)
+        ended(accounting, name)
         clock.now += 20
     with pytest.raises(RightsError):
-        usages.find("a")
-    assert usages.find("b").samples == 3
+        accounting.find("a")
+    assert accounting.find("b").samples == 3
     clock.now += 20
     with pytest.raises(RightsError):
-        usages.find("b")
-    assert usages.find("c").samples == 3
+        accounting.find("b")
+    assert accounting.find("c").samples == 3
 
 
 def test_job_that_does_not_end_in_time_is_too_slow() -> None:
-    usages = JobAccounting()
-    usages.begin("a", job_for(b"x"), None)
+    accounting = JobAccounting()
+    accounting.begin("a", job_for(b"x"), None)
     with pytest.raises(TooSlowError) as caught:
-        usages.find("a", SHORT)
+        accounting.find("a", SHORT)
     assert caught.value.code == "too_slow"
 
 
 def test_questions_that_wait_are_bounded() -> None:
-    usages = JobAccounting()
-    usages.begin("a", job_for(b"x"), None)
-    ended(usages, "b")
+    accounting = JobAccounting()
+    accounting.begin("a", job_for(b"x"), None)
+    ended(accounting, "b")
     waiting = [
-        threading.Thread(target=usages.find, args=("a", 10))
-        for _ in range(MAX_QUESTIONS)
+        threading.Thread(target=accounting.find, args=("a", 10))
+        for _ in range(MAX_WAITING_QUERIES)
     ]
     for each in waiting:
         each.start()
     deadline = time.monotonic() + 5
-    while usages._num_waiting < MAX_QUESTIONS:
+    while accounting._num_waiting < MAX_WAITING_QUERIES:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     with pytest.raises(UnavailableError) as caught:
-        usages.find("a", SHORT)
+        accounting.find("a", SHORT)
     assert caught.value.code == "queue_full"
-    assert usages.find("b").samples == 3
-    usages.end("a", "gone", "", Sent())
+    assert accounting.find("b").samples == 3
+    accounting.end("a", "gone", "", JobTotals())
     for each in waiting:
         each.join(5)
         assert not each.is_alive()
 
 
 def test_work_that_fails_costs_its_seconds() -> None:
-    usages = JobAccounting()
-    meter = usages.begin("a", job_for(b"x"), "d")
+    accounting = JobAccounting()
+    meter = accounting.begin("a", job_for(b"x"), "d")
 
     def failing() -> None:
         with meter.decoding():
@@ -326,17 +326,17 @@ def test_work_that_fails_costs_its_seconds() -> None:
 
     with pytest.raises(ValueError, match="no image"):
         failing()
-    usages.end("a", "failed", "internal", Sent())
-    assert usages.find("a").decode_seconds >= SHORT
+    accounting.end("a", "failed", "internal", JobTotals())
+    assert accounting.find("a").decode_seconds >= SHORT
 
 
 def test_usage_is_told_once_the_last_pass_has_ended() -> None:
-    usages = JobAccounting()
-    meter = usages.begin("a", job_for(b"x"), "d")
-    meter.pass_begun()
-    usages.end("a", "gone", "", Sent())
+    accounting = JobAccounting()
+    meter = accounting.begin("a", job_for(b"x"), "d")
+    meter.pass_started()
+    accounting.end("a", "gone", "", JobTotals())
     with pytest.raises(TooSlowError):
-        usages.find("a", SHORT)
+        accounting.find("a", SHORT)
     meter.pass_ended(0.25, 0.5)
-    usage = usages.find("a")
+    usage = accounting.find("a")
     assert (usage.device_seconds, usage.cpu_seconds) == (0.25, 0.5)

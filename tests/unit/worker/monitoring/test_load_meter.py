@@ -106,7 +106,7 @@ def test_accounts_are_bounded() -> None:
 def test_report_counts_work_under_way() -> None:
     clock, cpu = Clock(), Clock(7.0)
     meter = LoadMeter(cores=4, clock=clock, cpu_clock=cpu)
-    work = meter.began("a", on_device=True)
+    work = meter.start_work("a", on_device=True)
     clock.now += 4
     cpu.now += 4
     load = meter.report("b", 2)
@@ -114,7 +114,7 @@ def test_report_counts_work_under_way() -> None:
     assert load.device_busy == pytest.approx(1.0)
     assert load.cpu_busy == pytest.approx(0.25)
     clock.now += 4
-    meter.ended(work)
+    meter.end_work(work)
     assert meter.report("a", 0).device_busy == pytest.approx(1.0)
     clock.now += WINDOW_SECONDS / 2
     assert meter.report("a", 0).device_busy == pytest.approx(0.5, abs=0.06)
@@ -123,9 +123,9 @@ def test_report_counts_work_under_way() -> None:
 def test_decoding_keeps_no_device_busy() -> None:
     clock = Clock()
     meter = LoadMeter(cores=1, clock=clock, cpu_clock=clock)
-    work = meter.began("a", on_device=False)
+    work = meter.start_work("a", on_device=False)
     clock.now += 3
-    meter.ended(work)
+    meter.end_work(work)
     load = meter.report("a", 1)
     assert load.device_busy == 0.0
     assert load.cpu_busy == pytest.approx(1.0)
@@ -140,9 +140,9 @@ def test_clock_of_the_process_is_not_read_for_each_piece_of_work() -> None:
 
     meter = LoadMeter(cores=1, clock=clock, cpu_clock=cpu_clock)
     for _ in range(100):
-        work = meter.began("a", on_device=False)
+        work = meter.start_work("a", on_device=False)
         clock.now += 0.01
-        meter.ended(work)
+        meter.end_work(work)
     assert len(readings) <= 3
     assert meter.report("a", 1).cpu_busy == pytest.approx(1.0)
 
@@ -156,7 +156,7 @@ def test_share_is_by_weight() -> None:
         clock=clock,
         cpu_clock=clock,
     )
-    meter.ended(meter.began("b", on_device=False))
+    meter.end_work(meter.start_work("b", on_device=False))
     assert meter.report("a", 1).share == 0.75
     assert meter.report("b", 1).share == 0.25
 

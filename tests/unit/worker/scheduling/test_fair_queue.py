@@ -91,7 +91,7 @@ def test_accounts_that_always_have_work_get_seconds_by_weight(
         served.push(name, cost, 600)
     # Nobody is ahead by more than one piece of work, in weighted seconds.
     slack = max(cost / weight for weight, cost in accounts.values())
-    while min(len(line) for line in served.queue._lines.values()) > 100:
+    while min(len(line) for line in served.queue._by_account.values()) > 100:
         served.serve(50)
         tags = [served.seconds[name] / w for name, (w, _) in accounts.items()]
         assert max(tags) - min(tags) <= 2 * slack + 1e-6
@@ -269,7 +269,7 @@ def test_dropped_work_leaves_nobody_active() -> None:
     queue.push("b", 1)
     queue.clear()
     assert len(queue) == 0
-    assert ledger._lanes[0].waiting == {}
+    assert ledger._queues[0].waiting == {}
 
 
 def test_remembered_accounts_are_bounded() -> None:
@@ -277,7 +277,7 @@ def test_remembered_accounts_are_bounded() -> None:
     for number in range(MAX_REMEMBERED_ACCOUNTS + 100):
         served.push(f"account-{number}", 0.1)
         served.serve(1)
-    assert len(served.ledger._lanes[0].tags) <= MAX_REMEMBERED_ACCOUNTS
+    assert len(served.ledger._queues[0].tags) <= MAX_REMEMBERED_ACCOUNTS
     assert len(served.ledger._usual) <= MAX_REMEMBERED_ACCOUNTS
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hapi_worker.models.placement import Place, places_in_order
-from hapi_worker.scheduling.max_min_grants import granted_bytes, water_level
+from hapi_worker.models.placement import DeviceState, devices_in_order
+from hapi_worker.scheduling.max_min_grants import granted_bytes, max_min_level
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from hapi_worker.scheduling.max_min_grants import granted_bytes, water_level
     ],
 )
 def test_level(demands: list[int], capacity: int, level: float) -> None:
-    assert water_level(demands, capacity) == level
+    assert max_min_level(demands, capacity) == level
 
 
 DEMANDS = st.lists(st.integers(0, 1000), min_size=1, max_size=8)
@@ -35,7 +35,7 @@ DEMANDS = st.lists(st.integers(0, 1000), min_size=1, max_size=8)
 def test_grants_fit_and_nobody_is_cut_for_one_who_has_more(
     demands: list[int], capacity: int
 ) -> None:
-    level = water_level(demands, capacity)
+    level = max_min_level(demands, capacity)
     grants = [min(demand, level) for demand in demands]
     assert sum(grants) <= capacity + 1e-6
     if any(g < d for g, d in zip(grants, demands, strict=True)):
@@ -56,17 +56,23 @@ def test_as_many_passes_as_run_at_a_time_fit_together(
 
 
 @pytest.mark.parametrize(
-    ("places", "order"),
+    ("devices", "order"),
     [
-        ([Place(True, False, 0), Place(True, True, 0)], [1, 0]),
-        ([Place(True, False, 0), Place(True, True, 1)], [1, 0]),
-        ([Place(True, False, 0), Place(True, True, 2)], [0, 1]),
-        ([Place(True, False, 3), Place(True, False, 2)], [1, 0]),
-        ([Place(False, True, 0), Place(True, False, 9)], [1]),
-        ([Place(False, True, 0)], []),
-        ([Place(True, True, 1), Place(True, True, 1)], [0, 1]),
-        ([Place(True, True, 0, is_late=True), Place(True, False, 9)], [1, 0]),
+        ([DeviceState(True, False, 0), DeviceState(True, True, 0)], [1, 0]),
+        ([DeviceState(True, False, 0), DeviceState(True, True, 1)], [1, 0]),
+        ([DeviceState(True, False, 0), DeviceState(True, True, 2)], [0, 1]),
+        ([DeviceState(True, False, 3), DeviceState(True, False, 2)], [1, 0]),
+        ([DeviceState(False, True, 0), DeviceState(True, False, 9)], [1]),
+        ([DeviceState(False, True, 0)], []),
+        ([DeviceState(True, True, 1), DeviceState(True, True, 1)], [0, 1]),
+        (
+            [
+                DeviceState(True, True, 0, has_late_pass=True),
+                DeviceState(True, False, 9),
+            ],
+            [1, 0],
+        ),
     ],
 )
-def test_devices_to_try(places: list[Place], order: list[int]) -> None:
-    assert places_in_order(places) == order
+def test_devices_to_try(devices: list[DeviceState], order: list[int]) -> None:
+    assert devices_in_order(devices) == order

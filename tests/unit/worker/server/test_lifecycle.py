@@ -388,7 +388,7 @@ def test_worker_ends_beside_a_pass_that_goes_on(tmp_path: Path) -> None:
         log = process.process.stderr.read()
     finally:
         process.close()
-    assert "ends beside threads that are still busy" in log
+    assert "exits while threads are still busy" in log
     assert "terminate called" not in log
 
 
