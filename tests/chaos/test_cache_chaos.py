@@ -1,4 +1,4 @@
-"""Disks that are full, or gone, while features are to be kept."""
+"""Full and missing disks while features are being cached."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def lines(cluster: Cluster, text: str) -> int:
 
 
 def kept_features(model: str) -> dict[str, str]:
-    """Headers that ask for features, and that they be kept."""
+    """Headers that request features and their caching."""
     return {
         "X-Hapi-Model": model,
         "X-Hapi-Cut": "1",
@@ -82,7 +82,7 @@ def assert_whole(answer: requests.Response) -> None:
     assert [row.error for row in rows] == [None] * 12
 
 
-def test_full_disk_keeps_nothing_and_harms_nobody(
+def test_full_disk_caches_nothing_and_breaks_no_request(
     folder: Path, tmp_path: Path
 ) -> None:
     with swift_in(folder, worker=False) as (cluster, caller):
@@ -111,10 +111,8 @@ def test_full_disk_keeps_nothing_and_harms_nobody(
         assert caller.get("/AUTH_test?hapi-cache").json()["listed"] == []
 
 
-def test_lost_disk_beside_plain_traffic_costs_nobody_a_request(
-    folder: Path, tmp_path: Path
-) -> None:
-    """One of four disks, of three replicas: Swift is told of it by 507."""
+def test_lost_disk_fails_no_request(folder: Path, tmp_path: Path) -> None:
+    """One of four disks with three replicas fails; Swift sees 507."""
     with swift_in(folder, layout="replicated") as (cluster, caller):
         caller.put("/AUTH_test/full")
         caller.put(SOURCE, SHARD)

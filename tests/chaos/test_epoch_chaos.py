@@ -1,4 +1,4 @@
-"""Epochs in bad weather: every sample once, or an error that says why."""
+"""Epochs under faults: every sample once, or an error with its cause."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def data(fragile: Cluster) -> None:
 
 @pytest.fixture(scope="module")
 def impatient() -> Iterator[Connection]:
-    """To a store that drops clients which do not read for a second."""
+    """A connection to a store that drops clients which do not read for 1 s."""
     swift_options = {
         "proxy-server.conf": {"app:proxy-server": {"client_timeout": "1"}}
     }
@@ -108,7 +108,7 @@ def gateway(fragile: Cluster) -> Iterator[Gateway]:
 
 @pytest.fixture
 def through(fragile: Cluster, gateway: Gateway) -> Iterator[Connection]:
-    """A connection by way of the gateway."""
+    """A connection through the gateway."""
     auth_url = f"{gateway.url}/auth/v1.0"
     login = Credentials.v1(auth_url, fragile.user, fragile.key)
     with Connection(login, ConnectionOptions(backoff=SOON)) as connection:
@@ -142,7 +142,7 @@ def delivered(loader, step=lambda number: None) -> list[int]:
 
 
 def mixed(job: TransferJob) -> None:
-    """Half of the spans are pushed, half streamed."""
+    """Half of the spans are pushed down, half are raw reads."""
     job._factory.scheduler.change(
         {(job.num_cuts, "float32"): 0.5, (0, "raw"): 0.5}
     )
@@ -158,7 +158,7 @@ def mixed(job: TransferJob) -> None:
     ],
     ids=["refused", "torn", "all"],
 )
-def test_storms_cost_retries_and_no_sample(
+def test_faults_cost_retries_and_no_sample(
     data, gateway, through, ways, storm
 ):
     cut = "stream" if ways == "stream" else "freeze"
@@ -174,7 +174,7 @@ def test_storms_cost_retries_and_no_sample(
         assert bool(gateway.happened[name]) == bool(share)
 
 
-def test_order_is_that_of_fair_weather(data, gateway, through):
+def test_order_is_the_same_without_faults(data, gateway, through):
     with job_of(through) as job:
         fair = delivered(job.loader(3))
         mixed(job)
@@ -182,9 +182,7 @@ def test_order_is_that_of_fair_weather(data, gateway, through):
         assert delivered(job.loader(3)) == fair
 
 
-def test_token_that_expires_again_and_again_costs_nothing(
-    data, gateway, through
-):
+def test_token_that_expires_repeatedly_costs_nothing(data, gateway, through):
     with job_of(through) as job:
         gateway.storm = Storm(expired=0.2)
         labels = delivered(job.loader(0))
@@ -218,10 +216,10 @@ def test_worker_that_is_killed_or_stopped_costs_no_sample(
 
 
 @pytest.mark.parametrize("cut", ["stream", "freeze"])
-def test_shard_that_is_replaced_in_mid_epoch_is_an_error_that_names_it(
+def test_shard_replaced_during_an_epoch_is_an_error_with_its_name(
     data, through, cut
 ):
-    """What came before is delivered; nothing of the other content is."""
+    """Earlier samples are delivered, none of the new content is."""
     options = replace(OPTIONS, num_threads=1, ahead_spans=1, buffer_spans=1)
     with job_of(through, cut=cut, options=options) as job:
         last = delivered(job.loader(0))[-1] // PER_SHARD
@@ -248,8 +246,8 @@ def test_shard_that_is_replaced_in_mid_epoch_is_an_error_that_names_it(
 
 
 @pytest.mark.parametrize("cut", ["stream", "freeze"])
-def test_loop_that_rests_needs_no_retry(impatient, cut):
-    """For longer than anybody waits for a client to read."""
+def test_paused_loop_needs_no_retry(impatient, cut):
+    """The pause is longer than the store waits for a client."""
     transform = ImageTransform(resize_size=256, crop_size=224)
     with job_of(impatient, cut=cut, transform=transform, batch_size=8) as job:
         labels = delivered(
@@ -260,7 +258,7 @@ def test_loop_that_rests_needs_no_retry(impatient, cut):
 
 
 def test_client_that_does_not_read_is_dropped_by_that_store(impatient):
-    """Else the test above would show nothing."""
+    """The precondition of the test above."""
     with impatient.open("weather", "s0.tar") as body:
         body.read(1000)
         time.sleep(4)

@@ -1,4 +1,4 @@
-"""Real Swift servers that hang or are reloaded beside features and plain GETs.
+"""Swift servers that hang or reload during feature and plain GETs.
 
 Servers are stopped with SIGSTOP: their sockets accept, and nothing answers.
 What must hold is said by each test; what never may happen is a wrong row, a
@@ -36,7 +36,7 @@ from plain_traffic import PlainTraffic, Request
 WORKER_SECONDS = 2.0
 NODE_SECONDS = 1.0
 SLACK_SECONDS = 5.0
-"""For a busy machine, on top of deadlines."""
+"""Added to deadlines for a busy machine."""
 SHORT_SECONDS = 0.5
 PIECE_BYTES = 65536
 NUM_SAMPLES = 500
@@ -58,7 +58,7 @@ Rows = list[tuple[int, str, bytes]]
 
 @dataclass
 class World:
-    """A cluster of processes, and a proxy of ours in front of it."""
+    """A cluster of processes, and our proxy in front of it."""
 
     cluster: Cluster
     proxy: SideProxy
@@ -167,7 +167,7 @@ def long_shard() -> bytes:
 
 
 class Running:
-    """A stream that has begun, and waits for its reader."""
+    """A stream that has started and waits for its client."""
 
     def __init__(self, world: World) -> None:
         response = world.ask()
@@ -308,7 +308,7 @@ def test_worker_that_hangs_for_a_moment_costs_nothing(world: World) -> None:
 def test_object_server_that_hangs_breaks_streams_in_time(
     world: World,
 ) -> None:
-    """Plain GETs of objects get 503 meanwhile, as without the filter."""
+    """Plain GETs of objects get 503, as without the filter."""
     running = Running(world)
     with world.plain(world.listing()) as plain, stopped(object_server(world)):
         with within(2 * NODE_SECONDS):

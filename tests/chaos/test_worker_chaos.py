@@ -1,4 +1,4 @@
-"""Clients that do their worst to a worker, beside one that does nothing wrong.
+"""Misbehaving clients of a worker, next to a well-behaved one.
 
 Each test ends with what holds after all of them: the neighbour's rows were
 right to the bit and none of its jobs was refused or slow, no job runs any
@@ -64,7 +64,7 @@ from worker_under_test import (
 IDLE_SECONDS = 2.0
 STALL_SECONDS = 2.0
 SLACK_SECONDS = 4.0
-"""For a deadline to be noticed on a machine that is busy."""
+"""Time for a busy machine to notice a deadline."""
 MAX_PIXELS = 1 << 22
 MAX_SAMPLES = 8000
 MAX_EMPTY_MEMBERS = 12_000
@@ -92,7 +92,7 @@ if "queue_seconds" in option_defaults():
     OPTIONS["queue_seconds"] = 1
 
 BROKEN = (OSError, http.client.HTTPException, HapiError)
-"""What a client meets when its worker is gone, or has broken its stream."""
+"""Errors of a client whose worker ended or broke the stream."""
 BAD = "AUTH_bad"
 LARGEST_GROWTH_BYTES = 64 << 20
 """Of resident memory while a long shard passes: a few times buffer_bytes."""
@@ -114,7 +114,7 @@ def running(
 
 @pytest.fixture(scope="module")
 def alone(running: WorkerProcess) -> Rows:
-    """The neighbour's rows when nobody else is there."""
+    """The neighbour's rows without other clients."""
     job = small_job("AUTH_neighbour")
     rows = rows_of(running.run(job, None, small_shard()))
     assert len(rows[0]) == NUM_SAMPLES
@@ -123,7 +123,7 @@ def alone(running: WorkerProcess) -> Rows:
 
 @pytest.fixture(scope="module")
 def level(running: WorkerProcess, alone: Rows) -> Footprint:
-    """What the worker takes of its host once it has done all it can do."""
+    """Footprint of the worker after it has done each kind of work."""
     image = bombs.plain_image(2048)
     large = tar_of((f"{number}.png", image) for number in range(8))
     with ThreadPoolExecutor(3) as clients:
@@ -170,13 +170,13 @@ def check_reasons(counted: dict[str, float]) -> None:
 
 
 def bad_job(length_bytes: int) -> JobRequest:
-    """A job of the account that does its worst."""
+    """A job of the misbehaving account."""
     job = job_for(b"", exact_package(), charged_account=BAD)
     return replace(job, source_length_bytes=length_bytes)
 
 
 class Sent:
-    """A body, and how many bytes of it were sent."""
+    """A body that counts its sent bytes."""
 
     def __init__(self, body: Iterable[bytes]) -> None:
         self._body = body
@@ -196,7 +196,7 @@ def read_whole(answer: http.client.HTTPResponse) -> FeatureStreamReader:
 
 
 def end_of(stream: Streaming) -> str:
-    """How a job ended for its client: ``whole``, ``broken``, or a code."""
+    """End of a job for its client: ``whole``, ``broken``, or a code."""
     try:
         answer = stream.answer()
         if answer.status != 200:
@@ -260,7 +260,7 @@ def small_images(count: int) -> list[bytes]:
     return [image for image, _ in jpegs(count, size=64)]
 
 
-def test_reader_that_stops_reading_is_cut_off_in_time(
+def test_job_of_a_client_that_stops_reading_ends_in_time(
     worker: WorkerProcess,
 ) -> None:
     before = worker.counts()
@@ -370,7 +370,7 @@ def fell_silent(
 
 
 class SilentAfter:
-    """A body that does not go on until it is told to stop."""
+    """A body that pauses until it is released."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body
@@ -429,7 +429,7 @@ def test_thousand_tiny_requests_are_answered_or_refused_and_counted(
     }
 
 
-def test_requests_that_make_no_sense_are_counted_by_their_reason(
+def test_malformed_requests_are_counted_by_reason(
     worker: WorkerProcess,
 ) -> None:
     before = worker.counts()
@@ -502,7 +502,7 @@ MEMBER_BOMBS = {
 
 
 @pytest.mark.parametrize("kind", MEMBER_BOMBS)
-def test_gigabyte_where_none_may_be_is_refused_unread(
+def test_gigabyte_at_a_wrong_place_is_refused_unread(
     worker: WorkerProcess, kind: str
 ) -> None:
     before = worker.counts()
@@ -531,7 +531,7 @@ def test_million_empty_members_end_in_a_named_error(
 
 
 @pytest.mark.parametrize("length", [100, 700, 1500, 30_000])
-def test_archive_that_is_cut_off_is_refused_or_breaks(
+def test_truncated_archive_is_refused_or_breaks(
     worker: WorkerProcess, length: int
 ) -> None:
     before = worker.counts()
@@ -543,7 +543,7 @@ def test_archive_that_is_cut_off_is_refused_or_breaks(
 
 
 def image_bombs() -> dict[str, bytes]:
-    """Files of images, most of which no worker decodes."""
+    """Image files, most of which no worker decodes."""
     (good,) = small_images(1)
     return {
         "good-first": good,
@@ -575,7 +575,7 @@ def test_image_bombs_are_rows_with_errors_between_good_ones(
     assert counted["hapi_worker_sample_errors_total"] == len(errors)
 
 
-def test_images_at_the_limit_of_pixels_give_their_memory_back(
+def test_memory_of_images_at_the_limit_of_pixels_is_returned(
     worker: WorkerProcess,
 ) -> None:
     image = bombs.plain_image(2048)
@@ -627,7 +627,7 @@ ATTACKS = (
 )
 
 
-def test_all_at_once_beside_a_neighbour(worker: WorkerProcess) -> None:
+def test_all_faults_at_once_next_to_a_neighbour(worker: WorkerProcess) -> None:
     def attack(number: int) -> None:
         deadline = time.monotonic() + 40
         while True:
@@ -655,7 +655,7 @@ def stays(stack: contextlib.ExitStack, worker: WorkerProcess) -> socket.socket:
 def stream_of(
     stack: contextlib.ExitStack, worker: WorkerProcess, num_bytes: int
 ) -> Streaming:
-    """A stream whose sender falls silent."""
+    """A stream whose sender stops sending."""
     tar = long_shard()
     body = SilentAfter(tar[:num_bytes])
     job = bad_job(len(tar))
@@ -664,7 +664,7 @@ def stream_of(
     return stream
 
 
-def test_worker_ends_in_the_midst_of_everything(tmp_path: Path) -> None:
+def test_worker_ends_under_load(tmp_path: Path) -> None:
     package = exact_package()
     length = len(package)
     identity = identity_of(package, "half.hapi").to_json()
@@ -730,7 +730,7 @@ def waiting_in(worker: WorkerProcess) -> int:
 
 
 class Persistent(threading.Thread):
-    """A client that goes on whatever happens to its worker."""
+    """A client that continues whatever happens to its worker."""
 
     def __init__(
         self, worker: WorkerProcess, account: str, alone: Rows
@@ -767,7 +767,7 @@ class Persistent(threading.Thread):
         return rows_of(self._worker.run(job, exact_package(), small_shard()))
 
 
-def test_kill_and_restart_under_load_gives_whole_streams_or_broken_ones(
+def test_kill_under_load_gives_complete_or_broken_streams(
     tmp_path: Path, alone: Rows
 ) -> None:
     with contextlib.ExitStack() as stack:

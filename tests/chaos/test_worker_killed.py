@@ -1,4 +1,4 @@
-"""kill -9 of the worker in mid-stream, corrupt samples, changed shards."""
+"""A worker killed during a stream, corrupt samples, changed shards."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_epoch_is_finished_when_the_worker_is_killed(
     assert fragile.wait_for_worker(victim) != victim
 
 
-def test_push_down_comes_back_after_the_worker_does(
+def test_push_down_resumes_after_the_worker_restarts(
     fragile, connection, shards
 ):
     fragile.wait_for_worker()
@@ -222,7 +222,7 @@ def test_corrupt_jpeg_is_raised_by_name_or_skipped_and_counted(
 
 
 @pytest.mark.parametrize("cut", ["freeze", 0])
-def test_shard_that_left_its_index_is_refused_by_name(
+def test_shard_that_differs_from_its_index_is_refused_by_name(
     fragile, connection, cut
 ):
     store(connection, "changed", {"s0.tar": shard(4, seed=0)})
@@ -253,7 +253,7 @@ def test_shard_without_labels_needs_them_given(fragile, connection):
         assert sorted(features_by_label(named.loader(0))) == [0, 1, 2]
 
 
-def test_mixed_plan_loses_nothing_when_the_worker_stops_and_comes_back(
+def test_mixed_plan_loses_nothing_when_the_worker_restarts(
     fragile, connection, shards
 ):
     from hapi_splitter.planner.problem import RAW_ROUTE
@@ -294,7 +294,7 @@ def test_mixed_plan_loses_nothing_when_the_worker_stops_and_comes_back(
     )
 
 
-def test_log_of_plans_tells_of_the_worker_and_no_sample_is_lost(
+def test_log_of_plans_reports_the_worker_and_no_sample_is_lost(
     fragile, connection, shards, monkeypatch
 ):
     def freeze(problem):

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from beside import swift_beside
 from caller import Caller
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.credentials import Credentials
 from hapi_cluster import Cluster
+from second_swift import second_swift
 
 WORKER_OPTIONS = {"device": "cpu"}
 FILTER_OPTIONS = {"cache": "true"}
@@ -34,7 +34,7 @@ def open_cluster(cluster: Cluster) -> Iterator[Cluster]:
         "filter:slo": {"allow_async_delete": "false"},
         "app:proxy-server": {"cors_expose_headers": "X-Of-The-Operator"},
     }
-    with swift_beside(
+    with second_swift(
         cluster, swift_options={"proxy-server.conf": options}
     ) as running:
         yield running

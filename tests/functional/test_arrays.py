@@ -412,7 +412,7 @@ def test_job_streams_where_features_are_larger_than_what_is_stored(
             assert epoch < 1000
         assert job.plan is None
         assert job.no_plan_reason == (
-            "no cut would be faster, not even on a worker of endless speed"
+            "no cut would be faster, not even on an infinitely fast worker"
         )
         assert set(job.stats.samples_by_cut) == {0}
 

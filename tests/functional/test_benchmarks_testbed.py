@@ -17,7 +17,7 @@ from benchmarks.testbed import folders
 from benchmarks.testbed import two_tiers as testbed
 from benchmarks.testbed.network import STORAGE_ADDRESS, missing_requirements
 
-from children import heed_interrupts
+from children import enable_interrupts
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"worker": False, "processes": False}
@@ -168,7 +168,7 @@ def holder(network: None, cores: None) -> Iterator[subprocess.Popen[bytes]]:
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        preexec_fn=heed_interrupts,
+        preexec_fn=enable_interrupts,
     )
     yield process
     end(process)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from beside import swift_beside
 from caller import Caller
 from hapi_client.cli import main as cli
 from hapi_client.data.index import update_index
@@ -23,6 +22,7 @@ from hapi_client.swift.credentials import Credentials
 from hapi_client.swift.swift_url import Location
 from hapi_cluster import Cluster
 from photos import shard
+from second_swift import second_swift
 
 DATA = Location("patients", "train")
 READER = {"ST_USER": "test2:tester2", "ST_KEY": "testing2"}
@@ -43,7 +43,7 @@ def lonely(
     """A Swift, and where its worker would be."""
     path = tmp_path_factory.mktemp("no-worker") / "socket"
     options = {"worker_socket": str(path)}
-    with swift_beside(cluster, filter_options=options) as running:
+    with second_swift(cluster, filter_options=options) as running:
         yield running, path
 
 
@@ -261,7 +261,7 @@ def test_a_dead_and_a_hanging_worker_are_told_apart(
 
 
 def test_a_proxy_without_the_filter_is_named(cluster: Cluster) -> None:
-    with swift_beside(cluster, hapi_filter=False) as plain:
+    with second_swift(cluster, hapi_filter=False) as plain:
         found = look(plain)
     skipped = dict.fromkeys(
         ("versions", "limits", "cache", "worker"), "skipped"

@@ -203,7 +203,7 @@ def test_job_streams_on_when_no_plan_can_be_made(
             epoch += 1
 
         assert job.plan is None
-    assert "no plan, streaming" in caplog.text
+    assert "no plan, raw reads" in caplog.text
     assert "supports version 1 of the protocol" in caplog.text
 
 

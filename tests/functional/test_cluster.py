@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from children import family, heed_interrupts
+from children import enable_interrupts, family
 from hapi_cluster import LAYOUTS, USERS, Cluster, ClusterError
 from hapi_cluster.errors import (
     AlreadyRunningError,
@@ -676,7 +676,7 @@ def test_an_interrupted_start_leaves_nothing(directory: Path) -> None:
         command,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        preexec_fn=heed_interrupts,
+        preexec_fn=enable_interrupts,
     ) as starting:
         eventually((directory / "cluster.json").exists, "begun")
         processes = family(supervisor(Cluster(directory)))

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
-from children import heed_interrupts
+from children import enable_interrupts
 from hapi_client import ReadConfig, TransferJob
 from hapi_client.data.index import load_index
 from hapi_client.data.upload import upload
@@ -491,7 +491,7 @@ def test_killed_training_ends_with_the_weights_of_an_undisturbed_one(
             env=environment(cluster),
             stdout=subprocess.PIPE,
             text=True,
-            preexec_fn=heed_interrupts,
+            preexec_fn=enable_interrupts,
         )
         assert child.stdout is not None
         for line in child.stdout:

@@ -15,7 +15,6 @@ import requests
 
 from access_lines import used
 from access_methods import s3_client, with_headers
-from beside import swift_beside
 from caller import Caller
 from hapi_client import Connection, Credentials, ReadConfig
 from hapi_client.cli.demo.run import largest_difference
@@ -39,6 +38,7 @@ from jobs import transfer_job
 from local_rows import received_rows
 from networks import small_network, small_transform
 from photos import shard
+from second_swift import second_swift
 
 pytest.importorskip(
     "keystonemiddleware", reason="needs keystonemiddleware (extra: dev)"
@@ -119,7 +119,7 @@ def place(cluster, keystone) -> Iterator[Place]:
             "SERVICE_service_roles": "service",
         },
     }
-    with swift_beside(
+    with second_swift(
         cluster,
         filter_options={"allowed_accounts": f"{PHYSICS}, {BIOLOGY}"},
         keystone_url=keystone.url,

@@ -25,7 +25,6 @@ from access_methods import (
     s3_client,
     signature,
 )
-from beside import ASKED, CUT, put_model, swift_beside
 from caller import SECONDS, Caller
 from hapi_cluster import Cluster
 from hapi_splitter.cuts import FrozenGraph
@@ -34,6 +33,7 @@ from local_rows import Rows, local_rows, place_of, received_rows
 from networks import small_network, small_transform
 from objects_of_kinds import KINDS, make_containers, store
 from photos import jpegs, shard
+from second_swift import ASKED, CUT, put_model, second_swift
 
 pytest.importorskip("boto3", reason="S3 clients use boto3")
 
@@ -174,7 +174,7 @@ def contents() -> dict[tuple[str, str], bytes]:
 
 @pytest.fixture(scope="module")
 def ec_encrypted_cluster(cluster) -> Iterator[Cluster]:
-    with swift_beside(cluster, layout="ec", encryption=True) as running:
+    with second_swift(cluster, layout="ec", encryption=True) as running:
         yield running
 
 
@@ -307,7 +307,7 @@ def test_temporary_url_opens_no_request_for_many(world: World) -> None:
 def acl_world(cluster, frozen) -> Iterator[World]:
     s3api = {"s3_acl": "true", "min_segment_size": "1"}
     options = {"proxy-server.conf": {"filter:s3api": s3api}}
-    with swift_beside(cluster, swift_options=options) as running:
+    with second_swift(cluster, swift_options=options) as running:
         owner = Caller(running)
         put_model(owner, frozen)
         s3 = s3_client(running, OWNER)

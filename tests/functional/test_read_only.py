@@ -8,7 +8,6 @@ from contextlib import closing
 
 import pytest
 
-from beside import ASKED, put_model, swift_beside
 from caller import Caller
 from hapi_client import Connection, Credentials
 from hapi_client.swift.cache_admin import FeatureCache
@@ -28,6 +27,7 @@ from local_rows import received_rows
 from networks import small_network, small_transform
 from photos import jpegs, shard
 from read_only import make_read_only, with_read_only
+from second_swift import ASKED, put_model, second_swift
 
 OWNER = "AUTH_test"
 DATA = f"/{OWNER}/archive"
@@ -38,7 +38,7 @@ IMAGES = ["0.jpg", "1.jpg"]
 def archive(cluster: Cluster) -> Iterator[Cluster]:
     """OWNER's account is read-only; features of kept.tar are kept."""
     with (
-        swift_beside(cluster, swift_options=with_read_only()) as running,
+        second_swift(cluster, swift_options=with_read_only()) as running,
         closing(Caller(running)) as owner,
     ):
         network = split(small_network(), "body", transform=small_transform())

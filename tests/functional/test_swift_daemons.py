@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from beside import ASKED, OPEN, put_model, swift_beside
 from caller import Caller
 from hapi_client import Connection, Credentials
 from hapi_cluster import Cluster
@@ -26,6 +25,7 @@ from kept_features import (
 from local_rows import received_rows
 from networks import small_network, small_transform
 from photos import jpegs, shard
+from second_swift import ASKED, OPEN, put_model, second_swift
 from swift_daemons import order_shards, run_once
 
 OWNER = "AUTH_test"
@@ -59,7 +59,7 @@ def test_entry_that_expired_is_a_miss_and_goes_with_the_expirer(
     cluster: Cluster, login: Login
 ) -> None:
     options = {**OPEN, "cache_ttl_seconds": "1"}
-    with swift_beside(cluster, filter_options=options) as forgetful:
+    with second_swift(cluster, filter_options=options) as forgetful:
         owner = login(forgetful)
         put_model(owner, _frozen())
         path = f"/{OWNER}/old/a.tar"
@@ -82,7 +82,7 @@ def test_entry_that_expired_is_a_miss_and_goes_with_the_expirer(
 
 @pytest.fixture(scope="module")
 def beside(cluster: Cluster) -> Iterator[Cluster]:
-    with swift_beside(cluster) as running:
+    with second_swift(cluster) as running:
         with closing(Caller(running)) as owner:
             put_model(owner, _frozen())
         yield running

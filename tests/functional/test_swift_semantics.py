@@ -19,7 +19,6 @@ from access_methods import (
     signature,
     with_headers,
 )
-from beside import ASKED, put_model
 from caller import SECONDS, Caller
 from hapi_cluster import Cluster
 from hapi_protocol.headers import CONTENT_TYPE_STREAM
@@ -27,6 +26,7 @@ from hapi_splitter.freezing.split_model import split
 from local_rows import received_rows
 from networks import small_network, small_transform
 from photos import shard
+from second_swift import ASKED, put_model
 
 OWNER, READER, STRANGER = "test:tester", "test:tester3", "test2:tester2"
 CONTENT = shard(3, seed=9)

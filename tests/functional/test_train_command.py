@@ -13,7 +13,7 @@ import pytest
 import torch
 import torchvision
 
-from children import family, heed_interrupts
+from children import enable_interrupts, family
 from hapi_client.data.upload import upload
 from hapi_client.progress import SilentReporter
 from hapi_client.reports.run_report import read_reports
@@ -57,7 +57,7 @@ def start(cluster, data: str, folder: Path, *more: str):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=heed_interrupts,
+        preexec_fn=enable_interrupts,
     )
 
 

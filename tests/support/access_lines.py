@@ -1,4 +1,4 @@
-"""A cluster's access log, as operators take it apart."""
+"""Reads a cluster's access log as operators do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SECONDS = 20.0
 
 
 def used(cluster: Cluster, trans_id: str) -> dict[str, str]:
-    """Our entry of a request's line, by name."""
+    """Fields of the filter's entry in a request's line."""
     deadline = time.monotonic() + SECONDS
     while not (line := _line(cluster, trans_id)):
         assert time.monotonic() < deadline, f"no line of {trans_id}"
@@ -23,7 +23,7 @@ def used(cluster: Cluster, trans_id: str) -> dict[str, str]:
 
 
 def _line(cluster: Cluster, trans_id: str) -> str:
-    """The client's own line; those of sub-requests have a source."""
+    """The client's line; lines of sub-requests have a source."""
     for line in cluster.log("swift").read_text().splitlines():
         words = line.split()
         if trans_id in words and " HTTP/1." in line and "HP" not in words:

@@ -11,8 +11,8 @@ from pathlib import Path
 from hapi_cluster.process_identity import ProcessIdentity
 
 
-def heed_interrupts() -> None:
-    """``preexec_fn`` of a child that a test interrupts.
+def enable_interrupts() -> None:
+    """Enables interrupts in a child; for ``preexec_fn``.
 
     A shell starts background jobs with SIGINT ignored, and children inherit
     that.
@@ -22,7 +22,7 @@ def heed_interrupts() -> None:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """This process heeds interrupts, however it was started."""
+    """Enables interrupts in this process, however it was started."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield

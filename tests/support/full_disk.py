@@ -1,4 +1,4 @@
-"""A disk without room, for this process."""
+"""A full disk, simulated for this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def no_file_beyond(num_bytes: int) -> Iterator[None]:
-    """Stands for a full disk: writes end with an ``OSError``."""
+    """Makes writes past ``num_bytes`` of a file end with an ``OSError``."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:

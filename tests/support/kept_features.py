@@ -8,9 +8,9 @@ from pathlib import Path
 
 import requests
 
-from beside import ASKED
 from caller import Caller
 from hapi_cluster import Cluster
+from second_swift import ASKED
 
 SECONDS = 20.0
 KEEP = {**ASKED, "X-Hapi-Cache": "readwrite"}

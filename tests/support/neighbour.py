@@ -1,4 +1,4 @@
-"""A client that does nothing wrong, beside those that do."""
+"""A well-behaved client that runs next to misbehaving ones."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ from worker_under_test import Exchange, job_for, small_transform
 
 NUM_SAMPLES = 24
 JOB_SECONDS = 10.0
-"""Longest time one of its jobs may take, whatever others do; alone it takes
-a tenth of a second."""
+"""Limit for one of its jobs under load; alone it takes a tenth of a second."""
 
 Rows = tuple[list[tuple[int, str, int | None]], npt.NDArray[np.float32]]
 """Index, key and label of each row, and the features of all."""
 
 
 class ExactNetwork(nn.Module):
-    """Features with the same bits in whatever micro-batch they stand.
+    """A network whose features have the same bits in every micro-batch.
 
     Each output of the convolution has one term that is not zero, so the
     order of additions, which depends on the size of a batch, does not
@@ -67,7 +66,7 @@ def small_job(account: str) -> JobRequest:
 
 
 def rows_of(reader: FeatureStreamReader) -> Rows:
-    """Of a stream that was read to its end, without errors in its rows."""
+    """Rows and features of a complete stream without error rows."""
     batches = reader.batches  # type: ignore[attr-defined]
     rows = [row for batch in batches for row in batch.rows]
     assert not [row.error for row in rows if row.error]
@@ -76,19 +75,19 @@ def rows_of(reader: FeatureStreamReader) -> Rows:
 
 
 def same(left: Rows, right: Rows) -> bool:
-    """To the bit."""
+    """True if all bits are equal."""
     return left[0] == right[0] and np.array_equal(left[1], right[1])
 
 
 class Neighbour:
-    """One small job after another, until it is left.
+    """Runs one small job after another until its block ends.
 
-    Whatever goes wrong for it is raised where it is left: a refusal, a
-    broken stream, a bit that differs, a job that takes long.
+    The end of the block raises its failure: a refusal, a broken stream, a
+    bit that differs, a slow job.
 
     Args:
-        exchange: with a worker that has the package.
-        alone: the rows that it gets when nobody else is there.
+        exchange: exchange with a worker that has the package.
+        alone: the rows that it gets without other clients.
     """
 
     def __init__(self, exchange: Exchange, alone: Rows) -> None:

@@ -1,4 +1,4 @@
-"""Plain requests to a Swift, one after another, beside what a test does."""
+"""Plain requests to a Swift while a test does something else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class NotAnsweredError(OSError):
     """The server ended a connection before an answer began.
 
     Attributes:
-        is_reset: without ending it orderly.
+        is_reset: the connection was reset, not closed.
     """
 
     def __init__(self, cause: OSError) -> None:
@@ -33,12 +33,13 @@ class NotAnsweredError(OSError):
 
 @dataclass(frozen=True)
 class Request:
-    """One that is repeated.
+    """A request that is repeated.
 
     Attributes:
-        method, path: of it; ``{}`` of the path becomes a number.
-        body: sent.
-        expected: the body of the answer; None for any.
+        method: its method.
+        path: its path; ``{}`` becomes a number.
+        body: its body.
+        expected: expected body of the response; None for any.
     """
 
     method: str
@@ -48,24 +49,24 @@ class Request:
 
 
 class PlainTraffic:
-    """The requests, in turn, by two threads until the block ends.
+    """Sends the requests in turn, by two threads, until its block ends.
 
     One thread opens a connection for each request; the other keeps its
-    connection, and repeats a request on a new one where the server has closed
-    the old one between two requests, as HTTP clients do (RFC 9112, 9.3.1).
+    connection, and repeats a request on a new one if the server closed the
+    old one between two requests, as HTTP clients do (RFC 9112, 9.3.1).
 
     Args:
-        address: of the proxy.
-        headers: of each request.
-        requests: to repeat.
-        repeats_resets: send a request once more, instead of calling it a
-            failure, if its new connection is reset before an answer begins.
+        address: address of the proxy.
+        headers: headers of each request.
+        requests: requests to repeat.
+        repeats_resets: repeat a request, instead of recording a failure, if
+            its new connection is reset before a response starts.
 
     Attributes:
-        failures: what went wrong, in words.
-        resets: requests that were sent once more for that.
-        count: requests answered.
-        longest_seconds: that one took.
+        failures: descriptions of failures.
+        resets: number of requests that were repeated after a reset.
+        count: number of requests answered.
+        longest_seconds: duration of the slowest request.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class PlainTraffic:
         self.longest_seconds = 0.0
         self._threads = [
             threading.Thread(target=self._run, args=(send,))
-            for send in (self._send_alone, Kept(address).send)
+            for send in (self._send_alone, PersistentConnection(address).send)
         ]
 
     def _run(self, send: Callable[..., Answer]) -> None:
@@ -95,13 +96,13 @@ class PlainTraffic:
             if self._stop.is_set():
                 return
             request = self._requests[number % len(self._requests)]
-            begun = time.monotonic()
+            started = time.monotonic()
             try:
                 self._check(request, *self._answer(send, request, number))
             except (OSError, http.client.HTTPException) as error:
                 self.failures.append(f"{request.method}: {error!r}")
             self.count += 1
-            took = time.monotonic() - begun
+            took = time.monotonic() - started
             self.longest_seconds = max(self.longest_seconds, took)
             time.sleep(PAUSE_SECONDS)
 
@@ -123,10 +124,10 @@ class PlainTraffic:
                 f"{request.method} {request.path}: {status}, {body[:200]!r}"
             )
 
-    def _send_alone(self, *how: Any) -> Answer:
+    def _send_alone(self, *arguments: Any) -> Answer:
         connection = connect(self._address)
         try:
-            return exchange(connection, *how)
+            return exchange(connection, *arguments)
         finally:
             connection.close()
 
@@ -142,20 +143,20 @@ class PlainTraffic:
             assert not thread.is_alive(), "a plain request hangs"
 
 
-class Kept:
-    """A connection that is kept from request to request."""
+class PersistentConnection:
+    """A connection that stays open between requests."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
         self._connection = connect(address)
 
-    def send(self, *how: Any) -> Answer:
+    def send(self, *arguments: Any) -> Answer:
         try:
-            return exchange(self._connection, *how)
+            return exchange(self._connection, *arguments)
         except NotAnsweredError:
             self._connection.close()
             self._connection = connect(self._address)
-            return exchange(self._connection, *how)
+            return exchange(self._connection, *arguments)
 
 
 def connect(address: Address) -> http.client.HTTPConnection:

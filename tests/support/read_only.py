@@ -1,4 +1,4 @@
-"""Swift's ``read_only`` beside the filter, and accounts that it is about."""
+"""Swift's ``read_only`` filter together with ours, and read-only accounts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hapi_cluster.settings import ClusterSettings
 
 
 def with_read_only() -> Mapping[str, Mapping[str, Mapping[str, str]]]:
-    """``swift_options``: it has the place that the samples name."""
+    """``swift_options`` with ``read_only`` where the sample files put it."""
     names = pipeline(ClusterSettings())
     names.insert(names.index("hapi") + 1, "read_only")
     proxy = {
@@ -28,10 +28,12 @@ def with_read_only() -> Mapping[str, Mapping[str, Mapping[str, str]]]:
 
 
 def make_read_only(cluster: Cluster, account: str, owner: Caller) -> None:
-    """As an operator does: by the account's server, past the proxy.
+    """Makes an account read-only at its server, as an operator does.
 
     Args:
-        cluster: with the layout ``single``.
+        cluster: cluster with the layout ``single``.
+        account: name of the account.
+        owner: a caller that may change the account.
     """
     directory = Path(cluster.directory)
     facts = json.loads((directory / "cluster.json").read_text())

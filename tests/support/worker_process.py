@@ -1,4 +1,4 @@
-"""``hapi-worker`` in a process of its own, and what it takes of the host."""
+"""``hapi-worker`` in its own process, and its use of the host."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from worker_under_test import Exchange
 
 START_SECONDS = 60.0
 SETTLE_SECONDS = 10.0
-"""Within which a worker without clients is back at its level."""
+"""Time for a worker without clients to return to its level."""
 RSS_MARGIN_BYTES = 64 << 20
-"""By which resident memory may stay above its level; up to 40 MiB were seen,
-right after the last job."""
+"""Margin of resident memory above its level; up to 40 MiB were measured right
+after the last job."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 _COUNTER = re.compile(r"(\w+?)(?:\{(.*)\})? (\S+)")
 
 Counts = Mapping[str, float]
-"""Name and labels, as they stand in ``/metrics``, to value."""
+"""Values by name and labels as in ``/metrics``."""
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a process takes of its host."""
+    """Memory, threads and descriptors of a process."""
 
     rss_bytes: int
     num_threads: int
     num_descriptors: int
 
     def is_within(self, level: Footprint) -> bool:
-        """Whether it is back at ``level``."""
+        """Returns True if it is back at ``level``."""
         return (
             self.rss_bytes <= level.rss_bytes + RSS_MARGIN_BYTES
             and self.num_threads <= level.num_threads
@@ -47,11 +47,11 @@ class Footprint:
 class WorkerProcess(Exchange):
     """The command as an operator runs it, with its sockets in ``folder``.
 
-    A killed one leaves its sockets there, and the next one takes them over.
+    A killed worker leaves its sockets, and the next one replaces them.
 
     Args:
-        folder: of configuration, sockets and log.
-        options: of the section ``[hapi-worker]``, beside the socket.
+        folder: folder of configuration, sockets and log.
+        options: options of the section ``[hapi-worker]`` without the socket.
     """
 
     def __init__(self, folder: Path, options: Mapping[str, object]) -> None:
@@ -85,12 +85,12 @@ class WorkerProcess(Exchange):
         return bool(health.fields["pid"] == self.pid)
 
     def stop(self) -> int:
-        """Ends it as systemd does; its exit status."""
+        """Ends it as systemd does; returns its exit status."""
         self.process.terminate()
         return self.process.wait(30)
 
     def kill(self) -> None:
-        """kill -9, if it still runs."""
+        """Sends SIGKILL, if it still runs."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(10)
@@ -112,7 +112,7 @@ class WorkerProcess(Exchange):
         return int(health.fields["jobs_running"])
 
     def counts(self) -> Counts:
-        """All counters and gauges, from the socket for operators."""
+        """All counters and gauges, from the admin socket."""
         text = self.request("GET", "/metrics", admin=True).body.decode()
         found: dict[str, float] = {}
         for line in text.splitlines():
@@ -123,7 +123,7 @@ class WorkerProcess(Exchange):
         return found
 
     def settle(self, level: Footprint) -> None:
-        """Waits until no job runs and all that was taken is given back."""
+        """Waits until no job runs and the footprint is back at ``level``."""
         wait_until(
             lambda: not self.jobs_running(),
             SETTLE_SECONDS,
@@ -137,16 +137,16 @@ class WorkerProcess(Exchange):
 
 
 def grown(after: Counts, before: Counts) -> dict[str, float]:
-    """The counters that went up, and by how much."""
+    """Increases of the counters that went up."""
     growth = {k: v - before.get(k, 0.0) for k, v in after.items()}
     return {name: more for name, more in growth.items() if more > 0}
 
 
 def wait_until(
-    said: Callable[[], bool], seconds: float, otherwise: Callable[[], str]
+    holds: Callable[[], bool], seconds: float, message: Callable[[], str]
 ) -> None:
-    """Fails with the words of ``otherwise`` if that takes too long."""
+    """Waits for a condition; fails with ``message`` after ``seconds``."""
     deadline = time.monotonic() + seconds
-    while not said():
-        assert time.monotonic() < deadline, otherwise()
+    while not holds():
+        assert time.monotonic() < deadline, message()
         time.sleep(0.05)

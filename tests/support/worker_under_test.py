@@ -1,4 +1,4 @@
-"""A worker on real unix sockets in this process, and its filter's part."""
+"""A worker on real unix sockets in this process, and the filter's side."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from hapi_protocol.feature_reader import FeatureStreamReader, read_features
+from hapi_protocol.feature_stream import Row
 from hapi_protocol.job_messages import (
     HEADER_IDENTITY,
     JobGrant,
@@ -38,7 +40,7 @@ TRANS_ID = "tx-worker-test"
 
 
 class Residual(nn.Module):
-    """Two convolutions beside an identity."""
+    """Two convolutions with a residual connection."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -114,6 +116,34 @@ def job_for(
     return replace(job, **changes)
 
 
+def rows_of(reader: FeatureStreamReader) -> list[Row]:
+    """Rows of a reader that :meth:`Exchange.run` returned."""
+    return [row for batch in reader.batches for row in batch.rows]  # type: ignore[attr-defined]
+
+
+def features_of(reader: FeatureStreamReader) -> np.ndarray[Any, Any]:
+    """Features of a reader that :meth:`Exchange.run` returned."""
+    return np.concatenate([b.features for b in reader.batches])  # type: ignore[attr-defined]
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    def __init__(self, now: float = 100.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def until(holds: Callable[[], object], seconds: float = 10.0) -> None:
+    """Waits until a condition holds; fails after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
 def pieces(data: bytes, size: int = 65536) -> Iterator[bytes]:
     for start in range(0, len(data), size):
         yield data[start : start + size]
@@ -136,13 +166,13 @@ class Answer:
 
 
 class Streaming:
-    """A job's stream under way; the body is sent by a thread."""
+    """A running job's stream; a thread sends the body."""
 
     def __init__(self, path: str, job_id: str, body: Iterable[bytes]) -> None:
         self.connection = UnixConnection(path, TIMEOUT_SECONDS)
         self.connection.connect()
-        # Of its own: the answer closes its one at its end, which does not
-        # wake a sender that is blocked.
+        # A duplicate: the response closes its socket at the end, which does
+        # not wake a blocked sender.
         self.socket = self.connection.sock.dup()
         self._body = body
         self.sent_all = False
@@ -156,7 +186,7 @@ class Streaming:
         self._sender.start()
 
     def answer(self) -> http.client.HTTPResponse:
-        # Kept: the response owns the socket and closes it when collected.
+        # The response owns the socket and closes it when collected.
         self._answer = self.connection.getresponse()
         return self._answer
 
@@ -171,7 +201,7 @@ class Streaming:
         assert not self._sender.is_alive()
 
     def _send(self) -> None:
-        # The worker may have all it wants before the body's end.
+        # The worker may stop reading before the body's end.
         with contextlib.suppress(OSError):
             for piece in self._body:
                 self.socket.sendall(b"%x\r\n%s\r\n" % (len(piece), piece))
@@ -184,7 +214,7 @@ class NotGrantedError(AssertionError):
 
 
 class Exchange:
-    """The filter's part of the exchange with a worker at ``socket``."""
+    """The filter's side of the exchange with a worker at ``socket``."""
 
     def __init__(self, socket: str) -> None:
         self.socket = socket
@@ -225,7 +255,7 @@ class Exchange:
         )
 
     def grant(self, job: JobRequest, package: bytes | None = None) -> JobGrant:
-        """A grant, after the upload of the package if it is needed."""
+        """Requests a grant; uploads the package if it is needed."""
         answer = self.ask(job)
         if answer.status == 409 and package is not None:
             assert self.put(package, job.model).status == 201
@@ -259,7 +289,7 @@ class Exchange:
         package: bytes | None,
         source: bytes,
     ) -> FeatureStreamReader:
-        """A whole job; the reader has been read to its end."""
+        """Runs a job; the returned reader was read to its end."""
         with self.streaming(job, package, pieces(source)) as stream:
             answer = stream.answer()
             assert answer.status == 200, answer.read()
@@ -271,14 +301,14 @@ class Exchange:
     def refusal(
         self, job: JobRequest, package: bytes | None, source: bytes
     ) -> Answer:
-        """The answer to a job that is refused before its stream begins."""
+        """The response to a job that is refused before its stream starts."""
         with self.streaming(job, package, pieces(source)) as stream:
             answer = stream.answer()
             return Answer(answer.status, dict(answer.headers), answer.read())
 
 
 class WorkerUnderTest(Exchange):
-    """A :class:`Service`, spoken to as the filter does."""
+    """A :class:`Service` and the filter's side of its exchange."""
 
     def __init__(self, service: Service, config: WorkerConfig) -> None:
         super().__init__(config.socket)
@@ -287,7 +317,7 @@ class WorkerUnderTest(Exchange):
         self.worker = service.worker
 
     def idle(self, seconds: float = 5.0) -> bool:
-        """Whether all jobs end, and their threads, within ``seconds``."""
+        """Returns True if all jobs and their threads end in ``seconds``."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if not self.worker.admission.num_running() and not job_threads():
@@ -314,8 +344,8 @@ def running_worker(
 ) -> Iterator[WorkerUnderTest]:
     """A worker with its sockets in ``folder``, stopped afterwards.
 
-    It loads packages without the process that tries them first, which
-    takes seconds to start; ``load=load_validated`` is the real way.
+    It loads packages without the validating subprocess, which takes seconds
+    to start; ``load=load_validated`` is the real loader.
     """
     values: dict[str, Any] = {
         "socket": str(folder / "worker.sock"),

@@ -8,11 +8,14 @@ from collections.abc import Callable
 from hapi_client.swift.retry import is_retryable
 from hapi_protocol.errors import HapiError
 
-_NO_ROOM_CODES = frozenset({"share_exceeded", "queue_full"})
-SUCCESSES_PER_PLACE = 8
-
-
-_CURED_CODES = (
+SUCCESSES_PER_STEP = 8
+"""Successes of each concurrent read before the limit grows by one."""
+LOG_INTERVAL_SECONDS = 300.0
+"""Minimum time between two logged fallbacks."""
+MIN_PAUSE_RATIO = 4.0
+"""Minimum pause, relative to the time of the failed attempt."""
+_NO_CAPACITY_CODES = frozenset({"share_exceeded", "queue_full"})
+_FALLBACK_CODES = (
     "compute_not_allowed",
     "no_hapi",
     "unknown_transform",
@@ -21,16 +24,14 @@ _CURED_CODES = (
 
 
 def can_fall_back(error: HapiError) -> bool:
-    """Whether plain reads may give what push-down refuses.
+    """Returns True if raw reads may succeed after an error of push-down.
 
-    True for what concerns the storage tier's computing: its limits, its
-    worker, its verdict on the package.  False for what a plain read would
-    meet as well, and for requests that are wrong in themselves.
+    True for errors of computing in the store: its limits, its worker, its
+    validation of the package.  False for errors that raw reads would meet as
+    well, and for invalid requests.
     """
-    if is_retryable(error):
-        return True
-    # A store of an older release knows not all transforms.
-    if error.code in _CURED_CODES:
+    # A store of an older release may not have all transforms.
+    if is_retryable(error) or error.code in _FALLBACK_CODES:
         return True
     role = error.details.get("object_role")
     if error.status in (403, 404):
@@ -38,19 +39,17 @@ def can_fall_back(error: HapiError) -> bool:
     return error.status in (409, 413, 422)
 
 
-QUIET_SECONDS = 300.0
-"""Between two fall-backs that are told of."""
-REST = 4.0
-"""Times what a failed try took: how long at least none follows it."""
-
-
 class PushdownCircuitBreaker:
-    """Decides, span by span, whether push-down is worth a try.
+    """Stops push-down after a failure, and probes it after a pause.
 
-    After a span had to fall back, the gate is shut: spans stream at once,
-    without waiting for the same failure again.  After ``pause_seconds``
-    one span is let through; when it succeeds the gate opens, when it
-    fails the pause doubles, up to ``max_pause_seconds``.
+    After a span fell back to a raw read the breaker is open: further spans
+    are read raw at once.  After a pause one span probes push-down.  Success
+    closes the breaker; failure doubles the pause.  Thread-safe.
+
+    Args:
+        clock: returns monotonic seconds.
+        pause_seconds: first pause.
+        max_pause_seconds: longest pause.
     """
 
     def __init__(
@@ -61,98 +60,104 @@ class PushdownCircuitBreaker:
     ) -> None:
         self._clock = clock
         self._first_pause = pause_seconds
-        self._most_pause = max_pause_seconds
+        self._max_pause = max_pause_seconds
         self._pause = pause_seconds
-        self._opens_at: float | None = None
-        self._told_at: float | None = None
+        self._probe_at: float | None = None
+        """None while closed."""
+        self._logged_at: float | None = None
         self._probing = False
         self._lock = threading.Lock()
 
-    def tries(self, most: int) -> int:
-        """How often this span should be pushed; its fate must be reported.
+    def attempts(self, max_attempts: int) -> int:
+        """Returns how often to request a span's features.
+
+        If not 0, the caller has to report the outcome by :meth:`succeeded`,
+        :meth:`failed` or :meth:`abandoned`.
 
         Args:
-            most: while nothing is wrong. After a fall-back one span tries
-                once: all others would have to wait for it.
+            max_attempts: number of attempts while the breaker is closed.
 
         Returns:
-            0 while push-down rests.
+            1 for a probe, 0 while the breaker is open.
         """
         with self._lock:
-            if self._opens_at is None:
-                return most
-            if self._probing or self._clock() < self._opens_at:
+            if self._probe_at is None:
+                return max_attempts
+            if self._is_open():
                 return 0
             self._probing = True
             return 1
 
     def is_open(self) -> bool:
-        """Whether :meth:`tries` would be 0."""
+        """Returns True if :meth:`attempts` would return 0."""
         with self._lock:
-            return self._opens_at is not None and (
-                self._probing or self._clock() < self._opens_at
-            )
+            return self._is_open()
+
+    def _is_open(self) -> bool:
+        return self._probe_at is not None and (
+            self._probing or self._clock() < self._probe_at
+        )
 
     def succeeded(self) -> bool:
-        """Reports a span that came; whether push-down had rested."""
+        """Closes the breaker; returns True if it was open."""
         with self._lock:
-            had_rested = self._opens_at is not None
-            self._opens_at = None
+            was_open = self._probe_at is not None
+            self._probe_at = None
             self._probing = False
             self._pause = self._first_pause
-            return had_rested
+            return was_open
 
     def failed(
         self, error: HapiError | None = None, seconds: float = 0.0
     ) -> bool:
-        """Reports a fall-back.
+        """Opens the breaker after a fallback.
 
         Args:
-            error: the last one. A worker that has no room is there, and the
-                next pause is no longer than this one.
-            seconds: that the last try took. The pause is four times as long
-                at least: who asks a worker that hangs, waits.
+            error: error of the last attempt.  If the worker has no capacity,
+                the next pause is not doubled.
+            seconds: duration of the last attempt, which extends the pause: a
+                probe of a worker that hangs makes a span wait.
 
         Returns:
-            Whether it is news: nobody was told of one for some minutes.
+            True if the fallback should be logged: none was for some minutes.
         """
         with self._lock:
-            if self._opens_at is not None and not self._probing:
-                return False  # a straggler of the failure that shut the gate
-            pause = max(self._pause, REST * seconds)
-            self._opens_at = self._clock() + pause
-            if error is None or error.code not in _NO_ROOM_CODES:
-                self._pause = min(self._pause * 2, self._most_pause)
+            if self._probe_at is not None and not self._probing:
+                return False  # began before the breaker opened
+            pause = max(self._pause, MIN_PAUSE_RATIO * seconds)
+            self._probe_at = self._clock() + pause
+            if error is None or error.code not in _NO_CAPACITY_CODES:
+                self._pause = min(self._pause * 2, self._max_pause)
             self._probing = False
-            return self._is_news()
+            return self._may_log()
 
-    def _is_news(self) -> bool:
-        now, before = self._clock(), self._told_at
-        if before is not None and now < before + QUIET_SECONDS:
+    def _may_log(self) -> bool:
+        now, before = self._clock(), self._logged_at
+        if before is not None and now < before + LOG_INTERVAL_SECONDS:
             return False
-        self._told_at = now
+        self._logged_at = now
         return True
 
     def abandoned(self) -> None:
-        """Reports that a span ended without telling anything."""
+        """Ends a probe that neither succeeded nor failed."""
         with self._lock:
             self._probing = False
 
 
 class PushdownConcurrency:
-    """How many spans are pushed at a time: what the worker admits.
+    """Limits concurrent feature reads to what the worker admits.
 
-    Each refusal for want of room takes one away, down to one; a run of
-    successes gives one back. Jobs that share an account's streams so find
-    their parts, and none has to fall back.
+    Each refusal for lack of capacity lowers the limit by one, down to one; a
+    number of successes raises it by one.  So jobs of one account share its
+    streams without fallbacks.
 
     Args:
-        most: spans at a time.
+        max_reads: highest limit, and the first one.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._limit = most
+    def __init__(self, max_reads: int) -> None:
+        self._max_reads = max_reads
+        self._limit = max_reads
         self._successes = 0
         self._lock = threading.Lock()
 
@@ -162,8 +167,8 @@ class PushdownConcurrency:
             return self._limit
 
     def refused(self, error: HapiError) -> None:
-        """Takes note of a failed try; only refusals for room count."""
-        if error.code in _NO_ROOM_CODES:
+        """Lowers the limit if the error is a lack of capacity."""
+        if error.code in _NO_CAPACITY_CODES:
             with self._lock:
                 self._limit = max(1, self._limit - 1)
                 self._successes = 0
@@ -171,6 +176,6 @@ class PushdownConcurrency:
     def succeeded(self) -> None:
         with self._lock:
             self._successes += 1
-            if self._successes >= SUCCESSES_PER_PLACE * self._limit:
-                self._limit = min(self._limit + 1, self._most)
+            if self._successes >= SUCCESSES_PER_STEP * self._limit:
+                self._limit = min(self._limit + 1, self._max_reads)
                 self._successes = 0

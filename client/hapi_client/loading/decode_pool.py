@@ -1,4 +1,4 @@
-"""Decoding and transforming on all cores that the process may use."""
+"""Decodes and transforms samples on all cores that the process may use."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from hapi_protocol.transforms import Training
 from hapi_splitter.host_limits import allowed_cores
 
 START_SECONDS = 60.0
+"""Deadline for the start of all threads."""
 POLL_SECONDS = 0.5
-"""Between looks at whether decoding is paused."""
+"""Interval at which pauses are noticed."""
 
 
 class DecodePool:
     """Threads that decode samples; each uses one core.
 
     Args:
-        decode: from the bytes of an image or an array, its sample's key, and
-            seed and epoch of random changes (None for evaluation) to what the
-            model takes.
-        num_threads: None for one on each available core.
+        decode: decodes the bytes of an image or array, given the sample's key
+            and seed and epoch of random changes (None for evaluation), to the
+            model's input.
+        num_threads: number of threads; None for one on each available core.
     """
 
     def __init__(
@@ -49,10 +50,10 @@ class DecodePool:
 
     @contextmanager
     def paused(self, seconds: float) -> Iterator[None]:
-        """Nothing is decoded inside; what is submitted waits.
+        """Pauses decoding inside the context; submitted samples wait.
 
         Args:
-            seconds: to wait at most for what is being decoded.
+            seconds: longest wait for samples that are being decoded.
         """
         with self._changed:
             self._num_pauses += 1
@@ -65,18 +66,18 @@ class DecodePool:
                 self._changed.notify_all()
 
     def _make_single_threaded(self) -> None:
-        # Each thread that calls torch would start OpenMP threads of its
-        # own, cores² in all, which spin and steal the forward's cores.
+        # Each thread that calls torch would start its own OpenMP threads,
+        # which spin and take cores from the forward pass.
         started = threading.Barrier(self.num_threads + 1)
 
         def prepare() -> None:
-            # A thread takes over the process's number at its first use of
-            # torch; only afterwards can it have one of its own.
+            # A thread inherits the process's number at its first use of
+            # torch; only then can it have its own.
             torch.get_num_threads()
             torch.set_num_threads(1)
             started.wait(START_SECONDS)
 
-        # set_num_threads also sets what threads to come take over.
+        # set_num_threads also sets the number that later threads inherit.
         before = torch.get_num_threads()
         for _ in range(self.num_threads):
             self._pool.submit(prepare)
@@ -90,19 +91,19 @@ class DecodePool:
         key: str = "",
         training: Training | None = None,
     ) -> Future[float]:
-        """Decodes ``data`` into ``target``; the CPU seconds that it took."""
+        """Decodes ``data`` into ``target``; the future has CPU seconds."""
         return self._pool.submit(self._into, data, target, key, training)
 
     def result(self, future: Future[float], seconds: float) -> float:
-        """Of :meth:`submit`: the CPU seconds that it took.
+        """Waits for a sample; returns the CPU seconds of decoding it.
 
         Args:
-            future: of a sample.
-            seconds: to wait at most; pauses do not count.
+            future: result of :meth:`submit`.
+            seconds: longest wait, pauses not counted.
 
         Raises:
-            TooSlowError: they are over.
-            SampleError: it cannot be decoded.
+            TooSlowError: after that time.
+            SampleError: if the sample cannot be decoded.
         """
         left = seconds
         while left > 0:

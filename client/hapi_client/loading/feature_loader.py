@@ -1,4 +1,4 @@
-"""Batches of features at the freeze point, and their labels."""
+"""Makes batches of features and labels from loaded spans."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LabelledBatch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 
 class LoadedSpans(Protocol):
-    """What a loader takes spans from; see :class:`fetch.Prefetcher`."""
+    """Iterable of loaded spans, as :class:`.prefetcher.Prefetcher`."""
 
     def __iter__(self) -> Iterator[tuple[int, LoadedSpan]]: ...
 
@@ -45,7 +45,7 @@ class LoadedSpans(Protocol):
 
 
 def skip_remedy(span: Span, row: int) -> str:
-    """What to do about a sample that cannot be decoded."""
+    """Returns advice on a sample that cannot be decoded."""
     return (
         "repair it, or leave such samples out with on_error='skip' "
         "(--skip-bad-samples)"
@@ -54,21 +54,22 @@ def skip_remedy(span: Span, row: int) -> str:
 
 @dataclass(frozen=True)
 class LoaderPlan:
-    """What a loader works with.
+    """Parts of a job that a loader uses.
 
     Attributes:
-        spans: of the data set.
-        labels: of each span, ``[samples]`` int64.
-        to_freeze_point: from (cut, ``[n, *shape at cut]``) to features
-            at the freeze point, under ``inference_mode``.
+        spans: spans of the data set.
+        labels: labels of each span, ``[samples]`` int64.
+        run_suffix: computes features at the freeze point from a cut and
+            features ``[n, *shape at cut]``, under ``inference_mode``.
         on_error: ``raise``, or ``skip`` with a count.
-        counters: of the job.
-        meter: measures the training loop's part of the time.
-        span_came: called after each span, in the training loop's thread.
-        needs_every_step: none may be left out, since others take the same
-            steps, or the loop counts them.
-        remedy: for a sample that cannot be decoded, of a span and its row.
-        tally: of this pass.
+        counters: counters of the job.
+        metrics: collects the time of the training loop.
+        span_arrived: called after each span, in the training loop's thread.
+        needs_every_step: True if no step may be left out, because other
+            ranks take the same steps or the loop counts them.
+        remedy: returns advice on a sample that cannot be decoded, from its
+            span and row.
+        recorder: records this epoch.
     """
 
     spans: Sequence[Span]
@@ -85,14 +86,14 @@ class LoaderPlan:
 
 @dataclass(frozen=True)
 class _Failure:
-    """A sample that cannot be had."""
+    """A sample that cannot be decoded."""
 
     span: Span
     row: int
     message: str
 
     def __str__(self) -> str:
-        # The worker's text begins with the key, which stands here already.
+        # The worker's message begins with the key too.
         why = self.message.removeprefix(f"sample {self._key!r}").lstrip(": ")
         return f"sample {self._key!r} of shard {self.span.shard}: {why}"
 
@@ -110,8 +111,8 @@ class _Failure:
 
 
 @dataclass
-class _Ready:
-    """A span's samples at the freeze point that wait for their batch."""
+class _ReadySpan:
+    """Samples of a span at the freeze point that wait for their batch."""
 
     span: Span
     features: dict[int, torch.Tensor]
@@ -124,27 +125,29 @@ class _Ready:
 
 
 class FeatureLoader:
-    """One epoch; iterate over it once.  Frameworks may ask for an iterator
-    several times before the first batch; the first that is used serves it.
+    """Batches of one epoch; iterate over it once.
+
+    Frameworks may make several iterators before the first batch; the first
+    that is used delivers the epoch.
 
     Yields ``(features, labels)``: features ``[n, *shape]`` float32 at the
     freeze point, ordinary tensors that autograd may save; labels ``[n]``
-    int64; both on the job's device.  ``n`` is the batch size but in the
-    last batch, and smaller where samples were skipped; a batch that lost
-    all its samples is not delivered, which is an error where others take
-    that step or count it, and when an epoch has no batch left.
+    int64; both on the job's device.  ``n`` is the batch size, or less in the
+    last batch and if samples were skipped.  A batch without samples is not
+    delivered; it is an error if ``plan.needs_every_step`` is set, and if the
+    epoch has no other batch.
 
-    Leaving the loop, by whatever way, or :meth:`close` ends the requests
-    under way and the threads, also while somebody refers to this loader; an
-    iterator made by hand lasts for as long as it is referred to.
+    Leaving the loop in any way, or :meth:`close`, ends all requests and
+    threads, even if a reference to this loader remains.  An iterator made by
+    ``iter`` ends with its last reference.
 
     Args:
-        plan: of the job.
-        reading: what is delivered.
-        open_spans: loads spans, in that order.
-        device: of what is delivered.
-        delivered: told the number of each step before its batch is given.
-        num_steps: of the whole epoch; None for the batches of ``reading``.
+        plan: parts of the job.
+        reading: spans to read, and the batches to make of them.
+        open_spans: returns loaded spans, in the order of the given spans.
+        device: device of the batches.
+        delivered: called with the number of each step before its batch.
+        num_steps: steps of the whole epoch; None for those of ``reading``.
     """
 
     def __init__(
@@ -167,39 +170,39 @@ class FeatureLoader:
         ) = None
 
     def __len__(self) -> int:
-        """Batches of the whole epoch, as of torch's stateful loader: where
-        it goes on behind some, these count as well."""
+        """Number of batches of the whole epoch, also after a resume."""
         return self._num_steps
 
     @property
     def keys(self) -> Sequence[str]:
-        """Of the samples of the batch that was delivered last, in order."""
+        """Keys of the samples of the last batch, in order."""
         return self._delivery.keys()
 
     def __iter__(self) -> Iterator[LabelledBatch]:
         self._delivery.check_unused()
-        # The generator belongs to the loop alone, so that it ends, with its
-        # threads, when the loop is left: this loader must not keep it, and
-        # it must not know this loader, or a cycle of the two would wait for
-        # Python's collector to come by, in whatever thread.
+        # Only the loop may refer to the generator, so that it ends with the
+        # loop: no reference from here, and none to here, as a cycle would
+        # last until Python's garbage collector runs, in any thread.
         batches = self._delivery.run()
         self._batches = weakref.ref(batches)
         return batches
 
     def close(self) -> None:
-        """Ends the epoch; a loop in another thread, or one that begins
-        later, gets an error then."""
-        if self._delivery.break_off():
+        """Ends the epoch.
+
+        A loop in another thread, or one that begins later, gets an error.
+        """
+        if self._delivery.close_from_outside():
             return
         batches = self._batches() if self._batches else None
-        with suppress(ValueError):  # another thread has just taken it up
+        with suppress(ValueError):  # another thread has just resumed it
             if batches is not None:
                 batches.close()
         self._delivery.close_prefetcher()
 
 
 class _Delivery:
-    """Makes batches of spans."""
+    """Makes batches of loaded spans."""
 
     def __init__(
         self,
@@ -222,21 +225,22 @@ class _Delivery:
         self._thread: int | None = None
 
     def keys(self) -> list[str]:
-        """Of the batch that was delivered last."""
+        """Returns the keys of the last batch."""
         return [row.key for row in self._last]
 
     def check_unused(self) -> None:
-        """
+        """Checks that no batch was requested yet.
+
         Raises:
-            RuntimeError: when somebody has asked for a batch already.
+            RuntimeError: if one was.
         """
         if self._thread is not None:
             raise RuntimeError(
                 "a loader serves one epoch; call job.loader(epoch) again"
             )
 
-    def break_off(self) -> bool:
-        """Whether the loop gets an error, as it does but in this thread."""
+    def close_from_outside(self) -> bool:
+        """Closes; returns False if the loop runs in this thread."""
         self._is_closed = True
         if self._thread == threading.get_ident():
             return False
@@ -244,43 +248,43 @@ class _Delivery:
         return True
 
     def close_prefetcher(self) -> None:
-        """What waits for it gets an error."""
+        """Closes the prefetcher; a waiting loop gets an error."""
         prefetcher = self._prefetcher
         if prefetcher is not None:
             prefetcher.close()
 
     def run(self) -> Generator[LabelledBatch, None, None]:
-        """All batches; closing it ends what is under way."""
+        """Yields all batches; closing it ends requests and threads."""
         self.check_unused()
         started = time.monotonic()
         spans = [
             self._plan.spans[piece.span].part(piece.first, piece.stop)
             for piece in self.reading.pieces
         ]
-        self._take_up()
+        self._enter()
         with self._plan.recorder.running(self.reading):
             prefetcher = self._prefetcher = self._open_spans(spans)
             try:
-                self._take_up()
+                self._enter()
                 with self._plan.metrics.loading():
                     yield from self._deliver(iter(prefetcher))
             finally:
                 prefetcher.close()
-                # What it has fetched ahead goes with it.
+                # Frees the spans that were read ahead.
                 self._prefetcher = None
                 self._plan.counters.add(seconds=time.monotonic() - started)
 
     def _deliver(
         self, loaded: Iterator[tuple[int, LoadedSpan]]
     ) -> Iterator[LabelledBatch]:
-        window: dict[int, _Ready] = {}
+        window: dict[int, _ReadySpan] = {}
         metrics, recorder = self._plan.metrics, self._plan.recorder
         next_position = 0
-        any_came = False
+        any_delivered = False
         for batch in self.reading.batches:
             while next_position <= batch.last_position:
                 if next_position in window:
-                    self._judge(window[next_position])
+                    self._check_failures(window[next_position])
                     next_position += 1
                     continue
                 with metrics.waiting(), recorder.stage(WAITING):
@@ -289,31 +293,31 @@ class _Delivery:
                 window[position] = self._ready(piece, span)
                 with recorder.stage(PLANNING):
                     self._plan.span_arrived()
-            found = self._gather(batch, window)
+            labelled = self._gather(batch, window)
             self._delivered(batch.step)
-            count = 0 if found is None else len(found[1])
+            count = 0 if labelled is None else len(labelled[1])
             recorder.delivered(count)
-            if found is not None:
-                any_came = True
+            if labelled is not None:
+                any_delivered = True
                 with metrics.training(count), recorder.stage(TRAINING):
-                    yield found
-                self._take_up()
-        if not any_came:
-            self._judge_nothing()
+                    yield labelled
+                self._enter()
+        if not any_delivered:
+            self._check_empty_epoch()
 
-    def _take_up(self) -> None:
-        """In the thread that asks for the next batch, perhaps another one."""
+    def _enter(self) -> None:
+        """Notes the thread that requests a batch; it may change."""
         self._thread = threading.get_ident()
         if self._is_closed:
             raise ClientError("not_connected", "the loader was closed")
 
-    def _judge_nothing(self) -> None:
+    def _check_empty_epoch(self) -> None:
         first = self._first_failure
-        # Of an epoch that was gone on with, batches may have come before.
+        # A resumed epoch may have had batches before.
         if first and not self.reading.batches[0].step:
             raise _lost_epoch(self._num_failures, first)
 
-    def _ready(self, piece: SpanSlice, loaded: LoadedSpan) -> _Ready:
+    def _ready(self, piece: SpanSlice, loaded: LoadedSpan) -> _ReadySpan:
         count = len(loaded.features)
         self._plan.counters.span_arrived(loaded.cut, count)
         self._plan.recorder.came(loaded.cut, count, len(loaded.failures))
@@ -327,11 +331,10 @@ class _Delivery:
             features = self._plan.run_suffix(loaded.cut, loaded.features)
         num_rows = len(loaded.span.rows)
         good = [r for r in range(num_rows) if r not in loaded.failures]
-        return _Ready(
+        return _ReadySpan(
             loaded.span,
-            # Cloned one by one: a view would keep the whole span in memory
-            # until the last of its samples has left the shuffle buffer,
-            # and a clone made here is one that autograd may save.
+            # Clones: a view would keep the whole span in memory until its
+            # last sample is used, and autograd may save these.
             {
                 row: each.clone()
                 for row, each in zip(good, features, strict=True)
@@ -341,8 +344,8 @@ class _Delivery:
             num_rows,
         )
 
-    def _judge(self, ready: _Ready) -> None:
-        """When its turn has come."""
+    def _check_failures(self, ready: _ReadySpan) -> None:
+        """Raises or counts a span's bad samples, in the order of spans."""
         if not ready.failures:
             return
         failure = ready.failure(min(ready.failures))
@@ -354,13 +357,13 @@ class _Delivery:
         if self._first_failure is None:
             self._first_failure = failure
             logger.warning(
-                "left out %s; further ones of this pass are counted only "
+                "skipped %s; further samples of this epoch are only counted "
                 "(job.stats.skipped)",
                 failure,
             )
 
     def _gather(
-        self, batch: Batch, window: dict[int, _Ready]
+        self, batch: Batch, window: dict[int, _ReadySpan]
     ) -> LabelledBatch | None:
         features: list[torch.Tensor] = []
         labels = []
@@ -393,15 +396,15 @@ class _Delivery:
 
 def _lost_step(batch: Batch, first: _Failure) -> HapiError:
     return first.error(
-        f"none of the {len(batch)} samples of step {batch.step}, or of this "
-        "rank's part of it, can be decoded, and it cannot be left out: other "
-        f"ranks take it, or the loop counts it; the first is {first}; repair "
-        "them, or use larger batches"
+        f"none of this rank's {len(batch)} samples of step {batch.step} can "
+        "be decoded, and the step cannot be skipped, because other ranks take "
+        f"it or the loop counts it; the first is {first}; repair them, or use "
+        "larger batches"
     )
 
 
 def _lost_epoch(num_samples: int, first: _Failure) -> HapiError:
     return first.error(
         f"none of the {num_samples} samples of this epoch can be decoded; "
-        f"the first is {first}; repair them, or give other data"
+        f"the first is {first}; repair them, or use other data"
     )

@@ -1,4 +1,4 @@
-"""Features from the store, span by span; plain reads where that fails."""
+"""Loads spans as features from the store, with fallback to raw reads."""
 
 from __future__ import annotations
 
@@ -53,15 +53,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FeatureRequestSpec:
-    """What the storage tier is asked to compute.
+    """Features that are requested from the store.
 
     Attributes:
-        model: the package.
-        cut: from 1 on.
-        encoding: of the features on the wire.
-        shape: of one sample's features at the cut.
-        cache: whether the store shall look for features that it has kept,
-            or keep new ones: ``off``, ``read`` or ``readwrite``.
+        model: path of the package.
+        cut: number of the cut, from 1 on.
+        encoding: encoding of the features on the wire.
+        shape: shape of one sample's features at the cut.
+        cache: mode of the feature cache: ``off``, ``read`` or ``readwrite``.
     """
 
     model: ModelPath
@@ -86,31 +85,31 @@ class FeatureRequestSpec:
 
 
 class FeatureSource:
-    """Features from the store; cut 0 for spans that cannot be had.
+    """Loads spans as features, or at cut 0 after a fallback.
 
-    A span is delivered whole or not at all: a stream that breaks off is
-    asked for again, and after the last try the span comes from ``raw``.
+    A span is delivered completely or not at all: a stream that breaks off is
+    requested again, and after the last attempt the span is read raw.
 
     Args:
-        connection: to the account.
-        container: of the shards.
-        plan: what to ask for.
-        raw: the fall-back.
-        gate: when to push at all.
-        width: how many at a time.
-        limits: of each span.
-        counters: of the job.
-        tracker: records what answers show of the cache; None for no one.
+        connection: connection to the account.
+        container: container of the shards.
+        spec: features to request.
+        raw: source of the fallback.
+        breaker: stops push-down after failures.
+        concurrency: limit of concurrent feature reads.
+        limits: time limits of each span.
+        counters: counters of the job.
+        tracker: records the cache states of responses.
     """
 
     def __init__(
         self,
         connection: Connection,
         container: str,
-        plan: FeatureRequestSpec,
+        spec: FeatureRequestSpec,
         raw: RawSource,
         breaker: PushdownCircuitBreaker,
-        width: PushdownConcurrency,
+        concurrency: PushdownConcurrency,
         limits: SpanLimits,
         counters: JobCounters,
         tracker: CacheTracker | None = None,
@@ -118,10 +117,10 @@ class FeatureSource:
         self._connection = connection
         self._container = container
         self._tracker = tracker or CacheTracker()
-        self._plan = plan
+        self._spec = spec
         self._raw = raw
         self._breaker = breaker
-        self._width = width
+        self._concurrency = concurrency
         self._limits = limits
         self._counters = counters
         self._has_warned = False
@@ -133,17 +132,18 @@ class FeatureSource:
         *,
         expect_hit: bool = False,
     ) -> SpanTask:
-        """How to load a span from here.
+        """Returns the task of loading a span.
 
-        A plain read, in its lane and at its cost, while push-down rests, and
-        where the store would leave out a sample that can be decoded here.
+        It is a raw read while the breaker is open, and if the store cannot
+        decode a sample that the client can.
 
         Args:
+            span: the span.
             training: seed and epoch of random changes; None for evaluation.
-            is_kept: the store should have kept its features.
+            expect_hit: True if its features are known to be cached.
         """
-        if self._raw.is_better(span, training):
-            return self._raw_task(span, training, self._load_here)
+        if self._raw.decodes_more(span, training):
+            return self._raw_task(span, training, self._load_raw)
         if self._breaker.is_open():
             return self._raw_task(span, training, self._fall_back)
         return SpanTask(
@@ -167,11 +167,11 @@ class FeatureSource:
         )
 
     def cost_bytes(self, span: Span) -> int:
-        """Memory that a loaded span may take, at most."""
-        shape = self._plan.shape
+        """Returns the maximum memory of a loaded span."""
+        shape = self._spec.shape
         decoded = 4 * int(torch.Size(shape).numel())
-        received = Encoding.parse(self._plan.encoding).sample_bytes(shape)
-        # Received, then decoded; twice before that, as Arrow's and ours.
+        received = Encoding.parse(self._spec.encoding).sample_bytes(shape)
+        # Received and decoded together, or received twice (Arrow's copy).
         return len(span.rows) * (received + max(decoded, received))
 
     def load(
@@ -182,39 +182,42 @@ class FeatureSource:
         *,
         expect_hit: bool = False,
     ) -> LoadedSpan:
-        """
+        """Loads a span, with retries and fallback.
+
         Raises:
-            HapiError: that repeating or streaming would not cure.
+            HapiError: if neither retries nor the fallback can help.
         """
-        tries = self._breaker.tries(self._limits.backoff.attempts)
-        if tries:
-            loaded = self._try_pushed(span, scope, training, tries, expect_hit)
+        attempts = self._breaker.attempts(self._limits.backoff.attempts)
+        if attempts:
+            loaded = self._try_pushdown(
+                span, scope, training, attempts, expect_hit
+            )
             if loaded is not None:
-                return self._judged(loaded, scope, training)
+                return self._check_failures(loaded, scope, training)
         return self._fall_back(span, scope, training)
 
-    def _judged(
+    def _check_failures(
         self,
         loaded: LoadedSpan,
         scope: CancelScope,
         training: Training | None,
     ) -> LoadedSpan:
-        # Limits of the operator's must not decide which samples an epoch
-        # has: what fails there is tried here.
+        # The operator's limits must not change the samples of an epoch: the
+        # client tries those that the store cannot decode.
         rows = sorted(loaded.failures)
         failures = self._raw.failures_of(loaded.span, rows, scope, training)
         if len(failures) < len(rows):
             logger.info(
-                "the store leaves out samples of %s that can be decoded here",
+                "the store cannot decode samples of %s that the client can",
                 loaded.span,
             )
-            return self._load_here(loaded.span, scope, training)
+            return self._load_raw(loaded.span, scope, training)
         return replace(loaded, failures=failures)
 
-    def _load_here(
+    def _load_raw(
         self, span: Span, scope: CancelScope, training: Training | None
     ) -> LoadedSpan:
-        # The worker answers, so that it has not failed as a whole.
+        # No failure of the worker: report.fell_back stays False.
         self._counters.add(fallbacks=1)
         return self._raw.load(span, scope, training)
 
@@ -225,17 +228,17 @@ class FeatureSource:
         loaded = self._raw.load(span, scope, training)
         return replace(loaded, report=replace(loaded.report, fell_back=True))
 
-    def _try_pushed(
+    def _try_pushdown(
         self,
         span: Span,
         scope: CancelScope,
         training: Training | None,
-        tries: int,
+        attempts: int,
         expect_hit: bool,
     ) -> LoadedSpan | None:
         backoff = self._limits.backoff
         try:
-            for failures in range(1, tries + 1):
+            for failures in range(1, attempts + 1):
                 scope.check()
                 started = time.monotonic()
                 try:
@@ -245,27 +248,26 @@ class FeatureSource:
                     if not can_fall_back(error):
                         raise
                     last = error
-                    self._width.refused(error)
-                    # One that was too slow has cost enough time.
+                    self._concurrency.refused(error)
+                    # A timeout has cost enough time for this span.
                     if not is_retryable(error) or error.code == "too_slow":
                         break
                 else:
                     if self._breaker.succeeded():
-                        logger.info("push-down works again: %s came", span)
-                    # In a lane of their own they say nothing of the room that
-                    # the worker has.
+                        logger.info("push-down works again: %s arrived", span)
+                    # Expected hits are not limited by the worker's capacity.
                     if not (expect_hit and loaded.report.was_cached):
-                        self._width.succeeded()
+                        self._concurrency.succeeded()
                     return loaded
-                if failures < tries:
+                if failures < attempts:
                     self._counters.add(retries=1)
                     seconds = delay_seconds(backoff, failures, last)
                     logger.info(
-                        "push-down of %s: try %d of %d failed, again in "
+                        "push-down of %s: attempt %d of %d failed, next in "
                         "%.1f s: %s",
                         span,
                         failures,
-                        tries,
+                        attempts,
                         seconds,
                         last,
                     )
@@ -273,10 +275,10 @@ class FeatureSource:
         except BaseException:
             self._breaker.abandoned()
             raise
-        is_news = self._breaker.failed(last, time.monotonic() - started)
+        may_log = self._breaker.failed(last, time.monotonic() - started)
         logger.log(
-            logging.WARNING if is_news else logging.DEBUG,
-            "push-down of %s failed, streaming for a while: %s",
+            logging.WARNING if may_log else logging.DEBUG,
+            "push-down of %s failed, raw reads for a while: %s",
             span,
             last,
         )
@@ -284,7 +286,7 @@ class FeatureSource:
 
     def _load(self, span: Span, training: Training | None) -> LoadedSpan:
         started, started_cpu = time.monotonic(), time.thread_time()
-        loaded = self._ask(span, training)
+        loaded = self._request(span, training)
         report = replace(
             loaded.report,
             request_seconds=time.monotonic() - started,
@@ -292,12 +294,12 @@ class FeatureSource:
         )
         return replace(loaded, report=report)
 
-    def _ask(self, span: Span, training: Training | None) -> LoadedSpan:
+    def _request(self, span: Span, training: Training | None) -> LoadedSpan:
         try:
             body = self._connection.get_features(
                 self._container,
                 span.shard,
-                self._plan.annotation(span, training),
+                self._spec.annotation(span, training),
                 retry=False,
                 seconds=self._limits.seconds,
             )
@@ -314,14 +316,15 @@ class FeatureSource:
             batches = list(reader)
             body.drain()
             loaded = self._loaded(span, batches)
-        assert reader.summary is not None, "else the reader has raised"
+        assert reader.summary is not None, "the reader raises without one"
         if reader.summary.saturated:
             self._note_saturated(reader.summary.saturated)
         self._tracker.record(
-            (self._plan.cut, self._plan.encoding),
+            (self._spec.cut, self._spec.encoding),
             span,
             training,
-            # What has errors is not kept, whatever was said before it came.
+            # The store does not cache features with errors, although the
+            # header came before them.
             CACHE_MISS if loaded.failures else state,
         )
         if state == CACHE_HIT:
@@ -330,12 +333,12 @@ class FeatureSource:
         return replace(loaded, report=_report(batches, reader.summary))
 
     def _warn_of_no_cache(self, state: str) -> None:
-        is_refused = self._plan.cache != CACHE_OFF and state == CACHE_OFF
+        is_refused = self._spec.cache != CACHE_OFF and state == CACHE_OFF
         if is_refused and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "the store keeps no features of %s: its operator has not "
-                "turned the cache on, or the shards are large objects",
+                "the store caches no features of %s: the operator has not "
+                "enabled the cache, or the shards are large objects",
                 self._container,
             )
 
@@ -343,8 +346,8 @@ class FeatureSource:
         if not self._counters.snapshot().saturated:
             logger.warning(
                 "features beyond the range of %s were clipped (counted in "
-                "stats.saturated); encoding='float32' keeps them",
-                self._plan.encoding,
+                "stats.saturated); use encoding='float32' to avoid this",
+                self._spec.encoding,
             )
         self._counters.add(saturated=count)
 
@@ -366,13 +369,13 @@ class FeatureSource:
                 "truncated",
                 f"{self._container}/{span.shard} {span.samples}: {error}",
             ) from error
-        return LoadedSpan(span, self._plan.cut, features, failures)
+        return LoadedSpan(span, self._spec.cut, features, failures)
 
     def _decoded(
         self, batches: Sequence[FeatureBatch], num_good: int
     ) -> torch.Tensor:
         features = torch.empty(
-            (num_good, *self._plan.shape), dtype=torch.float32
+            (num_good, *self._spec.shape), dtype=torch.float32
         )
         rest = features
         for batch in batches:
@@ -380,14 +383,14 @@ class FeatureSource:
                 count = len(batch.features)
                 decode_features(
                     batch.features,
-                    self._plan.encoding,
+                    self._spec.encoding,
                     batch.scale,
                     batch.zero,
                     out=rest[:count],
                 )
                 rest = rest[count:]
         if len(rest):
-            raise ValueError(f"no features for {len(rest)} good rows")
+            raise ValueError(f"features of {len(rest)} samples are missing")
         return features
 
 

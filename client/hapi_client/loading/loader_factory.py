@@ -1,4 +1,4 @@
-"""What feeds loaders: decoding threads, the ways of spans, counters."""
+"""Makes loaders that share connection, threads, plan and counters."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from hapi_splitter.planner.problem import RAW_ROUTE, Route
 
 
 class LoaderFactory:
-    """Makes loaders that share connection, threads, plan and figures.
+    """Makes loaders that share connection, threads, plan and counters.
 
     Args:
-        connection: to the account; it stays the caller's.
-        region: what is computed here.
-        container: of the shards.
-        options: how to fetch.
-        tracker: of the store's cache.
+        connection: connection to the account; the caller closes it.
+        region: computes frozen layers on the client.
+        container: container of the shards.
+        options: options of reading.
+        tracker: tracker of the store's cache.
 
     Attributes:
-        counters: of all loaders.
-        meter: likewise.
-        pool: decodes here.
-        mixer: deals spans to ways; it begins with streaming alone.
-        sources: of the ways.
+        counters: counters of all loaders.
+        metrics: collects the windows of all loaders.
+        pool: decodes samples.
+        scheduler: schedules spans on routes; it begins with raw reads.
+        sources: sources of all routes.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class LoaderFactory:
         self._region = region
         self._options = options
         self._is_closed = False
-        # Python's collector may close a forgotten job in this very thread.
+        # Reentrant: the garbage collector may close a job in this thread.
         self._lock = threading.RLock()
         self._prefetchers: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
         self.counters = JobCounters()
@@ -88,11 +88,11 @@ class LoaderFactory:
     def push(
         self, model: ModelPath | None, mix: Mapping[Route, float] | None = None
     ) -> None:
-        """From now on.
+        """Sets the package and the weights for further spans.
 
         Args:
-            model: the package that is there; None where nothing is pushed.
-            mix: weights of the ways; None leaves them.
+            model: path of the stored package; None without push-down.
+            mix: weights by route; None leaves them.
         """
         self.sources.model = model
         if mix is not None:
@@ -110,18 +110,17 @@ class LoaderFactory:
         remedy: Callable[[Span, int], str] = skip_remedy,
         recorder: EpochRecorder | None = None,
     ) -> FeatureLoader:
-        """A pass over a share of some data.
+        """Returns a loader of one epoch.
 
         Args:
-            data: what there is.
-            share: of it.
+            data: the data set.
+            share: the reader's share of it.
             training: seed and epoch of random changes; None for none.
-            on_error: as
-            :attr:`hapi_client.loading.feature_loader.LoaderPlan.on_error`.
-            needs_every_step: likewise.
-            span_came: likewise.
-            remedy: likewise.
-            tally: of the pass.
+            on_error: as :attr:`LoaderPlan.on_error`.
+            needs_every_step: as :attr:`LoaderPlan.needs_every_step`.
+            span_arrived: as :attr:`LoaderPlan.span_arrived`.
+            remedy: as :attr:`LoaderPlan.remedy`.
+            recorder: records the epoch.
         """
         recorder = recorder or EpochRecorder()
         plan = LoaderPlan(
@@ -169,7 +168,7 @@ class LoaderFactory:
             return list(self._prefetchers)
 
     def interrupt(self) -> None:
-        """Ends what loaders have under way."""
+        """Ends the requests of all loaders."""
         for prefetcher in self._open_fetchers():
             prefetcher.close()
 

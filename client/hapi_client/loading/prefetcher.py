@@ -1,4 +1,4 @@
-"""Spans in the order asked for or sooner, a bounded number of bytes ahead."""
+"""Reads spans ahead of the training loop, within a memory limit."""
 
 from __future__ import annotations
 
@@ -33,12 +33,10 @@ logger = logging.getLogger(__name__)
 
 JOIN_SECONDS = 5.0
 QUIET_SECONDS = 20.0
-"""Of waiting for features, after which the log says so."""
+"""Wait for features after which a warning is logged."""
 MAX_EARLY_SPANS = 4
-"""Streamed spans that the loop may be given out of turn: what it makes of
-them stays in its memory until their turn comes."""
-
-
+"""Raw spans that the loop may get out of order: their features stay in memory
+until it is their turn."""
 ON_ERROR = ("raise", "skip")
 
 
@@ -128,7 +126,7 @@ class _Pending:
 
     @property
     def may_be_early(self) -> bool:
-        """Whether it has come well, and work is left for the loop."""
+        """True if the span has arrived and the client computes its layers."""
         return (
             self.task.read_queue == RAW_QUEUE
             and self.future.done()
@@ -140,14 +138,14 @@ class _Pending:
 class Prefetcher:
     """Iterates over loaded spans; close it to end its threads at once.
 
-    A span's way is chosen when a thread of its lane is free for it, not
-    before: a plan that changes reaches all spans not yet under way.
+    The route of a span is chosen when a thread is free for it, so that a
+    changed plan applies to all spans that are not being read yet.
 
     Args:
-        connection: whose requests are cancelled on closing.
-        source: loads a span.
-        spans: in the order wanted.
-        options: bounds.
+        connection: connection whose requests are cancelled on closing.
+        source: chooses how spans are loaded.
+        spans: spans in order.
+        options: options of reading.
     """
 
     def __init__(
@@ -172,10 +170,10 @@ class Prefetcher:
         self._lock = threading.Lock()
         self._head: SpanTask | None = None
         self._pending: deque[_Pending] = deque()
-        self._num_dealt = 0
-        # Told of each span that comes; its put may be called again from
-        # within itself, by Python's collector.
-        self._came: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._num_started = 0
+        # One item for each span that arrives.  A SimpleQueue, because the
+        # garbage collector may call its put from within put.
+        self._arrivals: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._busy: Counter[str] = Counter()
         self._ahead_bytes = 0
         self._closed = False
@@ -183,15 +181,15 @@ class Prefetcher:
         self._threads: set[threading.Thread] = set()
 
     def __iter__(self) -> Iterator[tuple[int, LoadedSpan]]:
-        """Each with its position among the spans.
+        """Yields each span with its position.
 
-        In order, but that a streamed one that is here comes before one that
-        would have to be waited for.
+        In order, except that a raw span that has arrived comes before one
+        that has not.
 
         Raises:
-            HapiError: of the first span, in order, that cannot be had.
-            TooSlowError: when a span does not come in ``wait_seconds``.
-            ClientError: ``not_connected`` when it was closed meanwhile.
+            HapiError: if a span cannot be loaded, when it is its turn.
+            TooSlowError: if a span does not arrive within ``wait_seconds``.
+            ClientError: ``not_connected`` if it was closed meanwhile.
         """
         while True:
             pending = self._next()
@@ -209,20 +207,20 @@ class Prefetcher:
                     self._ahead_bytes -= pending.task.cost_bytes
 
     def _next(self) -> _Pending | None:
-        """What has come; waits for it."""
+        """Waits for a span; returns None after the last one."""
         started = time.monotonic()
         received_bytes = self._received_bytes()
         while True:
             with self._lock:
                 self._top_up()
-                # All lanes are free when nothing is pending, so that a span
-                # has been started if any was left.
+                # If nothing is pending, all read queues are free, so that
+                # any span left would have been started.
                 if not self._pending:
                     return None
                 first = self._pending[0]
-                found = self._take()
-            if found is not None:
-                return found
+                arrived = self._take()
+            if arrived is not None:
+                return arrived
             waited = time.monotonic() - started
             self._wait(first, waited, received_bytes)
 
@@ -230,7 +228,7 @@ class Prefetcher:
         return self._connection.traffic.count().received_bytes
 
     def _take(self) -> _Pending | None:
-        """The first if it has come, or one that may come early."""
+        """Returns the first span if it has arrived, or one out of order."""
         first = self._pending[0]
         if first.future.done():
             self._pending.popleft()
@@ -247,30 +245,30 @@ class Prefetcher:
     def _wait(
         self, first: _Pending, waited: float, received_bytes: int
     ) -> None:
-        """Until some span comes.
+        """Waits until some span arrives.
 
         Args:
-            first: in order of those that are waited for.
-            waited: seconds so far.
-            received_bytes: when that began.
+            first: the first pending span.
+            waited: seconds waited so far.
+            received_bytes: bytes received before the wait.
         """
         seconds = self._options.wait_seconds
         quiet_seconds = min(QUIET_SECONDS, seconds)
         limit = quiet_seconds if waited < quiet_seconds else seconds
         try:
-            self._came.get(timeout=max(0.0, limit - waited))
+            self._arrivals.get(timeout=max(0.0, limit - waited))
         except queue.Empty:
             if limit == seconds:
                 raise _too_slow(first.span, seconds) from None
             self._note_silence(first, self._received_bytes() - received_bytes)
 
     def top_up(self) -> None:
-        """Starts spans for which there is room by now; from any thread."""
+        """Starts the spans for which there is room; thread-safe."""
         with self._lock:
             self._top_up()
 
     def _top_up(self) -> None:
-        """Starts as many spans as there is room for; under the lock."""
+        """Starts the spans for which there is room, under the lock."""
         while self._todo and not self._closed:
             task = self._head or self._source.task(
                 self._todo[0], self._has_room, self._samples_left
@@ -289,9 +287,11 @@ class Prefetcher:
                 if not self._closed:
                     raise
                 return
-            self._pending.append(_Pending(self._num_dealt, span, task, future))
-            self._num_dealt += 1
-            future.add_done_callback(_notice(self._came))
+            self._pending.append(
+                _Pending(self._num_started, span, task, future)
+            )
+            self._num_started += 1
+            future.add_done_callback(_notice(self._arrivals))
 
     def _has_room(self, read_queue: str) -> bool:
         width = self._source.concurrency_limit(read_queue)
@@ -323,21 +323,20 @@ class Prefetcher:
             return
         self._has_warned = True
         logger.warning(
-            "no features of %s %s for %.0f s, in which %s came; %s: what does "
-            "not come is streamed after about %.0f s",
+            "no features of %s %s for %.0f s, %s received; %s; the samples "
+            "are read raw after about %.0f s",
             pending.span.shard,
             pending.span.samples,
             QUIET_SECONDS,
-            bytes_text(num_bytes) if num_bytes else "no byte",
+            bytes_text(num_bytes) if num_bytes else "no bytes",
             "the link may be slow" if num_bytes else "the worker may hang",
             self._options.span_seconds,
         )
 
     def close(self) -> None:
-        """Ends all requests under way, and waits for the threads a little."""
-        # Without the lock, and not for long: Python's collector may close a
-        # forgotten fetcher from any thread at any moment, also from one of
-        # its own, or from one that holds what they wait for.
+        """Ends all requests, and waits for the threads for a short time."""
+        # Without the lock: the garbage collector may close a prefetcher from
+        # any thread, also from one of its own, or one that holds a lock.
         self._closed = True
         self._connection.cancel(self._scope)
         for pool in self._pools.values():
@@ -349,16 +348,16 @@ class Prefetcher:
 
 
 def _notice(
-    came: queue.SimpleQueue[None],
+    arrivals: queue.SimpleQueue[None],
 ) -> Callable[[Future[LoadedSpan]], None]:
-    """Without the fetcher: its futures must not keep it."""
-    return lambda future: came.put(None)
+    """Returns a callback without a reference to the prefetcher."""
+    return lambda future: arrivals.put(None)
 
 
 def _too_slow(span: Span, seconds: float) -> TooSlowError:
     return TooSlowError(
         "too_slow",
-        f"samples {span.samples} of shard {span.shard} did not come in "
+        f"samples {span.samples} of shard {span.shard} did not arrive within "
         f"{seconds:g} s",
         object_name=span.shard,
     )

@@ -37,16 +37,16 @@ from hapi_splitter.inputs.sample_format import SampleForm
 
 
 class RawSource:
-    """Cut 0: a Range GET of the span's tar members, decoded here.
+    """Loads spans at cut 0, the input of the model.
 
     Args:
-        connection: to the account.
-        container: of the shards.
-        pool: decodes and transforms.
-        form: of a sample as the model takes it.
-        limits: of each span.
-        counters: of the job.
-        meter: measures the waiting for bytes.
+        connection: connection to the account.
+        container: container of the shards.
+        pool: decodes and transforms samples.
+        form: shape and dtype of the model's input.
+        limits: time limits of each span.
+        counters: counters of the job.
+        metrics: collects the time of waiting for bytes.
         concurrency: counts reads and decoding.
         medium: how samples are stored.
     """
@@ -72,14 +72,15 @@ class RawSource:
         self._counters = counters
         self._metrics = metrics
         self._concurrency = concurrency
-        # Of the samples that the store could not decode: what this tier
-        # says of them, None where it can.
-        self._verdicts: dict[_VerdictKey, str | None] = {}
+        # Samples that the store could not decode: the client's own error, or
+        # None if it can decode them.
+        self._errors: dict[_SampleKey, str | None] = {}
 
     def task(self, span: Span, training: Training | None = None) -> SpanTask:
-        """How to load a span from here.
+        """Returns the task of loading a span.
 
         Args:
+            span: the span.
             training: seed and epoch of random changes; None for evaluation.
         """
         return SpanTask(
@@ -89,17 +90,18 @@ class RawSource:
         )
 
     def cost_bytes(self, span: Span) -> int:
-        """Memory that a loaded span may take, at most."""
+        """Returns the maximum memory of a loaded span."""
         decoded = len(span.rows) * self._form.num_bytes
         return span.byte_range.length_bytes + decoded
 
     def load(
         self, span: Span, scope: CancelScope, training: Training | None = None
     ) -> LoadedSpan:
-        """
+        """Loads a span, with retries.
+
         Raises:
-            SourceChangedError: when the shard is not the index's.
-            HapiError: after the last try.
+            SourceChangedError: if the shard has changed since it was indexed.
+            HapiError: after the last attempt.
         """
         backoff = self._limits.backoff
         for failures in range(1, backoff.attempts + 1):
@@ -122,39 +124,43 @@ class RawSource:
         scope: CancelScope,
         training: Training | None = None,
     ) -> dict[int, str]:
-        """Which of a span's samples cannot be decoded here either.
+        """Tries samples that the store cannot decode.
 
-        Each is read once, by itself; no sample changes while its shard has
-        its ETag.
+        Each sample is read alone, and only once: it cannot change without a
+        new ETag of its shard.
 
         Args:
-            span: the samples'.
-            rows: their numbers in it.
-            scope: of the reads.
+            span: span of the samples.
+            rows: their rows in it.
+            scope: cancels the reads.
             training: seed and epoch of random changes; None for evaluation.
+
+        Returns:
+            Error messages by row, of samples that the client cannot decode
+            either.
 
         Raises:
             HapiError: as :meth:`load`.
         """
-        found = {}
+        messages = {}
         for row in rows:
-            key = _verdict_key(span, row, training)
-            if key not in self._verdicts:
-                alone = span.part(row, row + 1)
-                failures = self.load(alone, scope, training).failures
-                self._verdicts[key] = failures.get(0)
-            message = self._verdicts[key]
+            key = _sample_key(span, row, training)
+            if key not in self._errors:
+                sample = span.part(row, row + 1)
+                failures = self.load(sample, scope, training).failures
+                self._errors[key] = failures.get(0)
+            message = self._errors[key]
             if message is not None:
-                found[row] = message
-        return found
+                messages[row] = message
+        return messages
 
-    def is_better(self, span: Span, training: Training | None = None) -> bool:
-        """Whether a sample is known that can be decoded here only."""
-        keys = (
-            _verdict_key(span, row, training) for row in range(len(span.rows))
-        )
-        return bool(self._verdicts) and any(
-            self._verdicts.get(key, "") is None for key in keys
+    def decodes_more(
+        self, span: Span, training: Training | None = None
+    ) -> bool:
+        """Returns True if the client, but not the store, decodes a sample."""
+        return bool(self._errors) and any(
+            self._errors.get(_sample_key(span, row, training), "") is None
+            for row in range(len(span.rows))
         )
 
     def _load(
@@ -204,8 +210,8 @@ class RawSource:
         scope: CancelScope,
         training: Training | None,
     ) -> tuple[LoadedSpan, float]:
-        """And the CPU seconds that it took."""
-        found = torch.empty(
+        """Returns the decoded span, and CPU seconds of decoding."""
+        decoded = torch.empty(
             (len(samples), *self._form.shape), dtype=self._form.dtype
         )
         seconds = 0.0
@@ -217,7 +223,7 @@ class RawSource:
                 failures[row] = sample.missing_message(self._medium)
             else:
                 futures[row] = self._pool.submit(
-                    data, found[row], sample.key, training
+                    data, decoded[row], sample.key, training
                 )
         try:
             for row, future in futures.items():
@@ -230,17 +236,15 @@ class RawSource:
             for future in futures.values():
                 future.cancel()
         if failures:
-            found = found[[r for r in futures if r not in failures]]
-        return LoadedSpan(span, 0, found, failures), seconds
+            decoded = decoded[[r for r in futures if r not in failures]]
+        return LoadedSpan(span, 0, decoded, failures), seconds
 
 
-_VerdictKey: TypeAlias = tuple[str, str, int, bool]
+_SampleKey: TypeAlias = tuple[str, str, int, bool]
 
 
-def _verdict_key(
-    span: Span, row: int, training: Training | None
-) -> _VerdictKey:
-    """Evaluation has limits of its own."""
+def _sample_key(span: Span, row: int, training: Training | None) -> _SampleKey:
+    # A sample may be decodable in evaluation only, or in training only.
     return span.shard, span.etag, span.rows[row].sample, training is None
 
 

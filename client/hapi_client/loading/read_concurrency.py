@@ -1,15 +1,14 @@
 """Limits the number of concurrent raw reads.
 
 If a single read saturates the link, concurrent reads add no throughput: they
-share the link and finish late and together.  The training loop then has
-nothing to do at first, and the work of all of them at the end of an epoch.  A
-single read is not always enough, since a flow may be slower than the link for
-reasons of its own.  So the throughput of 1, 2 and all reads is measured.
+share the link and finish late and together, so that the training loop waits
+at first and has all the work at the end.  A single flow may also be slower
+than the link.  So the throughput of 1, 2 and all reads is measured.
 
-No fixed number does as well, measured on epochs of 8 spans.  If a span takes
-as long on the link as in the client, two reads at a time took 10 % longer than
-this limit once it had settled.  If each flow carries 4 MB/s and four of them
-16 MB/s, two took 40 % longer, and one 2.6 times as long.
+No fixed number does as well: on epochs of 8 spans, two concurrent reads took
+10 % longer if a span takes as long on the link as in the client.  If each flow
+carries 4 MB/s and four carry 16 MB/s, two took 40 % longer, and one 2.6 times
+as long.
 """
 
 from __future__ import annotations
@@ -205,18 +204,18 @@ class ReadConcurrency:
         )
         if not count:
             return
-        seen = (
+        arrived = (
             self._bytes_before - num_bytes,
             self._seconds_before - seconds,
             self._num_reads,
         )
-        self._recent.add(*seen)
+        self._recent.add(*arrived)
         self._recent.limit_bytes(RECENT_SPANS * self._span_bytes)
         if self._spans_are_short():
             self._rates.clear()
             return
         rate = self._rates.setdefault(count, _Throughput())
-        rate.add(*seen)
+        rate.add(*arrived)
         rate.limit_seconds(MAX_SECONDS)
 
     def _forget(self) -> None:
@@ -226,7 +225,7 @@ class ReadConcurrency:
                 del self._rates[count]
 
     def _spans_are_short(self) -> bool:
-        """Returns whether spans take less than :data:`SHORT_SPAN_SECONDS`."""
+        """Returns True if spans take under :data:`SHORT_SPAN_SECONDS`."""
         recent = self._recent
         return (
             self._span_bytes * recent.seconds

@@ -1,4 +1,4 @@
-"""Spans by the weights of a plan, each its own way."""
+"""Loads each span on the route that the plan's weights give it."""
 
 from __future__ import annotations
 
@@ -44,26 +44,26 @@ from hapi_splitter.planner.problem import RAW_ROUTE, Route
 
 
 class SourceRegistry:
-    """The sources of all ways, made when they are first needed.
+    """Sources of all routes, made when they are first needed.
 
     Args:
-        connection: to the account.
-        container: of the shards.
-        region: of the model.
-        pool: decodes here.
-        options: of the job.
-        counters: of the job.
-        meter: of the job.
-        tracker: of the store's cache.
-        span_read: called when a span has been read plainly, or nearly so,
-            and another one may be begun.
+        connection: connection to the account.
+        container: container of the shards.
+        region: computes frozen layers on the client.
+        pool: decodes samples.
+        options: options of reading.
+        counters: counters of the job.
+        metrics: collects the windows of the job.
+        tracker: tracker of the store's cache.
+        span_read: called when a raw read is nearly complete, so that another
+            one may begin.
 
     Attributes:
-        tracker: see above.
-        model: the package; to be set before anything is pushed.
-        num_threads: spans that are under way in a lane, at most.
-        push_width: how many are pushed at a time.
-        read_concurrency: limit of raw reads.
+        tracker: tracker of the store's cache.
+        model: path of the package; must be set before push-down.
+        num_threads: maximum number of concurrent reads of a queue.
+        pushdown_concurrency: limit of concurrent feature reads.
+        read_concurrency: limit of concurrent raw reads.
     """
 
     def __init__(
@@ -102,27 +102,27 @@ class SourceRegistry:
             self.read_concurrency,
             region.transform.medium,
         )
-        # One gate for all: a worker that is gone is gone for every cut.
+        # One breaker for all cuts: they share the worker.
         self._breaker = PushdownCircuitBreaker(
             time.monotonic, options.pause_seconds, options.max_pause_seconds
         )
         self.pushdown_concurrency = PushdownConcurrency(options.num_threads)
-        self._pushed: dict[Route, FeatureSource] = {}
+        self._feature_sources: dict[Route, FeatureSource] = {}
 
     def recording(
         self, recorder: EpochRecorder
     ) -> AbstractContextManager[None]:
-        """What the running thread loads inside, a tally is told."""
+        """Records what this thread loads inside the context."""
         return recorder.fetching(self._connection.traffic, self._counters)
 
     def __call__(self, route: Route) -> RawSource | FeatureSource:
         if route == RAW_ROUTE:
             return self._raw
-        if route not in self._pushed:
-            self._pushed[route] = self._make(route)
-        return self._pushed[route]
+        if route not in self._feature_sources:
+            self._feature_sources[route] = self._make_source(route)
+        return self._feature_sources[route]
 
-    def _make(self, route: Route) -> FeatureSource:
+    def _make_source(self, route: Route) -> FeatureSource:
         assert self.model is not None, "set before anything is pushed"
         cut, encoding = route
         return FeatureSource(
@@ -145,16 +145,16 @@ class SourceRegistry:
 
 
 class RoutingSource:
-    """Spans by the weights of a plan, each its own way.
+    """Loads spans on the routes of a scheduler.
 
-    Cached features are read outside the weights: they use nothing of the
-    worker, which the weights share out.
+    Cached features are read outside the route weights, because they do not
+    use the worker.
 
     Args:
-        mixer: deals them.
-        sources: by way.
-        meter: is told what each took.
-        tally: likewise.
+        scheduler: schedules spans on routes.
+        sources: sources by route.
+        metrics: collects the time of each span.
+        recorder: records the epoch.
         training: seed and epoch of random changes; None for evaluation.
     """
 
@@ -173,8 +173,7 @@ class RoutingSource:
         self._training = training
 
     def concurrency_limit(self, read_queue: str) -> int:
-        """Pushed spans as many as the worker admits, and of streamed ones
-        as many as the link has use for."""
+        """Returns the maximum number of spans being read in a queue."""
         if read_queue == PUSHDOWN_QUEUE:
             return self._sources.pushdown_concurrency.limit
         if read_queue == RAW_QUEUE:
@@ -187,16 +186,15 @@ class RoutingSource:
         has_room: Callable[[str], bool],
         samples_left: int,
     ) -> SpanTask | None:
-        """The route on which it is cached, or the route that the plan owes
-        most, among those with room."""
+        """Returns the task of a span: a cached route, or a scheduled one."""
         cached = self._sources.tracker.cached_route(span, self._training)
         if cached is not None:
             source = self._sources(cached)
             assert isinstance(source, FeatureSource), (
-                "raw reads are not cached"
+                "only features are cached"
             )
             task = source.task(span, self._training, expect_hit=True)
-            return self._started(cached, span, task)
+            return self._recorded(cached, span, task)
         route = self._scheduler.choose(
             len(span.rows),
             lambda route: has_room(queue_of(route)),
@@ -204,16 +202,16 @@ class RoutingSource:
         )
         if route is None:
             return None
-        return self._started(
+        return self._recorded(
             route, span, self._sources(route).task(span, self._training)
         )
 
-    def _started(self, route: Route, span: Span, task: SpanTask) -> SpanTask:
-        """The task, of which all are told who count."""
+    def _recorded(self, route: Route, span: Span, task: SpanTask) -> SpanTask:
+        """Wraps a task so that its time and samples are recorded."""
 
         def load(scope: CancelScope) -> LoadedSpan:
             started = time.monotonic()
-            # What is kept keeps none of those waiting that are computed.
+            # Cached reads do not use the worker.
             waited_for = (
                 nullcontext()
                 if task.read_queue == CACHE_QUEUE

@@ -1,8 +1,7 @@
-"""Data sets for torch's own ``DataLoader``, in any process.
+"""Data sets for torch's ``DataLoader``, usable in any process.
 
-They hold plain facts: connections, threads and weights are made in the process
-that iterates, when it does, and end with the iteration.  So they can be
-pickled, and forked, whatever the job is doing.
+They hold configuration only: connections, threads and device memory belong to
+the process that iterates.  So they can be pickled and forked at any time.
 """
 
 from __future__ import annotations
@@ -36,20 +35,18 @@ from hapi_splitter.planner.problem import Route
 
 @dataclass(frozen=True)
 class DatasetConfig:
-    """What a process needs to read features by itself.
+    """Configuration by which a process reads features.
 
     Attributes:
-        credentials: of the account.
-        connection_options: bounds of its waits.
-        data: what there is to read.
-        region: what is computed here, on the CPU.
-        mix: weights of the ways that spans go.
-        model: the package; None where nothing is pushed.
-        cache: as
-        :attr:`hapi_client.loading.feature_source.FeatureRequestSpec.cache`.
-        on_error: as
-        :attr:`hapi_client.loading.feature_loader.LoaderPlan.on_error`.
-        options: how to fetch.
+        credentials: credentials of the account.
+        connection_options: options of the connection.
+        data: the data set.
+        region: computes frozen layers on the CPU.
+        mix: weights by route.
+        model: path of the package; None without push-down.
+        cache: mode of the feature cache.
+        on_error: ``raise`` or ``skip``, for bad samples.
+        options: options of reading.
         augmented: random changes of the epochs.
     """
 
@@ -85,25 +82,25 @@ def open_factory(parts: DatasetConfig) -> Iterator[LoaderFactory]:
 
 
 def _threads() -> int:
-    """For decoding: this process's part of the cores."""
+    """Returns the number of decoding threads of this worker process."""
     info = get_worker_info()
     return max(1, int(allowed_cores()) // (info.num_workers if info else 1))
 
 
 class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Single samples by their number, in the order of the index.
+    """Single samples by number, in the order of the index.
 
     For ``DataLoader(…, batch_size=32, sampler=…)``, whose sampler does the
     sharding.  Items are ``(features, label)``: float32 ``[*shape]`` at the
-    freeze point, int64 ``[]``.  A batch is read in as few requests as its
-    samples allow; shuffled, these are as many as samples, so that training
-    is several times as fast with :class:`FeatureDataset`.
+    freeze point, int64 ``[]``.  Neighbours of a batch are read in one
+    request.  A shuffled batch needs a request per sample, so that training is
+    several times as fast with :class:`FeatureDataset`.
 
-    A sample that cannot be decoded is an error, whatever the job's
-    ``on_error``: what a sampler asks for cannot be left out.
+    A sample that cannot be decoded is an error also with
+    ``on_error="skip"``: a sampler's samples cannot be skipped.
 
     Args:
-        parts: what a process needs.
+        parts: configuration of the process.
         training: seed and epoch of random changes; None for none.
     """
 
@@ -119,25 +116,26 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     def __getstate__(self) -> dict[str, Any]:
         nothing = {"_opened": ExitStack(), "_inherited": ExitStack()}
-        return {**self.__dict__, **nothing, "_feeder": None}
+        return {**self.__dict__, **nothing, "_factory": None}
 
     def __len__(self) -> int:
         return self._parts.data.num_samples
 
     def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """
+        """Returns features and label of a sample.
+
         Raises:
-            IndexError: for a number that there is not.
-            ClientError: ``bad_sample`` with the number of one that cannot
-                be decoded.
-            HapiError: the sample cannot be had.
+            IndexError: for a number out of range.
+            ClientError: ``bad_sample`` naming a sample that cannot be
+                decoded.
+            HapiError: if the sample cannot be read.
         """
         return self.__getitems__([number])[0]
 
     def __getitems__(
         self, numbers: Sequence[int]
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Several at once, in that order; so ``DataLoader`` asks for them."""
+        """Returns several samples in order; called by ``DataLoader``."""
         places = [self._place(number) for number in numbers]
         if not places:
             return []
@@ -151,21 +149,21 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         )
         with closing(loader):
             ((features, labels),) = loader
-        found = dict(
+        samples = dict(
             zip(once, zip(features, labels, strict=True), strict=True)
         )
-        return [found[place] for place in places]
+        return [samples[place] for place in places]
 
     def close(self) -> None:
-        """Ends the connection of this process; it is opened when needed."""
+        """Closes the connection of this process; reading reopens it."""
         if self._pid == os.getpid():
             self._opened.close()
         self._factory = None
 
     def _open(self) -> LoaderFactory:
         if self._factory is None or self._pid != os.getpid():
-            # What a forked child has of its parent must not be closed here,
-            # as it would be when nobody refers to it.
+            # A forked child must not close its parent's connection, as
+            # dropping the last reference would.
             self._inherited = self._opened
             self._opened, self._pid = ExitStack(), os.getpid()
             self._factory = self._opened.enter_context(
@@ -182,13 +180,13 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         )
         number = next(n for n, each in enumerate(places) if each == wanted)
         return (
-            f"leave its number, {number}, out of the sampler, or repair it; "
+            f"remove its number, {number}, from the sampler, or repair it; "
             "job.loader and job.dataset can skip such samples "
             "(on_error='skip')"
         )
 
     def _place(self, number: int) -> tuple[int, int]:
-        """Span and row."""
+        """Returns span and row of a sample."""
         count = len(self)
         if not -count <= number < count:
             raise IndexError(f"sample {number} of {count}")

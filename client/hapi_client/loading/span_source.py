@@ -1,4 +1,4 @@
-"""Loading one span: raw bytes decoded here, or features from the store."""
+"""Types of loading one span: source, task, loaded span."""
 
 from __future__ import annotations
 
@@ -25,16 +25,14 @@ READ_QUEUES = (RAW_QUEUE, PUSHDOWN_QUEUE, CACHE_QUEUE)
 
 @dataclass(frozen=True)
 class LoadedSpan:
-    """A span's samples as they arrived.
+    """Samples of a span, decoded or computed up to a cut.
 
     Attributes:
-        span: which one.
-        cut: where in the frozen region ``features`` stand; 0 for
-            samples as the model takes them.
+        span: the span.
+        cut: cut of ``features``; 0 for inputs of the model.
         features: ``[good samples, *shape]`` on the CPU, in order.
-        failures: row number to message, for the samples that cannot be
-            had however often they are asked for.
-        report: what loading it took.
+        failures: error messages by row, of samples that cannot be decoded.
+        report: time and traffic of loading.
     """
 
     span: Span
@@ -46,13 +44,13 @@ class LoadedSpan:
 
 @dataclass(frozen=True)
 class SpanTask:
-    """One span to load, and the way it goes.
+    """A span to load on a certain route.
 
     Attributes:
-        lane: one of :data:`READ_QUEUES`, each with threads of its own: what
-            waits for the store must not hold up plain reads.
-        cost_bytes: memory that the loaded span may take, at most.
-        load: called in a thread of the lane.
+        read_queue: one of :data:`READ_QUEUES`.  Each has its own threads,
+            so that reads that wait for the worker do not delay raw reads.
+        cost_bytes: maximum memory of the loaded span.
+        load: loads the span; called in a thread of the queue.
     """
 
     read_queue: str
@@ -61,10 +59,10 @@ class SpanTask:
 
 
 class SpanSource(Protocol):
-    """Says how spans are loaded; called by several threads."""
+    """Chooses how spans are loaded; called by several threads."""
 
     def concurrency_limit(self, read_queue: str) -> int:
-        """Spans that may be under way in a lane, at most."""
+        """Returns the maximum number of spans being read in a queue."""
         ...
 
     def task(
@@ -73,28 +71,28 @@ class SpanSource(Protocol):
         has_room: Callable[[str], bool],
         samples_left: int,
     ) -> SpanTask | None:
-        """How to load a span.
+        """Returns the task of loading the next span.
 
         Args:
-            span: the next one.
-            has_room: whether a lane has a free thread.
-            samples_left: of the epoch, this span's included, and those of
-                spans that have come and wait for the loop: layers behind
-                the cut are still to be computed for these.
+            span: the next span.
+            has_room: returns True if a read queue has a free thread.
+            samples_left: samples of the epoch that the loop has not used,
+                this span's included: the client may still have to compute
+                layers after the cut for those that have arrived.
 
         Returns:
-            None to wait until a lane has room.
+            None to wait until a read queue has room.
         """
         ...
 
 
 @dataclass(frozen=True)
 class SpanLimits:
-    """Of one span.
+    """Time limits of loading one span.
 
     Attributes:
-        seconds: for one try, the decoding included.
-        backoff: of tries that broke off.
+        seconds: deadline of an attempt, decoding included.
+        backoff: number of attempts, and pauses between them.
     """
 
     seconds: float = 120.0
@@ -102,7 +100,7 @@ class SpanLimits:
 
 
 def check_keys(span: Span, found: Sequence[tuple[int, str]]) -> None:
-    """Compares the samples that came with those of the index.
+    """Checks that the samples that arrived are those of the index.
 
     Raises:
         ClientError: ``keys_changed`` naming shard and first difference.
@@ -115,7 +113,7 @@ def check_keys(span: Span, found: Sequence[tuple[int, str]]) -> None:
             break
     raise ClientError(
         "keys_changed",
-        f"shard {span.shard}: the index says sample {index} is {key!r}, "
-        f"and {got!r} came; run 'hapi index' on the data set",
+        f"shard {span.shard}: sample {index} is {key!r} by the index, but "
+        f"{got!r} arrived; run 'hapi index' on the data set",
         object_name=span.shard,
     )

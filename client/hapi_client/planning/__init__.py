@@ -1,6 +1,5 @@
-"""When and what to push down.
+"""Plans push-down: what to compute in the store, for which samples.
 
-In: metrics per window, the profile of worker and client, remaining work.
-Out: weights over routes (cut, encoding), applied span by span, revised at
-intervals.
+In: metrics of each window, profiles of worker and client, remaining work.
+Out: weights of the routes (cut and encoding), revised at intervals.
 """

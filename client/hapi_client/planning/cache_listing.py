@@ -1,4 +1,4 @@
-"""Lists the store's cache for a job, at the start of an epoch."""
+"""Lists a job's cached features at the start of an epoch."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ from hapi_protocol.errors import HapiError
 logger = logging.getLogger(__name__)
 
 LISTING_SECONDS = 10.0
-"""Deadline of one listing, all its pages together."""
+"""Deadline of one listing with all its pages."""
 PAGE_ENTRIES = 10_000
-"""Entries of one page, the most that Swift lists at once."""
+"""Entries of one page: Swift's limit."""
 
 
 class CacheListing:
-    """Tells a tracker what is cached of a job's data.
+    """Updates a tracker from the store's listing of the cache.
 
-    A listing that fails changes nothing: what it would have shown is not
-    taken to be cached.  Failures are logged once.
+    A listing that fails changes nothing, and is logged once.
 
     Args:
-        connection: to the account.
-        container: of the shards.
-        splits: the spans of each split of the data.
-        tracker: of the job.
+        connection: connection to the account.
+        container: container of the shards.
+        splits: spans of each split of the data.
+        tracker: tracker of the job.
     """
 
     def __init__(
@@ -54,10 +53,10 @@ class CacheListing:
         self._thread: threading.Thread | None = None
 
     def start(self, scope: CancelScope) -> None:
-        """Reads the listing in a thread, unless one is being read.
+        """Reads the listing in a thread, unless a thread is doing so.
 
         Args:
-            scope: of its requests.
+            scope: cancels the requests.
         """
         if self._thread is not None and self._thread.is_alive():
             return
@@ -74,7 +73,7 @@ class CacheListing:
             self.read()
 
     def read(self) -> None:
-        """Reads the listing, for :data:`LISTING_SECONDS` at most."""
+        """Reads the listing within :data:`LISTING_SECONDS`."""
         if self._is_refused or not self._tracker.is_active:
             return
         started = time.monotonic()
@@ -85,8 +84,8 @@ class CacheListing:
                 self._is_refused = True
                 self._tracker.deny_storing()
                 logger.info(
-                    "the cache is listed for its owner only: cached features "
-                    "of %s are read once an answer has shown them",
+                    "this user may not list the cache of %s: its cached "
+                    "features are used after a response has reported them",
                     self._container,
                 )
             elif not self._has_warned:
@@ -98,7 +97,7 @@ class CacheListing:
                 )
 
     def _read(self, started: float) -> set[Entry]:
-        """All entries; each page is tracked as soon as it is here."""
+        """Returns all entries, and adds each page to the tracker at once."""
         cache = CacheAdminClient(self._connection)
         found: set[Entry] = set()
         for source in self._sources:
@@ -114,8 +113,8 @@ class CacheListing:
 
 
 def _source(container: str, spans: Sequence[Span]) -> str:
-    """The narrowest source that the cache lists with all shards below it."""
-    # Names of objects are no paths: any two slashes count.
+    """Returns the deepest folder that holds all shards of some spans."""
+    # Object names are no file paths: "a//b" is not "a/b".
     common = os.path.commonprefix(  # noqa: RUF071
         [span.shard for span in spans]
     )

@@ -1,9 +1,8 @@
 """Tracks which spans have features in the store's cache.
 
-No I/O; the clock is injected.  The listing of the cache says what is there
-when an epoch begins (:mod:`hapi_client.planning.cache_listing`), and each
-answer says it of its own span (``X-Hapi-Cache``).  Nothing else is taken to be
-cached.
+No I/O; the clock is injected.  Entries become known from the listing at the
+start of an epoch (:mod:`hapi_client.planning.cache_listing`) and from the
+``X-Hapi-Cache`` header of each response.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from hapi_splitter.planner.problem import Route
 
 LISTING_LAG_SECONDS = 10.0
 """Age up to which an entry may be missing in a listing: it is stored after
-its answer has ended, and Swift updates container listings later still."""
+the response has ended, and Swift updates container listings later still."""
 
 Entry: TypeAlias = tuple[str, str]
-"""Object name of the source, and the key of the entry."""
+"""Object name of the source, and key of the entry."""
 
 
 class CacheTracker:
@@ -65,43 +64,43 @@ class CacheTracker:
         self._lock = threading.Lock()
         self._cached: set[Entry] = set()
         self._stored: dict[Entry, tuple[Route, float]] = {}
-        """Announced by answers, and not confirmed by a listing yet."""
+        """Announced by responses, not yet confirmed by a listing."""
         self._num_computed: Counter[Route] = Counter()
         self._num_stored: Counter[Route] = Counter()
         self._routes: tuple[Route, ...] = ()
 
     def identify(self, model_digest: str, numerics_tag: str) -> None:
-        """Sets what the keys of this job's entries are made of.
+        """Sets the model and worker whose entries can be found.
 
         Args:
-            model_digest: of the package.
-            numerics_tag: of the worker, from its profile.  Entries of
-                workers with another tag are not found.
+            model_digest: digest of the package.
+            numerics_tag: tag from the worker's profile.  Entries of workers
+                with another tag are not found.
         """
         if self.mode != CACHE_OFF:
             self._model = model_digest, numerics_tag
 
     @property
     def is_active(self) -> bool:
-        """Whether cached features can be found."""
+        """True once :meth:`identify` was called and the mode allows hits."""
         return self._model is not None
 
     def deny_storing(self) -> None:
-        """Notes that the caller does not own the cache."""
+        """Records that the user may not store entries in this cache."""
         self._can_store = False
 
     def use(self, routes: Collection[Route]) -> None:
         """Sets the routes whose cached features are read.
 
         Args:
-            routes: the fastest first.
+            routes: routes in the order of their speed, fastest first.
         """
         self._routes = tuple(routes)
 
     def cached_route(
         self, span: Span, training: Training | None
     ) -> Route | None:
-        """The fastest route in use with cached features of a span."""
+        """Returns the fastest route in use with cached features of a span."""
         if not self._recurs(training):
             return None
         entries = [
@@ -117,11 +116,11 @@ class CacheTracker:
     def record(
         self, route: Route, span: Span, training: Training | None, state: str
     ) -> None:
-        """Takes in one answer.
+        """Records the cache state that a response reported.
 
         Args:
             route: cut and encoding of the features.
-            span: that they are of.
+            span: span of the features.
             training: random changes of the images; None for none.
             state: one of :data:`hapi_protocol.headers.CACHE_STATES`.
         """
@@ -138,22 +137,22 @@ class CacheTracker:
             if state == CACHE_STORE:
                 self._num_stored[route] += 1
                 self._stored[entry] = route, self._clock()
-                # An announced entry that was missing may be too large, or
-                # the store full: only a listing or a hit confirms it.
+                # An entry that was announced before and is missing may be
+                # too large: only a listing or a hit confirms it.
                 if not was_cached:
                     self._cached.add(entry)
 
     def add(self, entries: Collection[Entry]) -> None:
-        """Takes in a part of a listing."""
+        """Adds the entries of one page of a listing."""
         with self._lock:
             self._cached.update(entries)
 
     def replace(self, entries: Collection[Entry], started: float) -> None:
-        """Takes in a whole listing: what it lacks is not cached.
+        """Replaces the known entries by a complete listing.
 
         Args:
-            entries: all that are cached of the job's data.
-            started: time of the clock before the listing was requested.
+            entries: all cached entries of the job's data.
+            started: clock time before the listing was requested.
         """
         listed = set(entries)
         with self._lock:
@@ -169,14 +168,14 @@ class CacheTracker:
             self._stored = recent
 
     def state(self) -> CacheState | None:
-        """What the planner assumes of the cache; None without one."""
+        """Returns the planner's view of the cache; None without a cache."""
         if self._model is None or not self._variants:
             return None
         if not self._can_store:
             return CacheState(0.0, period_epochs=self._variants)
         with self._lock:
             rates = {
-                # One more of each: nothing is known to fail at first.
+                # One more of each: a rate starts at 1.
                 route: (self._num_stored[route] + 1) / (count + 1)
                 for route, count in self._num_computed.items()
             }

@@ -1,9 +1,9 @@
-"""What a job knows of its conditions, from what it observes (pure).
+"""Estimates a job's conditions from measurement windows.  No I/O.
 
-Observations are *censored*: a link that was not the bottleneck shows only
-that it is at least as fast as what it carried, and a worker that was never
-kept waiting shows only what it was asked for. So each interval first asks
-what limited it; what did not limit it gives a bound, not a figure.
+Windows are *censored* observations: a link that was not the bottleneck shows
+only that it is at least as fast as what it carried, and an idle worker only
+that it can do what it was asked for.  So each window is first checked for its
+bottleneck; everything else yields a bound, not a value.
 """
 
 from __future__ import annotations
@@ -40,57 +40,58 @@ from hapi_splitter.planner.resource_use import (
 )
 
 LINK_LIMITED_SHARE = 0.5
-"""Plain reads that wait for bytes this part of their time are limited by
-the link (or by Swift, which is the same to the plan)."""
+"""Share of their time for which raw reads wait for bytes if the link limits
+them (or Swift, which is the same to the plan)."""
 MIN_READING_SHARE = 0.05
-"""Of an interval: waiting for bytes in less of it than this tells nothing
-of the link."""
+"""Share of a window below which waiting for bytes shows nothing."""
 MIN_READ_BYTES = 256 * 1024
-"""In an interval: fewer tell nothing of how fast the link is."""
+"""Bytes of a window below which they do not show the link's throughput."""
 MOSTLY_CACHED = 0.5
-"""Of the samples: where more were kept, and plain reads do not tell that the
-link was the limit, their answers may have been limited by it: it is not taken
-to be faster than what is believed."""
+"""Share of cached samples above which the link is not taken to be idle: their
+responses may have saturated it, which raw reads would not show."""
 SATURATING_FLOWS = 1.5
-"""Plain reads at a time, on average, that together fill a link; or one, and
-pushed answers that bring half as much meanwhile."""
+"""Mean number of concurrent flows from which on they saturate a link."""
 BLOCKED_SHARE = 0.3
-"""Pushed reads that cannot send this part of their time, likewise."""
+"""Share of their time for which workers cannot send if the link limits
+them."""
 FULL_QUEUE = 0.75
-"""A lane whose threads are busy this part of the time is kept full."""
+"""Mean share of busy threads from which on a read queue counts as full."""
 SCALE_RANGE = (0.2, 10.0)
+"""Bounds of observed over profiled cost."""
 MIN_EXPECTED_SHARE = 0.02
-"""Of a kind of work, by the profile, as a part of the interval: less says
-nothing of how wrong the profile is."""
+"""Share of a window that a cost component must take by the profile, for the
+window to show how wrong the profile is."""
 MAX_WAITING_SHARE = 0.1
-"""A training loop that waits for spans in less than this part of the time is
-what limits the job, or the device it computes on is."""
+"""Share of the time for which a training loop waits for spans, below which
+the loop or its device is the bottleneck."""
 MIN_LOOP_CORES = 0.3
-"""A training loop that uses less of a core than this waits for something
-else: its wall time counts, not its CPU time."""
+"""Cores below which a training loop waits for something else: its wall time
+counts, not its CPU time."""
 
 
 @dataclass
 class CostEstimators:
-    """The conditions of a job, interval by interval.
+    """Estimates of a job's conditions, updated with each window.
 
     Args:
-        push_width: pushed reads that may be under way at a time, now.
-        train_on_cpu: whether the training loop computes on the CPU.
-        client_threads: cores that it takes then.
-        server_threads: cores of one forward of the worker; 0 where it
-            computes on an accelerator.
-        stream_width: plain reads that may be under way at a time.
-        link: what is known of it at the start.
+        pushdown_concurrency: returns the current limit of concurrent feature
+            reads.
+        train_on_cpu: True if the training loop computes on the CPU.
+        client_threads: cores that the training loop takes then.
+        server_threads: cores of one forward pass of the worker; 0 on an
+            accelerator.
+        read_concurrency: maximum number of concurrent raw reads.
+        link: initial estimate of the link.
 
     Attributes:
-        server_share: part of the worker's capacity that is ours, 0 to 1.
-        train_seconds: of the training loop, per sample.
-        handling_seconds: core-seconds of the client per sample, for what is
-            neither decoding, nor layers, nor training; negative where the
-            loop uses fewer cores than it is charged. None before the first
-            interval.
-        scale: observed over profiled cost, by kind of work.
+        server_share: share of the worker's capacity that this job gets, 0
+            to 1.
+        train_seconds: seconds of the training loop per sample.
+        handling_seconds: client overhead, in core-seconds per sample:
+            neither decoding, nor layers, nor training; negative if the loop
+            uses fewer cores than it is charged.  None before the first
+            window.
+        scale: observed over profiled cost, by cost component.
     """
 
     pushdown_concurrency: Callable[[], int]
@@ -105,10 +106,10 @@ class CostEstimators:
     scale: dict[str, float] = field(default_factory=dict)
 
     def conditions(self, scaled: bool = True) -> Conditions:
-        """For :func:`hapi_splitter.planner.costs.build_problem`.
+        """Returns the current estimates for a planner's problem.
 
         Args:
-            scaled: with what was learned of the profiles' errors.
+            scaled: True to correct the profiles by :attr:`scale`.
         """
         return Conditions(
             link_bytes_per_second=self.link.bytes_per_second,
@@ -119,13 +120,14 @@ class CostEstimators:
         )
 
     def observe_start(self, window: WindowMetrics, profiled: Problem) -> None:
-        """Takes the first interval in, in which lines are still filling.
+        """Updates link and training time from the first window.
 
-        It shows the link and the training loop; what came was mostly not
-        yet computed, so its CPU seconds show nothing.
+        Most samples that arrived in it are not computed yet, so its CPU
+        seconds show nothing.
 
         Args:
-            seen, profiled: as for :meth:`observe`.
+            window: sums of the window.
+            profiled: problem under uncorrected conditions.
         """
         if window.seconds > 0 and window.num_samples:
             self._observe_training(window)
@@ -134,11 +136,11 @@ class CostEstimators:
     def observe(
         self, window: WindowMetrics, build: Callable[[Conditions], Problem]
     ) -> None:
-        """Takes one interval in.
+        """Updates all estimates from a window.
 
         Args:
-            seen: its sums.
-            build: the problem under given conditions.
+            window: sums of the window.
+            build: returns the problem under given conditions.
         """
         if window.seconds <= 0 or not window.num_samples:
             return
@@ -177,16 +179,15 @@ class CostEstimators:
     def _observe_accelerator(
         self, window: WindowMetrics, modelled: Mapping[str, float]
     ) -> None:
-        """How much slower the client's device is than its profile.
+        """Corrects the profile of the client's accelerator.
 
-        An accelerator computes while the loop goes on, so nobody sees its
-        seconds. But when the loop never waits for a span, and cores are not
-        what is scarce, it is the device that takes all the time; and it
-        never takes more than there is.
+        It computes asynchronously, so its seconds are not measured.  But if
+        the loop never waits for a span, the device takes all of the window;
+        and it never takes more than that.
         """
-        # Spans may have come that the loop has not had, and vice versa.
-        had = window.train_samples / window.num_samples
-        expected = had * sum(
+        # Spans may have arrived that the loop has not used yet.
+        trained_share = window.train_samples / window.num_samples
+        expected = trained_share * sum(
             modelled.get(kind, 0.0) for kind in (CLIENT_LAYERS, TRAINING)
         )
         limiting = window.waiting_seconds < MAX_WAITING_SHARE * window.seconds
@@ -201,28 +202,24 @@ class CostEstimators:
     def _observe_handling(
         self, window: WindowMetrics, profiled: Problem
     ) -> None:
-        """What the client's cores do beyond what they are charged with.
-
-        Negative where a training step that uses few of the cores was
-        charged all of them.
-        """
+        """Updates the client overhead: CPU seconds that no component has."""
         charged = _modelled(window, profiled)[
             CLIENT_DECODING
         ] * self.scale.get(CLIENT_DECODING, 1.0)
-        least = 0.0
+        lower_bound = 0.0
         if self.train_on_cpu:
             layers = _modelled_layers(window, profiled)
             charged += self.client_threads * (
                 layers * self.scale.get(CLIENT_LAYERS, 1.0)
                 + window.train_samples * self.train_seconds
             )
-            least = -self.client_threads * self.train_seconds
+            lower_bound = -self.client_threads * self.train_seconds
         each = (window.client_cpu_seconds - charged) / window.num_samples
         if self.handling_seconds is not None:
             each = self.handling_seconds + NEW_WEIGHT * (
                 each - self.handling_seconds
             )
-        self.handling_seconds = max(least, each)
+        self.handling_seconds = max(lower_bound, each)
 
     def _observe_server(
         self, window: WindowMetrics, profiled: Problem
@@ -231,8 +228,7 @@ class CostEstimators:
         decoding = window.server_cpu_seconds
         layers = window.forward_seconds
         if self.server_threads:
-            # Wall seconds of a forward that shares its cores with decoding
-            # would count the sharing as work.
+            # CPU seconds: decoding on the same cores stretches wall time.
             layers = window.forward_cpu_seconds / self.server_threads
             decoding -= window.forward_cpu_seconds
         for kind, seconds in (
@@ -264,21 +260,20 @@ class CostEstimators:
             and window.received_bytes > 0
         )
         rate, limited = window.received_bytes / window.seconds, False
-        # What came while nobody waited for it does not count, for a plan
-        # that streams little leaves the link idle in between.
+        # Only bytes of waiting reads count: with few raw reads the link is
+        # idle in between.
         if waited and window.reading_seconds > 0:
             while_reading = window.reading_bytes / window.reading_seconds
             if window.reading_share <= LINK_LIMITED_SHARE:
-                # Bytes that a socket had kept for us come faster than any
-                # link: such a rate is believed step by step.
-                most = MAX_RATE_RATIO * self.link.bytes_per_second
+                # Bytes from socket buffers arrive faster than any link, so
+                # such a rate raises the estimate step by step.
+                max_rate = MAX_RATE_RATIO * self.link.bytes_per_second
                 if window.reading_bytes >= MIN_READ_BYTES:
-                    rate = max(rate, min(while_reading, most))
+                    rate = max(rate, min(while_reading, max_rate))
             elif window.reading_seconds > MIN_READING_SHARE * window.seconds:
                 rate = while_reading
-                # One flow alone may be slow for reasons of its own; at first
-                # it says more than nothing: a job begins with one, and would
-                # take the link for endless.
+                # A single flow may be slow for reasons of its own.  It counts
+                # at first, when there is no other estimate.
                 is_first = not self.link.has_limit and not window.push_seconds
                 limited = is_first or window.reading_flows >= min(
                     SATURATING_FLOWS, 0.5 * self.read_concurrency
@@ -295,67 +290,75 @@ class CostEstimators:
             self.link.observe(rate, limited, window.seconds)
 
     def _rescale(
-        self, kind: str, seconds: float, expected: float, window: float
+        self,
+        kind: str,
+        seconds: float,
+        expected: float,
+        window_seconds: float,
     ) -> None:
-        """Takes in what a kind of work took, if enough was expected of it.
+        """Updates the scale of a cost component, if the window has enough.
 
-        Of little, what was seen is mostly what comes with it.
+        Args:
+            kind: the component.
+            seconds: seconds that were measured.
+            expected: seconds by the profile.
+            window_seconds: length of the window.
         """
-        if seconds <= 0 or expected <= MIN_EXPECTED_SHARE * window:
+        if seconds <= 0 or expected <= MIN_EXPECTED_SHARE * window_seconds:
             return
         low, high = SCALE_RANGE
-        found = min(max(seconds / expected, low), high)
-        before = self.scale.get(kind)
-        if before is not None:
-            found = before + NEW_WEIGHT * (found - before)
-        self.scale[kind] = found
+        ratio = min(max(seconds / expected, low), high)
+        before = self.scale.get(kind, ratio)
+        self.scale[kind] = before + NEW_WEIGHT * (ratio - before)
 
     def _observe_share(self, window: WindowMetrics, problem: Problem) -> None:
-        """How much of the storage tier is ours.
+        """Updates the share of the storage tier that this job gets.
 
-        While our requests queue there we get what we get; else what is
-        idle may be had too.
+        While its requests queue there, that is what it uses; else it could
+        use the idle capacity too.
         """
         if window.load is None:
             return
         used = _modelled_use(window, problem)
-        resource = _scarcer(problem, used)
-        whole = problem.capacity(resource) / self.server_share
-        mine = used.get(resource, 0.0) / window.seconds / whole
+        resource = _busier_resource(problem, used)
+        capacity = problem.capacity(resource) / self.server_share
+        used_share = used.get(resource, 0.0) / window.seconds / capacity
         busy = (
             window.load.cpu_busy
             if resource == SERVER_CPU
             else window.load.device_busy
         )
         concurrent = window.push_seconds / window.seconds
-        # The worker counted streams at one moment, at which all that it saw
-        # may have been ours, however seldom that is: not at an epoch's end.
+        # The worker counted streams at one moment, at which ours may have
+        # been more than their mean.
         ours = max(concurrent, window.max_pushed)
-        fair = window.load.share * min(1.0, ours / max(window.load.streams, 1))
+        fair_share = window.load.share * min(
+            1.0, ours / max(window.load.streams, 1)
+        )
         queued = (
             concurrent >= FULL_QUEUE * self.pushdown_concurrency()
             and window.blocked_share < BLOCKED_SHARE
         )
         if queued:
-            # The worker is at its limit: of all that it gives, our fair
-            # part, or what we get, if that is more. While the lane ran
-            # empty, at the end of an epoch say, it could have given more.
+            # The worker is saturated: the job gets its fair share, or what it
+            # uses if that is more; and more than that if the read queue was
+            # not always full, as at the end of an epoch.
             full = min(1.0, concurrent / self.pushdown_concurrency())
             swift = 0.0
             if resource == SERVER_CPU:
-                swift = self._served(window, problem) / window.seconds / whole
-            found = max(mine, fair * max(mine, busy))
-            found = swift + max(0.0, found - swift) / full
-            weight = NEW_WEIGHT
+                seconds = self._swift_seconds(window, problem)
+                swift = seconds / window.seconds / capacity
+            share = max(used_share, fair_share * max(used_share, busy))
+            share = swift + max(0.0, share - swift) / full
         else:
-            found, weight = max(fair, mine + 1.0 - busy), RELAX_WEIGHT
-            if found < self.server_share:
-                weight = NEW_WEIGHT
-        found = min(max(found, 0.01), 1.0)
-        self.server_share += weight * (found - self.server_share)
+            share = max(fair_share, used_share + 1.0 - busy)
+        is_relaxing = not queued and share >= self.server_share
+        weight = RELAX_WEIGHT if is_relaxing else NEW_WEIGHT
+        share = min(max(share, 0.01), 1.0)
+        self.server_share += weight * (share - self.server_share)
 
-    def _served(self, window: WindowMetrics, problem: Problem) -> float:
-        """Of what was used of the server's cores, Swift's own part."""
+    def _swift_seconds(self, window: WindowMetrics, problem: Problem) -> float:
+        """Returns core-seconds of Swift itself on the server."""
         modelled = _modelled(window, problem)
         return self.server_share * modelled.get(SERVING, 0.0)
 
@@ -365,9 +368,9 @@ def _modelled(
     problem: Problem,
     counts: Callable[[Route], bool] = lambda route: True,
 ) -> dict[str, float]:
-    """Seconds by kind of work that the model gives for what came."""
+    """Returns modelled seconds of the window's samples, by component."""
     sums: dict[str, float] = defaultdict(float)
-    for option, count in _came(window, problem):
+    for option, count in _options_of(window, problem):
         if counts(option.route):
             for kind, seconds in option.work.items():
                 sums[kind] += count * seconds
@@ -375,7 +378,7 @@ def _modelled(
 
 
 def _modelled_layers(window: WindowMetrics, problem: Problem) -> float:
-    """Device-seconds that the model gives for what was finished here."""
+    """Returns modelled device-seconds of layers computed on the client."""
     each = {
         option.cut: option.work.get(CLIENT_LAYERS, 0.0)
         for option in problem.options
@@ -386,15 +389,15 @@ def _modelled_layers(window: WindowMetrics, problem: Problem) -> float:
 
 
 def _modelled_use(window: WindowMetrics, problem: Problem) -> dict[str, float]:
-    """Of each resource, that the model gives for what came."""
+    """Returns the modelled use of each resource by the window's samples."""
     sums: dict[str, float] = defaultdict(float)
-    for option, count in _came(window, problem):
+    for option, count in _options_of(window, problem):
         for resource, amount in option.use.items():
             sums[resource] += count * amount
     return sums
 
 
-def _came(
+def _options_of(
     window: WindowMetrics, problem: Problem
 ) -> Iterator[tuple[Option, int]]:
     known = {each.route: each for each in problem.options}
@@ -403,8 +406,8 @@ def _came(
             yield known[route], count
 
 
-def _scarcer(problem: Problem, used: Mapping[str, float]) -> str:
-    """The resource of the storage tier that was used to a higher part."""
+def _busier_resource(problem: Problem, used: Mapping[str, float]) -> str:
+    """Returns the resource of the storage tier with the higher usage."""
     return max(
         (SERVER_CPU, SERVER_DEVICE),
         key=lambda name: used.get(name, 0.0) / problem.capacity(name),

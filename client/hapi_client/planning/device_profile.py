@@ -33,14 +33,14 @@ from hapi_splitter.profiling.profiler import prefix_outputs, profile_model
 
 @dataclass(frozen=True)
 class LocalFacts:
-    """What the client knows by itself.
+    """Measurements of the client.
 
     Attributes:
-        cuts: all of them.
-        samples: costs of samples.
+        cuts: all cuts of the frozen region.
+        samples: sizes and CPU times of a sample.
         client: profile of the client's device.
-        num_probed: samples that were measured, of the data set or made here.
-        skipped: cuts that might be worth it, but there was no time.
+        num_probed: number of samples that were measured.
+        skipped: candidate cuts that were left out for lack of time.
     """
 
     cuts: tuple[CutFacts, ...]
@@ -59,14 +59,14 @@ def measure(
     """Measures samples and the client's device.
 
     Args:
-        region: of the model.
-        probe: samples.
-        encodings: canonical texts of those to measure.
-        cuts: to measure beside the candidates.
+        region: frozen region of the model.
+        probe: samples to decode.
+        encodings: canonical texts of the encodings to measure.
+        cuts: cuts to measure in addition to the candidates.
 
     Raises:
-        ClientError: ``bad_sample`` when none of the samples decodes.
-        DoesNotFitError: the device has no memory for it.
+        ClientError: ``bad_sample`` if none of the samples can be decoded.
+        DoesNotFitError: if the device has too little memory.
     """
     try:
         return _measure(region, probe, encodings, cuts)
@@ -74,10 +74,10 @@ def measure(
         torch.cuda.empty_cache()
         raise DoesNotFitError(
             "does_not_fit",
-            "this device has no memory left to measure the frozen layers on "
-            f"{region.forward_samples} samples: {error}; measure on another "
-            "device, or train with cut='freeze', which computes all of them "
-            "in the store",
+            "this device has too little free memory to measure the frozen "
+            f"layers on {region.forward_samples} samples: {error}; use "
+            "another device, or cut='freeze', which computes all frozen "
+            "layers in the store",
         ) from error
 
 
@@ -95,8 +95,8 @@ def _measure(
     encode_seconds, unpack_seconds = {}, {}
     deadline = time.monotonic() + ENCODING_SECONDS
     skipped = []
-    # Small ones first: where time runs out, the large ones are no loss. But
-    # the whole frozen region is what others are compared with.
+    # The whole frozen region first, as others are compared with it; then by
+    # size, because large features are the smallest loss if time runs out.
     for cut in sorted(
         chosen, key=lambda cut: (cut != len(facts), features[cut].nbytes)
     ):
@@ -109,7 +109,7 @@ def _measure(
                 wire_bytes[key],
                 encode_seconds[key],
                 unpack_seconds[key],
-            ) = _travel(features[cut], encoding)
+            ) = _measure_encoding(features[cut], encoding)
     return LocalFacts(
         cuts=facts,
         samples=SampleCosts(
@@ -129,19 +129,19 @@ def _measure(
 def _features(
     region: FrozenRegion, samples: torch.Tensor, cuts: Sequence[int]
 ) -> dict[int, torch.Tensor]:
-    """At each cut, computed in batches of the size that is usual here."""
+    """Returns the features at each cut, on the CPU."""
     parts = [
         prefix_outputs(region.device_graph, part.to(region.device), cuts)
         for part in torch.split(samples, region.forward_samples)
     ]
-    # What is timed is encoding on one core of the CPU, as the plan has it.
+    # The plan's encoding time is that of one CPU core.
     return {
         cut: torch.cat([part[cut] for part in parts]).cpu() for cut in cuts
     }
 
 
 def cut_facts(region: FrozenRegion) -> tuple[CutFacts, ...]:
-    """The cuts as the planner knows them."""
+    """Returns the region's cuts in the planner's terms."""
     return tuple(
         CutFacts(
             index=cut.index,
@@ -156,7 +156,7 @@ def cut_facts(region: FrozenRegion) -> tuple[CutFacts, ...]:
 
 
 def profile_device(region: FrozenRegion) -> ModelProfile:
-    """The profile of the client's own device, at its batch size."""
+    """Profiles the client's device at its batch size."""
     profile = profile_model(
         region.device_graph,
         region.device,
@@ -165,15 +165,15 @@ def profile_device(region: FrozenRegion) -> ModelProfile:
         batches=(region.forward_samples,),
         budget_seconds=BUDGET_SECONDS,
     )
-    # It has just run, so there is as much.
-    least = profile.peak_bytes[-1]
+    # The profile has just run, so this much memory is available.
+    min_bytes = profile.peak_bytes[-1]
     return replace(
-        profile, memory_limit_bytes=max(profile.memory_limit_bytes, least)
+        profile, memory_limit_bytes=max(profile.memory_limit_bytes, min_bytes)
     )
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Memory of the device that the job has or may still take."""
+    """Returns the device memory that the job has or may allocate."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device))
@@ -193,52 +193,52 @@ def _available_bytes() -> int:
 def _decode(
     region: FrozenRegion, probe: ProbeSamples
 ) -> tuple[torch.Tensor, float]:
-    """The samples that can be decoded, and core-seconds of one."""
-    found = []
+    """Returns the samples that can be decoded, and core-seconds of one."""
+    decoded = []
     seconds = 0.0
     failure = f"one {probe.missing_message}"
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         for data in probe.members[:1]:
-            with contextlib.suppress(SampleError):  # told of below
-                region.decode(data)  # the first one is slow
+            with contextlib.suppress(SampleError):  # logged below
+                region.decode(data)  # warm-up
         for data in probe.members:
             started = time.thread_time()
             try:
-                found.append(region.decode(data))
+                decoded.append(region.decode(data))
             except SampleError as error:
-                logger.info("a sample to measure is left out: %s", error)
+                logger.info("cannot decode a sample to measure: %s", error)
                 failure = str(error)
                 continue
             seconds += time.thread_time() - started
     finally:
         torch.set_num_threads(before)
-    if not found:
+    if not decoded:
         raise ClientError(
             "bad_sample",
-            "none of the samples to be measured can be decoded; look at the "
-            f"{region.transform.medium.name}s ({failure}), or train with "
-            "cut='stream', which measures nothing",
+            f"none of the {len(probe.members)} samples to measure can be "
+            f"decoded; check the {region.transform.medium.name}s ({failure}), "
+            "or use cut='stream', which measures nothing",
         )
-    return torch.stack(found), seconds / len(found)
+    return torch.stack(decoded), seconds / len(decoded)
 
 
-def _travel(
+def _measure_encoding(
     features: torch.Tensor, encoding: str
 ) -> tuple[float, float, float]:
-    """Bytes, and core-seconds to encode and to unpack; all per sample."""
+    """Returns bytes and core-seconds to encode and to decode, per sample."""
     before = torch.get_num_threads()
-    # The seconds of this thread are to be all that there are.
+    # Only the CPU time of this thread is counted.
     torch.set_num_threads(1)
     try:
-        _travel_once(features, encoding)
-        return _travel_once(features, encoding)
+        _encode_and_decode(features, encoding)  # warm-up
+        return _encode_and_decode(features, encoding)
     finally:
         torch.set_num_threads(before)
 
 
-def _travel_once(
+def _encode_and_decode(
     features: torch.Tensor, encoding: str
 ) -> tuple[float, float, float]:
     count = len(features)
@@ -248,8 +248,8 @@ def _travel_once(
         sink, feature_schema(features.shape[1:], encoding)
     )
     header_bytes = sink.tell()
-    # Neighbours travel in one batch. Samples of distant places would compress
-    # by what they have in common, as copies of one image have all.
+    # A batch has neighbours only, as in a real stream: compression depends
+    # on their similarity.
     for part in torch.split(features, SAMPLES_PER_SPAN):
         encoded = encode(part, encoding)
         rows = [Row(number, str(number)) for number in range(len(part))]

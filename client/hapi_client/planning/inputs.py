@@ -17,23 +17,24 @@ from hapi_protocol.headers import ModelPath
 
 @dataclass(frozen=True)
 class PlannerInputs:
-    """What a planner of a job works with.
+    """Parts of a job that its planner uses.
 
     Attributes:
-        connection: to the account.
-        region: of the model.
-        models_container: where packages are stored.
-        read: gets samples to be measured, of so many bytes at most.
-        measure: these and the client's device; called once, in the
-            training loop's thread.
-        horizon: of the job.
-        options: when to look again.
-        package_stored: told where the package is, and the bytes sent for
-            it, before the first push.
-        samples_so_far: that the training loops of all ranks have had.
-        earlier_samples: likewise, of a run that this job goes on with.
-        tracker: of the store's cache.
-        listing: fills the tracker; None if nothing is cached.
+        connection: connection to the account.
+        region: frozen region of the model.
+        models_container: container in which packages are stored.
+        read: reads samples to measure, up to a number of bytes.
+        measure: measures these samples and the client's device; called once,
+            in the training loop's thread.
+        remaining_work: estimates the remaining epochs.
+        options: options of re-planning.
+        package_stored: called before the first push-down with the path of
+            the package and the bytes sent for it.
+        samples_so_far: returns the samples delivered to the training loops
+            of all ranks.
+        earlier_samples: returns those of the run that this job continues.
+        tracker: tracker of the store's cache.
+        listing: updates the tracker; None if nothing is cached.
     """
 
     connection: Connection
@@ -52,22 +53,22 @@ class PlannerInputs:
 
 @dataclass(frozen=True)
 class RemainingWork:
-    """How many samples are still to come.
+    """Estimates how many epochs are left.
 
-    Without a number of epochs as many are expected as have come already,
-    and at least the epoch under way: whoever has trained for long will go
-    on for long, and a wrong guess costs at most as much again.
+    Without a number of epochs, as many are expected as have passed already,
+    and at least the rest of this epoch: a wrong guess then costs at most as
+    much time again.
 
     Args:
-        num_samples: of the data set.
-        epochs: that the user announced, if so.
+        num_samples: samples of the data set.
+        epochs: number of epochs that the user announced; None if unknown.
     """
 
     num_samples: int
     epochs: float | None
 
     def remaining_epochs(self, samples_so_far: int) -> float:
-        """At least the rest of the epoch under way."""
+        """Returns the remaining epochs, at least the rest of this one."""
         done = samples_so_far / self.num_samples
         if self.epochs is not None:
             return max(self.epochs - done, 1.0 - done % 1.0)

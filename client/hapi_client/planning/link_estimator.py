@@ -6,21 +6,30 @@ from dataclasses import dataclass
 
 from hapi_splitter.planner.problem import UNSEEN_LINK
 
+BUSY_SHARE = 0.9
+"""Share of its capacity from which on a resource may be the bottleneck."""
+NEW_WEIGHT = 0.5
+"""Weight of the newest window in an average."""
 RELAX_WEIGHT = 0.1
-"""Of the newest interval where it only shows that there may be more."""
+"""Weight of a window that shows only that more may be possible."""
 LINK_MEMORY_SECONDS = 60.0
+"""Time without saturation after which the link estimate grows."""
 LINK_GROWTH = 0.1
-"""A link not seen at its limit for that long is taken to be faster by this
-part, and by twice as much each further interval, so that one that became
-faster is found."""
+"""First relative growth then; it doubles with each further window, so that a
+link that became faster is found."""
 MAX_RATE_RATIO = 1.5
-"""What a link at its limit carries tells so well how fast it is that an
-older estimate is kept within this factor of it."""
+"""Largest ratio of an estimate to the rate of a saturated link, and of a rate
+that may come from buffered bytes to the estimate."""
 
 
 @dataclass
 class LinkEstimator:
-    """Bytes per second of the job's path to Swift, all flows together."""
+    """Estimates the link's throughput, all flows together.
+
+    Attributes:
+        bytes_per_second: the estimate; :data:`UNSEEN_LINK` until the link
+            was saturated once.
+    """
 
     bytes_per_second: float = UNSEEN_LINK
     _seconds_since_limited: float = 0.0
@@ -28,16 +37,16 @@ class LinkEstimator:
 
     @property
     def has_limit(self) -> bool:
-        """Whether it is known to have a limit."""
+        """True once the link was saturated."""
         return self.bytes_per_second < UNSEEN_LINK
 
     def observe(self, rate: float, limited: bool, seconds: float) -> None:
-        """Takes one interval in.
+        """Updates the estimate with one window.
 
         Args:
-            rate: bytes per second that it carried.
-            limited: whether the link was what limited it.
-            seconds: its length.
+            rate: bytes per second that arrived.
+            limited: True if the link was saturated.
+            seconds: length of the window.
         """
         if not limited:
             self._seconds_since_limited += seconds
@@ -46,7 +55,7 @@ class LinkEstimator:
                 self.bytes_per_second *= 1 + self._growth
                 self._growth *= 2
                 if full:
-                    # It may well be what is believed: one small step.
+                    # The estimate may be right: one small step.
                     self._seconds_since_limited = 0.0
                     self._growth = LINK_GROWTH
             self.raise_to(rate)
@@ -59,14 +68,7 @@ class LinkEstimator:
         self.bytes_per_second = before + NEW_WEIGHT * (rate - before)
 
     def raise_to(self, rate: float) -> None:
-        """Takes in what it carried, whatever limited that."""
+        """Raises the estimate to a rate that was reached."""
         self.bytes_per_second = min(
             max(self.bytes_per_second, rate), UNSEEN_LINK
         )
-
-
-BUSY_SHARE = 0.9
-"""A resource used to this part of its capacity may be what limits."""
-
-NEW_WEIGHT = 0.5
-"""Of the newest interval in an average."""

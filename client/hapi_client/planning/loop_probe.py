@@ -1,8 +1,7 @@
-"""Has the training loop's own thread measure, between two of its spans.
+"""Runs the client's measurement in the thread of the training loop.
 
-torch's settings of precision are the whole process's, and must not change
-while the loop computes; so what changes them does not run beside it. What is
-fetched ahead meanwhile is not lost.
+Measuring changes torch's settings of precision, which are global: they must
+not change while the loop computes.  Spans are still read ahead meanwhile.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from hapi_protocol.errors import ClientError
 
 
 class TrainingThreadProbe:
-    """One measurement, asked for by one thread and made by another.
+    """A measurement that the planning thread requests from the loop's.
 
     Args:
-        measure: of samples and device; runs in the loop's thread.
+        measure: measures samples and device; runs in the loop's thread.
     """
 
     def __init__(self, measure: Callable[[ProbeSamples], LocalFacts]) -> None:
@@ -31,36 +30,37 @@ class TrainingThreadProbe:
 
     @property
     def facts(self) -> LocalFacts | None:
-        """What was measured, if it was."""
+        """Result of the measurement; None before."""
         return self._facts
 
-    # --- the thread that wants them ---
+    # --- the planning thread ---
 
-    def ask(self, probe: ProbeSamples) -> None:
-        """The next span's coming starts the measurement."""
+    def request(self, probe: ProbeSamples) -> None:
+        """Requests a measurement, which begins when the next span arrives."""
         self._probe = probe
 
     def take_failure(self) -> Exception | None:
-        """What has made the measurement fail; told once."""
+        """Returns the error of the measurement once, then None."""
         failure, self._failure = self._failure, None
         return failure
 
     # --- the training loop's thread ---
 
     def span_arrived(self) -> None:
-        """Measures if it was asked to; raises nothing of its own."""
-        # Several loops of one job may be under way; one of them measures.
+        """Measures if requested; an error is left to the planning thread."""
+        # A job may have several loops at a time; one of them measures.
         if self._probe is None or not self._busy.acquire(blocking=False):
             return
         try:
             if self._probe is not None:
                 self._facts = self._measure(self._probe)
         except Exception as error:
-            # The other thread tells of it: the loop must go on.
+            # The planning thread reports it: the loop must go on.
             self._failure = error
         except BaseException:
             self._failure = ClientError(
-                "not_connected", "the loop was left while it measured"
+                "not_connected",
+                "the training loop ended during the measurement",
             )
             raise
         finally:

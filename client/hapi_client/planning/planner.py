@@ -1,14 +1,10 @@
-"""Plans a running job: measures, stores the package, asks the worker, mixes.
+"""Makes the first plan of a running job, and hands over to the re-planner.
 
-A job begins by streaming. Meanwhile a thread of its own waits until the
-link has shown what it carries, has samples and the device measured, asks
-whether push-down could pay even with an infinitely fast worker, stores the
-package, has the worker profile it, and only then are spans pushed. Whatever
-fails there costs the job nothing but the chance: it is logged, and the job
-goes on streaming.
-
-It is the training loop's own thread that measures; see
-:mod:`hapi_client.loop_measurement`.
+A job begins with raw reads.  Meanwhile a thread observes the link, has the
+training loop's thread measure samples and device
+(:mod:`hapi_client.planning.loop_probe`), stops if push-down would not pay with
+an infinitely fast worker, stores the package, and has the worker profile it.
+An error on this way is logged, and the job continues with raw reads.
 """
 
 from __future__ import annotations
@@ -53,37 +49,38 @@ from hapi_splitter.units import number_text
 logger = logging.getLogger(__name__)
 
 WARM_UP_SECONDS = 2.0
-"""Of streaming, before anything is uploaded: so long the link is watched,
-and longer until :data:`WARM_UP_SPANS` have come."""
+"""Minimum time of raw reads by which the link is estimated."""
 WARM_UP_SPANS = 2
+"""Minimum number of spans that must arrive in that time."""
 MAX_WARM_UP_SECONDS = 60.0
+"""Time after which one span is enough."""
 POLL_SECONDS = 0.2
 READ_SECONDS = 8.0
-"""Of reading samples, about: a slow link brings fewer of them."""
+"""Approximate time to read samples; on a slow link fewer are read."""
 MIN_REMAINING_SECONDS = 60.0
-"""Of streaming: what would be over sooner is not worth the measuring, for
-which the loop stands still for some seconds."""
+"""Remaining time below which a job does not plan, because measuring stops the
+loop for some seconds."""
 RETRY_SECONDS = 30.0
-"""After a plan that did not come about; doubles up to the longest."""
+"""First pause after a failed attempt; it doubles with each."""
 MAX_RETRY_SECONDS = 600.0
 PROFILE_SECONDS = 180.0
 JOIN_SECONDS = 10.0
 UNLIMITED = 1e6
-"""Speed of a worker that nothing limits, for the question whether it could
-pay at all."""
+"""Cores and devices of an infinitely fast worker."""
 
 
 class JobPlanner:
-    """The plan of one job, from its first span to its last.
+    """Plans one job, from its first span to its last.
 
     Args:
-        parts: see there.
-        estimates: of the conditions.
-        mixer: begins with streaming alone.
-        meter: of the job.
+        parts: parts of the job.
+        estimates: estimates of the conditions.
+        scheduler: schedules spans; it begins with raw reads.
+        metrics: collects the job's windows.
 
     Attributes:
-        no_plan_reason: while there is none; a clause that follows "no plan:".
+        no_plan_reason: reason for which there is no plan yet; a clause that
+            follows "no plan:".
     """
 
     def __init__(
@@ -109,7 +106,7 @@ class JobPlanner:
         self._replanner: Replanner | None = None
         self._settled = threading.Event()
         self._lock = threading.Lock()
-        # The thread must not keep a job alive that nobody wants any more.
+        # The thread must not keep a forgotten job alive.
         weakref.finalize(self, self._scope.set_cancelled)
         self._thread = threading.Thread(
             target=_prepare,
@@ -121,10 +118,10 @@ class JobPlanner:
     # --- the training loop's thread ---
 
     def begin(self, *, is_training: bool = True) -> None:
-        """Called when an epoch begins.
+        """Starts planning with the first epoch; called at each.
 
         Args:
-            is_training: lists the cache again for it, without waiting.
+            is_training: True to list the cache again, in a thread.
         """
         if self._thread.ident is None:
             self._metrics.take()
@@ -133,7 +130,7 @@ class JobPlanner:
             self._parts.listing.start(self._scope)
 
     def span_arrived(self) -> None:
-        """Called after each span."""
+        """Measures or re-plans if it is time; called after each span."""
         self._measurement.span_arrived()
         with self._lock:
             replanner = self._replanner
@@ -141,15 +138,21 @@ class JobPlanner:
             replanner.span_arrived()
 
     def wait(self, seconds: float) -> bool:
-        """Whether the first plan was made, or given up, in time.
+        """Waits until the first attempt to plan has ended.
 
-        It needs :meth:`begin`, and spans that come meanwhile.
+        It needs :meth:`begin` before, and a loop that reads spans meanwhile.
+
+        Args:
+            seconds: longest wait.
+
+        Returns:
+            False if the attempt has not ended by then.
         """
         return self._settled.wait(seconds)
 
     @property
     def plan(self) -> Plan | None:
-        """The present one; None until there is one."""
+        """The current plan; None until there is one."""
         with self._lock:
             return self._replanner.plan if self._replanner else None
 
@@ -161,30 +164,36 @@ class JobPlanner:
 
     @property
     def num_changes(self) -> int:
-        """Plans so far."""
+        """Number of plans so far."""
         with self._lock:
             return self._replanner.num_changes if self._replanner else 0
 
     @property
     def problem(self) -> Problem | None:
-        """The planner's problem under the present conditions."""
+        """The planner's problem under current conditions; None before."""
         server, facts = self._server, self._measurement.facts
         if server is None or facts is None:
             return None
         return self._build(facts, server, self._estimates.conditions())
 
     def close(self) -> None:
-        """Ends what is under way."""
+        """Ends the planning thread and its requests."""
         self._parts.connection.cancel(self._scope)
         if self._thread.ident is not None:
             self._thread.join(JOIN_SECONDS)
             if self._thread.is_alive():
-                logger.warning("the planning of a job is still busy")
+                logger.warning(
+                    "the planning thread did not end in %g s", JOIN_SECONDS
+                )
 
     # --- the planning thread ---
 
     def attempt(self) -> float | None:
-        """Seconds until another attempt; None when none is wanted."""
+        """Makes one attempt to plan.
+
+        Returns:
+            Seconds until the next attempt; None if none is needed.
+        """
         try:
             with self._parts.connection.working_for(self._scope):
                 wait = self._try()
@@ -194,10 +203,10 @@ class JobPlanner:
             wait = self._longer_pause()
             self.no_plan_reason = str(error)
             logger.warning(
-                "no plan, streaming for %.0f s more: %s", wait, error
+                "no plan, raw reads for %.0f s more: %s", wait, error
             )
         except Exception:
-            logger.exception("a defect: no plan, the job streams")
+            logger.exception("a defect: no plan, raw reads only")
             self.no_plan_reason = "a defect, see the log"
             wait = self._longer_pause()
         if wait != POLL_SECONDS:
@@ -210,14 +219,14 @@ class JobPlanner:
         return pause
 
     def _try(self) -> float | None:
-        """One step on the way to a plan; as :meth:`attempt`."""
+        """Takes the next step towards a plan; returns as :meth:`attempt`."""
         facts = self._measurement.facts
         if facts is None:
-            return self._ask_for_facts()
+            return self._request_measurement()
         if self._server is None:
             if not self._may_pay(facts):
                 return self._longer_pause()
-            self._server = self._ask_server()
+            self._server = self._prepare_worker()
         server = self._server
         replanner = Replanner(
             lambda conditions: self._build(facts, server, conditions),
@@ -240,7 +249,7 @@ class JobPlanner:
             parts.earlier_samples() + parts.samples_so_far()
         )
 
-    def _ask_for_facts(self) -> float:
+    def _request_measurement(self) -> float:
         failure = self._measurement.take_failure()
         if failure is not None:
             self._first_window = None
@@ -250,46 +259,48 @@ class JobPlanner:
                 return self._longer_pause()
             so_far = self._parts.samples_so_far()
             if so_far == self._samples_before:
-                return POLL_SECONDS  # the loop has had nothing yet
-            had, self._samples_before = so_far - self._samples_before, so_far
+                return POLL_SECONDS  # the loop has not begun
+            num_samples = so_far - self._samples_before
+            self._samples_before = so_far
             window = self._metrics.take()
-            if self._is_nearly_over(window.seconds / had):
+            if self._is_nearly_over(window.seconds / num_samples):
                 return self._longer_pause()
-            self._measurement.ask(
-                self._parts.read(self._bytes_in_time(window))
+            self._measurement.request(
+                self._parts.read(self._max_probe_bytes(window))
             )
             self._first_window = window
         return POLL_SECONDS
 
-    def _bytes_in_time(self, window: WindowMetrics) -> float:
-        """That a read beside those of the job may take."""
+    def _max_probe_bytes(self, window: WindowMetrics) -> float:
+        """Returns how many bytes one more read may have to be in time."""
         if not window.received_bytes:
-            return math.inf  # all had come before: the link is no limit
+            return math.inf  # all data had arrived before the window
         rate = window.received_bytes / window.seconds
         return READ_SECONDS * rate / (1 + self._estimates.read_concurrency)
 
     def _is_nearly_over(self, sample_seconds: float) -> bool:
-        """
+        """Returns True, with a reason, if the rest is too short to plan.
+
         Args:
-            sample_seconds: for each that the loop has had, which may be far
-                fewer than were fetched ahead.
+            sample_seconds: time per sample that the loop has used; many more
+                may have been read ahead.
         """
         num_samples = self._parts.remaining_work.num_samples
         seconds = self._remaining_epochs() * num_samples * sample_seconds
         if seconds >= MIN_REMAINING_SECONDS:
             return False
         self._decline(
-            f"what is to come takes about {seconds:.0f} s, and measuring pays "
-            f"from {MIN_REMAINING_SECONDS:.0f} s on"
+            f"about {seconds:.0f} s remain, and planning needs at least "
+            f"{MIN_REMAINING_SECONDS:.0f} s"
         )
         return True
 
     def _decline(self, reason: str) -> None:
         self.no_plan_reason = reason
-        logger.info("no plan, the job streams: %s", reason)
+        logger.info("no plan, raw reads only: %s", reason)
 
     def _warm_up(self) -> bool:
-        """Lets the job stream for a while; whether spans came."""
+        """Waits for some raw reads; returns False if none arrived."""
         started = time.monotonic()
         before = self._metrics.num_spans
         while not _slept(self._scope, POLL_SECONDS):
@@ -302,7 +313,7 @@ class JobPlanner:
         return False
 
     def _may_pay(self, facts: LocalFacts) -> bool:
-        """Whether push-down would pay with a worker of endless speed."""
+        """Returns True if push-down pays with an infinitely fast worker."""
         server = unlimited_worker(facts.client)
         estimates = self._estimates
         estimates.client_threads = layer_threads(facts.client)
@@ -311,8 +322,8 @@ class JobPlanner:
             window = self._metrics.take()
         self._startup_cost = StartupCost(
             package_bytes=self._package_bytes(),
-            # A link without a known limit is no reason to take an upload
-            # for nothing: it is as fast as what was seen to come.
+            # If the link was never saturated, the received bytes are a lower
+            # bound of the upload's throughput.
             upload_bytes_per_second=window.received_bytes / window.seconds
             if window.received_bytes
             else None,
@@ -326,7 +337,7 @@ class JobPlanner:
         gain = speedup_over(streaming_plan(problem), best)
         if best.pushes and gain >= MIN_PUSH_GAIN:
             return True
-        self._decline(_why_not(best, gain))
+        self._decline(_decline_reason(best, gain))
         return False
 
     def _package_bytes(self) -> int:
@@ -335,7 +346,7 @@ class JobPlanner:
             return 0
         return parts.region.parameter_bytes
 
-    def _ask_server(self) -> ModelProfile:
+    def _prepare_worker(self) -> ModelProfile:
         parts = self._parts
         section = parts.connection.require_hapi()
         self._encodings = section.get("encodings", ENCODINGS)
@@ -356,7 +367,7 @@ class JobPlanner:
             parts.tracker.identify(profile.digest, profile.numerics_tag)
         if parts.listing is not None:
             parts.listing.read()
-        # What has been paid is no reason against pushing any more.
+        # The startup cost has been paid.
         self._startup_cost = StartupCost()
         self._estimates.server_threads = layer_threads(profile)
         return profile
@@ -371,7 +382,7 @@ class JobPlanner:
             facts.client,
             with_encodings(facts.samples, self._encodings),
             conditions,
-            # Only what the floor allows was measured.
+            # Only encodings that min_precision allows were measured.
             min_precision=PRECISIONS[-1],
             num_samples=parts.remaining_work.num_samples,
             epochs=self._remaining_epochs(),
@@ -379,29 +390,29 @@ class JobPlanner:
         )
 
 
-def _why_not(best: Plan, gain: float) -> str:
-    """Why even a worker of endless speed would not be asked.
+def _decline_reason(best: Plan, gain: float) -> str:
+    """Returns the reason not to use even an infinitely fast worker.
 
     Args:
-        best: plan with such a worker.
-        gain: of that over streaming.
+        best: best plan with such a worker.
+        gain: its speed-up over raw reads.
     """
     if best.pushes:
         return (
-            f"{best.label} would be {gain - 1:.1%} faster on a worker of "
-            f"endless speed, and {MIN_PUSH_GAIN - 1:.0%} is the least"
+            f"{best.label} would be {gain - 1:.1%} faster on an infinitely "
+            f"fast worker, and the minimum is {MIN_PUSH_GAIN - 1:.0%}"
         )
     if best.pays_from_samples is None:
-        return "no cut would be faster, not even on a worker of endless speed"
+        return "no cut would be faster, not even on an infinitely fast worker"
     pays_from = math.ceil(best.pays_from_samples)
     return (
-        "sending the package costs more than push-down would save, which "
-        f"pays from {number_text(pays_from)} samples on"
+        "uploading the package costs more time than push-down saves: the "
+        f"break-even is {number_text(pays_from)} samples"
     )
 
 
 def _prepare(reference: weakref.ref[JobPlanner], scope: CancelScope) -> None:
-    """The planning thread, until there is a plan or nobody wants one."""
+    """Runs the planning thread until there is a plan or the job ends."""
     while (planner := reference()) is not None:
         wait = planner.attempt()
         del planner
@@ -410,7 +421,7 @@ def _prepare(reference: weakref.ref[JobPlanner], scope: CancelScope) -> None:
 
 
 def _slept(scope: CancelScope, seconds: float) -> bool:
-    """Whether the scope was cancelled meanwhile."""
+    """Waits; returns True if the scope was cancelled."""
     try:
         scope.wait(seconds)
     except HapiError:
@@ -421,20 +432,20 @@ def _slept(scope: CancelScope, seconds: float) -> bool:
 def with_encodings(
     samples: SampleCosts, encodings: Sequence[str]
 ) -> SampleCosts:
-    """Without the encodings that a proxy does not have."""
-    kept = {
+    """Returns the costs of the encodings that a proxy supports."""
+    supported = {
         route: count
         for route, count in samples.wire_bytes.items()
         if route[1] in encodings
     }
-    return replace(samples, wire_bytes=kept)
+    return replace(samples, wire_bytes=supported)
 
 
 def unlimited_worker(client: ModelProfile) -> ModelProfile:
-    """A worker that nothing limits."""
+    """Returns the profile of an infinitely fast worker."""
     return replace(
         client,
-        device="endless",
+        device="unlimited",
         cores=UNLIMITED,
         num_devices=int(UNLIMITED),
         batches=tuple(

@@ -1,11 +1,10 @@
-"""Moves a running job's mix to what the present conditions ask for (pure).
+"""Re-plans a running job: adapts route weights to the conditions.  No I/O.
 
-Every job plans for itself, and all of them meet at the same workers: jobs
-that all jump to where room has just been seen, jump away together as well.
-So a move takes at most a quarter of the weight, comes at a jittered time,
-and only for a gain worth it. Moves to and fro become smaller each time; moves
-on the same way, and looks without any, make them larger again (as steps do in
-Rprop: Riedmiller and Braun, ICNN 1993).
+Jobs plan independently and share workers.  If all moved at once to a worker
+that has become idle, they would also leave it at once.  So a re-plan moves at
+most a quarter of the weight, at a jittered time, and only for a minimum gain.
+Steps shrink when their direction reverses, and grow again when it does not or
+when nothing moves (as in Rprop: Riedmiller and Braun, ICNN 1993).
 """
 
 from __future__ import annotations
@@ -43,33 +42,33 @@ from hapi_splitter.planner.problem import RAW_ROUTE, Route
 logger = logging.getLogger(__name__)
 
 MAX_MOVED = 0.25
-"""Weight that one re-plan may move."""
+"""Largest weight that a re-plan may move."""
 MIN_MOVED = 0.03
-"""That it may move however often moves went to and fro."""
+"""Lower bound of that limit, which reversals reduce."""
 SMALLER, LARGER = 0.5, 1.5
-"""Factors of that weight after a move back, and after one on the same way."""
+"""Factors of that limit after a reversal, and after anything else."""
 MIN_GAIN = 1.02
-"""A better mix must be this much faster under the model to be taken."""
+"""Minimum modelled speed-up for which the weights change."""
 MIN_WEIGHT = 0.02
-"""A way with less of the weight is not worth its requests: the others are
-nearly as fast without it, and one slow span keeps many fast ones waiting."""
+"""Weight below which a route is dropped: it gains little, and one slow span
+makes many fast ones wait."""
 MIN_PUSH_GAIN = 1.05
-"""A mix must be this much faster than streaming alone before anything is
-pushed, and :data:`MIN_GAIN` for that to go on: one span that is late costs
-more than such a mix promises."""
+"""Minimum speed-up over raw reads to start push-down; :data:`MIN_GAIN` is
+enough to continue it.  A late span costs more than a smaller gain."""
 MAX_CHANGES = 1000
+"""Number of plans that are remembered."""
 
 Build = Callable[[Conditions], Problem]
 
 
 @dataclass(frozen=True)
 class ReplanOptions:
-    """When a job looks at its plan again.
+    """Options of re-planning.
 
     Attributes:
-        seconds: of loading between two looks; jittered by a quarter to
+        seconds: loading time between two re-plans; jittered by a quarter to
             either side.
-        least_spans: that must have come meanwhile.
+        min_spans: spans that must have arrived meanwhile.
     """
 
     seconds: float = 5.0
@@ -82,14 +81,14 @@ class ReplanOptions:
 
 @dataclass(frozen=True)
 class PlanChange:
-    """One entry of a job's log of plans.
+    """A change of a job's plan.
 
     Attributes:
-        seconds: since the job's first plan.
-        mix: weights by (cut, encoding) from then on.
-        samples_per_second: that the model expects of it.
-        why: one sentence.
-        conditions: that it was made for.
+        seconds: time since the job's first plan.
+        mix: new weights by route.
+        samples_per_second: expected throughput.
+        why: reason in one sentence.
+        conditions: conditions for which it was made.
     """
 
     seconds: float
@@ -100,19 +99,23 @@ class PlanChange:
 
 
 class Replanner:
-    """Keeps a mixer's weights up with the conditions.
+    """Adapts the weights of a scheduler to the conditions.
 
     Args:
-        build: the problem under given conditions, for the samples that
-            are still to come.
-        estimates: of the conditions.
-        mixer: is given the weights.
-        meter: is asked for each interval.
-        options: when.
-        clock: monotonic seconds.
-        random: uniform in [0, 1).
-        tracker: of the store's cache; is given the routes to read from it.
-            None for a job without.
+        build: returns the problem under given conditions, for the remaining
+            samples.
+        estimates: estimates of the conditions.
+        scheduler: scheduler whose weights are changed.
+        metrics: source of the windows.
+        options: options of re-planning.
+        clock: returns monotonic seconds.
+        random: returns a number in [0, 1).
+        tracker: tracker of the store's cache, which gets the routes whose
+            features are read; None for a job without cache.
+
+    Attributes:
+        num_changes: number of plans, also of those no longer remembered.
+        plan: the current plan; None before :meth:`begin`.
     """
 
     def __init__(
@@ -144,13 +147,13 @@ class Replanner:
         self._replanning = threading.Lock()
         self._changes: deque[PlanChange] = deque(maxlen=MAX_CHANGES)
         self.num_changes = 0
-        """In all, also those that the log has no more."""
+
         self.plan: Plan | None = None
         self._schedule_next()
 
     @property
     def changes(self) -> Sequence[PlanChange]:
-        """The log of plans, oldest first."""
+        """The latest plans, oldest first."""
         return tuple(self._changes)
 
     @property
@@ -158,25 +161,25 @@ class Replanner:
         return self._estimates
 
     def begin(self) -> Plan:
-        """The first plan, taken as it is."""
+        """Makes the first plan, and applies it at once."""
         self._metrics.take()
-        problem = self._present()
-        plan = self._wanted(problem, MIN_PUSH_GAIN)
-        self._take(problem, _weights(plan.mix), plan)
+        problem = self._current_problem()
+        plan = self._best_plan(problem, MIN_PUSH_GAIN)
+        self._apply(problem, _weights(plan.mix), plan)
         return plan
 
     def span_arrived(self) -> None:
-        """Told of each span; now and then looks at the plan."""
+        """Re-plans if it is time; called after each span."""
         self._spans += 1
-        # Several loops may be under way; one of them looks.
+        # A job may have several loops at a time; one of them re-plans.
         if not self._is_due() or not self._replanning.acquire(blocking=False):
             return
         try:
             if self._is_due():
                 self.replan()
         except Exception:
-            # A defect of the planning must not end a training run.
-            logger.exception("a defect: the plan stays as it is")
+            # An error in planning must not end a training run.
+            logger.exception("a defect: cannot re-plan, the plan stays")
         finally:
             self._replanning.release()
 
@@ -187,34 +190,34 @@ class Replanner:
         )
 
     def replan(self) -> None:
-        """Takes the interval in, and moves the mix if that pays."""
+        """Ends the window, and changes the weights if that pays."""
         self._schedule_next()
         window = self._metrics.take()
         estimates = self._estimates
         estimates.observe(window, self._build)
-        problem = self._present()
-        now = dict(self._scheduler.weights)
-        if self._update_worker_lost(window, problem, now):
+        problem = self._current_problem()
+        current = dict(self._scheduler.weights)
+        if self._update_worker_lost(window, problem, current):
             return
-        is_pushing = any(route != RAW_ROUTE for route in now)
-        wanted = self._wanted(
+        is_pushing = any(route != RAW_ROUTE for route in current)
+        target = self._best_plan(
             problem, MIN_GAIN if is_pushing else MIN_PUSH_GAIN
         )
-        present = evaluate(problem, _options(problem, now), "auto")
-        gives_up = is_pushing and not wanted.pushes
-        if self._gain(problem, present, wanted) < MIN_GAIN and not gives_up:
+        present = evaluate(problem, _options(problem, current), "auto")
+        gives_up = is_pushing and not target.pushes
+        if self._gain(problem, present, target) < MIN_GAIN and not gives_up:
             self._set_plan(present)
             self._use_cached(problem, present)
             self._max_moved = min(MAX_MOVED, LARGER * self._max_moved)
             return
-        target = _weights(wanted.mix)
-        direction = difference(target, now)
+        weights = _weights(target.mix)
+        direction = difference(weights, current)
         self._max_moved = self._next_max_moved(direction)
         self._direction = direction
-        self._take(problem, step(now, target, self._max_moved), wanted)
+        self._apply(problem, step(current, weights, self._max_moved), target)
 
-    def _present(self) -> Problem:
-        """The problem of now, and the cache's state, for one re-plan."""
+    def _current_problem(self) -> Problem:
+        """Returns the current problem, and takes the cache's state."""
         problem = self._build(self._estimates.conditions())
         self._cache = self._tracker.state()
         self._metrics.set_link_seconds(
@@ -225,11 +228,11 @@ class Replanner:
         )
         return problem
 
-    def _wanted(self, problem: Problem, min_gain: float) -> Plan:
-        """The best plan, or streaming where pushing gains too little.
+    def _best_plan(self, problem: Problem, min_gain: float) -> Plan:
+        """Returns the best plan, or raw reads if push-down gains too little.
 
-        Little as it gains, it goes on where others keep the worker busy that
-        would gain more: its answers tell when they are gone.
+        A smaller gain is enough if other jobs keep the worker busy: without
+        responses this job would not notice when they end.
         """
         plan = without_minor_routes(problem, self._solve(problem))
         streaming = streaming_plan(problem)
@@ -247,8 +250,8 @@ class Replanner:
             rule=plan.rule,
             reasons=(
                 f"{streaming.label}.",
-                f"{plan.label} would be {gain - 1:.1%} faster, which is less "
-                "than spans that come late may cost.",
+                f"{plan.label} would be {gain - 1:.1%} faster, less than the "
+                f"minimum of {min_gain - 1:.0%}.",
             ),
         )
 
@@ -258,7 +261,7 @@ class Replanner:
         return solve_with_cache(problem, self._cache)
 
     def _gain(self, problem: Problem, other: Plan | None, plan: Plan) -> float:
-        """Speed-up of a plan over another, in all remaining epochs."""
+        """Returns the speed-up of a plan over another to the job's end."""
         if (
             self._cache is None
             or other is None
@@ -272,7 +275,7 @@ class Replanner:
         return before / after
 
     def _use_cached(self, problem: Problem, plan: Plan) -> None:
-        """Reads cached features of the routes that are faster than the mix."""
+        """Enables cached reads of the routes that are faster than the plan."""
         if not self._tracker.is_active or not plan.samples_per_second:
             return
         seconds = {
@@ -297,17 +300,16 @@ class Replanner:
         self,
         window: WindowMetrics,
         problem: Problem,
-        now: Mapping[Route, float],
+        current: Mapping[Route, float],
     ) -> bool:
-        """Whether most of what should be pushed is not, at present.
+        """Returns True while most push-down falls back to raw reads.
 
-        Spans that cannot be pushed are streamed one by one, and the worker is
-        asked again by itself; the weights stay for when it is back.
+        The weights stay: the circuit breaker probes the worker by itself.
         """
-        came = window.pushed_samples + window.num_cached
-        if all(route == RAW_ROUTE for route in now):
-            self._is_worker_lost = False  # nobody asks it any more
-        elif window.fell_back > came:
+        num_features = window.pushed_samples + window.num_cached
+        if all(route == RAW_ROUTE for route in current):
+            self._is_worker_lost = False  # nothing is pushed down any more
+        elif window.fell_back > num_features:
             streaming = {RAW_ROUTE: 1.0}
             plan = evaluate(problem, _options(problem, streaming), "auto")
             if not self._is_worker_lost:
@@ -315,27 +317,26 @@ class Replanner:
                 self._record(
                     streaming,
                     plan,
-                    f"The worker does not answer ({window.fell_back} samples, "
-                    f"{came} came): what it should compute is "
-                    "streamed until it does.",
+                    f"The worker does not answer: {window.fell_back} samples "
+                    f"fell back to raw reads, {num_features} did not.",
                 )
             self._set_plan(plan)
-        elif self._is_worker_lost and came:
+        elif self._is_worker_lost and num_features:
             self._is_worker_lost = False
-            plan = evaluate(problem, _options(problem, now), "auto")
-            self._record(now, plan, "The worker answers again.")
+            plan = evaluate(problem, _options(problem, current), "auto")
+            self._record(current, plan, "The worker answers again.")
         return self._is_worker_lost
 
-    def _take(
+    def _apply(
         self,
         problem: Problem,
         weights: Mapping[Route, float],
-        wanted: Plan,
+        target: Plan,
     ) -> None:
-        # The first sentence says what the mix is, which is plain to see.
-        why = " ".join(wanted.reasons[1:2] or wanted.reasons)
+        # The first sentence of the reasons only repeats the weights.
+        why = " ".join(target.reasons[1:2] or target.reasons)
         self._scheduler.change(weights)
-        plan = evaluate(problem, _options(problem, weights), wanted.rule)
+        plan = evaluate(problem, _options(problem, weights), target.rule)
         self._use_cached(problem, plan)
         self._record(weights, plan, why)
 
@@ -365,64 +366,71 @@ class Replanner:
 
 
 def without_minor_routes(problem: Problem, plan: Plan) -> Plan:
-    """The plan without ways that are not worth their requests.
+    """Returns the plan without routes below :data:`MIN_WEIGHT`.
 
-    All that a job pushes is never left out: little as it is, it shows
-    whether the worker has more room by now.
+    A job keeps some push-down if it has any: the responses show when the
+    worker has more capacity.
     """
-    kept = [each for each in plan.mix if each[1] >= MIN_WEIGHT]
+    major = [each for each in plan.mix if each[1] >= MIN_WEIGHT]
     pushes = any(option.cut for option, _ in plan.mix)
-    if pushes and not any(option.cut for option, _ in kept):
+    if pushes and not any(option.cut for option, _ in major):
         return plan
-    if len(kept) == len(plan.mix):
+    if len(major) == len(plan.mix):
         return plan
-    return evaluate(problem, kept, plan.rule)
+    return evaluate(problem, major, plan.rule)
 
 
 def speedup_over(other: Plan | None, plan: Plan) -> float:
-    """By which factor a plan is faster than another, if that can run."""
+    """Returns the speed-up of a plan over another, which may be impossible.
+
+    Returns:
+        A factor; infinity without another plan.
+    """
     if other is None or not other.samples_per_second:
         return math.inf
     return plan.samples_per_second / other.samples_per_second
 
 
 def step(
-    now: Mapping[Route, float], wanted: Mapping[Route, float], most: float
+    current: Mapping[Route, float],
+    target: Mapping[Route, float],
+    max_moved: float,
 ) -> dict[Route, float]:
-    """Weights on the way from one mix to another.
+    """Moves weights towards a target.
 
     Args:
-        now: weights that sum to 1.
-        wanted: likewise.
-        most: weight that may move; all of it if less has to.
+        now: current weights, which sum to 1.
+        wanted: target weights, which sum to 1.
+        max_moved: largest weight to move.
     """
-    change = difference(wanted, now)
+    change = difference(target, current)
     distance = sum(abs(each) for each in change.values()) / 2
-    part = min(1.0, most / distance) if distance > 0 else 1.0
+    part = min(1.0, max_moved / distance) if distance > 0 else 1.0
     moved = {
-        route: now.get(route, 0.0) + part * change[route] for route in change
+        route: current.get(route, 0.0) + part * change[route]
+        for route in change
     }
-    kept = {
+    major = {
         route: weight
         for route, weight in moved.items()
-        if weight >= MIN_WEIGHT or route in wanted
+        if weight >= MIN_WEIGHT or route in target
     }
-    whole = sum(kept.values())
-    return {route: weight / whole for route, weight in kept.items()}
+    total = sum(major.values())
+    return {route: weight / total for route, weight in major.items()}
 
 
 def difference(
-    wanted: Mapping[Route, float], now: Mapping[Route, float]
+    target: Mapping[Route, float], current: Mapping[Route, float]
 ) -> dict[Route, float]:
-    """Of weights, by way."""
-    routes = sorted({*now, *wanted})
+    """Returns the change of each route's weight."""
     return {
-        route: wanted.get(route, 0.0) - now.get(route, 0.0) for route in routes
+        route: target.get(route, 0.0) - current.get(route, 0.0)
+        for route in sorted({*current, *target})
     }
 
 
 def describe_mix(weights: Mapping[Route, float]) -> str:
-    """``60 % cut 21 float32, 40 % stream``."""
+    """Returns weights as text: ``60 % cut 21 float32, 40 % stream``."""
     parts = sorted(weights.items(), key=lambda part: -part[1])
     return ", ".join(
         f"{100 * weight:.0f} % "
@@ -432,7 +440,7 @@ def describe_mix(weights: Mapping[Route, float]) -> str:
 
 
 def route_label(route: Route) -> str:
-    """As :attr:`hapi_splitter.planner.plan.Option.label`."""
+    """Returns the text that :attr:`Option.label` gives a route."""
     cut, encoding = route
     return f"cut {cut} · {encoding}" if cut else "stream"
 

@@ -1,13 +1,13 @@
-"""Which span goes which way, so that the whole follows the plan (pure).
+"""Schedules spans on routes by weight.  No I/O.
 
-Each span credits every way with its samples times the way's weight, and is
-charged to the way it goes: smooth weighted round robin. The debt of a way
-is bounded, so after any number of spans the samples that went a way differ
-from its weight's share by a few spans only.
+Smooth weighted round robin: each span credits every route with its samples
+times the route's weight, and debits the route that it takes.  The deficit of a
+route is bounded, so its samples never differ from its share by more than a few
+spans.
 
-The last spans of an epoch are dealt otherwise: one that a slow way brings
-after all others would keep everybody waiting (:func:`straggling_routes`). What that
-way is owed then, the next epoch begins with.
+At the end of an epoch, slow routes are avoided on which a span would arrive
+after all others (:func:`straggling_routes`).  They keep their deficits for the
+next epoch.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 MAX_AHEAD_SPANS = 2.0
-"""How far a way may run ahead of its share while another one is full."""
+"""Largest lead of a route over its share while another one is full."""
 
 
 class RouteScheduler(Generic[T]):
-    """Deals spans to ways by weight.
+    """Schedules spans on routes by weight.  Thread-safe.
 
     Args:
-        weights: by way; they sum to 1.
+        weights: weights by route; they sum to 1.
 
     Raises:
-        ValueError: when they do not.
+        ValueError: if a weight is negative or they do not sum to 1.
     """
 
     def __init__(self, weights: Mapping[T, float]) -> None:
@@ -45,20 +45,19 @@ class RouteScheduler(Generic[T]):
             return dict(self._weights)
 
     def change(self, weights: Mapping[T, float]) -> None:
-        """Takes other weights; what is owed so far is kept.
+        """Changes the weights; remaining routes keep their deficits.
 
         Raises:
-            ValueError: unless they are not negative and sum to 1.
+            ValueError: if a weight is negative or they do not sum to 1.
         """
         total = sum(weights.values())
         if min(weights.values(), default=-1) < 0 or abs(total - 1) > 1e-6:
             raise ValueError(f"weights {dict(weights)} do not sum to 1")
         with self._lock:
-            self._weights = {w: x for w, x in weights.items() if x > 0}
-            # A way that is given up takes its credit with it.
-            kept = {w: self._credit.get(w, 0.0) for w in self._weights}
-            rest = sum(kept.values()) / len(kept)
-            self._credit = {w: x - rest for w, x in kept.items()}
+            self._weights = {r: w for r, w in weights.items() if w > 0}
+            self._credit = _centred(
+                {r: self._credit.get(r, 0.0) for r in self._weights}
+            )
 
     def choose(
         self,
@@ -66,49 +65,51 @@ class RouteScheduler(Generic[T]):
         has_room: Callable[[T], bool],
         avoid: Collection[T] = (),
     ) -> T | None:
-        """Deals one span.
+        """Schedules one span.
 
         Args:
-            num_samples: of the span.
-            has_room: whether a way can take a span now.
-            avoid: ways that this span must not go, though it counts for
-                what they are owed; not all of them.
+            num_samples: number of samples of the span.
+            has_room: returns True if a route can take a span now.
+            avoid: routes that this span should not take.  It counts for
+                their deficits nevertheless.
 
         Returns:
-            The way owed most among those with room; None to wait, when
-            only ways too far ahead of their share have room.
+            The route with the largest deficit among those with room; None to
+            wait, if only routes too far ahead of their share have room.
         """
         with self._lock:
-            owed = {
+            deficits = {
                 route: self._credit[route] + weight * num_samples
                 for route, weight in self._weights.items()
             }
-            allowed = [route for route in owed if route not in avoid] or list(
-                owed
-            )
+            allowed = [r for r in deficits if r not in avoid] or list(deficits)
             base = 0.0
             if avoid:
-                # Among themselves, those that are left keep to their shares.
-                base = sum(owed[route] for route in allowed) / len(allowed)
+                # The allowed routes keep to their shares among themselves.
+                base = sum(deficits[r] for r in allowed) / len(allowed)
             self._largest = max(self._largest, num_samples)
-            for route in sorted(allowed, key=lambda w: owed[w], reverse=True):
-                after = owed[route] - num_samples
+            for route in sorted(allowed, key=lambda r: -deficits[r]):
+                after = deficits[route] - num_samples
                 if after < base - MAX_AHEAD_SPANS * num_samples:
                     return None
                 if has_room(route):
-                    credit = {**owed, route: after}
+                    credit = {**deficits, route: after}
                     self._credit = self._bounded(credit) if avoid else credit
                     return route
             return None
 
     def _bounded(self, credit: Mapping[T, float]) -> dict[T, float]:
-        """What is owed for having been avoided is a few spans at most."""
-        most = MAX_AHEAD_SPANS * self._largest
-        if max(credit.values()) <= most:
+        """Limits deficits of avoided routes to a few spans."""
+        limit = MAX_AHEAD_SPANS * self._largest
+        if max(credit.values()) <= limit:
             return dict(credit)
-        cut = {route: min(owed, most) for route, owed in credit.items()}
-        rest = sum(cut.values()) / len(cut)
-        return {route: owed - rest for route, owed in cut.items()}
+        return _centred({r: min(each, limit) for r, each in credit.items()})
+
+
+def _centred(credit: Mapping[T, float]) -> dict[T, float]:
+    """Shifts deficits so that they sum to zero."""
+    mean = sum(credit.values()) / len(credit)
+    return {route: each - mean for route, each in credit.items()}
 
 
 def straggling_routes(
@@ -118,29 +119,27 @@ def straggling_routes(
     samples_left: int,
     unfinished: Mapping[T, float],
 ) -> set[T]:
-    """Ways on which the next span would come after everything else.
-
-    A way's own spans come before it by themselves: they are not what the
-    others are still busy with.
+    """Returns the routes on which a span would arrive after all others.
 
     Args:
-        weights: by way.
-        span_seconds: until one more span of a way would be done with; a
-            way not named is not known to be slow.
-        rate: samples per second of all ways together.
-        samples_left: in this epoch: not dealt yet, under way, or not yet
-            taken by the loop, which may be what all wait for.
-        unfinished: samples by way, of these, that were dealt to it.
+        weights: weights by route.
+        span_seconds: seconds until one more span of a route would be done;
+            a route without an entry is not known to be slow.
+        rate: samples per second of all routes together.
+        samples_left: samples of this epoch that are not scheduled, being
+            loaded, or not yet used by the loop, which may be the bottleneck.
+        unfinished: samples among these that are scheduled on each route.
+            A route's own spans do not keep the others busy.
 
     Returns:
-        Never all of them: at least the fastest stays.
+        Never all routes: at least the fastest is left out.
     """
-    late = {
+    stragglers = {
         route
         for route, weight in weights.items()
         if span_seconds.get(route, 0.0) * (1 - weight) * rate
         > samples_left - unfinished.get(route, 0.0)
     }
-    if late and len(late) == len(weights):
-        late.remove(min(late, key=lambda route: span_seconds[route]))
-    return late
+    if stragglers and len(stragglers) == len(weights):
+        stragglers.remove(min(stragglers, key=lambda r: span_seconds[r]))
+    return stragglers

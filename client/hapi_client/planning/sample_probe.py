@@ -1,8 +1,4 @@
-"""What the client measures before it plans: a few real samples, its device.
-
-At most :data:`MAX_SAMPLES` samples are read and decoded; features of the
-cuts worth it are written and read as they would travel, in each encoding.
-"""
+"""Reads a few samples of the data set, for the client's measurement."""
 
 from __future__ import annotations
 
@@ -22,17 +18,18 @@ from hapi_splitter.inputs.reference_image import reference_image
 logger = logging.getLogger(__name__)
 
 MAX_SAMPLES = 16
+"""Number of samples to read."""
 SAMPLES_PER_SPAN = 4
-"""Read from one place of the data set, as far as there are several."""
+"""Samples to read from one place of the data set."""
 MAX_SAMPLE_BYTES = 16 * 1024 * 1024
-"""Of all samples together; large ones are fewer."""
+"""Bytes of all samples together."""
 BUDGET_SECONDS = 3.0
-"""Of the pass through the client's own device."""
+"""Time to profile the client's device."""
 ENCODING_SECONDS = 5.0
-"""Of the cuts' encodings; no other cut begins later."""
+"""Time after which no further cut's features are encoded."""
 TAR_BLOCK_BYTES = 512
 REFERENCE_SAMPLES = 8
-"""As many as a worker without a GPU sends in a batch."""
+"""Batch size of a worker without a GPU."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +37,10 @@ class ProbeSamples:
     """A few samples as they are stored.
 
     Attributes:
-        members: the images or arrays of those that have one.
-        missing_message: error of a sample without such a member.
-        bytes_each: in the shards, of the average sample of the data set.
-        span_samples: that one request brings, on average.
+        members: bytes of images or arrays.
+        bytes_each: mean stored size of the data set's samples.
+        span_samples: mean number of samples of a span.
+        missing_message: error of a sample without image or array.
     """
 
     members: tuple[bytes, ...]
@@ -61,34 +58,32 @@ def read_samples(
     seconds: float | None = None,
     max_bytes: float = MAX_SAMPLE_BYTES,
 ) -> ProbeSamples:
-    """Reads a few samples from all over the data set, by Range GETs.
+    """Reads a few samples of several spans, by Range GETs.
 
-    Images differ, and neighbours are often alike: so a few come from each
-    of several spans. How many bytes the average sample has is known of all,
-    from the index.
+    Neighbours are often alike, so they are taken from several places.
 
     Args:
-        connection: to the account.
-        container: of the shards.
-        spans: of the data set.
+        connection: connection to the account.
+        container: container of the shards.
+        spans: spans of the data set.
         medium: how samples are stored.
-        seconds: for each read; None for the connection's own limit.
-        most_bytes: to read, but one sample in any case.
+        seconds: deadline of each read; None for the connection's own.
+        max_bytes: bytes to read; at least one sample is read.
 
     Raises:
-        HapiError: of a read.
+        HapiError: if a read fails.
     """
     num_samples = sum(len(span.rows) for span in spans)
     num_bytes = sum(span.byte_range.length_bytes for span in spans)
     max_bytes = min(max_bytes, MAX_SAMPLE_BYTES)
-    worth = max_bytes * num_samples / (num_bytes * SAMPLES_PER_SPAN)
+    affordable = max_bytes * num_samples / (num_bytes * SAMPLES_PER_SPAN)
     places = max(
-        1, min(MAX_SAMPLES // SAMPLES_PER_SPAN, len(spans), int(worth))
+        1, min(MAX_SAMPLES // SAMPLES_PER_SPAN, len(spans), int(affordable))
     )
-    found: list[Sample] = []
+    samples: list[Sample] = []
     for place in range(places):
         span = spans[(2 * place + 1) * len(spans) // (2 * places)]
-        found += _read_some(
+        samples += _read_first(
             connection,
             container,
             span,
@@ -96,21 +91,21 @@ def read_samples(
             max_bytes / places,
             seconds,
         )
-    members = [sample.member(medium) for sample in found]
-    lacks = [
+    members = [sample.member(medium) for sample in samples]
+    missing = [
         sample.missing_message(medium)
-        for sample, data in zip(found, members, strict=True)
+        for sample, data in zip(samples, members, strict=True)
         if data is None
     ]
     return ProbeSamples(
         tuple(data for data in members if data is not None),
         num_bytes / num_samples,
         num_samples / len(spans),
-        *lacks[:1],
+        *missing[:1],
     )
 
 
-def _read_some(
+def _read_first(
     connection: Connection,
     container: str,
     span: Span,
@@ -118,7 +113,7 @@ def _read_some(
     max_bytes: float,
     seconds: float | None,
 ) -> Iterator[Sample]:
-    """The first samples of a span, at least one."""
+    """Reads the first samples of a span, at least one."""
     rows = [span.rows[0]]
     for row in span.rows[1:max_samples]:
         if row.offset + row.length - rows[0].offset > max_bytes:
@@ -137,10 +132,7 @@ def _read_some(
 
 
 def reference_samples(region: FrozenRegion) -> ProbeSamples:
-    """Samples made here, where there is no data set to measure.
-
-    Pictures, or arrays of random numbers.
-    """
+    """Returns generated images or arrays, if there is no data set."""
     if region.transform.medium is IMAGE:
         made = tuple(map(reference_image, range(REFERENCE_SAMPLES)))
     else:

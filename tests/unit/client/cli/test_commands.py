@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from children import heed_interrupts
+from children import enable_interrupts
 from hapi_client.cli.demo.command import compare_bytes
 from hapi_client.cli.demo.run import (
     DemoPlan,
@@ -379,7 +379,9 @@ def test_version_is_the_distributions(hapi, capsys):
 def test_signal_ends_a_command_without_traceback(swift, number, status):
     swift.script(Answer(hang_seconds=30))
     process = subprocess.Popen(
-        [*MAIN, "ls", "c"], stderr=subprocess.PIPE, preexec_fn=heed_interrupts
+        [*MAIN, "ls", "c"],
+        stderr=subprocess.PIPE,
+        preexec_fn=enable_interrupts,
     )
     deadline = time.monotonic() + 30
     while not swift.requests and time.monotonic() < deadline:

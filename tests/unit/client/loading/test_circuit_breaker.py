@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi_client.loading.circuit_breaker import (
-    SUCCESSES_PER_PLACE,
+    SUCCESSES_PER_STEP,
     PushdownCircuitBreaker,
     PushdownConcurrency,
 )
@@ -70,14 +70,14 @@ def breaker(clock):
 
 
 def test_an_open_gate_admits_all(breaker):
-    assert [breaker.tries(4) for _ in range(5)] == [4] * 5
+    assert [breaker.attempts(4) for _ in range(5)] == [4] * 5
 
 
 def test_after_a_failure_spans_stream_without_trying(breaker, clock):
     breaker.failed()
-    assert breaker.tries(4) == 0
+    assert breaker.attempts(4) == 0
     clock.now += 4.9
-    assert breaker.tries(4) == 0
+    assert breaker.attempts(4) == 0
 
 
 def test_a_failure_is_news_once_in_a_while(breaker, clock):
@@ -85,13 +85,13 @@ def test_a_failure_is_news_once_in_a_while(breaker, clock):
     assert [breaker.failed() for _ in range(5)] == [False] * 5
     for _ in range(4):
         clock.now += 60
-        assert breaker.tries(4)
+        assert breaker.attempts(4)
         assert not breaker.failed()
     clock.now += 60
-    assert breaker.tries(4)
+    assert breaker.attempts(4)
     assert breaker.failed()
     clock.now += 60
-    assert breaker.tries(4)
+    assert breaker.attempts(4)
     assert breaker.succeeded()
     assert not breaker.succeeded()
     assert not breaker.failed()
@@ -100,11 +100,11 @@ def test_a_failure_is_news_once_in_a_while(breaker, clock):
 def test_one_span_probes_after_the_pause_and_opens_the_gate(breaker, clock):
     breaker.failed()
     clock.now += 5
-    assert breaker.tries(4) == 1
-    assert breaker.tries(4) == 0
+    assert breaker.attempts(4) == 1
+    assert breaker.attempts(4) == 0
     breaker.succeeded()
-    assert breaker.tries(4) == 4
-    assert breaker.tries(4) == 4
+    assert breaker.attempts(4) == 4
+    assert breaker.attempts(4) == 4
 
 
 def test_the_pause_doubles_while_probes_fail(breaker, clock):
@@ -112,7 +112,7 @@ def test_the_pause_doubles_while_probes_fail(breaker, clock):
     pauses = []
     for _ in range(3):
         waited = 0
-        while not breaker.tries(4):
+        while not breaker.attempts(4):
             clock.now += 1
             waited += 1
         pauses.append(waited)
@@ -124,32 +124,32 @@ def test_spans_that_fail_together_count_as_one_failure(breaker, clock):
     for _ in range(4):
         breaker.failed()
     clock.now += 5
-    assert breaker.tries(4)
+    assert breaker.attempts(4)
 
 
 def test_the_pause_stays_while_the_worker_only_has_no_room(breaker, clock):
     for _ in range(4):
         breaker.failed(no_room())
         clock.now += 4.9
-        assert breaker.tries(4) == 0
+        assert breaker.attempts(4) == 0
         clock.now += 0.1
-        assert breaker.tries(4) == 1
+        assert breaker.attempts(4) == 1
 
 
 def test_the_pause_is_long_after_a_try_that_took_long(breaker, clock):
     breaker.failed(None, 60.0)
     clock.now += 239
-    assert breaker.tries(4) == 0
+    assert breaker.attempts(4) == 0
     clock.now += 1
-    assert breaker.tries(4) == 1
+    assert breaker.attempts(4) == 1
 
 
 def test_an_abandoned_probe_leaves_the_next_one_to_others(breaker, clock):
     breaker.failed()
     clock.now += 5
-    assert breaker.tries(4) == 1
+    assert breaker.attempts(4) == 1
     breaker.abandoned()
-    assert breaker.tries(4) == 1
+    assert breaker.attempts(4) == 1
 
 
 def no_room(code="share_exceeded"):
@@ -173,10 +173,10 @@ def test_width_comes_back_one_by_one_after_successes():
     width.refused(no_room("queue_full"))
     assert width.limit == 1
 
-    for _ in range(SUCCESSES_PER_PLACE):
+    for _ in range(SUCCESSES_PER_STEP):
         width.succeeded()
     assert width.limit == 2
-    for _ in range(10 * SUCCESSES_PER_PLACE):
+    for _ in range(10 * SUCCESSES_PER_STEP):
         width.succeeded()
     assert width.limit == 3
 

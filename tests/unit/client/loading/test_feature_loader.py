@@ -535,8 +535,8 @@ def test_the_next_span_is_read_while_one_is_decoded():
 @pytest.mark.parametrize(
     ("read_queue", "received_bytes", "told"),
     [
-        ("pushdown", 0, ["no byte came; the worker may hang"]),
-        ("pushdown", 1_500_000, ["1.5 MB came; the link may be slow"]),
+        ("pushdown", 0, ["no bytes received; the worker may hang"]),
+        ("pushdown", 1_500_000, ["1.5 MB received; the link may be slow"]),
         ("raw", 0, []),
     ],
 )

@@ -512,7 +512,7 @@ def test_store_that_keeps_nothing_is_warned_of_once(pool, caplog):
         "readwrite"
     ] * 2
     (record,) = caplog.records
-    assert "keeps no features" in record.getMessage()
+    assert "caches no features" in record.getMessage()
 
 
 def test_features_may_be_changed_in_place(bench):
@@ -655,7 +655,7 @@ def test_fall_backs_are_told_once_with_object_and_transaction(bench, caplog):
     )
     bench.connection.answers = [error] * 99
     for _ in range(5):
-        bench.pushed._breaker._opens_at = None
+        bench.pushed._breaker._probe_at = None
         assert bench.load().cut == 0
     (recording,) = [r for r in caplog.records if r.levelname == "WARNING"]
     assert "push-down of a.tar 0-2 failed" in recording.message

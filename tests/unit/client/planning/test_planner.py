@@ -71,7 +71,7 @@ def threads() -> list[threading.Thread]:
     ("error", "said"),
     [
         (ClientError("not_connected", "no proxy"), "no proxy"),
-        (RuntimeError("of ours"), "a defect: no plan, the job streams"),
+        (RuntimeError("of ours"), "a defect: no plan, raw reads only"),
     ],
 )
 def test_attempts_that_fail_are_logged_and_repeated(
@@ -124,7 +124,7 @@ def test_error_of_measuring_is_told_by_the_thread_that_asked() -> None:
         raise ClientError("bad_sample", "none of the samples decodes")
 
     measurement = TrainingThreadProbe(fail)
-    measurement.ask(PROBE)
+    measurement.request(PROBE)
     measurement.span_arrived()
 
     assert "none of the samples decodes" in str(measurement.take_failure())
@@ -146,14 +146,14 @@ def test_loop_that_is_interrupted_while_it_measures_may_be_asked_again() -> (
         return found
 
     measurement = TrainingThreadProbe(measure)
-    measurement.ask(PROBE)
+    measurement.request(PROBE)
     with pytest.raises(KeyboardInterrupt):
         measurement.span_arrived()
-    assert "while it measured" in str(measurement.take_failure())
+    assert "ended during the measurement" in str(measurement.take_failure())
 
     measurement.span_arrived()
     assert asked == [PROBE]
-    measurement.ask(PROBE)
+    measurement.request(PROBE)
     measurement.span_arrived()
     assert measurement.facts is measured
 
@@ -182,10 +182,10 @@ def test_a_job_that_is_nearly_over_does_not_measure(
     parts.earlier_samples = lambda: 0
     parts.read = asked.append
     window = WindowMetrics(5.0, samples={RAW_ROUTE: 200}, train_samples=0)
-    monkeypatch.setattr(planner, "_watch", lambda: True)
+    monkeypatch.setattr(planner, "_warm_up", lambda: True)
     monkeypatch.setattr(planner._metrics, "take", lambda: window)
 
-    planner._ask_for_facts()
+    planner._request_measurement()
 
     assert bool(asked) is (reason is None)
     if reason is not None:
@@ -195,8 +195,8 @@ def test_a_job_that_is_nearly_over_does_not_measure(
 @pytest.mark.parametrize(
     ("pushed", "one_off_seconds", "reason"),
     [
-        (0.2, 0.0, "no cut would be faster, not even on a worker of endless"),
-        (0.05, 1000.0, "pays from 20,000 samples on"),
+        (0.2, 0.0, "no cut would be faster, not even on an infinitely"),
+        (0.05, 1000.0, "break-even is 20,000 samples"),
         (0.098, 0.0, "cut 1 · float32 would be 2.0% faster"),
     ],
 )
@@ -220,7 +220,7 @@ def test_a_job_says_why_it_will_not_push(
     gain = speedup_over(streaming_plan(problem), plan)
     assert plan.pushes is (gain > 1)
     assert gain < MIN_PUSH_GAIN
-    assert reason in planning._why_not(plan, gain)
+    assert reason in planning._decline_reason(plan, gain)
 
 
 def test_what_waits_in_a_scope_may_cancel_it() -> None:
@@ -236,7 +236,7 @@ def test_samples_are_read_for_some_seconds_of_what_the_link_carries() -> None:
     planner = planner_of(Connection(ClientError("not_connected", "none")))
     window = WindowMetrics(4.0, received_bytes=2_000_000)
     # Four plain reads of the job are under way as well.
-    assert planner._bytes_in_time(window) == pytest.approx(
+    assert planner._max_probe_bytes(window) == pytest.approx(
         planning.READ_SECONDS * 500e3 / 5
     )
-    assert planner._bytes_in_time(WindowMetrics(0.0)) == float("inf")
+    assert planner._max_probe_bytes(WindowMetrics(0.0)) == float("inf")

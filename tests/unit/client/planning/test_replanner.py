@@ -499,7 +499,10 @@ def test_worker_that_mostly_fails_counts_as_gone() -> None:
 
     job.replanner.replan()
 
-    assert "150 samples, 50 came" in job.replanner.changes[-1].why
+    assert (
+        "150 samples fell back to raw reads, 50 did not"
+        in job.replanner.changes[-1].why
+    )
     # What is expected of the mix now is what streaming brings.
     plan = job.replanner.plan
     assert plan is not None

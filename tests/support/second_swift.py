@@ -1,7 +1,7 @@
-"""More Swifts beside the session's cluster, with its worker.
+"""More Swift clusters that share the worker of the session's cluster.
 
-A worker takes seconds to start and a Swift does not; models have the same
-bytes in all of them, so that they are the same models to the worker.
+A worker takes seconds to start and a Swift does not.  Models have the same
+bytes in all clusters, so they are the same models to the worker.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ OPEN: Mapping[str, str] = {
 }
 
 
-def swift_beside(
+def second_swift(
     cluster: Cluster,
     *,
     filter_options: Mapping[str, str] = OPEN,
     **settings: Any,
 ) -> AbstractContextManager[Cluster]:
-    """A Swift; callers without a project compute unless told otherwise."""
+    """A Swift; by default callers without a project may compute."""
     socket = str(cluster.worker_socket)
     options = {"worker_socket": socket, **filter_options}
     return Cluster.temporary(worker=False, filter_options=options, **settings)
 
 
 def put_model(owner: Caller, frozen: FrozenGraph) -> None:
-    """The package MODEL, which anybody may read: TempURL needs that."""
+    """Uploads the package MODEL, readable by all because of TempURL."""
     container = MODEL.rpartition("/")[0]
     owner.put(container, headers={"X-Container-Read": ".r:*"})
     owner.put(MODEL, b"".join(package_pieces(frozen)))
