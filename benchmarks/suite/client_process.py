@@ -31,7 +31,7 @@ from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
 from hapi_client.plan_report.plan_study import PlanRequest, advise
 from hapi_client.progress import SilentReporter
 from hapi_client.sampling.partition import EpochPartition
-from hapi_client.swift.cache_admin import FeatureCache
+from hapi_client.swift.cache_admin import CacheAdminClient
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.headers import CACHE_OFF
@@ -190,7 +190,7 @@ class ClientTier:
     def clear_store(self) -> None:
         """Deletes cached features and the packages of models."""
         with Connection() as connection:
-            exhaust(FeatureCache(connection).purge())
+            exhaust(CacheAdminClient(connection).purge())
             connection.put_container(DEFAULT_MODELS_CONTAINER)
             for each in connection.list(DEFAULT_MODELS_CONTAINER, ""):
                 connection.delete(DEFAULT_MODELS_CONTAINER, each.name)

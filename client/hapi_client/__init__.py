@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hapi_client.job.feature_dataset import FeatureDataset
     from hapi_client.job.options import JobConfig, PlanConfig, SwiftConfig
+    from hapi_client.job.pipeline import FeaturePipeline
     from hapi_client.job.transfer_job import TransferJob
     from hapi_client.loading.prefetcher import ReadConfig
-    from hapi_client.model.frozen_region import split_model
+    from hapi_client.model.frozen_region import FrozenRegion, split_model
     from hapi_client.sampling.partition import EpochPartition
     from hapi_client.swift.connection import Connection
     from hapi_client.swift.credentials import Credentials
+    from hapi_client.swift.retry import Backoff
     from hapi_protocol.errors import HapiError
     from hapi_splitter.inputs.array_transform import ArrayTransform
     from hapi_splitter.inputs.augmentation import Augmentation
@@ -30,10 +32,13 @@ if TYPE_CHECKING:
 __all__ = [
     "ArrayTransform",
     "Augmentation",
+    "Backoff",
     "Connection",
     "Credentials",
     "EpochPartition",
     "FeatureDataset",
+    "FeaturePipeline",
+    "FrozenRegion",
     "HapiError",
     "ImageTransform",
     "JobConfig",
@@ -47,10 +52,13 @@ __all__ = [
 _HOMES = {
     "ArrayTransform": "hapi_splitter.inputs.array_transform",
     "Augmentation": "hapi_splitter.inputs.augmentation",
+    "Backoff": "hapi_client.swift.retry",
     "Connection": "hapi_client.swift.connection",
     "Credentials": "hapi_client.swift.credentials",
     "EpochPartition": "hapi_client.sampling.partition",
     "FeatureDataset": "hapi_client.job.feature_dataset",
+    "FeaturePipeline": "hapi_client.job.pipeline",
+    "FrozenRegion": "hapi_client.model.frozen_region",
     "HapiError": "hapi_protocol.errors",
     "ImageTransform": "hapi_splitter.inputs.image_transform",
     "JobConfig": "hapi_client.job.options",

@@ -15,8 +15,8 @@ import pytest
 from caller import Caller
 from hapi_client.cli import main as cli
 from hapi_client.data.index import update_index
-from hapi_client.doctor.checks import Finding
-from hapi_client.doctor.doctor import Doctor, DoctorOptions
+from hapi_client.doctor.check_runner import Finding
+from hapi_client.doctor.pushdown_checks import Doctor, DoctorOptions
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.credentials import Credentials
 from hapi_client.swift.swift_url import Location
@@ -272,7 +272,8 @@ def test_a_proxy_without_the_filter_is_named(cluster: Cluster) -> None:
 
 def test_start_of_the_command_needs_no_torch() -> None:
     code = (
-        "import sys; import hapi_client.cli.main, hapi_client.doctor.doctor; "
+        "import sys; import hapi_client.cli.main; "
+        "import hapi_client.doctor.pushdown_checks; "
         "import hapi_client.model.package_store; "
         "sys.exit('torch' in sys.modules)"
     )

@@ -53,7 +53,7 @@ def job_of(connection, place, **options) -> TransferJob:
 
 
 @pytest.mark.parametrize(
-    ("most_bytes", "images"), [(1.0, 1), (float("inf"), MAX_SAMPLES)]
+    ("max_bytes", "images"), [(1.0, 1), (float("inf"), MAX_SAMPLES)]
 )
 def test_slow_link_brings_fewer_samples_to_measure(
     connection, photos, max_bytes, images

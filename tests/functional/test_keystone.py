@@ -19,7 +19,7 @@ from caller import Caller
 from hapi_client import Connection, Credentials, ReadConfig
 from hapi_client.cli.demo.run import largest_difference
 from hapi_client.data.upload import upload
-from hapi_client.doctor.doctor import Doctor, DoctorOptions
+from hapi_client.doctor.pushdown_checks import Doctor, DoctorOptions
 from hapi_client.progress import SilentReporter
 from hapi_client.swift.swift_url import Location
 from hapi_cluster import Cluster

@@ -18,10 +18,13 @@ ROOT = Path(__file__).parent.parent.parent
 PUBLIC = [
     "ArrayTransform",
     "Augmentation",
+    "Backoff",
     "Connection",
     "Credentials",
     "EpochPartition",
     "FeatureDataset",
+    "FeaturePipeline",
+    "FrozenRegion",
     "HapiError",
     "ImageTransform",
     "JobConfig",

@@ -15,7 +15,7 @@ from hapi_client.cli.context import (
     write_json,
 )
 from hapi_client.reports.terminal import ConsoleReporter
-from hapi_client.swift.cache_admin import FeatureCache
+from hapi_client.swift.cache_admin import CacheAdminClient
 from hapi_splitter.units import bytes_text
 
 app = typer.Typer(
@@ -52,7 +52,7 @@ def ls_command(
     with connect(context) as connection:
         entries = [
             entry
-            for page in FeatureCache(connection).pages(source)
+            for page in CacheAdminClient(connection).pages(source)
             for entry in page.entries
         ]
     if not entries:
@@ -89,7 +89,7 @@ def stats_command(context: typer.Context, json_path: JsonPath = None) -> None:
     counts: Counter[str] = Counter()
     total = (0, 0)
     with connect(context) as connection:
-        for page in FeatureCache(connection).pages():
+        for page in CacheAdminClient(connection).pages():
             total = page.num_entries, page.length_bytes
             for entry in page.entries:
                 container = entry.source.partition("/")[0]
@@ -142,7 +142,7 @@ def purge_command(
     """
     deleted = 0
     with connect(context) as connection, ConsoleReporter() as reporter:
-        cache = FeatureCache(connection)
+        cache = CacheAdminClient(connection)
         if source is None and not is_sure:
             _confirm(cache)
         for count in cache.purge(source):
@@ -156,7 +156,7 @@ def purge_command(
         raise typer.Exit(1)
 
 
-def _confirm(cache: FeatureCache) -> None:
+def _confirm(cache: CacheAdminClient) -> None:
     page = next(cache.pages())
     typer.confirm(
         "Delete the whole cache of the account "

@@ -11,8 +11,18 @@ from rich.console import Console
 from rich.text import Text
 
 from hapi_client.cli.context import JsonPath, find_login, write_json
-from hapi_client.doctor.checks import FAILURE, OK, SKIPPED, WARNING, Finding
-from hapi_client.doctor.doctor import DEFAULT_SECONDS, Doctor, DoctorOptions
+from hapi_client.doctor.check_runner import (
+    FAILURE,
+    OK,
+    SKIPPED,
+    WARNING,
+    Finding,
+)
+from hapi_client.doctor.pushdown_checks import (
+    DEFAULT_SECONDS,
+    Doctor,
+    DoctorOptions,
+)
 from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
 from hapi_client.swift.swift_url import parse_location
 

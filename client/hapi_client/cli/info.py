@@ -21,7 +21,7 @@ from hapi_client.swift.capabilities import hapi_rows, swift_rows
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location, parse_location
 from hapi_protocol.errors import ClientError
-from hapi_splitter.package.inspection import PackageDetails
+from hapi_splitter.package.metadata import PackageDetails
 from hapi_splitter.units import bytes_text, count_text
 
 PACKAGE_SUFFIX = ".hapi"

@@ -27,7 +27,7 @@ from hapi_client.model.package_store import (
 from hapi_client.reports.terminal import ConsoleReporter
 from hapi_client.swift.connection import Connection
 from hapi_protocol.errors import ClientError, HapiError
-from hapi_splitter.package.inspection import PackageHead
+from hapi_splitter.package.metadata import PackageHead
 from hapi_splitter.units import bytes_text
 
 SHOWN_DIGITS = 12

@@ -6,7 +6,13 @@ from collections.abc import Callable, Sequence
 
 from hapi_client.data.catalog import IndexDifference
 from hapi_client.data.index import list_shards, load_index
-from hapi_client.doctor.checks import FAILURE, SKIPPED, WARNING, Check, Finding
+from hapi_client.doctor.check_runner import (
+    FAILURE,
+    SKIPPED,
+    WARNING,
+    Check,
+    Finding,
+)
 from hapi_client.swift.account import ObjectInfo
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location

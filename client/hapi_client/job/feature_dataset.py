@@ -32,7 +32,7 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
 
     ::
 
-        frozen, tail = split_model(model, "layer4")
+        frozen, tail = split_model(model, "avgpool")
         data = FeatureDataset("swift://photos/train", frozen, batch_size=64)
         for epoch in range(5):
             data.set_epoch(epoch)
@@ -40,10 +40,13 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
                 loss = criterion(tail(features), labels)
 
     Yields ``(features, labels)``: float32 ``[n, *shape]``, int64 ``[n]``.
+    The basic form: one data set, one loop.  :class:`TransferJob` has several
+    splits, reports and checkpoints in one object.
+
     Iterated as it is, reading, decoding and planning run in threads of this
     process, and batches are on the device of ``frozen``.  In torch's
     ``DataLoader(data, batch_size=None, num_workers=4)`` each worker process
-    reads its share of the batches and computes on the CPU; spans take the
+    reads its share of the batches and yields CPU tensors; spans take the
     routes of the plan at the time of the last :meth:`set_epoch`, and workers
     do not plan.  Batches have the same samples in the same order with any
     number of workers, if :attr:`ReadConfig.partition` is given.
@@ -63,8 +66,8 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
             it has, and -1 for samples without.
         cut: as :attr:`hapi_client.JobConfig.cut`.
         cache: as :attr:`hapi_client.JobConfig.cache`.
-        shuffle: False for the index's order without random changes, as
-            evaluation needs it.
+        shuffle: False for the index's order, also without the random
+            changes of ``augment``, as evaluation needs it.
         drop_last: leave out a shorter last batch.
         plan: options of planning.
         read: options of reading and decoding.

@@ -83,7 +83,7 @@ class PlanConfig:
 
 @dataclass(frozen=True)
 class SwiftConfig:
-    """Options of the store.
+    """Options of Swift.
 
     Attributes:
         connection: None opens one from the environment, and closes it with
@@ -100,9 +100,10 @@ class JobConfig:
     """Options of a :class:`TransferJob` that most scripts leave alone.
 
     Attributes:
-        cut: share of the frozen region that the store computes: ``"auto"``
-            plans, and revises the plan while the job runs; ``"freeze"`` for
-            all of it, ``"stream"`` or 0 for none, or the number of a cut.
+        cut: last layer that the worker computes: ``"auto"`` plans, and
+            revises the plan while the job runs; ``"freeze"`` for the whole
+            frozen region, ``"stream"`` or 0 for none of it, or the number of
+            a cut, 1 being nearest to the input (``hapi plan`` lists them).
         cache: mode of the store's feature cache: ``"off"``, ``"read"``, or
             ``"readwrite"``, which takes space in your account (the operator
             has to enable it).

@@ -26,7 +26,7 @@ class TransferJob(FeaturePipeline):
 
     ::
 
-        with TransferJob(model, freeze="layer4",
+        with TransferJob(model, freeze="avgpool",
                          data="swift://photos/train") as job:
             optimizer = torch.optim.SGD(job.tail.parameters(), lr=0.01)
             for epoch in range(5):

@@ -44,6 +44,8 @@ ON_ERROR = ("raise", "skip")
 class ReadConfig:
     """Options of reading, decoding and progress.
 
+    A span is a run of consecutive samples of a shard, read by one request.
+
     Attributes:
         num_threads: concurrent requests of each kind: raw reads, feature
             reads, and reads of cached features.

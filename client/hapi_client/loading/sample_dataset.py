@@ -116,7 +116,7 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     def __getstate__(self) -> dict[str, Any]:
         nothing = {"_opened": ExitStack(), "_inherited": ExitStack()}
-        return {**self.__dict__, **nothing, "_feeder": None}
+        return {**self.__dict__, **nothing, "_factory": None}
 
     def __len__(self) -> int:
         return self._parts.data.num_samples

@@ -158,18 +158,20 @@ def split_model(
 ) -> tuple[FrozenRegion, torch.nn.Module]:
     """Splits a model into its frozen layers and the tail to train.
 
-    There is no network access.  ``tail(features)`` of features at the freeze
-    point equals ``model(images)``.
+    There is no network access.  In eval mode ``tail(features)`` of features
+    at the freeze point equals ``model(images)`` within rounding (relative
+    1e-4).  The frozen layers always run in eval mode.
 
     Args:
         model: the whole network, with the weights to use; or two modules
             ``(frozen, tail)`` if torch.fx cannot trace it.
-        freeze: name of the last frozen module, e.g. ``"layer4"``; a list of
+        freeze: name of the last frozen module, e.g. ``"avgpool"``; a list of
             modules; or a function ``freeze(name, module)`` that returns True
             for modules to freeze.  None for two modules.
-        transform: an ``ImageTransform``, torchvision's
-            ``weights.transforms()``, or an ``ArrayTransform`` for arrays;
-            None for ImageNet's evaluation transform.
+        transform: torchvision's ``weights.transforms()``, a ``Compose`` of
+            resize, centre crop, conversion and normalisation, an
+            ``ImageTransform``, or an ``ArrayTransform`` for arrays; None for
+            ImageNet's evaluation transform.
         augment: random augmentation of training images, equal on client and
             storage; None for none.
         augment_period_epochs: epochs after which the augmentations repeat,

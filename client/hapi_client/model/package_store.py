@@ -20,7 +20,7 @@ from hapi_protocol.errors import (
     SourceChangedError,
 )
 from hapi_protocol.headers import ByteRange, ModelPath
-from hapi_splitter.package.inspection import (
+from hapi_splitter.package.metadata import (
     PackageDetails,
     PackageHead,
     ReadBytes,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from hapi_client.planning.cache_tracker import CacheTracker, Entry
-from hapi_client.swift.cache_admin import FeatureCache
+from hapi_client.swift.cache_admin import CacheAdminClient
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.data_index import Span
@@ -98,7 +98,7 @@ class CacheListing:
 
     def _read(self, started: float) -> set[Entry]:
         """Returns all entries, and adds each page to the tracker at once."""
-        cache = FeatureCache(self._connection)
+        cache = CacheAdminClient(self._connection)
         found: set[Entry] = set()
         for source in self._sources:
             left = LISTING_SECONDS - (time.monotonic() - started)

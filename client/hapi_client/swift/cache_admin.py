@@ -57,7 +57,7 @@ class CachePage:
         )
 
 
-class FeatureCache:
+class CacheAdminClient:
     """The feature cache of an account; for the account's owners.
 
     Args:

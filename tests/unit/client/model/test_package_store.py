@@ -18,7 +18,7 @@ from hapi_client.model.package_store import (
 from hapi_client.swift.account import ObjectInfo
 from hapi_protocol.errors import ClientError, PackageError, RightsError
 from hapi_splitter.freezing.split_model import split
-from hapi_splitter.package.inspection import (
+from hapi_splitter.package.metadata import (
     PackageDetails,
     PackageHead,
     head_bytes,

@@ -7,7 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from hapi_client.swift.cache_admin import FeatureCache
+from hapi_client.swift.cache_admin import CacheAdminClient
 from hapi_protocol.errors import ClientError
 from scripted_swift import Answer
 
@@ -26,7 +26,7 @@ def test_store_without_a_cache_gets_no_cache_request(
     """Swift without the filter would act on the account itself."""
     swift.script(Answer(200, json.dumps(info).encode()))
     with pytest.raises(ClientError) as caught:
-        list(getattr(FeatureCache(connection), method)())
+        list(getattr(CacheAdminClient(connection), method)())
     assert caught.value.code == "no_hapi"
     requests = [(each.method, each.path) for each in swift.requests]
     assert requests == [("GET", "/info")]
@@ -39,7 +39,7 @@ def test_invalid_source_is_refused_before_any_request(
 ):
     """An empty source would select the whole account."""
     with pytest.raises(ClientError) as caught:
-        list(getattr(FeatureCache(connection), method)(source))
+        list(getattr(CacheAdminClient(connection), method)(source))
     assert caught.value.code == "bad_configuration"
     assert not swift.requests
 
@@ -60,7 +60,7 @@ def test_source_selects_an_object_and_everything_below_it(
     swift.script(Answer(200, b'{"hapi": {"version": 1, "cache": true}}'))
     page = json.dumps({"deleted": 1, "marker": None}).encode()
     swift.script(*[Answer(200, page)] * len(queried))
-    deleted = list(FeatureCache(connection).purge(source))
+    deleted = list(CacheAdminClient(connection).purge(source))
     queries = [
         parse_qs(urlsplit(each.path).query, True)
         for each in swift.requests[1:]

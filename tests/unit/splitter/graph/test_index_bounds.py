@@ -33,7 +33,7 @@ from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.image_transform import ImageTransform
 from hapi_splitter.inputs.sample_format import SampleForm
 from hapi_splitter.package import zip_container
-from hapi_splitter.package.inspection import PackageHead
+from hapi_splitter.package.metadata import PackageHead
 from hapi_splitter.package.reader import PackageLimits, load_package
 from hapi_splitter.package.subprocess_validation import probe_batchwise
 from hapi_splitter.package.writer import package_bytes

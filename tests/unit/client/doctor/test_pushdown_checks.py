@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from hapi_client.doctor.checks import Check, Finding, run_checks
-from hapi_client.doctor.doctor import Doctor, DoctorOptions
+from hapi_client.doctor.check_runner import Check, Finding, run_checks
+from hapi_client.doctor.pushdown_checks import Doctor, DoctorOptions
 from hapi_client.swift.credentials import Credentials
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.data_index import DataIndex, IndexRow, ShardIndex

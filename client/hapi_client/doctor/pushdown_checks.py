@@ -18,7 +18,7 @@ from email.utils import parsedate_to_datetime
 from importlib.metadata import version
 from typing import Any
 
-from hapi_client.doctor.checks import (
+from hapi_client.doctor.check_runner import (
     SKIPPED,
     WARNING,
     Check,
