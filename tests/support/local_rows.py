@@ -26,19 +26,19 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Rows:
-    """Good rows of one object: index, key and label; their features."""
+    """Index, key and label of an object's good rows, and their features."""
 
     facts: list[tuple[int, str, int | None]]
     features: npt.NDArray[np.float32]
 
     def assert_equal(self, other: Rows) -> None:
-        """Not a bit differs."""
+        """Asserts that all bits are equal."""
         assert self.facts == other.facts
         np.testing.assert_array_equal(self.features, other.features)
 
 
 def received_rows(stream: bytes) -> Rows:
-    """A whole feature stream."""
+    """Reads a complete feature stream."""
     batches = list(read_features(io.BytesIO(stream)))
     rows = [row for batch in batches for row in batch.rows]
     assert all(row.error is None for row in rows)
@@ -56,15 +56,17 @@ def local_rows(
     wanted: range | None = None,
     training: Training | None = None,
 ) -> Rows:
-    """What the prefix makes of an object.
+    """Computes the prefix on the samples of an object.
 
-    In micro-batches of the worker's size, since torch picks its kernels by
-    shape and other ones may differ in last bits.
+    In micro-batches of the worker's size: torch chooses kernels by shape, and
+    others may differ in the last bits.
 
     Args:
+        frozen: graph of the frozen region.
+        cut: number of the cut.
         source: a tar shard, or one image.
-        name: of the object.
-        wanted: samples of a shard, by index; None for all.
+        name: name of the object.
+        wanted: samples of a shard by index; None for all.
         training: seed and epoch of random changes; None for evaluation.
     """
     samples = _samples(source, name)
@@ -89,7 +91,7 @@ def local_rows(
 
 
 def place_of(source: bytes, wanted: range) -> tuple[int, int]:
-    """First and last byte of a shard's members of some samples."""
+    """Returns first and last byte of a shard's consecutive samples."""
     starts = []
     with tarfile.open(fileobj=io.BytesIO(source)) as archive:
         keys = set()
@@ -103,7 +105,7 @@ def place_of(source: bytes, wanted: range) -> tuple[int, int]:
 
 
 def _samples(source: bytes, name: str) -> list[tuple[str, int | None, bytes]]:
-    """Key, label and image of each sample."""
+    """Returns key, label and image of each sample."""
     if _is_image(source):
         return [(PurePosixPath(name).name.partition(".")[0], None, source)]
     found: dict[str, dict[str, bytes]] = {}

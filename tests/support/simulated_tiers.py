@@ -1,9 +1,8 @@
-"""Two tiers as numbers: what planners of several jobs bring about together.
+"""Simulates jobs with real planners that share a worker.
 
-Each round all jobs run for an interval with the mix they have: the worker
-divides itself fairly among those who want more than is there, everything
-else belongs to the jobs themselves. Then each planner sees what a meter
-would have seen.
+In each round all jobs run with their current weights.  The worker is shared
+fairly, and each job has its own link and client.  Then each planner gets the
+window that a metrics collector would have measured.
 """
 
 from __future__ import annotations
@@ -46,12 +45,15 @@ class Clock:
 
 @dataclass(frozen=True)
 class Truth:
-    """What one sample really takes, by way.
+    """True cost of a sample by route.
 
     Attributes:
-        link, server, client: bytes, core-seconds, core-seconds.
-        train: core-seconds of the training loop, of every way.
-        rounding: bytes per second of the link, cores of the tiers.
+        link: bytes.
+        server: core-seconds of the worker.
+        client: core-seconds of the client, without training.
+        train: core-seconds of the training loop on every route.
+        link_capacity: bytes per second of the link.
+        client_cores: cores of the client.
     """
 
     link: Mapping[Route, float]
@@ -64,7 +66,7 @@ class Truth:
 
 @dataclass
 class SimulatedMetrics:
-    """Gives the planner the interval that the simulation has made."""
+    """Gives the planner the window that the simulation has made."""
 
     clock: Clock
     pending: WindowMetrics = field(default_factory=lambda: WindowMetrics(0.0))
@@ -76,10 +78,10 @@ class SimulatedMetrics:
         return self.clock.now - self.taken_at
 
     def set_link_seconds(self, link_seconds: Mapping[Route, float]) -> None:
-        """Spans come at once here."""
+        """Ignores them: simulated spans arrive at once."""
 
     def set_planned_rate(self, samples_per_second: float) -> None:
-        """What the mix is planned to reach."""
+
         self.planned = samples_per_second
 
     def take(self) -> WindowMetrics:
@@ -88,17 +90,29 @@ class SimulatedMetrics:
         return taken
 
 
+RAW = (0, "raw")
+PUSH = (9, "float32")
+BALANCED = Truth(
+    link={RAW: 110e3, PUSH: 2e3},
+    server={RAW: 0.3e-3, PUSH: 12e-3},
+    client={RAW: 12e-3, PUSH: 0.2e-3},
+    train=0.5e-3,
+    link_capacity=1e9,
+)
+
+
 class SimulatedJob:
     """A job with a real planner over simulated tiers.
 
     Args:
-        truth: costs.
-        profiled: factor by which profiles are wrong, by kind of work:
-            ``server decoding`` and ``client layers``.
-        server_cores: of the worker.
-        seed: of the jitter.
-        tracker: of the store's cache; None for a job without.
-        epochs: still to come.
+        truth: true costs.
+        clock: simulated time.
+        profiled: error factors of profiles, of ``server decoding`` and
+            ``client layers``.
+        server_cores: cores of the worker.
+        seed: seed of the jitter.
+        tracker: tracker of the store's cache; None for a job without.
+        epochs: remaining epochs.
     """
 
     def __init__(
@@ -114,6 +128,7 @@ class SimulatedJob:
     ) -> None:
         self.epochs = epochs
         self.truth = truth
+        self.clock = clock
         self._wrong = profiled or {}
         self._server_cores = server_cores
         self.estimates = CostEstimators(
@@ -159,7 +174,7 @@ class SimulatedJob:
     def _option(self, route: Route, conditions: Conditions) -> Option:
         truth = self.truth
         profiled = {
-            # Each tier's seconds are of one kind, whatever they are of.
+            # One component per tier is enough.
             SERVER_DECODING: truth.server[route],
             CLIENT_LAYERS: truth.client[route],
         }
@@ -182,13 +197,13 @@ class SimulatedJob:
         return Option(route[0], route[1], use, 0, 0, work)
 
     def use(self, costs: Mapping[Route, float]) -> float:
-        """Per sample of the present mix."""
+        """Mean cost of a sample under the current weights."""
         weights = self.scheduler.weights
         return sum(weight * costs[route] for route, weight in weights.items())
 
     @property
     def own_rate(self) -> float:
-        """Samples per second if the worker were endless."""
+        """Samples per second with an infinitely fast worker."""
         client = self.use(self.truth.client) + self.truth.train
         link = self.use(self.truth.link)
         return min(
@@ -204,7 +219,7 @@ def run(
     seconds: float = 5.0,
     server_cores: float = 1.0,
 ) -> list[float]:
-    """Lets all jobs run; the samples per second of each round, together."""
+    """Runs all jobs; returns their total samples per second by round."""
     totals = []
     for _ in range(rounds):
         clock.now += seconds
@@ -247,7 +262,7 @@ def _pushing(job: SimulatedJob) -> float:
 
 
 def _rates(jobs: Sequence[SimulatedJob], server_cores: float) -> list[float]:
-    """Max-min fair division of the worker's cores."""
+    """Returns rates of jobs that share the worker max-min fairly."""
     left = server_cores
     rates = [0.0] * len(jobs)
     wants = sorted(
@@ -311,7 +326,7 @@ def _observation(
 
 
 def joint_optimum(truths: Sequence[Truth], server_cores: float = 1.0) -> float:
-    """The most samples per second that all jobs can have together."""
+    """Returns the highest total of samples per second of all jobs."""
     columns = [(j, route) for j, t in enumerate(truths) for route in t.link]
     rows = [[truths[j].server[route] for j, route in columns]]
     limits = [server_cores]

@@ -294,8 +294,8 @@ class Prefetcher:
             future.add_done_callback(_notice(self._arrivals))
 
     def _has_room(self, read_queue: str) -> bool:
-        width = self._source.concurrency_limit(read_queue)
-        return self._busy[read_queue] < min(width, self._options.num_threads)
+        limit = self._source.concurrency_limit(read_queue)
+        return self._busy[read_queue] < min(limit, self._options.num_threads)
 
     def _has_room_for(self, task: SpanTask) -> bool:
         if not self._has_room(task.read_queue):

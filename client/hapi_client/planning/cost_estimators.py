@@ -156,13 +156,13 @@ class CostEstimators:
     def _observe_client(
         self, window: WindowMetrics, profiled: Problem
     ) -> None:
-        streamed = _modelled(
+        raw_reads = _modelled(
             window, profiled, lambda route: route == RAW_ROUTE
         )
         self._rescale(
             CLIENT_DECODING,
             window.decode_cpu_seconds,
-            streamed.get(CLIENT_DECODING, 0.0),
+            raw_reads.get(CLIENT_DECODING, 0.0),
             window.seconds,
         )
         if self.train_on_cpu:

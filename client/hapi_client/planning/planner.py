@@ -4,7 +4,7 @@ A job begins with raw reads.  Meanwhile a thread observes the link, has the
 training loop's thread measure samples and device
 (:mod:`hapi_client.planning.loop_probe`), stops if push-down would not pay with
 an infinitely fast worker, stores the package, and has the worker profile it.
-An error on this way is logged, and the job continues with raw reads.
+An error of any step is logged, and the job continues with raw reads.
 """
 
 from __future__ import annotations

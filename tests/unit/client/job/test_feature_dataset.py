@@ -64,32 +64,32 @@ def loader_of(dataset: Steps, **options) -> DataLoader:
     )
 
 
-@pytest.mark.parametrize("route", COPIES)
-def test_workers_that_persist_see_each_epoch_of_a_copy(route):
-    dataset = COPIES[route](made())
+@pytest.mark.parametrize("kind", COPIES)
+def test_workers_that_persist_see_each_epoch_of_a_copy(kind):
+    dataset = COPIES[kind](made())
     loader = loader_of(dataset, persistent_workers=True)
     for epoch in range(3):
         dataset.set_epoch(epoch)
         assert list(loader) == [[epoch, step] for step in range(NUM_STEPS)]
 
 
-@pytest.mark.parametrize("route", COPIES)
-def test_copy_goes_on_once_where_the_state_stands(route):
-    dataset = COPIES[route](made(4))
+@pytest.mark.parametrize("kind", COPIES)
+def test_copy_continues_once_from_a_state(kind):
+    dataset = COPIES[kind](made(4))
     loader = loader_of(dataset)
     assert list(loader) == [[0, step] for step in range(4, NUM_STEPS)]
     with pytest.raises(ClientError, match=r"call set_epoch\(1\) before"):
-        # Here, so that torch's error keeps no workers until it is collected;
-        # what has begun is known in all processes.
+        # In this process: an error from a worker would keep the workers
+        # until it is collected.  The flag is in shared memory.
         list(dataset)
     dataset.set_epoch(1)
     assert list(loader) == [[1, step] for step in range(NUM_STEPS)]
 
 
-@pytest.mark.parametrize("route", ["deepcopy", "pickle"])
-def test_copy_moves_without_its_original(route):
+@pytest.mark.parametrize("kind", ["deepcopy", "pickle"])
+def test_copy_has_an_epoch_of_its_own(kind):
     dataset = made()
-    other = COPIES[route](dataset)
+    other = COPIES[kind](dataset)
     other.set_epoch(3)
     assert (dataset.epoch, other.epoch) == (0, 3)
 
@@ -99,8 +99,8 @@ def test_epoch_that_is_no_whole_number_is_refused():
         made().set_epoch(0.5)
 
 
-def test_its_length_is_that_of_the_epoch_also_where_it_goes_on():
-    """So counts Lightning, which goes on with the number of the step."""
+def test_length_is_that_of_a_whole_epoch_after_a_resume():
+    """Lightning expects this; it continues with the number of the step."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         loader = loader_of(made(4))

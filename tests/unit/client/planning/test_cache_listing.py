@@ -1,4 +1,4 @@
-"""Listings of the cache: what they ask for, and how they fail."""
+"""Listings of the cache: their requests and failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INFO = Answer(200, b'{"hapi": {"version": 1, "cache": true}}')
 
 
 class Tracker(CacheTracker):
-    """Records what it is told."""
+    """Records the listed entries."""
 
     def __init__(self) -> None:
         super().__init__("readwrite")
@@ -57,7 +57,7 @@ def listed(
     splits: Sequence[Sequence[Span]] = (spans("train/a.tar"),),
     times: int = 1,
 ) -> list[dict[str, list[str]]]:
-    """The queries that followed those for ``/info``."""
+    """Returns the queries, except those of ``/info``."""
     with scripted_swift() as swift:
         swift.script(*answers)
         login = Credentials.v1(swift.auth_url, "test:tester", "testing")
@@ -111,7 +111,7 @@ def test_only_the_folders_of_the_data_are_listed(
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_only_owners_ask_more_than_once(
+def test_refused_listing_is_not_repeated(
     status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracker = Tracker()
@@ -132,7 +132,7 @@ def test_a_failure_is_logged_once_and_changes_nothing(
     tracker = Tracker()
     answers = [INFO, page("m", "photos/train/a.tar"), Answer(503)]
     queries = listed(tracker, *answers, INFO, Answer(503), times=2)
-    # Not repeated: there will be another listing.
+    # No retry: another listing follows at the next epoch.
     assert len(queries) == 3
     assert tracker.whole is None
     warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
@@ -151,7 +151,7 @@ def test_a_listing_ends_at_its_deadline(
 
 
 @pytest.mark.parametrize("mode", ["off", "readwrite"])
-def test_nothing_is_asked_before_there_is_something_to_find(mode) -> None:
+def test_nothing_is_listed_without_a_cache_or_a_model(mode) -> None:
     assert listed(CacheTracker(mode)) == []
 
 

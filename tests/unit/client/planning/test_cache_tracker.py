@@ -1,4 +1,4 @@
-"""The set of cached entries of a job: listings and answers fill it."""
+"""The cached entries of a job, by listings and responses."""
 
 from __future__ import annotations
 
@@ -99,19 +99,19 @@ def test_routes_in_use_are_read_the_fastest_first(clock):
         (["miss"], False),
         (["off"], False),
         (["hit", "miss"], False),
-        # Announced, and missing when it is read: nothing confirms it.
+        # Announced, but missing when it is read.
         (["store", "store"], False),
         (["store", "store", "hit"], True),
     ],
 )
-def test_answers_show_what_is_cached(clock, states, is_cached):
+def test_responses_show_what_is_cached(clock, states, is_cached):
     tracker = tracker_of(clock)
     for state in states:
         tracker.record(DEEP, FIRST, None, state)
     assert (tracker.cached_route(FIRST, None) == DEEP) is is_cached
 
 
-def test_a_listing_ends_what_it_lacks(clock):
+def test_entries_missing_in_a_listing_are_forgotten(clock):
     tracker = tracker_of(clock)
     tracker.record(DEEP, FIRST, None, "hit")
     tracker.record(DEEP, SECOND, None, "store")
@@ -121,7 +121,7 @@ def test_a_listing_ends_what_it_lacks(clock):
     assert tracker.cached_route(SECOND, None) is None
 
 
-def test_a_listing_may_lack_what_has_just_been_stored(clock):
+def test_new_entries_may_be_missing_in_a_listing(clock):
     tracker = tracker_of(clock)
     tracker.record(DEEP, FIRST, None, "store")
     clock.now += 1
@@ -132,7 +132,7 @@ def test_a_listing_may_lack_what_has_just_been_stored(clock):
     assert tracker.cached_route(FIRST, None) is None
 
 
-def test_a_part_of_a_listing_ends_nothing(clock):
+def test_page_of_a_listing_only_adds_entries(clock):
     tracker = tracker_of(clock)
     tracker.record(DEEP, FIRST, None, "hit")
     tracker.add([entry(SECOND)])
@@ -140,7 +140,7 @@ def test_a_part_of_a_listing_ends_nothing(clock):
     assert tracker.cached_route(SECOND, None) == DEEP
 
 
-def test_hit_rate_is_the_part_of_computed_features_that_is_listed(clock):
+def test_hit_rate_is_the_listed_share_of_computed_features(clock):
     tracker = tracker_of(clock)
     spans = [span("a.tar", 10 * n) for n in range(9)]
     for each in spans:
@@ -153,7 +153,7 @@ def test_hit_rate_is_the_part_of_computed_features_that_is_listed(clock):
 
 
 @pytest.mark.parametrize("state", ["miss", "off"])
-def test_a_store_that_keeps_nothing_is_not_planned_on(clock, state):
+def test_hit_rate_is_low_if_nothing_is_stored(clock, state):
     tracker = tracker_of(clock)
     for _ in range(99):
         tracker.record(DEEP, FIRST, None, state)
@@ -166,7 +166,7 @@ def state_of(tracker: CacheTracker) -> CacheState:
     return state
 
 
-def test_who_cannot_store_plans_on_no_further_entries(clock):
+def test_plan_expects_no_new_entries_without_the_right_to_store(clock):
     reader, other = tracker_of(clock, "read"), tracker_of(clock)
     other.deny_storing()
     for tracker in (reader, other):
@@ -175,7 +175,7 @@ def test_who_cannot_store_plans_on_no_further_entries(clock):
         assert tracker.cached_route(FIRST, None) == DEEP
 
 
-def test_random_changes_that_repeat_are_features_of_their_own(clock):
+def test_repeated_random_changes_have_entries_of_their_own(clock):
     tracker = tracker_of(clock, variants=2)
     first, second = Training(7, 0), Training(7, 1)
     tracker.replace([entry(FIRST, "train;seed=7;epoch=0")], clock())

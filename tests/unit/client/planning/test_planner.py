@@ -1,4 +1,4 @@
-"""The thread that plans a job; its planning has functional tests."""
+"""The planning thread; what it plans has functional tests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from hapi_splitter.planner.problem import RAW_ROUTE
 
 
 class Connection:
-    """Fails each attempt, and counts them."""
+    """Fails and counts attempts."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -68,7 +68,7 @@ def threads() -> list[threading.Thread]:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "text"),
     [
         (ClientError("not_connected", "no proxy"), "no proxy"),
         (RuntimeError("of ours"), "a defect: no plan, raw reads only"),
@@ -76,7 +76,7 @@ def threads() -> list[threading.Thread]:
 )
 def test_attempts_that_fail_are_logged_and_repeated(
     error: Exception,
-    said: str,
+    text: str,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -92,15 +92,15 @@ def test_attempts_that_fail_are_logged_and_repeated(
     finally:
         planner.close()
     assert connection.attempts >= 3
-    assert said in caplog.text
+    assert text in caplog.text
     assert planner.plan is None
     assert not threads()
 
 
-def test_planner_that_is_forgotten_ends_its_thread(
+def test_thread_ends_if_the_planner_is_dropped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    # A record that pytest keeps knows the error, and so its frames.
+    # A log record would keep the error, and with it the planner.
     caplog.set_level(logging.ERROR)
     planner = planner_of(Connection(ClientError("not_connected", "none")))
     planner.begin()
@@ -119,7 +119,7 @@ def test_planner_that_is_forgotten_ends_its_thread(
 PROBE = ProbeSamples((), 1.0)
 
 
-def test_error_of_measuring_is_told_by_the_thread_that_asked() -> None:
+def test_error_of_measuring_is_left_to_the_planning_thread() -> None:
     def fail(probe: object) -> LocalFacts:
         raise ClientError("bad_sample", "none of the samples decodes")
 
@@ -128,13 +128,11 @@ def test_error_of_measuring_is_told_by_the_thread_that_asked() -> None:
     measurement.span_arrived()
 
     assert "none of the samples decodes" in str(measurement.take_failure())
-    assert measurement.take_failure() is None  # told once
+    assert measurement.take_failure() is None
     assert measurement.facts is None
 
 
-def test_loop_that_is_interrupted_while_it_measures_may_be_asked_again() -> (
-    None
-):
+def test_measurement_can_be_repeated_after_an_interrupt() -> None:
     asked = []
     measured: Any = SimpleNamespace()
 
@@ -168,7 +166,7 @@ def test_loop_that_is_interrupted_while_it_measures_may_be_asked_again() -> (
         (1.0, 32, "about 26 s"),
     ],
 )
-def test_a_job_that_is_nearly_over_does_not_measure(
+def test_job_does_not_measure_near_its_end(
     monkeypatch: pytest.MonkeyPatch,
     epochs: float,
     so_far: int,
@@ -200,7 +198,7 @@ def test_a_job_that_is_nearly_over_does_not_measure(
         (0.098, 0.0, "cut 1 · float32 would be 2.0% faster"),
     ],
 )
-def test_a_job_says_why_it_will_not_push(
+def test_reason_names_why_push_down_would_not_pay(
     pushed: float, one_off_seconds: float, reason: str
 ) -> None:
     problem = Problem(
@@ -223,19 +221,19 @@ def test_a_job_says_why_it_will_not_push(
     assert reason in planning._decline_reason(plan, gain)
 
 
-def test_what_waits_in_a_scope_may_cancel_it() -> None:
+def test_waiting_thread_may_cancel_its_own_scope() -> None:
     scope = CancelScope()
-    # As the collector does, which may run anywhere in a wait.
+    # As the garbage collector does, which may run during the wait.
     with scope._changed:
         scope.set_cancelled()
     with pytest.raises(ClientError, match="closed"):
         scope.wait(60)
 
 
-def test_samples_are_read_for_some_seconds_of_what_the_link_carries() -> None:
+def test_samples_are_read_within_some_seconds_of_the_link() -> None:
     planner = planner_of(Connection(ClientError("not_connected", "none")))
     window = WindowMetrics(4.0, received_bytes=2_000_000)
-    # Four plain reads of the job are under way as well.
+    # The job has four raw reads at the same time.
     assert planner._max_probe_bytes(window) == pytest.approx(
         planning.READ_SECONDS * 500e3 / 5
     )

@@ -1,4 +1,4 @@
-"""Spans dealt to ways by weight."""
+"""Scheduling of spans on routes by weight."""
 
 from __future__ import annotations
 
@@ -24,29 +24,38 @@ def always(route: object) -> bool:
     return True
 
 
+def raw_only(route: object) -> bool:
+    return route == "raw"
+
+
+@pytest.fixture
+def halves() -> RouteScheduler[str]:
+    return RouteScheduler({"raw": 0.5, "push": 0.5})
+
+
 @given(weights=WEIGHTS, sizes=SIZES)
-def test_shares_stay_within_a_span_of_the_weights(
+def test_samples_of_a_route_stay_near_its_weight(
     weights: dict[int, float], sizes: list[int]
 ) -> None:
     scheduler = RouteScheduler(weights)
-    dealt: Counter[int] = Counter()
+    scheduled: Counter[int] = Counter()
 
     for number, size in enumerate(sizes):
         route = scheduler.choose(size, always)
         assert route is not None
-        dealt[route] += size
+        scheduled[route] += size
         total = sum(sizes[: number + 1])
         for each, weight in weights.items():
-            off = dealt[each] - weight * total
+            off = scheduled[each] - weight * total
             assert abs(off) <= len(weights) * max(sizes)
 
 
 @given(weights=WEIGHTS, sizes=SIZES, data=st.data())
-def test_no_way_runs_further_ahead_than_allowed_when_others_are_full(
+def test_no_route_runs_further_ahead_than_allowed_when_others_are_full(
     weights: dict[int, float], sizes: list[int], data: st.DataObject
 ) -> None:
     scheduler = RouteScheduler(weights)
-    dealt: Counter[int] = Counter()
+    scheduled: Counter[int] = Counter()
 
     for size in sizes:
         free = data.draw(st.sets(st.sampled_from(sorted(weights))))
@@ -54,42 +63,30 @@ def test_no_way_runs_further_ahead_than_allowed_when_others_are_full(
         if route is None:
             continue
         assert route in free
-        dealt[route] += size
-        total = sum(dealt.values())
-        ahead = dealt[route] - weights[route] * total
+        scheduled[route] += size
+        total = sum(scheduled.values())
+        ahead = scheduled[route] - weights[route] * total
         assert ahead <= MAX_AHEAD_SPANS * max(sizes) + 1e-6
 
 
-def test_way_without_room_is_passed_over_until_too_far_behind() -> None:
-    scheduler = RouteScheduler({"stream": 0.5, "push": 0.5})
-
-    chosen = [
-        scheduler.choose(10, lambda route: route == "stream") for _ in range(6)
-    ]
-
-    assert chosen == ["stream"] * 4 + [None] * 2
-
-
-def test_nothing_is_owed_for_what_had_to_wait() -> None:
-    scheduler = RouteScheduler({"stream": 0.5, "push": 0.5})
-    for _ in range(50):
-        scheduler.choose(10, lambda route: route == "stream")
-
-    chosen = [scheduler.choose(10, always) for _ in range(8)]
-
-    assert chosen.count("push") == 6  # four to catch up, then in turn
+def test_route_without_room_is_skipped_until_too_far_behind(
+    halves: RouteScheduler[str],
+) -> None:
+    chosen = [halves.choose(10, raw_only) for _ in range(50)]
+    assert chosen == ["raw"] * 4 + [None] * 46
+    # Spans that had to wait add no deficit.
+    later = [halves.choose(10, always) for _ in range(8)]
+    assert later.count("push") == 6
 
 
-def test_changed_weights_hold_from_then_on() -> None:
-    scheduler = RouteScheduler({"stream": 1.0})
+def test_changed_weights_apply_at_once() -> None:
+    scheduler = RouteScheduler({"raw": 1.0})
     for _ in range(100):
-        assert scheduler.choose(8, always) == "stream"
-
-    scheduler.change({"push": 0.75, "stream": 0.25})
-    dealt = Counter(scheduler.choose(8, always) for _ in range(40))
-
-    assert dealt == {"push": 30, "stream": 10}
-    assert scheduler.weights == {"push": 0.75, "stream": 0.25}
+        assert scheduler.choose(8, always) == "raw"
+    scheduler.change({"push": 0.75, "raw": 0.25})
+    scheduled = Counter(scheduler.choose(8, always) for _ in range(40))
+    assert scheduled == {"push": 30, "raw": 10}
+    assert scheduler.weights == {"push": 0.75, "raw": 0.25}
 
 
 @pytest.mark.parametrize(
@@ -102,88 +99,76 @@ def test_weights_that_are_no_shares_are_refused(
         RouteScheduler(weights)
 
 
-def test_avoided_way_gets_nothing_and_is_owed_a_few_spans_for_it() -> None:
-    scheduler = RouteScheduler({"stream": 0.5, "push": 0.5})
-
-    last = [scheduler.choose(8, always, {"stream"}) for _ in range(20)]
-    first = [scheduler.choose(8, always) for _ in range(20)]
-
+def test_avoided_route_gets_its_deficit_of_a_few_spans_later(
+    halves: RouteScheduler[str],
+) -> None:
+    last = [halves.choose(8, always, {"raw"}) for _ in range(20)]
+    first = [halves.choose(8, always) for _ in range(20)]
     assert last == ["push"] * 20
-    assert first[:3] == ["stream"] * 3
-    assert 11 <= first.count("stream") <= 13
+    assert first[:3] == ["raw"] * 3
+    assert 11 <= first.count("raw") <= 13
 
 
-def test_avoided_way_is_waited_for_when_the_others_are_full() -> None:
-    scheduler = RouteScheduler({"stream": 0.5, "push": 0.5})
-
-    assert (
-        scheduler.choose(8, lambda route: route == "stream", {"stream"})
-        is None
-    )
+def test_span_waits_if_only_an_avoided_route_has_room(
+    halves: RouteScheduler[str],
+) -> None:
+    assert halves.choose(8, raw_only, {"raw"}) is None
 
 
-def test_span_is_too_late_when_all_others_come_sooner() -> None:
-    weights = {"stream": 0.25, "push": 0.75}
-    seconds = {"stream": 4.0, "push": 0.5}
-
-    # The others bring 30 samples a second: 120 while one span is streamed.
-    assert straggling_routes(weights, seconds, 40.0, 200, {}) == set()
-    assert straggling_routes(weights, seconds, 40.0, 100, {}) == {"stream"}
-    assert straggling_routes(weights, seconds, 40.0, 1, {}) == {"stream"}
-
-
-def test_a_way_s_own_spans_do_not_keep_the_others_busy() -> None:
-    weights = {"stream": 0.5, "push": 0.5}
-    seconds = {"stream": 0.1, "push": 3.0}
-
-    # Four spans of 16 queue there; the others bring 60 while one comes.
-    assert (
-        straggling_routes(weights, seconds, 40.0, 128, {"push": 64}) == set()
-    )
-    assert straggling_routes(weights, seconds, 40.0, 120, {"push": 64}) == {
-        "push"
-    }
-    assert (
-        straggling_routes(weights, seconds, 40.0, 120, {"stream": 64}) == set()
-    )
+def test_other_routes_keep_their_shares_while_one_is_avoided() -> None:
+    scheduler = RouteScheduler({"a": 0.6, "b": 0.3, "c": 0.1})
+    scheduled = Counter(scheduler.choose(8, always, {"c"}) for _ in range(60))
+    assert scheduled["c"] == 0
+    assert 35 <= scheduled["a"] <= 45
+    alone = [scheduler.choose(8, "b".__eq__, {"c"}) for _ in range(40)]
+    assert alone.count("b") <= 8
 
 
-def test_nothing_is_too_late_while_nothing_is_known() -> None:
-    weights = {"stream": 0.25, "push": 0.75}
+def test_only_route_is_used_although_it_is_avoided() -> None:
+    scheduler = RouteScheduler({"a": 1.0})
+    assert scheduler.choose(8, always, {"a"}) == "a"
 
-    assert straggling_routes(weights, {}, 40.0, 1, {}) == set()
-    times = {"stream": 4.0, "push": 0.5}
-    assert straggling_routes(weights, times, 0.0, 1, {}) == set()
+
+SLOW_RAW = {"raw": 4.0, "push": 0.5}
+SLOW_PUSH = {"raw": 0.1, "push": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("raw_weight", "seconds", "rate", "left", "unfinished", "stragglers"),
+    [
+        # The others load 120 samples in the time of one raw span.
+        (0.25, SLOW_RAW, 40.0, 200, {}, set()),
+        (0.25, SLOW_RAW, 40.0, 100, {}, {"raw"}),
+        (0.25, SLOW_RAW, 40.0, 1, {}, {"raw"}),
+        # A route's own spans do not keep the others busy.
+        (0.5, SLOW_PUSH, 40.0, 128, {"push": 64}, set()),
+        (0.5, SLOW_PUSH, 40.0, 120, {"push": 64}, {"push"}),
+        (0.5, SLOW_PUSH, 40.0, 120, {"raw": 64}, set()),
+        # Nothing is known yet.
+        (0.25, {}, 40.0, 1, {}, set()),
+        (0.25, SLOW_RAW, 0.0, 1, {}, set()),
+    ],
+)
+def test_routes_that_finish_after_all_others_are_stragglers(
+    raw_weight: float,
+    seconds: dict[str, float],
+    rate: float,
+    left: int,
+    unfinished: dict[str, float],
+    stragglers: set[str],
+) -> None:
+    weights = {"raw": raw_weight, "push": 1 - raw_weight}
+    found = straggling_routes(weights, seconds, rate, left, unfinished)
+    assert found == stragglers
 
 
 @given(weights=WEIGHTS, data=st.data())
-def test_one_way_always_stays(
+def test_one_route_is_never_a_straggler(
     weights: dict[int, float], data: st.DataObject
 ) -> None:
     seconds = {route: data.draw(st.floats(0.001, 100.0)) for route in weights}
     left = data.draw(st.integers(1, 1000))
-
     unfinished = {route: data.draw(st.integers(0, left)) for route in weights}
     rate = data.draw(st.floats(0, 1e4))
-
-    late = straggling_routes(weights, seconds, rate, left, unfinished)
-
-    assert late < set(weights)
-
-
-def test_ways_that_are_left_keep_to_their_shares() -> None:
-    scheduler = RouteScheduler({"a": 0.6, "b": 0.3, "c": 0.1})
-    dealt = Counter(scheduler.choose(8, always, {"c"}) for _ in range(60))
-    assert dealt["c"] == 0
-    assert 35 <= dealt["a"] <= 45
-
-    alone = [
-        scheduler.choose(8, lambda route: route == "b", {"c"})
-        for _ in range(40)
-    ]
-    assert alone.count("b") <= 8
-
-
-def test_something_is_dealt_though_all_ways_are_to_be_avoided() -> None:
-    scheduler = RouteScheduler({"a": 1.0})
-    assert scheduler.choose(8, always, {"a"}) == "a"
+    stragglers = straggling_routes(weights, seconds, rate, left, unfinished)
+    assert stragglers < set(weights)
