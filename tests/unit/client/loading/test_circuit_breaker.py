@@ -1,4 +1,4 @@
-"""The retry policy and the gate, with their clock injected."""
+"""Retry policy, circuit breaker and concurrency limit of push-down."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hapi_protocol.errors import CODES, make_error
 
 
 @given(st.integers(1, 200), st.floats(0, 1, exclude_max=True))
-def test_waits_grow_up_to_their_bound(failures, random):
+def test_delay_grows_to_its_bound(failures, random):
     backoff = Backoff(first_seconds=0.5, max_seconds=8.0)
     delay = backoff.delay_seconds(failures, None, random)
     assert 0 <= delay <= min(8.0, 0.5 * 2.0 ** (failures - 1))
@@ -48,7 +48,7 @@ RETRYABLE = {
 
 
 @pytest.mark.parametrize("code", sorted(CODES))
-def test_only_what_may_succeed_later_is_repeated(code):
+def test_only_errors_that_may_pass_are_retried(code):
     assert is_retryable(make_error(code, "text")) == (code in RETRYABLE)
 
 
@@ -69,18 +69,26 @@ def breaker(clock):
     return PushdownCircuitBreaker(clock, pause_seconds=5, max_pause_seconds=12)
 
 
-def test_an_open_gate_admits_all(breaker):
+def no_capacity(code="share_exceeded"):
+    return make_error(code, "no room")
+
+
+def test_closed_breaker_allows_all_attempts(breaker):
     assert [breaker.attempts(4) for _ in range(5)] == [4] * 5
 
 
-def test_after_a_failure_spans_stream_without_trying(breaker, clock):
+def test_failure_opens_the_breaker_until_a_probe_succeeds(breaker, clock):
     breaker.failed()
     assert breaker.attempts(4) == 0
     clock.now += 4.9
     assert breaker.attempts(4) == 0
+    clock.now += 0.1
+    assert [breaker.attempts(4) for _ in range(3)] == [1, 0, 0]
+    breaker.succeeded()
+    assert [breaker.attempts(4) for _ in range(2)] == [4, 4]
 
 
-def test_a_failure_is_news_once_in_a_while(breaker, clock):
+def test_failures_are_logged_once_in_a_while(breaker, clock):
     assert breaker.failed()
     assert [breaker.failed() for _ in range(5)] == [False] * 5
     for _ in range(4):
@@ -92,59 +100,37 @@ def test_a_failure_is_news_once_in_a_while(breaker, clock):
     assert breaker.failed()
     clock.now += 60
     assert breaker.attempts(4)
-    assert breaker.succeeded()
-    assert not breaker.succeeded()
+    assert [breaker.succeeded(), breaker.succeeded()] == [True, False]
     assert not breaker.failed()
 
 
-def test_one_span_probes_after_the_pause_and_opens_the_gate(breaker, clock):
-    breaker.failed()
-    clock.now += 5
-    assert breaker.attempts(4) == 1
-    assert breaker.attempts(4) == 0
-    breaker.succeeded()
-    assert breaker.attempts(4) == 4
-    assert breaker.attempts(4) == 4
-
-
-def test_the_pause_doubles_while_probes_fail(breaker, clock):
-    breaker.failed()
-    pauses = []
-    for _ in range(3):
-        waited = 0
+@pytest.mark.parametrize(
+    ("num_failures", "error", "seconds", "pauses"),
+    [
+        (1, None, 0.0, [5, 10, 12, 12]),
+        # Spans that fail together count as one failure.
+        (4, None, 0.0, [5, 10, 12, 12]),
+        # The worker answers, but has no capacity.
+        (1, no_capacity(), 0.0, [5, 5, 5, 5]),
+        # A probe of a worker that hangs costs a minute.
+        (1, None, 60.0, [240, 240]),
+    ],
+)
+def test_pause_grows_while_probes_fail(
+    breaker, clock, num_failures, error, seconds, pauses
+):
+    waits = []
+    for _ in pauses:
+        for _ in range(num_failures):
+            breaker.failed(error, seconds)
+        started = clock.now
         while not breaker.attempts(4):
             clock.now += 1
-            waited += 1
-        pauses.append(waited)
-        breaker.failed()
-    assert pauses == [5, 10, 12]
+        waits.append(clock.now - started)
+    assert waits == pauses
 
 
-def test_spans_that_fail_together_count_as_one_failure(breaker, clock):
-    for _ in range(4):
-        breaker.failed()
-    clock.now += 5
-    assert breaker.attempts(4)
-
-
-def test_the_pause_stays_while_the_worker_only_has_no_room(breaker, clock):
-    for _ in range(4):
-        breaker.failed(no_room())
-        clock.now += 4.9
-        assert breaker.attempts(4) == 0
-        clock.now += 0.1
-        assert breaker.attempts(4) == 1
-
-
-def test_the_pause_is_long_after_a_try_that_took_long(breaker, clock):
-    breaker.failed(None, 60.0)
-    clock.now += 239
-    assert breaker.attempts(4) == 0
-    clock.now += 1
-    assert breaker.attempts(4) == 1
-
-
-def test_an_abandoned_probe_leaves_the_next_one_to_others(breaker, clock):
+def test_abandoned_probe_is_left_to_another_span(breaker, clock):
     breaker.failed()
     clock.now += 5
     assert breaker.attempts(4) == 1
@@ -152,38 +138,22 @@ def test_an_abandoned_probe_leaves_the_next_one_to_others(breaker, clock):
     assert breaker.attempts(4) == 1
 
 
-def no_room(code="share_exceeded"):
-    return make_error(code, "no room")
-
-
-def test_width_shrinks_with_each_refusal_and_never_to_nothing():
-    width = PushdownConcurrency(4)
-
+def test_limit_falls_with_each_refusal_and_rises_with_successes():
+    concurrency = PushdownConcurrency(3)
     limits = []
-    for _ in range(5):
-        width.refused(no_room())
-        limits.append(width.limit)
-
-    assert limits == [3, 2, 1, 1, 1]
-
-
-def test_width_comes_back_one_by_one_after_successes():
-    width = PushdownConcurrency(3)
-    width.refused(no_room("queue_full"))
-    width.refused(no_room("queue_full"))
-    assert width.limit == 1
-
+    for code in ("share_exceeded", "queue_full", "queue_full"):
+        concurrency.refused(no_capacity(code))
+        limits.append(concurrency.limit)
+    assert limits == [2, 1, 1]
     for _ in range(SUCCESSES_PER_STEP):
-        width.succeeded()
-    assert width.limit == 2
+        concurrency.succeeded()
+    assert concurrency.limit == 2
     for _ in range(10 * SUCCESSES_PER_STEP):
-        width.succeeded()
-    assert width.limit == 3
+        concurrency.succeeded()
+    assert concurrency.limit == 3
 
 
-def test_width_stays_when_something_else_failed():
-    width = PushdownConcurrency(4)
-
-    width.refused(make_error("worker_unavailable", "gone"))
-
-    assert width.limit == 4
+def test_limit_stays_after_another_error():
+    concurrency = PushdownConcurrency(4)
+    concurrency.refused(make_error("worker_unavailable", "gone"))
+    assert concurrency.limit == 4
