@@ -10,7 +10,7 @@ import pytest
 
 from caller import Caller
 from hapi_client import Connection, Credentials
-from hapi_client.swift.cache_admin import FeatureCache
+from hapi_client.swift.cache_admin import CacheAdminClient
 from hapi_cluster import Cluster
 from hapi_protocol.errors import HapiError
 from hapi_splitter.freezing.split_model import split
@@ -95,7 +95,7 @@ def test_purge_is_refused_once(archive: Cluster, owner: Caller) -> None:
     assert answer.json()["code"] == "method_not_allowed"
     user = Credentials.v1(archive.auth_url, archive.user, archive.key)
     with Connection(user) as connection, pytest.raises(HapiError) as caught:
-        list(FeatureCache(connection).purge())
+        list(CacheAdminClient(connection).purge())
     assert caught.value.code == "method_not_allowed"
     assert sources(owner, OWNER) == ["archive/kept.tar"]
 
