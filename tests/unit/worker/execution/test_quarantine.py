@@ -1,4 +1,4 @@
-"""Models that take too long, and memory at rest."""
+"""Quarantine of slow models, and memory of an idle worker."""
 
 from __future__ import annotations
 
@@ -17,19 +17,7 @@ from hapi_worker.execution.quarantine import (
     ModelQuarantine,
 )
 from hapi_worker.monitoring.malloc_tuning import TRIM_SECONDS, HeapTrimmer
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+from worker_under_test import Clock
 
 
 @pytest.fixture
@@ -37,7 +25,7 @@ def quarantine(clock: Clock) -> ModelQuarantine:
     return ModelQuarantine(1.0, clock)
 
 
-def test_model_is_banned_for_a_while_after_some_overruns(
+def test_model_is_refused_for_a_while_after_slow_passes(
     quarantine: ModelQuarantine, clock: Clock
 ) -> None:
     for _ in range(MAX_OVERRUNS):
@@ -54,7 +42,7 @@ def test_model_is_banned_for_a_while_after_some_overruns(
     assert quarantine.total == MAX_OVERRUNS + 1
 
 
-def test_passes_within_the_limit_and_rare_overruns_ban_nothing(
+def test_quick_or_rarely_slow_models_are_not_refused(
     quarantine: ModelQuarantine, clock: Clock
 ) -> None:
     for _ in range(10):
@@ -65,7 +53,7 @@ def test_passes_within_the_limit_and_rare_overruns_ban_nothing(
         quarantine.check("rarely")
 
 
-def test_models_that_are_remembered_are_bounded(
+def test_number_of_remembered_models_is_bounded(
     quarantine: ModelQuarantine,
 ) -> None:
     for number in range(MAX_MODELS + 10):
@@ -87,7 +75,7 @@ def test_heap_is_trimmed_once_when_work_has_ended() -> None:
     assert trimmed == [1]
 
 
-def test_heap_is_trimmed_now_and_then_while_there_is_work(
+def test_heap_is_trimmed_once_a_minute_while_there_is_work(
     clock: Clock,
 ) -> None:
     trimmed: list[float] = []
@@ -98,7 +86,7 @@ def test_heap_is_trimmed_now_and_then_while_there_is_work(
     assert trimmed == [100 + TRIM_SECONDS, 100 + 2 * TRIM_SECONDS]
 
 
-def test_watch_of_the_heap_ends() -> None:
+def test_thread_of_the_trimmer_ends() -> None:
     heap = HeapTrimmer(lambda: False)
     heap.begin()
     heap.end()
@@ -122,13 +110,13 @@ thread.start()
 thread.join()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-"""Page faults of a thread that takes large blocks which it had before."""
+"""Prints the page faults of a thread that allocates large blocks again."""
 
 
 @pytest.mark.parametrize(
     ("keep", "is_kept"), [("assert keep_heap()", True), ("", False)]
 )
-def test_thread_has_large_blocks_again_without_page_faults(
+def test_large_blocks_are_reused_without_page_faults(
     keep: str, is_kept: bool
 ) -> None:
     code = FAULTS_AGAIN.format(keep=keep)

@@ -1,4 +1,4 @@
-"""Whoever shares a worker, an account's rows are the same to the last bit."""
+"""Rows are bit-equal whoever shares the worker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CUTS = (3, 57)
 
 @lru_cache(maxsize=1)
 def package() -> bytes:
-    """Of a network whose last features depend on the size of their batch."""
+    """A network whose last features depend on the batch size."""
     torch.manual_seed(0)
     network = torchvision.models.mobilenet_v3_small(weights=None).eval()
     return b"".join(
@@ -93,7 +93,7 @@ def flooded(worker: WorkerUnderTest, *accounts: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_rows_are_bit_equal_whoever_shares_the_worker(
+def test_rows_are_bit_equal_with_streams_of_other_accounts(
     worker: WorkerUnderTest, tar: bytes, cut: int
 ) -> None:
     alone = features_of(worker, tar, cut)
@@ -103,7 +103,7 @@ def test_rows_are_bit_equal_whoever_shares_the_worker(
         np.testing.assert_array_equal(found, alone)
 
 
-def test_rows_are_bit_equal_beside_the_accounts_own_streams(
+def test_rows_are_bit_equal_with_other_streams_of_the_account(
     worker: WorkerUnderTest, tar: bytes
 ) -> None:
     alone = features_of(worker, tar, CUTS[1])

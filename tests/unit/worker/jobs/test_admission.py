@@ -1,10 +1,8 @@
-"""Grants, shares of accounts, draining."""
+"""Admission: grants, shares of accounts, waiting requests, draining."""
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 
 import pytest
 
@@ -17,14 +15,7 @@ from hapi_protocol.errors import (
 from hapi_protocol.job_messages import JobRequest
 from hapi_worker.jobs.admission import Admission, Job, JobLimits
 from hapi_worker.peer import IsDisconnected, always_connected
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from worker_under_test import Clock, until
 
 
 class FakeLease:
@@ -53,17 +44,12 @@ def request(account: str = "AUTH_a") -> JobRequest:
     )
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-PLACES = JobLimits(streams=3, per_account=2)
+LIMITS = JobLimits(streams=3, per_account=2)
 
 
 @pytest.fixture
 def admission(clock: Clock) -> Admission:
-    return Admission(PLACES, 10.0, clock=clock)
+    return Admission(LIMITS, 10.0, clock=clock)
 
 
 def granted(admission: Admission, account: str = "AUTH_a") -> Job:
@@ -93,9 +79,7 @@ def test_streams_are_bounded_in_total_and_per_account(
     granted(admission, "AUTH_c")
 
 
-def test_grant_lapses_when_it_is_not_used(
-    admission: Admission, clock: Clock
-) -> None:
+def test_unused_grant_expires(admission: Admission, clock: Clock) -> None:
     lease = FakeLease()
     job = admission.enter(request())
     clock.now += 100
@@ -105,13 +89,13 @@ def test_grant_lapses_when_it_is_not_used(
     admission.drop_expired()
     assert lease.num_released == 0
     clock.now += 0.2
-    with pytest.raises(RightsError) as gone:
+    with pytest.raises(RightsError) as refused:
         admission.start(job.job_id)
-    assert gone.value.code == "not_found"
+    assert refused.value.code == "not_found"
     assert lease.num_released == 1
 
 
-def test_job_starts_once_and_does_not_lapse_while_it_runs(
+def test_job_starts_once_and_does_not_expire_while_it_runs(
     admission: Admission, clock: Clock
 ) -> None:
     job = started(admission)
@@ -126,7 +110,7 @@ def test_job_starts_once_and_does_not_lapse_while_it_runs(
 
 
 def test_drain_refuses_new_jobs_and_waits_for_running_ones() -> None:
-    admission = Admission(PLACES, 10.0)
+    admission = Admission(LIMITS, 10.0)
     job = started(admission)
     threading.Timer(0.1, admission.end, [job]).start()
     assert admission.drain(5.0)
@@ -136,7 +120,7 @@ def test_drain_refuses_new_jobs_and_waits_for_running_ones() -> None:
 
 
 def test_drain_gives_up_when_a_job_outlasts_it() -> None:
-    admission = Admission(PLACES, 10.0)
+    admission = Admission(LIMITS, 10.0)
     started(admission)
     assert not admission.drain(0.05)
 
@@ -191,13 +175,6 @@ class Queue:
             assert not thread.is_alive()
 
 
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def queueing(
     streams: int = 2,
     per_account: int = 2,
@@ -216,7 +193,7 @@ def queueing(
 
 
 def serve_all(queue: Queue) -> None:
-    """Each job ends in its turn; one place becomes free at a time."""
+    """Ends one job after another, until all requests were admitted."""
     while queue.admission.jobs():
         num_served = len(queue.served)
         waiting = queue.admission.num_waiting()
@@ -226,7 +203,7 @@ def serve_all(queue: Queue) -> None:
     queue.join()
 
 
-def test_request_waits_for_a_place() -> None:
+def test_request_waits_for_admission() -> None:
     queue = queueing(streams=1)
     job = granted(queue.admission)
     queue.enter("b")
@@ -238,7 +215,7 @@ def test_request_waits_for_a_place() -> None:
     assert queue.admission.num_waiting() == 0
 
 
-def test_account_with_the_fewest_places_is_next() -> None:
+def test_account_with_the_fewest_jobs_is_next() -> None:
     queue = queueing(streams=2, per_account=2)
     for account in ("greedy", "greedy", "greedy", "greedy", "new", "other"):
         queue.enter(account)
@@ -252,7 +229,7 @@ def test_account_with_the_fewest_places_is_next() -> None:
     serve_all(queue)
 
 
-def test_places_go_by_weight() -> None:
+def test_jobs_are_admitted_by_weight() -> None:
     queue = queueing(streams=4, per_account=4, waiting=20, heavy=3.0)
     for _ in range(4):
         granted(queue.admission, "x")
@@ -265,7 +242,7 @@ def test_places_go_by_weight() -> None:
     serve_all(queue)
 
 
-def test_waiting_for_a_place_ends_in_time() -> None:
+def test_wait_for_admission_ends_in_time() -> None:
     queue = queueing(streams=1, per_account=1, queue_seconds=0.1)
     granted(queue.admission, "a")
     queue.enter("a")
@@ -277,7 +254,7 @@ def test_waiting_for_a_place_ends_in_time() -> None:
     ]
 
 
-def test_grant_that_lapses_makes_room_for_who_waits() -> None:
+def test_expired_grant_admits_a_waiting_request() -> None:
     admission = Admission(JobLimits(1, 1, 4), 0.1, queue_seconds=5.0)
     granted(admission, "a")
     queue = Queue(admission)
@@ -286,7 +263,7 @@ def test_grant_that_lapses_makes_room_for_who_waits() -> None:
     assert queue.served == ["b"]
 
 
-def test_who_has_most_waiting_is_turned_away_when_too_many_wait() -> None:
+def test_account_with_the_longest_queue_is_refused_first() -> None:
     queue = queueing(streams=1, per_account=1, waiting=3)
     job = granted(queue.admission, "x")
     for _ in range(3):
@@ -303,31 +280,31 @@ def test_who_has_most_waiting_is_turned_away_when_too_many_wait() -> None:
     assert sorted(queue.served) == ["greedy", "greedy", "modest"]
 
 
-def test_place_goes_past_who_has_gone_while_it_waited() -> None:
-    gone = threading.Event()
+def test_disconnected_request_is_not_admitted() -> None:
+    disconnected = threading.Event()
     queue = queueing(streams=1)
     job = granted(queue.admission, "a")
-    queue.enter("b", gone.is_set)
+    queue.enter("b", disconnected.is_set)
     queue.enter("c")
-    gone.set()
+    disconnected.set()
     queue.admission.end(job)
     queue.join()
     assert queue.served == ["c"]
     assert queue.refused == [("b", "bad_request")]
 
 
-def test_who_has_gone_does_not_wait_on() -> None:
-    gone = threading.Event()
+def test_disconnected_request_ends_its_wait() -> None:
+    disconnected = threading.Event()
     queue = queueing(streams=1, queue_seconds=60.0)
     granted(queue.admission, "a")
-    queue.enter("b", gone.is_set)
-    gone.set()
+    queue.enter("b", disconnected.is_set)
+    disconnected.set()
     queue.join()
     assert queue.refused == [("b", "bad_request")]
     assert queue.admission.num_waiting() == 0
 
 
-def test_drain_turns_away_who_waits() -> None:
+def test_drain_refuses_waiting_requests() -> None:
     queue = queueing(streams=1)
     granted(queue.admission)
     queue.enter("b")
@@ -336,7 +313,7 @@ def test_drain_turns_away_who_waits() -> None:
     assert queue.refused == [("b", "draining")]
 
 
-def test_new_limits_hold_at_once() -> None:
+def test_new_limits_apply_at_once() -> None:
     queue = queueing(streams=1)
     granted(queue.admission, "a")
     queue.enter("b")

@@ -27,7 +27,6 @@ from array_networks import (
 )
 from framed_objects import framed, good
 from hapi_protocol.feature_reader import FeatureStreamReader
-from hapi_protocol.feature_stream import Row
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.package.writer import package_bytes
@@ -36,6 +35,7 @@ from worker_under_test import (
     WorkerUnderTest,
     identity_of,
     job_for,
+    rows_of,
     running_worker,
     small_package,
 )
@@ -76,10 +76,6 @@ def run(
     identity = identity_of(package, f"{kind}.hapi", kind)
     job = replace(job_for(source, package), model=identity, cut=cut, **changes)
     return worker.run(job, package, source)
-
-
-def rows_of(reader: FeatureStreamReader) -> list[Row]:
-    return [row for batch in reader.batches for row in batch.rows]  # type: ignore[attr-defined]
 
 
 def assert_features(

@@ -1,88 +1,146 @@
-"""Chunks of a job's body, however they arrive."""
+"""Chunked bodies, however their bytes arrive."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
-from cheroot.makefile import MakeFile
+from cheroot.makefile import StreamReader
 
-from hapi_protocol.errors import HapiError
-from hapi_worker.jobs.chunked_body import MAX_READ_BYTES, ChunkedBody
-from hapi_worker.peer import Connection
+from hapi_protocol.errors import HapiError, TooLargeError, TooSlowError
+from hapi_worker.jobs.chunked_body import ChunkedBody
+from hapi_worker.peer import ClientDisconnectedError, Connection
 
-CHUNKS = (
-    b"5;name=value\r\nhello\r\n00A\r\nten\nbytes\r\n\r\n0\r\nlate: 1\r\n\r\n"
-)
-HELD = b"helloten\nbytes\r"
+CHUNKS = b"4;x=y\r\nab\nd\r\n006\r\nefghi\r\r\n0\r\nTrailer: x\r\n\r\n"
 
 
-@contextlib.contextmanager
-def body_of(
-    sent: bytes, length_bytes: int, step: int
-) -> Iterator[ChunkedBody]:
-    """What a sender sends in so small pieces, which then closes."""
-    near, far = socket.socketpair()
+class Wire:
+    """Both ends of a connection: ``body`` reads the bytes of ``send``."""
 
-    def send() -> None:
-        with far, contextlib.suppress(BrokenPipeError):
-            for start in range(0, len(sent), step):
-                far.sendall(sent[start : start + step])
-
-    sender = threading.Thread(target=send)
-    sender.start()
-    reader = MakeFile(near, "rb", MAX_READ_BYTES)
-    try:
-        yield ChunkedBody(
-            Connection(near, reader),
-            length_bytes=length_bytes,
-            idle_seconds=5.0,
+    def __init__(self, length_bytes: int, idle_seconds: float) -> None:
+        self.ours, self.theirs = socket.socketpair()
+        self._sender: threading.Thread | None = None
+        self.connection = Connection(
+            self.ours, StreamReader(self.ours, "rb", 64 * 1024)
         )
-    finally:
-        near.shutdown(socket.SHUT_RDWR)
-        sender.join()
-        reader.close()
-        near.close()
+        self.body = ChunkedBody(
+            self.connection,
+            length_bytes=length_bytes,
+            idle_seconds=idle_seconds,
+        )
+
+    def send(self, data: bytes) -> None:
+        self.theirs.sendall(data)
+
+    def send_in_pieces(self, data: bytes, step: int) -> None:
+        """Sends in a thread: the socket's buffer holds few small pieces."""
+
+        def send() -> None:
+            with contextlib.suppress(OSError):
+                for start in range(0, len(data), step):
+                    self.theirs.sendall(data[start : start + step])
+
+        self._sender = threading.Thread(target=send)
+        self._sender.start()
+
+    def read_all(self, size: int = 1000) -> bytes:
+        pieces = []
+        while piece := self.body.read(size):
+            assert len(piece) <= size
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def close(self) -> None:
+        self.ours.close()
+        if self._sender is not None:
+            self._sender.join(5)
+            assert not self._sender.is_alive()
+        self.theirs.close()
 
 
-def all_of(body: ChunkedBody, size: int) -> bytes:
-    pieces = []
-    while piece := body.read(size):
-        assert len(piece) <= size
-        pieces.append(piece)
-    return b"".join(pieces)
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    wire = Wire(10, 0.3)
+    yield wire
+    wire.close()
 
 
 @pytest.mark.parametrize("step", [1, 2, 7, 1000])
 @pytest.mark.parametrize("size", [1, 4, 1000])
-def test_body_is_read_however_it_is_cut(step: int, size: int) -> None:
-    sent = CHUNKS.replace(b"\r\n\r\n0", b"\r\r\n0")
-    with body_of(sent, len(HELD), step) as body:
-        assert all_of(body, size) == HELD
-        assert body.bytes_read == len(HELD)
-        assert body.read(size) == b""
+def test_body_is_the_chunks_joined(wire: Wire, step: int, size: int) -> None:
+    wire.send_in_pieces(CHUNKS, step)
+    assert wire.read_all(size) == b"ab\ndefghi\r"
+    assert wire.body.read(size) == b""
+    assert wire.body.bytes_read == 10
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"a",
+        b"a\r\n",
+        b"a\r\nabcd",
+        b"a\r\nabcdefghij",
+        b"a\r\nabcdefghij\r\n",
+        b"a\r\nabcdefghij\r\n0",
+        b"a\r\nabcdefghij\r\n0\r\n",
+    ],
+)
+def test_incomplete_body_never_ends_cleanly(wire: Wire, sent: bytes) -> None:
+    wire.send(sent)
+    wire.theirs.close()
+    with pytest.raises(ClientDisconnectedError):
+        wire.read_all()
 
 
 @pytest.mark.parametrize("step", [1, 1000])
 @pytest.mark.parametrize(
-    "sent",
+    ("sent", "kind"),
     [
-        b"1" * 200 + b"\r\n",
-        b"1;" + b"x" * 1000 + b"\r\na\r\n0\r\n\r\n",
-        b"\n" * 200,
-        b"1\nx\r\na\r\n0\r\n\r\n",
-        b"1\r\nab\r\n0\r\n\r\n",
-        b"-1\r\n",
-        b"\r\n",
-        b"0\r\n" + b"a: b\r\n" * 20,
+        (b"-1\r\n", HapiError),
+        (b"zz\r\n", HapiError),
+        (b"\r\n", HapiError),
+        (b"\n" * 200, HapiError),
+        (b"0x4\r\nabcd\r\n", HapiError),
+        (b"1\nx\r\na\r\n0\r\n\r\n", HapiError),
+        (b"2\r\nabcd\r\n", HapiError),
+        (b"4\r\nabcd\r\n0\r\n\r\n", HapiError),
+        (b"b\r\nabcdefghijk\r\n", TooLargeError),
+        (b"ffffffffffffffffff\r\n", TooLargeError),
+        (b"1" * 1000, HapiError),
+        (b"1;" + b"x" * 1000 + b"\r\na\r\n0\r\n\r\n", HapiError),
+        (b"a\r\nabcdefghij\r\n0\r\n" + b"X: y\r\n" * 20, HapiError),
+        (b"4\r\nab", TooSlowError),
     ],
 )
-def test_wrong_chunk_is_refused(sent: bytes, step: int) -> None:
-    with (
-        body_of(sent, 1, step) as body,
-        pytest.raises(HapiError, match="the job's body: "),
-    ):
-        all_of(body, 10)
+def test_wrong_body_is_refused(
+    wire: Wire, sent: bytes, kind: type[HapiError], step: int
+) -> None:
+    wire.send_in_pieces(sent, step)
+    with pytest.raises(kind):
+        wire.read_all()
+
+
+def test_waiting_time_is_measured(wire: Wire) -> None:
+    threading.Timer(0.15, wire.send, [b"1\r\na\r\n"]).start()
+    assert wire.body.read(10) == b"a"
+    assert 0.1 < wire.body.waited_seconds < 0.3
+
+
+def test_stopped_connection_wakes_the_reader() -> None:
+    wire = Wire(10, 60.0)
+    threading.Timer(0.1, wire.connection.stop_reading).start()
+    started = time.monotonic()
+    with pytest.raises(ClientDisconnectedError):
+        wire.body.read(1)
+    assert time.monotonic() - started < 5
+    assert not wire.connection.is_disconnected()
+    wire.theirs.close()
+    assert wire.connection.is_disconnected()
+    wire.close()
+    assert wire.connection.is_disconnected()

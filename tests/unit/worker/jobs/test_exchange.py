@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hapi_protocol.feature_reader import FeatureStreamReader, read_features
-from hapi_protocol.feature_stream import STAGES, Row
+from hapi_protocol.feature_stream import STAGES
 from hapi_protocol.headers import SampleRange
 from hapi_protocol.job_messages import HEADER_IDENTITY, JobGrant
 from hapi_protocol.shards import IMAGE, iter_samples
@@ -26,21 +26,17 @@ from worker_under_test import (
     TRANS_ID,
     Streaming,
     WorkerUnderTest,
+    features_of,
     identity_of,
     job_for,
     pieces,
+    rows_of,
     running_worker,
-    small_package,
     small_split,
 )
 
 NUM_SAMPLES = 40
 LAST_CUT = len(small_split().frozen.cuts)
-
-
-@pytest.fixture(scope="module")
-def package() -> bytes:
-    return small_package()
 
 
 @pytest.fixture(scope="module")
@@ -58,22 +54,12 @@ def worker(
 
 @pytest.fixture
 def own_worker(tmp_path: Path) -> Iterator[WorkerUnderTest]:
-    """One with counters and models of this test only."""
+    """A worker with counters and models of this test only."""
     with running_worker(tmp_path) as worker:
         yield worker
 
 
 TRAIN = "train;seed=0;epoch=0"
-
-
-def rows_of(reader: FeatureStreamReader) -> list[Row]:
-    return [row for batch in reader.batches for row in batch.rows]  # type: ignore[attr-defined]
-
-
-def features_of(reader: FeatureStreamReader) -> np.ndarray[Any, Any]:
-    return np.concatenate(
-        [b.features for b in reader.batches]  # type: ignore[attr-defined]
-    )
 
 
 def computed_here(tar: bytes, cut: int) -> torch.Tensor:
@@ -119,7 +105,7 @@ def test_grant_names_the_model_by_the_digest_of_its_bytes(
     assert grant.grant_bytes == own_worker.config.buffer_bytes
 
 
-def test_known_model_is_told_without_asking_for_an_upload(
+def test_known_model_is_found_without_an_upload(
     own_worker: WorkerUnderTest, package: bytes
 ) -> None:
     headers = {HEADER_IDENTITY: identity_of(package).to_json()}
@@ -144,10 +130,10 @@ def test_features_equal_those_computed_here(
     assert [row.key for row in rows][:2] == ["s0-0000", "s0-0001"]
     assert [row.label for row in rows] == [n % 4 for n in range(NUM_SAMPLES)]
     assert reader.summary is not None
-    told = dataclasses.asdict(reader.summary)
-    assert told.pop("load") is not None
-    assert told.pop("cpu_seconds") > 0
-    assert told == {
+    summary = dataclasses.asdict(reader.summary)
+    assert summary.pop("load") is not None
+    assert summary.pop("cpu_seconds") > 0
+    assert summary == {
         "rows": NUM_SAMPLES,
         "errors": 0,
         "source_etag": "source-etag",
@@ -156,7 +142,7 @@ def test_features_equal_those_computed_here(
     }
 
 
-def test_half_precision_travels_as_such(
+def test_half_precision_is_sent_as_float16(
     worker: WorkerUnderTest, package: bytes, tar: bytes
 ) -> None:
     job = job_for(tar, package, cut=2, encoding="float16")
@@ -168,7 +154,7 @@ def test_half_precision_travels_as_such(
     )
 
 
-def test_batches_tell_the_seconds_of_their_stages(
+def test_batches_have_the_seconds_of_their_stages(
     worker: WorkerUnderTest, package: bytes, tar: bytes
 ) -> None:
     reader = worker.run(job_for(tar, package), package, tar)
@@ -193,20 +179,20 @@ def test_summary_has_the_core_seconds_of_all_stages(
     assert reader.summary.cpu_seconds > sum(spent) > 0
 
 
-def test_summary_has_the_load_that_the_account_meets(
+def test_summary_has_the_load_seen_by_the_account(
     own_worker: WorkerUnderTest, package: bytes, tar: bytes
 ) -> None:
-    reserve_alone = own_worker.run(job_for(tar, package), package, tar).summary
-    assert reserve_alone is not None
-    assert reserve_alone.load is not None
-    assert (reserve_alone.load.share, reserve_alone.load.streams) == (1.0, 1)
-    assert 0 < reserve_alone.load.device_busy <= 1
-    assert 0 < reserve_alone.load.cpu_busy <= 1
+    alone = own_worker.run(job_for(tar, package), package, tar).summary
+    assert alone is not None
+    assert alone.load is not None
+    assert (alone.load.share, alone.load.streams) == (1.0, 1)
+    assert 0 < alone.load.device_busy <= 1
+    assert 0 < alone.load.cpu_busy <= 1
     other = job_for(tar, package, charged_account="AUTH_b")
-    beside = own_worker.run(other, package, tar).summary
-    assert beside is not None
-    assert beside.load is not None
-    assert (beside.load.share, beside.load.streams) == (0.5, 1)
+    shared = own_worker.run(other, package, tar).summary
+    assert shared is not None
+    assert shared.load is not None
+    assert (shared.load.share, shared.load.streams) == (0.5, 1)
 
 
 def test_damaged_image_is_one_error_row_in_its_place(
@@ -242,7 +228,7 @@ def test_sample_without_an_image_and_only_errors(
     assert (rows[0].label, rows[1].meta) == (1, '{"n": 1}')
 
 
-def test_wanted_samples_only(
+def test_only_requested_samples_are_computed(
     worker: WorkerUnderTest, package: bytes, tar: bytes
 ) -> None:
     before = worker.worker.metrics.value("hapi_worker_samples_total")
@@ -257,7 +243,7 @@ def test_wanted_samples_only(
     assert [row.index for row in rows_of(reader)] == [38, 39]
 
 
-def test_ranged_body_holds_just_the_wanted_samples(
+def test_ranged_body_has_only_the_requested_samples(
     worker: WorkerUnderTest, package: bytes, tar: bytes
 ) -> None:
     import io
@@ -370,7 +356,7 @@ def test_request_that_cannot_be_met_is_refused_at_once(
         ("GET", "/models", None, 400, "bad_request"),
     ],
 )
-def test_request_that_makes_no_sense_is_refused_and_counted(
+def test_malformed_request_is_refused_and_counted(
     worker: WorkerUnderTest,
     method: str,
     path: str,
@@ -389,7 +375,7 @@ def test_request_that_makes_no_sense_is_refused_and_counted(
     assert counted() == before + 1
 
 
-def test_job_that_is_not_there_is_refused_and_counted(
+def test_unknown_job_is_refused_and_counted(
     worker: WorkerUnderTest,
 ) -> None:
     stream = Streaming(worker.socket, "unknown", [b"x"])
@@ -406,7 +392,7 @@ def test_package_without_an_identity_is_refused(
     assert worker.request("PUT", "/models", b"x").code == "bad_request"
 
 
-def test_answer_begins_while_the_body_still_arrives(
+def test_response_starts_while_the_body_still_arrives(
     worker: WorkerUnderTest, package: bytes, tar: bytes
 ) -> None:
     go_on = threading.Event()
@@ -430,7 +416,7 @@ def test_answer_begins_while_the_body_still_arrives(
     assert rows == NUM_SAMPLES
 
 
-def test_slow_reader_stops_the_sender(tmp_path: Path, package: bytes) -> None:
+def test_slow_client_stops_the_sender(tmp_path: Path, package: bytes) -> None:
     tar = shard(600, size=64)
     sent = 0
 

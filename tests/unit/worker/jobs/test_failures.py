@@ -1,4 +1,4 @@
-"""What breaks, breaks alone, visibly, and leaves nothing behind."""
+"""Failures break one job only, are reported, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +35,10 @@ from worker_under_test import (
     pieces,
     running_worker,
     small_package,
+    until,
 )
 
 BROKEN = (http.client.IncompleteRead, ConnectionResetError)
-
-
-@pytest.fixture(scope="module")
-def package() -> bytes:
-    return small_package()
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +140,7 @@ def test_damage_behind_the_first_samples_breaks_the_answer(
     assert jobs_ended(worker, "failed", "damaged_shard") == 1
 
 
-def test_silent_sender_is_told_before_the_stream_and_cut_off_after(
+def test_silent_sender_gets_an_error_or_a_broken_stream(
     worker: WorkerUnderTest, package: bytes, tar: bytes
 ) -> None:
     done = threading.Event()
@@ -166,7 +162,7 @@ def test_silent_sender_is_told_before_the_stream_and_cut_off_after(
     assert worker.idle()
 
 
-def test_reader_that_takes_nothing_is_cut_off(
+def test_job_of_a_client_that_takes_nothing_is_ended(
     worker: WorkerUnderTest, package: bytes
 ) -> None:
     tar = shard(600, size=64)
@@ -180,7 +176,7 @@ def test_reader_that_takes_nothing_is_cut_off(
     stream.close()
 
 
-def test_reader_that_closes_cancels_the_job(
+def test_client_that_disconnects_cancels_its_job(
     worker: WorkerUnderTest,
     package: bytes,
     tar: bytes,
@@ -294,7 +290,7 @@ def test_stream_that_cannot_be_written_is_a_failure_that_is_logged(
     worker.run(job_for(tar, package), package, tar)
 
 
-def test_connections_that_send_nothing_keep_nobody_waiting(
+def test_silent_connections_block_no_other(
     tmp_path: Path, package: bytes, tar: bytes
 ) -> None:
     with (
@@ -315,7 +311,7 @@ def test_connections_that_send_nothing_keep_nobody_waiting(
         b"POST /jobs HTTP/1.1\r\nHost: w\r\nContent-Length: 9\r\n\r\n{",
     ],
 )
-def test_half_sent_requests_keep_nobody_waiting_for_long(
+def test_incomplete_requests_block_no_other_for_long(
     tmp_path: Path,
     package: bytes,
     tar: bytes,
@@ -337,7 +333,7 @@ def test_half_sent_requests_keep_nobody_waiting_for_long(
         worker.run(job_for(tar, package), package, tar)
 
 
-def test_package_that_comes_slowly_is_waited_for(
+def test_slow_upload_is_accepted(
     worker: WorkerUnderTest, package: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "MESSAGE_SECONDS", 0.1)
@@ -352,7 +348,7 @@ def test_package_that_comes_slowly_is_waited_for(
     connection.close()
 
 
-def test_half_a_request_is_answered_in_time_and_counted(
+def test_incomplete_request_is_refused_in_time_and_counted(
     worker: WorkerUnderTest,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -394,7 +390,7 @@ def test_streams_are_bounded_and_health_still_answers(
     assert worker.ask(job_for(tar, package)).status == 201
 
 
-def test_account_over_its_share_is_told_so(
+def test_account_over_its_share_is_refused(
     worker: WorkerUnderTest, package: bytes, tar: bytes
 ) -> None:
     worker.put(package)
@@ -413,31 +409,31 @@ def test_request_waits_until_a_stream_ends(
         with worker.streaming(job, package, cut_off(tar, done)) as stream:
             assert stream.answer().status == 200
             answers: list[int] = []
-            asker = threading.Thread(
+            caller = threading.Thread(
                 target=lambda: answers.append(worker.ask(job).status)
             )
-            asker.start()
+            caller.start()
             until(lambda: worker.worker.admission.num_waiting() == 1)
             health = worker.request("GET", "/healthz", admin=True)
             assert health.fields["jobs_waiting"] == 1
             assert answers == []
             done.set()
-        asker.join(10)
+        caller.join(10)
         assert answers == [201]
 
 
-def test_place_of_an_asker_that_has_gone_is_free_at_once(
+def test_disconnected_caller_frees_its_job_at_once(
     tmp_path: Path, package: bytes, tar: bytes
 ) -> None:
-    """Also where it goes while its model is on the way."""
+    """It may also disconnect while its model is being uploaded."""
     with running_worker(tmp_path, max_streams=1, grant_seconds=60) as worker:
         job = job_for(tar, package)
         assert worker.ask(job).code == "model_needed"
-        asker = UnixConnection(worker.socket, TIMEOUT_SECONDS)
-        asker.request("POST", "/jobs", job.to_body())
+        caller = UnixConnection(worker.socket, TIMEOUT_SECONDS)
+        caller.request("POST", "/jobs", job.to_body())
         models = worker.worker.models
         until(lambda: models.uploads.num_waiting() == 1)
-        asker.close()
+        caller.close()
         until(lambda: models.uploads.num_waiting() == 0)
         worker.put(package)
         assert not worker.worker.admission.jobs()
@@ -445,10 +441,10 @@ def test_place_of_an_asker_that_has_gone_is_free_at_once(
         done = threading.Event()
         with worker.streaming(job, package, cut_off(tar, done)) as stream:
             assert stream.answer().status == 200
-            asker = UnixConnection(worker.socket, TIMEOUT_SECONDS)
-            asker.request("POST", "/jobs", job.to_body())
+            caller = UnixConnection(worker.socket, TIMEOUT_SECONDS)
+            caller.request("POST", "/jobs", job.to_body())
             until(lambda: worker.worker.admission.num_waiting() == 1)
-            asker.close()
+            caller.close()
             done.set()
         assert worker.idle()
         assert worker.ask(job).status == 201
@@ -468,7 +464,7 @@ def test_device_that_fails_leaves_service_and_the_last_one_ends_it(
     def fail(*args: Any, **where: Any) -> PassResult:
         if threading.current_thread().name.startswith("device cpu#0"):
             broken.append("cpu#0")
-            raise torch.AcceleratorError("CUDA error: told to")
+            raise torch.AcceleratorError("CUDA error: test")
         return run(*args, **where)
 
     monkeypatch.setattr(module, "run_prefix", fail)
@@ -484,13 +480,13 @@ def test_device_that_fails_leaves_service_and_the_last_one_ends_it(
         devices = worker.request("GET", "/healthz").fields["devices"]
         assert devices == {"cpu#0": False, "cpu#1": True}
         assert jobs_ended(worker, "failed", "worker_unavailable") == 1
-        # The model is gone with the device; the next asker brings it.
+        # The model was lost with the device; the next caller uploads it.
         reader = worker.run(job, package, tar)
         assert reader.summary is not None
         assert reader.summary.rows == 200
         assert not ended.is_set()
         for executor in worker.worker.executors:
-            executor.fail(RuntimeError("told to"))
+            executor.fail(RuntimeError("test"))
         assert ended.is_set()
         assert worker.ask(job).code in ("queue_full", "model_needed")
         assert worker.put(package).code == "queue_full"
@@ -521,7 +517,7 @@ def test_devices_on_the_cpu_decode_for_their_own_jobs(
     image_decoder = module.image_decoder
     threads: set[str] = set()
 
-    def told(*args: Any) -> Any:
+    def recording(*args: Any) -> Any:
         decode = image_decoder(*args)
 
         def decoder(sample: Any) -> torch.Tensor:
@@ -530,7 +526,7 @@ def test_devices_on_the_cpu_decode_for_their_own_jobs(
 
         return decoder
 
-    monkeypatch.setattr(module, "image_decoder", told)
+    monkeypatch.setattr(module, "image_decoder", recording)
     with running_worker(tmp_path, device="cpu,cpu", forwards=1) as worker:
         worker.put(package)
         grants = [
@@ -543,7 +539,7 @@ def test_devices_on_the_cpu_decode_for_their_own_jobs(
     assert threads == {"device cpu#0-0", "device cpu#1-0"}
 
 
-def test_model_whose_passes_take_too_long_is_left_out(
+def test_model_with_slow_passes_is_refused(
     tmp_path: Path,
     package: bytes,
     tar: bytes,
@@ -559,7 +555,7 @@ def test_model_whose_passes_take_too_long_is_left_out(
         assert int(refused.headers["Retry-After"]) > 1
 
 
-def test_grant_that_lapsed_or_ran_cannot_be_used(
+def test_expired_grant_cannot_be_used(
     tmp_path: Path, package: bytes, tar: bytes
 ) -> None:
     with running_worker(tmp_path, grant_seconds=0.2) as worker:
@@ -623,7 +619,7 @@ def test_refused_package_is_neither_received_nor_tried_again(
     assert worker.ask(job_for(b"x", b"", model=other)).code == "model_needed"
 
 
-def test_packages_are_tried_in_a_process_of_their_own(
+def test_packages_are_validated_in_a_subprocess(
     tmp_path: Path, package: bytes, tar: bytes
 ) -> None:
     with running_worker(tmp_path, load=load_validated) as worker:
@@ -632,7 +628,7 @@ def test_packages_are_tried_in_a_process_of_their_own(
         worker.run(job_for(tar, package), None, tar)
 
 
-def test_package_with_one_bit_flipped_is_another_or_none(
+def test_package_with_one_bit_flipped_is_refused(
     worker: WorkerUnderTest, package: bytes
 ) -> None:
     flipped = bytearray(package)
@@ -653,7 +649,7 @@ def test_package_over_a_limit_is_refused_unread(
         assert answer.fields["available_bytes"] == 20_000
 
 
-def test_length_must_be_the_one_of_the_identity(
+def test_length_must_be_that_of_the_identity(
     worker: WorkerUnderTest, package: bytes
 ) -> None:
     answer = worker.put(package, identity_of(package + b"x"))
@@ -668,7 +664,7 @@ def test_name_with_another_digest_is_refused(
     assert worker.worker.models.loaded_totals() == (0, 0)
 
 
-def test_upload_that_breaks_off_leaves_the_next_asker_to_upload(
+def test_next_caller_uploads_after_a_broken_upload(
     worker: WorkerUnderTest, package: bytes, tar: bytes
 ) -> None:
     job = job_for(tar, package)
@@ -679,7 +675,7 @@ def test_upload_that_breaks_off_leaves_the_next_asker_to_upload(
     connection.putheader("Content-Length", str(len(package)))
     connection.endheaders()
     connection.send(package[: len(package) // 2])
-    waiting = Asker(worker, job)
+    waiting = Caller(worker, job)
     time.sleep(0.2)
     assert waiting.is_alive()
     connection.close()
@@ -687,7 +683,7 @@ def test_upload_that_breaks_off_leaves_the_next_asker_to_upload(
     assert waiting.code == "model_needed"
 
 
-class Asker(threading.Thread):
+class Caller(threading.Thread):
     """One ``POST /jobs`` in a thread, with the upload if it is needed."""
 
     def __init__(
@@ -715,40 +711,40 @@ class Asker(threading.Thread):
             self._worker.put(self._package, self._job.model)
 
 
-def test_one_of_several_askers_uploads_and_the_others_are_granted(
+def test_one_of_several_callers_uploads_for_all(
     worker: WorkerUnderTest, package: bytes, tar: bytes
 ) -> None:
-    askers = [
-        Asker(
+    callers = [
+        Caller(
             worker,
             job_for(tar, package, charged_account=f"AUTH_{number}"),
             package,
         )
         for number in range(4)
     ]
-    for asker in askers:
-        asker.join(10)
-    assert sorted(asker.code for asker in askers) == [
+    for caller in callers:
+        caller.join(10)
+    assert sorted(caller.code for caller in callers) == [
         "",
         "",
         "",
         "model_needed",
     ]
-    assert len({asker.digest for asker in askers if not asker.code}) == 1
+    assert len({caller.digest for caller in callers if not caller.code}) == 1
 
 
-def test_askers_that_waited_for_a_bad_package_get_its_error(
+def test_callers_that_waited_for_a_bad_package_get_its_error(
     worker: WorkerUnderTest, tar: bytes
 ) -> None:
     junk = b"PK not at all"
-    askers = [Asker(worker, job_for(tar, junk), junk) for _ in range(3)]
-    for asker in askers:
-        asker.join(10)
-    codes = sorted(asker.code for asker in askers)
+    callers = [Caller(worker, job_for(tar, junk), junk) for _ in range(3)]
+    for caller in callers:
+        caller.join(10)
+    codes = sorted(caller.code for caller in callers)
     assert codes == ["bad_package", "bad_package", "model_needed"]
 
 
-def test_other_jobs_go_on_while_a_model_loads(
+def test_other_jobs_run_while_a_model_loads(
     worker: WorkerUnderTest,
     package: bytes,
     tar: bytes,
@@ -775,13 +771,6 @@ def test_other_jobs_go_on_while_a_model_loads(
     go_on.set()
     uploader.join(10)
     assert worker.worker.models.loaded_totals()[0] == 2
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 # --- peers ---

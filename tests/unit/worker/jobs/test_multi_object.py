@@ -18,7 +18,6 @@ from PIL import Image
 
 from framed_objects import framed, good
 from hapi_protocol.feature_reader import FeatureStreamReader
-from hapi_protocol.feature_stream import Row
 from hapi_protocol.job_messages import JobRequest
 from hapi_protocol.multi_object import ObjectEntry
 from hapi_splitter.inputs.image_decode import decode_image
@@ -29,18 +28,13 @@ from worker_under_test import (
     WorkerUnderTest,
     job_for,
     pieces,
+    rows_of,
     running_worker,
-    small_package,
     small_split,
 )
 
 MAX_SAMPLE_BYTES = 60_000
 MAX_OBJECT_BYTES = 400_000
-
-
-@pytest.fixture(scope="module")
-def package() -> bytes:
-    return small_package()
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +81,6 @@ def computed_here(contents: Sequence[bytes]) -> torch.Tensor:
     with torch.inference_mode():
         result: torch.Tensor = frozen.prefix(1)(batch)
     return result
-
-
-def rows_of(reader: FeatureStreamReader) -> list[Row]:
-    return [row for batch in reader.batches for row in batch.rows]  # type: ignore[attr-defined]
 
 
 def assert_features(

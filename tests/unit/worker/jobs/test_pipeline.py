@@ -1,4 +1,4 @@
-"""How streams share micro-batches, and what a pipeline lets go."""
+"""Streams that share micro-batches, and the memory of a pipeline."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from hapi_worker.jobs.pipeline import Pipeline, PipelineLimits
 from hapi_worker.models.loaded_model import Reservation
 from hapi_worker.monitoring.accounting import JobUsageMeter
 from hapi_worker.scheduling.batch_size import DEFAULT_LINGER_SECONDS
-from worker_under_test import job_for
+from worker_under_test import job_for, until
 
 
 class NoConnection:
-    """The other end stays, and sends no more."""
+    """A peer that stays connected and sends no more."""
 
     def is_disconnected(self) -> bool:
         return False
@@ -40,8 +40,8 @@ class Body:
     waited_seconds = 0.0
 
 
-class HeldPool:
-    """Takes work and runs it when told to."""
+class ManualPool:
+    """Runs its work when the test calls :meth:`run`."""
 
     def __init__(self) -> None:
         self.work: dict[str, list[Callable[[], None]]] = {
@@ -76,7 +76,7 @@ class Compute:
         self.starved: list[Callable[[], None]] = []
         self.error: Exception | None = None
         self.seconds = 0.0
-        self.told = 1.0
+        self.pass_seconds = 1.0
         self.cores = 0.0
 
     def decoder(self, sample: Sample) -> torch.Tensor:
@@ -112,7 +112,9 @@ class Compute:
         if self.error is not None:
             raise self.error
         self.ran.append(images.flatten().tolist())
-        return PassResult(images * 2, seconds=self.told, cpu_seconds=1.0)
+        return PassResult(
+            images * 2, seconds=self.pass_seconds, cpu_seconds=1.0
+        )
 
 
 def pipeline(
@@ -143,10 +145,10 @@ def samples_of(start: int, count: int, key: str = "k") -> list[Sample]:
 
 
 class Shared:
-    """Streams of one group, whose stages run when told to."""
+    """Streams of one group; the test runs each stage."""
 
     def __init__(self, size: int = 4) -> None:
-        self.pool = HeldPool()
+        self.pool = ManualPool()
         self.compute = Compute()
         self.group = Group("a", self.compute, self.pool, size)  # type: ignore[arg-type]
         self.jobs: list[Any] = []
@@ -160,6 +162,17 @@ class Shared:
     def read(self, job: Any) -> None:
         job._reader.join(5)
         assert not job._reader.is_alive()
+
+    def decode(self, *jobs: Any) -> None:
+        """Reads all samples of the jobs and decodes them."""
+        for job in jobs:
+            self.read(job)
+        self.pool.run("decode")
+
+    def run(self, *jobs: Any) -> None:
+        """Reads and decodes the jobs' samples, and runs the passes."""
+        self.decode(*jobs)
+        self.pool.run("device")
 
     def take(self, job: Any, count: int = 1) -> list[Batch]:
         batches = job.batches()
@@ -178,7 +191,7 @@ def shared() -> Iterator[Shared]:
 
 
 def held() -> Iterator[Sample]:
-    """Samples of a sender that stays silent until the job is cancelled."""
+    """Two samples, then silence until the job is cancelled."""
     yield from samples_of(0, 2)
     threading.Event().wait(0.5)
 
@@ -186,10 +199,7 @@ def held() -> Iterator[Sample]:
 def test_streams_of_a_group_fill_each_others_batches(shared: Shared) -> None:
     first = shared.stream(iter(samples_of(0, 6)))
     second = shared.stream(iter(samples_of(10, 6)))
-    shared.read(first)
-    shared.read(second)
-    shared.pool.run("decode")
-    shared.pool.run("device")
+    shared.run(first, second)
     assert shared.compute.ran == [
         [0, 1, 2, 3],
         [4, 5, 10, 11],
@@ -207,7 +217,7 @@ def test_streams_of_a_group_fill_each_others_batches(shared: Shared) -> None:
     assert [row.index for row in rows] == [10, 11, 12, 13, 14, 15]
 
 
-def test_streams_pay_for_their_part_of_a_pass_even_if_it_fails(
+def test_streams_are_charged_their_part_of_a_pass_even_if_it_fails(
     shared: Shared,
 ) -> None:
     shared.compute.error = DoesNotFitError("does_not_fit", "no room")
@@ -216,10 +226,7 @@ def test_streams_pay_for_their_part_of_a_pass_even_if_it_fails(
         shared.stream(iter(samples_of(start, count)))
         for start, count in ((0, 3), (10, 1))
     ]
-    for job in jobs:
-        shared.read(job)
-    shared.pool.run("decode")
-    shared.pool.run("device")
+    shared.run(*jobs)
     used = [job._meter._device_seconds for job in jobs]
     assert used[0] == pytest.approx(3 * used[1])
     assert sum(used) >= 0.05
@@ -230,7 +237,7 @@ def test_streams_pay_for_their_part_of_a_pass_even_if_it_fails(
     assert all(job._meter.is_idle for job in jobs)
 
 
-def test_long_stream_does_not_keep_out_the_accounts_others(
+def test_long_stream_does_not_block_other_streams_of_its_account(
     shared: Shared,
 ) -> None:
     long = shared.stream(iter(samples_of(0, 30)))
@@ -246,7 +253,7 @@ def test_long_stream_does_not_keep_out_the_accounts_others(
     assert shared.compute.ran[5] == [100, 101, 102, 103]
 
 
-def test_batch_that_nothing_can_fill_is_padded(shared: Shared) -> None:
+def test_batch_is_padded_when_no_more_samples_come(shared: Shared) -> None:
     job = shared.stream(iter(samples_of(1, 2)))
     shared.read(job)
     shared.pool.run("decode", 1)
@@ -259,26 +266,24 @@ def test_batch_that_nothing_can_fill_is_padded(shared: Shared) -> None:
     assert batch.features.tolist() == [[2], [4]]
 
 
-def test_pass_takes_what_came_until_it_began(shared: Shared) -> None:
+def test_pass_takes_samples_that_arrived_before_it_started(
+    shared: Shared,
+) -> None:
     first = shared.stream(iter(samples_of(0, 2)))
-    shared.read(first)
-    shared.pool.run("decode")
+    shared.decode(first)
     assert len(shared.pool.work["device"]) == 1
     second = shared.stream(iter(samples_of(10, 2)))
-    shared.read(second)
-    shared.pool.run("decode")
-    shared.pool.run("device")
+    shared.run(second)
     assert shared.compute.ran == [[0, 1, 10, 11]]
 
 
 @pytest.mark.parametrize("wakes", [0, 1, 2])
-def test_pass_that_found_memory_first_leaves_none_asked_for(
+def test_no_pass_stays_requested_after_a_wait_for_memory(
     shared: Shared, wakes: int
 ) -> None:
     shared.compute.room = 0
     job = shared.stream(iter(samples_of(0, 12)))
-    shared.read(job)
-    shared.pool.run("decode")
+    shared.decode(job)
     shared.pool.run("device", 1)
     shared.compute.room = None
     for _ in range(wakes):
@@ -288,24 +293,22 @@ def test_pass_that_found_memory_first_leaves_none_asked_for(
     assert len(shared.compute.ran) == 3
     assert shared.group._num_requested == 0
     later = shared.stream(iter(samples_of(20, 4)))
-    shared.read(later)
-    shared.pool.run("decode")
-    shared.pool.run("device")
+    shared.run(later)
     assert shared.compute.ran[-1] == [20, 21, 22, 23]
 
 
 def test_rows_without_an_image_need_no_pass(shared: Shared) -> None:
     job = shared.stream(iter(samples_of(0, 2, key="bad")))
-    shared.read(job)
-    shared.pool.run("decode")
-    shared.pool.run("device")
+    shared.run(job)
     assert shared.compute.ran == []
     [batch] = shared.take(job)
     assert batch.features is None
     assert all("cannot be read" in (row.error or "") for row in batch.rows)
 
 
-def test_slow_sender_gets_its_samples_after_a_while(shared: Shared) -> None:
+def test_samples_of_a_slow_sender_are_computed_after_a_while(
+    shared: Shared,
+) -> None:
     job = shared.stream(held())
     until(lambda: len(shared.pool.work["decode"]) == 2)
     shared.pool.run("decode")
@@ -320,14 +323,12 @@ def test_slow_sender_gets_its_samples_after_a_while(shared: Shared) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "is_due"), [(0.0, True), (60.0, False)])
-def test_pass_that_is_not_full_waits_as_long_as_passes_take(
+def test_partial_pass_waits_as_long_as_passes_take(
     shared: Shared, seconds: float, is_due: bool
 ) -> None:
-    shared.compute.told = seconds
+    shared.compute.pass_seconds = seconds
     whole = shared.stream(iter(samples_of(10, 4)))
-    shared.read(whole)
-    shared.pool.run("decode")
-    shared.pool.run("device")
+    shared.run(whole)
     shared.stream(held())
     until(lambda: len(shared.pool.work["decode"]) == 2)
     shared.pool.run("decode")
@@ -337,7 +338,7 @@ def test_pass_that_is_not_full_waits_as_long_as_passes_take(
     assert bool(shared.pool.work["device"]) == is_due
 
 
-def test_stream_whose_reader_takes_nothing_leaves_the_batches(
+def test_stream_of_a_client_that_takes_nothing_is_left_out_of_passes(
     shared: Shared,
 ) -> None:
     shared.compute.output_bytes = 10_000
@@ -348,9 +349,7 @@ def test_stream_whose_reader_takes_nothing_leaves_the_batches(
         shared.pool.run("device")
     assert shared.compute.ran == [[0, 1, 2, 3], [4, 5, 6, 7]]
     other = shared.stream(iter(samples_of(100, 4)))
-    shared.read(other)
-    shared.pool.run("decode")
-    shared.pool.run("device")
+    shared.run(other)
     assert shared.compute.ran[-1] == [100, 101, 102, 103]
     shared.take(stalled)
     shared.pool.run("device")
@@ -360,10 +359,7 @@ def test_stream_whose_reader_takes_nothing_leaves_the_batches(
 def test_failed_pass_fails_each_of_its_streams(shared: Shared) -> None:
     shared.compute.error = DoesNotFitError("does_not_fit", "no room")
     jobs = [shared.stream(iter(samples_of(n, 2))) for n in (0, 10)]
-    for job in jobs:
-        shared.read(job)
-    shared.pool.run("decode")
-    shared.pool.run("device")
+    shared.run(*jobs)
     for job in jobs:
         with pytest.raises(DoesNotFitError):
             shared.take(job)
@@ -374,9 +370,7 @@ def test_cancelled_stream_takes_no_part_in_later_passes(
 ) -> None:
     first = shared.stream(iter(samples_of(0, 2)))
     second = shared.stream(iter(samples_of(10, 2)))
-    shared.read(first)
-    shared.read(second)
-    shared.pool.run("decode")
+    shared.decode(first, second)
     first.cancel()
     shared.pool.run("device")
     assert shared.compute.ran == [[10, 11, 0, 0]]
@@ -385,9 +379,7 @@ def test_cancelled_stream_takes_no_part_in_later_passes(
 def test_pass_without_memory_waits_until_some_is_free(shared: Shared) -> None:
     shared.compute.room = 0
     job = shared.stream(iter(samples_of(0, 4)))
-    shared.read(job)
-    shared.pool.run("decode")
-    shared.pool.run("device")
+    shared.run(job)
     assert shared.compute.ran == []
     for _ in range(5):
         with shared.group.lock:
@@ -402,10 +394,10 @@ def test_pass_without_memory_waits_until_some_is_free(shared: Shared) -> None:
     assert shared.compute.ran == [[0, 1, 2], [3, 0, 0]]
 
 
-def test_cancelled_job_lets_go_of_samples_that_wait_in_a_pool() -> None:
+def test_cancelled_job_frees_samples_that_wait_in_a_pool() -> None:
     sample = Sample(0, "k", 0, 1, {"jpg": bytes(1000)})
     alive = weakref.ref(sample)
-    pool = HeldPool()
+    pool = ManualPool()
     group = Group("a", Compute(), pool, 8)  # type: ignore[arg-type]
     job = pipeline(iter([sample]), pool, group=group)
     del sample
@@ -428,7 +420,7 @@ def test_texts_of_rows_count_against_the_buffer(has_model: bool) -> None:
             num_read += 1
             yield Sample(index, "k", 0, 1, {"json": b"x" * 10_000})
 
-    pool = HeldPool()
+    pool = ManualPool()
     group = Group("a", Compute(), pool, 8) if has_model else None  # type: ignore[arg-type]
     job = pipeline(samples(), pool, group=group, buffer_bytes=200_000)
     job.start()
@@ -436,10 +428,3 @@ def test_texts_of_rows_count_against_the_buffer(has_model: bool) -> None:
     job.cancel()
     # Each holds its text, and up to four bytes a character as a row.
     assert num_read < 10
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)

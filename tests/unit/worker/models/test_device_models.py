@@ -38,6 +38,7 @@ from hapi_worker.models.device_models import (
 )
 from hapi_worker.models.loaded_model import LoadedModel, Reservation
 from hapi_worker.models.registry import KnownModel, Models
+from worker_under_test import until
 
 WORKING_BYTES = 10
 
@@ -386,7 +387,7 @@ def test_needs_are_computed_once_per_cut_and_dtype_outside_the_lock(
     computed: list[tuple[int, str]] = []
 
     def needs_of(frozen: Any, cut: int, dtype: str) -> Needs:
-        others = in_threads(1, models.loaded)
+        others = in_threads(1, models.loaded_totals)
         assert others == [(1, 10)], "the lock is held"
         computed.append((cut, dtype))
         return simple_needs(frozen, cut, dtype)
@@ -549,7 +550,7 @@ def test_cache_of_a_gpu_is_emptied_outside_the_lock(
 
     def empty_cache() -> None:
         # Hangs in the other thread where the lock is held.
-        emptied.append(in_threads(1, models.loaded))
+        emptied.append(in_threads(1, models.loaded_totals))
 
     monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
     put(models, "a", b"600:a")
@@ -685,13 +686,6 @@ class Loading:
             put(self.models, name, package)
         except HapiError as error:
             self.error = error
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_model_is_copied_once_the_passes_leave_room_for_it() -> None:
@@ -863,13 +857,13 @@ def test_requests_that_wait_for_memory_do_not_wake_each_other() -> None:
         for name in "ab"
     ]
     tries = []
-    hold = models._hold
+    hold = models._lease
 
     def counted(*arguments: Any) -> Any:
         tries.append(1)
         return hold(*arguments)
 
-    models._hold = counted  # type: ignore[method-assign]
+    models._lease = counted  # type: ignore[method-assign]
     big = put_known(models, "c", b"950:c")
     refusals = in_threads(3, lambda: models.acquire(big, 1, wait_seconds=0.3))
     assert len(refusals) == 3

@@ -1,4 +1,4 @@
-"""Models take turns where the memory does not suffice for all of them."""
+"""Models take turns if the memory does not suffice for all of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hapi_protocol.errors import (
 )
 from hapi_protocol.job_messages import ModelIdentity
 from hapi_splitter.profiling.memory_model import Needs
-from hapi_worker.models import device_models as residency_module
+from hapi_worker.models import device_models as device_models_module
 from hapi_worker.models.device_models import DeviceModels
 from hapi_worker.models.load_queue import (
     HEAD_SECONDS,
@@ -29,20 +29,13 @@ from hapi_worker.models.load_queue import (
 from hapi_worker.models.memory_queue import MemoryQueue
 from hapi_worker.models.registry import Models
 from hapi_worker.models.uploads import GRACE_SECONDS
+from worker_under_test import Clock
 
 WORKING_BYTES = 10
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class FakeFrozen:
-    """Of as many parameter bytes as its package has bytes."""
+    """A model with as many parameter bytes as its package has bytes."""
 
     cuts = (None,)
 
@@ -58,14 +51,9 @@ def simple_needs(frozen: Any, cut: int, dtype: str) -> Needs:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def models(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Models:
     """With room for 1,000 bytes."""
-    monkeypatch.setattr(residency_module, "needs_of", simple_needs)
+    monkeypatch.setattr(device_models_module, "needs_of", simple_needs)
     return models_on(1, clock)
 
 
@@ -102,7 +90,7 @@ def refusal(ask: Callable[[], object]) -> HapiError:
 
 
 def asked(models: Models, model: ModelIdentity) -> str:
-    """What who asks for a model that is not there is told."""
+    """The refusal of a job whose model is not in memory."""
     return refusal(lambda: models.acquire(model, 1)).code
 
 
@@ -112,7 +100,7 @@ def upload(models: Models, model: ModelIdentity) -> None:
     models.end_upload(model)
 
 
-def test_account_with_many_claims_has_one_turn_like_others(
+def test_account_with_many_loads_has_one_turn_like_others(
     clock: Clock,
 ) -> None:
     load_queue = LoadQueue(clock)
@@ -132,7 +120,7 @@ def test_account_with_many_claims_has_one_turn_like_others(
     assert order[:2] == [made[3], made[4]]
 
 
-def test_claim_is_due_some_time_after_it_or_the_one_before(
+def test_load_blocks_others_after_its_grace_period(
     clock: Clock,
 ) -> None:
     load_queue = LoadQueue(clock)
@@ -149,7 +137,7 @@ def test_claim_is_due_some_time_after_it_or_the_one_before(
     assert load_queue.blocking() is second
 
 
-def test_claim_that_nobody_sees_to_lapses(clock: Clock) -> None:
+def test_load_that_is_not_extended_expires(clock: Clock) -> None:
     load_queue = LoadQueue(clock)
     load_queue.add(QueuedLoad("a", 10, 0.0, clock.now + 1, ""))
     assert len(load_queue) == 1
@@ -158,9 +146,7 @@ def test_claim_that_nobody_sees_to_lapses(clock: Clock) -> None:
     assert load_queue.blocking() is None
 
 
-def test_model_that_waits_is_not_passed_for_ever(
-    models: Models, clock: Clock
-) -> None:
+def test_waiting_model_gets_its_turn(models: Models, clock: Clock) -> None:
     small, large = model_of(300), model_of(800, "AUTH_b")
     upload(models, small)
     running = models.acquire(small, 1)
@@ -182,9 +168,7 @@ def test_model_that_waits_is_not_passed_for_ever(
     assert asked(models, small) == "model_needed"
 
 
-def test_upload_that_is_late_gives_its_room_back(
-    models: Models, clock: Clock
-) -> None:
+def test_late_upload_loses_its_memory(models: Models, clock: Clock) -> None:
     small, large = model_of(300), model_of(800, "AUTH_b")
     upload(models, small)
     assert asked(models, large) == "model_needed"
@@ -194,7 +178,7 @@ def test_upload_that_is_late_gives_its_room_back(
     models.acquire(small, 1).release()
 
 
-def test_models_that_fit_beside_the_waiting_one_go_on(
+def test_models_that_fit_next_to_the_waiting_one_are_used(
     models: Models, clock: Clock
 ) -> None:
     tiny, small, large = model_of(100), model_of(300), model_of(800, "AUTH_b")
@@ -210,7 +194,7 @@ def test_models_that_fit_beside_the_waiting_one_go_on(
     assert asked(models, large) == "model_needed"
 
 
-def test_model_that_can_never_come_stops_nobody(
+def test_model_that_never_fits_blocks_no_other(
     models: Models, clock: Clock
 ) -> None:
     small, huge = model_of(300), model_of(1200, "AUTH_b")
@@ -221,21 +205,23 @@ def test_model_that_can_never_come_stops_nobody(
     assert refusal(lambda: models.check_length(huge)).code == "does_not_fit"
 
 
-def test_next_claim_knows_what_a_sample_needed(models: Models) -> None:
+def test_next_load_includes_the_working_memory_of_a_sample(
+    models: Models,
+) -> None:
     """The package's length says nothing about working memory."""
     small, other = model_of(3, "AUTH_b"), model_of(985)
     upload(models, other)
     models.acquire(other, 1).release()
     upload(models, small)
     models.acquire(small, 1)
-    # 985 and 10 of working memory do not fit beside the 13 of the other.
+    # 985 and 10 of working memory do not fit next to the 13 of the other.
     assert asked(models, other) == "queue_full"
 
 
-def test_model_that_came_is_there_when_its_job_comes(
+def test_loaded_model_stays_until_its_job_comes(
     models: Models,
 ) -> None:
-    """Though others want its room as working memory."""
+    """Other models need its memory for their passes."""
     small, large = model_of(50), model_of(945, "AUTH_b")
     upload(models, small)
     assert asked(models, large) == "model_needed"
@@ -246,7 +232,7 @@ def test_model_that_came_is_there_when_its_job_comes(
     models.acquire(small, 1)
 
 
-def test_claim_grows_to_what_a_sample_is_found_to_need(
+def test_load_grows_to_the_needs_of_a_sample(
     models: Models, clock: Clock
 ) -> None:
     room = MemoryQueue(lambda digest: models.devices, clock)
@@ -263,7 +249,7 @@ def test_claim_grows_to_what_a_sample_is_found_to_need(
     )
 
 
-def test_claim_of_an_account_that_was_met_is_behind_all_others(
+def test_account_that_was_served_is_behind_all_others(
     clock: Clock,
 ) -> None:
     load_queue = LoadQueue(clock)
@@ -280,7 +266,7 @@ def test_claim_of_an_account_that_was_met_is_behind_all_others(
     assert load_queue.blocking() is modest
 
 
-def test_claim_that_is_met_beside_the_first_puts_it_off_no_further(
+def test_head_is_not_delayed_by_a_load_served_before_it(
     clock: Clock,
 ) -> None:
     load_queue = LoadQueue(clock)
@@ -293,7 +279,7 @@ def test_claim_that_is_met_beside_the_first_puts_it_off_no_further(
     assert load_queue.blocking() is first
 
 
-def test_claim_that_long_jobs_are_in_the_way_of_rests(clock: Clock) -> None:
+def test_head_pauses_if_long_jobs_hold_its_memory(clock: Clock) -> None:
     load_queue = LoadQueue(clock)
     stuck = QueuedLoad("a", 600, clock.now, 9999.0, "")
     load_queue.add(stuck)
@@ -307,7 +293,7 @@ def test_claim_that_long_jobs_are_in_the_way_of_rests(clock: Clock) -> None:
     assert load_queue.blocking() is stuck
 
 
-def test_package_that_needs_more_than_its_length_is_uploaded_once_in_vain(
+def test_package_that_grows_is_uploaded_in_vain_only_once(
     models: Models, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small, large = model_of(400), model_of(200, "AUTH_b")
@@ -333,7 +319,7 @@ def test_package_that_needs_more_than_its_length_is_uploaded_once_in_vain(
     upload(models, large)
 
 
-def test_refused_package_claims_nothing_more(models: Models) -> None:
+def test_refused_package_is_not_queued(models: Models) -> None:
     model = model_of(300)
     assert asked(models, model) == "model_needed"
     assert models.num_queued_loads() == 1
@@ -342,7 +328,7 @@ def test_refused_package_claims_nothing_more(models: Models) -> None:
     assert models.num_queued_loads() == 0
 
 
-def test_model_keeps_its_room_while_its_job_waits_for_a_place(
+def test_model_keeps_its_memory_while_its_job_waits(
     models: Models, clock: Clock
 ) -> None:
     small, large = model_of(300), model_of(800, "AUTH_b")
@@ -355,13 +341,13 @@ def test_model_keeps_its_room_while_its_job_waits_for_a_place(
     models.acquire(large, 1)
 
 
-def test_cut_that_can_never_fit_spoils_no_claim(
+def test_cut_that_never_fits_does_not_change_the_needed_memory(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def needs(frozen: Any, cut: int, dtype: str) -> Needs:
         return Needs(frozen.parameter_bytes, ((5000 * (cut - 1), 0),))
 
-    monkeypatch.setattr(residency_module, "needs_of", needs)
+    monkeypatch.setattr(device_models_module, "needs_of", needs)
     monkeypatch.setattr(FakeFrozen, "cuts", (None, None))
     model, other = model_of(300, "AUTH_b"), model_of(695)
     upload(models, model)
@@ -374,11 +360,11 @@ def test_cut_that_can_never_fit_spoils_no_claim(
 @pytest.fixture
 def pair(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Models:
     """Two devices with room for 1,000 bytes each."""
-    monkeypatch.setattr(residency_module, "needs_of", simple_needs)
+    monkeypatch.setattr(device_models_module, "needs_of", simple_needs)
     return models_on(2, clock)
 
 
-def test_claim_goes_to_the_device_that_has_room_first(
+def test_load_moves_to_the_device_with_memory(
     pair: Models, clock: Clock
 ) -> None:
     first, second = model_of(600), model_of(601, "AUTH_b")
@@ -401,7 +387,7 @@ def test_claim_goes_to_the_device_that_has_room_first(
     assert pair.acquire(third, 1).device_models is free.device_models
 
 
-def test_claim_leaves_a_device_that_fails(pair: Models) -> None:
+def test_load_leaves_a_failed_device(pair: Models) -> None:
     first, second = model_of(600), model_of(601, "AUTH_b")
     third = model_of(602, "AUTH_c")
     for model in (first, second):
@@ -415,7 +401,7 @@ def test_claim_leaves_a_device_that_fails(pair: Models) -> None:
     assert len(other.load_queue) == 1
 
 
-def test_who_waits_for_room_is_told_to_upload_when_there_is_some(
+def test_caller_is_asked_to_upload_once_there_is_memory(
     models: Models,
 ) -> None:
     small, large = model_of(300), model_of(800, "AUTH_b")

@@ -1,4 +1,4 @@
-"""What a job used is told after its end, whatever the end was."""
+"""The usage record of a job, however the job ended."""
 
 from __future__ import annotations
 
@@ -23,30 +23,15 @@ from hapi_worker.monitoring.accounting import (
 )
 from photos import shard, with_corrupt_member
 from worker_under_test import (
+    Clock,
     WorkerUnderTest,
     job_for,
     pieces,
     running_worker,
-    small_package,
 )
 
 NUM_SAMPLES = 40
 SHORT = 0.05
-
-
-class Clock:
-    """Moves when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture(scope="module")
-def package() -> bytes:
-    return small_package()
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +65,7 @@ def run(
 # --- of real jobs ---------------------------------------------------------
 
 
-def test_whole_stream_is_accounted_by_what_was_sent_and_spent(
+def test_usage_of_a_complete_stream(
     worker: WorkerUnderTest, package: bytes, tar: bytes
 ) -> None:
     source = with_corrupt_member(tar, "s0-0003")
@@ -103,9 +88,7 @@ def test_whole_stream_is_accounted_by_what_was_sent_and_spent(
     assert usage.cpu_seconds > 0.5 * usage.device_seconds
 
 
-def test_index_has_rows_and_bytes_and_no_model(
-    worker: WorkerUnderTest, tar: bytes
-) -> None:
+def test_usage_of_an_index_job(worker: WorkerUnderTest, tar: bytes) -> None:
     _, body, usage = run(worker, tar, None)
 
     assert (usage.kind, usage.cut) == ("index", 0)
@@ -150,13 +133,13 @@ def test_stream_that_breaks_in_the_middle_is_accounted_so_far(
     assert usage.decode_seconds > 0
 
 
-def test_reader_that_leaves_pays_for_the_batch_that_runs_on(
+def test_disconnected_client_is_charged_for_the_running_batch(
     worker: WorkerUnderTest,
     package: bytes,
     tar: bytes,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its question waits until the device has done with the job."""
+    """The query waits until the device has finished with the job."""
     worker.put(package)
     entered, leave = threading.Event(), threading.Event()
     hold_second_batch(monkeypatch, entered, leave)
@@ -204,7 +187,7 @@ def never_ending(tar: bytes, done: threading.Event) -> Iterator[bytes]:
     done.wait(20)
 
 
-def test_running_job_is_waited_for_and_then_told(
+def test_query_waits_for_a_running_job(
     worker: WorkerUnderTest, tar: bytes
 ) -> None:
     grant = worker.grant(job_for(tar))
@@ -248,7 +231,7 @@ def test_job_that_never_started_is_not_found(
     assert (answer.status, answer.code) == (404, "not_found")
 
 
-def test_usage_is_not_told_on_the_admin_socket(
+def test_admin_socket_serves_no_usage(
     worker: WorkerUnderTest, tar: bytes
 ) -> None:
     grant = worker.grant(job_for(tar))
@@ -268,7 +251,7 @@ def ended(accounting: JobAccounting, job_id: str) -> JobUsageMeter:
     return meter
 
 
-def test_old_usages_are_forgotten_by_age_and_by_number() -> None:
+def test_old_records_are_dropped_by_age_and_by_number() -> None:
     clock = Clock()
     accounting = JobAccounting(max_ended=2, keep_seconds=60, clock=clock)
     for name in ("a", "b", "c"):
@@ -291,7 +274,7 @@ def test_job_that_does_not_end_in_time_is_too_slow() -> None:
     assert caught.value.code == "too_slow"
 
 
-def test_questions_that_wait_are_bounded() -> None:
+def test_number_of_waiting_queries_is_bounded() -> None:
     accounting = JobAccounting()
     accounting.begin("a", job_for(b"x"), None)
     ended(accounting, "b")
@@ -315,7 +298,7 @@ def test_questions_that_wait_are_bounded() -> None:
         assert not each.is_alive()
 
 
-def test_work_that_fails_costs_its_seconds() -> None:
+def test_failed_work_is_charged() -> None:
     accounting = JobAccounting()
     meter = accounting.begin("a", job_for(b"x"), "d")
 
@@ -330,7 +313,7 @@ def test_work_that_fails_costs_its_seconds() -> None:
     assert accounting.find("a").decode_seconds >= SHORT
 
 
-def test_usage_is_told_once_the_last_pass_has_ended() -> None:
+def test_usage_is_complete_once_the_last_pass_has_ended() -> None:
     accounting = JobAccounting()
     meter = accounting.begin("a", job_for(b"x"), "d")
     meter.pass_started()

@@ -17,14 +17,7 @@ from hapi_worker.monitoring.load_meter import (
 )
 from hapi_worker.scheduling.fair_pool import DEVICE, FairPool
 from hapi_worker.scheduling.fair_queue import Ledger
-
-
-class Clock:
-    def __init__(self, now: float = 1000.0) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
+from worker_under_test import Clock
 
 
 @pytest.mark.parametrize("offset", [0.0, 0.1, 0.3, 123.45])

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -31,6 +31,7 @@ from worker_under_test import (
     pieces,
     running_worker,
     small_package,
+    until,
 )
 
 START_SECONDS = 60.0
@@ -311,16 +312,10 @@ def test_job_without_its_first_sample_is_refused_after_the_drain(
         assert not worker.worker.admission.jobs()
 
 
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 HANGS = """
 import sys, threading
-from hapi_worker import executor, main
+from hapi_worker import main
+from hapi_worker.execution import device_executor as executor
 
 executor.HANGING_KINDS = ("cpu",)
 executor.run_prefix = lambda *args, **where: threading.Event().wait()
@@ -357,7 +352,8 @@ def test_worker_ends_when_its_last_device_hangs(tmp_path: Path) -> None:
 
 COMPUTES = """
 import sys, time, torch
-from hapi_worker import executor, main
+from hapi_worker import main
+from hapi_worker.execution import device_executor as executor
 
 def run_prefix(*args, **where):
     matrix = torch.randn(1000, 1000)
@@ -370,7 +366,7 @@ sys.exit(main.main())
 """
 
 
-def test_worker_ends_beside_a_pass_that_goes_on(tmp_path: Path) -> None:
+def test_worker_exits_while_a_pass_runs(tmp_path: Path) -> None:
     package, tar = small_package(), shard(40, size=80)
     process = Process(
         tmp_path, "drain_seconds = 0.5", program=["-c", COMPUTES]

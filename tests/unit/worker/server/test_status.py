@@ -1,10 +1,10 @@
-"""What a worker says of itself, and the command that shows it."""
+"""The worker's status, and the command that shows it."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,10 @@ from worker_under_test import (
     job_for,
     pieces,
     running_worker,
-    small_package,
+    until,
 )
 
 NUM_SAMPLES = 20
-
-
-@pytest.fixture(scope="module")
-def package() -> bytes:
-    return small_package()
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +50,7 @@ def status_of(worker: WorkerUnderTest) -> dict[str, Any]:
     return answer.fields
 
 
-def test_status_counts_what_was_done(
+def test_status_counts_work(
     worker: WorkerUnderTest, package: bytes, tar: bytes
 ) -> None:
     worker.run(job_for(tar, package), package, tar)
@@ -89,8 +84,8 @@ def test_status_shows_streams_waiting_requests_and_weights(
         worker.streaming(other, None, slowly()),
     ):
         assert stream.answer().status == 200
-        asker = threading.Thread(target=worker.ask, args=[other])
-        asker.start()
+        caller = threading.Thread(target=worker.ask, args=[other])
+        caller.start()
         until(lambda: status_of(worker)["jobs_waiting"] == 1)
         found = status_of(worker)
         accounts = {each["account"]: each for each in found["accounts"]}
@@ -106,7 +101,7 @@ def test_status_shows_streams_waiting_requests_and_weights(
         [line] = [m for m in metrics.splitlines() if m.startswith(gauge)]
         assert float(line.removeprefix(gauge)) > 0
         done.set()
-    asker.join(10)
+    caller.join(10)
 
 
 @pytest.mark.parametrize(("uid", "shown"), [("0", True), ("12345", False)])
@@ -151,19 +146,11 @@ def test_rates_come_from_two_answers(worker: WorkerUnderTest) -> None:
     assert "25.0 samples/s" in str(headline)
 
 
-def test_worker_that_is_not_there_is_named_with_the_remedy(
+def test_missing_worker_is_reported_with_the_remedy(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "no.sock"
-    with pytest.raises(UnavailableError, match="is hapi-worker running"):
-        command.ask(path)
+    with pytest.raises(UnavailableError, match="hapi-worker"):
+        command.request_status(path)
     ran = CliRunner().invoke(app, ["worker", "status", "--socket", str(path)])
     assert ran.exit_code != 0
-
-
-def until(holds: Callable[[], bool]) -> None:
-    for _ in range(200):
-        if holds():
-            return
-        threading.Event().wait(0.02)
-    raise AssertionError("it does not come")
