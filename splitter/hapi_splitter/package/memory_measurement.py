@@ -1,0 +1,172 @@
+"""Measures the working memory of each call of a region on a CPU.
+
+torch's profiler reports every allocation of its CPU allocator on the calling
+thread, the scratch memory of oneDNN included. One pass gives the peak at each
+call. Passes with several batch sizes give a linear function of the batch;
+between them, and beyond them, memory was found to be exactly linear unless
+torch chooses another kernel. It does so between batches of 1 and 2, and at 16
+(``ConvParams::use_mkldnn`` of its ``Convolution.cpp``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import fx
+from torch.autograd.profiler import profile, record_function
+
+from hapi_splitter.cuts import CallMemory, FrozenGraph, LinearBytes
+from hapi_splitter.graph.lowering import META_CALL
+from hapi_splitter.graph.program import INPUT
+
+LARGE_BATCH = 16
+"""Batch size from which torch uses the kernels of large batches."""
+MAX_LARGE_SECONDS = 1.0
+"""CPU time that a pass of the large batch may take."""
+MAX_LARGE_BYTES = 1 << 30
+"""Working memory that a pass of the large batch may take."""
+MAX_PACKED_BYTES = 16 << 20
+"""Most bytes of packed weights that are added to a call's peak. Kernels of
+larger batches may pack weights, and MKL allocates without torch."""
+
+_MARK = "hapi:"
+_MEMORY = "[memory]"
+
+_Bytes = Mapping[int, tuple[int, int]]
+"""Peak and remaining bytes of one pass, by the id of the call."""
+
+
+class MemoryMeter:
+    """Runs a region on a CPU and measures what each call allocates.
+
+    Args:
+        frozen: the region, its weights on a CPU.
+    """
+
+    def __init__(self, frozen: FrozenGraph) -> None:
+        self._known = frozen.known
+        self._program = frozen.stretch(INPUT)
+        self._walk = _MarkedWalk(frozen.prefix(frozen.num_cuts))
+        self._passes: dict[int, _Bytes] = {}
+        self._seconds: dict[int, float] = {}
+
+    def run(self, samples: torch.Tensor) -> torch.Tensor:
+        """Returns the features of ``[batch, *input_shape]``.
+
+        The last pass of each batch size counts: the first one may allocate
+        what stays.
+        """
+        started = time.process_time()
+        with profile(profile_memory=True) as run:
+            features: torch.Tensor = self._walk.run(samples)
+        assert run.kineto_results is not None
+        events = run.kineto_results.events()
+        batch = len(samples)
+        self._passes[batch] = _bytes_by_call(events, samples.nbytes)
+        self._seconds[batch] = time.process_time() - started
+        return features
+
+    def next_batch(self) -> int:
+        """Batch size of the next pass, larger than those before.
+
+        :data:`LARGE_BATCH` if that is affordable, else one more.
+        """
+        last = max(self._passes)
+        seconds = self._seconds[last] * LARGE_BATCH / last
+        peak = max(
+            constant + LARGE_BATCH * per_sample
+            for (constant, per_sample), _ in self.calls().values()
+        )
+        if seconds <= MAX_LARGE_SECONDS and peak <= MAX_LARGE_BYTES:
+            return max(LARGE_BATCH, last + 1)
+        return last + 1
+
+    def calls(self) -> dict[int, CallMemory]:
+        """Memory at each call, by id in order of execution."""
+        passes = sorted(self._passes.items())
+        found = {}
+        for call in passes[0][1]:
+            peak, after = (
+                fit_line((batch, each[call][kind]) for batch, each in passes)
+                for kind in (0, 1)
+            )
+            constant, per_sample = peak
+            constant += min(self._weight_bytes(call), MAX_PACKED_BYTES)
+            found[call] = CallMemory((constant, per_sample), after)
+        return found
+
+    def _weight_bytes(self, node: int) -> int:
+        if node == INPUT:
+            return 0
+        return sum(
+            self._known[read].num_bytes
+            for read in self._program.call(node).refs()
+            if read != INPUT and read < self._program.first_call
+        )
+
+
+def fit_line(points: Iterable[tuple[int, int]]) -> LinearBytes:
+    """Fits a line that is nowhere below the measurements.
+
+    Args:
+        points: batch size and bytes, by ascending batch size.
+
+    Returns:
+        The steepest slope between neighbours, and the constant for it.
+    """
+    known = list(points)
+    slopes = [
+        -((low - high) // (larger - smaller))
+        for (smaller, low), (larger, high) in pairwise(known)
+    ]
+    slope = max([0, *slopes])
+    return max([0, *(size - batch * slope for batch, size in known)]), slope
+
+
+class _MarkedWalk(fx.Interpreter):
+    """Runs a module call by call and marks each start in the profile.
+
+    Nodes that are no calls of the program belong to the call after them.
+    """
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self._marks: dict[fx.Node, int | None] = {}
+        call: int | None = None
+        for node in reversed(module.graph.nodes):
+            call = node.meta.get(META_CALL, call)
+            self._marks[node] = call
+
+    def run_node(self, n: fx.Node) -> Any:
+        call = self._marks[n]
+        if call is None or n.op == "placeholder":
+            return super().run_node(n)
+        with record_function(f"{_MARK}{call}"):
+            return super().run_node(n)
+
+
+def _bytes_by_call(events: Iterable[Any], input_bytes: int) -> _Bytes:
+    call, live = INPUT, input_bytes
+    peaks, after = {INPUT: live}, {}
+    for name, num_bytes in _in_order(events):
+        if name == _MEMORY:
+            live += num_bytes
+        else:
+            following = int(name.removeprefix(_MARK))
+            if following != call:
+                after[call] = live
+            call = following
+        peaks[call] = max(peaks.get(call, 0), live)
+    after[call] = live
+    return {each: (peak, after[each]) for each, peak in peaks.items()}
+
+
+def _in_order(events: Iterable[Any]) -> Iterator[tuple[str, int]]:
+    for event in sorted(events, key=lambda each: each.start_ns()):
+        name = event.name()
+        if name == _MEMORY or name.startswith(_MARK):
+            yield name, event.nbytes()
