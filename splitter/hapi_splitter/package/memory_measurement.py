@@ -63,6 +63,8 @@ class MemoryMeter:
         started = time.process_time()
         with profile(profile_memory=True) as run:
             features: torch.Tensor = self._walk.run(samples)
+        # Tensors of this pass must not be freed during the next one.
+        self._walk.env.clear()
         assert run.kineto_results is not None
         events = run.kineto_results.events()
         batch = len(samples)
