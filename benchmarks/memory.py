@@ -55,7 +55,7 @@ from benchmarks.commands import (
     require_data,
 )
 from benchmarks.folders import new_folder, remove_folder, remove_stale
-from benchmarks.memory_probe import loaded
+from benchmarks.memory_probe import validated
 from benchmarks.results import machine, versions, write_json
 from benchmarks.soak import Soak
 from benchmarks.soak import report as soak_report
@@ -110,7 +110,7 @@ class Cells:
         package, last = package_model(
             self.folder, self.model, MODELS[self.model]
         )
-        frozen = loaded(package)
+        frozen = validated(package)
         for cut in [last] if self.quick else cuts_of(last):
             needs = needs_of(frozen, cut)
             grows = needs.peak_bytes(2) - needs.peak_bytes(1)
@@ -122,19 +122,20 @@ class Cells:
                     self._probe(package, cut, size)
                     for _ in range(self.repeats)
                 ]
-                about = (self.model, cut, frozen.cuts[cut - 1].name, size)
-                yield cell(*about, found)
+                name = frozen.cuts[cut - 1].name
+                predicted = needs.peak_bytes(size) - needs.parameter_bytes
+                yield cell(self.model, cut, name, size, predicted, found)
 
     def _least_batch(self, package: Path, cut: int, batch: int) -> int:
         """That has enough activations to be compared."""
         while True:
-            measured = self._probe(package, cut, batch)["measured_bytes"]
+            measured = self._probe(package, cut, batch)
             if measured >= MIN_BYTES:
                 return batch
             lacks = SPARE * MIN_BYTES / max(measured, MIN_BYTES // 16)
             batch = max(batch + 1, math.ceil(batch * lacks))
 
-    def _probe(self, package: Path, cut: int, batch: int) -> dict[str, int]:
+    def _probe(self, package: Path, cut: int, batch: int) -> int:
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.memory_probe"],
             input=json.dumps(
@@ -152,8 +153,7 @@ class Cells:
                 f" with status {done.returncode}; its error output stands"
                 " above"
             )
-        found: dict[str, int] = json.loads(done.stdout)
-        return found
+        return int(json.loads(done.stdout)["measured_bytes"])
 
 
 def cuts_of(last: int) -> list[int]:
@@ -166,11 +166,10 @@ def cell(
     cut: int,
     name: str,
     batch: int,
-    found: Sequence[Mapping[str, int]],
+    predicted: int,
+    repeats: Sequence[int],
 ) -> dict[str, Any]:
-    """What the repeats say."""
-    repeats = [each["measured_bytes"] for each in found]
-    predicted = found[0]["predicted_bytes"]
+    """Compares predicted bytes with the largest of the measured ones."""
     ratio = predicted / max(repeats)
     return {
         "model": model,
@@ -179,7 +178,7 @@ def cell(
         "batch": batch,
         "predicted_bytes": predicted,
         "measured_bytes": max(repeats),
-        "repeats": repeats,
+        "repeats": list(repeats),
         "ratio": ratio,
         "met": 1 <= ratio <= MAX_RATIO,
     }

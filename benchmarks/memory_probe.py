@@ -4,10 +4,8 @@
 
 Standard input: JSON with ``package``, a file; ``cut``; ``batch``.  Standard
 output: JSON with ``measured_bytes``, by how much the peak of the resident set
-(VmHWM of proc(5)) during the forward pass is above the set before; and
-``predicted_bytes``, the working memory by
-hapi_splitter.profiling.memory_model.  Both hold the input, and neither the
-weights.
+(VmHWM of proc(5)) during the forward pass is above the set before, the input
+included.
 
 A pass of one sample goes before, since code that torch loads at its first use
 is no activation; what it freed goes back to the system.
@@ -26,7 +24,7 @@ import torch
 
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.package.reader import load_package
-from hapi_splitter.profiling.memory_model import needs_of
+from hapi_splitter.package.subprocess_validation import validate_package
 
 PEAK_RESET = "5"
 """To clear_refs: the peak is the present size from now on."""
@@ -37,20 +35,23 @@ def probe(package: str, cut: int, batch: int) -> dict[str, int]:
     torch.set_num_threads(1)
     frozen = loaded(Path(package))
     prefix = frozen.prefix(cut)
-    needs = needs_of(frozen, cut)
     with torch.inference_mode():
         prefix(samples(frozen, 1))
         before = settled_bytes()
         prefix(samples(frozen, batch))
-    return {
-        "measured_bytes": status_bytes("VmHWM") - before,
-        "predicted_bytes": needs.peak_bytes(batch) - needs.parameter_bytes,
-    }
+    return {"measured_bytes": status_bytes("VmHWM") - before}
 
 
 def loaded(package: Path) -> FrozenGraph:
     """The region as a worker has it on a CPU."""
     return load_package(bytearray(package.read_bytes())).to("cpu", fast=True)
+
+
+def validated(package: Path) -> FrozenGraph:
+    """The region with its memory measured, as when a worker loads it."""
+    frozen = loaded(package)
+    frozen.measured_memory = validate_package(package).memory
+    return frozen
 
 
 def samples(frozen: FrozenGraph, batch: int) -> Any:

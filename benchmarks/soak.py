@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.contention import ENCODING
 from benchmarks.makespan import MODELS, open_tenants, tenants
-from benchmarks.memory_probe import loaded, status_bytes
+from benchmarks.memory_probe import loaded, status_bytes, validated
 from benchmarks.remote import Remote
 from benchmarks.shards import find_tars, write_shards
 from benchmarks.worker_process import (
@@ -151,7 +151,7 @@ class Soak:
 
 def _needed(package: tuple[Path, int]) -> int:
     path, cut = package
-    return needs_of(loaded(path), cut, ENCODING).peak_bytes(1)
+    return needs_of(validated(path), cut, ENCODING).peak_bytes(1)
 
 
 def _resident(pid: int) -> int:

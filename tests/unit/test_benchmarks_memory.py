@@ -14,13 +14,14 @@ import pytest
 import torch
 from benchmarks import soak
 from benchmarks.memory import Cells, arguments_of, cell, cuts_of, report
-from benchmarks.memory_probe import status_bytes
+from benchmarks.memory_probe import status_bytes, validated
 from benchmarks.worker_process import ROOT
 from torch import nn
 
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.inputs.image_transform import ImageTransform
 from hapi_splitter.package.writer import write_package
+from hapi_splitter.profiling.memory_model import needs_of
 
 MIB = 1 << 20
 PIXELS = 256
@@ -59,11 +60,13 @@ def probed(package: Path, batch: int) -> Mapping[str, int]:
 def test_probe_measures_what_a_forward_pass_takes(package: Path) -> None:
     """Input and concatenation are there at once; nothing else is large."""
     small, large = (probed(package, batch) for batch in (24, 48))
+    needs = needs_of(validated(package), 1)
     # Two samples of eight channels, and one of three.
     per_sample = (8 + 3) * 4 * PIXELS**2
     for found, batch in ((small, 24), (large, 48)):
         assert found["measured_bytes"] >= batch * per_sample
-        assert found["predicted_bytes"] >= found["measured_bytes"] - 2 * MIB
+        predicted = needs.peak_bytes(batch) - needs.parameter_bytes
+        assert predicted >= found["measured_bytes"] - 2 * MIB
     grown = large["measured_bytes"] - small["measured_bytes"]
     assert 24 * per_sample - 2 * MIB < grown < 2 * 24 * per_sample
 
@@ -83,7 +86,7 @@ def test_batch_grows_until_there_are_activations_to_compare(
 
     def probe(self: Cells, package: Path, cut: int, batch: int) -> Any:
         tried.append(batch)
-        return {"measured_bytes": batch * MIB}
+        return batch * MIB
 
     monkeypatch.setattr(Cells, "_probe", probe)
     cells = Cells("resnet18", tmp_path, 1, {}, False)
@@ -106,16 +109,7 @@ def test_batch_grows_until_there_are_activations_to_compare(
 def test_cell_is_met_between_the_measured_and_half_more(
     predicted: int, measured: list[int], met: bool
 ) -> None:
-    found = cell(
-        "resnet18",
-        3,
-        "relu",
-        8,
-        [
-            {"predicted_bytes": predicted, "measured_bytes": each}
-            for each in measured
-        ],
-    )
+    found = cell("resnet18", 3, "relu", 8, predicted, measured)
     assert found["met"] is met
     assert found["ratio"] == pytest.approx(predicted / max(measured))
     assert found["repeats"] == measured

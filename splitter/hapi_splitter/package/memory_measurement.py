@@ -2,10 +2,12 @@
 
 torch's profiler reports every allocation of its CPU allocator on the calling
 thread, the scratch memory of oneDNN included. One pass gives the peak at each
-call. Passes with several batch sizes give a linear function of the batch;
-between them, and beyond them, memory was found to be exactly linear unless
-torch chooses another kernel. It does so between batches of 1 and 2, and at 16
-(``ConvParams::use_mkldnn`` of its ``Convolution.cpp``).
+call; passes with several batch sizes give a linear function of the batch.
+
+Memory was found to be exactly linear unless torch chooses another kernel. It
+does so between batches of 1 and 2, and at 16 (``ConvParams::use_mkldnn`` of
+its ``Convolution.cpp``), so slopes are taken between batches of 2 and 3 and,
+if that is affordable, of 16 and 17.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ from hapi_splitter.cuts import CallMemory, FrozenGraph, LinearBytes
 from hapi_splitter.graph.lowering import META_CALL
 from hapi_splitter.graph.program import INPUT
 
-LARGE_BATCH = 16
-"""Batch size from which torch uses the kernels of large batches."""
+LARGE_BATCHES = (16, 17)
+"""Batch sizes for which torch uses its kernels for large batches."""
 MAX_LARGE_SECONDS = 1.0
-"""CPU time that a pass of the large batch may take."""
+"""CPU time that the passes of large batches may take."""
 MAX_LARGE_BYTES = 1 << 30
-"""Working memory that a pass of the large batch may take."""
+"""Working memory that a pass of a large batch may take."""
 MAX_PACKED_BYTES = 16 << 20
 """Most bytes of packed weights that are added to a call's peak. Kernels of
 larger batches may pack weights, and MKL allocates without torch."""
@@ -72,31 +74,28 @@ class MemoryMeter:
         self._seconds[batch] = time.process_time() - started
         return features
 
-    def next_batch(self) -> int:
-        """Batch size of the next pass, larger than those before.
-
-        :data:`LARGE_BATCH` if that is affordable, else one more.
-        """
+    def large_batches(self) -> tuple[int, ...]:
+        """:data:`LARGE_BATCHES`, or none if they are not affordable."""
         last = max(self._passes)
-        seconds = self._seconds[last] * LARGE_BATCH / last
+        seconds = self._seconds[last] * sum(LARGE_BATCHES) / last
         peak = max(
-            constant + LARGE_BATCH * per_sample
+            constant + max(LARGE_BATCHES) * per_sample
             for (constant, per_sample), _ in self.calls().values()
         )
-        if seconds <= MAX_LARGE_SECONDS and peak <= MAX_LARGE_BYTES:
-            return max(LARGE_BATCH, last + 1)
-        return last + 1
+        is_affordable = seconds <= MAX_LARGE_SECONDS and (
+            peak <= MAX_LARGE_BYTES
+        )
+        return LARGE_BATCHES if is_affordable else ()
 
     def calls(self) -> dict[int, CallMemory]:
         """Memory at each call, by id in order of execution."""
         passes = sorted(self._passes.items())
         found = {}
         for call in passes[0][1]:
-            peak, after = (
+            (constant, per_sample), after = (
                 fit_line((batch, each[call][kind]) for batch, each in passes)
                 for kind in (0, 1)
             )
-            constant, per_sample = peak
             constant += min(self._weight_bytes(call), MAX_PACKED_BYTES)
             found[call] = CallMemory((constant, per_sample), after)
         return found
@@ -118,12 +117,14 @@ def fit_line(points: Iterable[tuple[int, int]]) -> LinearBytes:
         points: batch size and bytes, by ascending batch size.
 
     Returns:
-        The steepest slope between neighbours, and the constant for it.
+        The steepest slope between consecutive batch sizes, 1 excluded, and
+        the constant for it.
     """
     known = list(points)
     slopes = [
-        -((low - high) // (larger - smaller))
-        for (smaller, low), (larger, high) in pairwise(known)
+        more - fewer
+        for (batch, fewer), (following, more) in pairwise(known)
+        if batch > 1 and following == batch + 1
     ]
     slope = max([0, *slopes])
     return max([0, *(size - batch * slope for batch, size in known)]), slope

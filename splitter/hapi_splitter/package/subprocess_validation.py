@@ -183,8 +183,9 @@ def probe_batchwise(frozen: FrozenGraph) -> dict[int, CallMemory]:
     with exact_numerics(samples.device), torch.inference_mode():
         alone = torch.cat([meter.run(sample[None]) for sample in samples])
         swapped = meter.run(samples[[1, 0]])[[1, 0]]
-        repeated = torch.arange(meter.next_batch()) % _SAMPLES
-        together = meter.run(samples[repeated])[:_SAMPLES]
+        together = meter.run(samples)
+        for batch in meter.large_batches():
+            meter.run(samples[torch.arange(batch) % _SAMPLES])
     others = {
         "alone": alone,
         "in another order": torch.cat([swapped, alone[2:]]),
