@@ -21,8 +21,8 @@ from hapi_splitter.encodings import encoder_step
 from hapi_splitter.graph import batch_independence as by
 from hapi_splitter.graph.batch_independence import Value
 from hapi_splitter.graph.buffer_reuse import BufferReuse
-from hapi_splitter.graph.lowering import needed
-from hapi_splitter.graph.operators import VIEWS, operators
+from hapi_splitter.graph.lowering import LINEAR, needed
+from hapi_splitter.graph.operators import EMBEDDING, VIEWS, operators
 from hapi_splitter.graph.program import INPUT, Call
 
 _MARGIN_DIVISOR = 64
@@ -38,6 +38,8 @@ _MAY_COPY = frozenset(
 """Views that copy tensors in another memory format or dtype."""
 _WITHOUT_COPIES = frozenset({by.elementwise, by.cat, by.stack})
 """Rules of operators that read tensors in any memory format."""
+_WITHOUT_PACKING = frozenset({EMBEDDING, LINEAR})
+"""Operators that do not copy their weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +155,9 @@ def _estimated(frozen: FrozenGraph) -> dict[int, CallMemory]:
 def _copies(frozen: FrozenGraph, call: Call, node: int) -> list[LinearBytes]:
     if operators()[call.op].rule in _WITHOUT_COPIES:
         return []
-    read = [frozen.known[ref] for ref in call.refs()]
-    copied = [value for value in read if value.batch is not None]
+    copied = [frozen.known[ref] for ref in call.refs()]
+    if call.op in _WITHOUT_PACKING:
+        copied = [value for value in copied if value.batch is not None]
     return [_bytes_of(value) for value in (*copied, frozen.values[node])]
 
 
