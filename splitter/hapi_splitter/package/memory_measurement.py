@@ -52,9 +52,10 @@ class MemoryMeter:
     def __init__(self, frozen: FrozenGraph) -> None:
         self._known = frozen.known
         self._program = frozen.stretch(INPUT)
-        self._walk = _MarkedWalk(frozen.prefix(frozen.num_cuts))
+        self._module = frozen.prefix(frozen.num_cuts)
         self._passes: dict[int, _Bytes] = {}
         self._seconds: dict[int, float] = {}
+        self._is_complete = True
 
     def run(self, samples: torch.Tensor) -> torch.Tensor:
         """Returns the features of ``[batch, *input_shape]``.
@@ -63,14 +64,16 @@ class MemoryMeter:
         what stays.
         """
         started = time.process_time()
+        # A walk keeps tensors; they must not be freed in the next profile.
+        walk = _MarkedWalk(self._module)
         with profile(profile_memory=True) as run:
-            features: torch.Tensor = self._walk.run(samples)
-        # Tensors of this pass must not be freed during the next one.
-        self._walk.env.clear()
+            features: torch.Tensor = walk.run(samples)
         assert run.kineto_results is not None
         events = run.kineto_results.events()
         batch = len(samples)
         self._passes[batch] = _bytes_by_call(events, samples.nbytes)
+        peak = max(peak for peak, _ in self._passes[batch].values())
+        self._is_complete &= peak >= _held_bytes(samples, features)
         self._seconds[batch] = time.process_time() - started
         return features
 
@@ -80,7 +83,7 @@ class MemoryMeter:
         seconds = self._seconds[last] * sum(LARGE_BATCHES) / last
         peak = max(
             constant + max(LARGE_BATCHES) * per_sample
-            for (constant, per_sample), _ in self.calls().values()
+            for (constant, per_sample), _ in self._fitted().values()
         )
         is_affordable = seconds <= MAX_LARGE_SECONDS and (
             peak <= MAX_LARGE_BYTES
@@ -88,7 +91,13 @@ class MemoryMeter:
         return LARGE_BATCHES if is_affordable else ()
 
     def calls(self) -> dict[int, CallMemory]:
-        """Memory at each call, by id in order of execution."""
+        """Memory at each call, by id in order of execution.
+
+        Empty if torch has not reported the allocation of the features.
+        """
+        return self._fitted() if self._is_complete else {}
+
+    def _fitted(self) -> dict[int, CallMemory]:
         passes = sorted(self._passes.items())
         found = {}
         for call in passes[0][1]:
@@ -150,6 +159,12 @@ class _MarkedWalk(fx.Interpreter):
             return super().run_node(n)
         with record_function(f"{_MARK}{call}"):
             return super().run_node(n)
+
+
+def _held_bytes(samples: torch.Tensor, features: torch.Tensor) -> int:
+    storage = features.untyped_storage()
+    is_view = storage.data_ptr() == samples.untyped_storage().data_ptr()
+    return samples.nbytes + (0 if is_view else storage.nbytes())
 
 
 def _bytes_by_call(events: Iterable[Any], input_bytes: int) -> _Bytes:

@@ -68,6 +68,16 @@ def test_peak_and_rest_of_each_call_are_exact() -> None:
     }
 
 
+def test_nothing_is_measured_if_torch_reports_no_allocations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory_measurement, "_MEMORY", "[renamed]")
+    calls = [Call("aten.sigmoid.default", (Ref(INPUT),))]
+    assert probe_batchwise(region_of((8,), calls)) == {}
+    view = [Call("aten.unsqueeze.default", (Ref(INPUT), 1))]
+    assert probe_batchwise(region_of((8,), view)) != {}
+
+
 @pytest.mark.parametrize(
     "limit", ["MAX_LARGE_SECONDS", "MAX_LARGE_BYTES", None]
 )
