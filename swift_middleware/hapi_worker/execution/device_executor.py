@@ -82,7 +82,7 @@ class Executor:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """Converts failures in its block to errors of the device or its memory.
+        """Converts failures in its block to errors of the device or memory.
 
         Raises:
             UnavailableError: the device has failed.
