@@ -207,7 +207,7 @@ def test_worker_that_is_killed_or_stopped_costs_no_sample(
 
     # What was fetched ahead needs no worker.
     options = replace(OPTIONS, num_threads=1, ahead_spans=1, buffer_spans=1)
-    with job_of(through, options=options) as job:
+    with job_of(through, read=options) as job:
         mixed(job)
         labels = delivered(job.loader(0), disturb)
         labels += delivered(job.loader(1))
@@ -221,7 +221,7 @@ def test_shard_replaced_during_an_epoch_is_an_error_with_its_name(
 ):
     """Earlier samples are delivered, none of the new content is."""
     options = replace(OPTIONS, num_threads=1, ahead_spans=1, buffer_spans=1)
-    with job_of(through, cut=cut, options=options) as job:
+    with job_of(through, cut=cut, read=options) as job:
         last = delivered(job.loader(0))[-1] // PER_SHARD
         name = f"s{last}.tar"
         labels: list[int] = []

@@ -41,7 +41,7 @@ SHORT_SECONDS = 0.5
 PIECE_BYTES = 65536
 NUM_SAMPLES = 500
 BALLAST_BYTES = 40_000
-"""Beside each photograph: neither the shard nor its features fit buffers."""
+"""Added to each photograph so that neither shard nor features fit buffers."""
 SMALL_OBJECT = b"plain " * 1000
 NUM_WORKERS = 2
 WORKERS = {"DEFAULT": {"workers": str(NUM_WORKERS)}}

@@ -95,7 +95,7 @@ BROKEN = (OSError, http.client.HTTPException, HapiError)
 """Errors of a client whose worker ended or broke the stream."""
 BAD = "AUTH_bad"
 LARGEST_GROWTH_BYTES = 64 << 20
-"""Of resident memory while a long shard passes: a few times buffer_bytes."""
+"""Limit of the growth of resident memory while a long shard is read."""
 
 
 @pytest.fixture(scope="module")
@@ -705,13 +705,13 @@ def test_worker_ends_under_load(tmp_path: Path) -> None:
         worker.grant(bad_job(1000))
         for request in half_sent:
             stays(stack, worker).sendall(request)
-        askers = [
+        callers = [
             threading.Thread(target=ask, args=[worker, job])
             for job in (bad_job(1000), bad_job(1000), half)
         ]
-        for asker in askers:
-            asker.start()
-            stack.callback(asker.join)
+        for caller in callers:
+            caller.start()
+            stack.callback(caller.join)
         wait_until(lambda: waiting_in(worker) == 2, 10, worker.log)
         started = time.monotonic()
         assert worker.stop() == 0

@@ -157,7 +157,7 @@ def test_epoch_is_finished_when_the_worker_is_killed(
     found: dict[int, torch.Tensor] = {}
     with (
         PlainGets(connection, "killed", "s0.tar") as plain,
-        job(connection, "killed", options=options) as pushing,
+        job(connection, "killed", read=options) as pushing,
     ):
         for number, (features, labels) in enumerate(pushing.loader(0)):
             if number == 1:
@@ -188,7 +188,7 @@ def test_push_down_resumes_after_the_worker_restarts(
         max_pause_seconds=0.2,
         backoff=Backoff(attempts=2, first_seconds=0.05, max_seconds=0.1),
     )
-    with job(connection, "comes-back", options=options) as pushing:
+    with job(connection, "comes-back", read=options) as pushing:
         os.kill(fragile.worker_pid, signal.SIGKILL)
         first = features_by_label(pushing.loader(0))
         during = pushing.stats.fallbacks
@@ -269,7 +269,7 @@ def test_mixed_plan_loses_nothing_when_the_worker_restarts(
         max_pause_seconds=0.4,
         backoff=Backoff(attempts=2, first_seconds=0.05, max_seconds=0.1),
     )
-    with job(connection, "mixed", options=options) as pushing:
+    with job(connection, "mixed", read=options) as pushing:
         pushing._factory.scheduler.change(
             {RAW_ROUTE: 0.5, (pushing.num_cuts, "uint8;zstd"): 0.5}
         )

@@ -92,7 +92,7 @@ def test_tail_with_batch_norm_differs_no_more_than_streaming_does(
     other_split = replace(QUICK, forward_samples=3)
     streamed = losses_of(connection, photos, cut="stream", **inner)
     again = losses_of(
-        connection, photos, cut="stream", options=other_split, **inner
+        connection, photos, cut="stream", read=other_split, **inner
     )
     pushed = losses_of(connection, photos, **inner)
     own = largest_difference(streamed, again)

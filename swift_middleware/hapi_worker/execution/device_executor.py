@@ -82,7 +82,7 @@ class Executor:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """Of what fails inside, it is found out whether the device has.
+        """Converts failures in its block to errors of the device or memory.
 
         Raises:
             UnavailableError: the device has failed.

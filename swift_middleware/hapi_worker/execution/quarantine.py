@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from hapi_protocol.errors import TooSlowError
 
-MAX_OVERRUNS = 3
+MAX_SLOW_PASSES = 3
 """Slow passes of a model within :data:`WINDOW_SECONDS` that ban it."""
 WINDOW_SECONDS = 600.0
 BAN_SECONDS = 300.0
@@ -48,7 +48,7 @@ class ModelQuarantine:
             return
         with self._lock:
             self.total += 1
-            late = self._late.setdefault(digest, deque(maxlen=MAX_OVERRUNS))
+            late = self._late.setdefault(digest, deque(maxlen=MAX_SLOW_PASSES))
             late.append(self._clock())
             self._late.move_to_end(digest)
             while len(self._late) > MAX_MODELS:
@@ -62,7 +62,7 @@ class ModelQuarantine:
         """
         with self._lock:
             late = self._late.get(digest, deque())
-            if len(late) < MAX_OVERRUNS or (
+            if len(late) < MAX_SLOW_PASSES or (
                 late[-1] - late[0] > WINDOW_SECONDS
             ):
                 return
@@ -72,7 +72,7 @@ class ModelQuarantine:
                 return
         raise TooSlowError(
             "too_slow",
-            f"the last {MAX_OVERRUNS} slow micro-batches of the model "
+            f"the last {MAX_SLOW_PASSES} slow micro-batches of the model "
             f"{digest[:12]} took more than {self.limit_seconds:g} s each; it "
             f"is refused for another {left:.0f} s: cut it earlier",
             retry_after=left,

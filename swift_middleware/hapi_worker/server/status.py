@@ -98,7 +98,7 @@ def _accounts(worker: Worker, with_names: bool) -> list[dict[str, Any]]:
 
 
 def package_version() -> str:
-    """Of ``swift-hapi``; ``unknown`` in a source tree."""
+    """Returns the version of ``swift-hapi``; ``unknown`` in a source tree."""
     try:
         return version("swift-hapi")
     except PackageNotFoundError:

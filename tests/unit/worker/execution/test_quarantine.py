@@ -12,7 +12,7 @@ from hapi_protocol.errors import TooSlowError
 from hapi_worker.execution.quarantine import (
     BAN_SECONDS,
     MAX_MODELS,
-    MAX_OVERRUNS,
+    MAX_SLOW_PASSES,
     WINDOW_SECONDS,
     ModelQuarantine,
 )
@@ -28,7 +28,7 @@ def quarantine(clock: Clock) -> ModelQuarantine:
 def test_model_is_refused_for_a_while_after_slow_passes(
     quarantine: ModelQuarantine, clock: Clock
 ) -> None:
-    for _ in range(MAX_OVERRUNS):
+    for _ in range(MAX_SLOW_PASSES):
         quarantine.check("slow")
         quarantine.note("slow", 1.5)
     with pytest.raises(TooSlowError, match="slow") as banned:
@@ -39,7 +39,7 @@ def test_model_is_refused_for_a_while_after_slow_passes(
     quarantine.check("slow")
     quarantine.note("slow", 1.5)
     quarantine.check("slow")
-    assert quarantine.total == MAX_OVERRUNS + 1
+    assert quarantine.total == MAX_SLOW_PASSES + 1
 
 
 def test_quick_or_rarely_slow_models_are_not_refused(

@@ -113,7 +113,7 @@ def array_of_objects(path: Path) -> bytes:
         (
             b"GIF89a" + bytes(5000),
             "unsupported_object",
-            "no tar of samples",
+            "not a tar of samples",
             1000,
         ),
     ],
