@@ -297,7 +297,7 @@ def test_plan_command_measures_the_data_set_and_the_worker(
         line
         for line in result.output.splitlines()
         # Tests may run concurrently.
-        if line.startswith("assumed: ") and "other work" not in line
+        if line.startswith("assumed: ") and "other processes" not in line
     ]
     assert assumed == []
     found = json.loads((tmp_path / "plan.json").read_text())

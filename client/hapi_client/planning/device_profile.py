@@ -217,9 +217,9 @@ def _decode(
     if not decoded:
         raise ClientError(
             "bad_sample",
-            f"none of the {len(probe.members)} samples to measure can be "
-            f"decoded; check the {region.transform.medium.name}s ({failure}), "
-            "or use cut='stream', which measures nothing",
+            "none of the samples to measure can be decoded; check the "
+            f"{region.transform.medium.name}s ({failure}), or use "
+            "cut='stream', which measures nothing",
         )
     return torch.stack(decoded), seconds / len(decoded)
 
