@@ -31,7 +31,7 @@ from benchmarks.command_line import (
     print_goals,
     print_table,
 )
-from benchmarks.micro.memory_probe import load_frozen
+from benchmarks.micro.memory_probe import load_validated
 from benchmarks.record import write_results
 from benchmarks.testbed.two_tiers import ROOT
 from benchmarks.testbed.worker_process import package_model, temporary_folder
@@ -76,7 +76,7 @@ class Cells:
         package, last = package_model(
             self.folder, self.model, MODELS[self.model]
         )
-        frozen = load_frozen(package)
+        frozen = load_validated(package)
         for cut in [last] if self.quick else cuts_of(last):
             needs = needs_of(frozen, cut)
             growth = needs.peak_bytes(2) - needs.peak_bytes(1)
@@ -88,23 +88,24 @@ class Cells:
                     self._probe(package, cut, size)
                     for _ in range(1 if self.quick else REPEATS)
                 ]
+                predicted = needs.peak_bytes(size) - needs.parameter_bytes
                 yield {
                     "model": self.model,
                     "cut": cut,
                     "name": frozen.cuts[cut - 1].name,
                     "batch": size,
-                    **judge(found),
+                    **judge(predicted, found),
                 }
 
     def _min_batch(self, package: Path, cut: int, batch: int) -> int:
         """A batch with enough activations to compare."""
         while True:
-            measured = self._probe(package, cut, batch)["measured_bytes"]
+            measured = self._probe(package, cut, batch)
             if measured >= MIN_BYTES:
                 return batch
             batch *= 2
 
-    def _probe(self, package: Path, cut: int, batch: int) -> dict[str, int]:
+    def _probe(self, package: Path, cut: int, batch: int) -> int:
         question = {"package": str(package), "cut": cut, "batch": batch}
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.micro.memory_probe"],
@@ -119,8 +120,7 @@ class Cells:
                 f"{self.model}, cut {cut}, batch {batch}: the process ended"
                 f" with status {done.returncode}; see its error output above"
             )
-        found: dict[str, int] = json.loads(done.stdout)
-        return found
+        return int(json.loads(done.stdout)["measured_bytes"])
 
 
 def cuts_of(last: int) -> list[int]:
@@ -128,15 +128,13 @@ def cuts_of(last: int) -> list[int]:
     return sorted({1, max(1, last // 4), max(1, last // 2), last})
 
 
-def judge(found: Sequence[Mapping[str, int]]) -> dict[str, Any]:
-    """The largest of the repeats, the ratio, and whether it is met."""
-    repeats = [each["measured_bytes"] for each in found]
-    predicted = found[0]["predicted_bytes"]
+def judge(predicted: int, repeats: Sequence[int]) -> dict[str, Any]:
+    """Compares predicted bytes with the largest of the measured ones."""
     ratio = predicted / max(repeats)
     return {
         "predicted_bytes": predicted,
         "measured_bytes": max(repeats),
-        "repeats": repeats,
+        "repeats": list(repeats),
         "ratio": ratio,
         "met": 1 <= ratio <= MAX_RATIO,
     }

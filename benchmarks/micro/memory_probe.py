@@ -4,9 +4,7 @@
 
 Standard input: JSON with ``package`` (a file), ``cut`` and ``batch``.
 Standard output: JSON with ``measured_bytes``, the growth of the resident set's
-peak (VmHWM) during the pass, and ``predicted_bytes``, the prediction of
-``hapi_splitter.profiling.memory_model``.  Both include the input and exclude
-the weights.
+peak (VmHWM) during the pass, the input included.
 
 A pass of one sample runs first, because code that torch loads at its first use
 is no activation; its freed memory is returned to the system.
@@ -26,7 +24,7 @@ import torch
 from benchmarks.testbed.process_resources import status_bytes
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.package.reader import load_package
-from hapi_splitter.profiling.memory_model import needs_of
+from hapi_splitter.package.subprocess_validation import validate_package
 
 PEAK_RESET = "5"
 """Value for clear_refs that resets the peak to the present size."""
@@ -37,20 +35,23 @@ def probe(package: str, cut: int, batch: int) -> dict[str, int]:
     torch.set_num_threads(1)
     frozen = load_frozen(Path(package))
     prefix = frozen.prefix(cut)
-    needs = needs_of(frozen, cut)
     with torch.inference_mode():
         prefix(inputs(frozen, 1))
         before = settled_bytes()
         prefix(inputs(frozen, batch))
-    return {
-        "measured_bytes": status_bytes("VmHWM") - before,
-        "predicted_bytes": needs.peak_bytes(batch) - needs.parameter_bytes,
-    }
+    return {"measured_bytes": status_bytes("VmHWM") - before}
 
 
 def load_frozen(package: Path) -> FrozenGraph:
     """The frozen region as a worker loads it on a CPU."""
     return load_package(bytearray(package.read_bytes())).to("cpu", fast=True)
+
+
+def load_validated(package: Path) -> FrozenGraph:
+    """The region with its memory measured, as when a worker loads it."""
+    frozen = load_frozen(package)
+    frozen.measured_memory = validate_package(package).memory
+    return frozen
 
 
 def inputs(frozen: FrozenGraph, batch: int) -> Any:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import fx
@@ -28,18 +29,28 @@ from hapi_splitter.graph.batchnorm_folding import (
 from hapi_splitter.graph.flops import flops_of
 from hapi_splitter.graph.index_bounds import id_limits
 from hapi_splitter.graph.lowering import lower
-from hapi_splitter.graph.memory_format import (
-    arranged,
-    has_channels_last,
-    images_with_channels_last,
-)
+from hapi_splitter.graph.memory_format import arranged
 from hapi_splitter.graph.operators import operators
 from hapi_splitter.graph.program import INPUT, Program
 from hapi_splitter.graph.shapes import bind
-from hapi_splitter.graph.strides import Laid, laid_out
 from hapi_splitter.inputs.sample_format import InputTransform, SampleForm
 
 CUT_NAME = re.compile(r"[A-Za-z0-9_.]{1,200}")
+
+LinearBytes: TypeAlias = tuple[int, int]
+"""Bytes that do not depend on the batch, and bytes per sample."""
+
+
+class CallMemory(NamedTuple):
+    """Working memory at one call of a region, its input included.
+
+    Args:
+        peak: most bytes while the call runs, without the weights.
+        after: bytes of the tensors that are still needed after it.
+    """
+
+    peak: LinearBytes
+    after: LinearBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +158,10 @@ class FrozenGraph:
         transform: from what is stored to a sample, if the region has one.
         digest: sha256 of the package, hexadecimal.
         folding: of the program, for a fast region; else None.
+
+    Attributes:
+        measured_memory: working memory of the fast region on a CPU, by the
+            id of the call in order of execution; empty if not measured.
     """
 
     def __init__(
@@ -166,6 +181,7 @@ class FrozenGraph:
         self.transform = transform
         self.digest = digest
         self.cuts = find_cuts(program, values, names)
+        self.measured_memory: Mapping[int, CallMemory] = {}
         self._folding = folding
 
     @property
@@ -197,6 +213,12 @@ class FrozenGraph:
         return sum(weight.nbytes for weight in self._all_weights.values())
 
     @property
+    def is_on_cpu(self) -> bool:
+        """Whether no weight is on another device."""
+        weights = self._all_weights.values()
+        return all(weight.device.type == "cpu" for weight in weights)
+
+    @property
     def is_fast(self) -> bool:
         """Whether its modules run other calls than the program has."""
         return self._folding is not None
@@ -206,33 +228,6 @@ class FrozenGraph:
         """What is known of each tensor, by id; those of :meth:`stretch`."""
         folded = self._folding.values() if self._folding else {}
         return {**dict(enumerate(self.values)), **folded}
-
-    @cached_property
-    def channels_last(self) -> frozenset[int]:
-        """Ids of the tensors and weights that are sure to lie so.
-
-        They do in a fast region on a CPU, seen from its input.
-        """
-        if self._folding is None:
-            return frozenset()
-        return images_with_channels_last(
-            self.stretch(INPUT),
-            self.known,
-            {n for n, w in self._all_weights.items() if has_channels_last(w)},
-        )
-
-    @cached_property
-    def laid_out(self) -> Laid:
-        """The tensors whose order in memory is sure, seen from the input.
-
-        None are on other devices than a CPU.
-        """
-        weights = self._all_weights
-        if any(weight.device.type != "cpu" for weight in weights.values()):
-            return {}
-        return laid_out(
-            self.stretch(INPUT), self.known, weights, self.channels_last
-        )
 
     @property
     def _all_weights(self) -> dict[int, torch.Tensor]:
@@ -341,7 +336,7 @@ class FrozenGraph:
     def _with(
         self, weights: Mapping[int, torch.Tensor], folding: Folding | None
     ) -> FrozenGraph:
-        return FrozenGraph(
+        region = FrozenGraph(
             self.program,
             weights,
             self.values,
@@ -350,6 +345,8 @@ class FrozenGraph:
             self.digest,
             folding,
         )
+        region.measured_memory = self.measured_memory
+        return region
 
     def _range(
         self, start: int, stop: int, keep: Collection[int] = ()

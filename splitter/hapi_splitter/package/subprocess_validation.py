@@ -8,6 +8,9 @@ order, which must agree. A crash or an endless loop costs that process.
 
 It is a new interpreter, never a fork: the caller has threads, and maybe a
 device, that do not survive one.
+
+The same passes measure the region's working memory, for which they run it as
+a worker does on a CPU: fast, and with as many threads as the caller has.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -27,12 +30,16 @@ from typing import IO, Any
 import torch
 
 from hapi_protocol.errors import HapiError, PackageError, make_error
-from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.cuts import CallMemory, FrozenGraph
 from hapi_splitter.graph.shapes import ShapeLimits
+from hapi_splitter.numerics import exact_numerics
+from hapi_splitter.package.memory_measurement import MemoryMeter
 from hapi_splitter.package.reader import PackageLimits, load_package
 
 _SAMPLES = 3
-_MAX_ANSWER_BYTES = 64 * 1024
+_MAX_ANSWER_BYTES = 4 << 20
+_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "KINETO_LOG_LEVEL": "5"}
+"""Hides GPUs and the messages of torch's profiler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +57,29 @@ class ProcessLimits:
     wall_seconds: float = 300.0
 
 
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """What validating a package has found.
+
+    Args:
+        digest: sha256 of the package, hexadecimal.
+        memory: :attr:`~hapi_splitter.cuts.FrozenGraph.measured_memory`.
+    """
+
+    digest: str
+    memory: Mapping[int, CallMemory]
+
+
 def validate_package(
     data: bytes | bytearray | memoryview | Path,
     *,
     limits: PackageLimits | None = None,
     process_limits: ProcessLimits | None = None,
     digest: str | None = None,
-) -> str:
-    """Checks a package in a process of its own; returns its digest.
+) -> Validation:
+    """Checks a package in a process of its own and measures its memory.
 
-    Load with that digest: a file may have changed in between.
+    Load with the digest that it returns: a file may change in between.
 
     Args:
         data: its bytes, or its file.
@@ -76,11 +96,16 @@ def validate_package(
         "limits": asdict(limits or PackageLimits()),
         "process": asdict(process_limits),
         "digest": digest,
+        "threads": torch.get_num_threads(),
     }
     with _file_of(data) as file:
         answer = _run(file.fileno(), request, process_limits.wall_seconds)
     if "digest" in answer:
-        return str(answer["digest"])
+        memory = {
+            call: CallMemory((peak, peak_each), (after, after_each))
+            for call, peak, peak_each, after, after_each in answer["memory"]
+        }
+        return Validation(answer["digest"], memory)
     raise make_error(str(answer["code"]), str(answer["message"]))
 
 
@@ -111,7 +136,7 @@ def _run(
             capture_output=True,
             pass_fds=(descriptor,),
             timeout=seconds,
-            env={**os.environ, "PYTHONPATH": paths},
+            env={**os.environ, "PYTHONPATH": paths, **_ENVIRONMENT},
             check=False,
         )
     except subprocess.TimeoutExpired:
@@ -141,24 +166,30 @@ def _parse_answer(output: bytes) -> dict[str, Any] | None:
     return None
 
 
-def probe_batchwise(frozen: FrozenGraph) -> None:
+def probe_batchwise(frozen: FrozenGraph) -> dict[int, CallMemory]:
     """Runs random samples alone, together and in another order.
 
     The rules of :mod:`hapi_splitter.graph.batch_independence` prove that a
     program treats its samples one by one; this observes it, on the CPU.
 
+    Returns:
+        The working memory of each call, measured in the same passes.
+
     Raises:
         PackageError: when a sample's features depend on its batch.
     """
-    region = frozen.prefix(frozen.num_cuts)
+    meter = MemoryMeter(frozen)
     samples = frozen.examples(_SAMPLES)
-    order = list(reversed(range(_SAMPLES)))
-    with torch.inference_mode():
-        together = region(samples)
-        others = {
-            "alone": torch.cat([region(s[None]) for s in samples]),
-            "in another order": region(samples[order])[order],
-        }
+    with exact_numerics(samples.device), torch.inference_mode():
+        alone = torch.cat([meter.run(sample[None]) for sample in samples])
+        swapped = meter.run(samples[[1, 0]])[[1, 0]]
+        together = meter.run(samples)
+        for batch in meter.large_batches():
+            meter.run(samples[torch.arange(batch) % _SAMPLES])
+    others = {
+        "alone": alone,
+        "in another order": torch.cat([swapped, alone[2:]]),
+    }
     scale = together.abs().max().item()
     for how, features in others.items():
         if not torch.allclose(
@@ -169,22 +200,26 @@ def probe_batchwise(frozen: FrozenGraph) -> None:
                 f"the package is refused: its samples give other features "
                 f"{how} than together",
             )
+    return meter.calls()
 
 
 def _main(descriptor: int) -> int:
     """The validating process: request on stdin, answer on stdout."""
     request = json.load(sys.stdin)
     _limit_process(ProcessLimits(**request["process"]))
-    torch.set_num_threads(1)
+    torch.set_num_threads(request["threads"])
     try:
         path = Path(f"/dev/fd/{descriptor}")
         frozen = load_package(
             path,
             limits=_limits_from(request["limits"]),
             digest=request["digest"],
-        )
-        probe_batchwise(frozen)
-        answer = {"digest": frozen.digest}
+        ).to("cpu", fast=True)
+        memory = [
+            [call, *found.peak, *found.after]
+            for call, found in probe_batchwise(frozen).items()
+        ]
+        answer = {"digest": frozen.digest, "memory": memory}
     except HapiError as error:
         answer = {"code": error.code, "message": error.message}
     except (MemoryError, RuntimeError) as error:

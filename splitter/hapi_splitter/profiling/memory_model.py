@@ -1,39 +1,45 @@
-"""How much memory a prefix needs, from recomputed shapes alone.
+"""Predicts how much memory a prefix needs, for any batch.
 
-Every call is one step: the tensors live there, its result and the
-workspace of its kernel. A step needs ``constant + batch * per_sample``
-bytes; the peak is the largest step plus the parameters. Views cost nothing,
-what may be a copy counts as one, buffers are reused exactly as
-:mod:`hapi_splitter.graph.lowering` does.
+``peak = parameters + constant + batch * per_sample``, for the call that needs
+most. A worker measures the calls of a package when it is validated
+(:mod:`hapi_splitter.package.memory_measurement`). Regions that were not
+measured (on the client, or on a GPU) have an estimate from shapes: live
+tensors, with buffers reused as in :mod:`hapi_splitter.graph.lowering`, and one
+copy of what a call reads and of its result unless it is elementwise.
 
-A sixty-fourth and a quarter of a MiB are added for what allocators round up
-to and for scratch memory: benchmarks/memory.py found at most 0.3 % and 0.5
-MiB more than without. Not counted is what a GPU's libraries take beside this.
+A sixty-fourth and a quarter of a MiB are added, because allocators round up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.cuts import CallMemory, FrozenGraph, LinearBytes
 from hapi_splitter.encodings import encoder_step
+from hapi_splitter.graph import batch_independence as by
+from hapi_splitter.graph.batch_independence import Value
 from hapi_splitter.graph.buffer_reuse import BufferReuse
-from hapi_splitter.graph.lowering import needed
-from hapi_splitter.graph.program import INPUT
-from hapi_splitter.profiling.kernel_workspace import (
-    Site,
-    Step,
-    added,
-    allocates,
-    need,
-    without,
-    workspace,
-)
+from hapi_splitter.graph.lowering import LINEAR, needed
+from hapi_splitter.graph.operators import EMBEDDING, VIEWS, operators
+from hapi_splitter.graph.program import INPUT, Call
 
-_ROUNDED_UP = 64
-"""The part of a step that is added to it."""
-_SCRATCH_BYTES = 1 << 18
+_MARGIN_DIVISOR = 64
+"""One part in so many is added to a prediction."""
+_MARGIN_BYTES = 1 << 18
+_MAY_COPY = frozenset(
+    {
+        "aten.reshape.default",
+        "aten.contiguous.default",
+        "aten._to_copy.default",
+    }
+)
+"""Views that copy tensors in another memory format or dtype."""
+_WITHOUT_COPIES = frozenset({by.elementwise, by.cat, by.stack})
+"""Rules of operators that read tensors in any memory format."""
+_WITHOUT_PACKING = frozenset({EMBEDDING, LINEAR})
+"""Operators that do not copy their weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,7 @@ class Needs:
     """
 
     parameter_bytes: int
-    steps: tuple[Step, ...]
+    steps: tuple[LinearBytes, ...]
 
     def peak_bytes(self, batch: int) -> int:
         """Bytes for a batch, its input and the parameters included."""
@@ -70,84 +76,104 @@ class Needs:
 def needs_of(
     frozen: FrozenGraph, cut: int, encoding: str | None = None
 ) -> Needs:
-    """What ``frozen.prefix(cut)`` needs, and the encoding of its result.
+    """Returns what ``frozen.prefix(cut)`` needs, and the encoding of it.
 
     Args:
         frozen: the region.
         cut: 0 to ``num_cuts``.
-        encoding: that is made of the features on the same device; None for
-            the prefix alone.
+        encoding: made of the features on the same device; None for the
+            prefix alone.
 
     Raises:
         AnnotationError: ``unknown_encoding``.
         UnsupportedError: ``cut_out_of_range``.
     """
-    every = list(steps(frozen, cut))
+    end = frozen.fused_into(frozen.node_at(cut))
+    calls = memory_by_call(frozen)
+    num_calls = list(calls).index(end) + 1
+    every = {
+        _with_margin(call.peak)
+        for call in itertools.islice(calls.values(), num_calls)
+    }
     if encoding is not None:
         shape = frozen.cuts[cut - 1].shape if cut else frozen.input_shape
-        every.append(added(every[-1], encoder_step(shape, encoding)))
-    kept: list[Step] = []
-    for step in sorted(set(every), reverse=True):
+        encoder = encoder_step(shape, encoding)
+        every.add(_sum(_with_margin(calls[end].after), encoder))
+    kept: list[LinearBytes] = []
+    for step in sorted(every, reverse=True):
         # The constants fall, so a step counts only if it grows faster.
         if not kept or step[1] > kept[-1][1]:
             kept.append(step)
     return Needs(frozen.parameter_bytes, tuple(kept))
 
 
-def peak_bytes(frozen: FrozenGraph, cut: int, batch: int) -> int:
-    """:meth:`Needs.peak_bytes` of one prefix.
-
-    Raises:
-        UnsupportedError: ``cut_out_of_range``.
-    """
-    return needs_of(frozen, cut).peak_bytes(batch)
-
-
-def batch_for(
-    frozen: FrozenGraph, cut: int, available_bytes: int, maximum: int
-) -> int:
-    """:meth:`Needs.batch_for` of one prefix.
-
-    Raises:
-        UnsupportedError: ``cut_out_of_range``.
-    """
-    return needs_of(frozen, cut).batch_for(available_bytes, maximum)
+def sample_bytes_by_cut(frozen: FrozenGraph) -> list[int]:
+    """Working bytes of one sample at the peak, for cut 0 to ``num_cuts``."""
+    calls = memory_by_call(frozen)
+    peaks = (sum(_with_margin(call.peak)) for call in calls.values())
+    highest = dict(zip(calls, itertools.accumulate(peaks, max), strict=True))
+    cuts = range(frozen.num_cuts + 1)
+    return [highest[frozen.fused_into(frozen.node_at(cut))] for cut in cuts]
 
 
 def largest_sample_bytes(frozen: FrozenGraph) -> int:
-    """Of a sample's part of a tensor: the input, or what a call computes."""
-    return max(need(value)[1] for value in frozen.values)
+    """Bytes per sample of the largest tensor: the input or a result."""
+    return max(_bytes_of(value)[1] for value in frozen.values)
 
 
-def steps(frozen: FrozenGraph, cut: int) -> Iterator[Step]:
-    """The needs of the input alone, of each call of a prefix, and of what
-    is left at its end, the input included."""
-    for constant, per_sample in _steps(frozen, frozen.node_at(cut)):
-        yield (
-            constant + constant // _ROUNDED_UP + _SCRATCH_BYTES,
-            per_sample + per_sample // _ROUNDED_UP,
-        )
+def memory_by_call(frozen: FrozenGraph) -> Mapping[int, CallMemory]:
+    """Measured or estimated memory of the input and of each call, by id."""
+    if frozen.measured_memory and frozen.is_fast and frozen.is_on_cpu:
+        return frozen.measured_memory
+    return _estimated(frozen)
 
 
-def _steps(frozen: FrozenGraph, stop: int) -> Iterator[Step]:
+def _estimated(frozen: FrozenGraph) -> dict[int, CallMemory]:
     program, values = frozen.stretch(INPUT), frozen.values
-    nodes = needed(program, INPUT, stop)
-    reuse = BufferReuse(program, values, nodes, INPUT, stop)
-    live = {INPUT}
-    total = need(values[INPUT])
-    yield total
+    nodes = needed(program, INPUT, program.output)
+    reuse = BufferReuse(program, values, nodes, INPUT, program.output)
+    allocated = {INPUT}
+    live = _bytes_of(values[INPUT])
+    found = {INPUT: CallMemory(live, live)}
     for node in nodes:
-        site = Site.of(frozen, program.call(node), values[node])
-        in_place = reuse.target(node) is not None
-        if allocates(site) and not in_place:
-            live.add(node)
-            total = added(total, need(values[node]))
-        yield added(total, workspace(site))
-        for dead in reuse.released_by(node):
-            if dead in live:
-                live.remove(dead)
-                total = without(total, need(values[dead]))
-        if in_place:
-            live.add(node)
-            total = added(total, need(values[node]))
-    yield total
+        call, result = program.call(node), _bytes_of(values[node])
+        is_new = call.op not in VIEWS or call.op in _MAY_COPY
+        is_in_place = reuse.target(node) is not None
+        peak = live
+        if is_new and not is_in_place:
+            peak = _sum(live, result, *_copies(frozen, call, node))
+        if is_new:
+            allocated.add(node)
+            live = _sum(live, result)
+        for dead in allocated.intersection(reuse.released_by(node)):
+            allocated.remove(dead)
+            live = _difference(live, _bytes_of(values[dead]))
+        found[node] = CallMemory(peak, live)
+    return found
+
+
+def _copies(frozen: FrozenGraph, call: Call, node: int) -> list[LinearBytes]:
+    if operators()[call.op].rule in _WITHOUT_COPIES:
+        return []
+    copied = [frozen.known[ref] for ref in call.refs()]
+    if call.op in _WITHOUT_PACKING:
+        copied = [value for value in copied if value.batch is not None]
+    return [_bytes_of(value) for value in (*copied, frozen.values[node])]
+
+
+def _bytes_of(value: Value) -> LinearBytes:
+    size = value.num_bytes
+    return (size, 0) if value.batch is None else (0, size)
+
+
+def _with_margin(step: LinearBytes) -> LinearBytes:
+    constant, per_sample = (n + n // _MARGIN_DIVISOR for n in step)
+    return constant + _MARGIN_BYTES, per_sample
+
+
+def _sum(*steps: LinearBytes) -> LinearBytes:
+    return sum(c for c, _ in steps), sum(s for _, s in steps)
+
+
+def _difference(first: LinearBytes, second: LinearBytes) -> LinearBytes:
+    return first[0] - second[0], first[1] - second[1]

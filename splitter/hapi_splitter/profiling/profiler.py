@@ -23,11 +23,12 @@ import torch
 from hapi_protocol.errors import DoesNotFitError
 from hapi_protocol.profiles import BatchProfile, ModelProfile
 from hapi_splitter.cuts import FrozenGraph
-from hapi_splitter.graph.lowering import needed
-from hapi_splitter.graph.program import INPUT
 from hapi_splitter.inputs.reference_image import reference_seconds
 from hapi_splitter.numerics import numerics_tag
-from hapi_splitter.profiling.memory_model import needs_of, steps
+from hapi_splitter.profiling.memory_model import (
+    needs_of,
+    sample_bytes_by_cut,
+)
 from hapi_splitter.profiling.node_timer import (
     Clock,
     TimedWalk,
@@ -186,35 +187,18 @@ def peak_bytes_by_cut(
 ) -> tuple[int, ...]:
     """Bytes that a forward of one sample needs at its peak, weights included.
 
-    Those of :mod:`hapi_splitter.profiling.memory_model`, an upper bound on a
-    CPU: what torch allocates there can be seen by its profiler only, which
-    slows down and counts all threads of the process. On CUDA the working
-    memory is raised to what the device's allocator has really handed out,
-    where that is more; it is never lowered, since a worker admits jobs by the
-    upper bound.
+    On a CPU they are those of :mod:`hapi_splitter.profiling.memory_model`. On
+    CUDA its estimate is raised to what the device's allocator has handed out,
+    if that is more. It is never lowered, because a worker admits jobs by it.
 
     Returns:
         ``[num_cuts + 1]``, never falling.
     """
-    working = _working_bytes(frozen)
+    working = sample_bytes_by_cut(frozen)
     factor = 1.0
     if device.type == "cuda":
         factor = max(1.0, _allocated_bytes(frozen, device) / working[-1])
     return tuple(frozen.parameter_bytes + round(factor * w) for w in working)
-
-
-def _working_bytes(frozen: FrozenGraph) -> list[int]:
-    # One walk to the last cut; :func:`needs_of` for each would be quadratic.
-    program = frozen.stretch(INPUT)
-    nodes = [INPUT, *needed(program, INPUT, program.output)]
-    needs = [
-        constant + per_sample
-        for constant, per_sample in steps(frozen, frozen.num_cuts)
-    ]
-    # The last step is what is left at the end, and no call's.
-    highest = dict(zip(nodes, itertools.accumulate(needs, max), strict=False))
-    cuts = range(frozen.num_cuts + 1)
-    return [highest[frozen.fused_into(frozen.node_at(cut))] for cut in cuts]
 
 
 def _allocated_bytes(frozen: FrozenGraph, device: torch.device) -> int:

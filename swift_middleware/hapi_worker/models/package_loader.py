@@ -20,13 +20,15 @@ class Load(Protocol):
 def load_validated(
     package: bytearray, /, *, limits: PackageLimits
 ) -> FrozenGraph:
-    """Loads a stranger's package, tried in a process of its own first.
+    """Loads a package after validating it in a process of its own.
 
     Raises:
         PackageError: naming what is wrong with it.
     """
-    digest = validate_package(package, limits=limits)
-    return load_package(package, limits=limits, digest=digest)
+    found = validate_package(package, limits=limits)
+    frozen = load_package(package, limits=limits, digest=found.digest)
+    frozen.measured_memory = found.memory
+    return frozen
 
 
 def load_fast(

@@ -11,6 +11,7 @@ from hapi_protocol.errors import PackageError
 from hapi_splitter.package.reader import PackageLimits, load_package
 from hapi_splitter.package.subprocess_validation import (
     ProcessLimits,
+    probe_batchwise,
     validate_package,
 )
 from hostile import HOSTILE, pickled_member, valid_package
@@ -67,8 +68,10 @@ def test_changed_byte_is_refused() -> None:
 def test_validating_process_accepts_an_honest_package(tmp_path: Path) -> None:
     path = tmp_path / "package"
     path.write_bytes(valid_package())
-    digest = load_package(path).digest
-    assert validate_package(path, digest=digest) == digest
+    frozen = load_package(path).to("cpu", fast=True)
+    found = validate_package(path, digest=frozen.digest)
+    assert found.digest == frozen.digest
+    assert found.memory.keys() == probe_batchwise(frozen).keys()
 
 
 def test_validating_process_passes_on_what_is_wrong(tmp_path: Path) -> None:
