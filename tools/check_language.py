@@ -39,8 +39,6 @@ RETIRED_NAMES = {
     "overruns": "quarantine",
     "residency": "device models",
     "mixer": "route scheduler",
-    "least": "min",
-    "most": "max",
 }
 """Parts of names (``snake_case`` or ``CamelCase``) and their replacements."""
 
@@ -83,6 +81,8 @@ Finding = tuple[int, str]
 
 def check_name(name: str) -> str | None:
     """Returns a message for a name with a retired part."""
+    if name.lstrip("_").startswith(("LEAST_", "MOST_")):
+        return f"name {name}: write 'MIN_' or 'MAX_'"
     for part in _PART.findall(name):
         better = RETIRED_NAMES.get(part.lower())
         if better:

@@ -106,7 +106,7 @@ def summarise(runs: Runs) -> dict[str, Any]:
 def _over_best(runs: Runs, epochs: int) -> dict[str, Any]:
     """Whole runs of ``auto`` over those of the fastest opponent.
 
-    All opponents start with the same tars; one-off costs do not count.
+    All opponents start with the same tars; startup costs do not count.
     """
     totals = {
         name: total_seconds(runs, name, epochs)

@@ -1,4 +1,4 @@
-"""Where a frozen region can be cut, and the two sides of each cut.
+"""Cuts of a frozen region, and the two sides of each cut.
 
 A cut is a position at which exactly one tensor that depends on the samples
 is live, with the batch as its first dimension and float32 entries. What
@@ -110,7 +110,7 @@ def find_cuts(
 
 
 def cuttable(value: Value) -> bool:
-    """Whether a tensor is a batch of float32 samples."""
+    """True if a tensor is a batch of float32 samples."""
     return value.batch == Batch(0) and value.dtype == torch.float32
 
 
@@ -191,12 +191,12 @@ class FrozenGraph:
 
     @property
     def form(self) -> SampleForm:
-        """Of one sample."""
+        """Shape of one sample."""
         return SampleForm(self.input_shape, self.values[INPUT].dtype)
 
     @cached_property
     def id_limits(self) -> torch.Tensor | None:
-        """As :func:`hapi_splitter.graph.index_bounds.id_limits`."""
+        """Limits of ids; see :func:`graph.index_bounds.id_limits`."""
         return id_limits(self.program, self.values)
 
     def examples(self, count: int) -> torch.Tensor:
@@ -214,18 +214,18 @@ class FrozenGraph:
 
     @property
     def is_on_cpu(self) -> bool:
-        """Whether no weight is on another device."""
+        """True if all weights are on one device."""
         weights = self._all_weights.values()
         return all(weight.device.type == "cpu" for weight in weights)
 
     @property
     def is_fast(self) -> bool:
-        """Whether its modules run other calls than the program has."""
+        """True if its modules run other calls than the program has."""
         return self._folding is not None
 
     @cached_property
     def known(self) -> Mapping[int, Value]:
-        """What is known of each tensor, by id; those of :meth:`stretch`."""
+        """Facts about each tensor, by id, as :meth:`stretch` names them."""
         folded = self._folding.values() if self._folding else {}
         return {**dict(enumerate(self.values)), **folded}
 

@@ -1,4 +1,4 @@
-"""What a whole cluster's access log says, for the bill."""
+"""Accounting fields in the access log of a whole cluster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLACE = f"/{ACCOUNT}/accounting"
 NUM_SAMPLES = 12
 SECONDS = 20.0
 ENOUGH_BYTES = 20_000
-"""Of an answer, for a client that leaves."""
+"""First bytes of an answer, for a client that disconnects."""
 
 
 @dataclass

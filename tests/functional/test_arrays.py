@@ -350,7 +350,7 @@ class MixedTokens(nn.Module):
 
 
 class Deep(nn.Module):
-    """Of 128 ids, features for each: the tail looks at all of them."""
+    """Features for each of 128 ids; the tail uses all of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -370,7 +370,7 @@ class Deep(nn.Module):
 
 @pytest.fixture(scope="module")
 def sentences(connection, tmp_path_factory) -> Iterator[Location]:
-    """Of 128 ids of two bytes: uploaded as a folder of class folders."""
+    """Samples of 128 two-byte ids, uploaded as a folder of class folders."""
     place = Location("arrays", "sentences")
     folder: Path = tmp_path_factory.mktemp("sentences")
     random = np.random.default_rng(0)

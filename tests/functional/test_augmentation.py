@@ -78,7 +78,7 @@ def job_of(connection, place, **options) -> TransferJob:
 
 
 def features_of(job: TransferJob, epoch: int | None) -> torch.Tensor:
-    """Of all samples, in the order of the epoch."""
+    """Features of all samples, in the order of the epoch."""
     found = torch.cat([features for features, _ in job.loader(epoch)])
     assert len(found) == NUM_SAMPLES
     assert job.stats.fallbacks == 0

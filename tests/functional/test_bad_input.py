@@ -1,4 +1,4 @@
-"""What a caller can get wrong, through the real proxy and worker."""
+"""Wrong requests, through the real proxy and worker."""
 
 from __future__ import annotations
 

@@ -180,10 +180,10 @@ def test_hits_free_their_memory(cluster, owner, model, tmp_path):
     with SideProxy(
         cluster.directory, tmp_path / "proxy", {"filter:hapi": room}
     ) as proxy:
-        beside = Caller(cluster, proxy_url=proxy.url)
+        second = Caller(cluster, proxy_url=proxy.url)
         states = []
         for _ in range(4):
-            answer = beside.get(path, asked(model, "read"))
+            answer = second.get(path, asked(model, "read"))
             assert_same_rows(first, answer)
             states.append(answer.headers["X-Hapi-Cache"])
     assert states == ["hit"] * 4
@@ -382,7 +382,7 @@ def test_entries_are_out_of_clients_reach(owner, model):
 
 
 def data_file(cluster) -> Path:
-    """Of the one entry that is kept."""
+    """Path of the one cached entry."""
     files = [
         path
         for path in Path(cluster.directory).rglob("*.data")
@@ -407,7 +407,7 @@ def test_damaged_entry_is_computed_again(cluster, owner, model, damage):
     assert again.headers["X-Hapi-Cache"] == "miss"
     assert_same_rows(first, again)
 
-    # Nothing of it is left, and it can be kept anew.
+    # Nothing of it is left, and it can be cached again.
     assert owner.get(path, asked(model)).headers["X-Hapi-Cache"] == "store"
     until(lambda: file.parent != data_file(cluster).parent or kept(owner))
     until(

@@ -64,7 +64,7 @@ def look(
 
 
 def states(found: Mapping[str, Finding]) -> dict[str, str]:
-    """Of those that are not ok."""
+    """Checks that are not ok."""
     return {
         name: finding.state
         for name, finding in found.items()

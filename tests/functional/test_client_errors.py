@@ -1,4 +1,4 @@
-"""What a real Swift refuses: named, with the id that its log has."""
+"""Refusals of a real Swift are named, with the transaction id of its log."""
 
 from __future__ import annotations
 

@@ -472,7 +472,7 @@ def test_a_directory_that_cannot_be_made_is_named(directory: Path) -> None:
 def test_missing_xattrs_are_explained(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on NFS or ramfs; the next test has a real ramfs where it may."""
+    """A file system like NFS or ramfs; the next test has a real ramfs."""
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))

@@ -71,7 +71,7 @@ def chain(cluster, tmp_path_factory) -> Iterator[Chain]:
 
 @pytest.fixture(scope="module")
 def exact(chain) -> tuple[npt.NDArray[np.float32], list[Row], int]:
-    """What a client that knows of no encodings is answered with."""
+    """Answer to a client without support of encodings."""
     return chain.features(None)
 
 

@@ -47,7 +47,7 @@ RANKS = Path(__file__).parent.parent / "support" / "rank_trainer.py"
 
 @dataclass
 class Run:
-    """What a training run came to."""
+    """Result of a training run."""
 
     losses: list[float]
     weights: dict[str, torch.Tensor]

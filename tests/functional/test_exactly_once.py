@@ -90,7 +90,7 @@ def torch_loader(dataset, num_workers: int, method: str | None = None):
 
 
 def error_of(batches) -> ClientError:
-    """Of a pass; its traceback and itself would keep the workers."""
+    """Message of an error; the error itself would keep the workers alive."""
     try:
         list(batches)
     except ClientError as error:
@@ -275,7 +275,7 @@ def test_run_goes_on_after_kills_with_the_samples_that_are_left(
 
 
 def state_of_killed(connection, place, cut, first: int, dice) -> dict:
-    """Of a run that ended when it had taken ``first`` steps of epoch 3."""
+    """State of a run that ended after ``first`` steps of epoch 3."""
     with job_of(connection, place, cut=cut) as killed:
         if dice.random() < 0.5 and first:
             batches = iter(killed.loader(3))

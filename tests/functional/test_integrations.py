@@ -134,9 +134,7 @@ def test_lightning_sets_the_epoch_of_a_train_loader(
 
 
 @pytest.mark.parametrize("step", [1, STEPS_PER_EPOCH + 3, 2 * STEPS_PER_EPOCH])
-def test_lightning_goes_on_in_the_midst_of_an_epoch(
-    connection, local, tmp_path, step
-):
+def test_lightning_resumes_within_an_epoch(connection, local, tmp_path, step):
     path = tmp_path / "mid.ckpt"
     with job_of(connection, "stream") as job:
         data = job.dataset()

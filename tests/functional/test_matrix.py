@@ -40,7 +40,7 @@ pytest.importorskip("boto3", reason="S3 clients use boto3")
 OWNER, READER, STRANGER = "test:tester", "test:tester3", "test2:tester2"
 
 VERBS = {"shard": "tar", "part": "tar", "kept": "tar", "image": "jpg"}
-"""What is asked for, and of which objects.  A part is a range of bytes; kept
+"""A kind of request and its objects.  A part is a range of bytes; kept
 features have been kept for the owner before."""
 SUFFIXES = ("tar", "jpg")
 PART = range(1, 3)
@@ -96,7 +96,7 @@ class World:
         contents: by suffix and age: what the objects hold, or held.
         computed: rows by verb, name and content.
         plain: answers to plain GETs by caller and target.
-        kept: what the owner is told of kept features.
+        kept: cached features that the owner sees.
     """
 
     frozen: FrozenGraph
@@ -268,7 +268,7 @@ MANY = ("owner", "reader", "stranger", "anonymous", "public")
 def test_post_for_objects_is_their_plain_gets_with_rows(
     world: World, caller: str, kind: str
 ) -> None:
-    """Of versions the present ones: names have no query."""
+    """Reads current versions: names have no query."""
     container = "matrix-public" if caller == "public" else "matrix"
     named = replace(world.targets[container, "jpg", kind], version=None)
     age = "later" if kind == "version" else "now"

@@ -78,13 +78,13 @@ class Stocked:
         caller: Caller | None = None,
         headers: dict[str, str] | None = None,
     ) -> requests.Response:
-        """As any tool would ask; ``names`` or a body."""
+        """Sends a request like any tool; ``names`` or a body."""
         if isinstance(names, (list, tuple)):
             names = "\n".join(map(quote, names)).encode()
         if headers is None:
             headers = self.headers()
-        asker = caller or self.owner
-        return asker.request("POST", f"{DATA}?hapi", headers, names)
+        requester = caller or self.owner
+        return requester.request("POST", f"{DATA}?hapi", headers, names)
 
     def features(self, names: Sequence[str]) -> torch.Tensor:
         """Computed here, one batch, eagerly."""

@@ -31,7 +31,7 @@ def frozen() -> FrozenGraph:
 
 @pytest.fixture(scope="module")
 def digest(connection, frozen, tmp_path_factory) -> str:
-    """Of a package that the worker has not seen."""
+    """Digest of a package that the worker has not seen."""
     path = tmp_path_factory.mktemp("package") / "model.hapi"
     info = write_package(frozen, path)
     upload_package(connection, CONTAINER, path, info.digest)
@@ -136,7 +136,7 @@ def test_garbage_has_no_profile(cluster, owner, connection, size):
     assert runs(cluster) == before
 
 
-def test_headers_beside_it_are_refused(owner, digest):
+def test_other_headers_are_refused(owner, digest):
     path = f"/{OWNER}/{CONTAINER}/{package_name(digest)}"
     answer = owner.get(path, {**ASKED, "X-Hapi-Cut": "1"})
     assert answer.status_code == 400

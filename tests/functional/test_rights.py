@@ -1,4 +1,4 @@
-"""Who may compute what, with real tempauth and the real worker."""
+"""Rights to compute, with real tempauth and the real worker."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def other(cluster) -> Iterator[Caller]:
 
 @pytest.fixture(scope="module")
 def digest(cluster, owner, tmp_path_factory) -> str:
-    """Of a resident model of the owner's; ``rights/data.tar`` is there."""
+    """Path of a loaded model of the owner; ``rights/data.tar`` exists."""
     parts = split(small_network(seed=7), "body", transform=small_transform())
     path = tmp_path_factory.mktemp("package") / "model.hapi"
     info = write_package(parts.frozen, path)

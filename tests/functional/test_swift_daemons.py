@@ -1,4 +1,4 @@
-"""What Swift's own daemons make of objects and of kept features."""
+"""Swift's own daemons next to objects and cached features."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MANY = f"/{OWNER}/many"
 SHARDS = [f"{number}.tar" for number in range(6)]
 IMAGES = [f"{number}.jpg" for number in range(3)]
 ROWS = 2
-"""Of each shard of a container."""
+"""Names of the shards of a container."""
 
 Login = Callable[..., Caller]
 
@@ -81,7 +81,7 @@ def test_entry_that_expired_is_a_miss_and_goes_with_the_expirer(
 
 
 @pytest.fixture(scope="module")
-def beside(cluster: Cluster) -> Iterator[Cluster]:
+def second(cluster: Cluster) -> Iterator[Cluster]:
     with second_swift(cluster) as running:
         with closing(Caller(running)) as owner:
             put_model(owner, _frozen())
@@ -89,26 +89,26 @@ def beside(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def test_account_that_is_deleted_takes_its_entries_with_it(
-    beside: Cluster, login: Login
+    second: Cluster, login: Login
 ) -> None:
     account = "AUTH_test2"
-    owner, admin = login(beside, "test2:tester2"), login(beside, "admin:admin")
-    others = files_of_entries(beside)
+    owner, admin = login(second, "test2:tester2"), login(second, "admin:admin")
+    others = files_of_entries(second)
     owner.put(f"/{account}/c")
     owner.put(f"/{account}/c/a.tar", shard(2))
     keep(owner, account, f"/{account}/c/a.tar")
-    assert len(files_of_entries(beside) - others) == 1
+    assert len(files_of_entries(second) - others) == 1
 
     admin.request("DELETE", f"/{account}").raise_for_status()
-    run_once(beside, "account-reaper")
-    assert files_of_entries(beside) == others
+    run_once(second, "account-reaper")
+    assert files_of_entries(second) == others
     assert owner.get(f"/{account}/c/a.tar", KEEP).status_code == 404
 
 
 @pytest.fixture(scope="module")
-def sharded(beside: Cluster) -> Cluster:
+def sharded(second: Cluster) -> Cluster:
     """MANY, and what is kept of it, are spread over shards."""
-    with closing(Caller(beside)) as owner:
+    with closing(Caller(second)) as owner:
         owner.put(MANY)
         for number, name in enumerate(SHARDS):
             owner.put(f"{MANY}/{name}", shard(2, seed=number))
@@ -117,10 +117,10 @@ def sharded(beside: Cluster) -> Cluster:
         for name, (data, _) in zip(IMAGES, images, strict=True):
             owner.put(f"{MANY}/{name}", data)
     for container in ("many", CONTAINER):
-        order_shards(beside, OWNER, container, ROWS)
-    log = run_once(beside, "container-sharder", {"cleave_batch_size": "9"})
+        order_shards(second, OWNER, container, ROWS)
+    log = run_once(second, "container-sharder", {"cleave_batch_size": "9"})
     assert log.count("DB set to sharded state") == 2
-    return beside
+    return second
 
 
 def test_objects_of_a_container_in_shards_are_computed(

@@ -1,4 +1,4 @@
-"""What else Swift does with an object, beside an annotation."""
+"""Other features of Swift together with an annotation."""
 
 from __future__ import annotations
 
@@ -336,7 +336,7 @@ def shared(swift: Swift) -> str:
     return path
 
 
-def test_admitted_origin_sees_our_headers_beside_swifts(
+def test_allowed_origin_sees_our_headers_and_swifts(
     swift: Swift, shared: str
 ) -> None:
     plain = swift.get(None, shared, {"Origin": ORIGIN})

@@ -1,4 +1,4 @@
-"""What torch's CPU allocator hands out during a call."""
+"""Records the allocations of torch's CPU allocator during a call."""
 
 from __future__ import annotations
 

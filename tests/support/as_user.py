@@ -32,7 +32,7 @@ def run(
     """Runs ``hapi …``, ``swift …`` or ``python …`` in a folder.
 
     Args:
-        environment: beside what tells where the cluster is.
+        environment: in addition to the variables of the cluster.
         seconds: that it may take.
     """
     program, *arguments = command

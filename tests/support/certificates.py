@@ -1,4 +1,4 @@
-"""Certificates of an authority of our own, made anew for each use."""
+"""Certificates of an authority of our own, made for each use."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Authority:
         return paths[0], paths[1]
 
     def server_context(self, *, asks_clients: bool = False) -> ssl.SSLContext:
-        """Of a server, which may ask for its clients' certificates."""
+        """TLS context of a server, which may ask for client certificates."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*self.certify("server"))
         if asks_clients:

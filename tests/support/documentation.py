@@ -99,7 +99,7 @@ def _restructured(page: str, lines: list[str]) -> Iterator[Block]:
 
 
 def _body(lines: list[str], number: int, indent: int) -> tuple[int, int]:
-    """Where what is indented more begins, and ends."""
+    """Start and end of the lines that are indented more."""
     while number < len(lines) and _OPTION.match(lines[number]):
         number += 1
     first = number
@@ -120,7 +120,7 @@ def _dedented(lines: list[str]) -> str:
 
 
 def _reason(lines: list[str], number: int) -> str | None:
-    """That of a comment in front of a block; it may have several lines."""
+    """Text of the comment in front of a block, of one or more lines."""
     before = number - 1
     while before >= 0 and not lines[before].strip():
         before -= 1

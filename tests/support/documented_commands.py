@@ -1,4 +1,4 @@
-"""What becomes of each command that the documentation tells to type."""
+"""Checks or runs each command of the documentation."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def words_of(command: str) -> list[str]:
 
 
 def is_run(words: list[str]) -> bool:
-    """Whether a command is to be run.
+    """Returns True if a command is to be run.
 
     Of others, the names in them are looked at.
 

@@ -42,7 +42,7 @@ def main(steps: str, outcomes: str) -> None:
 
 
 def _taken(step: dict[str, Any], names: dict[str, Any]) -> str | None:
-    """What is wrong with a step; None where it went well."""
+    """Error of a step; None if it succeeded."""
     try:
         if "python" in step:
             exec(compile(step["python"], step["block"], "exec"), names)

@@ -1,4 +1,4 @@
-"""What a terminal shows after some bytes: enough of one for progress bars."""
+"""Screen of a terminal after some bytes: enough for progress bars."""
 
 from __future__ import annotations
 

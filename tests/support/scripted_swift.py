@@ -1,4 +1,4 @@
-"""An HTTP server that answers as it is told, with v1 auth in front."""
+"""An HTTP server with scripted answers, and v1 auth in front."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Answer:
     Attributes:
         status: of the answer.
         body: as it is sent.
-        headers: beside Content-Length.
+        headers: in addition to Content-Length.
         cut_off: say that the body is this many bytes longer, then close.
         hang_seconds: before the answer begins.
     """

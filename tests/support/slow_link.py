@@ -55,7 +55,7 @@ class SlowLink:
     def _copy(
         self, source: socket.socket, sink: socket.socket, slowly: bool
     ) -> None:
-        with contextlib.suppress(OSError):  # either end is gone
+        with contextlib.suppress(OSError):  # either end has closed
             while data := source.recv(PIECE_BYTES):
                 if slowly:
                     self._wait(len(data))

@@ -1,4 +1,4 @@
-"""What the distribution promises to its users' imports and type checkers."""
+"""Names that the distribution guarantees to imports and type checkers."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def extract(
     """Writes the features of a split, in the order of its index.
 
     Images are not augmented.  The file is written atomically; an interrupted
-    run has to start anew.  Memory is limited to a few megabytes in addition
+    run has to start again.  Memory is limited to a few megabytes in addition
     to the job's prefetching, and to all keys and labels for ``.npz``.
 
     Args:

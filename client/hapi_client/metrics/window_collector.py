@@ -75,7 +75,7 @@ class MetricsCollector:
         self._cached: Counter[Route] = Counter()
         self._suffix_samples: Counter[int] = Counter()
         self._sums: defaultdict[str, float] = defaultdict(float)
-        self._most_pushed = self._num_pushed()
+        self._max_pushed = self._num_pushed()
 
     def _num_pushed(self) -> int:
         """Returns the number of pushed-down reads in flight."""
@@ -137,7 +137,7 @@ class MetricsCollector:
         """Counts a span of a route as in flight during the block."""
         with self._lock:
             self._in_flight[route] += 1
-            self._most_pushed = max(self._most_pushed, self._num_pushed())
+            self._max_pushed = max(self._max_pushed, self._num_pushed())
         try:
             yield
         finally:
@@ -303,7 +303,7 @@ class MetricsCollector:
                 ),
                 raw_read_seconds=sums["stream"],
                 push_seconds=sums["push"],
-                max_pushed=self._most_pushed,
+                max_pushed=self._max_pushed,
                 pushed_samples=int(sums["pushed"]),
                 cached=dict(self._cached),
                 server_cpu_seconds=sums["server_cpu_seconds"],

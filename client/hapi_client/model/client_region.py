@@ -21,7 +21,7 @@ SMALL_BATCH_CPU = 8
 """Samples of a forward pass on the CPU if a larger batch would have tensors
 above ``MMAP_THRESHOLD_BYTES``."""
 MMAP_THRESHOLD_BYTES = 32 << 20
-"""Size above which the C library maps each block anew, with page faults that
+"""Size above which the C library maps each block by itself: page faults then
 cost more than larger batches save.  Measured on one core for batches of 16
 instead of 8: mobilenet_v3_small takes 20 % less per sample and shufflenet_v2
 31 % less, but resnet18 6 % and convnext_tiny 12 % more (EPYC, family 26)."""

@@ -142,7 +142,7 @@ class Epochs:
                 # Another state has been loaded since.
                 return
             if first:
-                # A later loader of this epoch starts it anew.
+                # A later loader of this epoch starts it from its first step.
                 self._is_resuming = False
             self._state = state.after(step, order.num_steps)
 

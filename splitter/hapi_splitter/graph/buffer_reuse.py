@@ -14,7 +14,7 @@ from hapi_splitter.graph.program import (
 
 
 class BufferReuse:
-    """Which call may overwrite which of its tensors.
+    """Decides which of its input tensors a call may overwrite.
 
     Tensors that may share memory form one storage, named by the id that
     allocated it. A storage dies with the last call that reads any of them.

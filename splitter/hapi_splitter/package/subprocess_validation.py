@@ -44,7 +44,7 @@ _ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "KINETO_LOG_LEVEL": "5"}
 
 @dataclass(frozen=True, slots=True)
 class ProcessLimits:
-    """What the validating process may use.
+    """Limits of the validating process.
 
     Args:
         memory_bytes: address space beyond what torch itself takes.
@@ -59,7 +59,7 @@ class ProcessLimits:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """What validating a package has found.
+    """Result of the validation of a package.
 
     Args:
         digest: sha256 of the package, hexadecimal.

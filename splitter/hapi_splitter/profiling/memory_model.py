@@ -44,7 +44,7 @@ _WITHOUT_PACKING = frozenset({EMBEDDING, LINEAR})
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a prefix needs, for any batch.
+    """Memory that a prefix needs, for any batch.
 
     Args:
         parameter_bytes: of the whole region.

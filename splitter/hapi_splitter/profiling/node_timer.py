@@ -24,7 +24,7 @@ Clock = Callable[[], float]
 def prefix_outputs(
     frozen: FrozenGraph, inputs: torch.Tensor, cuts: Iterable[int]
 ) -> dict[int, torch.Tensor]:
-    """What ``frozen.prefix(cut)`` yields, for several cuts in one pass.
+    """Results of ``frozen.prefix(cut)`` for several cuts in one pass.
 
     Args:
         frozen: the region.
@@ -92,7 +92,7 @@ class TimedWalk(fx.Interpreter):
         self._spans: list[tuple[Any, Any]] = []
 
     def seconds(self, samples: torch.Tensor) -> list[float]:
-        """Of each call, in order."""
+        """Seconds of each call, in order."""
         self._spans.clear()
         self.run(samples)
         self._timer.settle()

@@ -1,4 +1,4 @@
-"""What a frozen region costs on one device, cut by cut.
+"""Profiles the cost of a frozen region on one device, cut by cut.
 
 One instrumented pass measures every cut: the lowered prefix of the last cut
 is walked node by node, and each node's seconds are taken. The walk itself
@@ -51,7 +51,7 @@ LARGEST_BATCH: Mapping[str, int] = MappingProxyType({"cpu": 16, "cuda": 64})
 EPYC (family 26) a sample of mobilenet_v3, shufflenet_v2, densenet121 or
 resnet50 takes 27 to 35 % less in batches of 16 than of 8, one of vgg11 or
 convnext_tiny 5 % more, and at 32 most take longer again: their activations are
-mapped anew by the kernel each time."""
+mapped by the kernel each time."""
 DEFAULT_BATCHES: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {
         "cpu": (1, LARGEST_BATCH["cpu"]),
@@ -61,7 +61,7 @@ DEFAULT_BATCHES: Mapping[str, tuple[int, ...]] = MappingProxyType(
 """Batch sizes that are measured, by kind of device."""
 DEFAULT_BUDGET_SECONDS = 10.0
 MAX_PASSES = 7
-"""Of one batch size; the medians of more change little."""
+"""Passes of one batch size; the medians of more change little."""
 KNEE = 0.95
 """Part of the best rate that a smaller batch must reach."""
 _NEXT_BATCH_COST = 1.5
@@ -295,7 +295,7 @@ class _BatchRun:
     def __init__(self, region: _Region, batch: int) -> None:
         self.batch = batch
         self.pass_seconds = 0.0
-        """What the last pass took of the budget."""
+        """Seconds of the budget that the last pass took."""
         self._region = region
         self._samples = _samples(region.frozen, batch, region.device)
         self._whole: list[float] = []

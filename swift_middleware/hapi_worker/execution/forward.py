@@ -33,7 +33,7 @@ class PassResult:
 
 
 def core_clock(device: torch.device) -> float:
-    """Core-seconds of this thread and those that torch runs beside it.
+    """Core-seconds of this thread and of the threads that torch adds.
 
     The kernel does not tell what torch's threads did for one pass of
     several.  On a CPU they work, or wait busily, as long as this one works;
@@ -105,14 +105,14 @@ def encode_rows(features: torch.Tensor, encoding: str) -> EncodedFeatures:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch could not allocate; on the CPU only its words tell."""
+    """True if torch could not allocate; on the CPU its message says so."""
     return isinstance(
         error, torch.OutOfMemoryError
     ) or "DefaultCPUAllocator" in str(error)
 
 
 def is_device_failure(error: Exception) -> bool:
-    """Whether the device itself is to blame, and will not work again in
+    """True if the device itself failed, and will not work again in
     this process."""
     return isinstance(error, torch.AcceleratorError) or (
         isinstance(error, RuntimeError) and "CUDA error" in str(error)

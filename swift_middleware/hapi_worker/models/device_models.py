@@ -41,9 +41,9 @@ from hapi_worker.scheduling.max_min_grants import granted_bytes
 
 MAX_PREFIXES = 4
 MAX_NEEDS = 64
-"""What a model keeps of its last used cuts: modules and memory needs."""
+"""Last used cuts whose modules and memory needs a model keeps."""
 CAP_SECONDS = 600.0
-"""How long a batch that the memory did not suffice for is not tried."""
+"""Time for which a batch that did not fit into memory is not tried."""
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class DeviceModels:
         self._evicted = False
         self._building = threading.Lock()
         self.load_queue = LoadQueue(clock)
-        """Of models that wait for memory; used with the lock held."""
+        """Queue of models that wait for memory; used with the lock held."""
 
     def loaded_totals(self) -> tuple[int, int]:
         """Models in memory, and bytes of their parameters."""
@@ -131,7 +131,7 @@ class DeviceModels:
 
     @property
     def has_late_pass(self) -> bool:
-        """Whether a pass runs for longer than it may."""
+        """True if a pass runs for longer than allowed."""
         return self.longest_pass_seconds() > self.pass_seconds
 
     def find(self, digest: str) -> LoadedModel | None:
@@ -223,7 +223,7 @@ class DeviceModels:
             raise does_not_fit_error(what, length_bytes, self.limit_bytes)
 
     def sample_bytes(self, digest: str) -> int:
-        """That the model and one sample at a cut that it was asked for need,
+        """Bytes that the model and one sample at a requested cut need,
         0 if that is not known; called with the lock held."""
         loaded = self._loaded.get(digest)
         if loaded is None:
@@ -233,7 +233,7 @@ class DeviceModels:
         return max((n for n in needed if n <= self.limit_bytes), default=0)
 
     def has_memory_for(self, queued: QueuedLoad) -> bool:
-        """Whether idle models can make room for it and for those before it;
+        """True if idle models can make room for it and for those before it;
         called with the lock held."""
         needed = queued.num_bytes + self.load_queue.bytes_ahead(queued)
         return needed <= self.limit_bytes - self._held_bytes(queued.digest)
@@ -244,7 +244,7 @@ class DeviceModels:
         self._freed()
 
     def batch_limit(self, lease: Lease, maximum: int) -> int:
-        """As :meth:`Lease.batch_limit`."""
+        """Largest batch of a pass, see :meth:`Lease.batch_limit`."""
         with self._changed:
             return self._batch_limit(lease, maximum)
 
@@ -341,7 +341,7 @@ class DeviceModels:
             return loaded.prefixes[cut]
 
     def release(self, lease: Lease) -> None:
-        """As :meth:`Lease.release`."""
+        """Ends a lease, see :meth:`Lease.release`."""
         with self._changed:
             lease.loaded.leases.pop(lease, None)
             self._freed()
@@ -379,7 +379,7 @@ class DeviceModels:
         return min(cap, maximum) if self._clock() < until else maximum
 
     def _other_demands(self, lease: Lease, maximum: int) -> list[int]:
-        """Of passes at all other sites that jobs hold, each once."""
+        """Demands of passes at all other sites that jobs hold, each once."""
         demands: dict[tuple[str, Site], int] = {}
         for loaded in self._loaded.values():
             for other in loaded.leases:
@@ -465,7 +465,7 @@ class DeviceModels:
         return working + sum(evicted.values())
 
     def _await_passes(self) -> None:
-        """Until those that run fit beside all models, the coming included.
+        """Waits until running passes and all models fit, new ones included.
 
         Raises:
             UnavailableError: they do not end, or the device has failed.
@@ -489,7 +489,7 @@ class DeviceModels:
         working_bytes: int,
         keep: LoadedModel | None = None,
     ) -> None:
-        """Evicts idle models until both fit beside what jobs hold; a model
+        """Evicts idle models until both fit next to what jobs hold; a model
         whose turn it is stays."""
         working = [r.working_bytes for r in self._loaded.values()]
         needed = parameter_bytes + max(working_bytes, *working, 0)
@@ -576,12 +576,12 @@ class Lease:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one sample's features at the cut."""
+        """Shape of one sample's features at the cut."""
         return tuple(self.frozen.cuts[self.cut - 1].shape)
 
     @property
     def load_seconds(self) -> float:
-        """That the model took to load."""
+        """Seconds that the model took to load."""
         return self.loaded.load_seconds
 
     def prefix(self) -> nn.Module:

@@ -82,7 +82,7 @@ def touch(kept: OrderedDict[Any, Any], key: object, count: int) -> None:
 def does_not_fit_error(
     what: str, needed: int, available: int
 ) -> DoesNotFitError:
-    """What can never be held, with the numbers."""
+    """Error for a model that can never fit, with the numbers."""
     return DoesNotFitError(
         "does_not_fit",
         f"{what} needs {needed} bytes of the device's memory, and "

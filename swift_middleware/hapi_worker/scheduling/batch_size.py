@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DEFAULT_LINGER_SECONDS = 0.1
-"""That samples wait for others to fill their micro-batch, while a sender is
+"""Time that samples wait for others to fill a micro-batch, while a client is
 slow."""
 
 
@@ -39,7 +39,7 @@ def num_passes(
     *,
     linger_seconds: float = DEFAULT_LINGER_SECONDS,
 ) -> int:
-    """How many micro-batches of ``size`` should start now.
+    """Number of micro-batches of ``size`` that should start now.
 
     Full ones do.  One that is not full starts when nothing is being decoded
     that could fill it, and either nothing more will come or the oldest sample

@@ -197,7 +197,7 @@ def resized_by_pixels() -> FrozenGraph:
 
 
 def short_rows() -> FrozenGraph:
-    """Whose statistics are as large as they."""
+    """A network whose statistics are as large as its activations."""
     calls = [
         Call(
             "aten.layer_norm.default",
@@ -219,7 +219,7 @@ def groups_of_columns() -> FrozenGraph:
 
 
 def product_of_parts() -> FrozenGraph:
-    """Of matrices whose rows lie apart."""
+    """A product of matrices with strided rows."""
     calls = [
         Call("aten.slice.Tensor", (Ref(INPUT), 3, 0, 30, 1)),
         Call("aten.transpose.int", (Ref(1), 2, 3)),

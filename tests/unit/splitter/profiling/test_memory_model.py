@@ -61,7 +61,7 @@ def test_measurement_holds_for_the_fast_region_on_a_cpu_only(
 
 
 def strided() -> FrozenGraph:
-    """Of features that are a view, and do not lie in one piece."""
+    """Features that are a view and not contiguous."""
     calls = [
         Call("aten.sigmoid.default", (Ref(INPUT),)),
         Call("aten.transpose.int", (Ref(1), 1, 2)),

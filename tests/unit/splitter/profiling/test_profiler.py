@@ -297,7 +297,7 @@ def test_gpu_raises_the_modelled_peak_and_never_lowers_it(
 
 
 class FakeEvent:
-    """Of CUDA: milliseconds, on a device that does nothing."""
+    """CUDA events, in milliseconds, of a device that does nothing."""
 
     now = 0.0
 

@@ -195,7 +195,7 @@ def test_waiting_askers_get_the_error_of_a_refused_upload() -> None:
     assert models.loaded_totals() == (0, 0)
 
 
-def test_next_asker_uploads_when_an_upload_was_broken_off() -> None:
+def test_next_caller_uploads_after_an_aborted_upload() -> None:
     models = make()
     model = identity("m", b"10:x")
     with pytest.raises(ConflictError):
@@ -405,7 +405,7 @@ def test_needs_are_computed_once_per_cut_and_dtype_outside_the_lock(
 
 
 def refused(models: Models, name: str, error: HapiError) -> HapiError:
-    """What an asker is told after an upload was refused."""
+    """Answer to a caller after an upload was refused."""
     model = identity(name)
     models.uploads.begin(model)
     models.uploads.end(model, error)
@@ -631,7 +631,7 @@ def test_pass_that_needs_little_leaves_the_rest_to_others() -> None:
     assert second.batch == 4
 
 
-def test_pass_waits_where_not_one_sample_fits_beside_others() -> None:
+def test_pass_waits_if_not_one_sample_fits_next_to_others() -> None:
     models = make(115, num_forwards=2)
     lease = models.acquire(put(models, "a", b"100:a"), 1)
     first = reserve(lease, 8)
