@@ -144,27 +144,21 @@ class Bench:
 
     def _sweep(self) -> list[Settings]:
         """Settings of the loop with their rates, the fastest first."""
-        cores = len(os.sched_getaffinity(0))
-        grid = [
-            {"batch": batch, "channels_last": last, **threads}
-            for threads in thread_splits(cores)
+        threads = thread_splits(len(os.sched_getaffinity(0)))
+        grid: list[Settings] = [
+            {"batch": batch, "channels_last": last, **each}
+            for each in threads
             for last in (True, False)
             for batch in BATCHES
         ]
-        tried = [
-            {
-                **each,
-                "samples_per_second": self._loop(
-                    each, QUICK_SECONDS if self.quick else SWEEP_SECONDS
-                ),
-            }
-            for each in (grid[:1] if self.quick else grid)
+        if self.quick:
+            grid = [each for each in grid if each["torch_threads"] == 1][:1]
+        seconds = QUICK_SECONDS if self.quick else SWEEP_SECONDS
+        rates = [(self._loop(each, seconds), each) for each in grid]
+        return [
+            {**each, "samples_per_second": rate}
+            for rate, each in sorted(rates, key=lambda x: x[0], reverse=True)
         ]
-        return sorted(
-            tried,
-            key=lambda each: float(each["samples_per_second"]),
-            reverse=True,
-        )
 
     @property
     def _seconds(self) -> float:

@@ -217,7 +217,7 @@ def bad_tokens() -> dict[str, tuple[bytes, str]]:
     return {
         "truncated": (
             npy(fine)[:-1],
-            "truncated .npy: 31 bytes of values, and (16,) of int16 are 32",
+            "truncated .npy: 31 bytes of values, expected 32 for (16,) of int16",
         ),
         "lying": (
             npy(fine).replace(b"(16,)", b"(17,)"),
