@@ -217,7 +217,8 @@ def bad_tokens() -> dict[str, tuple[bytes, str]]:
     return {
         "truncated": (
             npy(fine)[:-1],
-            "truncated .npy: 31 bytes of values, expected 32 for (16,) of int16",
+            "truncated .npy: 31 bytes of values, expected 32 for (16,) of "
+            "int16",
         ),
         "lying": (
             npy(fine).replace(b"(16,)", b"(17,)"),
@@ -456,7 +457,7 @@ def test_arrays_are_not_taken_for_images(connection, sentences):
             cut="stream",
             read=OPTIONS,
         ) as job,
-        pytest.raises(ClientError, match="given an ArrayTransform"),
+        pytest.raises(ClientError, match="the job an ArrayTransform"),
     ):
         next(iter(job.loader()))
 
