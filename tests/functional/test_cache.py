@@ -632,14 +632,14 @@ def test_commands_show_and_empty_the_cache(cluster, owner, model, tmp_path):
     for source in ("kept", "swift://kept/cli", "kept/cli/", "kept/cli/a.tar"):
         assert run("ls", source)[1] == facts
     text, nothing = run("ls", "kept/cl")
-    assert "nothing is kept of kept/cl" in text
+    assert "nothing is cached for kept/cl" in text
     assert nothing == {"entries": []}
     assert facts["entries"][0]["length_bytes"] > 1000
     text, facts = run("stats")
     assert facts["containers"][0]["name"] == "kept"
     assert facts["containers"][0]["entries"] == 1
     assert run("purge", "other", status=1)[1] == {"deleted": 0}
-    assert "entries: 1" in run("purge", status=1, typed="n\n")[0]
+    assert "(1 entries" in run("purge", status=1, typed="n\n")[0]
     assert run("purge", "swift://kept/cli")[1] == {"deleted": 1}
     assert run("purge", "--yes")[1] == {"deleted": 0}
     assert kept(owner) == []
