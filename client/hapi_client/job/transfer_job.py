@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -144,14 +144,6 @@ class EpochLoader:
         Without it, each epoch has the same order.
         """
         self._epoch = epoch
-
-    def state_dict(self) -> dict[str, Any]:
-        """Position in the training data, as of the job."""
-        return self._job.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from a state, as the job does."""
-        self._job.load_state_dict(state)
 
     def __len__(self) -> int:
         """Steps of this rank in a whole epoch."""
