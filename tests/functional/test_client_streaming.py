@@ -219,7 +219,7 @@ def test_undecodable_image_of_a_sampler_tells_its_number(
         samples.close()
     assert caught.value.code == "bad_sample"
     message = caught.value.message
-    assert re.search(r"s1-0002.*b\.tar.* its number, 5, out of", message)
+    assert re.search(r"s1-0002.*b\.tar.* its number, 5, from", message)
     assert "--skip-bad-samples" not in message
 
 
