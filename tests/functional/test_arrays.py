@@ -240,7 +240,7 @@ def bad_tokens() -> dict[str, tuple[bytes, str]]:
         "shape": (npy(fine[:3]), "an array of shape (3,); the model takes"),
         "ids": (
             npy(outside),
-            "the id 50 at [3]; there the model has the ids 0 to 49",
+            "the id 50 at [3]; the model accepts ids from 0 to 49 there",
         ),
     }
 
@@ -270,7 +270,7 @@ def failures_of(connection, job) -> dict[int, str]:
         try:
             by_number[number]
         except ClientError as error:
-            found[number] = error.message.partition("; leave its number")[0]
+            found[number] = error.message.partition("; remove its number")[0]
     by_number.close()
     return found
 

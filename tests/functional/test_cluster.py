@@ -651,7 +651,7 @@ def test_the_commands_work_together_with_the_swift_client(
     assert state["auth_url"] in exports
 
     assert cli("stop", directory).stdout == "Stopped.\n"
-    assert cli("stop", directory).stdout == "It was not running.\n"
+    assert cli("stop", directory).stdout == "The cluster was not running.\n"
     stopped = cli("status", directory)
     assert stopped.returncode == 1
     assert "stopped" in stopped.stdout
