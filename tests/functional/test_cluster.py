@@ -614,7 +614,7 @@ def test_attach_needs_a_running_cluster(
     other = Cluster.attach(bare.directory)
     assert other.auth_url == bare.auth_url
     assert other.worker_socket is None
-    with pytest.raises(ClusterError, match="no worker"):
+    with pytest.raises(ClusterError, match="no running worker"):
         other.restart_worker()
 
 
