@@ -570,9 +570,10 @@ def test_a_worker_that_never_answers_meets_the_deadline(
     directory: Path,
 ) -> None:
     silent = (sys.executable, "-c", "import time; time.sleep(600)")
-    settings = {**WATCHED, "worker_command": silent, "start_seconds": 3.0}
+    # Enough for Swift itself to start on a busy machine.
+    settings = {**WATCHED, "worker_command": silent, "start_seconds": 12.0}
     begin = time.monotonic()
-    with pytest.raises(StartError, match="worker did not answer within 3 s"):
+    with pytest.raises(StartError, match="worker did not answer within 12 s"):
         start(directory, **settings, worker=True)
     assert time.monotonic() - begin < DEADLINE_SECONDS
 
