@@ -12,7 +12,7 @@ from torch.nn import Module
 from hapi_client.atomic_file import check_writable
 from hapi_client.cli.context import print_table
 from hapi_client.cli.options import describe_cut, parse_cut
-from hapi_client.cli.train import TrainOptions
+from hapi_client.cli.train_options import TrainOptions
 from hapi_client.job.options import JobConfig, PlanConfig, SwiftConfig
 from hapi_client.job.transfer_job import TransferJob
 from hapi_client.loading.prefetcher import ReadConfig

@@ -399,8 +399,8 @@ def step(
     """Moves weights towards a target.
 
     Args:
-        now: current weights, which sum to 1.
-        wanted: target weights, which sum to 1.
+        current: current weights, which sum to 1.
+        target: target weights, which sum to 1.
         max_moved: largest weight to move.
     """
     change = difference(target, current)

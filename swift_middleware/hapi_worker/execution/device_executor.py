@@ -45,7 +45,7 @@ class Executor:
     Args:
         name: such as ``cpu`` or ``cuda:1``; a number follows if several
             executors share a device.
-        residency: of its memory.
+        device_models: the models in its memory.
         pool: its threads.
         failed: called once when the device has left service.
     """

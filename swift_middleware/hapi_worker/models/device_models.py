@@ -55,9 +55,9 @@ class DeviceModels:
         device: where their parameters live.
         limit_bytes: for all parameters and all passes that run at a time.
         num_forwards: how many do.
-        usual_batch: samples of a pass where the memory suffices; idle models
+        preferred_batch: samples of a pass if the memory suffices; idle models
             make room for them.
-        wait_seconds: how long a model waits for passes to end.
+        wait_seconds: time for which a model waits for passes to end.
         pass_seconds: longest time that a pass may take.
         changed: guards this and is notified of what becomes free; one for
             all devices of a worker.
@@ -265,14 +265,14 @@ class DeviceModels:
         """Takes working memory for a pass of up to ``maximum`` samples.
 
         Args:
-            lease: of a job whose pass it is.
-            maximum: samples that wait.
-            starved: who asks; called when a pass that runs has ended and
-                it is the turn of this one, if None is returned.
+            lease: lease of the job that runs the pass.
+            maximum: number of waiting samples.
+            retry: called once if None was returned, when a running pass has
+                ended and it is this caller's turn.
 
         Returns:
-            None where the passes that run leave no room for one sample, or
-            others were told so before: nothing is granted past them.
+            None if running passes leave no room for one sample, or if other
+            callers wait already: nobody is served before them.
         """
         with self._changed:
             if self._waiting_passes and self._waiting_passes[0] != retry:

@@ -180,7 +180,7 @@ class JobAccounting:
             job_id: the job.
             outcome: one of ``hapi_protocol.job_messages.OUTCOMES``.
             reason: an error code, or empty.
-            sent: the job's totals.
+            totals: the job's totals.
         """
         with self._changed:
             meter = self._running.pop(job_id)

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hapi_protocol.errors import (
-    DoesNotFitError,
-)
+from hapi_protocol.errors import DoesNotFitError
 from hapi_worker.execution.devices import choose_devices
 from hapi_worker.execution.forward import core_clock, padded, run_prefix
 from hapi_worker.scheduling.fair_pool import DEVICE, FairPool
