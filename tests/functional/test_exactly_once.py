@@ -319,7 +319,7 @@ def test_data_set_goes_on_with_the_epoch_that_its_job_has_begun(
         rest = labels_by_step(torch_loader(dataset, num_workers), 4)
         assert {**dict(enumerate(begun)), **rest} == whole
         loader = torch_loader(job.dataset(), 2)
-        assert "1 turns; allowed: 1; epoch 0" in str(error_of(loader))
+        assert "epoch 0 was started with other" in str(error_of(loader))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

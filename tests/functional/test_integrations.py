@@ -118,8 +118,10 @@ def fit(
 @pytest.mark.parametrize("cut", ["stream", "freeze"])
 def test_lightning_trains_as_the_local_run(connection, local, tmp_path, cut):
     with job_of(connection, cut) as job:
-        losses = fit(Tail(job.tail), job.dataset(), tmp_path)
-        assert (job.epoch, job.step) == (EPOCHS, 0)
+        data = job.dataset()
+        losses = fit(Tail(job.tail), data, tmp_path)
+        state = data.state_dict()
+        assert (state["epoch"], state["step"]) == (EPOCHS, 0)
     assert len(losses) == len(local)
     assert largest_difference(local, losses) <= TOLERANCE
 

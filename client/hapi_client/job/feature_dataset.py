@@ -52,8 +52,8 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
     number of workers, if :attr:`ReadConfig.partition` is given.
 
     Sharded by rank (of torch.distributed, or else of torchrun's ``RANK`` and
-    ``WORLD_SIZE``).  A step whose samples are all bad is an error in a
-    worker, also with ``on_error="skip"``: the loop counts steps.
+    ``WORLD_SIZE``).  A step whose samples are all bad is an error, also with
+    ``on_error="skip"``: the loop counts steps.
 
     Args:
         data: ``swift://container/prefix`` of an indexed data set,
@@ -131,16 +131,19 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
         self._shuffle = shuffle
         self._drop_last = drop_last
         self._rank = this_rank(os.environ)
-        self._epochs = pipeline.epochs
         self._config = pipeline.dataset_config(pipeline.data_set(TRAIN))
         # In memory that workers share: those that persist see it change.
         self._epoch = _shared(1)
         self._num_workers = _shared(1)
-        self._start_at_state()
+        self._start_at(pipeline.epochs)
 
-    def _start_at_state(self) -> None:
-        loaded = self._epochs.loaded
-        self._epoch[0] = self._epochs.epoch
+    def _start_at(self, epochs: Epochs) -> None:
+        # Where training continues.  A copy: other loops move the pipeline's.
+        self._start = epochs.for_workers(1)
+        # As far as this process has iterated.
+        self._position = self._start
+        loaded = self._start.loaded
+        self._epoch[0] = self._start.epoch
         # For each worker, whether it has delivered the rest of the epoch.
         self._resumed = _shared(loaded.turns if loaded else 1)
 
@@ -203,7 +206,7 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
                 "loader workers read ahead of the loop: give state_dict the "
                 "number of steps that were taken, state_dict(step + 1)",
             )
-        return self._epochs.state_dict()
+        return self._position.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a state, also with other numbers of ranks and
@@ -217,43 +220,45 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
         """
         if self.pipeline is not None:
             self.pipeline.load_state_dict(state)
+            self._start_at(self.pipeline.epochs)
         else:
-            self._epochs.load_state_dict(state)
-        self._start_at_state()
+            self._start.load_state_dict(state)
+            self._start_at(self._start)
 
     def __len__(self) -> int:
         """Batches of this rank in a whole epoch."""
         return self._share(self._worker_epochs()).num_steps
 
     def __iter__(self) -> Iterator[LabelledBatch]:
-        if self.pipeline is not None and self._pid == os.getpid():
-            return self._iterate_here(self.pipeline)
-        return self._iterate_in_worker()
-
-    def _iterate_here(
-        self, pipeline: FeaturePipeline
-    ) -> Iterator[LabelledBatch]:
-        self._num_workers[0] = 0
-        epoch = self.epoch if self._shuffle else None
-        loader = pipeline.loader(epoch, drop_last=self._drop_last)
-        with closing(loader):
-            yield from loader
-
-    def _iterate_in_worker(self) -> Iterator[LabelledBatch]:
         info = get_worker_info()
-        self._num_workers[0] = info.num_workers if info else 1
-        epochs, epoch = self._worker_epochs(), self.epoch
-        # Workers read ahead of the loop, which alone knows its steps.
-        share = replace(self._share(epochs), delivered=lambda step: None)
+        self._num_workers[0] = info.num_workers if info else 0
+        epochs = self._worker_epochs()
+        share = self._share(epochs)
         if self._shuffle:
-            self._check_resumed_once(epochs, epoch)
+            self._check_resumed_once(epochs, self.epoch)
+        epoch = self.epoch if self._shuffle else None
+        if self.pipeline is not None and self._pid == os.getpid():
+            self._position = epochs
+            loader = self.pipeline.loader_of_share(
+                share,
+                epoch,
+                num_ranks=self._rank.world_size,
+                needs_every_step=True,
+            )
+            with closing(loader):
+                yield from loader
+        else:
+            yield from self._iterate_in_worker(share, epoch)
+
+    def _iterate_in_worker(
+        self, share: ReaderShare, epoch: int | None
+    ) -> Iterator[LabelledBatch]:
         with open_factory(self._config) as factory:
             loader = factory.loader(
                 self._config.data,
-                share,
-                self._config.augmented.training(
-                    epoch if self._shuffle else None
-                ),
+                # Workers read ahead of the loop, which alone knows its steps.
+                replace(share, delivered=lambda step: None),
+                self._config.augmented.training(epoch),
                 on_error=self._config.on_error,
                 needs_every_step=True,
             )
@@ -275,7 +280,7 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
         self._resumed[worker] = 1
 
     def _worker_epochs(self) -> Epochs:
-        return self._epochs.for_workers(max(1, int(self._num_workers)))
+        return self._start.for_workers(max(1, int(self._num_workers)))
 
     def _reader(self) -> Reader:
         info = get_worker_info()

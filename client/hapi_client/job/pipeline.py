@@ -318,18 +318,44 @@ class FeaturePipeline:
                 allowed.
         """
         rank = this_rank(os.environ) if shared else Rank()
-        data = self._split(split, epoch)
-        share = self._share(data, epoch, rank, drop_last)
+        share = self._share(self._split(split, epoch), epoch, rank, drop_last)
+        return self.loader_of_share(
+            share,
+            epoch,
+            split=split,
+            num_ranks=rank.world_size,
+            needs_every_step=rank.world_size > 1,
+        )
+
+    def loader_of_share(
+        self,
+        share: ReaderShare,
+        epoch: int | None,
+        *,
+        split: str = TRAIN,
+        num_ranks: int,
+        needs_every_step: bool,
+    ) -> FeatureLoader:
+        """Returns a loader of a share of an epoch.
+
+        Args:
+            share: pieces to read, and batches to deliver.
+            epoch: as in :meth:`loader`.
+            split: name of the split.
+            num_ranks: number of ranks that share the epoch.
+            needs_every_step: True if a step whose samples are all bad is an
+                error even with ``on_error="skip"``.
+        """
         if epoch is not None:
-            self._num_ranks = rank.world_size
+            self._num_ranks = num_ranks
         if self._planner is not None:
             self._planner.begin(is_training=epoch is not None)
         return self._factory.loader(
-            data,
+            self._split(split, epoch),
             share,
             self._augmented.training(epoch),
             on_error=self._read.on_error,
-            needs_every_step=rank.world_size > 1,
+            needs_every_step=needs_every_step,
             span_arrived=self._span_arrived,
             # Shown by the first rank, even if each reads all batches.
             recorder=self._history.begin(

@@ -280,8 +280,6 @@ class Epochs:
                 f"epoch {epoch} was started with other ranks or workers: "
                 "finish it with those numbers, or start another epoch"
             )
-        if reader.num_workers not in (1, self._options.num_workers):
-            return f"use job.dataset(num_workers={reader.num_workers})"
         return "or give another partition" if self._options.partition else ""
 
     def _no_step(self) -> ClientError:
